@@ -1,0 +1,50 @@
+# Every target does its own set-up: a virtual environment in .venv, torch pinned by constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+BENCH_VENV := .venv-bench
+
+.PHONY: help demo test check format bench clean
+
+help:
+	@echo "make demo    a tour on models made on the spot: two minutes, no downloads"
+	@echo "make test    the test suite"
+	@echo "make check   formatting, lint, types, import ladder"
+	@echo "make format  apply formatting and safe fixes"
+	@echo "make bench   the CPU benchmark, against plain sdpa, eager and TransformerLens"
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/python examples/tour.py
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_architecture.py
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# TransformerLens pins a great many packages, so it gets an environment of its own.
+$(BENCH_VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/python -m pip install --quiet --constraint constraints.txt torch
+	$(BENCH_VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	touch $@
+
+bench: $(BENCH_VENV)/.installed
+	$(BENCH_VENV)/bin/python benchmarks/cpu.py
+
+clean:
+	rm -rf $(VENV) $(BENCH_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,34 @@
+"""attnscope tells where a language model's attention goes.
+
+Importing this package imports nothing heavy: each public name is fetched from its module the
+first time it is used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attnscope.capture.attention import Scope, watch
+    from attnscope.errors import AttnscopeError
+    from attnscope.loading import load
+
+__version__ = "0.1.0.dev0"
+
+__all__ = ["AttnscopeError", "Scope", "load", "watch"]
+
+_HOME = {
+    "AttnscopeError": "attnscope.errors",
+    "Scope": "attnscope.capture.attention",
+    "load": "attnscope.loading",
+    "watch": "attnscope.capture.attention",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'attnscope' has no attribute {name!r}; it has {__all__}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

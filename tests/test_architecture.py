@@ -1,0 +1,93 @@
+"""The house rules a machine can check: public names, the import ladder, a cheap import."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import attnscope
+
+SOURCE = Path(attnscope.__file__).parent
+
+# Bottom to top. A room imports from rooms below it (and from itself), never from above.
+LADDER = [
+    "errors",
+    "tokens",
+    "prompts",
+    "kernels",
+    "measures",
+    "capture",
+    "interventions",
+    "zoo",
+    "loading",
+    "experiment",
+    "recipes",
+    "stats",
+    "figures",
+    "report",
+    "web",
+    "evaluate",
+    "cli",
+]
+# Parquet is the wall: what measures never draws, what draws never loads a model.
+LEFT_OF_THE_WALL = LADDER[: LADDER.index("stats")]
+RIGHT_OF_THE_WALL = ["stats", "figures", "report"]
+
+
+def imports_of(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}: relative import"
+            names.add(node.module or "")
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def modules() -> list[tuple[str, Path]]:
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        if room not in ("__init__", "__main__"):
+            found.append((room, path))
+    return found
+
+
+def test_public_names() -> None:
+    assert sorted(attnscope.__all__) == ["AttnscopeError", "Scope", "load", "watch"]
+    for name in attnscope.__all__:
+        assert getattr(attnscope, name).__module__.startswith("attnscope.")
+
+
+def test_every_room_is_on_the_ladder() -> None:
+    assert {room for room, _ in modules()} <= set(LADDER)
+
+
+def test_imports_go_down_the_ladder() -> None:
+    wrong = []
+    for room, path in modules():
+        for name in imports_of(path):
+            parts = name.split(".")
+            if parts[0] == "attnscope" and len(parts) > 1 and parts[1] in LADDER:
+                if LADDER.index(parts[1]) > LADDER.index(room):
+                    wrong.append(f"{path.relative_to(SOURCE)} imports {name}")
+    assert not wrong
+
+
+def test_the_wall() -> None:
+    wrong = []
+    for room, path in modules():
+        packages = {name.split(".")[0] for name in imports_of(path)}
+        if room in LEFT_OF_THE_WALL and packages & {"altair", "vl_convert"}:
+            wrong.append(f"{path.relative_to(SOURCE)} draws")
+        if room in RIGHT_OF_THE_WALL and packages & {"torch", "transformers"}:
+            wrong.append(f"{path.relative_to(SOURCE)} loads models")
+    assert not wrong
+
+
+def test_import_is_cheap() -> None:
+    probe = "import sys, attnscope; print(sorted({'torch', 'altair', 'transformers'} & {*sys.modules}))"
+    out = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
