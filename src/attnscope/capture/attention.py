@@ -158,7 +158,7 @@ class Recorder:
     def _begin(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         self.seen = set()
         self.scope._complete = False
-        self._guard(kwargs.get("past_key_values"))
+        self._guard(sites.argument(module, "past_key_values", args, kwargs))
 
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
         seen, self.seen = self.seen, None

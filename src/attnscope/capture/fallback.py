@@ -72,7 +72,7 @@ def install(found: sites.Sites, measure: Measure, undo: ExitStack) -> None:
     seeing = _SeeSdpa()
 
     def remember(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        mask = kwargs.get("attention_mask")
+        mask = sites.argument(module, "attention_mask", args, kwargs)
         padding[0] = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
 
     def look(module: nn.Module, args: Any) -> None:

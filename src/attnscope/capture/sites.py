@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from attnscope.errors import InputError, ModelError
 
-__all__ = ["Sites", "find", "restrict"]
+__all__ = ["Sites", "argument", "find", "restrict"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,13 @@ def restrict(sites: Sites, layers: Any) -> frozenset[int]:
     if not wanted:
         raise InputError("layers=[] leaves nothing to measure; leave it out to measure all layers")
     return frozenset(wanted)
+
+
+def argument(module: nn.Module, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    """An argument of a module's call, however it was passed; None where it was not."""
+    if name in kwargs or not args:
+        return kwargs.get(name)
+    return inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments.get(name)
 
 
 def _uses_interface(module: nn.Module) -> bool:
