@@ -296,8 +296,8 @@ def _reduce(rows: Rows) -> Totals:
             H, H // G, M, K, D, rows.scale * LOG2E, (rows.softcap or 0.0) * LOG2E,
             CAUSAL=rows.causal, SOFTCAP=rows.softcap is not None,
             WEIGHTED=rows.weight is not None, PAIRED=paired, HOLES=rows.real is not None,
-            BM=BM, BN=BN, BD=triton.next_power_of_2(D),
-            EVEN_D=D == triton.next_power_of_2(D), num_warps=warps, num_stages=stages,
+            BM=BM, BN=BN, BD=_wide(D), EVEN_D=_wide(D) == D,
+            num_warps=warps, num_stages=stages,
         )  # fmt: skip
     else:
         received, later = received.zero_(), later.zero_()
@@ -351,7 +351,7 @@ def _by_rows(
     out = None if v is None else q.new_empty((B, M, H, E)).transpose(1, 2)
     lse = q.new_zeros((B, H, M), dtype=torch.float32)
     spread = torch.empty_like(lse) if entropy else lse
-    BD, BE = triton.next_power_of_2(D), triton.next_power_of_2(E)
+    BD, BE = _wide(D), _wide(E)
     BM, BN, warps, stages = _row_tile(max(BD, BE), q)
     low, high = _extent(rows, BM)
     shown = lse if out is None else out
@@ -373,6 +373,11 @@ def _by_rows(
 def _rowwise(tensor: Tensor) -> Tensor:
     """As it is if each row lies in one piece, which is how models hand them over."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _wide(size: int) -> int:
+    """What a tile's side must be: a power of two, and enough for a tensor core."""
+    return max(16, int(triton.next_power_of_2(size)))
 
 
 def _interpreted() -> bool:
