@@ -46,7 +46,7 @@ def calls(draw: st.DrawFn) -> AttentionCall:
         k=torch.randn(B, G, K, D),
         v=torch.randn(B, G, K, E),
         scale=draw(st.sampled_from([D**-0.5, 0.3])),
-        visible=Visible(start=start.int(), stop=stop.int(), form=form, real=real),  # type: ignore[arg-type]
+        visible=Visible(form=form, bounds=lambda: (start.int(), stop.int()), real=real),
         softcap=draw(st.sampled_from([None, 1.0, 20.0])),
         sinks=torch.randn(H) if draw(st.booleans()) else None,
     )

@@ -28,8 +28,6 @@ from attnscope.kernels.top import top_keys
 
 __all__ = ["watch"]
 
-# Up to this many rows are cheaper to look at afresh than to ask the forward pass about.
-FEW = 16
 # Rows of a sampled pass that are looked at whole, to check the log-sum-exp they were given.
 AUDITED = 4
 
@@ -235,8 +233,7 @@ class Recorder:
         )
         measured = call.layer in self.scope.layers and self.seen is not None
         selection = self._select(call.layer, frame) if measured else None
-        many = selection is not None and selection.whole.start.shape[1] > FEW
-        out, lse = attend(call, dropout=dropout, need_lse=many)
+        out, lse = attend(call, dropout=dropout, need_lse=selection is not None)
         if self.seen is not None and call.layer >= 0:
             self._once(call.layer)
         if selection is not None:
@@ -275,7 +272,6 @@ class Recorder:
             scope._layers[layer] = LayerTotals(
                 prompt=frame.first_key + frame.keys,
                 first=frame.first_real(),
-                backend=scope.backend,
             )
         elif layer not in scope._layers:
             raise ScopeError(
@@ -291,13 +287,8 @@ class Recorder:
             )
         totals.keys = position
         if totals.prompt not in frame.selections:
-            classes = scope._classes
-            if classes is not None and classes.shape[0] != frame.start.shape[0]:
-                raise InputError(
-                    f"classes has {classes.shape[0]} rows and the batch {frame.start.shape[0]}"
-                )
             frame.selections[totals.prompt] = select(
-                scope._queries, frame, totals.prompt, classes, scope._groups
+                scope._queries, frame, totals.prompt, scope._classes, scope._groups
             )
         return frame.selections[totals.prompt]
 
@@ -313,20 +304,24 @@ class Recorder:
         if selection.sampled and lse is None:  # every part needs the log-sum-exp of whole rows
             lse = reduce(_rows(call, selection.whole, None, self.scope._groups)).lse
         if selection.sampled and lse is not None:
-            _audit(call, selection.whole, lse)
+            _audit(call, frame, lse)
         for part in selection.parts:
             sums = reduce(_rows(call, part, lse, self.scope._groups))
             totals.add(sums, frame.first_key)
-        totals.expose(selection, frame, sums.lse if lse is None else lse, call.sinks)
+        totals.selections.append(selection)
+        totals.sampled |= selection.sampled
+        if call.sinks is None and not self.top:
+            return
+        rows = _rows(call, selection.whole, lse, 0)
+        known = sums.lse if rows.lse is None else rows.lse
+        if call.sinks is not None:
+            totals.add_sink(torch.exp(call.sinks.float()[:, None] - known), selection)
         if self.top:
-            rows = _rows(call, selection.whole, lse, 0)
-            known = sums.lse if lse is None else rows.lse
-            assert known is not None
             keys, weights = top_keys(rows, known, self.top)
-            where = selection.whole.own.long() + frame.first_key
-            where = where.where(selection.counted.to(where.device), -1)
+            where = selection.rows(frame.positions().expand(frame.batch, -1))
+            where = where.where(selection.rows(selection.counted_queries()), -1)
             keys = keys.where(keys < 0, keys + frame.first_key)
-            totals.top.append((where, keys, weights))
+            totals.top.append((where.to(keys.device), keys, weights))
 
     def _spread(self, call: AttentionCall) -> bool:
         """Whether the model is spread over devices of which this one has no Triton."""
@@ -377,21 +372,16 @@ def _rows(call: AttentionCall, part: Part, lse: Tensor | None, groups: int) -> R
     )
 
 
-def _audit(call: AttentionCall, whole: Part, lse: Tensor) -> None:
+def _audit(call: AttentionCall, frame: Frame, lse: Tensor) -> None:
     """A few rows, looked at whole: does each add up to 1 under the log-sum-exp we were given?"""
-    M = whole.start.shape[1]
-    index = torch.linspace(0, M - 1, min(AUDITED, M), device=lse.device).long()
-    index = index.expand(lse.shape[0], -1)
+    index = torch.linspace(0, frame.queries - 1, AUDITED).long().expand(frame.batch, -1)
+    start, stop = (bound.gather(1, index).int().to(lse.device) for bound in frame.intervals)
     few = Part(
-        index=index,
-        start=whole.start.gather(1, index),
-        stop=whole.stop.gather(1, index),
-        own=whole.own.gather(1, index),
+        rows=AUDITED, index=index.to(lse.device), start=start, stop=stop, own=stop.clone()
     )
     afresh = kernels.kernel("streaming")(_rows(call, few, None, 0)).lse
-    given = lse.gather(2, index[:, None].expand_as(afresh))
-    seen = (few.stop > few.start)[:, None]
-    off = ((afresh - given).abs() * seen).max().item()
+    given = lse.gather(2, index[:, None].expand_as(afresh).to(lse.device))
+    off = ((afresh - given).abs() * (stop > start)[:, None]).max().item()
     if not off <= 2e-3:
         raise ConservationError(
             f"layer {call.layer}: a row adds up to 1 only within {off:.3g}, measured afresh. "

@@ -126,10 +126,10 @@ def reduce(
     has_sinks: bool,
 ) -> None:
     """Add one layer's matrix to its totals. Samples are not drawn: the matrix is there anyway."""
-    whole = selection.whole
-    counted = selection.counted.to(A.device)
-    if whole.index is not None:
-        index = whole.index[:, None, :, None]
+    counted = selection.rows(selection.counted_queries()).to(A.device)
+    own = selection.rows(frame.own().expand(frame.batch, -1)).to(A.device)
+    if selection.whole.index is not None:
+        index = selection.whole.index[:, None, :, None]
         A = A.gather(2, index.expand(-1, A.shape[1], -1, A.shape[3]))
     A = A.float()
     if frame.real_keys is not None:
@@ -137,24 +137,18 @@ def reduce(
     rowsum = A.sum(-1)
     off = ((rowsum - 1).abs() * counted[:, None]).max().item()
     if has_sinks:
-        layer.sink = ((1 - rowsum).double() * counted[:, None]).sum(-1) + (
-            0 if layer.sink is None else layer.sink
-        )
-        where = (whole.own.long() * counted)[:, None]
-        layer.sink_position = ((1 - rowsum).double() * where).sum(-1) + (
-            0 if layer.sink_position is None else layer.sink_position
-        )
+        layer.add_sink(1 - rowsum, selection)
     elif not off <= 2e-2:
         raise ConservationError(
             f"a row of attention adds up to 1 only within {off:.3g}; in training, dropout changes "
             "the weights: call model.eval() first"
         )
-    sums = reference.totals(
-        A, whole.own, rowsum.log(), counted.float(), None, whole.group, groups
+    group = None if selection.group is None else selection.rows(selection.group).to(A.device)
+    layer.add(
+        reference.totals(A, own, rowsum.log(), counted.float(), None, group, groups), 0
     )
-    layer.add(sums, 0)
-    layer.expose_rows(selection, frame)
+    layer.selections.append(selection)
     if top:
         weights, keys = A.topk(min(top, A.shape[-1]))
         keys = keys.where(weights > 0, -1)
-        layer.top.append((whole.own.long().where(counted, -1), keys, weights))
+        layer.top.append((own.where(counted, -1), keys, weights))

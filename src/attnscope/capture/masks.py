@@ -14,7 +14,7 @@ from transformers import masking_utils
 
 from attnscope.capture.frame import Frame
 from attnscope.errors import ModelError
-from attnscope.kernels import Visible
+from attnscope.kernels.call import Form
 
 __all__ = ["MaskTensor", "build_frame", "frame_of_dense", "frame_without_mask", "mask_function"]
 
@@ -74,39 +74,65 @@ def mask_function(
 ) -> MaskTensor:
     """What transformers calls in place of its own mask builders; the names are theirs."""
     q_offset, kv_offset = int(q_offset), int(kv_offset)
-    queries = torch.arange(q_offset, q_offset + q_length).expand(batch_size, -1)
-    try:
-        start, stop = _interval(mask_function, queries)
-    except _UnknownMaskError:
-        start, stop = _evaluate(
-            mask_function, batch_size, q_length, kv_length, q_offset, kv_offset, use_vmap, device
-        )
-    start = (start - kv_offset).clamp(0, kv_length)
-    stop = torch.maximum((stop - kv_offset).clamp(0, kv_length), start)
-    # A static cache hands over keys that do not exist yet: nobody sees them, so they are cut.
-    kv_length = max(int(stop.max()), 1)
+    device = torch.device(device)
     real: Tensor | None = None
     if attention_mask is not None:
-        padded = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
-        padded = padded.bool().cpu()
-        if not bool(padded.all()):
-            real = padded
-    frame = build_frame(start, stop, real, q_offset, kv_offset, kv_length, torch.device(device))
-    shown = torch.ones(batch_size, kv_length, dtype=torch.bool)
-    if real is not None:
-        shown = real[:, kv_offset : kv_offset + kv_length]
-    return attach(shown[:, None, None].to(device), frame)
+        real = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
+        real = real.bool().cpu()
+    if _is_causal(mask_function, q_offset + q_length - kv_offset):
+        # Keys of a static cache that do not exist yet are seen by nobody, and cut.
+        kv_length = min(kv_length, q_offset + q_length - kv_offset)
+        bounds = None
+    else:
+        bounds = _intervals(
+            mask_function, batch_size, q_length, kv_length, q_offset, kv_offset, use_vmap, device
+        )
+        kv_length = max(int(bounds[1].max()), 1)
+    if real is not None and bool(real[:, : kv_offset + kv_length].all()):
+        real = None
+    if bounds is None:
+        frame = _causal_frame(batch_size, q_length, kv_length, q_offset, kv_offset, real, device)
+    else:
+        frame = build_frame(*bounds, real, q_offset, kv_offset, kv_length, device)
+    if real is None:
+        shown = torch.ones(batch_size, 1, 1, kv_length, dtype=torch.bool, device=device)
+    else:
+        shown = real[:, None, None, kv_offset : kv_offset + kv_length].to(device)
+    return attach(shown, frame)
+
+
+def _causal_frame(
+    B: int,
+    Q: int,
+    K: int,
+    first_query: int,
+    first_key: int,
+    real: Tensor | None,
+    device: torch.device,
+) -> Frame:
+    """Each query sees the keys up to its own token; the common case, without a tensor."""
+    if real is None and (Q == 1 or (Q == K and first_query == first_key)):
+        return Frame(
+            batch=B,
+            queries=Q,
+            keys=K,
+            first_query=first_query,
+            first_key=first_key,
+            device=device,
+            form="full" if Q == 1 else "causal",
+        )
+    start = torch.zeros(B, Q, dtype=torch.int64)
+    stop = torch.arange(first_query - first_key + 1, first_query - first_key + Q + 1).expand(B, Q)
+    return build_frame(start, stop, real, first_query, first_key, K, device)
 
 
 def frame_without_mask(q: Tensor, k: Tensor, *, causal: bool) -> Frame:
     """The frame of a call that came without a mask, read as sdpa reads it."""
     B, Q, K = q.shape[0], q.shape[2], k.shape[2]
-    start = torch.zeros(B, Q, dtype=torch.int64)
-    stop = torch.full((B, Q), K)
     if causal and Q > 1:
-        stop = torch.arange(1, Q + 1).clamp(max=K).expand(B, -1)
-    first_query = K - Q if not causal or Q == 1 else 0
-    return build_frame(start, stop, None, max(first_query, 0), 0, K, q.device)
+        return _causal_frame(B, Q, min(Q, K), 0, 0, None, q.device)
+    bounds = torch.zeros(B, Q, dtype=torch.int64), torch.full((B, Q), K)
+    return build_frame(*bounds, None, max(K - Q, 0), 0, K, q.device)
 
 
 def frame_of_dense(mask: Tensor, q: Tensor, k: Tensor) -> Frame:
@@ -139,9 +165,8 @@ def build_frame(
     device: torch.device,
 ) -> Frame:
     """Fold padding into the intervals and name the form a fused kernel understands."""
-    Q = start.shape[1]
-    holes = None
-    real_queries = None
+    B, Q = start.shape
+    holes = real_queries = None
     if real is not None:
         keys = real[:, first_key : first_key + K]
         real_queries = real[:, first_query : first_query + Q]
@@ -151,36 +176,68 @@ def build_frame(
         start = torch.maximum(start, first[:, None])
         stop = torch.maximum(torch.minimum(stop, last[:, None] + 1), start)
         if bool((count != last - first + 1)[count > 0].any()):
-            holes = keys.to(device)
-        start = start.clamp(max=K)
-        stop = stop.clamp(max=K)
-    form = "interval"
+            holes = keys
+    form: Form = "interval"
     if holes is None and not bool(start.any()):
         if bool((stop == K).all()):
             form = "full"
         elif Q == K and first_query == first_key and bool((stop == torch.arange(1, K + 1)).all()):
             form = "causal"
-    visible = Visible(
-        start=start.int().to(device),
-        stop=stop.int().to(device),
-        form=form,  # type: ignore[arg-type]
-        real=holes,
-    )
     return Frame(
-        visible=visible,
-        start=start,
-        stop=stop,
-        real_queries=real_queries,
-        real_keys=None if holes is None else real[:, first_key : first_key + K],  # type: ignore[index]
+        batch=B,
+        queries=Q,
+        keys=K,
         first_query=first_query,
         first_key=first_key,
-        keys=K,
         device=device,
+        form=form,
+        bounds=(start, stop) if form == "interval" else None,
+        real_queries=real_queries,
+        real_keys=holes,
     )
 
 
 class _UnknownMaskError(Exception):
     pass
+
+
+def _is_causal(function: MaskFunction, length: int) -> bool:
+    """Whether a mask function says no more than "not the future" for texts of this length."""
+    code = getattr(function, "__code__", None)
+    if code is masking_utils.causal_mask_function.__code__:
+        return True
+    if _KNOWN.get(code) is _all_of:
+        parts = function.__closure__[0].cell_contents  # type: ignore[attr-defined]
+        plain = [p for p in parts if not _reaches(p, length)]
+        return len(plain) == 1 and _is_causal(plain[0], length)
+    return False
+
+
+def _reaches(function: MaskFunction, length: int) -> bool:
+    """Whether this is a window as long as the text, which hides nothing."""
+    if _KNOWN.get(getattr(function, "__code__", None)) is not _window:
+        return False
+    return bool(function.__closure__[0].cell_contents >= length)  # type: ignore[attr-defined]
+
+
+def _intervals(
+    function: MaskFunction,
+    B: int,
+    Q: int,
+    K: int,
+    q_offset: int,
+    kv_offset: int,
+    use_vmap: bool,
+    device: torch.device,
+) -> Interval:
+    """First and one past last visible key of each query [B, Q], among the keys of the call."""
+    queries = torch.arange(q_offset, q_offset + Q).expand(B, -1)
+    try:
+        start, stop = _interval(function, queries)
+    except _UnknownMaskError:
+        start, stop = _evaluate(function, B, Q, K, q_offset, kv_offset, use_vmap, device)
+    start = (start - kv_offset).clamp(0, K)
+    return start, torch.maximum((stop - kv_offset).clamp(0, K), start)
 
 
 def _interval(function: MaskFunction, queries: Tensor) -> Interval:
@@ -250,7 +307,7 @@ def _evaluate(
     q_offset: int,
     kv_offset: int,
     use_vmap: bool,
-    device: torch.device | str,
+    device: torch.device,
 ) -> Interval:
     """Intervals of a mask function we do not know, by asking transformers a few rows at a time."""
     bounds = []

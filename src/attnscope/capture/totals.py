@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from attnscope.capture.frame import Exposure, Frame, Selection
+from attnscope.capture.frame import Exposure, Selection
 from attnscope.kernels import Totals
 
-__all__ = ["LayerTotals"]
+__all__ = ["LayerTotals", "join_exposures"]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -22,12 +22,12 @@ class LayerTotals:
     """Keys of the pass that began the sequence."""
     first: Tensor
     """int64 [B], on the CPU: position of the first real token."""
-    backend: str
     keys: int = 0
     """Keys seen so far; the buffers may be longer, so that decoding does not copy them."""
     sums: Totals | None = None
     """None until a counted query has been seen."""
-    exposure: Exposure | None = None
+    selections: list[Selection] = field(default_factory=list)
+    """What was counted, pass by pass."""
     sink: Tensor | None = None
     """float64 [B, H]: what learned sinks took; None where the layer has none."""
     sink_position: Tensor | None = None
@@ -35,6 +35,11 @@ class LayerTotals:
     sampled: bool = False
     top: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     """For each call: positions of the queries [B, M], their keys and weights [B, H, M, k]."""
+
+    def count(self) -> Tensor:
+        """float64 [B]: the number of queries, on the CPU."""
+        counts = [selection.count for selection in self.selections]
+        return counts[0] if len(counts) == 1 else torch.stack(counts).sum(0)
 
     def add(self, totals: Totals, first_key: int) -> None:
         """Add the sums of some rows; key 0 of these is at position `first_key`."""
@@ -60,37 +65,37 @@ class LayerTotals:
             if (more := getattr(totals, name)) is not None:
                 getattr(self.sums, name).add_(more)
 
-    def expose(
-        self, selection: Selection, frame: Frame, lse: Tensor, sinks: Tensor | None
-    ) -> None:
-        """Count the queries, what they could see, and what their sinks took."""
-        self.sampled |= selection.sampled
-        self.expose_rows(selection, frame)
-        if sinks is not None:
-            counted = selection.counted[:, None].to(lse.device)
-            taken = torch.exp(sinks.float()[:, None] - lse).double() * counted
-            where = frame.positions().expand(counted.shape[0], -1)
-            if selection.whole.index is not None:
-                where = where.gather(1, selection.whole.index.cpu())
-            where = where[:, None].to(lse.device)
-            self.sink = taken.sum(-1) + (0 if self.sink is None else self.sink)
-            before = 0 if self.sink_position is None else self.sink_position
-            self.sink_position = (taken * where).sum(-1) + before
+    def add_sink(self, taken: Tensor, selection: Selection) -> None:
+        """Add what learned sinks took from each row of a pass, [B, H, M]."""
+        counted = selection.rows(selection.counted_queries())[:, None].to(taken.device)
+        positions = selection.frame.positions().expand(taken.shape[0], -1)
+        where = selection.rows(positions)[:, None].to(taken.device)
+        taken = taken.double() * counted
+        total, placed = taken.sum(-1), (taken * where).sum(-1)
+        self.sink = total if self.sink is None else self.sink + total
+        old = self.sink_position
+        self.sink_position = placed if old is None else old + placed
 
 
-    def expose_rows(self, selection: Selection, frame: Frame) -> None:
-        """Count the queries and what they could see."""
-        self.exposure = _joined(self.exposure, selection, frame)
+def join_exposures(selections: list[Selection], keys: int) -> Exposure:
+    """The exposures of several passes as one, over this many keys."""
 
+    def total(name: str) -> Tensor:
+        first = getattr(selections[0].exposure, name)
+        sums = first.new_zeros(first.shape[0], keys)
+        for selection in selections:
+            value = getattr(selection.exposure, name)
+            at = selection.frame.first_key
+            sums[:, at : at + value.shape[1]] += value
+        return sums
 
-def _joined(old: Exposure | None, selection: Selection, frame: Frame) -> Exposure:
-    """Layers under one mask share the sum: it is made for the first and found by the others."""
-    if old is None and frame.first_key == 0:
-        return selection.exposure
-    if id(old) not in frame.exposures:
-        base = selection.exposure.empty() if old is None else old
-        frame.exposures[id(old)] = (old, base.plus(selection.exposure, frame.first_key))
-    return frame.exposures[id(old)][1]
+    return Exposure(
+        position=torch.stack([s.exposure.position for s in selections]).sum(0),
+        eligible=total("eligible"),
+        eligible_later=total("eligible_later"),
+        uniform=total("uniform"),
+        groups=torch.stack([s.exposure.groups for s in selections]).sum(0),
+    )
 
 
 def _resized(sums: Totals, left: int, right: int) -> Totals:

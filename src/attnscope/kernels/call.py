@@ -7,19 +7,21 @@ Tensors are named by shape throughout the kernels:
     D size of a query or key · E size of a value · M counted queries (rows)
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-__all__ = ["AttentionCall", "Rows", "Totals", "Visible", "has_triton"]
+__all__ = ["AttentionCall", "Form", "Rows", "Totals", "Visible", "has_triton"]
 
 Form = Literal["causal", "full", "interval"]
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class Visible:
     """Which keys each query sees: the real keys `j` with `start[b, i] <= j < stop[b, i]`.
 
@@ -27,24 +29,28 @@ class Visible:
     padded on either side), so two integers per query replace an n × n mask.
     """
 
-    start: Tensor
-    """int32 [B, Q], first visible key."""
-    stop: Tensor
-    """int32 [B, Q], one past the last visible key; equal to `start` where nothing is seen."""
     form: Form
     """How a fused kernel can be told: "causal" and "full" need no mask at all."""
+    bounds: Callable[[], tuple[Tensor, Tensor]]
+    """Makes `start` and `stop`, if they are ever needed."""
     real: Tensor | None = None
     """bool [B, K], given only when padding lies *inside* the intervals."""
     cache: dict[Any, Any] = field(default_factory=dict)
-    """As in `Rows`."""
+    """Where a kernel keeps what depends on the intervals alone; shared by layers."""
 
-    def counts(self) -> Tensor:
-        """int64 [B, Q]: the number of keys each query sees."""
-        if self.real is None:
-            return (self.stop - self.start).clamp(min=0).long()
-        seen = torch.nn.functional.pad(self.real.long().cumsum(1), (1, 0))
-        upper, lower = seen.gather(1, self.stop.long()), seen.gather(1, self.start.long())
-        return (upper - lower).clamp(min=0)
+    @cached_property
+    def _made(self) -> tuple[Tensor, Tensor]:
+        return self.bounds()
+
+    @property
+    def start(self) -> Tensor:
+        """int32 [B, Q], first visible key."""
+        return self._made[0]
+
+    @property
+    def stop(self) -> Tensor:
+        """int32 [B, Q], one past the last visible key; equal to `start` where nothing is seen."""
+        return self._made[1]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -75,11 +81,14 @@ class Rows:
     k: Tensor
     """[B, G, K, D]"""
     scale: float
-    start: Tensor
+    causal: bool = False
+    """All queries in order, each seeing the keys up to its own (`M == K`): then the next three
+    may be left out, and `filled` makes them."""
+    start: Tensor | None = None
     """int32 [B, M]: as in `Visible`; equal to `stop` for a row that does not count."""
-    stop: Tensor
+    stop: Tensor | None = None
     """int32 [B, M]"""
-    own: Tensor
+    own: Tensor | None = None
     """int32 [B, M]: the index of the query's own token among the keys."""
     lse: Tensor | None = None
     """float32 [B, H, M]: log-sum-exp of the visible scores, sink included, if already known."""
@@ -87,8 +96,6 @@ class Rows:
     """bool [B, K], as in `Visible`."""
     softcap: float | None = None
     sinks: Tensor | None = None
-    causal: bool = False
-    """A promise: `M == K`, `own == stop - 1 == 0, 1, 2 …`, `start == 0` and every row counts."""
     weight: Tensor | None = None
     """float32 [B, M]: how many queries a row stands for; None means one each."""
     shrink: Tensor | None = None
@@ -98,7 +105,24 @@ class Rows:
     """int64 [B, M], in `0 … groups - 1` or -1: the class of the query, for flow."""
     groups: int = 0
     cache: dict[Any, Any] = field(default_factory=dict)
-    """Where a kernel keeps what depends on the intervals alone; shared by layers."""
+    """As in `Visible`."""
+
+    def filled(self) -> "Rows":
+        """These rows with their bounds spelled out."""
+        if self.start is not None:
+            return self
+        assert self.causal
+        own = torch.arange(self.q.shape[2], dtype=torch.int32, device=self.q.device)
+        own = own.expand(self.q.shape[0], -1).contiguous()
+        return replace(self, start=torch.zeros_like(own), stop=own + 1, own=own)
+
+    def bounds(self) -> tuple[Tensor, Tensor, Tensor]:
+        """`start`, `stop` and `own`."""
+        rows = self.filled()
+        assert rows.start is not None
+        assert rows.stop is not None
+        assert rows.own is not None
+        return rows.start, rows.stop, rows.own
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

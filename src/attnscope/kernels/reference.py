@@ -20,7 +20,8 @@ def weights(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
     if rows.softcap is not None:
         scores = rows.softcap * torch.tanh(scores / rows.softcap)
     keys = torch.arange(rows.k.shape[2], device=rows.k.device)
-    visible = (keys >= rows.start[..., None]) & (keys < rows.stop[..., None])
+    start, stop, _ = rows.bounds()
+    visible = (keys >= start[..., None]) & (keys < stop[..., None])
     if rows.real is not None:
         visible = visible & rows.real[:, None, :]
     visible = visible[:, None]
@@ -35,7 +36,7 @@ def weights(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
 def reduce(rows: Rows) -> Totals:
     """All totals of these rows."""
     A, _, lse = weights(rows)
-    return totals(A, rows.own, lse, rows.weight, rows.shrink, rows.group, rows.groups)
+    return totals(A, rows.bounds()[2], lse, rows.weight, rows.shrink, rows.group, rows.groups)
 
 
 def totals(

@@ -26,6 +26,7 @@ WHOLE_ROWS = 1 << 20
 
 def reduce(rows: Rows) -> Totals:
     """All totals of these rows, without ever holding more than one tile of scores."""
+    rows = rows.filled()
     B, H, M, _ = rows.q.shape
     G, K = rows.k.shape[1], rows.k.shape[2]
     R = H // G
@@ -59,9 +60,9 @@ def reduce(rows: Rows) -> Totals:
 
 def _span(rows: Rows, b: int, chunk: slice) -> tuple[int, int, bool] | None:
     """First and one past last key that any row of the block sees, and whether all see all."""
-    start, stop = rows.start[b, chunk], rows.stop[b, chunk]
     if rows.causal:  # known without asking the device
         return 0, chunk.stop, False
+    start, stop = (bound[b, chunk] for bound in rows.bounds()[:2])
     counts = stop > start
     if not bool(counts.any()):
         return None
@@ -84,8 +85,10 @@ def _block(
     q = rows.q[b, heads, chunk].float() * (rows.scale * LOG2E)
     R, T, D = q.shape
     q = q.reshape(R * T, D)
-    start, stop, own = (t[b, chunk, None] for t in (rows.start, rows.stop, rows.own))
-    first_own, last_own = int(own.min()), int(own.max())
+    start, stop, own = (bound[b, chunk, None] for bound in rows.bounds())
+    first_own, last_own = chunk.start, chunk.stop - 1
+    if not rows.causal:
+        first_own, last_own = int(own.min()), int(own.max())
     known = rows.lse is not None
     negative = -LOG2E * sums.lse[b, heads, chunk].reshape(R * T, 1) if known else None
     weight = None if rows.weight is None else rows.weight[b, chunk, None]

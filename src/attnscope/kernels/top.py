@@ -21,6 +21,7 @@ def top_keys(rows: Rows, lse: Tensor, k: int) -> tuple[Tensor, Tensor]:
     index = torch.full((B, H, M, k), -1, dtype=torch.int64, device=rows.q.device)
     weight = torch.zeros(B, H, M, k, device=rows.q.device)
     keys = torch.arange(K, device=rows.q.device)
+    start, stop, _ = rows.bounds()
     step = max(1, SCORES // (H * K))
     for b in range(B):
         expanded = rows.k[b].float().repeat_interleave(per_group, 0).transpose(1, 2)
@@ -29,7 +30,7 @@ def top_keys(rows: Rows, lse: Tensor, k: int) -> tuple[Tensor, Tensor]:
             x = rows.q[b, :, chunk].float() @ expanded * rows.scale
             if rows.softcap is not None:
                 x = rows.softcap * torch.tanh(x / rows.softcap)
-            seen = (keys >= rows.start[b, chunk, None]) & (keys < rows.stop[b, chunk, None])
+            seen = (keys >= start[b, chunk, None]) & (keys < stop[b, chunk, None])
             if rows.real is not None:
                 seen = seen & rows.real[b]
             x = x.masked_fill(~seen, -torch.inf)
