@@ -118,7 +118,7 @@ def seen_rows(rows: Rows) -> torch.Tensor:
 @pytest.mark.parametrize("known", [True, False], ids=["lse known", "lse unknown"])
 @pytest.mark.parametrize("backend", ["streaming", "triton"])
 def test_against_the_reference(backend: str, known: bool) -> None:
-    @settings(max_examples=150 if backend == "streaming" else 40, deadline=None)
+    @settings(max_examples=150 if backend == "streaming" else 25, deadline=None)
     @given(selections())
     def check(rows: Rows) -> None:
         wanted = kernel("reference")(rows)
@@ -134,7 +134,7 @@ def test_against_the_reference(backend: str, known: bool) -> None:
 def test_output_and_log_sum_exp(where: str) -> None:
     from attnscope.kernels import reference, triton
 
-    @settings(max_examples=100 if where == "torch" else 30, deadline=None)
+    @settings(max_examples=100 if where == "torch" else 20, deadline=None)
     @given(calls())
     def check(call: AttentionCall) -> None:
         rows = rows_of(call)

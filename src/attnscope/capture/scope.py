@@ -132,7 +132,8 @@ class Scope:
     def entropy_error(self, layer: int) -> Tensor:
         """[B, H]: standard error of `entropy` when sampled, else 0."""
         _, sums, count = self._read(layer)
-        error = received.standard_error(sums.entropy_variance, sums.entropy)
+        variance = sums.entropy_variance
+        error = torch.zeros_like(sums.entropy) if variance is None else variance.sqrt()
         return per_query.mean_over_queries(error, count)
 
     def first_token(self, layer: int) -> Tensor:

@@ -9,11 +9,13 @@ transposed scores (keys × queries), so that a key's sum stays inside a few thre
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from attnscope.kernels.call import AttentionCall, Rows, Totals
 
@@ -24,8 +26,12 @@ LN2 = math.log(2.0)
 # A log-sum-exp no score reaches: its row gets weight 0, and 0 times its score is 0, not nan.
 NOBODY = tl.constexpr(1.0e30)
 MASKED = tl.constexpr(-1.0e4)
-# Sampled rows whose own entropy is looked at, to tell how much entropy varies between rows.
-SPREAD_ROWS = 512
+FAR = 1 << 30
+# Sampled rows whose own entropy is looked at, to tell how much entropy varies between rows, and
+# the number of pieces their keys are cut into.
+SPREAD_ROWS, SPLIT_KEYS = 512, 32
+# From this many queries on, the descriptors of the tensor copy engine pay for themselves.
+LONG = 4096
 
 
 @triton.jit
@@ -39,45 +45,77 @@ def _scores(a, b, scale, cap, SOFTCAP: tl.constexpr):  # type: ignore[no-untyped
 
 
 @triton.jit
-def _columns(  # type: ignore[no-untyped-def]
-    q, k, lse, start, stop, own, weight, shrink, real, first_block, last_block,
-    received, later, variance, scalars,
-    q_b, q_h, q_m, k_b, k_g, k_n,
-    H, R, M, K, D, scale, cap,
-    CAUSAL: tl.constexpr, SOFTCAP: tl.constexpr, WEIGHTED: tl.constexpr, PAIRED: tl.constexpr,
-    HOLES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
-    EVEN_D: tl.constexpr,
+def _look(  # type: ignore[no-untyped-def]
+    keys, q, q_row, q_col, q_m, lse_at, rows, dims, M, D, scale, cap,
+    SOFTCAP: tl.constexpr, TMA: tl.constexpr, EVEN_D: tl.constexpr,
 ):  # fmt: skip
+    """log2 A of one tile, keys × queries, before the mask; rows past the end get weight 0."""
+    if TMA:
+        queries = q.load([q_row + tl.min(rows, 0), q_col]).T
+    else:
+        at = q + tl.minimum(rows, M - 1)[None, :].to(tl.int64) * q_m + dims[:, None]
+        if EVEN_D:
+            queries = tl.load(at)
+        else:
+            queries = tl.load(at, mask=(dims < D)[:, None], other=0.0)
+    x = _scores(keys, queries, scale, cap, SOFTCAP)
+    return x - tl.load(lse_at + rows, mask=rows < M, other=NOBODY)[None, :] * 1.4426950408889634
+
+
+@triton.jit
+def _fold(x, N: tl.constexpr, M: tl.constexpr):  # type: ignore[no-untyped-def]
+    """[N, M] to [N, 8], adding up only what one thread holds: no exchange between threads."""
+    return tl.sum(tl.reshape(x, [N, M // 8, 8]), 1)
+
+
+@triton.jit
+def _columns(  # type: ignore[no-untyped-def]
+    q, k, lse, start, stop, own, weight, shrink, real, ranges, out, scalars,
+    q_b, q_h, q_m, q_rows, q_cols, k_b, k_g, k_n, k_rows, k_cols,
+    H, R, M, K, D, plane, scale, cap,
+    CAUSAL: tl.constexpr, SOFTCAP: tl.constexpr, WEIGHTED: tl.constexpr, PAIRED: tl.constexpr,
+    HOLES: tl.constexpr, TMA: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BD: tl.constexpr, EVEN_D: tl.constexpr,
+):  # fmt: skip
+    """Column sums of A: one block of keys, all the queries that see it."""
     block, bh = tl.program_id(0), tl.program_id(1)
     b, h = bh // H, bh % H
     cols = block * BN + tl.arange(0, BN)
     dims = tl.arange(0, BD)
-    k_at = k + b.to(tl.int64) * k_b + (h // R).to(tl.int64) * k_g
-    k_at += cols[:, None].to(tl.int64) * k_n + dims[None, :]
-    inside = (cols[:, None] < K) & (dims[None, :] < D)
-    keys = tl.load(k_at, mask=inside, other=0.0)
-    q_at = q + b.to(tl.int64) * q_b + h.to(tl.int64) * q_h + dims[:, None]
+    if TMA:
+        keys = k.load([b * k_b + (h // R) * k_rows + block * BN, (h // R) * k_cols])
+        q_at = q
+    else:
+        k_at = k + b.to(tl.int64) * k_b + (h // R).to(tl.int64) * k_g
+        k_at += cols[:, None].to(tl.int64) * k_n + dims[None, :]
+        keys = tl.load(k_at, mask=(cols[:, None] < K) & (dims[None, :] < D), other=0.0)
+        q_at = q + b.to(tl.int64) * q_b + h.to(tl.int64) * q_h
+    q_row, q_col = b * q_b + h * q_rows, h * q_cols
     lse_at = lse + bh.to(tl.int64) * M
     row_at = b.to(tl.int64) * M
 
-    total = tl.zeros([BN], tl.float32)
-    total_later = tl.zeros([BN], tl.float32)
-    spread = tl.zeros([BN], tl.float32)
-    entropy = tl.zeros([BN], tl.float32)
-    on_self = tl.zeros([BN], tl.float32)
+    # Blocks of rows: those that see some of the keys, and the run of those that see all of them
+    # from further on.
     if CAUSAL:
-        first = block * BN // BM
-        last = tl.minimum(tl.cdiv((block + 1) * BN, BM), tl.cdiv(M, BM))
+        first, last = block * BN // BM, tl.cdiv(M, BM)
+        clear, blurred = tl.minimum(tl.cdiv((block + 1) * BN, BM), last), last
     else:
-        first = tl.load(first_block + b * tl.num_programs(0) + block)
-        last = tl.load(last_block + b * tl.num_programs(0) + block)
-    for m in range(first, last):
+        at = ranges + (b * tl.num_programs(0) + block) * 4
+        first, clear = tl.load(at), tl.load(at + 1)
+        blurred, last = tl.load(at + 2), tl.load(at + 3)
+    total = tl.zeros([BN, 8], tl.float32)
+    total_later = tl.zeros([BN, 8], tl.float32)
+    on_self = tl.zeros([BN, 8], tl.float32)
+    entropy = tl.zeros([BN, 8], tl.float32)
+    spread = tl.zeros([BN], tl.float32)
+    for t in range(first, last - (blurred - clear)):
+        m = tl.where(t < clear, t, t + blurred - clear)
         rows = m * BM + tl.arange(0, BM)
         there = tl.minimum(rows, M - 1)
-        queries = _load_queries(q_at, there, q_m, dims, D, EVEN_D)
-        x = _scores(keys, queries, scale, cap, SOFTCAP)
-        given = tl.load(lse_at + rows, mask=rows < M, other=NOBODY) * 1.4426950408889634
-        x -= given[None, :]
+        x = _look(
+            keys, q_at, q_row, q_col, q_m, lse_at, rows, dims, M, D, scale, cap,
+            SOFTCAP, TMA, EVEN_D,
+        )  # fmt: skip
         if CAUSAL:
             token = rows
             seen = cols[:, None] <= rows[None, :]
@@ -93,58 +131,90 @@ def _columns(  # type: ignore[no-untyped-def]
         p = tl.exp2(x)
         if WEIGHTED:
             p *= tl.load(weight + row_at + there)[None, :]
-        total += tl.sum(p, 1)
-        entropy += tl.sum(p * x, 1)
-        total_later += tl.sum(tl.where(token[None, :] > cols[:, None], p, 0.0), 1)
-        on_self += tl.sum(tl.where(token[None, :] == cols[:, None], p, 0.0), 1)
+        total += _fold(p, BN, BM)
+        entropy += _fold(p * x, BN, BM)
+        total_later += _fold(tl.where(token[None, :] > cols[:, None], p, 0.0), BN, BM)
+        on_self += _fold(tl.where(token[None, :] == cols[:, None], p, 0.0), BN, BM)
         if PAIRED:
-            pairs = m * (BM // 2) + tl.arange(0, BM // 2)
-            factor = tl.load(shrink + b * (M // 2) + pairs, mask=pairs < M // 2, other=0.0)
-            one, other = tl.split(tl.reshape(p, [BN, BM // 2, 2]))
-            spread += tl.sum((one - other) * (one - other) * factor[None, :], 1)
-    if CAUSAL:  # every query from here on sees every key of the block
-        for m in range(last, tl.cdiv(M, BM)):
-            rows = m * BM + tl.arange(0, BM)
-            there = tl.minimum(rows, M - 1)
-            queries = _load_queries(q_at, there, q_m, dims, D, EVEN_D)
-            x = _scores(keys, queries, scale, cap, SOFTCAP)
-            given = tl.load(lse_at + rows, mask=rows < M, other=NOBODY) * 1.4426950408889634
-            x -= given[None, :]
-            p = tl.exp2(x)
-            part = tl.sum(p, 1)
-            total += part
-            total_later += part
-            entropy += tl.sum(p * x, 1)
-    out = bh.to(tl.int64) * K + cols
-    tl.store(received + out, total, mask=cols < K)
-    tl.store(later + out, total_later, mask=cols < K)
+            spread += _gaps(p, shrink, b, m, M, BM, BN)
+    sure = tl.zeros([BN, 8], tl.float32)
+    for m in range(clear, blurred):
+        rows = m * BM + tl.arange(0, BM)
+        x = _look(
+            keys, q_at, q_row, q_col, q_m, lse_at, rows, dims, M, D, scale, cap,
+            SOFTCAP, TMA, EVEN_D,
+        )  # fmt: skip
+        p = tl.exp2(x)
+        if WEIGHTED:
+            p *= tl.load(weight + row_at + tl.minimum(rows, M - 1))[None, :]
+        sure += _fold(p, BN, BM)
+        entropy += _fold(p * x, BN, BM)
+        if PAIRED:
+            spread += _gaps(p, shrink, b, m, M, BM, BN)
+    received = tl.sum(total + sure, 1)
+    at = out + bh.to(tl.int64) * K + cols
+    tl.store(at, received, mask=cols < K)
+    tl.store(at + plane, tl.sum(total_later + sure, 1), mask=cols < K)
     if PAIRED:
-        tl.store(variance + out, spread, mask=cols < K)
-    # mass, entropy and self mass are one number a head
-    tl.atomic_add(scalars + 3 * bh, tl.sum(tl.where(cols < K, total, 0.0)), sem="relaxed")
-    tl.atomic_add(scalars + 3 * bh + 1, tl.sum(entropy), sem="relaxed")
+        tl.store(at + 2 * plane, spread, mask=cols < K)
+    # mass, entropy and self mass: one number a head
+    tl.atomic_add(scalars + 3 * bh, tl.sum(received), sem="relaxed")
+    tl.atomic_add(scalars + 3 * bh + 1, -0.6931471805599453 * tl.sum(entropy), sem="relaxed")
     tl.atomic_add(scalars + 3 * bh + 2, tl.sum(on_self), sem="relaxed")
 
 
 @triton.jit
-def _load_queries(q_at, rows, q_m, dims, D, EVEN_D: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Queries as columns, [BD, BM]."""
-    at = q_at + rows[None, :].to(tl.int64) * q_m
-    if EVEN_D:
-        return tl.load(at)
-    return tl.load(at, mask=(dims < D)[:, None], other=0.0)
+def _gaps(p, shrink, b, m, M, BM: tl.constexpr, BN: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Squared differences between the two draws of each stratum, summed per key."""
+    pairs = m * (BM // 2) + tl.arange(0, BM // 2)
+    factor = tl.load(shrink + b * (M // 2) + pairs, mask=pairs < M // 2, other=0.0)
+    one, other = tl.split(tl.reshape(p, [BN, BM // 2, 2]))
+    return tl.sum((one - other) * (one - other) * factor[None, :], 1)
+
+
+@triton.jit
+def _row_entropy(  # type: ignore[no-untyped-def]
+    q, k, lse, start, stop, real, out, q_b, q_h, q_m, k_b, k_g, k_n, H, R, M, K, D, scale, cap,
+    SOFTCAP: tl.constexpr, HOLES: tl.constexpr, SPLIT: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """-sum A ln A of each row over its interval, a piece of the keys at a time."""
+    block, bh, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    b, h = bh // H, bh % H
+    rows = block * BM + tl.arange(0, BM)
+    there = tl.minimum(rows, M - 1)
+    dims = tl.arange(0, BD)
+    q_at = q + b.to(tl.int64) * q_b + h.to(tl.int64) * q_h
+    q_at += there[:, None].to(tl.int64) * q_m + dims[None, :]
+    queries = tl.load(q_at, mask=(dims < D)[None, :], other=0.0)
+    row_at = b.to(tl.int64) * M + there
+    low, high = tl.load(start + row_at), tl.load(stop + row_at)
+    given = tl.load(lse + bh.to(tl.int64) * M + there) * 1.4426950408889634
+    k_at = k + b.to(tl.int64) * k_b + (h // R).to(tl.int64) * k_g + dims[:, None]
+    total = tl.zeros([BM], tl.float32)
+    for n in range(piece * SPLIT, tl.minimum((piece + 1) * SPLIT, tl.cdiv(K, BN))):
+        cols = n * BN + tl.arange(0, BN)
+        key_at = k_at + cols[None, :].to(tl.int64) * k_n
+        keys = tl.load(key_at, mask=(cols[None, :] < K) & (dims[:, None] < D), other=0.0)
+        x = _scores(queries, keys, scale, cap, SOFTCAP) - given[:, None]
+        seen = (cols[None, :] >= low[:, None]) & (cols[None, :] < high[:, None])
+        if HOLES:
+            seen = seen & (tl.load(real + b * K + cols, mask=cols < K, other=0) != 0)[None, :]
+        x = tl.where(seen, x, MASKED)
+        total -= tl.sum(tl.exp2(x) * x, 1)
+    at = out + bh.to(tl.int64) * M + rows
+    tl.atomic_add(at, total * 0.6931471805599453, mask=rows < M, sem="relaxed")
 
 
 @triton.jit
 def _attention(  # type: ignore[no-untyped-def]
-    q, k, v, start, stop, real, sinks, low_key, high_key, out, lse, entropy,
+    q, k, v, start, stop, real, sinks, low_key, high_key, out, lse,
     q_b, q_h, q_m, k_b, k_g, k_n, v_b, v_g, v_n, o_b, o_h, o_m,
     H, R, M, K, D, E, scale, cap,
     SOFTCAP: tl.constexpr, HOLES: tl.constexpr, SINKS: tl.constexpr, HAS_V: tl.constexpr,
-    ENTROPY: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
-    """Rows of attention by online softmax: output, log-sum-exp and entropy, as asked for."""
+    """Rows of attention by online softmax: log-sum-exp and, given values, the output."""
     block, bh = tl.program_id(0), tl.program_id(1)
     b, h = bh // H, bh % H
     rows = block * BM + tl.arange(0, BM)
@@ -160,7 +230,6 @@ def _attention(  # type: ignore[no-untyped-def]
 
     top = tl.full([BM], MASKED, tl.float32)
     norm = tl.zeros([BM], tl.float32)
-    product = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BE], tl.float32)
     first = tl.load(low_key + b * tl.num_programs(0) + block) // BN
     last = tl.cdiv(tl.load(high_key + b * tl.num_programs(0) + block), BN)
@@ -177,27 +246,20 @@ def _attention(  # type: ignore[no-untyped-def]
         shift = tl.exp2(top - new)
         p = tl.exp2(x - new[:, None])
         norm = norm * shift + tl.sum(p, 1)
-        if ENTROPY:
-            product = product * shift + tl.sum(p * x, 1)
         if HAS_V:
             value_at = v_at + cols[:, None].to(tl.int64) * v_n
             v_tile = tl.load(value_at, mask=(cols[:, None] < K) & (values[None, :] < E), other=0.0)
             acc = acc * shift[:, None] + tl.dot(p.to(v_tile.dtype), v_tile, input_precision="ieee")
         top = new
-    of_keys = norm
     if SINKS:
         sink = tl.load(sinks + h).to(tl.float32) * 1.4426950408889634
         new = tl.maximum(top, sink)
         shift = tl.exp2(top - new)
-        of_keys, product, acc = of_keys * shift, product * shift, acc * shift[:, None]
-        norm, top = of_keys + tl.exp2(sink - new), new
+        norm, acc, top = norm * shift + tl.exp2(sink - new), acc * shift[:, None], new
     safe = tl.where(norm == 0.0, 1.0, norm)
     total = tl.where(norm == 0.0, 0.0, top + tl.log2(safe))
     at = bh.to(tl.int64) * M + rows
     tl.store(lse + at, total * 0.6931471805599453, mask=rows < M)
-    if ENTROPY:  # -sum A log2 A, where A = exp2(x - total)
-        value = (total * of_keys - product) / safe
-        tl.store(entropy + at, value * 0.6931471805599453, mask=rows < M)
     if HAS_V:
         o_at = out + b.to(tl.int64) * o_b + h.to(tl.int64) * o_h
         o_at += rows[:, None].to(tl.int64) * o_m + values[None, :]
@@ -208,108 +270,107 @@ def _attention(  # type: ignore[no-untyped-def]
 def reduce(rows: Rows) -> Totals:
     """All totals of these rows."""
     if rows.lse is None:
-        rows = replace(rows, lse=_by_rows(rows)[1])
-    return _reduce(rows) if rows.group is None else _reduce_groups(rows)
+        rows = replace(rows, lse=_by_rows(rows.filled(), None)[1])
+    return _reduce(rows) if rows.group is None else _reduce_groups(rows.filled())
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of a call under any visibility, soft-cap and sinks included."""
-    visible = call.visible
     rows = Rows(
         q=call.q,
         k=call.k,
         scale=call.scale,
-        start=visible.start,
-        stop=visible.stop,
-        own=visible.start,
-        real=visible.real,
+        start=call.visible.start,
+        stop=call.visible.stop,
+        real=call.visible.real,
         softcap=call.softcap,
         sinks=call.sinks,
-        cache=visible.cache,
+        cache=call.visible.cache,
     )
-    out, lse, _ = _by_rows(rows, call.v)
+    out, lse = _by_rows(rows, call.v)
     assert out is not None
     return out, lse
-
-
-def _reduce_groups(rows: Rows) -> Totals:
-    """Each group of queries by itself, gathered, so that together they cost what all cost."""
-    assert rows.group is not None
-    parts = []
-    B, H, M, D = rows.q.shape
-    for c in (-1, *range(rows.groups)):
-        member = rows.group == c
-        width = int(member.sum(1).max())
-        index = torch.argsort(~member, dim=1, stable=True)[:, : max(width, 1)]
-        weight = member.gather(1, index).float()
-        if rows.weight is not None:
-            weight *= rows.weight.gather(1, index)
-        wide = index[:, None].expand(B, H, -1)
-        assert rows.lse is not None
-        parts.append(
-            _reduce(
-                replace(
-                    rows,
-                    q=rows.q.gather(2, wide[..., None].expand(-1, -1, -1, D)),
-                    lse=rows.lse.gather(2, wide),
-                    start=rows.start.gather(1, index),
-                    stop=rows.stop.gather(1, index),
-                    own=rows.own.gather(1, index),
-                    causal=False,
-                    weight=weight,
-                    shrink=None,
-                    group=None,
-                    cache={},
-                )
-            )
-        )
-    names = ("received", "later", "mass", "entropy", "own")
-    sums = {name: torch.stack([getattr(p, name) for p in parts]).sum(0) for name in names}
-    variance = _reduce(replace(rows, group=None)) if rows.shrink is not None else None
-    return Totals(
-        **sums,
-        lse=rows.lse,  # type: ignore[arg-type]
-        flow=torch.stack([p.received for p in parts[1:]], 2),
-        variance=None if variance is None else variance.variance,
-        entropy_variance=None if variance is None else variance.entropy_variance,
-    )
 
 
 def _reduce(rows: Rows) -> Totals:
     B, H, M, D = rows.q.shape
     G, K = rows.k.shape[1:3]
     q, k = _rowwise(rows.q), _rowwise(rows.k)
-    new = q.new_empty
-    received, later = new((2, B, H, K), dtype=torch.float32)
-    scalars = q.new_zeros((B, H, 3), dtype=torch.float32)
     paired = rows.shrink is not None
-    variance = new((B, H, K), dtype=torch.float32) if paired else None
-    BM, BN, warps, stages = _tile(D, q)
-    first, last = (None, None) if rows.causal else _overlap(rows, BM, BN)
+    out = q.new_empty((3 if paired else 2, B, H, K), dtype=torch.float32)
+    scalars = q.new_zeros((B, H, 3), dtype=torch.float32)
     assert rows.lse is not None
-    if M and K:
+    BM, BN, options = _tile(D, q, M)
+    ranges = None if rows.causal else _ranges(rows, BM, BN)
+    flat_q, flat_k = _flat(q, BM, M), _flat(k, BN, M)
+    if flat_q is None or flat_k is None:
+        at_q, at_k = (q, q.stride(0), 0, 0), (k, k.stride(0), 0, 0)
+    else:
+        at_q, at_k = flat_q, flat_k
+    if M:
         _columns[(triton.cdiv(K, BN), B * H)](
-            q, k, rows.lse.contiguous(), rows.start, rows.stop, rows.own,
-            rows.weight, rows.shrink, rows.real, first, last,
-            received, later, variance, scalars,
-            q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
-            H, H // G, M, K, D, rows.scale * LOG2E, (rows.softcap or 0.0) * LOG2E,
+            at_q[0], at_k[0], rows.lse.contiguous(), rows.start, rows.stop, rows.own,
+            rows.weight, rows.shrink, rows.real, ranges, out, scalars,
+            at_q[1], q.stride(1), q.stride(2), at_q[2], at_q[3],
+            at_k[1], k.stride(1), k.stride(2), at_k[2], at_k[3],
+            H, H // G, M, K, D, B * H * K, rows.scale * LOG2E, (rows.softcap or 0.0) * LOG2E,
             CAUSAL=rows.causal, SOFTCAP=rows.softcap is not None,
             WEIGHTED=rows.weight is not None, PAIRED=paired, HOLES=rows.real is not None,
-            BM=BM, BN=BN, BD=_wide(D), EVEN_D=_wide(D) == D,
-            num_warps=warps, num_stages=stages,
+            TMA=at_q is flat_q, BM=BM, BN=BN, BD=_wide(D), EVEN_D=_wide(D) == D, **options,
         )  # fmt: skip
     else:
-        received, later = received.zero_(), later.zero_()
+        out.zero_()
+    mass, entropy, own = scalars.unbind(-1)
     return Totals(
-        received=received,
-        later=later,
-        mass=scalars[..., 0],
-        entropy=scalars[..., 1] * -LN2,
-        own=scalars[..., 2],
+        received=out[0],
+        later=out[1],
+        mass=mass,
+        entropy=entropy,
+        own=own,
         lse=rows.lse,
-        variance=variance,
+        variance=out[2] if paired else None,
         entropy_variance=_entropy_variance(rows) if paired else None,
+    )
+
+
+def _reduce_groups(rows: Rows) -> Totals:
+    """Each group of queries by itself, gathered, so that together they cost what all cost."""
+    assert rows.group is not None
+    assert rows.lse is not None
+    B, H, _, D = rows.q.shape
+    start, stop, own = rows.bounds()
+    parts = []
+    for c in (-1, *range(rows.groups)):
+        member = rows.group == c
+        width = max(int(member.sum(1).max()), 1)
+        index = torch.argsort(~member, dim=1, stable=True)[:, :width]
+        weight = member.gather(1, index).float()
+        if rows.weight is not None:
+            weight = weight * rows.weight.gather(1, index)
+        wide = index[:, None].expand(B, H, -1)
+        some = replace(
+            rows,
+            q=rows.q.gather(2, wide[..., None].expand(-1, -1, -1, D)),
+            lse=rows.lse.gather(2, wide),
+            start=start.gather(1, index),
+            stop=stop.gather(1, index),
+            own=own.gather(1, index),
+            causal=False,
+            weight=weight,
+            shrink=None,
+            group=None,
+            cache={},
+        )
+        parts.append(_reduce(some))
+    names = ("received", "later", "mass", "entropy", "own")
+    sums = {name: torch.stack([getattr(p, name) for p in parts]).sum(0) for name in names}
+    spread = _reduce(replace(rows, group=None)) if rows.shrink is not None else None
+    return Totals(
+        **sums,
+        lse=rows.lse,
+        flow=torch.stack([p.received for p in parts[1:]], 2),
+        variance=None if spread is None else spread.variance,
+        entropy_variance=None if spread is None else spread.entropy_variance,
     )
 
 
@@ -318,31 +379,31 @@ def _entropy_variance(rows: Rows) -> Tensor:
     assert rows.shrink is not None
     assert rows.lse is not None
     strata = rows.shrink.shape[1]
-    step = max(1, 2 * strata // SPREAD_ROWS)
-    pick = torch.arange(0, strata, step, device=rows.q.device)
+    pick = torch.arange(0, strata, max(1, 2 * strata // SPREAD_ROWS), device=rows.q.device)
     index = torch.stack([2 * pick, 2 * pick + 1], 1).flatten()
-    some = replace(
-        rows,
-        q=rows.q[:, :, index],
-        lse=rows.lse[:, :, index],
-        start=rows.start[:, index].contiguous(),
-        stop=rows.stop[:, index].contiguous(),
-        cache={},
-    )
-    _, lse, entropy = _by_rows(some, entropy=True)
-    # Over part of a row A is smaller by the share of the part: -sum A ln A changes with it.
-    assert some.lse is not None
-    share = torch.exp(lse - some.lse) * (some.stop > some.start)[:, None]
-    entropy = share * entropy - share * (lse - some.lse)
+    q, k = rows.q[:, :, index], _rowwise(rows.k)
+    B, H, M, D = q.shape
+    start, stop, _ = (bound[:, index].contiguous() for bound in rows.bounds())
+    entropy = q.new_zeros((B, H, M), dtype=torch.float32)
+    BM, BN, options = _row_tile(_wide(D), q)
+    split = max(1, triton.cdiv(k.shape[2], BN * SPLIT_KEYS))
+    grid = (triton.cdiv(M, BM), B * H, triton.cdiv(k.shape[2], BN * split))
+    _row_entropy[grid](
+        q, k, rows.lse[:, :, index].contiguous(), start, stop, rows.real, entropy,
+        q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
+        H, H // k.shape[1], M, k.shape[2], D,
+        rows.scale * LOG2E, (rows.softcap or 0.0) * LOG2E,
+        SOFTCAP=rows.softcap is not None, HOLES=rows.real is not None, SPLIT=split,
+        BM=BM, BN=BN, BD=_wide(D), **options,
+    )  # fmt: skip
     if rows.weight is not None:
         entropy = entropy * rows.weight[:, None, index]
     gap = entropy[..., 0::2] - entropy[..., 1::2]
     return (gap.square() * rows.shrink[:, None, pick]).sum(-1) * (strata / len(pick))
 
 
-def _by_rows(
-    rows: Rows, v: Tensor | None = None, *, entropy: bool = False
-) -> tuple[Tensor | None, Tensor, Tensor]:
+def _by_rows(rows: Rows, v: Tensor | None) -> tuple[Tensor | None, Tensor]:
+    """Log-sum-exp of each row and, given values, the output."""
     B, H, M, D = rows.q.shape
     G, K = rows.k.shape[1:3]
     q, k = _rowwise(rows.q), _rowwise(rows.k)
@@ -350,29 +411,47 @@ def _by_rows(
     E = values.shape[3]
     out = None if v is None else q.new_empty((B, M, H, E)).transpose(1, 2)
     lse = q.new_zeros((B, H, M), dtype=torch.float32)
-    spread = torch.empty_like(lse) if entropy else lse
-    BD, BE = _wide(D), _wide(E)
-    BM, BN, warps, stages = _row_tile(max(BD, BE), q)
+    BM, BN, options = _row_tile(max(_wide(D), _wide(E)), q)
     low, high = _extent(rows, BM)
     shown = lse if out is None else out
     if M:
         _attention[(triton.cdiv(M, BM), B * H)](
-            q, k, values, rows.start, rows.stop, rows.real, rows.sinks, low, high,
-            shown, lse, spread,
+            q, k, values, rows.start, rows.stop, rows.real, rows.sinks, low, high, shown, lse,
             q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
             values.stride(0), values.stride(1), values.stride(2),
             shown.stride(0), shown.stride(1), shown.stride(2),
             H, H // G, M, K, D, E, rows.scale * LOG2E, (rows.softcap or 0.0) * LOG2E,
             SOFTCAP=rows.softcap is not None, HOLES=rows.real is not None,
-            SINKS=rows.sinks is not None, HAS_V=v is not None, ENTROPY=entropy,
-            BM=BM, BN=BN, BD=BD, BE=BE, num_warps=warps, num_stages=stages,
+            SINKS=rows.sinks is not None, HAS_V=v is not None,
+            BM=BM, BN=BN, BD=_wide(D), BE=_wide(E), **options,
         )  # fmt: skip
-    return out, lse, spread
+    return out, lse
 
 
 def _rowwise(tensor: Tensor) -> Tensor:
     """As it is if each row lies in one piece, which is how models hand them over."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _flat(tensor: Tensor, rows: int, queries: int) -> tuple[Any, int, int, int] | None:
+    """A descriptor for the tensor copy engine, and the row of a batch item, row and column of a
+    head in it; None where the engine cannot be used or would not pay."""
+    B, H, N, D = tensor.shape
+    if _interpreted() or queries < LONG or tensor.element_size() != 2 or D not in (64, 128):
+        return None
+    if torch.cuda.get_device_capability(tensor.device) < (9, 0):
+        return None
+    across = tensor.stride(2)
+    if tensor.stride(1) == D and across >= H * D and (B == 1 or tensor.stride(0) == N * across):
+        shape, where = (B * N, H * D), (N, 0, D)  # [B, N, H, D], as models compute them
+    elif tensor.is_contiguous():
+        shape, where = (B * H * N, D), (H * N, N, 0)
+    else:
+        return None
+    if tensor.data_ptr() % 16 or across % 8:
+        return None
+    flat = tensor.as_strided(shape, (across, 1))
+    return (TensorDescriptor.from_tensor(flat, [rows, D]), *where)
 
 
 def _wide(size: int) -> int:
@@ -381,26 +460,35 @@ def _wide(size: int) -> int:
 
 
 def _interpreted() -> bool:
-    return triton.knobs.runtime.interpret
+    return bool(triton.knobs.runtime.interpret)
 
 
-def _tile(D: int, q: Tensor) -> tuple[int, int, int, int]:
-    """Queries and keys of a tile, warps, stages: what measured fastest (docs/benchmarks.md)."""
+def _tile(D: int, q: Tensor, M: int) -> tuple[int, int, dict[str, int]]:
+    """Queries and keys of a tile, and how to compile it: what measured fastest on an H200.
+
+    Three programs of four warps share a multiprocessor, and take turns at the tensor cores and
+    the exponential unit; that beats every explicit pipeline we tried (docs/benchmarks.md).
+    """
     if _interpreted():
-        return 32, 32, 4, 1
+        return 32, 32, {"num_warps": 4, "num_stages": 1}
     if q.element_size() > 2:
-        return 64, 64, 4, 2
-    if D <= 64:
-        return 128, 128, 8, 3
-    return (64, 128, 8, 3) if D <= 128 else (64, 64, 8, 2)
+        return 32, 64, {"num_warps": 4, "num_stages": 2}
+    if D > 128:
+        return 64, 64, {"num_warps": 4, "num_stages": 2}
+    if M >= LONG and D in (64, 128):
+        return 64, 128, {"num_warps": 4, "num_stages": 2, "maxnreg": 168}
+    return 64, 128, {"num_warps": 4, "num_stages": 3}
 
 
-def _row_tile(D: int, q: Tensor) -> tuple[int, int, int, int]:
+def _row_tile(D: int, q: Tensor) -> tuple[int, int, dict[str, int]]:
     if _interpreted():
-        return 32, 32, 4, 1
+        return 32, 32, {"num_warps": 4, "num_stages": 1}
     if q.element_size() > 2:
-        return (64, 32, 4, 2) if D <= 128 else (32, 32, 4, 1)
-    return (128, 64, 8, 3) if D <= 128 else (64, 32, 4, 2)
+        BM, BN = (64, 32) if D <= 128 else (32, 32)
+        return BM, BN, {"num_warps": 4, "num_stages": 1}
+    if D > 128:
+        return 64, 32, {"num_warps": 4, "num_stages": 2}
+    return 128, 64, {"num_warps": 8, "num_stages": 3}
 
 
 def _blocks(tensor: Tensor, size: int, fill: int) -> Tensor:
@@ -416,24 +504,39 @@ def _extent(rows: Rows, BM: int) -> tuple[Tensor, Tensor]:
     Layers under one mask share it.
     """
     if ("extent", BM) not in rows.cache:
-        sees = rows.stop > rows.start
-        far = torch.iinfo(torch.int32).max
-        low = _blocks(torch.where(sees, rows.start, far), BM, far).amin(2)
-        high = _blocks(torch.where(sees, rows.stop, 0), BM, 0).amax(2)
+        start, stop = rows.start, rows.stop
+        assert start is not None
+        assert stop is not None
+        sees = stop > start
+        low = _blocks(torch.where(sees, start, FAR), BM, FAR).amin(2)
+        high = _blocks(torch.where(sees, stop, 0), BM, 0).amax(2)
         rows.cache["extent", BM] = (torch.minimum(low, high).int(), high.int())
     low, high = rows.cache["extent", BM]
     return low, high
 
 
-def _overlap(rows: Rows, BM: int, BN: int) -> tuple[Tensor, Tensor]:
-    """For each block of keys: first and one past last block of rows that sees any of them."""
-    if ("overlap", BM, BN) not in rows.cache:
-        low, high = _extent(rows, BM)
-        edges = torch.arange(0, rows.k.shape[2], BN, device=low.device)[:, None]
-        meet = (low[:, None] < edges + BN) & (high[:, None] > edges) & (high > low)[:, None]
+def _ranges(rows: Rows, BM: int, BN: int) -> Tensor:
+    """For each block of keys, int32 [B, blocks, 4]: the first block of rows that sees any of
+    them, the run of those whose rows all see all of them from further on, and one past the last.
+    """
+    if ("ranges", BM, BN) not in rows.cache:
+        start, stop, own = rows.bounds()
+        low, high = (bound[:, None] for bound in _extent(rows, BM))
+        left = torch.arange(0, rows.k.shape[2], BN, device=low.device)[:, None]
+        right = left + BN
+        meet = (low < right) & (high > left) & (high > low)
         order = torch.arange(meet.shape[2], device=low.device)
-        first = torch.where(meet, order, meet.shape[2]).amin(2).int()
-        last = torch.where(meet, order + 1, 0).amax(2).int()
-        rows.cache["overlap", BM, BN] = (first.contiguous(), last.contiguous())
-    first, last = rows.cache["overlap", BM, BN]
-    return first, last
+        first = torch.where(meet, order, meet.shape[2]).amin(2)
+        last = torch.where(meet, order + 1, 0).amax(2)
+        latest = _blocks(start, BM, FAR).amax(2)[:, None]
+        soonest = torch.minimum(_blocks(stop, BM, 0).amin(2), _blocks(own, BM, 0).amin(2))[:, None]
+        whole = (latest <= left) & (soonest >= right) & (rows.real is None)
+        clear = torch.where(whole, order, FAR).amin(2)
+        clear = torch.minimum(torch.maximum(clear, first), last)
+        broken = ~whole & (order >= clear[..., None])
+        blurred = torch.where(broken, order, FAR).amin(2)
+        blurred = torch.maximum(torch.minimum(blurred, last), clear)
+        last = torch.maximum(last, first)
+        rows.cache["ranges", BM, BN] = torch.stack([first, clear, blurred, last], 2).int()
+    ranges: Tensor = rows.cache["ranges", BM, BN]
+    return ranges.contiguous()
