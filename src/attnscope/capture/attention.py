@@ -6,6 +6,7 @@ attention; the statistics from a second, streamed pass over queries and keys.
 """
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -68,13 +69,22 @@ def watch(
         raise InputError(f"top={top!r}: the number of keys to keep is a whole number from 0")
     ids, groups = _classes(classes)
     if not eager:
-        device = next(iter(found.modules)).parameters().__next__().device
-        backend = kernels.choose(backend, device)
+        backend = kernels.choose(backend, _device(found))
         if not found.interface:
             backend = "eager-fallback"
     scope = Scope(layers=sorted(measured), backend=backend, queries=chosen, groups=groups)
     scope._classes = ids
     return _watching(found, scope, top)
+
+
+def _device(found: sites.Sites) -> torch.device:
+    """Where the first attention layer computes."""
+    module = min(found.modules, key=found.modules.__getitem__)
+    hook = getattr(module, "_hf_hook", None)  # weights that accelerate keeps elsewhere
+    device = getattr(hook, "execution_device", None)
+    if device is not None:
+        return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    return next(module.parameters()).device
 
 
 def _classes(classes: Any) -> tuple[Tensor | None, int]:
@@ -142,7 +152,10 @@ class Recorder:
         self.seen: set[int] | None = None
         """Layers seen in the pass under way; None between passes (and while gradient
         checkpointing runs layers a second time)."""
+        self.plain = found.base.config._attn_implementation
+        """What the model was loaded with, and runs when nobody watches."""
         self.dtype = torch.float32
+        self.device = _device(found)
         self.guarded: list[Any] = []
 
     def hooks(self) -> list[Any]:
@@ -220,12 +233,22 @@ class Recorder:
                 f"{type(module).__name__} adds a position bias to its scores, which attnscope "
                 "cannot stream; watch it with backend='eager-fallback'"
             )
+        if self.plain == "sdpa" and (softcap is not None or s_aux is not None):
+            # Old versions of transformers let sdpa drop them: measure what the model does.
+            warnings.warn(
+                f"{type(module).__name__} has a soft-cap or sinks, and sdpa, which this model was "
+                "loaded with, leaves them out; load it with attn_implementation='eager'",
+                stacklevel=2,
+            )
+            softcap = s_aux = None
         frame = self._frame(module, query, key, attention_mask, is_causal)
+        if frame.keys < key.shape[2]:
+            key, value = key[:, :, : frame.keys], value[:, :, : frame.keys]
         call = AttentionCall(
             layer=self.found.modules.get(module, -1),
             q=query,
-            k=key[:, :, : frame.keys],
-            v=value[:, :, : frame.keys],
+            k=key,
+            v=value,
             scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
             visible=frame.visible,
             softcap=softcap,
@@ -297,8 +320,8 @@ class Recorder:
     ) -> None:
         self.dtype = call.q.dtype
         backend = self.scope.backend
-        if backend == "triton" and call.q.device.type != "cuda" and self._spread(call):
-            backend = "streaming"
+        if backend == "triton" and call.q.device.type != self.device.type:
+            backend = "streaming"  # a layer of a model spread over devices
         reduce = kernels.kernel(backend)
         totals = self.scope._layers[call.layer]
         if selection.sampled and lse is None:  # every part needs the log-sum-exp of whole rows
@@ -323,10 +346,6 @@ class Recorder:
             keys = keys.where(keys < 0, keys + frame.first_key)
             totals.top.append((where.to(keys.device), keys, weights))
 
-    def _spread(self, call: AttentionCall) -> bool:
-        """Whether the model is spread over devices of which this one has no Triton."""
-        return any(p.device.type == "cuda" for p in self.found.base.parameters())
-
     def measure_weights(self, module: nn.Module, frame: Frame, A: Tensor) -> None:
         """The fallback: a layer's whole matrix, reduced before the next layer runs."""
         layer = self.found.modules[module]
@@ -346,24 +365,28 @@ class Recorder:
 
 def _rows(call: AttentionCall, part: Part, lse: Tensor | None, groups: int) -> Rows:
     """The rows of a part, gathered where it says so."""
-    q = call.q.detach()
-    if part.index is not None:
+    q, k, sinks = call.q, call.k, call.sinks
+    if q.requires_grad:
+        q = q.detach()
+    if part.only is not None:
+        q = q[:, :, part.only : part.only + 1]
+        lse = None if lse is None else lse[:, :, part.only : part.only + 1]
+    elif part.index is not None:
         index = part.index[:, None, :]
         q = q.gather(2, index[..., None].expand(-1, q.shape[1], -1, q.shape[3]))
-        if lse is not None:
-            lse = lse.gather(2, index.expand(-1, lse.shape[1], -1))
+        lse = None if lse is None else lse.gather(2, index.expand(-1, q.shape[1], -1))
     return Rows(
         q=q,
-        k=call.k.detach(),
+        k=k.detach() if k.requires_grad else k,
         scale=call.scale,
+        causal=part.causal,
         start=part.start,
         stop=part.stop,
         own=part.own,
-        lse=None if lse is None else lse.detach(),
+        lse=lse.detach() if lse is not None and lse.requires_grad else lse,
         real=call.visible.real,
         softcap=call.softcap,
-        sinks=None if call.sinks is None else call.sinks.detach(),
-        causal=part.causal,
+        sinks=sinks.detach() if sinks is not None else None,
         weight=part.weight,
         shrink=part.shrink,
         group=part.group,

@@ -103,6 +103,8 @@ class Part:
     rows: int
     index: Tensor | None = None
     """int64 [B, M], which queries."""
+    only: int | None = None
+    """The one query of every sequence, where `index` says no more than that."""
     causal: bool = False
     start: Tensor | None = None
     stop: Tensor | None = None

@@ -168,8 +168,12 @@ def _part(
         stop = torch.where(rows(counted), stop, 0)
     stop = torch.maximum(stop, start)
     device = frame.device
+    only = None
+    if index is not None and index.shape[1] == 1 and bool((index == index[0]).all()):
+        only = int(index[0])
     return Part(
         rows=start.shape[1],
+        only=only,
         index=None if index is None else index.to(device),
         start=start.int().to(device),
         stop=stop.int().to(device),

@@ -4,6 +4,7 @@ import inspect
 import re
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -23,6 +24,8 @@ class Sites:
     """The innermost model around all of them: one call of it is one forward pass."""
     interface: bool
     """Whether they go through the attention interface of transformers."""
+    ends: tuple[tuple[str, nn.Module], ...]
+    """Two of the modules by name, to notice when a model has been rebuilt."""
 
     @property
     def layers(self) -> list[int]:
@@ -42,17 +45,51 @@ def find(model: nn.Module) -> Sites:
             f"{name} has an encoder and a decoder, each with layers of its own; "
             "watch one of them: watch(model.get_encoder()) around a call of it"
         )
-    interface = {m: n for n, m in model.named_modules() if _uses_interface(m)}
-    if interface:
-        return _stack(model, interface, interface=True)
-    named = {m: n for n, m in model.named_modules() if _looks_like_attention(m)}
-    inner = {m: n for m, n in named.items() if not _has_inner(m, named)}
-    if not inner:
+    known = _found.get(model)
+    if known is None or any(model.get_submodule(n) is not m for n, m in known.ends):
+        known = _found[model] = _search(model)
+    return known
+
+
+# Walking a large model takes milliseconds, as long as some forward passes.
+_found: WeakKeyDictionary[nn.Module, Sites] = WeakKeyDictionary()
+
+
+def _search(model: PreTrainedModel) -> Sites:
+    named = dict(model.named_modules())
+    attention = {n: m for n, m in named.items() if _looks_like_attention(m)}
+    interface = {n: m for n, m in attention.items() if _uses_interface(m)}
+    chosen = interface or {
+        n: m for n, m in attention.items() if not any(o.startswith(f"{n}.") for o in attention)
+    }
+    if not chosen:
         raise ModelError(
-            f"{name} has no attention layers that attnscope can see; "
+            f"{type(model).__name__} has no attention layers that attnscope can see; "
             "models without attention (Mamba, RWKV …) have no attention to measure"
         )
-    return _stack(model, inner, interface=False)
+    layers = {n: _layer(m, n) for n, m in chosen.items()}
+    if len(set(layers.values())) < len(layers):  # towers beside the text: keep the text
+        decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+        inside = set(decoder.modules()) if decoder is not None else set()
+        layers = {n: layer for n, layer in layers.items() if named[n] in inside}
+    if not layers or len(set(layers.values())) < len(layers):
+        raise ModelError(
+            f"{type(model).__name__} has more than one stack of attention layers "
+            f"({', '.join(list(chosen)[:4])} …); watch the part you mean, for example "
+            "watch(model.language_model)"
+        )
+    around = [
+        n
+        for n, m in named.items()
+        if isinstance(m, PreTrainedModel) and all(f"{site}.".startswith(n) for site in layers)
+    ]
+    ends = [min(layers), max(layers)]
+    return Sites(
+        modules={named[n]: layer for n, layer in layers.items()},
+        base=named[max(around, key=len)],
+        interface=bool(interface),
+        ends=tuple((n, named[n]) for n in ends),
+    )
 
 
 def restrict(sites: Sites, layers: Any) -> frozenset[int]:
@@ -80,34 +117,12 @@ def argument(module: nn.Module, name: str, args: Any, kwargs: dict[str, Any]) ->
 
 def _uses_interface(module: nn.Module) -> bool:
     """Whether a module's own code calls the attention interface."""
-    if not _looks_like_attention(module):
-        return False
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
 
 def _looks_like_attention(module: nn.Module) -> bool:
     return "Attention" in type(module).__name__ and "Cross" not in type(module).__name__
-
-
-def _has_inner(module: nn.Module, named: dict[nn.Module, str]) -> bool:
-    return any(child is not module and child in named for child in module.modules())
-
-
-def _stack(model: PreTrainedModel, named: dict[nn.Module, str], *, interface: bool) -> Sites:
-    modules = {module: _layer(module, name) for module, name in named.items()}
-    if len(set(modules.values())) < len(modules):  # towers beside the text: keep the text
-        decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
-        inside = set(decoder.modules()) if decoder is not None else set()
-        modules = {module: layer for module, layer in modules.items() if module in inside}
-    layers = list(modules.values())
-    if not layers or len(set(layers)) < len(layers):
-        raise ModelError(
-            f"{type(model).__name__} has more than one stack of attention layers "
-            f"({', '.join(list(named.values())[:4])} …); watch the part you mean, for example "
-            "watch(model.language_model)"
-        )
-    return Sites(modules=modules, base=_base(model, set(modules)), interface=interface)
 
 
 def _layer(module: nn.Module, name: str) -> int:
@@ -117,14 +132,6 @@ def _layer(module: nn.Module, name: str) -> int:
         return index
     numbers = re.findall(r"(?:^|\.)(\d+)(?=\.)", name)
     return int(numbers[0]) if numbers else 0
-
-
-def _base(model: PreTrainedModel, modules: set[nn.Module]) -> nn.Module:
-    base: nn.Module = model
-    for module in model.modules():  # parents come before children
-        if isinstance(module, PreTrainedModel) and modules <= set(module.modules()):
-            base = module
-    return base
 
 
 def _ranges(layers: list[int]) -> str:

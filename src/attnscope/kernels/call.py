@@ -139,7 +139,7 @@ class Totals:
     """float32 [B, H]: sum over rows of -sum_j A ln A."""
     own: Tensor
     """float32 [B, H]: sum of A[i, i]."""
-    lse: Tensor
+    lse: Tensor | None = None
     """float32 [B, H, M]: the log-sum-exp used, given or computed."""
     variance: Tensor | None = None
     """float32 [B, H, K]: of `received`, where rows are sampled."""

@@ -29,7 +29,7 @@ MASKED = tl.constexpr(-1.0e4)
 FAR = 1 << 30
 # Sampled rows whose own entropy is looked at, to tell how much entropy varies between rows, and
 # the number of pieces their keys are cut into.
-SPREAD_ROWS, SPLIT_KEYS = 512, 32
+SPREAD_ROWS, SPLIT_KEYS = 256, 32
 # From this many queries on, the descriptors of the tensor copy engine pay for themselves.
 LONG = 4096
 
@@ -78,7 +78,8 @@ def _columns(  # type: ignore[no-untyped-def]
     BD: tl.constexpr, EVEN_D: tl.constexpr,
 ):  # fmt: skip
     """Column sums of A: one block of keys, all the queries that see it."""
-    block, bh = tl.program_id(0), tl.program_id(1)
+    # Key blocks in the outer order: the early ones, which most queries see, start first.
+    bh, block = tl.program_id(0), tl.program_id(1)
     b, h = bh // H, bh % H
     cols = block * BN + tl.arange(0, BN)
     dims = tl.arange(0, BD)
@@ -100,14 +101,15 @@ def _columns(  # type: ignore[no-untyped-def]
         first, last = block * BN // BM, tl.cdiv(M, BM)
         clear, blurred = tl.minimum(tl.cdiv((block + 1) * BN, BM), last), last
     else:
-        at = ranges + (b * tl.num_programs(0) + block) * 4
+        at = ranges + (b * tl.num_programs(1) + block) * 4
         first, clear = tl.load(at), tl.load(at + 1)
         blurred, last = tl.load(at + 2), tl.load(at + 3)
     total = tl.zeros([BN, 8], tl.float32)
-    total_later = tl.zeros([BN, 8], tl.float32)
-    on_self = tl.zeros([BN, 8], tl.float32)
     entropy = tl.zeros([BN, 8], tl.float32)
-    spread = tl.zeros([BN], tl.float32)
+    # From queries that are not after the key: in causal attention only the key's own.
+    earlier = tl.zeros([BN, 8], tl.float32)
+    on_self = tl.zeros([BN], tl.float32)
+    spread = tl.zeros([BN, 4], tl.float32)
     for t in range(first, last - (blurred - clear)):
         m = tl.where(t < clear, t, t + blurred - clear)
         rows = m * BM + tl.arange(0, BM)
@@ -133,11 +135,17 @@ def _columns(  # type: ignore[no-untyped-def]
             p *= tl.load(weight + row_at + there)[None, :]
         total += _fold(p, BN, BM)
         entropy += _fold(p * x, BN, BM)
-        total_later += _fold(tl.where(token[None, :] > cols[:, None], p, 0.0), BN, BM)
-        on_self += _fold(tl.where(token[None, :] == cols[:, None], p, 0.0), BN, BM)
+        earlier += _fold(tl.where(token[None, :] <= cols[:, None], p, 0.0), BN, BM)
+        if not CAUSAL:
+            on_self += tl.sum(tl.where(token[None, :] == cols[:, None], p, 0.0), 1)
         if PAIRED:
             spread += _gaps(p, shrink, b, m, M, BM, BN)
-    sure = tl.zeros([BN, 8], tl.float32)
+    # Kept in memory meanwhile: registers are what the next loop is short of.
+    at = out + bh.to(tl.int64) * K + cols
+    not_later = tl.sum(earlier, 1)
+    tl.store(at + plane, not_later, mask=cols < K)
+    mine = not_later if CAUSAL else on_self
+    tl.atomic_add(scalars + 3 * bh + 2, tl.sum(mine), sem="relaxed")
     for m in range(clear, blurred):
         rows = m * BM + tl.arange(0, BM)
         x = _look(
@@ -147,29 +155,31 @@ def _columns(  # type: ignore[no-untyped-def]
         p = tl.exp2(x)
         if WEIGHTED:
             p *= tl.load(weight + row_at + tl.minimum(rows, M - 1))[None, :]
-        sure += _fold(p, BN, BM)
+        total += _fold(p, BN, BM)
         entropy += _fold(p * x, BN, BM)
         if PAIRED:
             spread += _gaps(p, shrink, b, m, M, BM, BN)
-    received = tl.sum(total + sure, 1)
-    at = out + bh.to(tl.int64) * K + cols
+    received = tl.sum(total, 1)
+    tl.debug_barrier()
     tl.store(at, received, mask=cols < K)
-    tl.store(at + plane, tl.sum(total_later + sure, 1), mask=cols < K)
+    before = tl.load(at + plane, mask=cols < K, other=0.0)
+    tl.store(at + plane, tl.maximum(received - before, 0.0), mask=cols < K)
     if PAIRED:
-        tl.store(at + 2 * plane, spread, mask=cols < K)
-    # mass, entropy and self mass: one number a head
+        tl.store(at + 2 * plane, tl.sum(spread, 1), mask=cols < K)
+    # mass and entropy: one number a head
     tl.atomic_add(scalars + 3 * bh, tl.sum(received), sem="relaxed")
     tl.atomic_add(scalars + 3 * bh + 1, -0.6931471805599453 * tl.sum(entropy), sem="relaxed")
-    tl.atomic_add(scalars + 3 * bh + 2, tl.sum(on_self), sem="relaxed")
 
 
 @triton.jit
 def _gaps(p, shrink, b, m, M, BM: tl.constexpr, BN: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Squared differences between the two draws of each stratum, summed per key."""
+    """Squared differences between the two draws of each stratum, [BN, 4]: added up only within a
+    thread."""
     pairs = m * (BM // 2) + tl.arange(0, BM // 2)
     factor = tl.load(shrink + b * (M // 2) + pairs, mask=pairs < M // 2, other=0.0)
     one, other = tl.split(tl.reshape(p, [BN, BM // 2, 2]))
-    return tl.sum((one - other) * (one - other) * factor[None, :], 1)
+    gap = (one - other) * (one - other) * factor[None, :]
+    return tl.sum(tl.reshape(gap, [BN, BM // 8, 4]), 1)
 
 
 @triton.jit
@@ -308,7 +318,7 @@ def _reduce(rows: Rows) -> Totals:
     else:
         at_q, at_k = flat_q, flat_k
     if M:
-        _columns[(triton.cdiv(K, BN), B * H)](
+        _columns[(B * H, triton.cdiv(K, BN))](
             at_q[0], at_k[0], rows.lse.contiguous(), rows.start, rows.stop, rows.own,
             rows.weight, rows.shrink, rows.real, ranges, out, scalars,
             at_q[1], q.stride(1), q.stride(2), at_q[2], at_q[3],
