@@ -105,6 +105,8 @@ def _watching(found: sites.Sites, scope: Scope, top: int) -> Iterator[Scope]:
         raise ScopeError("this model is being watched already; leave that with block first")
     recorder = Recorder(found, scope, top)
     with ExitStack() as undo:
+        # A compiled graph would not call us: compiled parts run as written while watched.
+        undo.enter_context(torch.compiler.set_stance("force_eager"))
         _watched.update(found.modules)
         undo.callback(lambda: [_watched.discard(module) for module in found.modules])
         for hook in recorder.hooks():
@@ -211,7 +213,6 @@ class Recorder:
                 vars(cache).pop(method, None)
         self.guarded.clear()
 
-    @torch.compiler.disable
     def attention(
         self,
         module: nn.Module,

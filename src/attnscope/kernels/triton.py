@@ -32,6 +32,9 @@ FAR = 1 << 30
 SPREAD_ROWS, SPLIT_KEYS = 256, 32
 # From this many queries on, the descriptors of the tensor copy engine pay for themselves.
 LONG = 4096
+BY_HEAD = 16384
+# Asking Triton's settings reads the environment each time.
+INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 
 @triton.jit
@@ -46,20 +49,27 @@ def _scores(a, b, scale, cap, SOFTCAP: tl.constexpr):  # type: ignore[no-untyped
 
 @triton.jit
 def _look(  # type: ignore[no-untyped-def]
-    keys, q, q_row, q_col, q_m, lse_at, rows, dims, M, D, scale, cap,
-    SOFTCAP: tl.constexpr, TMA: tl.constexpr, EVEN_D: tl.constexpr,
+    keys, q, q_row, q_col, q_m, lse_at, m, dims, M, D, scale, cap,
+    SOFTCAP: tl.constexpr, TMA: tl.constexpr, EVEN_D: tl.constexpr, EVEN_M: tl.constexpr,
+    BM: tl.constexpr,
 ):  # fmt: skip
     """log2 A of one tile, keys × queries, before the mask; rows past the end get weight 0."""
+    rows = m * BM + tl.arange(0, BM)
     if TMA:
-        queries = q.load([q_row + tl.min(rows, 0), q_col]).T
+        queries = q.load([q_row + m * BM, q_col]).T
     else:
-        at = q + tl.minimum(rows, M - 1)[None, :].to(tl.int64) * q_m + dims[:, None]
+        there = rows if EVEN_M else tl.minimum(rows, M - 1)
+        at = q + there[None, :].to(tl.int64) * q_m + dims[:, None]
         if EVEN_D:
             queries = tl.load(at)
         else:
             queries = tl.load(at, mask=(dims < D)[:, None], other=0.0)
     x = _scores(keys, queries, scale, cap, SOFTCAP)
-    return x - tl.load(lse_at + rows, mask=rows < M, other=NOBODY)[None, :] * 1.4426950408889634
+    if EVEN_M:
+        given = tl.load(lse_at + rows)
+    else:
+        given = tl.load(lse_at + rows, mask=rows < M, other=NOBODY)
+    return x - given[None, :] * 1.4426950408889634
 
 
 @triton.jit
@@ -75,11 +85,13 @@ def _columns(  # type: ignore[no-untyped-def]
     H, R, M, K, D, plane, scale, cap,
     CAUSAL: tl.constexpr, SOFTCAP: tl.constexpr, WEIGHTED: tl.constexpr, PAIRED: tl.constexpr,
     HOLES: tl.constexpr, TMA: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BD: tl.constexpr, EVEN_D: tl.constexpr,
+    BD: tl.constexpr, EVEN_D: tl.constexpr, EVEN_M: tl.constexpr, BY_HEAD: tl.constexpr,
 ):  # fmt: skip
     """Column sums of A: one block of keys, all the queries that see it."""
-    # Key blocks in the outer order: the early ones, which most queries see, start first.
-    bh, block = tl.program_id(0), tl.program_id(1)
+    if BY_HEAD:  # a long text: one head's queries at a time stay in the second-level cache
+        block, bh, blocks = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    else:  # a short one: the early keys, which most queries see, start first
+        bh, block, blocks = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     b, h = bh // H, bh % H
     cols = block * BN + tl.arange(0, BN)
     dims = tl.arange(0, BD)
@@ -101,7 +113,7 @@ def _columns(  # type: ignore[no-untyped-def]
         first, last = block * BN // BM, tl.cdiv(M, BM)
         clear, blurred = tl.minimum(tl.cdiv((block + 1) * BN, BM), last), last
     else:
-        at = ranges + (b * tl.num_programs(1) + block) * 4
+        at = ranges + (b * blocks + block) * 4
         first, clear = tl.load(at), tl.load(at + 1)
         blurred, last = tl.load(at + 2), tl.load(at + 3)
     total = tl.zeros([BN, 8], tl.float32)
@@ -115,8 +127,8 @@ def _columns(  # type: ignore[no-untyped-def]
         rows = m * BM + tl.arange(0, BM)
         there = tl.minimum(rows, M - 1)
         x = _look(
-            keys, q_at, q_row, q_col, q_m, lse_at, rows, dims, M, D, scale, cap,
-            SOFTCAP, TMA, EVEN_D,
+            keys, q_at, q_row, q_col, q_m, lse_at, m, dims, M, D, scale, cap,
+            SOFTCAP, TMA, EVEN_D, EVEN_M, BM,
         )  # fmt: skip
         if CAUSAL:
             token = rows
@@ -147,14 +159,14 @@ def _columns(  # type: ignore[no-untyped-def]
     mine = not_later if CAUSAL else on_self
     tl.atomic_add(scalars + 3 * bh + 2, tl.sum(mine), sem="relaxed")
     for m in range(clear, blurred):
-        rows = m * BM + tl.arange(0, BM)
         x = _look(
-            keys, q_at, q_row, q_col, q_m, lse_at, rows, dims, M, D, scale, cap,
-            SOFTCAP, TMA, EVEN_D,
+            keys, q_at, q_row, q_col, q_m, lse_at, m, dims, M, D, scale, cap,
+            SOFTCAP, TMA, EVEN_D, EVEN_M, BM,
         )  # fmt: skip
         p = tl.exp2(x)
         if WEIGHTED:
-            p *= tl.load(weight + row_at + tl.minimum(rows, M - 1))[None, :]
+            there = tl.minimum(m * BM + tl.arange(0, BM), M - 1)
+            p *= tl.load(weight + row_at + there)[None, :]
         total += _fold(p, BN, BM)
         entropy += _fold(p * x, BN, BM)
         if PAIRED:
@@ -317,8 +329,10 @@ def _reduce(rows: Rows) -> Totals:
         at_q, at_k = (q, q.stride(0), 0, 0), (k, k.stride(0), 0, 0)
     else:
         at_q, at_k = flat_q, flat_k
+    by_head = M >= BY_HEAD
+    grid = (triton.cdiv(K, BN), B * H) if by_head else (B * H, triton.cdiv(K, BN))
     if M:
-        _columns[(B * H, triton.cdiv(K, BN))](
+        _columns[grid](
             at_q[0], at_k[0], rows.lse.contiguous(), rows.start, rows.stop, rows.own,
             rows.weight, rows.shrink, rows.real, ranges, out, scalars,
             at_q[1], q.stride(1), q.stride(2), at_q[2], at_q[3],
@@ -326,7 +340,8 @@ def _reduce(rows: Rows) -> Totals:
             H, H // G, M, K, D, B * H * K, rows.scale * LOG2E, (rows.softcap or 0.0) * LOG2E,
             CAUSAL=rows.causal, SOFTCAP=rows.softcap is not None,
             WEIGHTED=rows.weight is not None, PAIRED=paired, HOLES=rows.real is not None,
-            TMA=at_q is flat_q, BM=BM, BN=BN, BD=_wide(D), EVEN_D=_wide(D) == D, **options,
+            TMA=at_q is flat_q, BM=BM, BN=BN, BD=_wide(D), EVEN_D=_wide(D) == D,
+            EVEN_M=M % BM == 0, BY_HEAD=by_head, **options,
         )  # fmt: skip
     else:
         out.zero_()
@@ -447,7 +462,7 @@ def _flat(tensor: Tensor, rows: int, queries: int) -> tuple[Any, int, int, int] 
     """A descriptor for the tensor copy engine, and the row of a batch item, row and column of a
     head in it; None where the engine cannot be used or would not pay."""
     B, H, N, D = tensor.shape
-    if _interpreted() or queries < LONG or tensor.element_size() != 2 or D not in (64, 128):
+    if INTERPRETED or queries < LONG or tensor.element_size() != 2 or D not in (64, 128):
         return None
     if torch.cuda.get_device_capability(tensor.device) < (9, 0):
         return None
@@ -469,17 +484,13 @@ def _wide(size: int) -> int:
     return max(16, int(triton.next_power_of_2(size)))
 
 
-def _interpreted() -> bool:
-    return bool(triton.knobs.runtime.interpret)
-
-
 def _tile(D: int, q: Tensor, M: int) -> tuple[int, int, dict[str, int]]:
     """Queries and keys of a tile, and how to compile it: what measured fastest on an H200.
 
     Three programs of four warps share a multiprocessor, and take turns at the tensor cores and
     the exponential unit; that beats every explicit pipeline we tried (docs/benchmarks.md).
     """
-    if _interpreted():
+    if INTERPRETED:
         return 32, 32, {"num_warps": 4, "num_stages": 1}
     if q.element_size() > 2:
         return 32, 64, {"num_warps": 4, "num_stages": 2}
@@ -491,7 +502,7 @@ def _tile(D: int, q: Tensor, M: int) -> tuple[int, int, dict[str, int]]:
 
 
 def _row_tile(D: int, q: Tensor) -> tuple[int, int, dict[str, int]]:
-    if _interpreted():
+    if INTERPRETED:
         return 32, 32, {"num_warps": 4, "num_stages": 1}
     if q.element_size() > 2:
         BM, BN = (64, 32) if D <= 128 else (32, 32)

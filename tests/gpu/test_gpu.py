@@ -1,0 +1,128 @@
+"""The same promises on a real GPU: Triton compiled, not interpreted.
+
+    PYTHONPATH=src python -m pytest tests/gpu -m gpu
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import attnscope
+from attnscope.kernels import AttentionCall, Rows, Visible, kernel, reference
+from attnscope.kernels.attend import attend
+from families import STREAMED, build
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+# B, H, G, Q, K, D, E, causal, window, softcap, sinks
+CASES = [
+    (2, 8, 2, 700, 700, 128, 128, True, None, None, False),
+    (1, 4, 2, 4160, 4160, 128, 128, True, None, None, False),
+    (1, 4, 2, 4100, 4100, 64, 64, True, None, None, False),
+    (2, 4, 4, 300, 300, 64, 64, True, 100, None, True),
+    (1, 4, 2, 257, 257, 128, 128, False, None, None, False),
+    (1, 4, 1, 130, 500, 96, 96, True, None, 30.0, False),
+    (1, 2, 2, 400, 400, 256, 256, True, 64, 50.0, False),
+    (1, 4, 4, 333, 333, 192, 128, True, None, None, False),
+    (1, 4, 2, 1, 900, 128, 128, True, None, None, False),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_kernels_against_float64(case: tuple, dtype: torch.dtype) -> None:
+    B, H, G, Q, K, D, E, causal, window, softcap, sinks = case
+    q = torch.randn(B, Q, H, D, device="cuda", dtype=dtype).transpose(1, 2)
+    k = torch.randn(B, K, G, D, device="cuda", dtype=dtype).transpose(1, 2)
+    v = torch.randn(B, K, G, E, device="cuda", dtype=dtype).transpose(1, 2)
+    own = torch.arange(K - Q, K, device="cuda").expand(B, Q)
+    stop = own + 1 if causal else torch.full_like(own, K)
+    start = (own - window + 1).clamp(min=0) if window else torch.zeros_like(own)
+    form = "interval"
+    if not window:
+        form = "full" if not causal or Q == 1 else ("causal" if Q == K else "interval")
+    bounds = start.int().contiguous(), stop.int().contiguous()
+    taken = torch.randn(H, device="cuda") if sinks else None
+    call = AttentionCall(
+        layer=0,
+        q=q,
+        k=k,
+        v=v,
+        scale=D**-0.5,
+        visible=Visible(form=form, bounds=lambda: bounds),  # type: ignore[arg-type]
+        softcap=softcap,
+        sinks=taken,
+    )
+    rows = Rows(
+        q=q,
+        k=k,
+        scale=call.scale,
+        start=bounds[0],
+        stop=bounds[1],
+        own=own.int().contiguous(),
+        softcap=softcap,
+        sinks=taken,
+        causal=form == "causal",
+    )
+    wanted = reference.reduce(rows)
+    A, _, lse = reference.weights(rows)
+    out, given = attend(call)
+    tolerance = 2e-5 if dtype == torch.float32 else 2e-3
+    exact = A @ v.double().repeat_interleave(H // G, 1)
+    rounding = 1e-4 if dtype == torch.float32 else 2e-2  # the output is stored in 16 bits
+    torch.testing.assert_close(out.double(), exact, rtol=0, atol=rounding)
+    for known in (None, given):
+        got = kernel("triton")(replace(rows, lse=known))
+        for name in ("received", "later", "mass", "entropy", "own"):
+            a, b = getattr(got, name), getattr(wanted, name)
+            off = ((a - b).abs().max() / b.abs().max().clamp(min=1)).item()
+            assert off < tolerance, (name, off)
+
+
+@pytest.mark.parametrize("padding", [None, "left", "right"])
+@pytest.mark.parametrize("name", sorted(STREAMED))
+@torch.no_grad()
+def test_families_agree_with_the_cpu(name: str, padding: str | None) -> None:
+    model = build(name, "eager" if name in ("gemma2", "gpt-oss") else None)
+    ids = torch.randint(5, 97, (3, 23))
+    real = torch.ones_like(ids)
+    for row, size in ((1, 6), (2, 11)):
+        if padding == "left":
+            real[row, :size] = 0
+        if padding == "right":
+            real[row, 23 - size :] = 0
+    with attnscope.watch(model) as cpu:
+        model(ids, attention_mask=real)
+    model.cuda()
+    with attnscope.watch(model) as gpu:
+        model(ids.cuda(), attention_mask=real.cuda())
+    assert gpu.backend == "triton"
+    for layer in cpu.layers:
+        for what in ("received", "average", "entropy", "distance", "self_mass", "sink_mass"):
+            a, b = getattr(gpu, what)(layer).cpu(), getattr(cpu, what)(layer)
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-5, equal_nan=True)
+
+
+@torch.no_grad()
+def test_a_model_spread_over_devices() -> None:
+    from accelerate import dispatch_model
+
+    model = build("qwen2")
+    ids = torch.randint(5, 97, (2, 23))
+    real = torch.ones_like(ids)
+    real[0, :5] = 0
+    with attnscope.watch(model) as whole:
+        model(ids, attention_mask=real)
+    places = {f"model.layers.{i}": "cpu" if i == 1 else 0 for i in range(3)}
+    rest = ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head")
+    model = dispatch_model(model, device_map={**places, **dict.fromkeys(rest, 0)}, main_device=0)
+    with attnscope.watch(model) as spread:
+        model(ids.cuda(), attention_mask=real.cuda())
+    for layer in whole.layers:
+        torch.testing.assert_close(
+            spread.received(layer).cpu(), whole.received(layer), rtol=0, atol=2e-5
+        )
