@@ -330,18 +330,24 @@ def _reduce(rows: Rows) -> Totals:
     else:
         at_q, at_k = flat_q, flat_k
     by_head = M >= BY_HEAD
-    grid = (triton.cdiv(K, BN), B * H) if by_head else (B * H, triton.cdiv(K, BN))
+    blocks = triton.cdiv(K, BN)
     if M:
-        _columns[grid](
-            at_q[0], at_k[0], rows.lse.contiguous(), rows.start, rows.stop, rows.own,
-            rows.weight, rows.shrink, rows.real, ranges, out, scalars,
-            at_q[1], q.stride(1), q.stride(2), at_q[2], at_q[3],
-            at_k[1], k.stride(1), k.stride(2), at_k[2], at_k[3],
-            H, H // G, M, K, D, B * H * K, rows.scale * LOG2E, (rows.softcap or 0.0) * LOG2E,
-            CAUSAL=rows.causal, SOFTCAP=rows.softcap is not None,
-            WEIGHTED=rows.weight is not None, PAIRED=paired, HOLES=rows.real is not None,
-            TMA=at_q is flat_q, BM=BM, BN=BN, BD=_wide(D), EVEN_D=_wide(D) == D,
-            EVEN_M=M % BM == 0, BY_HEAD=by_head, **options,
+        _launch(
+            rows.cache,
+            _columns,
+            (blocks, B * H, 1) if by_head else (B * H, blocks, 1),
+            (
+                at_q[0], at_k[0], rows.lse.contiguous(), rows.start, rows.stop, rows.own,
+                rows.weight, rows.shrink, rows.real, ranges, out, scalars,
+                at_q[1], q.stride(1), q.stride(2), at_q[2], at_q[3],
+                at_k[1], k.stride(1), k.stride(2), at_k[2], at_k[3],
+                H, H // G, M, K, D, B * H * K, rows.scale * LOG2E, (rows.softcap or 0.0) * LOG2E,
+                rows.causal, rows.softcap is not None, rows.weight is not None, paired,
+                rows.real is not None, at_q is flat_q, BM, BN, _wide(D), _wide(D) == D,
+                M % BM == 0, by_head,
+            ),
+            options,
+            None if at_q is flat_q else (q.dtype, k.dtype, q.data_ptr() % 16, k.data_ptr() % 16),
         )  # fmt: skip
     else:
         out.zero_()
@@ -356,6 +362,30 @@ def _reduce(rows: Rows) -> Totals:
         variance=out[2] if paired else None,
         entropy_variance=_entropy_variance(rows) if paired else None,
     )
+
+
+def _launch(
+    cache: dict[Any, Any],
+    function: Any,
+    grid: tuple[int, int, int],
+    arguments: tuple[Any, ...],
+    options: dict[str, int],
+    alignment: tuple[Any, ...] | None,
+) -> None:
+    """Launch a kernel, the second time without Triton asking again what its arguments are.
+
+    That question takes longer than a short kernel runs, and layers under one mask (who share the
+    cache) answer it alike. Descriptors (`alignment` None) must be made anew each time.
+    """
+    if INTERPRETED or alignment is None:
+        function[grid](*arguments, **options)
+        return
+    plain = tuple(a if isinstance(a, int) else None for a in arguments)
+    known = cache.get((function, grid, plain, alignment))
+    if known is None:
+        cache[function, grid, plain, alignment] = function[grid](*arguments, **options)
+    else:
+        known[grid](*arguments)
 
 
 def _reduce_groups(rows: Rows) -> Totals:
