@@ -30,9 +30,9 @@ FAR = 1 << 30
 # Sampled rows whose own entropy is looked at, to tell how much entropy varies between rows, and
 # the number of pieces their keys are cut into.
 SPREAD_ROWS, SPLIT_KEYS = 256, 32
-# From this many queries on, the descriptors of the tensor copy engine pay for themselves.
-LONG = 4096
-BY_HEAD = 16384
+# From this many queries on, the descriptors of the tensor copy engine pay for themselves, and
+# heads are better taken one after the other.
+LONG = 16384
 # Asking Triton's settings reads the environment each time.
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
@@ -329,25 +329,19 @@ def _reduce(rows: Rows) -> Totals:
         at_q, at_k = (q, q.stride(0), 0, 0), (k, k.stride(0), 0, 0)
     else:
         at_q, at_k = flat_q, flat_k
-    by_head = M >= BY_HEAD
+    by_head = M >= LONG
     blocks = triton.cdiv(K, BN)
     if M:
-        _launch(
-            rows.cache,
-            _columns,
-            (blocks, B * H, 1) if by_head else (B * H, blocks, 1),
-            (
-                at_q[0], at_k[0], rows.lse.contiguous(), rows.start, rows.stop, rows.own,
-                rows.weight, rows.shrink, rows.real, ranges, out, scalars,
-                at_q[1], q.stride(1), q.stride(2), at_q[2], at_q[3],
-                at_k[1], k.stride(1), k.stride(2), at_k[2], at_k[3],
-                H, H // G, M, K, D, B * H * K, rows.scale * LOG2E, (rows.softcap or 0.0) * LOG2E,
-                rows.causal, rows.softcap is not None, rows.weight is not None, paired,
-                rows.real is not None, at_q is flat_q, BM, BN, _wide(D), _wide(D) == D,
-                M % BM == 0, by_head,
-            ),
-            options,
-            None if at_q is flat_q else (q.dtype, k.dtype, q.data_ptr() % 16, k.data_ptr() % 16),
+        _columns[(blocks, B * H) if by_head else (B * H, blocks)](
+            at_q[0], at_k[0], rows.lse.contiguous(), rows.start, rows.stop, rows.own,
+            rows.weight, rows.shrink, rows.real, ranges, out, scalars,
+            at_q[1], q.stride(1), q.stride(2), at_q[2], at_q[3],
+            at_k[1], k.stride(1), k.stride(2), at_k[2], at_k[3],
+            H, H // G, M, K, D, B * H * K, rows.scale * LOG2E, (rows.softcap or 0.0) * LOG2E,
+            CAUSAL=rows.causal, SOFTCAP=rows.softcap is not None,
+            WEIGHTED=rows.weight is not None, PAIRED=paired, HOLES=rows.real is not None,
+            TMA=at_q is flat_q, BM=BM, BN=BN, BD=_wide(D), EVEN_D=_wide(D) == D,
+            EVEN_M=M % BM == 0, BY_HEAD=by_head, **options,
         )  # fmt: skip
     else:
         out.zero_()
@@ -362,30 +356,6 @@ def _reduce(rows: Rows) -> Totals:
         variance=out[2] if paired else None,
         entropy_variance=_entropy_variance(rows) if paired else None,
     )
-
-
-def _launch(
-    cache: dict[Any, Any],
-    function: Any,
-    grid: tuple[int, int, int],
-    arguments: tuple[Any, ...],
-    options: dict[str, int],
-    alignment: tuple[Any, ...] | None,
-) -> None:
-    """Launch a kernel, the second time without Triton asking again what its arguments are.
-
-    That question takes longer than a short kernel runs, and layers under one mask (who share the
-    cache) answer it alike. Descriptors (`alignment` None) must be made anew each time.
-    """
-    if INTERPRETED or alignment is None:
-        function[grid](*arguments, **options)
-        return
-    plain = tuple(a if isinstance(a, int) else None for a in arguments)
-    known = cache.get((function, grid, plain, alignment))
-    if known is None:
-        cache[function, grid, plain, alignment] = function[grid](*arguments, **options)
-    else:
-        known[grid](*arguments)
 
 
 def _reduce_groups(rows: Rows) -> Totals:
@@ -528,7 +498,7 @@ def _tile(D: int, q: Tensor, M: int) -> tuple[int, int, dict[str, int]]:
         return 64, 64, {"num_warps": 4, "num_stages": 2}
     if M >= LONG and D in (64, 128):
         return 64, 128, {"num_warps": 4, "num_stages": 2, "maxnreg": 168}
-    return 64, 128, {"num_warps": 4, "num_stages": 3}
+    return 64, 128, {"num_warps": 4, "num_stages": 4}
 
 
 def _row_tile(D: int, q: Tensor) -> tuple[int, int, dict[str, int]]:
