@@ -161,7 +161,7 @@ def _part(
 
     start, stop = (rows(bound) for bound in frame.intervals)
     if low is not None:
-        start = torch.maximum(start, rows(low.expand_as(own)))
+        start = torch.maximum(start, rows(low.expand_as(own)).clamp(max=frame.keys))
     if high is not None:
         stop = torch.minimum(stop, rows(high.expand_as(own)))
     if counted is not None:

@@ -95,7 +95,7 @@ def _fused(call: AttentionCall, *, causal: bool) -> tuple[Tensor, Tensor] | None
     else:
         return None
     # cuDNN keeps a trailing dimension, the memory-efficient kernel pads the rows.
-    return result[0], result[1].flatten(2)[..., : q.shape[2]]
+    return result[0], result[1].flatten(2)[..., : q.shape[2]].float()
 
 
 def _flash_cpu(
@@ -108,7 +108,7 @@ def _flash_cpu(
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, 0.0, causal, attn_mask=bias, scale=scale
     )
-    return out[..., :E], lse
+    return out[..., :E], lse.float()
 
 
 def _by_blocks(call: AttentionCall, dropout: float = 0.0) -> tuple[Tensor, Tensor | None]:

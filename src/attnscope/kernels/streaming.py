@@ -7,6 +7,7 @@ it as one more dimension, in which every key is 1.
 """
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -19,8 +20,10 @@ LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
 # Stands for minus infinity in masked scores: its exponential is 0, and 0 times it is 0, not nan.
 MASKED = -1.0e4
-# Rows × keys of one tile. Four megabytes of float32 stay in the cache, and calls are few.
-TILE_ROWS, TILE_KEYS = 2048, 512
+# Rows × keys of one tile. Two megabytes of float32 stay in the cache.
+TILE_ROWS, TILE_KEYS = 2048, 256
+# Rows of the pieces that the diagonal of a causal block is cut into.
+CORNER = 128
 # Largest block of scores when a row must be seen whole (no log-sum-exp yet).
 WHOLE_ROWS = 1 << 20
 
@@ -56,29 +59,44 @@ def reduce(rows: Rows) -> Totals:
         keys = rows.k[b].float()
         if carried:
             keys = torch.cat([keys, keys.new_ones(G, K, 1)], 2)
-        for first in range(0, M, step):
-            chunk = slice(first, min(first + step, M))
-            span = _span(rows, b, chunk)
-            if span is not None:
-                hidden: dict[int, Tensor] = {}  # masks of tiles, the same for every group
-                for g in range(G):
-                    heads = slice(g * R, (g + 1) * R)
-                    _block(rows, sums, keys[g], tiles, hidden, b, heads, chunk, span)
+        for chunk, span in _work(rows, b, step):
+            hidden: dict[int, Tensor] = {}  # masks of tiles, the same for every group
+            for g in range(G):
+                heads = slice(g * R, (g + 1) * R)
+                _block(rows, sums, keys[g], tiles, hidden, b, heads, chunk, span)
     torch.sum(sums.received, -1, out=sums.mass)
     torch.sub(sums.received, sums.later, out=sums.later).clamp_(min=0)
     return sums
 
 
-def _span(rows: Rows, b: int, chunk: slice) -> tuple[int, int, bool] | None:
-    """First and one past last key that any row of the block sees, and whether all see all."""
-    if rows.causal:  # known without asking the device
-        return 0, chunk.stop, False
+Span = tuple[int, int, bool]
+"""First and one past last key of a block, and whether all its rows see all of them."""
+
+
+def _work(rows: Rows, b: int, step: int) -> Iterator[tuple[slice, Span]]:
+    """Blocks of rows with the keys to take them against."""
+    M = rows.q.shape[2]
+    for first in range(0, M, step):
+        chunk = slice(first, min(first + step, M))
+        if not rows.causal or rows.lse is None:
+            span = _span(rows, b, chunk)
+            if span is not None:
+                yield chunk, span
+            continue
+        if first:  # what lies wholly in the past of the block
+            yield chunk, (0, first, True)
+        for corner in range(first, chunk.stop, CORNER):  # and its triangle, cut small
+            end = min(corner + CORNER, chunk.stop)
+            yield slice(corner, end), (first, end, False)
+
+
+def _span(rows: Rows, b: int, chunk: slice) -> Span | None:
+    """The keys that any row of the block sees; None where no row sees any."""
     start, stop = (bound[b, chunk] for bound in rows.bounds()[:2])
     counts = stop > start
     if not bool(counts.any()):
         return None
-    low = int(start[counts].min())
-    high = int(stop.max())
+    low, high = int(start[counts].min()), int(stop.max())
     same = bool(counts.all()) and int(start.max()) == low and int(stop.min()) == high
     return low, high, same and rows.real is None
 
@@ -92,7 +110,7 @@ def _block(
     b: int,
     heads: slice,
     chunk: slice,
-    span: tuple[int, int, bool],
+    span: Span,
 ) -> None:
     """One block of queries of one group of heads, against all the keys [K, D] it sees.
 

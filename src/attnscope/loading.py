@@ -1,0 +1,105 @@
+"""`load`: a model and its tokenizer by name, from a local folder or the Hugging Face hub.
+
+Never runs code that came with a model, and never unpickles: weights are safetensors or nothing.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from attnscope.errors import ModelError
+
+__all__ = ["load"]
+
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def load(name: str | Path, *, device: str | None = None, dtype: str = "auto") -> tuple[Any, Any]:
+    """A model in evaluation mode and its tokenizer.
+
+        model, tokenizer = attnscope.load("Qwen/Qwen2.5-0.5B-Instruct")   # a hub id
+        model, tokenizer = attnscope.load("path/to/folder")               # or a local folder
+
+    device   where to put the model: "cpu", "cuda", "cuda:1", "mps", or "auto" to spread it over
+             all devices (needs accelerate); by default the first GPU there is, else the CPU
+    dtype    "auto" (as the weights are stored, but float32 on a CPU), "float32", "bfloat16",
+             "float16"
+
+    Gated models need the user's own token (`hf auth login`, or the HF_TOKEN variable).
+    """
+    import torch
+    import transformers
+
+    source = _source(str(name))
+    kinds = {
+        "auto": "auto",
+        **{kind: getattr(torch, kind) for kind in ("float32", "bfloat16", "float16")},
+    }
+    if dtype not in kinds:
+        raise ModelError(f"unknown dtype {dtype!r}; known: {', '.join(kinds)}")
+    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = torch.float32 if dtype == "auto" and where == "cpu" else kinds[dtype]
+    options = {"trust_remote_code": False}
+    try:
+        config = transformers.AutoConfig.from_pretrained(source, **options)
+        kind = _class_for(transformers, config)
+        model = kind.from_pretrained(
+            source,
+            config=config,
+            dtype=chosen,
+            use_safetensors=True,
+            device_map="auto" if where == "auto" else None,
+            **options,
+        )
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise ModelError(_explain(source, error)) from error
+    if where != "auto":
+        model = model.to(where)
+    return model.eval(), tokenizer
+
+
+def _source(name: str) -> str:
+    """The folder or hub id to load from, checked as far as it can be without loading."""
+    if name.startswith("zoo:"):
+        raise ModelError(
+            f"unknown model {name!r}: no models are bundled yet; give a hub id or a local folder"
+        )
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        looks_like_a_path = name.startswith((".", "/", "~")) or name.count("/") > 1
+        if looks_like_a_path or folder.exists():
+            raise ModelError(f"{name!r} is not a folder; a model is a folder with a config.json")
+        return name
+    if not (folder / "config.json").is_file():
+        found = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
+        raise ModelError(f"{name!r} has no config.json, so it is no model; it holds: {found}")
+    if not any(folder.glob("*.safetensors")):
+        pickled = sorted(p.name for pattern in PICKLED for p in folder.glob(pattern))
+        if pickled:
+            raise ModelError(
+                f"{name!r} holds only pickled weights ({', '.join(pickled[:3])}), and loading a "
+                "pickle can run anything. Convert them once, where you trust them: load the model "
+                "with transformers and call model.save_pretrained(folder), which writes safetensors"
+            )
+        raise ModelError(f"{name!r} holds no weights: no *.safetensors file is in it")
+    return str(folder)
+
+
+def _class_for(transformers: Any, config: Any) -> Any:
+    """A causal language model where the architecture has one, else the bare model."""
+    wanted = tuple(getattr(config, "architectures", None) or ())
+    if any("CausalLM" in name or "LMHead" in name for name in wanted):
+        return transformers.AutoModelForCausalLM
+    if type(config) in transformers.AutoModelForCausalLM._model_mapping and not wanted:
+        return transformers.AutoModelForCausalLM
+    return transformers.AutoModel
+
+
+def _explain(source: str, error: Exception) -> str:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    tried = "the folder" if Path(source).is_dir() else "the Hugging Face hub and its local cache"
+    return (
+        f"could not load {source!r} (tried {tried}): {reason}\n"
+        "Without a connection, give the path of a folder that holds config.json, the tokenizer "
+        "and *.safetensors files."
+    )
