@@ -66,8 +66,10 @@ def check() -> list[str]:
         )
         wanted, got = reference.reduce(rows), kernel("triton")(rows)
         off = {
-            name: ((getattr(got, name) - getattr(wanted, name)).abs().max()
-                   / getattr(wanted, name).abs().max()).item()
+            name: (
+                (getattr(got, name) - getattr(wanted, name)).abs().max()
+                / getattr(wanted, name).abs().max()
+            ).item()
             for name in ("received", "later", "entropy", "own", "mass", "lse")
         }
         worst = max(off.values())
@@ -86,9 +88,7 @@ def timed(run: Callable[[], None]) -> tuple[float, float]:
     return time.perf_counter() - begin, torch.cuda.max_memory_allocated()
 
 
-def turns(
-    runs: dict[str, Callable[[], None]], seconds: float
-) -> dict[str, tuple[float, float]]:
+def turns(runs: dict[str, Callable[[], None]], seconds: float) -> dict[str, tuple[float, float]]:
     """Median seconds and peak memory of each, taken turn by turn for about so long."""
     for run in runs.values():  # compile, and let the allocator settle
         run()
@@ -150,17 +150,22 @@ def main() -> None:
                 model(ids, logits_to_keep=1, use_cache=False)
             kept.append(scope)
 
-        runs = {"plain sdpa": plain, "all queries": lambda: watched("all"),
-                "last": lambda: watched("last")}
+        runs = {
+            "plain sdpa": plain,
+            "all queries": lambda: watched("all"),
+            "last": lambda: watched("last"),
+        }
         if tokens >= 16384:
             runs["sample:4096"] = lambda: watched("sample:4096")
         if batch * tokens * tokens <= EAGER_LIMIT * EAGER_LIMIT // 4:
+
             def eager(ids: torch.Tensor = ids) -> None:
                 model.set_attn_implementation("eager")
                 try:
                     model(ids, logits_to_keep=1, use_cache=False, output_attentions=True)
                 finally:
                     model.set_attn_implementation("sdpa")
+
             runs["eager, output_attentions"] = eager
         results = turns(runs, options.seconds)
         kept.clear()

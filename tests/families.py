@@ -226,7 +226,11 @@ def build(name: str, implementation: str | None = None, seed: int = 0) -> PreTra
     model = kind(config).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            if parameter.ndim > 1 and "embed" not in parameter_name and "router" not in parameter_name:
+            if (
+                parameter.ndim > 1
+                and "embed" not in parameter_name
+                and "router" not in parameter_name
+            ):
                 parameter.mul_(6.0)
             if "sinks" in parameter_name:
                 parameter.normal_()

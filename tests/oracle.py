@@ -44,7 +44,9 @@ def statistics(A: Array, visible: Array, counted: Array, first: int) -> dict[str
 
 def mass(A: Array, counted: Array, classes: Array, n: int) -> Array:
     queries = np.flatnonzero(counted)
-    return np.array([sum(A[i, classes == c].sum() for i in queries) / len(queries) for c in range(n)])
+    return np.array(
+        [sum(A[i, classes == c].sum() for i in queries) / len(queries) for c in range(n)]
+    )
 
 
 def flow(A: Array, counted: Array, classes: Array, n: int) -> Array:

@@ -88,6 +88,8 @@ def test_the_wall() -> None:
 
 
 def test_import_is_cheap() -> None:
-    probe = "import sys, attnscope; print(sorted({'torch', 'altair', 'transformers'} & {*sys.modules}))"
+    probe = (
+        "import sys, attnscope; print(sorted({'torch', 'altair', 'transformers'} & {*sys.modules}))"
+    )
     out = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

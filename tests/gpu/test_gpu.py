@@ -1,6 +1,6 @@
 """The same promises on a real GPU: Triton compiled, not interpreted.
 
-    PYTHONPATH=src python -m pytest tests/gpu -m gpu
+PYTHONPATH=src python -m pytest tests/gpu -m gpu
 """
 
 from dataclasses import replace

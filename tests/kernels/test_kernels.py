@@ -84,7 +84,7 @@ def selections(draw: st.DrawFn) -> Rows:
         cut = {n: getattr(rows, n)[:, :even].contiguous() for n in ("start", "stop", "own")}
         weight = None
         if rows.weight is not None:
-            weight = rows.weight[:, : even : 2].repeat_interleave(2, 1).contiguous()
+            weight = rows.weight[:, :even:2].repeat_interleave(2, 1).contiguous()
         shrink = torch.rand(B, even // 2)
         rows = replace(
             rows, q=rows.q[:, :, :even], **cut, weight=weight, shrink=shrink, causal=False

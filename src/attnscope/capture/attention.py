@@ -359,7 +359,12 @@ class Recorder:
         self.dtype = A.dtype
         if selection is not None:
             fallback.reduce(
-                A, frame, selection, self.scope._layers[layer], self.scope._groups, self.top,
+                A,
+                frame,
+                selection,
+                self.scope._layers[layer],
+                self.scope._groups,
+                self.top,
                 has_sinks=getattr(module, "sinks", None) is not None,
             )
 
@@ -400,12 +405,10 @@ def _audit(call: AttentionCall, frame: Frame, lse: Tensor) -> None:
     """A few rows, looked at whole: does each add up to 1 under the log-sum-exp we were given?"""
     index = torch.linspace(0, frame.queries - 1, AUDITED).long().expand(frame.batch, -1)
     start, stop = (bound.gather(1, index).int().to(lse.device) for bound in frame.intervals)
-    few = Part(
-        rows=AUDITED, index=index.to(lse.device), start=start, stop=stop, own=stop.clone()
-    )
+    few = Part(rows=AUDITED, index=index.to(lse.device), start=start, stop=stop, own=stop.clone())
     afresh = kernels.kernel("streaming")(_rows(call, few, None, 0)).lse
     given = lse.gather(2, index[:, None].expand_as(afresh).to(lse.device))
-    off = ((afresh - given).abs() * (stop > start)[:, None]).max().item()
+    off = (afresh - given).abs().where((stop > start)[:, None], 0.0).max().item()
     if not off <= 2e-3:
         raise ConservationError(
             f"layer {call.layer}: a row adds up to 1 only within {off:.3g}, measured afresh. "

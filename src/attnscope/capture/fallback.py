@@ -144,9 +144,7 @@ def reduce(
             "the weights: call model.eval() first"
         )
     group = None if selection.group is None else selection.rows(selection.group).to(A.device)
-    layer.add(
-        reference.totals(A, own, rowsum.log(), counted.float(), None, group, groups), 0
-    )
+    layer.add(reference.totals(A, own, rowsum.log(), counted.float(), None, group, groups), 0)
     layer.selections.append(selection)
     if top:
         weights, keys = A.topk(min(top, A.shape[-1]))

@@ -208,7 +208,5 @@ def _sample(
         _part(frame, index, None, group, high=own - NEAR + 1, weight=weight, shrink=shrink),
     ]
     if frame.form != "causal":
-        parts.append(
-            _part(frame, index, None, group, low=own + NEAR, weight=weight, shrink=shrink)
-        )
+        parts.append(_part(frame, index, None, group, low=own + NEAR, weight=weight, shrink=shrink))
     return (near, *parts)

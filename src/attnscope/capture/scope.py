@@ -70,9 +70,7 @@ class Scope:
 
     def average_error(self, layer: int) -> Tensor:
         """[B, H, K]: standard error of `average` when sampled, else 0; nan as in `average`."""
-        return received.average(
-            self.received_error(layer), self._exposed(layer, "eligible_later")
-        )
+        return received.average(self.received_error(layer), self._exposed(layer, "eligible_later"))
 
     def eligible(self, layer: int) -> Tensor:
         """[B, K]: the number of queries that could see each key."""

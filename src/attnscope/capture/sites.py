@@ -37,9 +37,7 @@ def find(model: nn.Module) -> Sites:
     """The attention modules of a model; a clear error where there are none or too many."""
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel):
-        raise ModelError(
-            f"{name} is not a transformers model; watch the PreTrainedModel inside it"
-        )
+        raise ModelError(f"{name} is not a transformers model; watch the PreTrainedModel inside it")
     if getattr(model.config, "is_encoder_decoder", False):
         raise ModelError(
             f"{name} has an encoder and a decoder, each with layers of its own; "

@@ -45,4 +45,3 @@ def choose(backend: str, device: torch.device) -> str:
 def kernel(backend: str) -> Reduce:
     """The `reduce` of a kernel, imported when it is first used."""
     return cast(Reduce, import_module(f"attnscope.kernels.{backend}").reduce)
-

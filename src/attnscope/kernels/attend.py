@@ -163,15 +163,13 @@ def _by_scores(call: AttentionCall, dropout: float = 0.0) -> tuple[Tensor, Tenso
             p = torch.exp(x - lse.clamp(min=torch.finfo(torch.float32).min))
             p = F.dropout(p, dropout)
             row_outs.append(p.to(v.dtype) @ v[:, low:high])
-            row_lses.append(lse[..., 0])
+            row_lses.append(lse[..., 0].where(lse[..., 0] > -math.inf, 0.0))
         outs.append(torch.cat(row_outs, 1))
         lses.append(torch.cat(row_lses, 1))
     return torch.stack(outs), None if dropout else torch.stack(lses)
 
 
-def _blocks(
-    visible: Visible, b: int, step: int
-) -> list[tuple[slice, int, int, Tensor | None]]:
+def _blocks(visible: Visible, b: int, step: int) -> list[tuple[slice, int, int, Tensor | None]]:
     """Blocks of queries, the keys any of them sees, and an additive mask where they differ."""
     starts, stops = visible.start[b].tolist(), visible.stop[b].tolist()
     blocks: list[tuple[slice, int, int, Tensor | None]] = []

@@ -133,7 +133,7 @@ def _block(
     received = sums.received[b, heads]
     row_entropy = q.new_zeros(R, T) if rows.shrink is not None else None
     total_entropy = q.new_zeros(R)
-    width = TILE_KEYS if known else high - low
+    width = tiles.shape[1] // (R * T) if known else high - low
     for left in range(low, high, width):
         right = min(left + width, high)
         size = R * T * (right - left)
