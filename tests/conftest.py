@@ -1,10 +1,23 @@
-"""What tests in every room share."""
-
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from made_tokenizers import CHAT_TEMPLATES, KINDS, made
+# The Triton kernels run here through Triton's interpreter; a real GPU compiles them (tests/gpu).
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+sys.path.insert(0, str(Path(__file__).parent))
+
+from made_tokenizers import CHAT_TEMPLATES, KINDS, made  # noqa: E402  it lies in this folder
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
 
 
 @pytest.fixture(params=KINDS, scope="session")

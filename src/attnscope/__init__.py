@@ -8,7 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attnscope.capture.attention import Scope, watch
+    from attnscope.capture.attention import watch
+    from attnscope.capture.scope import Scope
     from attnscope.errors import AttnscopeError
     from attnscope.loading import load
 
@@ -18,7 +19,7 @@ __all__ = ["AttnscopeError", "Scope", "load", "watch"]
 
 _HOME = {
     "AttnscopeError": "attnscope.errors",
-    "Scope": "attnscope.capture.attention",
+    "Scope": "attnscope.capture.scope",
     "load": "attnscope.loading",
     "watch": "attnscope.capture.attention",
 }

@@ -1,0 +1,398 @@
+"""`watch`: measure a model's attention while it runs, and leave the model as it was.
+
+The seam to transformers: inside the `with` block the model's attention and mask functions are
+ours, registered under a name of this watch alone. The output comes from torch's own fused
+attention; the statistics from a second, streamed pass over queries and keys.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from attnscope import kernels
+from attnscope.capture import fallback, masks, sites
+from attnscope.capture.frame import Frame, Part, Selection
+from attnscope.capture.queries import parse, select
+from attnscope.capture.scope import Scope
+from attnscope.capture.totals import LayerTotals
+from attnscope.errors import ConservationError, InputError, ModelError, ScopeError
+from attnscope.kernels import AttentionCall, Rows
+from attnscope.kernels.attend import attend
+from attnscope.kernels.top import top_keys
+
+__all__ = ["watch"]
+
+# Up to this many rows are cheaper to look at afresh than to ask the forward pass about.
+FEW = 16
+# Rows of a sampled pass that are looked at whole, to check the log-sum-exp they were given.
+AUDITED = 4
+
+_names = itertools.count()
+_watched: WeakSet[nn.Module] = WeakSet()
+
+
+def watch(
+    model: nn.Module,
+    layers: Any = None,
+    queries: Any = "all",
+    backend: str = "auto",
+    *,
+    classes: Any = None,
+    top: int = 0,
+    seed: int = 0,
+) -> AbstractContextManager[Scope]:
+    """Measure where the attention of a transformers model goes, inside a `with` block.
+
+        with attnscope.watch(model) as scope:
+            model(**inputs)                  # or model.generate(**inputs)
+        scope.received(layer)
+
+    layers    which layers to measure, in the model's own numbering; all of them by default
+    queries   which tokens' attention counts: "all", "last" (prompt token), "generated",
+              "sample:K" (K queries spread over the text: estimates, with standard errors),
+              or a bool tensor [batch, keys]
+    backend   "auto", or "reference", "streaming", "triton", "eager-fallback"
+    classes   int [batch, keys], -1 for none: also tell attention *from* these classes, for `flow`
+    top       also keep, for each counted query, this many keys it looks at most
+    seed      of "sample:K"
+    """
+    eager = backend == "eager-fallback"
+    found = sites.find(model)
+    measured = sites.restrict(found, layers)
+    chosen = parse(queries, seed)
+    if isinstance(top, bool) or not isinstance(top, int) or top < 0:
+        raise InputError(f"top={top!r}: the number of keys to keep is a whole number from 0")
+    ids, groups = _classes(classes)
+    if not eager:
+        device = next(iter(found.modules)).parameters().__next__().device
+        backend = kernels.choose(backend, device)
+        if not found.interface:
+            backend = "eager-fallback"
+    scope = Scope(layers=sorted(measured), backend=backend, queries=chosen, groups=groups)
+    scope._classes = ids
+    return _watching(found, scope, top)
+
+
+def _classes(classes: Any) -> tuple[Tensor | None, int]:
+    if classes is None:
+        return None, 0
+    ids = torch.as_tensor(classes)
+    if ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool or ids.numel() == 0:
+        raise InputError(
+            "classes is an int tensor [batch, keys] with -1 for no class; got "
+            f"{str(ids.dtype).removeprefix('torch.')} {list(ids.shape)}"
+        )
+    return ids.long().cpu(), max(int(ids.max()) + 1, 1)
+
+
+@contextmanager
+def _watching(found: sites.Sites, scope: Scope, top: int) -> Iterator[Scope]:
+    if any(module in _watched for module in found.modules):
+        raise ScopeError("this model is being watched already; leave that with block first")
+    recorder = Recorder(found, scope, top)
+    with ExitStack() as undo:
+        _watched.update(found.modules)
+        undo.callback(lambda: [_watched.discard(module) for module in found.modules])
+        for hook in recorder.hooks():
+            undo.callback(hook.remove)
+        undo.callback(recorder.release_caches)
+        if scope.backend == "eager-fallback":
+            if found.interface:
+                _use_implementation(found, "eager", undo)
+            fallback.install(found, recorder.measure_weights, undo)
+        else:
+            _install(found, recorder.attention, undo)
+        yield scope
+
+
+def _install(found: sites.Sites, attention: Callable[..., Any], undo: ExitStack) -> None:
+    """Put our attention and mask functions in place, under a name of their own."""
+    name = f"attnscope-{next(_names)}"
+    AttentionInterface.register(name, attention)
+    undo.callback(AttentionInterface._global_mapping.pop, name)
+    AttentionMaskInterface.register(name, masks.mask_function)
+    undo.callback(AttentionMaskInterface._global_mapping.pop, name)
+    _use_implementation(found, name, undo)
+
+
+def _use_implementation(found: sites.Sites, name: str, undo: ExitStack) -> None:
+    """Point the configs of the attention modules at an implementation, until undone.
+
+    Not `set_attn_implementation`: that walks the whole model, and would switch vision towers too.
+    """
+    configs = {id(module.config): module.config for module in (*found.modules, found.base)}
+    for config in configs.values():
+        undo.callback(
+            setattr, config, "_attn_implementation_internal", config._attn_implementation_internal
+        )
+        config._attn_implementation_internal = name
+
+
+class Recorder:
+    """One watch at work: receives the attention calls of a model and keeps its scope up to date."""
+
+    def __init__(self, found: sites.Sites, scope: Scope, top: int):
+        self.found = found
+        self.scope = scope
+        self.top = top
+        self.seen: set[int] | None = None
+        """Layers seen in the pass under way; None between passes (and while gradient
+        checkpointing runs layers a second time)."""
+        self.dtype = torch.float32
+        self.guarded: list[Any] = []
+
+    def hooks(self) -> list[Any]:
+        """Mark where a forward pass begins and ends."""
+        base = self.found.base
+        return [
+            base.register_forward_pre_hook(self._begin, with_kwargs=True),
+            base.register_forward_hook(self._end),
+        ]
+
+    def _begin(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        self.seen = set()
+        self.scope._complete = False
+        self._guard(sites.argument(module, "past_key_values", args, kwargs))
+
+    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        seen, self.seen = self.seen, None
+        if not seen:
+            raise ModelError(
+                f"{type(module).__name__} ran without a single attention that attnscope can see; "
+                "models without attention have no attention to measure"
+            )
+        try:
+            self.scope._check(self.dtype)
+        except ConservationError:
+            self.scope._layers.clear()
+            raise
+        self.scope._complete = True
+
+    # A cache whose rows are shuffled (beam search) or cut (assisted generation) between steps no
+    # longer matches the sums so far. Never a wrong number: say so at once.
+    _SHUFFLES = ("reorder_cache", "crop", "batch_select_indices", "batch_repeat_interleave")
+
+    def _guard(self, cache: Any) -> None:
+        if cache is None or any(cache is known for known in self.guarded):
+            return
+        self.guarded.append(cache)
+
+        def refuse(*args: Any, **kwargs: Any) -> None:
+            raise ScopeError(
+                "the cache was reordered or cut while watched, so attention can no longer be "
+                "added up by sequence; generate with num_beams=1 and without an assistant model"
+            )
+
+        for method in self._SHUFFLES:
+            if hasattr(cache, method):
+                setattr(cache, method, refuse)
+
+    def release_caches(self) -> None:
+        """Give watched caches their own methods back."""
+        for cache in self.guarded:
+            for method in self._SHUFFLES:
+                vars(cache).pop(method, None)
+        self.guarded.clear()
+
+    @torch.compiler.disable
+    def attention(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        position_bias: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """What the model calls in place of sdpa; the names are those of transformers."""
+        if position_bias is not None:
+            raise ModelError(
+                f"{type(module).__name__} adds a position bias to its scores, which attnscope "
+                "cannot stream; watch it with backend='eager-fallback'"
+            )
+        frame = self._frame(module, query, key, attention_mask, is_causal)
+        call = AttentionCall(
+            layer=self.found.modules.get(module, -1),
+            q=query,
+            k=key[:, :, : frame.keys],
+            v=value[:, :, : frame.keys],
+            scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+            visible=frame.visible,
+            softcap=softcap,
+            sinks=s_aux,
+        )
+        measured = call.layer in self.scope.layers and self.seen is not None
+        selection = self._select(call.layer, frame) if measured else None
+        many = selection is not None and selection.whole.start.shape[1] > FEW
+        out, lse = attend(call, dropout=dropout, need_lse=many)
+        if self.seen is not None and call.layer >= 0:
+            self._once(call.layer)
+        if selection is not None:
+            with torch.no_grad():
+                self._measure(call, frame, selection, lse)
+        return out.transpose(1, 2).contiguous(), None
+
+    def _frame(
+        self,
+        module: nn.Module,
+        q: Tensor,
+        k: Tensor,
+        mask: Tensor | None,
+        is_causal: bool | None,
+    ) -> Frame:
+        if isinstance(mask, masks.MaskTensor):
+            return mask.frame.on(q.device)
+        if mask is not None:
+            return masks.frame_of_dense(mask, q, k)
+        causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
+        return masks.frame_without_mask(q, k, causal=causal)
+
+    def _once(self, layer: int) -> None:
+        assert self.seen is not None
+        if layer in self.seen:
+            raise ModelError(
+                f"layer {layer} attends twice in one forward pass (layers that share a module, or "
+                "cross-attention beside self-attention), so its numbers cannot be told apart"
+            )
+        self.seen.add(layer)
+
+    def _select(self, layer: int, frame: Frame) -> Selection | None:
+        """The counted rows of this call; begins a new sequence where there is no past."""
+        scope = self.scope
+        if frame.first_query == 0:
+            scope._layers[layer] = LayerTotals(
+                prompt=frame.first_key + frame.keys,
+                first=frame.first_real(),
+                backend=scope.backend,
+            )
+        elif layer not in scope._layers:
+            raise ScopeError(
+                "this forward pass continues a cache that was filled before the with block; "
+                "run the whole sequence inside it"
+            )
+        totals = scope._layers[layer]
+        position = frame.first_key + frame.keys
+        if frame.first_query > 0 and frame.first_query != totals.keys:
+            raise ScopeError(
+                f"this forward pass continues at token {frame.first_query}, but {totals.keys} "
+                "tokens were seen so far; run the whole sequence inside the with block"
+            )
+        totals.keys = position
+        if totals.prompt not in frame.selections:
+            classes = scope._classes
+            if classes is not None and classes.shape[0] != frame.start.shape[0]:
+                raise InputError(
+                    f"classes has {classes.shape[0]} rows and the batch {frame.start.shape[0]}"
+                )
+            frame.selections[totals.prompt] = select(
+                scope._queries, frame, totals.prompt, classes, scope._groups
+            )
+        return frame.selections[totals.prompt]
+
+    def _measure(
+        self, call: AttentionCall, frame: Frame, selection: Selection, lse: Tensor | None
+    ) -> None:
+        self.dtype = call.q.dtype
+        backend = self.scope.backend
+        if backend == "triton" and call.q.device.type != "cuda" and self._spread(call):
+            backend = "streaming"
+        reduce = kernels.kernel(backend)
+        totals = self.scope._layers[call.layer]
+        if selection.sampled and lse is None:  # every part needs the log-sum-exp of whole rows
+            lse = reduce(_rows(call, selection.whole, None, self.scope._groups)).lse
+        if selection.sampled and lse is not None:
+            _audit(call, selection.whole, lse)
+        for part in selection.parts:
+            sums = reduce(_rows(call, part, lse, self.scope._groups))
+            totals.add(sums, frame.first_key)
+        totals.expose(selection, frame, sums.lse if lse is None else lse, call.sinks)
+        if self.top:
+            rows = _rows(call, selection.whole, lse, 0)
+            known = sums.lse if lse is None else rows.lse
+            assert known is not None
+            keys, weights = top_keys(rows, known, self.top)
+            where = selection.whole.own.long() + frame.first_key
+            where = where.where(selection.counted.to(where.device), -1)
+            keys = keys.where(keys < 0, keys + frame.first_key)
+            totals.top.append((where, keys, weights))
+
+    def _spread(self, call: AttentionCall) -> bool:
+        """Whether the model is spread over devices of which this one has no Triton."""
+        return any(p.device.type == "cuda" for p in self.found.base.parameters())
+
+    def measure_weights(self, module: nn.Module, frame: Frame, A: Tensor) -> None:
+        """The fallback: a layer's whole matrix, reduced before the next layer runs."""
+        layer = self.found.modules[module]
+        if self.seen is None:
+            return
+        self._once(layer)
+        if layer not in self.scope.layers:
+            return
+        selection = self._select(layer, frame)
+        self.dtype = A.dtype
+        if selection is not None:
+            fallback.reduce(
+                A, frame, selection, self.scope._layers[layer], self.scope._groups, self.top,
+                has_sinks=getattr(module, "sinks", None) is not None,
+            )
+
+
+def _rows(call: AttentionCall, part: Part, lse: Tensor | None, groups: int) -> Rows:
+    """The rows of a part, gathered where it says so."""
+    q = call.q.detach()
+    if part.index is not None:
+        index = part.index[:, None, :]
+        q = q.gather(2, index[..., None].expand(-1, q.shape[1], -1, q.shape[3]))
+        if lse is not None:
+            lse = lse.gather(2, index.expand(-1, lse.shape[1], -1))
+    return Rows(
+        q=q,
+        k=call.k.detach(),
+        scale=call.scale,
+        start=part.start,
+        stop=part.stop,
+        own=part.own,
+        lse=None if lse is None else lse.detach(),
+        real=call.visible.real,
+        softcap=call.softcap,
+        sinks=None if call.sinks is None else call.sinks.detach(),
+        causal=part.causal,
+        weight=part.weight,
+        shrink=part.shrink,
+        group=part.group,
+        groups=groups if part.group is not None else 0,
+    )
+
+
+def _audit(call: AttentionCall, whole: Part, lse: Tensor) -> None:
+    """A few rows, looked at whole: does each add up to 1 under the log-sum-exp we were given?"""
+    M = whole.start.shape[1]
+    index = torch.linspace(0, M - 1, min(AUDITED, M), device=lse.device).long()
+    index = index.expand(lse.shape[0], -1)
+    few = Part(
+        index=index,
+        start=whole.start.gather(1, index),
+        stop=whole.stop.gather(1, index),
+        own=whole.own.gather(1, index),
+    )
+    afresh = kernels.kernel("streaming")(_rows(call, few, None, 0)).lse
+    given = lse.gather(2, index[:, None].expand_as(afresh))
+    seen = (few.stop > few.start)[:, None]
+    off = ((afresh - given).abs() * seen).max().item()
+    if not off <= 2e-3:
+        raise ConservationError(
+            f"layer {call.layer}: a row adds up to 1 only within {off:.3g}, measured afresh. "
+            "This is a bug: please report it."
+        )

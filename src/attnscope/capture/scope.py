@@ -1,0 +1,246 @@
+"""What a watched model's attention did: the numbers of the definitions, read layer by layer."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnscope.capture.queries import Queries
+from attnscope.capture.totals import LayerTotals
+from attnscope.errors import ConservationError, InputError, ScopeError
+from attnscope.kernels import Totals
+from attnscope.measures import flow as flows
+from attnscope.measures import mass as masses
+from attnscope.measures import per_query, received
+
+__all__ = ["Scope"]
+
+# How far the rows of a head may add up to something other than the number of queries, relative.
+TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 2e-3, torch.float16: 2e-3}
+
+
+class Scope:
+    """Results of `attnscope.watch`. Shapes: B sequences, H query heads, K keys (positions).
+
+    A forward pass without a cache begins a new sequence and forgets the one before; one that
+    continues a cache (every step of `generate`) adds to it. Results are float32 on the layer's
+    own device. Padding is neither query nor key: its columns are 0 (nan in `average`).
+    """
+
+    def __init__(self, *, layers: list[int], backend: str, queries: Queries, groups: int):
+        self.layers = layers
+        """The layers being measured, in the model's own numbering."""
+        self.backend = backend
+        """"reference", "streaming", "triton" or "eager-fallback"."""
+        self._queries = queries
+        self._groups = groups
+        self._classes: Tensor | None = None
+        self._layers: dict[int, LayerTotals] = {}
+        self._complete = False
+
+    def __repr__(self) -> str:
+        state = f"{len(self._layers)} measured" if self._layers else "no forward pass yet"
+        return (
+            f"<Scope of {len(self.layers)} layers, queries {self._queries.name!r}, "
+            f"backend {self.backend!r}: {state}>"
+        )
+
+    def count(self, layer: int) -> Tensor:
+        """[B]: how many queries counted, |Q|."""
+        return self._read(layer)[2].float()
+
+    def received(self, layer: int) -> Tensor:
+        """[B, H, K]: sum over the queries of their attention to each key."""
+        totals, sums, _ = self._read(layer)
+        return sums.received[..., : totals.keys].clone()
+
+    def received_error(self, layer: int) -> Tensor:
+        """[B, H, K]: standard error of `received` (and of its later part) when sampled, else 0."""
+        totals, sums, _ = self._read(layer)
+        variance = None if sums.variance is None else sums.variance[..., : totals.keys]
+        return received.standard_error(variance, sums.received[..., : totals.keys])
+
+    def average(self, layer: int) -> Tensor:
+        """[B, H, K]: average attention weight, from later tokens; nan where none could look."""
+        totals, sums, _ = self._read(layer)
+        later = sums.later[..., : totals.keys]
+        return received.average(later, self._exposed(layer, "eligible_later"))
+
+    def average_error(self, layer: int) -> Tensor:
+        """[B, H, K]: standard error of `average` when sampled, else 0; nan as in `average`."""
+        return received.average(
+            self.received_error(layer), self._exposed(layer, "eligible_later")
+        )
+
+    def eligible(self, layer: int) -> Tensor:
+        """[B, K]: the number of queries that could see each key."""
+        return self._exposed(layer, "eligible")
+
+    def uniform(self, layer: int) -> Tensor:
+        """[B, K]: what each key would receive if every query spread its attention evenly."""
+        return self._exposed(layer, "uniform")
+
+    def mass(self, layer: int, class_ids: Any, n: int) -> Tensor:
+        """[B, H, n]: mean over the queries of their attention to each class.
+
+        `class_ids` is int [B, K], in 0 … n - 1, -1 for no class.
+        """
+        totals, sums, count = self._read(layer)
+        ids = self._class_ids(totals, class_ids, n)
+        return masses.mass(sums.received[..., : totals.keys], ids, n, count.float())
+
+    def mass_error(self, layer: int, class_ids: Any, n: int) -> Tensor:
+        """[B, H, n]: an upper bound of the standard error of `mass` when sampled, else 0.
+
+        The errors of a class's keys are added up, as if all erred the same way.
+        """
+        totals, _, count = self._read(layer)
+        ids = self._class_ids(totals, class_ids, n)
+        return masses.mass(self.received_error(layer), ids, n, count.float())
+
+    def lift(self, layer: int, class_ids: Any, n: int) -> Tensor:
+        """[B, H, n]: `mass` over what it would be under even attention; 1 is no preference."""
+        totals, _, count = self._read(layer)
+        ids = self._class_ids(totals, class_ids, n)
+        even = masses.mass(self.uniform(layer)[:, None], ids, n, count.float())
+        return masses.lift(self.mass(layer, class_ids, n), even)
+
+    def flow(self, layer: int) -> Tensor:
+        """[B, H, n, n]: mean over the queries of class c of their mass on class d.
+
+        The classes are those given as `watch(…, classes=…)`: attention from a class cannot be
+        told apart after the fact.
+        """
+        totals, sums, _ = self._read(layer)
+        if sums.flow is None or self._classes is None:
+            raise ScopeError("flow needs the classes beforehand: watch(model, classes=class_ids)")
+        assert totals.exposure is not None
+        assert totals.exposure.groups is not None
+        ids = torch.full((len(totals.first), totals.keys), -1, dtype=torch.int64)
+        known = min(self._classes.shape[1], totals.keys)
+        ids[:, :known] = self._classes[:, :known]
+        groups = totals.exposure.groups.float().to(sums.flow.device)
+        return flows.flow(
+            sums.flow[..., : totals.keys], ids.to(sums.flow.device), self._groups, groups
+        )
+
+    def entropy(self, layer: int) -> Tensor:
+        """[B, H]: mean over the queries of -sum_j A ln A, in nats."""
+        _, sums, count = self._read(layer)
+        return per_query.mean_over_queries(sums.entropy, count)
+
+    def entropy_error(self, layer: int) -> Tensor:
+        """[B, H]: standard error of `entropy` when sampled, else 0."""
+        _, sums, count = self._read(layer)
+        error = received.standard_error(sums.entropy_variance, sums.entropy)
+        return per_query.mean_over_queries(error, count)
+
+    def first_token(self, layer: int) -> Tensor:
+        """[B, H]: mean over the queries of their attention to the first real token."""
+        totals, sums, count = self._read(layer)
+        first = totals.first.to(count.device)[:, None, None].expand(-1, sums.mass.shape[1], 1)
+        return per_query.mean_over_queries(sums.received.gather(2, first)[..., 0], count)
+
+    def self_mass(self, layer: int) -> Tensor:
+        """[B, H]: mean over the queries of their attention to themselves."""
+        _, sums, count = self._read(layer)
+        return per_query.mean_over_queries(sums.own, count)
+
+    def distance(self, layer: int) -> Tensor:
+        """[B, H]: mean over the queries of how far back they look, in tokens."""
+        totals, sums, count = self._read(layer)
+        assert totals.exposure is not None
+        total = count[:, None].expand_as(sums.mass)
+        positions = totals.exposure.position.to(count.device)[:, None].expand_as(sums.mass)
+        if totals.sink is not None and totals.sink_position is not None:
+            total, positions = total - totals.sink, positions - totals.sink_position
+        return per_query.distance(sums.received[..., : totals.keys], positions, count, total)
+
+    def sink_mass(self, layer: int) -> Tensor:
+        """[B, H]: mean over the queries of what a learned sink took; 0 in models without one."""
+        totals, sums, count = self._read(layer)
+        taken = torch.zeros_like(sums.mass) if totals.sink is None else totals.sink
+        return per_query.mean_over_queries(taken, count)
+
+    def top_keys(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The keys each query looks at most, as asked for with `watch(…, top=k)`.
+
+        Positions of the queries [B, M] (-1 where a shorter sequence has fewer), their keys
+        [B, H, M, k] (-1 where fewer are visible) and the weights [B, H, M, k], largest first.
+        """
+        totals, _, _ = self._read(layer)
+        if not totals.top:
+            raise ScopeError("top keys must be asked for beforehand: watch(model, top=5)")
+        queries, keys, weights = zip(*totals.top, strict=True)
+        width = max(part.shape[-1] for part in keys)
+        wide = [torch.nn.functional.pad(k, (0, width - k.shape[-1]), value=-1) for k in keys]
+        heavy = [torch.nn.functional.pad(w, (0, width - w.shape[-1])) for w in weights]
+        return torch.cat(queries, 1), torch.cat(wide, 2), torch.cat(heavy, 2)
+
+    def _read(self, layer: int) -> tuple[LayerTotals, Totals, Tensor]:
+        """The totals of a layer, and |Q| [B] in float64 beside them."""
+        if isinstance(layer, bool) or layer not in self.layers:
+            known = ", ".join(map(str, self.layers))
+            raise InputError(f"layer {layer!r} was not measured; measured: {known}")
+        if layer not in self._layers:
+            raise ScopeError("nothing measured yet; call the model inside the with block first")
+        if not self._complete:
+            raise ScopeError("the last forward pass did not finish, so there is nothing to read")
+        totals = self._layers[layer]
+        if totals.sums is None or totals.exposure is None:
+            hint = (
+                "no token was generated and fed back; call model.generate(…, use_cache=True) "
+                "for more than one new token"
+                if self._queries.name == "generated"
+                else "the query mask selects no real token"
+            )
+            raise ScopeError(f"no query counted: {hint}")
+        return totals, totals.sums, totals.exposure.count.to(totals.sums.received.device)
+
+    def _exposed(self, layer: int, name: str) -> Tensor:
+        totals, sums, _ = self._read(layer)
+        value: Tensor = getattr(totals.exposure, name)
+        value = torch.nn.functional.pad(value, (0, totals.keys - value.shape[-1]))
+        return value.to(sums.received.device, torch.float32)
+
+    def _class_ids(self, totals: LayerTotals, class_ids: Any, n: int) -> Tensor:
+        ids = torch.as_tensor(class_ids)
+        wanted = [len(totals.first), totals.keys]
+        if list(ids.shape) != wanted or ids.is_floating_point() or ids.dtype == torch.bool:
+            raise InputError(
+                f"class_ids is an int tensor {wanted} ([batch, keys]); got "
+                f"{str(ids.dtype).removeprefix('torch.')} {list(ids.shape)}"
+            )
+        if ids.numel() and (int(ids.max()) >= n or int(ids.min()) < -1):
+            raise InputError(
+                f"class_ids must lie in -1 … {n - 1} for n={n}; "
+                f"found {int(ids.min())} … {int(ids.max())}"
+            )
+        assert totals.sums is not None
+        return ids.long().to(totals.sums.received.device)
+
+    def _check(self, dtype: torch.dtype) -> None:
+        """Conservation: what the keys received and the sinks took is the number of queries."""
+        measured = [(n, t) for n, t in self._layers.items() if t.sums is not None]
+        by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
+        for layer, totals in measured:
+            assert totals.sums is not None
+            assert totals.exposure is not None
+            if totals.sampled:
+                continue  # estimates add up only on average; their rows are audited instead
+            mass = totals.sums.mass if totals.sink is None else totals.sums.mass + totals.sink
+            by_device.setdefault(mass.device, []).append((layer, mass))
+        for device, pairs in by_device.items():
+            wanted = torch.stack(
+                [self._layers[n].exposure.count for n, _ in pairs]  # type: ignore[union-attr]
+            ).to(device)[..., None]
+            got = torch.stack([mass for _, mass in pairs])
+            off = ((got - wanted).abs() / wanted.clamp(min=1)).amax((1, 2))
+            worst = off.max().item()
+            if not worst <= TOLERANCE.get(dtype, 2e-3):
+                at = int(off.nan_to_num(torch.inf).argmax())
+                raise ConservationError(
+                    f"layer {pairs[at][0]}: attention adds up to {1 + worst:.6g} times the number "
+                    f"of queries, not to it (backend {self.backend!r}). This is a bug: please "
+                    "report it. backend='reference' gives the definition for short texts."
+                )

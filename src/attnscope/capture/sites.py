@@ -1,0 +1,138 @@
+"""Where a model attends: its self-attention modules, by layer, in the model's own numbering."""
+
+import inspect
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from attnscope.errors import InputError, ModelError
+
+__all__ = ["Sites", "argument", "find", "restrict"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sites:
+    """The attention modules of one stack of layers."""
+
+    modules: dict[nn.Module, int]
+    """Module to layer."""
+    base: nn.Module
+    """The innermost model around all of them: one call of it is one forward pass."""
+    interface: bool
+    """Whether they go through the attention interface of transformers."""
+
+    @property
+    def layers(self) -> list[int]:
+        """The layers that attend, in order."""
+        return sorted(self.modules.values())
+
+
+def find(model: nn.Module) -> Sites:
+    """The attention modules of a model; a clear error where there are none or too many."""
+    name = type(model).__name__
+    if not isinstance(model, PreTrainedModel):
+        raise ModelError(
+            f"{name} is not a transformers model; watch the PreTrainedModel inside it"
+        )
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ModelError(
+            f"{name} has an encoder and a decoder, each with layers of its own; "
+            "watch one of them: watch(model.get_encoder()) around a call of it"
+        )
+    interface = {m: n for n, m in model.named_modules() if _uses_interface(m)}
+    if interface:
+        return _stack(model, interface, interface=True)
+    named = {m: n for n, m in model.named_modules() if _looks_like_attention(m)}
+    inner = {m: n for m, n in named.items() if not _has_inner(m, named)}
+    if not inner:
+        raise ModelError(
+            f"{name} has no attention layers that attnscope can see; "
+            "models without attention (Mamba, RWKV …) have no attention to measure"
+        )
+    return _stack(model, inner, interface=False)
+
+
+def restrict(sites: Sites, layers: Any) -> frozenset[int]:
+    """The layers to measure: all of them, or those asked for."""
+    if layers is None:
+        return frozenset(sites.layers)
+    wanted = [layers] if isinstance(layers, int) else list(layers)
+    for layer in wanted:
+        if not isinstance(layer, int) or isinstance(layer, bool) or layer not in sites.layers:
+            raise InputError(
+                f"layer {layer!r} is not one that attends; this model's are "
+                f"{_ranges(sites.layers)} (counted from 0)"
+            )
+    if not wanted:
+        raise InputError("layers=[] leaves nothing to measure; leave it out to measure all layers")
+    return frozenset(wanted)
+
+
+def argument(module: nn.Module, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    """An argument of a module's call, however it was passed; None where it was not."""
+    if name in kwargs or not args:
+        return kwargs.get(name)
+    return inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments.get(name)
+
+
+def _uses_interface(module: nn.Module) -> bool:
+    """Whether a module's own code calls the attention interface."""
+    if not _looks_like_attention(module):
+        return False
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+
+
+def _looks_like_attention(module: nn.Module) -> bool:
+    return "Attention" in type(module).__name__ and "Cross" not in type(module).__name__
+
+
+def _has_inner(module: nn.Module, named: dict[nn.Module, str]) -> bool:
+    return any(child is not module and child in named for child in module.modules())
+
+
+def _stack(model: PreTrainedModel, named: dict[nn.Module, str], *, interface: bool) -> Sites:
+    modules = {module: _layer(module, name) for module, name in named.items()}
+    if len(set(modules.values())) < len(modules):  # towers beside the text: keep the text
+        decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+        inside = set(decoder.modules()) if decoder is not None else set()
+        modules = {module: layer for module, layer in modules.items() if module in inside}
+    layers = list(modules.values())
+    if not layers or len(set(layers)) < len(layers):
+        raise ModelError(
+            f"{type(model).__name__} has more than one stack of attention layers "
+            f"({', '.join(list(named.values())[:4])} …); watch the part you mean, for example "
+            "watch(model.language_model)"
+        )
+    return Sites(modules=modules, base=_base(model, set(modules)), interface=interface)
+
+
+def _layer(module: nn.Module, name: str) -> int:
+    """The index in the list of layers; modules carry it, or else their name does."""
+    index = getattr(module, "layer_idx", None)
+    if isinstance(index, int):
+        return index
+    numbers = re.findall(r"(?:^|\.)(\d+)(?=\.)", name)
+    return int(numbers[0]) if numbers else 0
+
+
+def _base(model: PreTrainedModel, modules: set[nn.Module]) -> nn.Module:
+    base: nn.Module = model
+    for module in model.modules():  # parents come before children
+        if isinstance(module, PreTrainedModel) and modules <= set(module.modules()):
+            base = module
+    return base
+
+
+def _ranges(layers: list[int]) -> str:
+    """0–27 rather than 0, 1, 2 …"""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][1] + 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)

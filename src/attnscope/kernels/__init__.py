@@ -1,0 +1,52 @@
+"""Attention statistics without the matrix: one signature, `reduce(Rows) -> Totals`, three kernels.
+
+`reference` is the definition (dense, float64), `streaming` runs on any device, `triton` on CUDA.
+"""
+
+import os
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Protocol, cast
+
+import torch
+
+from attnscope.errors import InputError, unknown
+from attnscope.kernels.call import AttentionCall, Rows, Totals, Visible
+
+__all__ = ["BACKENDS", "AttentionCall", "Rows", "Totals", "Visible", "choose", "kernel"]
+
+BACKENDS = ("reference", "streaming", "triton")
+
+
+class Reduce(Protocol):
+    """What a kernel is: the totals of some rows."""
+
+    def __call__(self, rows: Rows) -> Totals: ...
+
+
+def choose(backend: str, device: torch.device) -> str:
+    """The kernel to use on a device: the one asked for, or the fastest that runs there."""
+    if backend == "auto":
+        return "triton" if device.type == "cuda" and _has_triton() else "streaming"
+    if backend not in BACKENDS:
+        raise unknown("backend", backend, ("auto", *BACKENDS, "eager-fallback"))
+    if backend == "triton":
+        if not _has_triton():
+            raise InputError(
+                "backend 'triton' needs the triton package; pip install triton, or use 'auto'"
+            )
+        if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+            raise InputError(
+                f"backend 'triton' needs a CUDA device, and this model is on {device}; "
+                "use 'streaming' or 'auto'"
+            )
+    return backend
+
+
+def kernel(backend: str) -> Reduce:
+    """The `reduce` of a kernel, imported when it is first used."""
+    return cast(Reduce, import_module(f"attnscope.kernels.{backend}").reduce)
+
+
+def _has_triton() -> bool:
+    return find_spec("triton") is not None

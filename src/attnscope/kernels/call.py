@@ -1,0 +1,120 @@
+"""What crosses out of a model into the kernels, as plain data: one attention call and its rows.
+
+Knows tensors and the definitions; must not know transformers, modules or files.
+
+Tensors are named by shape throughout the kernels:
+    B batch · H query heads · G key/value heads (H = G · R) · Q queries · K keys
+    D size of a query or key · E size of a value · M counted queries (rows)
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+__all__ = ["AttentionCall", "Rows", "Totals", "Visible"]
+
+Form = Literal["causal", "full", "interval"]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Visible:
+    """Which keys each query sees: the real keys `j` with `start[b, i] <= j < stop[b, i]`.
+
+    Every mask of the models we know is such an interval (causal, windowed, chunked, packed,
+    padded on either side), so two integers per query replace an n × n mask.
+    """
+
+    start: Tensor
+    """int32 [B, Q], first visible key."""
+    stop: Tensor
+    """int32 [B, Q], one past the last visible key; equal to `start` where nothing is seen."""
+    form: Form
+    """How a fused kernel can be told: "causal" and "full" need no mask at all."""
+    real: Tensor | None = None
+    """bool [B, K], given only when padding lies *inside* the intervals."""
+
+    def counts(self) -> Tensor:
+        """int64 [B, Q]: the number of keys each query sees."""
+        if self.real is None:
+            return (self.stop - self.start).clamp(min=0).long()
+        seen = torch.nn.functional.pad(self.real.long().cumsum(1), (1, 0))
+        upper, lower = seen.gather(1, self.stop.long()), seen.gather(1, self.start.long())
+        return (upper - lower).clamp(min=0)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class AttentionCall:
+    """One attention of one layer in one forward pass."""
+
+    layer: int
+    q: Tensor
+    """[B, H, Q, D]"""
+    k: Tensor
+    """[B, G, K, D]"""
+    v: Tensor
+    """[B, G, K, E]"""
+    scale: float
+    visible: Visible
+    softcap: float | None = None
+    """Scores become `softcap * tanh(score / softcap)`."""
+    sinks: Tensor | None = None
+    """[H], a learned score per head that takes part in the softmax and has no key."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Rows:
+    """The rows of A that count: a call's queries, chosen, weighted and ready for a kernel."""
+
+    q: Tensor
+    """[B, H, M, D]"""
+    k: Tensor
+    """[B, G, K, D]"""
+    scale: float
+    start: Tensor
+    """int32 [B, M]: as in `Visible`; equal to `stop` for a row that does not count."""
+    stop: Tensor
+    """int32 [B, M]"""
+    own: Tensor
+    """int32 [B, M]: the index of the query's own token among the keys."""
+    lse: Tensor | None = None
+    """float32 [B, H, M]: log-sum-exp of the visible scores, sink included, if already known."""
+    real: Tensor | None = None
+    """bool [B, K], as in `Visible`."""
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    causal: bool = False
+    """A promise: `M == K`, `own == stop - 1 == 0, 1, 2 …`, `start == 0` and every row counts."""
+    weight: Tensor | None = None
+    """float32 [B, M]: how many queries a row stands for; None means one each."""
+    shrink: Tensor | None = None
+    """float32 [B, M / 2], for sampled rows: rows 2m and 2m + 1 are the two draws of a stratum,
+    and `shrink` is its finite-population factor (1 - 2 / stratum size)."""
+    group: Tensor | None = None
+    """int64 [B, M], in `0 … groups - 1` or -1: the class of the query, for flow."""
+    groups: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Totals:
+    """Sums over the rows that count, each row times its weight."""
+
+    received: Tensor
+    """float32 [B, H, K]: sum of A[i, j]."""
+    later: Tensor
+    """float32 [B, H, K]: the same over queries after the key, i > j."""
+    mass: Tensor
+    """float32 [B, H]: sum of `received` over the keys, for the conservation check."""
+    entropy: Tensor
+    """float32 [B, H]: sum over rows of -sum_j A ln A."""
+    own: Tensor
+    """float32 [B, H]: sum of A[i, i]."""
+    lse: Tensor
+    """float32 [B, H, M]: the log-sum-exp used, given or computed."""
+    variance: Tensor | None = None
+    """float32 [B, H, K]: of `received`, where rows are sampled."""
+    entropy_variance: Tensor | None = None
+    """float32 [B, H]"""
+    flow: Tensor | None = None
+    """float32 [B, H, groups, K]: `received` from each group of queries."""

@@ -1,0 +1,76 @@
+"""The definition, in code: dense, float64, one line per word of the definitions.
+
+Every other kernel is tested against this one. It builds the n × n matrix on purpose; use it on
+short texts, to check.
+"""
+
+import torch
+from torch import Tensor
+
+from attnscope.kernels.call import Rows, Totals
+
+__all__ = ["reduce", "totals", "weights"]
+
+
+def weights(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    """A [B, H, M, K] and V [B, 1, M, K] as the model used them, and the log-sum-exp [B, H, M]."""
+    per_group = rows.q.shape[1] // rows.k.shape[1]
+    k = rows.k.double().repeat_interleave(per_group, dim=1)
+    scores = rows.q.double() @ k.transpose(-1, -2) * rows.scale
+    if rows.softcap is not None:
+        scores = rows.softcap * torch.tanh(scores / rows.softcap)
+    keys = torch.arange(rows.k.shape[2], device=rows.k.device)
+    visible = (keys >= rows.start[..., None]) & (keys < rows.stop[..., None])
+    if rows.real is not None:
+        visible = visible & rows.real[:, None, :]
+    visible = visible[:, None]
+    scores = scores.masked_fill(~visible, -torch.inf)
+    lse = scores.logsumexp(-1)
+    if rows.sinks is not None:
+        lse = torch.logaddexp(lse, rows.sinks.double()[:, None])
+    A = torch.exp(scores - lse[..., None]).where(visible, 0.0)
+    return A, visible, lse
+
+
+def reduce(rows: Rows) -> Totals:
+    """All totals of these rows."""
+    A, _, lse = weights(rows)
+    return totals(A, rows.own, lse, rows.weight, rows.shrink, rows.group, rows.groups)
+
+
+def totals(
+    A: Tensor,
+    own: Tensor,
+    lse: Tensor,
+    weight: Tensor | None = None,
+    shrink: Tensor | None = None,
+    group: Tensor | None = None,
+    groups: int = 0,
+) -> Totals:
+    """The totals of a matrix A [B, H, M, K] that exists; the arguments are those of `Rows`."""
+    keys = torch.arange(A.shape[-1], device=A.device)
+    token = own[:, None, :, None]
+    each = torch.ones_like(own, dtype=A.dtype) if weight is None else weight.to(A.dtype)
+    weighted = A * each[:, None, :, None]
+    entropy = torch.special.entr(A).sum(-1) * each[:, None]
+    variance = entropy_variance = flow = None
+    if shrink is not None:
+        factor = shrink.to(A.dtype)[:, None]
+        gap = weighted[:, :, 0::2] - weighted[:, :, 1::2]
+        variance = (gap.square() * factor[..., None]).sum(2).float()
+        gap = entropy[..., 0::2] - entropy[..., 1::2]
+        entropy_variance = (gap.square() * factor).sum(-1).float()
+    if group is not None:
+        member = group[..., None] == torch.arange(groups, device=A.device)
+        flow = torch.einsum("bhmk,bmc->bhck", weighted, member.to(A.dtype)).float()
+    return Totals(
+        received=weighted.sum(2).float(),
+        later=(weighted * (token > keys)).sum(2).float(),
+        mass=weighted.sum((2, 3)).float(),
+        entropy=entropy.sum(-1).float(),
+        own=(weighted * (token == keys)).sum((2, 3)).float(),
+        lse=lse.float(),
+        variance=variance,
+        entropy_variance=entropy_variance,
+        flow=flow,
+    )

@@ -1,0 +1,87 @@
+"""Every family we claim, against its own dense eager attention."""
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+
+import attnscope
+import oracle
+from families import ENCODERS, FALLBACK, FAMILIES, NO_SDPA, VOCABULARY, build
+
+B, N = 3, 19
+TOLERANCE = 1e-5
+
+
+def batch(padding: str | None) -> tuple[torch.Tensor, torch.Tensor]:
+    ids = torch.randint(5, VOCABULARY, (B, N))
+    real = torch.ones(B, N, dtype=torch.long)
+    for row, size in ((1, 4), (2, 9)):
+        if padding == "left":
+            real[row, :size] = 0
+        if padding == "right":
+            real[row, N - size :] = 0
+    return ids, real
+
+
+def logits(output: Any) -> torch.Tensor:
+    return output.logits if hasattr(output, "logits") else output.last_hidden_state
+
+
+def dense(
+    name: str, ids: torch.Tensor, real: torch.Tensor, layers: list[int], *, generated: bool = False
+) -> dict[int, Any]:
+    """Weights of the same model, run eager by transformers alone."""
+    model = build(name, "eager")
+    more = {}
+    if generated and "position_ids" in inspect.signature(model.forward).parameters:
+        # `generate` counts positions from the first real token, a plain call from the padding.
+        more["position_ids"] = (real.cumsum(1) - 1).clamp(min=0)
+    out = model(ids, attention_mask=real, output_attentions=True, **more)
+    weights = [a for a in out.attentions if a is not None]
+    assert len(weights) == len(layers)
+    return dict(zip(layers, weights, strict=True))
+
+
+@pytest.mark.parametrize("padding", [None, "left", "right"])
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_one_forward_pass(name: str, padding: str | None) -> None:
+    # Stock transformers adds ALiBi twice in Falcon's eager attention: compare like with like.
+    model = build(name, "eager" if "alibi" in name else None)
+    ids, real = batch(padding)
+    plain = logits(model(ids, attention_mask=real))
+    before = model.config._attn_implementation
+    with attnscope.watch(model) as scope:
+        watched = logits(model(ids, attention_mask=real))
+    assert model.config._attn_implementation == before
+    assert scope.backend == ("eager-fallback" if name in FALLBACK else "streaming")
+    rows = real.bool()
+    # Eager attention makes something of padding rows that sdpa does not; nobody reads them.
+    where = rows if name in NO_SDPA else torch.ones_like(rows)
+    torch.testing.assert_close(watched[where], plain[where], rtol=0, atol=TOLERANCE)
+    oracle.compare(scope, dense(name, ids, real, scope.layers), rows, rows, TOLERANCE)
+
+
+@pytest.mark.parametrize("padding", [None, "left"])
+@pytest.mark.parametrize("name", sorted(set(FAMILIES) - ENCODERS))
+@torch.no_grad()
+def test_generation(name: str, padding: str | None) -> None:
+    model = build(name, "eager" if "alibi" in name else None)
+    ids, real = batch(padding)
+    ids, real = ids[:2], real[:2]
+    settings = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    plain = model.generate(ids, attention_mask=real, **settings)
+    with attnscope.watch(model) as scope:
+        text = model.generate(ids, attention_mask=real, **settings)
+    assert torch.equal(text, plain)
+    with attnscope.watch(model, queries="generated") as generated:
+        model.generate(ids, attention_mask=real, **settings)
+    seen = text[:, :-1]  # the last token is never fed back
+    rows = torch.cat([real, torch.ones(2, seen.shape[1] - N, dtype=torch.long)], 1)
+    weights = dense(name, seen, rows, scope.layers, generated=True)
+    everything = rows.bool()
+    oracle.compare(scope, weights, everything, everything, TOLERANCE)
+    late = everything & (torch.arange(seen.shape[1]) >= N)
+    oracle.compare(generated, weights, everything, late, TOLERANCE)
