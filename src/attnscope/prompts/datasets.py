@@ -88,7 +88,7 @@ def read(path: str | Path, **layout: Any) -> Iterator[Sample]:
 
 
 def from_records(records: Iterable[Record], **layout: Any) -> Iterator[Sample]:
-    """The samples of anything that yields mappings: a list, a `datasets.Dataset`, a frame's rows."""
+    """The samples of anything that yields mappings: a list, a `datasets.Dataset`, a frame."""
     numbered = ((f"record {n}", record) for n, record in enumerate(records))
     return _samples(numbered, Layout(**layout))
 

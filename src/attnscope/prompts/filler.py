@@ -153,7 +153,8 @@ def _prose_ids(
     draw = Random(f"{filler.kind}:{filler.seed}")
     # Words a small vocabulary does not know are passed over, so there must be some to spare.
     text = "".join(islice(pieces(draw), 4 * filler.count + 20))
-    known = [id for id in _ids_of(text, tokenizer) if id != tokenizer.unk_token_id]
+    unknown_id = tokenizer.unk_token_id
+    known = [id for id in _ids_of(text, tokenizer) if id != unknown_id]
     if len(known) < filler.count:
         raise _unsayable(text)
     return known[: filler.count]

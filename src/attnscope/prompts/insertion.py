@@ -143,7 +143,8 @@ def _insert_ids(
     index = _boundary(base, at)
     written = base.offsets[:index, 1]
     at = int(written.max()) if written.size else 0
-    texts = [read_vocabulary(tokenizer).texts[id] for id in filler]
+    vocabulary = read_vocabulary(tokenizer)
+    texts = [vocabulary.texts[id] for id in filler]
     region = Region(at, at + sum(map(len, texts)), "filler")
     ends = at + np.cumsum([0, *map(len, texts)], dtype=np.int64)
     # A token without text of its own (a begin, an end) keeps its empty span.

@@ -105,28 +105,20 @@ class TokenClass:
     def marks(self, text: str) -> NDArray[np.bool_]:
         """[characters of text] True where the rule matches."""
         marked = np.zeros(len(text), dtype=bool)
-        start, end = self._judged(text)
-        for match in self._compiled.finditer(text[start:end]):
-            marked[start + match.start() : start + match.end()] = True
+        for match in self._compiled.finditer(text):
+            marked[match.start() : match.end()] = True
         if PART_OF_A_CHARACTER in text:
             marked &= np.array([letter != PART_OF_A_CHARACTER for letter in text], dtype=bool)
         return marked
 
     def takes(self, text: str) -> bool:
         """Whether a `pure` or `contains` class takes a token that says this."""
-        if PART_OF_A_CHARACTER in text:
-            return self.judgement == "contains" and bool(self.marks(text).any())
-        start, end = self._judged(text)
-        matches = self._compiled.finditer(text[start:end])
-        covered = sum(match.end() - match.start() for match in matches)
-        return covered > 0 and (self.judgement == "contains" or covered == end - start)
-
-    def _judged(self, text: str) -> tuple[int, int]:
-        """The part of the text that is judged, from and to."""
-        if not self.strip:
-            return 0, len(text)
-        end = len(text.rstrip())
-        return len(text[:end]) - len(text[:end].lstrip()), end
+        if self.strip:
+            text = text.strip()
+        if self._compiled.search(text) is None:
+            return False  # the common case, and the quick one
+        marked = self.marks(text)
+        return bool(marked.any() if self.judgement == "contains" else marked.size and marked.all())
 
 
 @dataclass(frozen=True, eq=False)
