@@ -154,6 +154,16 @@ def test_a_separator_keeps_words_apart_and_is_no_filler(byte_level: Any) -> None
     assert "\n\n//Tom" in pair.variant.prompt.text
 
 
+def test_a_special_token_can_be_the_filler(tokenizer: Any) -> None:
+    filler = Filler(unit="<pad>", count=7)
+    for by in ("text", "ids"):
+        pair = insert(PROMPT, filler, tokenizer, by=by, separator="")  # type: ignore[arg-type]
+        check(pair)
+        inserted = pair.variant.ids[pair.alignment.filler].tolist()
+        assert inserted.count(tokenizer.pad_token_id) == 7
+        assert pair.variant.prompt.read("filler") == "<pad>" * 7
+
+
 def test_random_places_follow_the_seed_and_end_words() -> None:
     places = [place(PROMPT, "random", seed=seed) for seed in range(40)]
     assert places == [place(PROMPT, "random", seed=seed) for seed in range(40)]

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from attnscope.errors import InputError
 from attnscope.tokens import read_vocabulary
@@ -47,6 +49,16 @@ def test_tokens_say_what_was_written(tokenizer: Any, text: str) -> None:
 def test_the_code_of_each_kind_is_undone(kind: str, piece: str, text: str) -> None:
     tokenizer = made(kind)
     assert read_vocabulary(tokenizer).texts[tokenizer.get_vocab()[piece]] == text
+
+
+def test_marks_at_the_end_of_a_word_are_no_text() -> None:
+    """CLIP's way: byte-level letters, and `</w>` where a word ends."""
+    pieces = {"a": 0, "b</w>": 1, "ab</w>": 2}
+    model = models.BPE(vocab=pieces, merges=[("a", "b</w>")], end_of_word_suffix="</w>")
+    backend = Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    assert read_vocabulary(tokenizer).texts[:3] == ("a", "b", "ab")
 
 
 def test_special_tokens_say_nothing(tokenizer: Any) -> None:

@@ -143,8 +143,10 @@ def _insert_ids(
     index = _boundary(base, at)
     written = base.offsets[:index, 1]
     at = int(written.max()) if written.size else 0
-    vocabulary = read_vocabulary(tokenizer)
-    texts = [vocabulary.texts[id] for id in filler]
+    # A special token has no text, but it takes up room: its name stands for it.
+    said = read_vocabulary(tokenizer).texts
+    names = tokenizer.convert_ids_to_tokens(filler)
+    texts = [said[id] or name for id, name in zip(filler, names, strict=True)]
     region = Region(at, at + sum(map(len, texts)), "filler")
     ends = at + np.cumsum([0, *map(len, texts)], dtype=np.int64)
     # A token without text of its own (a begin, an end) keeps its empty span.

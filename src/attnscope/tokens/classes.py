@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -53,7 +53,7 @@ class TokenClass:
     pattern: str | None = None
     r"""A regular expression (syntax of the `regex` package, so `\p{L}` works); the characters
     its matches cover are marked."""
-    token_ids: frozenset[int] | None = None
+    token_ids: Collection[int] | None = None
     """The ids themselves. They are whole tokens, so no judgement applies."""
     every: Literal["special", "token"] | None = None
     """`special`: every special token; `token`: every token that is left."""

@@ -110,8 +110,6 @@ def _decoding(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], str]:
     backend = tokenizer.backend_tokenizer
     steps = _steps(backend.decoder) + _steps(backend.pre_tokenizer)
     kinds = {step["type"] for step in steps}
-    if "ByteLevel" in kinds:
-        return _from_byte_level
     # The mark of a space: SentencePiece's Metaspace, or a Replace that does the same.
     marks = [step["replacement"] for step in steps if step["type"] == "Metaspace"]
     marks += [
@@ -119,20 +117,20 @@ def _decoding(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], str]:
         for step in steps
         if step["type"] == "Replace" and step["content"] == " " and "String" in step["pattern"]
     ]
-    prefixes = [step["prefix"] for step in steps if step["type"] == "WordPiece"]
-    suffixes = [step["suffix"] for step in steps if step["type"] == "BPEDecoder"]
+    # The marks of a piece inside a word (WordPiece) or at the end of one (CLIP).
+    prefix = getattr(backend.model, "continuing_subword_prefix", None) or ""
+    suffix = getattr(backend.model, "end_of_word_suffix", None) or ""
     has_bytes = "ByteFallback" in kinds
 
     def read(piece: str) -> str:
         byte = _BYTE_PIECE.fullmatch(piece) if has_bytes else None
         if byte:
             return bytes([int(byte[1], 16)]).decode("utf-8", errors="replace")
+        piece = piece.removeprefix(prefix).removesuffix(suffix)
+        if "ByteLevel" in kinds:
+            return _from_byte_level(piece)
         for mark in marks:
             piece = piece.replace(mark, " ")
-        for prefix in prefixes:
-            piece = piece.removeprefix(prefix)
-        for suffix in suffixes:
-            piece = piece.removesuffix(suffix)
         return piece
 
     return read
