@@ -17,6 +17,7 @@ import attnscope
 from attnscope.cli import main
 from attnscope.errors import InputError
 from attnscope.look import Look, look
+from attnscope.look.paint import visible_text
 from attnscope.tokens import DEFAULT, ClassSet, Prompt, TokenClass, pad, tokenize
 from made_tokenizers import CHATML
 
@@ -146,6 +147,10 @@ def test_text_is_shown_never_obeyed(model: Any, byte_level: Any) -> None:
     assert "\x1b" not in html
     assert "&lt;" in html
     assert "&amp;" in html
+
+
+def test_what_cannot_be_seen_gets_a_sign() -> None:
+    assert visible_text("a\n\t\x1b\x7f\u202e\u200bé") == "a↵\n→\t␛␡\ufffd\ufffdé"
 
 
 def test_in_a_notebook(model: Any, byte_level: Any) -> None:

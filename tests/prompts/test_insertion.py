@@ -144,6 +144,15 @@ def test_seams_are_reported() -> None:
     check(pair)
 
 
+def test_by_ids_no_token_is_divided() -> None:
+    """A space goes with its word, behind the filler; anything else stays in front of it."""
+    tokenizer = made("byte-level")
+    for at, first in ((1, 1), (2, 1), (3, 2), (4, 2)):
+        pair = insert(Prompt("a // #"), Filler(unit="*", count=2), tokenizer, position=at, by="ids")
+        assert pair.alignment.filler.tolist() == [first, first + 1]
+        check(pair)
+
+
 def test_a_separator_keeps_words_apart_and_is_no_filler(byte_level: Any) -> None:
     pair = insert(PROMPT, Filler(kind="word", count=2), byte_level, position="end")
     assert pair.variant.prompt.text.endswith("left?\nhe he")

@@ -38,6 +38,12 @@ def test_an_insertion_leaves_every_region_on_its_text(
         assert without == text[region.start : region.end]
 
 
+def test_an_insertion_between_two_regions_is_part_of_neither() -> None:
+    grown = join([("a", "1234"), ("b", "5678")]).inserted(4, "//")
+    assert (grown.read("a"), grown.read("b")) == ("1234", "5678")
+    assert join([("a", "1234")]).inserted(2, "//").read("a") == "12//34"
+
+
 def test_a_cut_clips_regions() -> None:
     prompt = join([("a", "1234"), ("b", "5678")])
     assert prompt.cut(2, 6).read("a") == "34"

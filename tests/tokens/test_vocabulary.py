@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from attnscope.errors import InputError
 from attnscope.tokens import read_vocabulary
-from made_tokenizers import made
+from made_tokenizers import KINDS, made
 
 
 @settings(max_examples=20, deadline=None)
@@ -59,6 +59,12 @@ def test_marks_at_the_end_of_a_word_are_no_text() -> None:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
     assert read_vocabulary(tokenizer).texts[:3] == ("a", "b", "ab")
+
+
+def test_tokens_added_by_hand_are_plain_text() -> None:
+    tokenizer = KINDS["byte-level"]()
+    tokenizer.add_tokens(["é!"])
+    assert read_vocabulary(tokenizer).texts[-1] == "é!"
 
 
 def test_special_tokens_say_nothing(tokenizer: Any) -> None:

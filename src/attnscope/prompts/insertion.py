@@ -149,8 +149,7 @@ def _insert_ids(
     texts = [said[id] or name for id, name in zip(filler, names, strict=True)]
     region = Region(at, at + sum(map(len, texts)), "filler")
     ends = at + np.cumsum([0, *map(len, texts)], dtype=np.int64)
-    # A token without text of its own (a begin, an end) keeps its empty span.
-    moved = base.offsets[index:] + (np.diff(base.offsets[index:]) > 0) * (region.end - region.start)
+    moved = base.offsets[index:] + (region.end - region.start)
     variant = TokenizedPrompt(
         base.prompt.inserted(at, "".join(texts), region),
         np.concatenate([base.ids[:index], np.array(filler, dtype=np.int64), base.ids[index:]]),
