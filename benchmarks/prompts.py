@@ -1,6 +1,6 @@
 """How fast prompts are built, aligned and classified, and that none of them fails.
 
-    python benchmarks/prompts.py [--problems math500.jsonl] [--tokenizers byte-level wordpiece]
+    python benchmarks/prompts.py [--problems math500.jsonl] [--tokenizers byte-level wordpiece …]
 
 Prints Markdown tables; the committed ones are in docs/benchmarks-prompts.md. Without a file of
 problems (JSONL with a field `problem`) the generator of `attnscope.prompts.math` is used.
@@ -27,13 +27,19 @@ from attnscope.tokens import DEFAULT, apply_chat_template, read_vocabulary, toke
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import made_tokenizers  # the tokenizers of the tests
 
+LARGER = "byte-level, 8,000 tokens"
 LENGTHS = (0, 10, 25, 40, 55, 70)
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 
 
 def insertions(samples: list, kind: str, by: str) -> None:
     """Every problem × position × length × kind of filler, in a ChatML prompt."""
-    tokenizer = made_tokenizers.made(kind)
+    if kind == LARGER:
+        # A vocabulary that knows the problems merges more across the edges of a filler.
+        corpus = [sample.prompt.text + "\n" for sample in samples] + ["/" * 64 + "\n"] * 20
+        tokenizer = made_tokenizers.byte_level(8000, corpus=corpus)
+    else:
+        tokenizer = made_tokenizers.made(kind)
     tokenizer.chat_template = made_tokenizers.CHATML
     start = time.perf_counter()
     pairs = failures = seams = twins = inserted = 0
@@ -100,7 +106,7 @@ def generators() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--problems", type=Path, help="JSONL with a field 'problem'")
-    parser.add_argument("--tokenizers", nargs="+", default=list(made_tokenizers.KINDS))
+    parser.add_argument("--tokenizers", nargs="+", default=[LARGER, *made_tokenizers.KINDS])
     options = parser.parse_args()
     if options.problems:
         samples = list(read(options.problems, fields={"question": "problem"}, system=SYSTEM))

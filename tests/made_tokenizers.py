@@ -77,7 +77,9 @@ WORDS_AND_MARKS = (
 )
 
 
-def byte_level(size: int = 900, *, trim_offsets: bool = False) -> PreTrainedTokenizerFast:
+def byte_level(
+    size: int = 900, *, corpus: list[str] = CORPUS, trim_offsets: bool = False
+) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -92,7 +94,7 @@ def byte_level(size: int = 900, *, trim_offsets: bool = False) -> PreTrainedToke
         special_tokens=["<pad>", "<s>", "</s>", *MARKERS],
         show_progress=False,
     )
-    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.train_from_iterator(corpus, trainer)
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=trim_offsets)
     return wrapped(tokenizer)
 
