@@ -373,6 +373,7 @@ def _rows(call: AttentionCall, part: Part, lse: Tensor | None, groups: int) -> R
         shrink=part.shrink,
         group=part.group,
         groups=groups if part.group is not None else 0,
+        cache=part.cache,
     )
 
 

@@ -5,6 +5,7 @@ on the CPU once per mask and forward pass, and shared by all layers that use the
 """
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,6 +80,8 @@ class Part:
     weight: Tensor | None = None
     shrink: Tensor | None = None
     group: Tensor | None = None
+    cache: dict[Any, Any] = field(default_factory=dict)
+    """As in `Rows`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -133,7 +136,7 @@ class Frame:
             seen = self.visible
             real = None if seen.real is None else seen.real.to(device)
             moved = replace(
-                seen, start=seen.start.to(device), stop=seen.stop.to(device), real=real
+                seen, start=seen.start.to(device), stop=seen.stop.to(device), real=real, cache={}
             )
             self.elsewhere[device] = replace(
                 self, visible=moved, device=device, selections={}, exposures={}, elsewhere={}

@@ -5,13 +5,12 @@
 
 import os
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Protocol, cast
 
 import torch
 
 from attnscope.errors import InputError, unknown
-from attnscope.kernels.call import AttentionCall, Rows, Totals, Visible
+from attnscope.kernels.call import AttentionCall, Rows, Totals, Visible, has_triton
 
 __all__ = ["BACKENDS", "AttentionCall", "Rows", "Totals", "Visible", "choose", "kernel"]
 
@@ -27,11 +26,11 @@ class Reduce(Protocol):
 def choose(backend: str, device: torch.device) -> str:
     """The kernel to use on a device: the one asked for, or the fastest that runs there."""
     if backend == "auto":
-        return "triton" if device.type == "cuda" and _has_triton() else "streaming"
+        return "triton" if device.type == "cuda" and has_triton() else "streaming"
     if backend not in BACKENDS:
         raise unknown("backend", backend, ("auto", *BACKENDS, "eager-fallback"))
     if backend == "triton":
-        if not _has_triton():
+        if not has_triton():
             raise InputError(
                 "backend 'triton' needs the triton package; pip install triton, or use 'auto'"
             )
@@ -47,6 +46,3 @@ def kernel(backend: str) -> Reduce:
     """The `reduce` of a kernel, imported when it is first used."""
     return cast(Reduce, import_module(f"attnscope.kernels.{backend}").reduce)
 
-
-def _has_triton() -> bool:
-    return find_spec("triton") is not None

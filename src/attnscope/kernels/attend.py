@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnscope.kernels.call import AttentionCall, Visible
+from attnscope.kernels.call import AttentionCall, Visible, has_triton
 
 __all__ = ["attend"]
 
@@ -29,50 +29,58 @@ def attend(
 
     A query that sees nothing gets zeros, as it does from sdpa.
     """
-    lse: Tensor | None
-    plain = call.softcap is None
-    if plain and call.visible.form != "interval":
-        causal = call.visible.form == "causal"
-        if (need_lse or call.sinks is not None) and not dropout:
-            fused = _fused(call.q, call.k, call.v, call.scale, causal=causal)
-            out, lse = fused if fused is not None else _by_blocks(call)
-        else:
-            out, lse = _sdpa(call.q, call.k, call.v, call.scale, dropout, causal=causal), None
-    elif plain:
-        out, lse = _by_blocks(call, dropout)
-    else:
-        out, lse = _by_scores(call, dropout)
-    if call.sinks is not None:
-        if lse is None:
-            return _by_scores(call, dropout)
-        sinks = call.sinks.float()[:, None]
-        out = out * torch.sigmoid(lse - sinks)[..., None].to(out.dtype)
-        lse = torch.logaddexp(lse, sinks)
-    return out, lse if need_lse and not dropout else None
+    known = call.visible.form != "interval" and call.softcap is None and call.sinks is None
+    causal = call.visible.form == "causal"
+    if known and (dropout or not need_lse) and call.q.shape[-1] == call.v.shape[-1]:
+        return _sdpa(call, dropout, causal=causal), None
+    if known and not dropout:
+        fused = _fused(call, causal=causal)
+        if fused is not None:
+            return fused
+    if not dropout and _triton_runs(call):
+        return triton_attend(call)
+    if call.softcap is None and call.sinks is None:
+        return _by_blocks(call, dropout)
+    return _by_scores(call, dropout)
 
 
-def _sdpa(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float, *, causal: bool
-) -> Tensor:
-    grouped = q.shape[1] != k.shape[1]
+def _triton_runs(call: AttentionCall) -> bool:
+    """Our Triton kernel has no backward pass."""
+    if call.q.device.type != "cuda" or not has_triton():
+        return False
+    inputs = (call.q, call.k, call.v)
+    return not (torch.is_grad_enabled() and any(t.requires_grad for t in inputs))
+
+
+def triton_attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp by our Triton kernel, imported when first used."""
+    from attnscope.kernels import triton
+
+    return triton.attend(call)
+
+
+def _sdpa(call: AttentionCall, dropout: float, *, causal: bool) -> Tensor:
     out: Tensor = F.scaled_dot_product_attention(
-        q, k, v, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
+        call.q,
+        call.k,
+        call.v,
+        dropout_p=dropout,
+        is_causal=causal,
+        scale=call.scale,
+        enable_gqa=call.q.shape[1] != call.k.shape[1],
     )
     return out
 
 
-def _fused(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool
-) -> tuple[Tensor, Tensor] | None:
+def _fused(call: AttentionCall, *, causal: bool) -> tuple[Tensor, Tensor] | None:
     """Output and log-sum-exp by the operator plain sdpa would choose; None where there is none."""
+    q, k, v, scale = call.q, call.k, call.v, call.scale
     if q.device.type == "cpu":
         return _flash_cpu(q, k, v, scale, causal=causal)
     if q.device.type != "cuda":
         return None
     grouped = q.shape[1] != k.shape[1]
-    choice = torch._fused_sdp_choice(
-        q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped
-    )
+    choice = torch._fused_sdp_choice(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped)
     ops = torch.ops.aten
     if choice == _CUDNN:
         result = ops._scaled_dot_product_cudnn_attention(
@@ -137,11 +145,10 @@ def _by_blocks(call: AttentionCall, dropout: float = 0.0) -> tuple[Tensor, Tenso
 
 def _by_scores(call: AttentionCall, dropout: float = 0.0) -> tuple[Tensor, Tensor | None]:
     """Attention with a soft-cap or sinks: the scores of a few rows at a time, spelled out."""
-    B, H, Q, _ = call.q.shape
-    per_group = H // call.k.shape[1]
-    step = max(1, min(BLOCK, SCORES // (H * call.k.shape[2])))
+    per_group = call.q.shape[1] // call.k.shape[1]
+    step = max(1, min(BLOCK, SCORES // (call.q.shape[1] * call.k.shape[2])))
     outs, lses = [], []
-    for b in range(B):
+    for b in range(call.q.shape[0]):
         k, v = (t[b].repeat_interleave(per_group, 0) for t in (call.k, call.v))
         row_outs, row_lses = [], []
         for rows, low, high, bias in _blocks(call.visible, b, step):
@@ -151,16 +158,15 @@ def _by_scores(call: AttentionCall, dropout: float = 0.0) -> tuple[Tensor, Tenso
             if bias is not None:
                 x = x + bias
             lse = torch.logsumexp(x, -1, keepdim=True)
-            total = lse
-            if dropout and call.sinks is not None:
-                total = torch.logaddexp(lse, call.sinks.float()[:, None, None])
-            p = torch.exp(x - total.clamp(min=torch.finfo(torch.float32).min))
+            if call.sinks is not None:
+                lse = torch.logaddexp(lse, call.sinks.float()[:, None, None])
+            p = torch.exp(x - lse.clamp(min=torch.finfo(torch.float32).min))
             p = F.dropout(p, dropout)
             row_outs.append(p.to(v.dtype) @ v[:, low:high])
             row_lses.append(lse[..., 0])
         outs.append(torch.cat(row_outs, 1))
         lses.append(torch.cat(row_lses, 1))
-    return torch.stack(outs), torch.stack(lses)
+    return torch.stack(outs), None if dropout else torch.stack(lses)
 
 
 def _blocks(

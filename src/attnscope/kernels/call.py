@@ -7,13 +7,14 @@ Tensors are named by shape throughout the kernels:
     D size of a query or key · E size of a value · M counted queries (rows)
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-__all__ = ["AttentionCall", "Rows", "Totals", "Visible"]
+__all__ = ["AttentionCall", "Rows", "Totals", "Visible", "has_triton"]
 
 Form = Literal["causal", "full", "interval"]
 
@@ -34,6 +35,8 @@ class Visible:
     """How a fused kernel can be told: "causal" and "full" need no mask at all."""
     real: Tensor | None = None
     """bool [B, K], given only when padding lies *inside* the intervals."""
+    cache: dict[Any, Any] = field(default_factory=dict)
+    """As in `Rows`."""
 
     def counts(self) -> Tensor:
         """int64 [B, Q]: the number of keys each query sees."""
@@ -94,6 +97,8 @@ class Rows:
     group: Tensor | None = None
     """int64 [B, M], in `0 … groups - 1` or -1: the class of the query, for flow."""
     groups: int = 0
+    cache: dict[Any, Any] = field(default_factory=dict)
+    """Where a kernel keeps what depends on the intervals alone; shared by layers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -118,3 +123,8 @@ class Totals:
     """float32 [B, H]"""
     flow: Tensor | None = None
     """float32 [B, H, groups, K]: `received` from each group of queries."""
+
+
+def has_triton() -> bool:
+    """Whether the Triton kernels can be imported here."""
+    return find_spec("triton") is not None

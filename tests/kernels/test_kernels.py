@@ -1,0 +1,151 @@
+"""Every kernel against the reference, over random shapes, masks, caps, sinks and selections."""
+
+from dataclasses import fields, replace
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from attnscope.kernels import AttentionCall, Rows, Totals, Visible, kernel
+from attnscope.kernels.attend import attend
+
+TOLERANCE = 2e-5
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> AttentionCall:
+    """A call of any kind: grouped, windowed, padded on both sides, soft-capped, with sinks."""
+    B = draw(st.integers(1, 3))
+    G = draw(st.sampled_from([1, 2, 3]))
+    H = G * draw(st.sampled_from([1, 2, 4]))
+    K = draw(st.integers(1, 70))
+    Q = draw(st.integers(1, K))
+    D = draw(st.sampled_from([4, 8, 12, 16, 20]))
+    E = draw(st.sampled_from([4, 8, 16]))
+    torch.manual_seed(draw(st.integers(0, 10_000)))
+    own = torch.arange(K - Q, K).expand(B, Q)
+    start, stop = torch.zeros(B, Q, dtype=torch.int64), torch.full((B, Q), K)
+    if draw(st.booleans()):
+        stop = own + 1
+    if draw(st.booleans()):
+        start = (own - draw(st.integers(0, K))).clamp(min=0)
+    left = torch.randint(0, K // 2 + 1, (B, 1)) * draw(st.integers(0, 1))
+    right = K - torch.randint(0, K // 2 + 1, (B, 1)) * draw(st.integers(0, 1))
+    start = torch.maximum(start, left).clamp(max=K)
+    stop = torch.maximum(torch.minimum(stop, right), start)
+    real = torch.rand(B, K) < 0.8 if draw(st.booleans()) else None
+    form = "interval"
+    if real is None and not start.any() and (stop == K).all():
+        form = "full"
+    elif real is None and not start.any() and Q == K and torch.equal(stop, own + 1):
+        form = "causal"
+    return AttentionCall(
+        layer=0,
+        q=torch.randn(B, H, Q, D) * 2,
+        k=torch.randn(B, G, K, D),
+        v=torch.randn(B, G, K, E),
+        scale=draw(st.sampled_from([D**-0.5, 0.3])),
+        visible=Visible(start=start.int(), stop=stop.int(), form=form, real=real),  # type: ignore[arg-type]
+        softcap=draw(st.sampled_from([None, 1.0, 20.0])),
+        sinks=torch.randn(H) if draw(st.booleans()) else None,
+    )
+
+
+def rows_of(call: AttentionCall) -> Rows:
+    B, _, Q, _ = call.q.shape
+    K = call.k.shape[2]
+    return Rows(
+        q=call.q,
+        k=call.k,
+        scale=call.scale,
+        start=call.visible.start,
+        stop=call.visible.stop,
+        own=torch.arange(K - Q, K, dtype=torch.int32).expand(B, Q).contiguous(),
+        real=call.visible.real,
+        softcap=call.softcap,
+        sinks=call.sinks,
+        causal=call.visible.form == "causal",
+    )
+
+
+@st.composite
+def selections(draw: st.DrawFn) -> Rows:
+    """The rows of a call, some not counted, weighted, sampled in pairs or split into groups."""
+    rows = rows_of(draw(calls()))
+    B, M = rows.start.shape
+    if draw(st.booleans()):
+        gone = torch.rand(B, M) < 0.5
+        rows = replace(rows, stop=torch.where(gone, rows.start, rows.stop), causal=False)
+    if draw(st.booleans()):
+        rows = replace(rows, weight=torch.rand(B, M) * 3, causal=False)
+    if draw(st.booleans()) and M > 1:
+        even = M - M % 2
+        cut = {n: getattr(rows, n)[:, :even].contiguous() for n in ("start", "stop", "own")}
+        weight = None
+        if rows.weight is not None:
+            weight = rows.weight[:, : even : 2].repeat_interleave(2, 1).contiguous()
+        shrink = torch.rand(B, even // 2)
+        rows = replace(
+            rows, q=rows.q[:, :, :even], **cut, weight=weight, shrink=shrink, causal=False
+        )
+    elif draw(st.booleans()):
+        rows = replace(rows, group=torch.randint(-1, 3, (B, M)), groups=3)
+    return rows
+
+
+def assert_same(got: Totals, wanted: Totals, seen: torch.Tensor) -> None:
+    for field in fields(Totals):
+        a, b = getattr(got, field.name), getattr(wanted, field.name)
+        assert (a is None) == (b is None), field.name
+        if a is not None:
+            if field.name == "lse":  # a row that sees nothing has none
+                a, b = a.where(seen, 0.0), b.where(seen, 0.0)
+            scale = max(1.0, float(b.abs().max())) if b.numel() else 1.0
+            torch.testing.assert_close(
+                a, b, rtol=0, atol=TOLERANCE * scale, msg=lambda m, n=field.name: f"{n}: {m}"
+            )
+
+
+def seen_rows(rows: Rows) -> torch.Tensor:
+    keys = torch.arange(rows.k.shape[2])
+    seen = (keys >= rows.start[..., None]) & (keys < rows.stop[..., None])
+    if rows.real is not None:
+        seen = seen & rows.real[:, None]
+    return seen.any(-1)[:, None].expand(-1, rows.q.shape[1], -1)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["lse known", "lse unknown"])
+@pytest.mark.parametrize("backend", ["streaming", "triton"])
+def test_against_the_reference(backend: str, known: bool) -> None:
+    @settings(max_examples=150 if backend == "streaming" else 40, deadline=None)
+    @given(selections())
+    def check(rows: Rows) -> None:
+        wanted = kernel("reference")(rows)
+        seen = seen_rows(rows)
+        if known:
+            rows = replace(rows, lse=wanted.lse.where(seen, 0.0))
+        assert_same(kernel(backend)(rows), wanted, seen)
+
+    check()
+
+
+@pytest.mark.parametrize("where", ["torch", "triton"])
+def test_output_and_log_sum_exp(where: str) -> None:
+    from attnscope.kernels import reference, triton
+
+    @settings(max_examples=100 if where == "torch" else 30, deadline=None)
+    @given(calls())
+    def check(call: AttentionCall) -> None:
+        rows = rows_of(call)
+        A, _, lse = reference.weights(rows)
+        out, got = attend(call) if where == "torch" else triton.attend(call)
+        v = call.v.double().repeat_interleave(call.q.shape[1] // call.k.shape[1], 1)
+        torch.testing.assert_close(out.double(), A @ v, rtol=0, atol=TOLERANCE)
+        assert got is not None
+        seen = seen_rows(rows)
+        torch.testing.assert_close(
+            got.double().where(seen, 0.0), lse.where(seen, 0.0), rtol=0, atol=TOLERANCE
+        )
+
+    check()
