@@ -12,7 +12,7 @@ if not torch.cuda.is_available():
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).parent))
 
-from made_tokenizers import CHAT_TEMPLATES, KINDS, made  # noqa: E402  it lies in this folder
+from made_tokenizers import CHAT_TEMPLATES, KINDS, made
 
 
 @pytest.fixture(autouse=True)
