@@ -1,7 +1,7 @@
 """Small tokenizers of every kind, trained on the spot: tests need no downloads.
 
 Four ways to cut text, as the common model families do it, and byte-level BPE a second time with
-the trimmed offsets of Llama 3. Three chat templates, in the formats the families use.
+`trim_offsets`. Three chat templates, in the formats the families use.
 """
 
 import json

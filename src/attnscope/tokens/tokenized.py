@@ -111,7 +111,7 @@ def _restore_spaces(
 ) -> None:
     """Give tokens back the spaces that their offsets left out.
 
-    Byte-level tokenizers with `trim_offsets` (Llama 3, GPT-2) report `" the"` without its space
+    Byte-level tokenizers set to `trim_offsets` report `" the"` without its space
     and a token of spaces as nothing at all: whitespace would belong to no region.
     """
     said_length = np.array([len(texts[id]) for id in ids.tolist()])
