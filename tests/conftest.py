@@ -1,6 +1,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,26 @@ if not torch.cuda.is_available():
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).parent))
 
+from made_tokenizers import CHAT_TEMPLATES, KINDS, made
+
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(params=KINDS, scope="session")
+def tokenizer(request: pytest.FixtureRequest) -> Any:
+    """Each kind of tokenizer in turn."""
+    return made(request.param)
+
+
+@pytest.fixture(scope="session")
+def byte_level() -> Any:
+    """The kind most models have, where one kind is enough."""
+    return made("byte-level")
+
+
+@pytest.fixture(params=CHAT_TEMPLATES, scope="session")
+def chat_template(request: pytest.FixtureRequest) -> str:
+    return CHAT_TEMPLATES[request.param]

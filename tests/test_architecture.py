@@ -20,6 +20,7 @@ LADDER = [
     "interventions",
     "zoo",
     "loading",
+    "look",
     "experiment",
     "recipes",
     "stats",

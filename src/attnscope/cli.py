@@ -1,0 +1,81 @@
+"""The command line: parse, call, print. Everything else is somewhere below.
+
+A command is a function under `@app.command()`. What a user got wrong is an `AttnscopeError`: its
+message is printed alone and the exit code is 2. A traceback means a bug.
+"""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from attnscope.errors import AttnscopeError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Where does a language model's attention go?",
+)
+
+
+class Colour(StrEnum):
+    """What `look` colours tokens by."""
+
+    by_class = "class"
+    by_attention = "attention"
+
+
+@app.callback()
+def _commands() -> None:
+    """Where does a language model's attention go?"""
+
+
+@app.command()
+def look(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Hub id or local folder.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text to look at.")],
+    layer: Annotated[int | None, typer.Option(help="One layer, from 0; else the mean.")] = None,
+    head: Annotated[int | None, typer.Option(help="One head, from 0; else the mean.")] = None,
+    query: Annotated[str | None, typer.Option(help="One token's gaze: its index or text.")] = None,
+    colour: Annotated[Colour, typer.Option(help="What colours mean.")] = Colour.by_class,
+    classes: Annotated[str, typer.Option(help="Class set: default, or a YAML file.")] = "default",
+    chat: Annotated[bool, typer.Option("--chat", help="Use the chat template.")] = False,
+) -> None:
+    """Where does the model look? Tokens in colour, and what each class of them receives."""
+    from rich.console import Console
+
+    import attnscope
+    from attnscope.look import look as look_at
+    from attnscope.tokens import Prompt, load_classes
+
+    # Before a large model is loaded, what can be wrong without it.
+    class_set = load_classes(classes)
+    Prompt(text)
+    loaded, tokenizer = attnscope.load(model)
+    seen = look_at(
+        loaded,
+        tokenizer,
+        text,
+        layer=layer,
+        head=head,
+        query=query,
+        classes=class_set,
+        colour=colour.value,
+        chat=chat,
+    )
+    Console().print(seen)
+
+
+def main() -> None:
+    """The program `attnscope`."""
+    try:
+        app()
+    except AttnscopeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

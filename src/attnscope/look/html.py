@@ -1,0 +1,55 @@
+"""A look in a notebook: the same tokens and table as HTML, self-contained and escaped.
+
+This module must not know how anything was measured.
+"""
+
+from __future__ import annotations
+
+from html import escape
+
+from attnscope.look.measure import Look
+from attnscope.look.paint import class_colours, full_colour, shades, visible_text
+
+__all__ = ["render"]
+
+
+def render(look: Look) -> str:
+    """Everything about a look, as a fragment of HTML without scripts."""
+    note = ""
+    if look.colour == "attention":
+        note = f"<div>full colour: a weight of {full_colour(look):.3g} or more</div>"
+    return (
+        f'<div class="attnscope-look"><div><b>{escape(look.title)}</b></div>'
+        '<div style="font-family:monospace;white-space:pre-wrap;line-height:1.7;margin:.6em 0">'
+        f"{_tokens(look)}</div>{_table(look)}{note}</div>"
+    )
+
+
+def _tokens(look: Look) -> str:
+    colours = class_colours(look)
+    backs = shades(look) if look.colour == "attention" else [colours[c] for c in look.classes]
+    spans = []
+    for n, (token, back) in enumerate(zip(look.tokens, backs, strict=True)):
+        tip = f"{n} {token!r}: {look.classes[n] or 'no class'}, {look.weights[n]:.4f}"
+        ring = "outline:2px solid #000;" if n == look.query else ""
+        spans.append(
+            f'<span title="{escape(tip)}" style="background:{back};color:#000;{ring}">'
+            f"{escape(visible_text(token))}</span>"
+        )
+    return "".join(spans)
+
+
+def _table(look: Look) -> str:
+    colours = class_colours(look)
+    rows = "".join(
+        f'<tr><td style="background:{colours[row.name]};color:#000">{escape(row.name)}</td>'
+        f"<td>{row.tokens:.4g}</td><td>{row.mass:.4f}</td><td>{row.lift:.2f}</td></tr>"
+        for row in look.rows
+    )
+    tokens = sum(row.tokens for row in look.rows)
+    mass = sum(row.mass for row in look.rows)
+    return (
+        "<table><thead><tr><th>class</th><th>tokens</th><th>mass</th><th>lift</th></tr></thead>"
+        f"<tbody>{rows}</tbody><tfoot><tr><td>together</td><td>{tokens:g}</td>"
+        f"<td>{mass:.4f}</td><td></td></tr></tfoot></table>"
+    )

@@ -1,0 +1,222 @@
+"""Measure one text: what each token receives, and the mass and lift of each class.
+
+The numbers are those of the definitions. Over layers and heads they are means; the lift is the
+mean mass over the mean mass that even attention would give. `weights` is what a token receives
+from the average query (from the one query, where one was chosen), so it adds up to 1, less what a
+learned sink takes.
+
+This module must not know colours, terminals or HTML: see `terminal.py` and `html.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import InputError
+from attnscope.tokens import (
+    DEFAULT,
+    ClassSet,
+    Prompt,
+    TokenizedPrompt,
+    apply_chat_template,
+    join,
+    pad,
+    read_vocabulary,
+    tokenize,
+)
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["ClassRow", "Look", "look"]
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """One line of the class table."""
+
+    name: str
+    tokens: float
+    """How many tokens of the class the queries could see; shares, where tokens are divided."""
+    mass: float
+    lift: float
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """What was seen. Shows itself in a terminal (rich) and in a notebook (HTML)."""
+
+    tokens: tuple[str, ...]
+    """The text of each token; special tokens by their name."""
+    classes: tuple[str | None, ...]
+    """The class of each token; of a divided one, the class with the largest share."""
+    weights: NDArray[np.float64]
+    """[K] what each token receives from the average query."""
+    visible: NDArray[np.bool_]
+    """[K] whether any of the queries could see the token."""
+    names: tuple[str, ...]
+    """All classes of the set, in order."""
+    rows: tuple[ClassRow, ...]
+    """The classes that the queries could see something of, in the order of the set."""
+    title: str
+    """Model, layer, head and queries, in words."""
+    colour: str = "class"
+    """What the tokens are coloured by: `class` or `attention`."""
+    query: int | None = None
+    """The token whose gaze this is."""
+
+    def __rich__(self) -> RenderableType:
+        from attnscope.look.terminal import render
+
+        return render(self)
+
+    def _repr_html_(self) -> str:
+        from attnscope.look.html import render
+
+        return render(self)
+
+
+def look(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    text: str | Prompt,
+    *,
+    layer: int | None = None,
+    head: int | None = None,
+    query: int | str | None = None,
+    classes: ClassSet = DEFAULT,
+    colour: str = "class",
+    chat: bool = False,
+) -> Look:
+    """Run the model on a text and look where its attention goes.
+
+    layer, head   which one, counted from 0; the mean over all of them by default
+    query         one token's gaze instead of everybody's: its index (from the end if negative),
+                  or its text, where the last token that says so is meant
+    classes       the class set of the table
+    colour        colour tokens by `class` or by `attention`
+    chat          put the text into the model's chat template first, as the user's question
+    """
+    if colour not in ("class", "attention"):
+        raise InputError(f"unknown colour {colour!r}; known: class, attention")
+    prompt = text if isinstance(text, Prompt) else join([("question", text)])
+    if chat:
+        prompt = apply_chat_template(prompt, tokenizer)
+    tokens = tokenize(prompt, tokenizer)
+    shares = classes.weights(tokens.ids, tokenizer).astype(np.float64)
+    if not shares.any():
+        raise InputError(
+            f"no token of this text is in any class of the set ({', '.join(classes.names)})"
+        )
+    names = _names(tokens, tokenizer)
+    asked = None if query is None else _find(query, names)
+    weights, even, visible, heads = _measure(model, tokens, layer, head, asked)
+    table = classes.table(tokenizer).classes[tokens.ids]
+    return Look(
+        tokens=names,
+        classes=tuple(classes.names[c] if c >= 0 else None for c in table.tolist()),
+        weights=weights,
+        visible=visible,
+        names=classes.names,
+        rows=_rows(classes, shares, weights, even, visible),
+        title=_title(model, names, layer, head, heads, asked),
+        colour=colour,
+        query=asked,
+    )
+
+
+def _names(tokens: TokenizedPrompt, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    texts = read_vocabulary(tokenizer).texts
+    pieces = tokenizer.convert_ids_to_tokens(tokens.ids.tolist())
+    return tuple(texts[id] or piece for id, piece in zip(tokens.ids.tolist(), pieces, strict=True))
+
+
+def _find(query: int | str, names: tuple[str, ...]) -> int:
+    """The index of the token that is meant."""
+    if isinstance(query, str):
+        said = [n for n, name in enumerate(names) if query in (name, name.strip())]
+        if said:
+            return said[-1]
+        try:
+            query = int(query)
+        except ValueError:
+            raise InputError(
+                f"no token of this text says {query!r}; give one that does, or its index, "
+                f"0 to {len(names) - 1}"
+            ) from None
+    if not -len(names) <= query < len(names):
+        raise InputError(f"there is no token {query}; the text has tokens 0 to {len(names) - 1}")
+    return query % len(names)
+
+
+def _measure(
+    model: PreTrainedModel,
+    tokens: TokenizedPrompt,
+    layer: int | None,
+    head: int | None,
+    query: int | None,
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_], int]:
+    """[K] received, [K] received under even attention (both per query), [K] visible, heads."""
+    import torch
+
+    import attnscope
+
+    queries: Any = "all"
+    if query is not None:
+        queries = torch.zeros(1, len(tokens), dtype=torch.bool)
+        queries[0, query] = True
+    inputs = {name: value.to(model.device) for name, value in pad([tokens]).inputs.items()}
+    with torch.no_grad(), attnscope.watch(model, layers=layer, queries=queries) as scope:
+        model(**inputs)
+    received, even = np.zeros(len(tokens)), np.zeros(len(tokens))
+    visible = np.zeros(len(tokens), dtype=bool)
+    heads = 0
+    for number in scope.layers:
+        by_head = scope.received(number)[0].double().cpu().numpy()
+        heads = max(heads, len(by_head))
+        if head is not None and not 0 <= head < len(by_head):
+            raise InputError(
+                f"there is no head {head} in layer {number}; it has 0 to {len(by_head) - 1}"
+            )
+        count = float(scope.count(number)[0]) * len(scope.layers)
+        received += (by_head.mean(axis=0) if head is None else by_head[head]) / count
+        even += scope.uniform(number)[0].double().cpu().numpy() / count
+        visible |= scope.eligible(number)[0].cpu().numpy() > 0
+    return received, even, visible, heads
+
+
+def _rows(
+    classes: ClassSet,
+    shares: NDArray[np.float64],
+    weights: NDArray[np.float64],
+    even: NDArray[np.float64],
+    visible: NDArray[np.bool_],
+) -> tuple[ClassRow, ...]:
+    counts = shares[visible].sum(axis=0)
+    masses = weights @ shares
+    evens = even @ shares
+    return tuple(
+        ClassRow(name, float(count), float(mass), float(mass / level))
+        for name, count, mass, level in zip(classes.names, counts, masses, evens, strict=True)
+        if count > 0
+    )
+
+
+def _title(
+    model: PreTrainedModel,
+    names: tuple[str, ...],
+    layer: int | None,
+    head: int | None,
+    heads: int,
+    query: int | None,
+) -> str:
+    name = getattr(model, "name_or_path", "") or type(model).__name__
+    where = "mean over layers" if layer is None else f"layer {layer}"
+    which = f"mean over {heads} heads" if head is None else f"head {head}"
+    who = "all queries" if query is None else f"query {query} {names[query]!r}"
+    return f"{name} · {where} · {which} · {who}"

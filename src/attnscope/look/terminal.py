@@ -1,0 +1,60 @@
+"""A look in the terminal: coloured tokens, the class table, the tokens looked at most.
+
+This module must not know how anything was measured.
+"""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from attnscope.look.measure import Look
+from attnscope.look.paint import class_colours, full_colour, shades, visible_text
+
+__all__ = ["render"]
+
+_MOST = 8
+
+
+def render(look: Look) -> RenderableType:
+    """Everything about a look, as something rich can print."""
+    return Group(
+        Text(look.title, style="bold"), Text(), _tokens(look), Text(), _table(look), _most(look)
+    )
+
+
+def _tokens(look: Look) -> Text:
+    colours = class_colours(look)
+    backs = shades(look) if look.colour == "attention" else [colours[c] for c in look.classes]
+    text = Text()
+    for n, (token, back) in enumerate(zip(look.tokens, backs, strict=True)):
+        asked = " bold underline" if n == look.query else ""
+        text.append(visible_text(token), style=f"#000000 on {back}{asked}")
+    return text
+
+
+def _table(look: Look) -> Table:
+    table = Table(show_footer=True)
+    total_tokens = sum(row.tokens for row in look.rows)
+    total_mass = sum(row.mass for row in look.rows)
+    table.add_column("class", footer="together")
+    table.add_column("tokens", justify="right", footer=f"{total_tokens:g}")
+    table.add_column("mass", justify="right", footer=f"{total_mass:.4f}")
+    table.add_column("lift", justify="right")
+    colours = class_colours(look)
+    for row in look.rows:
+        style = f"#000000 on {colours[row.name]}" if look.colour == "class" else ""
+        count = f"{row.tokens:.4g}"
+        table.add_row(Text(row.name, style=style), count, f"{row.mass:.4f}", f"{row.lift:.2f}")
+    return table
+
+
+def _most(look: Look) -> Text:
+    """In words, for where there are no colours."""
+    order = sorted(range(len(look.tokens)), key=lambda n: -look.weights[n])[:_MOST]
+    most = ", ".join(f"{n} {look.tokens[n]!r} {look.weights[n]:.3f}" for n in order)
+    text = Text(f"looked at most: {most}")
+    if look.colour == "attention":
+        text.append(f"\nfull colour: a weight of {full_colour(look):.3g} or more")
+    return text

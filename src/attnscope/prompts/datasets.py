@@ -1,0 +1,213 @@
+"""Prompts from files and data sets: JSONL, CSV, Parquet, plain text, Hugging Face `datasets`.
+
+A record becomes a prompt through a template: text with slots in braces. Each slot is filled from
+the field it is mapped to and becomes a region of that name, so
+
+    read("math500.jsonl", template="{question}", fields={"question": "problem"})
+
+makes prompts with a region `question`. Without a template the prompt is the `question` alone.
+
+This module must not know tokenizers or models.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+from attnscope.errors import InputError, unknown
+from attnscope.prompts.sample import Sample, compose
+from attnscope.tokens.regions import Prompt, join
+
+__all__ = ["Layout", "from_hub", "from_records", "read"]
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How a record becomes a prompt."""
+
+    template: str = "{question}"
+    """Text with slots in braces; `{{` and `}}` are braces themselves."""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """Slot to field of the record, where they are not called the same. The slot `answer` says
+    where the answer is."""
+    system: str | None = None
+    """A system prompt to put above every prompt, as the region `system`."""
+
+    def __post_init__(self) -> None:
+        slots = self.slots
+        if not slots:
+            raise InputError(
+                f"the template {self.template!r} has no slot; write one in braces: '{{question}}'"
+            )
+        stray = [slot for slot in self.fields if slot not in (*slots, "answer")]
+        if stray:
+            raise unknown("slot in the field mapping:", stray[0], (*slots, "answer"))
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The names of the slots, in order."""
+        return tuple(name for _, name in self.parts if name is not None)
+
+    @property
+    def parts(self) -> list[tuple[str, str | None]]:
+        """Literal text and the slot behind it, one after the other."""
+        try:
+            parsed = list(Formatter().parse(self.template))
+        except ValueError as error:
+            raise InputError(f"the template {self.template!r} is broken: {error}") from error
+        for _, name, details, conversion in parsed:
+            if name is not None and (not name.isidentifier() or details or conversion):
+                raise InputError(
+                    f"the template {self.template!r} has a slot {name!r} that is not a plain name; "
+                    "write '{question}', and braces themselves as '{{' and '}}'"
+                )
+        return [(text, name) for text, name, _, _ in parsed]
+
+
+def read(path: str | Path, **layout: Any) -> Iterator[Sample]:
+    """The samples of a file, by its ending; the keywords are those of `Layout`.
+
+    `.jsonl` and `.ndjson` have one object a line, `.csv` a header line, `.parquet` columns, and
+    `.txt` one prompt a line (empty lines are passed over), in a field called `question`.
+    """
+    path = Path(path)
+    shape = Layout(**layout)
+    if path.suffix not in _READERS:
+        raise unknown(f"kind of file, {path.name}:", path.suffix, _READERS)
+    if not path.is_file():
+        raise InputError(f"there is no file {path}")
+    return _samples(_READERS[path.suffix](path), shape)
+
+
+def from_records(records: Iterable[Record], **layout: Any) -> Iterator[Sample]:
+    """The samples of anything that yields mappings: a list, a `datasets.Dataset`, a frame."""
+    numbered = ((f"record {n}", record) for n, record in enumerate(records))
+    return _samples(numbered, Layout(**layout))
+
+
+def from_hub(
+    name: str, *, split: str, config: str | None = None, **layout: Any
+) -> Iterator[Sample]:
+    """The samples of a data set of the Hugging Face hub (needs the extra `attnscope[data]`)."""
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise InputError(
+            f"reading {name!r} needs the package datasets: pip install 'attnscope[data]'"
+        ) from error
+    return from_records(load_dataset(name, config, split=split), **layout)
+
+
+def _samples(records: Iterable[tuple[str, Record]], layout: Layout) -> Iterator[Sample]:
+    for where, record in records:
+        try:
+            answer = None
+            if "answer" in layout.fields or record.get("answer") is not None:
+                answer = _value(record, "answer", layout)
+            yield Sample(_prompt(record, layout), answer, dict(record))
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
+
+
+def _prompt(record: Record, layout: Layout) -> Prompt:
+    parts: list[tuple[str | None, str]] = []
+    for text, slot in layout.parts:
+        parts.append((None, text))
+        if slot is not None:
+            parts.append((slot, _value(record, slot, layout)))
+    if not any(text.strip() for name, text in parts if name is not None):
+        raise InputError(f"the prompt is empty: nothing is written in {', '.join(layout.slots)}")
+    return compose(layout.system, join(parts))
+
+
+def _value(record: Record, slot: str, layout: Layout) -> str:
+    wanted = layout.fields.get(slot, slot)
+    if wanted not in record:
+        raise InputError(
+            f"there is no field {wanted!r} for {{{slot}}}; the fields are {', '.join(record)}"
+        )
+    value = record[wanted]
+    if value is None:
+        raise InputError(f"the field {wanted!r} for {{{slot}}} has no value")
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines with their numbers, decoded one by one so that a broken one can be named."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise InputError(f"{path}, line {number}: not UTF-8 text: {error}") from error
+
+
+def _read_jsonl(path: Path) -> Iterator[tuple[str, Record]]:
+    for number, line in _lines(path):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{where}: broken JSON: {error}") from error
+        if not isinstance(record, dict):
+            raise InputError(f"{where}: expected an object in braces, not {line.strip()[:40]!r}")
+        yield where, record
+
+
+def _read_csv(path: Path) -> Iterator[tuple[str, Record]]:
+    rows = csv.reader((line for _, line in _lines(path)), strict=True)
+    header: list[str] = []
+    while True:
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            raise InputError(f"{path}, line {rows.line_num}: broken CSV: {error}") from error
+        if row is None:
+            return
+        if not row:
+            continue
+        if not header:
+            header = row
+        elif len(row) != len(header):
+            raise InputError(
+                f"{path}, line {rows.line_num}: {len(row)} values for {len(header)} fields "
+                f"({', '.join(header)})"
+            )
+        else:
+            yield f"{path}, line {rows.line_num}", dict(zip(header, row, strict=True))
+
+
+def _read_parquet(path: Path) -> Iterator[tuple[str, Record]]:
+    import polars  # only where a Parquet file is read: the engine does without
+
+    try:
+        frame = polars.read_parquet(path)
+    except polars.exceptions.PolarsError as error:
+        raise InputError(f"{path}: not a readable Parquet file: {error}") from error
+    for number, record in enumerate(frame.iter_rows(named=True)):
+        yield f"{path}, row {number}", record
+
+
+def _read_text(path: Path) -> Iterator[tuple[str, Record]]:
+    for number, line in _lines(path):
+        if line.strip():
+            yield f"{path}, line {number}", {"question": line.rstrip("\r\n")}
+
+
+_READERS: dict[str, Callable[[Path], Iterator[tuple[str, Record]]]] = {
+    ".jsonl": _read_jsonl,
+    ".ndjson": _read_jsonl,
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
+    ".txt": _read_text,
+}

@@ -1,0 +1,176 @@
+"""Where a filler goes, and the pair of prompts that comes of it.
+
+Positions: `before-system`, `between` (system prompt and question: right before the question),
+`end` (right after the question), `random` (after a word of the prompt, seeded), `before:REGION`,
+`after:REGION`, or the number of a character. Regions survive chat templates, so insert into the
+rendered prompt and the filler lands inside the right turn.
+
+By text, a separator keeps the filler from running into a neighbouring word; it is part of what
+was inserted, but not of the region `filler`. By ids, exactly the filler's tokens go between two
+tokens of the base, so that nothing else changes.
+
+This module must not know what the filler says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import regex
+
+from attnscope.errors import InputError, unknown
+from attnscope.prompts.filler import Filler, filler_ids, filler_text
+from attnscope.tokens.align import Alignment, align
+from attnscope.tokens.regions import Prompt, Region
+from attnscope.tokens.tokenized import TokenizedPrompt, tokenize
+from attnscope.tokens.vocabulary import read_vocabulary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["POSITIONS", "Pair", "insert", "place"]
+
+POSITIONS = ("before-system", "between", "end", "random")
+_AT_REGION = {
+    "before-system": ("before", "system"),
+    "between": ("before", "question"),
+    "end": ("after", "question"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """A base prompt, its variant with a filler, and the twins between them."""
+
+    base: TokenizedPrompt
+    variant: TokenizedPrompt
+    """Has the region `filler`."""
+    alignment: Alignment
+
+
+def insert(
+    base: Prompt | TokenizedPrompt,
+    filler: Filler,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    position: str | int = "between",
+    by: Literal["text", "ids"] = "text",
+    separator: str = "\n",
+) -> Pair:
+    """Insert a filler and align the two prompts.
+
+    `separator` (by text only) goes on the sides where the filler would touch something that is
+    not blank. A base that is tokenised already is not tokenised again.
+    """
+    if by not in ("text", "ids"):
+        raise unknown("way to insert", by, ("text", "ids"))
+    if isinstance(base, Prompt):
+        base = tokenize(base, tokenizer)
+    at = place(base.prompt, position, seed=filler.seed)
+    if by == "text":
+        return _insert_text(base, filler_text(filler, tokenizer), tokenizer, at, separator)
+    return _insert_ids(base, filler_ids(filler, tokenizer), tokenizer, at)
+
+
+def place(prompt: Prompt, position: str | int, *, seed: int = 0) -> int:
+    """The character a position means in this prompt."""
+    if isinstance(position, int):
+        if not 0 <= position <= len(prompt.text):
+            raise InputError(
+                f"there is no character {position} to insert at: "
+                f"the prompt has 0 to {len(prompt.text)}"
+            )
+        return position
+    if position == "random":
+        return _random_place(prompt, seed)
+    side, _, name = position.partition(":")
+    if position in _AT_REGION:
+        side, name = _AT_REGION[position]
+    if side not in ("before", "after") or not name:
+        raise unknown("position", position, [*POSITIONS, "before:REGION", "after:REGION"])
+    if name not in prompt.names:
+        has = ", ".join(prompt.names) or "none"
+        raise InputError(
+            f"cannot insert at {position!r}: the prompt has no region {name!r} (it has: {has})"
+        )
+    spans = prompt.spans(name)
+    return spans[0].start if side == "before" else spans[-1].end
+
+
+def _random_place(prompt: Prompt, seed: int) -> int:
+    """After some word of what the prompt says: never inside a word, never in template markup."""
+    said = [
+        r for name in ("system", "question") if name in prompt.names for r in prompt.spans(name)
+    ]
+    spans = said or [Region(0, len(prompt.text), "text")]
+    ends = sorted(
+        {
+            region.start + word.end()
+            for region in spans
+            for word in regex.finditer(r"\S+", prompt.text[region.start : region.end])
+        }
+    )
+    if not ends:
+        raise InputError("there is no word in the prompt to insert a filler after")
+    return Random(f"place:{seed}").choice(ends)
+
+
+def _insert_text(
+    base: TokenizedPrompt,
+    filler: str,
+    tokenizer: PreTrainedTokenizerBase,
+    at: int,
+    separator: str,
+) -> Pair:
+    text = base.prompt.text
+    before = separator if filler and at > 0 and not text[at - 1].isspace() else ""
+    after = separator if filler and at < len(text) and not text[at].isspace() else ""
+    region = Region(at + len(before), at + len(before) + len(filler), "filler")
+    inserted = Region(at, region.end + len(after), "inserted")
+    variant = tokenize(
+        base.prompt.inserted(at, f"{before}{filler}{after}", region),
+        tokenizer,
+    )
+    return Pair(base, variant, align(base, variant, inserted, region))
+
+
+def _insert_ids(
+    base: TokenizedPrompt, filler: list[int], tokenizer: PreTrainedTokenizerBase, at: int
+) -> Pair:
+    index = _boundary(base, at)
+    written = base.offsets[:index, 1]
+    at = int(written.max()) if written.size else 0
+    # A special token has no text, but it takes up room: its name stands for it.
+    said = read_vocabulary(tokenizer).texts
+    names = tokenizer.convert_ids_to_tokens(filler)
+    texts = [said[id] or name for id, name in zip(filler, names, strict=True)]
+    region = Region(at, at + sum(map(len, texts)), "filler")
+    ends = at + np.cumsum([0, *map(len, texts)], dtype=np.int64)
+    moved = base.offsets[index:] + (region.end - region.start)
+    variant = TokenizedPrompt(
+        base.prompt.inserted(at, "".join(texts), region),
+        np.concatenate([base.ids[:index], np.array(filler, dtype=np.int64), base.ids[index:]]),
+        np.concatenate([base.offsets[:index], np.stack([ends[:-1], ends[1:]], axis=1), moved]),
+    )
+    return Pair(base, variant, align(base, variant, region, region))
+
+
+def _boundary(base: TokenizedPrompt, at: int) -> int:
+    """The token in front of which the filler goes.
+
+    A token across the place is not divided: blank space in front of a word goes with the word,
+    anything else stays in front of the filler.
+    """
+    start, end = base.offsets[:, 0], base.offsets[:, 1]
+    behind = np.flatnonzero((end > at) & (start < end))
+    if not behind.size:
+        in_text = np.flatnonzero(start < end)
+        return int(in_text[-1]) + 1 if in_text.size else len(base)
+    first = int(behind[0])
+    if not base.prompt.text[start[first] : at].strip():
+        return first
+    later = np.flatnonzero((start >= at) & (start < end))
+    return int(later[0]) if later.size else int(behind[-1]) + 1

@@ -1,0 +1,37 @@
+"""One item of a prompt source: the prompt, the right answer, and what else is known about it.
+
+This module must not know where samples come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from attnscope.errors import InputError
+from attnscope.tokens.regions import Prompt, join
+
+__all__ = ["Sample", "compose"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A prompt with its answer."""
+
+    prompt: Prompt
+    answer: str | None = None
+    """The expected answer, where the source knows it."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What the source knows besides: a level, an action, the fields of a record."""
+
+    def answered(self, separator: str = "\n") -> Prompt:
+        """The prompt with its answer written under it, in the region `answer`: to train on."""
+        if self.answer is None:
+            raise InputError("this sample has no answer to write; its source did not give one")
+        return join([(None, self.prompt), (None, separator), ("answer", self.answer)])
+
+
+def compose(system: str | None, body: Prompt) -> Prompt:
+    """The body with a system prompt above it, set off by an empty line."""
+    return join([("system", system), (None, "\n\n"), (None, body)]) if system else body

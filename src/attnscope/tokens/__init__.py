@@ -1,0 +1,30 @@
+"""What text is made of: token classes, regions of a prompt, and the twins of its tokens."""
+
+from attnscope.tokens.align import Alignment, align
+from attnscope.tokens.chat import apply_chat_template, turns_of
+from attnscope.tokens.classes import ClassSet, ClassTable, TokenClass
+from attnscope.tokens.named import DEFAULT, load_classes
+from attnscope.tokens.regions import Prompt, Region, join
+from attnscope.tokens.tokenized import Batch, TokenizedPrompt, pad, tokenize
+from attnscope.tokens.vocabulary import Vocabulary, read_vocabulary
+
+__all__ = [
+    "DEFAULT",
+    "Alignment",
+    "Batch",
+    "ClassSet",
+    "ClassTable",
+    "Prompt",
+    "Region",
+    "TokenClass",
+    "TokenizedPrompt",
+    "Vocabulary",
+    "align",
+    "apply_chat_template",
+    "join",
+    "load_classes",
+    "pad",
+    "read_vocabulary",
+    "tokenize",
+    "turns_of",
+]

@@ -1,0 +1,112 @@
+"""The twins of a base prompt's tokens in a variant with something inserted.
+
+The proof is by ids: twins have the same id and the same place in the text, the inserted span
+aside. What the insertion changed at its edges is a seam, on either side; seams are reported, and
+every token of both prompts is accounted for exactly once.
+
+This module must not know what was inserted or why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError
+from attnscope.tokens.regions import Region
+from attnscope.tokens.tokenized import TokenizedPrompt
+
+__all__ = ["Alignment", "align"]
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """Which token of the base is which token of the variant. Token indices, without padding."""
+
+    base: Indices
+    """Base tokens that have a twin, in order."""
+    variant: Indices
+    """Their twins: `variant[n]` is the twin of `base[n]`."""
+    filler: Indices
+    """Variant tokens wholly inside the inserted span."""
+    base_seam: Indices
+    """Base tokens without a twin: the insertion changed them."""
+    variant_seam: Indices
+    """Variant tokens that are neither twins nor wholly inserted."""
+
+
+def align(
+    base: TokenizedPrompt, variant: TokenizedPrompt, inserted: Region, filler: Region
+) -> Alignment:
+    """Align two prompts whose texts differ by the span `inserted` of the variant.
+
+    `filler` is the part of the span that counts as filler: the span itself, or less, where it
+    was set off by separators. Twins run from both ends inwards until ids or places differ.
+    """
+    at, length = inserted.start, inserted.end - inserted.start
+    before = (base.offsets[:, 1] <= at) & _same(base, variant, 0, from_end=False)
+    prefix = _run(before)
+    empty = base.offsets[:, 0] == base.offsets[:, 1]
+    after = ((base.offsets[:, 0] >= at) | empty) & _same(base, variant, length, from_end=True)
+    suffix = min(_run(after[::-1]), len(base) - prefix, len(variant) - prefix)
+
+    middle = np.arange(prefix, len(variant) - suffix)
+    start, end = variant.offsets[middle, 0], variant.offsets[middle, 1]
+    inside = (start >= filler.start) & (end <= filler.end) & (start < end)
+    alignment = Alignment(
+        base=_both_ends(prefix, suffix, len(base)),
+        variant=_both_ends(prefix, suffix, len(variant)),
+        filler=middle[inside],
+        base_seam=np.arange(prefix, len(base) - suffix),
+        variant_seam=middle[~inside],
+    )
+    _prove(alignment, base, variant)
+    return alignment
+
+
+def _same(
+    base: TokenizedPrompt, variant: TokenizedPrompt, shift: int, *, from_end: bool
+) -> NDArray[np.bool_]:
+    """[K of base] True where the token counted from one end has the same id and place."""
+    shared = min(len(base), len(variant))
+    here = slice(len(base) - shared, None) if from_end else slice(shared)
+    there = slice(len(variant) - shared, None) if from_end else slice(shared)
+    # A token without text (a begin or end the tokenizer added) has no place to compare.
+    moved = base.offsets[here] + shift
+    unwritten = (base.offsets[here, 0] == base.offsets[here, 1]) & (
+        variant.offsets[there, 0] == variant.offsets[there, 1]
+    )
+    same = np.zeros(len(base), dtype=bool)
+    same[here] = (base.ids[here] == variant.ids[there]) & (
+        unwritten | (moved == variant.offsets[there]).all(axis=1)
+    )
+    return same
+
+
+def _run(flags: NDArray[np.bool_]) -> int:
+    """How many flags are True before the first that is not."""
+    return len(flags) if flags.all() else int(flags.argmin())
+
+
+def _both_ends(prefix: int, suffix: int, length: int) -> Indices:
+    return np.concatenate([np.arange(prefix), np.arange(length - suffix, length)])
+
+
+def _prove(alignment: Alignment, base: TokenizedPrompt, variant: TokenizedPrompt) -> None:
+    twins = np.array_equal(base.ids[alignment.base], variant.ids[alignment.variant])
+    counted_base = np.sort(np.concatenate([alignment.base, alignment.base_seam]))
+    counted_variant = np.sort(
+        np.concatenate([alignment.variant, alignment.filler, alignment.variant_seam])
+    )
+    complete = np.array_equal(counted_base, np.arange(len(base))) and np.array_equal(
+        counted_variant, np.arange(len(variant))
+    )
+    if not (twins and complete):
+        raise AttnscopeError(
+            "an alignment lost a token or paired two different ones: a bug of attnscope, "
+            f"please report it with this prompt: {variant.prompt.text[:200]!r}"
+        )

@@ -1,0 +1,161 @@
+"""Through a chat template without losing the regions.
+
+A template is a program: it may trim what it is given, fold the system prompt into the user's
+turn, put anything around anything. So the text is rendered twice, plainly and with invisible
+marks around the content of each turn; the marks say where the content went, and the plain
+rendering proves that they changed nothing.
+
+This module must not know what the regions mean, beyond the names of the roles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attnscope.errors import InputError
+from attnscope.tokens.regions import Prompt, Region
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["Turn", "apply_chat_template", "turns_of"]
+
+Turn = tuple[str, Prompt]
+"""A role (`system`, `user`, `assistant`) and what it says."""
+
+# Private-use characters: no template looks for them and no text should hold them.
+_FIRST_MARK = 0xF0000
+
+
+def apply_chat_template(
+    prompt: Prompt | Sequence[Turn],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    generation_prompt: bool = True,
+    **template_options: Any,
+) -> Prompt:
+    """The prompt as the tokenizer's chat template writes it, regions and all.
+
+    A plain prompt is divided into turns by `turns_of`. With `generation_prompt` the text ends
+    where the assistant's answer begins. Other options go to the template as they are.
+    """
+    turns = turns_of(prompt) if isinstance(prompt, Prompt) else list(prompt)
+    if not turns:
+        raise InputError("the chat has no turns; give at least one, such as a user's question")
+    if not getattr(tokenizer, "chat_template", None):
+        raise InputError(
+            f"tokenizer {getattr(tokenizer, 'name_or_path', '') or type(tokenizer).__name__!r} has "
+            "no chat template; use the prompt as it is, or set tokenizer.chat_template"
+        )
+
+    def render(contents: list[str]) -> str:
+        messages = [
+            {"role": role, "content": content}
+            for (role, _), content in zip(turns, contents, strict=True)
+        ]
+        try:
+            text: str = tokenizer.apply_chat_template(
+                messages,
+                tokenize=False,
+                add_generation_prompt=generation_prompt,
+                **template_options,
+            )
+        except Exception as error:  # whatever the template's author raises, in Jinja or through it
+            roles = ", ".join(role for role, _ in turns)
+            raise InputError(f"the chat template refuses turns of {roles}: {error}") from error
+        return text
+
+    text, content_at = _follow([turn.text for _, turn in turns], render)
+    regions = []
+    for (_, turn), (start, end, skipped) in zip(turns, content_at, strict=True):
+        for region in turn.regions:
+            first = min(max(start, start - skipped + region.start), end)
+            last = min(max(start, start - skipped + region.end), end)
+            regions.append(Region(first, last, region.name))
+    return Prompt(text, tuple(regions), complete=True)
+
+
+def turns_of(prompt: Prompt) -> list[Turn]:
+    """Divide a prompt by its regions: `system` and `assistant` are turns, the rest is the user's.
+
+    Text in front of the system prompt goes with it. The blank space between two turns is dropped,
+    since a template writes its own.
+    """
+    roles = [r for r in prompt.regions if r.name in ("system", "assistant") and r.end > r.start]
+    turns: list[Turn] = []
+    position = 0
+
+    def add(role: str, start: int, end: int) -> None:
+        text = prompt.text[start:end]
+        start += len(text) - len(text.lstrip())
+        end -= len(text) - len(text.rstrip())
+        if start < end:
+            turns.append((role, prompt.cut(start, end)))
+
+    for n, region in enumerate(roles):
+        if region.start < position:
+            raise InputError(
+                f"region {region.name!r} at {region.start} lies inside the turn before it; "
+                "turns follow one another"
+            )
+        if region.name == "system" and n == 0:
+            add("system", 0, region.end)
+        else:
+            add("user", position, region.start)
+            add(region.name, region.start, region.end)
+        position = region.end
+    add("user", position, len(prompt.text))
+    return turns
+
+
+def _follow(
+    contents: list[str], render: Callable[[list[str]], str]
+) -> tuple[str, list[tuple[int, int, int]]]:
+    """Render, and find each content: start, end, and how many characters were trimmed before it."""
+    first = _unused_mark(contents)
+    plain = render(contents)
+    for trimmed in (False, True):
+        marked, skips = [], []
+        for n, content in enumerate(contents):
+            core = content.strip() if trimmed else content
+            # Where the template trims, the blank space must stay outside the marks to be trimmed.
+            before = content[: len(content) - len(content.lstrip())] if trimmed and core else ""
+            after = content[len(content.rstrip()) :] if trimmed and core else ""
+            opening, closing = chr(first + 2 * n), chr(first + 2 * n + 1)
+            marked.append(f"{before}{opening}{core}{closing}{after}")
+            skips.append(len(before))
+        text, found = _lift_marks(render(marked), first, 2 * len(contents))
+        if text == plain and len(found) == 2 * len(contents):
+            return plain, [(found[2 * n], found[2 * n + 1], skip) for n, skip in enumerate(skips)]
+    raise InputError(
+        "the chat template rewrites what the turns say (it leaves one out, repeats or changes it), "
+        "so regions cannot be followed through it; render the text yourself and mark its regions"
+    )
+
+
+def _unused_mark(contents: list[str]) -> int:
+    wanted = 2 * len(contents)
+    highest = max((ord(letter) for content in contents for letter in content), default=0)
+    first = max(_FIRST_MARK, highest + 1)
+    if first + wanted > 0x10FFFE:
+        raise InputError("the prompt uses the last private-use characters of Unicode; leave them")
+    return first
+
+
+def _lift_marks(text: str, first: int, count: int) -> tuple[str, dict[int, int]]:
+    """Take the marks out of the text: what is left, and where each stood (those seen once)."""
+    left: list[str] = []
+    seen: dict[int, int] = {}
+    repeated = set()
+    length = 0
+    for letter in text:
+        mark = ord(letter) - first
+        if 0 <= mark < count:
+            if mark in seen:
+                repeated.add(mark)
+            seen[mark] = length
+        else:
+            left.append(letter)
+            length += 1
+    return "".join(left), {mark: at for mark, at in seen.items() if mark not in repeated}

@@ -1,0 +1,293 @@
+"""Token classes: which token is a hash, a star, whitespace, a digit, a word.
+
+A class is a rule over the decoded text of a token. The rule marks characters (those in a list, or
+those covered by the matches of a regular expression), and the judgement says what the marks mean:
+
+* `pure`: the class takes a token when all its characters are marked;
+* `contains`: when any is;
+* `fraction`: the class takes the share of the token that is marked, the rest goes on.
+
+Classes stand in an order and a token belongs to the first that takes it. A set that ends with a
+class for every token is a partition of any vocabulary, so the masses of its classes add up to 1.
+
+Part of a UTF-8 character (see `vocabulary.py`) is never marked: no character, no match. Special
+tokens have no text; only `every: special`, `every: token` and token ids can take them.
+
+This module must not know models or attention: what comes out is a table from id to class.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import regex
+from numpy.typing import NDArray
+
+from attnscope.errors import InputError, unknown
+from attnscope.tokens.vocabulary import PART_OF_A_CHARACTER, Vocabulary, read_vocabulary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["ClassSet", "ClassTable", "Judgement", "TokenClass"]
+
+Judgement = Literal["pure", "contains", "fraction"]
+JUDGEMENTS = ("pure", "contains", "fraction")
+EVERY = ("special", "token")
+_RULES = ("characters", "pattern", "token_ids", "every")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenClass:
+    """A name and exactly one rule: `characters`, `pattern`, `token_ids` or `every`."""
+
+    name: str
+    characters: str | None = None
+    """The characters of the class, written one after the other: `"#"`, `"+-="`."""
+    pattern: str | None = None
+    r"""A regular expression (syntax of the `regex` package, so `\p{L}` works); the characters
+    its matches cover are marked."""
+    token_ids: Collection[int] | None = None
+    """The ids themselves. They are whole tokens, so no judgement applies."""
+    every: Literal["special", "token"] | None = None
+    """`special`: every special token; `token`: every token that is left."""
+    judgement: Judgement = "pure"
+    strip: bool = False
+    """Judge a token without the whitespace around it, which many tokenizers glue to what
+    follows: `" *"` is then a star."""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise InputError("a token class needs a name, such as 'hash'")
+        given = [rule for rule in _RULES if getattr(self, rule) is not None]
+        if len(given) != 1:
+            raise InputError(
+                f"class {self.name!r} has {len(given)} rules ({', '.join(given) or 'none'}); "
+                f"give exactly one of {', '.join(_RULES)}"
+            )
+        if self.judgement not in JUDGEMENTS:
+            raise unknown(f"judgement of class {self.name!r}:", self.judgement, JUDGEMENTS)
+        if self.every is not None and self.every not in EVERY:
+            raise unknown(f"value of 'every' in class {self.name!r}:", self.every, EVERY)
+        if self.strip and self.judgement == "fraction":
+            raise InputError(
+                f"class {self.name!r}: a fraction counts every character, so strip cannot be set"
+            )
+        if self.characters == "" or self.pattern == "":
+            raise InputError(f"class {self.name!r} has an empty rule; say what it takes")
+        if self.token_ids is not None:
+            object.__setattr__(self, "token_ids", frozenset(self.token_ids))
+            if not self.token_ids or min(self.token_ids) < 0:
+                raise InputError(
+                    f"class {self.name!r}: token_ids must be one or more ids from 0 on, "
+                    f"not {sorted(self.token_ids)}"
+                )
+        if self.pattern is not None:
+            try:
+                regex.compile(self.pattern)
+            except regex.error as error:
+                raise InputError(
+                    f"class {self.name!r}: the pattern {self.pattern!r} does not compile: {error}"
+                ) from error
+
+    @cached_property
+    def _compiled(self) -> regex.Pattern[str]:
+        if self.pattern is not None:
+            return regex.compile(self.pattern)
+        return regex.compile(f"[{regex.escape(self.characters or '', special_only=False)}]+")
+
+    def marks(self, text: str) -> NDArray[np.bool_]:
+        """[characters of text] True where the rule matches."""
+        marked = np.zeros(len(text), dtype=bool)
+        for match in self._compiled.finditer(text):
+            marked[match.start() : match.end()] = True
+        if PART_OF_A_CHARACTER in text:
+            marked &= np.array([letter != PART_OF_A_CHARACTER for letter in text], dtype=bool)
+        return marked
+
+    def takes(self, text: str) -> bool:
+        """Whether a `pure` or `contains` class takes a token that says this."""
+        if self.strip:
+            text = text.strip()
+        if self._compiled.search(text) is None:
+            return False  # the common case, and the quick one
+        marked = self.marks(text)
+        return bool(marked.any() if self.judgement == "contains" else marked.size and marked.all())
+
+
+@dataclass(frozen=True, eq=False)
+class ClassTable:
+    """A class set applied to a vocabulary: the answer for every id."""
+
+    names: tuple[str, ...]
+    classes: NDArray[np.int64]
+    """[ids] index of the class; -1 for none. Where a token is divided, the largest share's."""
+    weights: NDArray[np.float32] | None
+    """[ids, classes] shares of each token; None where every token is whole."""
+
+
+@dataclass(frozen=True)
+class ClassSet:
+    """Token classes in order. The first that takes a token has it."""
+
+    classes: tuple[TokenClass, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "classes", tuple(self.classes))
+        if not self.classes:
+            raise InputError("the class set is empty: give it at least one class")
+        if len(set(self.names)) < len(self.names):
+            twice = sorted({name for name in self.names if self.names.count(name) > 1})
+            raise InputError(f"class {twice[0]!r} is in the set twice; a name is used once")
+        for earlier, later in zip(self.classes, self.classes[1:], strict=False):
+            if earlier.every == "token":
+                raise InputError(
+                    f"class {later.name!r} stands behind {earlier.name!r}, which takes every "
+                    "token that is left: move it in front"
+                )
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+    def __iter__(self) -> Iterator[TokenClass]:
+        return iter(self.classes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the classes, in order: `names[c]` is class number `c`."""
+        return tuple(token_class.name for token_class in self.classes)
+
+    def index(self, name: str) -> int:
+        """The number of a class; an error that lists the names where there is none."""
+        if name not in self.names:
+            raise unknown("class", name, self.names)
+        return self.names.index(name)
+
+    @property
+    def full(self) -> bool:
+        """Whether the set takes every token of every vocabulary."""
+        return self.classes[-1].every == "token"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of the rules: sets that classify alike by definition have the same."""
+        rules = [asdict(token_class) for token_class in self.classes]
+        text = json.dumps(rules, sort_keys=True, default=sorted)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def table(self, tokenizer: PreTrainedTokenizerBase) -> ClassTable:
+        """The class of every id of a vocabulary: computed once, then looked up."""
+        vocabulary = read_vocabulary(tokenizer)
+        key = (vocabulary.fingerprint, self.fingerprint)
+        if key not in _tables:
+            _tables[key] = _classify(self, vocabulary)
+        return _tables[key]
+
+    def ids(
+        self, input_ids: Any, tokenizer: PreTrainedTokenizerBase, attention_mask: Any = None
+    ) -> NDArray[np.int64]:
+        """The class of every token, -1 for none and for padding: what `scope.mass` takes.
+
+        `input_ids` is an array, a list or a tensor of any shape; `attention_mask`, of the same
+        shape, is 0 at padding.
+        """
+        table = self.table(tokenizer)
+        if table.weights is not None:
+            divided = [c.name for c in self.classes if c.judgement == "fraction"]
+            raise InputError(
+                f"class {divided[0]!r} is judged by fraction, so a token has shares of several "
+                "classes and no single one; use weights(...) instead of ids(...)"
+            )
+        found = table.classes[_checked(input_ids, len(table.classes))]
+        if attention_mask is not None:
+            found = np.where(_array(attention_mask) != 0, found, -1)
+        return found
+
+    def weights(
+        self, input_ids: Any, tokenizer: PreTrainedTokenizerBase, attention_mask: Any = None
+    ) -> NDArray[np.float32]:
+        """[..., classes] the share of each token that each class takes; 0 at padding.
+
+        The mass of the classes is `received @ weights / number of queries`, with or without
+        classes that are judged by fraction.
+        """
+        table = self.table(tokenizer)
+        tokens = _checked(input_ids, len(table.classes))
+        if table.weights is not None:
+            shares = table.weights[tokens]
+        else:
+            shares = (table.classes[tokens][..., None] == np.arange(len(self))).astype(np.float32)
+        if attention_mask is not None:
+            shares = shares * (_array(attention_mask) != 0)[..., None]
+        return shares
+
+
+_tables: dict[tuple[str, str], ClassTable] = {}
+
+
+def _array(values: Any) -> NDArray[Any]:
+    """Lists, arrays and tensors alike, also from another device, without importing torch."""
+    return np.asarray(values.cpu() if hasattr(values, "cpu") else values)
+
+
+def _checked(input_ids: Any, known: int) -> NDArray[np.int64]:
+    ids = _array(input_ids)
+    if ids.dtype.kind not in "iu":
+        raise InputError(f"token ids must be whole numbers, not {ids.dtype}")
+    if ids.size and (ids.min() < 0 or ids.max() >= known):
+        wrong = ids.min() if ids.min() < 0 else ids.max()
+        raise InputError(
+            f"token id {wrong} is outside the tokenizer's vocabulary (0 to {known - 1}); "
+            "is this the tokenizer of the model that the ids come from?"
+        )
+    return ids
+
+
+def _classify(classes: ClassSet, vocabulary: Vocabulary) -> ClassTable:
+    found = np.full(len(vocabulary), -1, dtype=np.int64)
+    weights = None
+    if any(token_class.judgement == "fraction" for token_class in classes):
+        weights = np.array([_shares(classes, vocabulary, id) for id in range(len(vocabulary))])
+        found = np.where(weights.any(axis=1), weights.argmax(axis=1), -1)
+    else:
+        left = list(range(len(vocabulary)))
+        for number, token_class in enumerate(classes):
+            taken = [id for id in left if _takes(token_class, vocabulary, id)]
+            found[taken] = number
+            left = [id for id in left if found[id] < 0]
+    if (found < 0).all():
+        raise InputError(
+            f"the class set ({', '.join(classes.names)}) takes no token of this vocabulary, so "
+            "there is nothing to measure; check its rules, or end it with 'every: token'"
+        )
+    return ClassTable(classes.names, found, weights)
+
+
+def _takes(token_class: TokenClass, vocabulary: Vocabulary, id: int) -> bool:
+    if token_class.every is not None:
+        return token_class.every == "token" or id in vocabulary.special
+    if token_class.token_ids is not None:
+        return id in token_class.token_ids
+    return token_class.takes(vocabulary.texts[id])
+
+
+def _shares(classes: ClassSet, vocabulary: Vocabulary, id: int) -> NDArray[np.float32]:
+    """How a token is divided: each character goes to the first class that takes it."""
+    text = vocabulary.texts[id]
+    free = np.ones(max(len(text), 1), dtype=bool)
+    shares = np.zeros(len(classes), dtype=np.float32)
+    for number, token_class in enumerate(classes):
+        by_text = token_class.every is None and token_class.token_ids is None
+        if by_text and token_class.judgement == "fraction":
+            taken = free & token_class.marks(text) if text else np.zeros(1, dtype=bool)
+        else:
+            taken = free.copy() if _takes(token_class, vocabulary, id) else np.zeros_like(free)
+        shares[number] = taken.sum() / len(free)
+        free &= ~taken
+    return shares

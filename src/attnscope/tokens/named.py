@@ -1,0 +1,110 @@
+"""The class set to start from, and class sets from YAML.
+
+The default set judges a token by what is visible in it: `" *"`, `"**"` and `"*\\n"` are stars,
+`"  "` is whitespace, `"\\n  "` is a newline. `word` takes whatever has a letter, so `"\\frac"` is
+one; `punctuation` takes every other run of marks and symbols; `other` has the rest, among it the
+tokens that are part of a character. Conjunctions go by their form alone, whatever their case.
+
+This module must not know how rules are applied.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from attnscope.errors import InputError, unknown
+from attnscope.tokens.classes import ClassSet, TokenClass
+
+__all__ = ["DEFAULT", "load_classes"]
+
+_CONJUNCTIONS = (
+    "and|or|but|nor|so|yet|for|if|then|because|since|while|although|though|unless|until|when|"
+    "whenever|whereas|whether|once"
+)
+
+DEFAULT = ClassSet(
+    (
+        TokenClass(name="hash", characters="#", strip=True),
+        TokenClass(name="star", characters="*", strip=True),
+        TokenClass(name="slash", characters="/", strip=True),
+        TokenClass(name="whitespace", pattern=r"[^\S\r\n]+"),
+        TokenClass(name="newline", pattern=r"\s*[\r\n]\s*"),
+        TokenClass(name="digit", pattern=r"\p{Nd}+", strip=True),
+        TokenClass(name="operator", pattern=r"[-^%·\p{Sm}]+", strip=True),
+        TokenClass(name="conjunction", pattern=rf"^(?i:{_CONJUNCTIONS})$", strip=True),
+        TokenClass(name="punctuation", pattern=r"[\p{P}\p{S}]+", strip=True),
+        TokenClass(name="word", pattern=r"\p{L}+", judgement="contains"),
+        TokenClass(name="special", every="special"),
+        TokenClass(name="other", every="token"),
+    )
+)
+
+NAMED = {"default": DEFAULT}
+_EXPECTED = {
+    "name": "text",
+    "characters": "text in quotes",
+    "pattern": "text in quotes",
+    "token_ids": "a list of whole numbers",
+    "every": "special or token",
+    "judgement": "pure, contains or fraction",
+    "strip": "true or false",
+}
+
+
+def load_classes(source: str | Path | ClassSet) -> ClassSet:
+    """A class set by its name (`default`) or from a YAML file.
+
+    The file has a list under `classes`. An entry is a class of one's own, with the fields of
+    `TokenClass`, or the bare name of a class of the default set:
+
+        classes:
+          - hash
+          - {name: wave, characters: "~", judgement: contains}
+          - {name: number, pattern: '[0-9]+(\\.[0-9]+)?'}
+          - {name: begin, token_ids: [1]}
+          - {name: other, every: token}
+    """
+    if isinstance(source, ClassSet):
+        return source
+    if str(source) in NAMED:
+        return NAMED[str(source)]
+    path = Path(source)
+    if not path.is_file():
+        raise InputError(
+            f"unknown class set {str(source)!r}: neither a file nor one of {', '.join(NAMED)}"
+        )
+    import yaml  # only where a file is read
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not a YAML file: {error}") from error
+    entries = content.get("classes") if isinstance(content, dict) else None
+    if not isinstance(entries, list) or not entries:
+        raise InputError(f"{path}: expected a list of classes under 'classes'")
+    try:
+        return ClassSet(tuple(_entry(entry) for entry in entries))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def _entry(entry: Any) -> TokenClass:
+    if isinstance(entry, str):
+        return DEFAULT.classes[DEFAULT.index(entry)]
+    if not isinstance(entry, dict) or "name" not in entry:
+        raise InputError(f"a class is a name or a mapping with a name, not {entry!r}")
+    for field, value in entry.items():
+        if field not in _EXPECTED:
+            raise unknown(f"field of class {entry['name']!r}:", field, _EXPECTED)
+        if not _fits(field, value):
+            raise InputError(
+                f"class {entry['name']!r}: {field} is {value!r}; expected {_EXPECTED[field]}"
+            )
+    return TokenClass(**entry)
+
+
+def _fits(field: str, value: object) -> bool:
+    if field == "token_ids":
+        return isinstance(value, list) and all(type(id) is int for id in value)
+    return isinstance(value, bool if field == "strip" else str)

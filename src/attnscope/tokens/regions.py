@@ -1,0 +1,133 @@
+"""A prompt: text with named spans.
+
+A region is a span of characters with a name. Regions may nest (`target` inside `maps`), touch,
+overlap, and share a name (two `assistant` turns). They are plain data about the text; where they
+are in tokens is the business of `tokenized.py`, and how a chat template moves them of `chat.py`.
+
+This module must not know tokenizers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from attnscope.errors import InputError, unknown
+
+__all__ = ["Prompt", "Region", "join"]
+
+
+@dataclass(frozen=True, order=True)
+class Region:
+    """Characters `start` to `end` (exclusive) of a prompt, under a name."""
+
+    start: int
+    end: int
+    name: str
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise InputError("a region needs a name, such as 'system' or 'question'")
+        if not 0 <= self.start <= self.end:
+            raise InputError(
+                f"region {self.name!r} from {self.start} to {self.end}: "
+                "it must start at 0 or later and not end before it starts"
+            )
+
+    def moved(self, by: int) -> Region:
+        """The same span, `by` characters further on."""
+        return Region(self.start + by, self.end + by, self.name)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Text with named regions: what every builder makes and every measurement starts from."""
+
+    text: str
+    regions: tuple[Region, ...] = ()
+    """In order of appearance; an outer region before the ones inside it."""
+    complete: bool = False
+    """The text already holds its special tokens (a chat template wrote them), so that a
+    tokenizer must not add a second begin-of-sequence token."""
+
+    def __post_init__(self) -> None:
+        if not self.text:
+            raise InputError("the prompt is empty: give it at least one character of text")
+        try:
+            self.text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"the prompt has half a character (a lone surrogate) at {error.start}; remove it"
+            ) from error
+        for region in self.regions:
+            if region.end > len(self.text):
+                raise InputError(
+                    f"region {region.name!r} ends at character {region.end}, "
+                    f"but the prompt has {len(self.text)}"
+                )
+        ordered = sorted(self.regions, key=lambda r: (r.start, -r.end))
+        object.__setattr__(self, "regions", tuple(ordered))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the regions, each once, in order of appearance."""
+        return tuple(dict.fromkeys(region.name for region in self.regions))
+
+    def spans(self, name: str) -> tuple[Region, ...]:
+        """Every region called `name`; an error that lists the names where there is none."""
+        found = tuple(region for region in self.regions if region.name == name)
+        if not found:
+            raise unknown("region", name, self.names or ["(this prompt has no regions)"])
+        return found
+
+    def read(self, name: str) -> str:
+        """The text of the first region called `name`."""
+        region = self.spans(name)[0]
+        return self.text[region.start : region.end]
+
+    def cut(self, start: int, end: int) -> Prompt:
+        """Characters `start` to `end` as a prompt of their own, regions clipped to them."""
+        clipped = [
+            Region(max(r.start, start) - start, min(r.end, end) - start, r.name)
+            for r in self.regions
+            if r.start < end and r.end > start
+        ]
+        return Prompt(self.text[start:end], tuple(clipped), self.complete)
+
+    def inserted(self, at: int, text: str, region: Region | None = None) -> Prompt:
+        """The prompt with `text` put in at character `at`.
+
+        Regions that end at or before `at` stay, those that start at or after it move on, and
+        those around it grow. `region`, in the coordinates of the new text, names the insertion.
+        """
+        if not 0 <= at <= len(self.text):
+            raise InputError(
+                f"cannot insert at character {at}: the prompt has characters 0 to {len(self.text)}"
+            )
+        moved = []
+        for r in self.regions:
+            if r.start >= at:
+                moved.append(r.moved(len(text)))
+            else:
+                moved.append(replace(r, end=r.end + len(text)) if r.end > at else r)
+        if region is not None:
+            moved.append(region)
+        return replace(self, text=self.text[:at] + text + self.text[at:], regions=tuple(moved))
+
+
+def join(parts: Iterable[tuple[str | None, str | Prompt]]) -> Prompt:
+    """Build a prompt from `(region name or None, text)` pairs, one after the other.
+
+    A part may be a prompt itself: its regions come along, inside the one named here.
+    """
+    text = ""
+    regions: list[Region] = []
+    for name, part in parts:
+        inner = part if isinstance(part, Prompt) else None
+        added = inner.text if inner else str(part)
+        if name is not None:
+            regions.append(Region(len(text), len(text) + len(added), name))
+        if inner:
+            regions += [region.moved(len(text)) for region in inner.regions]
+        text += added
+    return Prompt(text, tuple(regions))

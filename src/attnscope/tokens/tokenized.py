@@ -1,0 +1,191 @@
+"""From characters to tokens: a prompt's ids, with the regions it had.
+
+A token belongs to a region when it holds at least one of the region's characters; a token across
+the border of two regions belongs to both. Padding belongs to none. The mapping goes by the
+character offsets that fast tokenizers give; a tokenizer without them is refused.
+
+Shapes: K = tokens of one prompt, B = prompts of a batch, N = columns of a padded batch.
+
+This module must not know chat templates, classes or models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import InputError, unknown
+from attnscope.tokens.regions import Prompt
+from attnscope.tokens.vocabulary import read_vocabulary, require_fast
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["Batch", "Side", "TokenizedPrompt", "pad", "tokenize"]
+
+Side = Literal["left", "right"]
+_SIDES = ("left", "right")
+
+
+@dataclass(frozen=True, eq=False)
+class TokenizedPrompt:
+    """A prompt and its tokens."""
+
+    prompt: Prompt
+    ids: NDArray[np.int64]
+    """[K] token ids."""
+    offsets: NDArray[np.int64]
+    """[K, 2] first character and the one after the last; an empty span for a token that has
+    no text in the prompt, such as a begin-of-sequence token the tokenizer added."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def mask(self, name: str) -> NDArray[np.bool_]:
+        """[K] True for the tokens that hold a character of the region."""
+        start, end = self.offsets[:, 0], self.offsets[:, 1]
+        inside = np.zeros(len(self), dtype=bool)
+        for region in self.prompt.spans(name):
+            held = np.minimum(end, region.end) - np.maximum(start, region.start)
+            inside |= held > 0
+        return inside
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Regions with text but without a token: truncation took them."""
+        written = {region.name: region.end > region.start for region in self.prompt.regions}
+        return tuple(name for name in written if written[name] and not self.mask(name).any())
+
+
+def tokenize(
+    prompt: Prompt, tokenizer: PreTrainedTokenizerBase, *, max_length: int | None = None
+) -> TokenizedPrompt:
+    """Tokenise a prompt and keep track of its characters.
+
+    `max_length` cuts on the side the tokenizer is set to (`tokenizer.truncation_side`); the
+    regions that fell off are named by `lost`.
+    """
+    require_fast(tokenizer)
+    if max_length is not None and max_length < 1:
+        raise InputError(f"max_length is {max_length}; it must be at least 1 token")
+    encoded = tokenizer(
+        prompt.text,
+        add_special_tokens=not prompt.complete,
+        return_offsets_mapping=True,
+        truncation=max_length is not None,
+        max_length=max_length,
+    )
+    ids = np.array(encoded["input_ids"], dtype=np.int64)
+    if not len(ids):
+        raise InputError(f"the tokenizer makes no tokens of this prompt: {prompt.text[:80]!r}")
+    offsets = np.array(encoded["offset_mapping"], dtype=np.int64)
+    _divide_runs_of_bytes(prompt.text, offsets)
+    _restore_spaces(prompt.text, ids, offsets, read_vocabulary(tokenizer).texts)
+    return TokenizedPrompt(prompt, ids, offsets)
+
+
+def _divide_runs_of_bytes(text: str, offsets: NDArray[np.int64]) -> None:
+    """Give each byte of a run of unknown characters the place of its own character.
+
+    SentencePiece models report the whole run for every byte in it, so that a line break before a
+    rare character would seem to belong to both sides of a border.
+    """
+    start, end = offsets[:, 0], offsets[:, 1]
+    repeats = np.flatnonzero((offsets[1:] == offsets[:-1]).all(axis=1) & (end - start > 1)[1:])
+    for first in repeats.tolist():
+        span = text[start[first] : end[first]]
+        letters = np.repeat(np.arange(len(span)), [len(letter.encode()) for letter in span])
+        run = slice(first, first + len(letters))
+        if (offsets[run] == offsets[first]).all() and len(offsets[run]) == len(letters):
+            offsets[run, 0] = start[first] + letters
+            offsets[run, 1] = offsets[run, 0] + 1
+
+
+def _restore_spaces(
+    text: str, ids: NDArray[np.int64], offsets: NDArray[np.int64], texts: tuple[str, ...]
+) -> None:
+    """Give tokens back the spaces that their offsets left out.
+
+    Byte-level tokenizers set to `trim_offsets` report `" the"` without its space
+    and a token of spaces as nothing at all: whitespace would belong to no region.
+    """
+    said_length = np.array([len(texts[id]) for id in ids.tolist()])
+    short = said_length > offsets[:, 1] - offsets[:, 0]
+    for n in np.flatnonzero(short).tolist():
+        start, end = int(offsets[n, 0]), int(offsets[n, 1])
+        said = texts[int(ids[n])]
+        missing = len(said) - (end - start)
+        leading = len(said) - len(said.lstrip())
+        taken = int(offsets[n - 1, 1]) if n else 0
+        while missing and leading and start > taken and text[start - 1].isspace():
+            start, missing, leading = start - 1, missing - 1, leading - 1
+        trailing = len(said) - len(said.rstrip())
+        until = int(offsets[n + 1, 0]) if n + 1 < len(ids) else len(text)
+        while missing and trailing and end < until and text[end].isspace():
+            end, missing, trailing = end + 1, missing - 1, trailing - 1
+        offsets[n] = start, end
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Tokenised prompts as one padded rectangle."""
+
+    rows: tuple[TokenizedPrompt, ...]
+    input_ids: NDArray[np.int64]
+    """[B, N]"""
+    attention_mask: NDArray[np.int64]
+    """[B, N] 1 for real tokens, 0 for padding."""
+
+    def mask(self, name: str) -> NDArray[np.bool_]:
+        """[B, N] True for the tokens of the region; padding is never part of it."""
+        inside = self.attention_mask.astype(bool)
+        for row, tokens in enumerate(self.rows):
+            inside[row, self.columns(row)] = tokens.mask(name)
+        return inside
+
+    def columns(self, row: int) -> slice:
+        """Where the tokens of a prompt are in its row: an index of the prompt becomes a column."""
+        first = int(self.attention_mask[row].argmax())
+        return slice(first, first + len(self.rows[row]))
+
+    @cached_property
+    def inputs(self) -> dict[str, Any]:
+        """What a model takes, `model(**batch.inputs)`: torch tensors on the CPU."""
+        import torch  # only here, so that text can be studied without torch
+
+        return {
+            "input_ids": torch.from_numpy(self.input_ids),
+            "attention_mask": torch.from_numpy(self.attention_mask),
+        }
+
+
+def pad(
+    rows: Iterable[TokenizedPrompt],
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    side: Side | None = None,
+) -> Batch:
+    """Put tokenised prompts into one rectangle, padded on `side` (the tokenizer's, if not given).
+
+    A tokenizer without a padding token is no obstacle: what stands in the padding is masked.
+    """
+    rows = tuple(rows)
+    if not rows:
+        raise InputError("there are no prompts to put into a batch")
+    side = side or getattr(tokenizer, "padding_side", "right")
+    if side not in _SIDES:
+        raise unknown("padding side", side, _SIDES)
+    filling = getattr(tokenizer, "pad_token_id", None)
+    width = max(map(len, rows))
+    input_ids = np.full((len(rows), width), filling if filling is not None else 0, dtype=np.int64)
+    attention_mask = np.zeros_like(input_ids)
+    for n, row in enumerate(rows):
+        columns = slice(width - len(row), width) if side == "left" else slice(len(row))
+        input_ids[n, columns] = row.ids
+        attention_mask[n, columns] = 1
+    return Batch(rows, input_ids, attention_mask)

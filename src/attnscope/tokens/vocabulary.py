@@ -1,0 +1,174 @@
+"""What each token of a vocabulary says, as text.
+
+A tokenizer writes its vocabulary in a code of its own: `Ġand` (byte-level BPE), `▁and` and
+`<0x0A>` (SentencePiece), `##and` (WordPiece). Decoding one token alone through the tokenizer
+loses the space in front of a word, so the code is undone here, piece by piece.
+
+Three rules hold for every kind of tokenizer:
+
+* a space that a token carries is part of its text: `Ġand` and `▁and` say `" and"`;
+* bytes that are not a whole UTF-8 character read as U+FFFD, one or more of them. U+FFFD stands
+  for "part of a character" and no rule over characters ever matches it;
+* a special token says nothing: its text is empty.
+
+This module must not know what a class, a region or a model is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from attnscope.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["PART_OF_A_CHARACTER", "Vocabulary", "read_vocabulary", "require_fast"]
+
+PART_OF_A_CHARACTER = "\ufffd"
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """The decoded text of every id, and which ids are special or were added by hand."""
+
+    texts: tuple[str, ...]
+    """Text by id; empty for special tokens and for ids that no token has."""
+    special: frozenset[int]
+    """Ids of the special tokens (begin, end, padding, turn markers)."""
+    added: frozenset[int]
+    """Ids added to the vocabulary after training, the special ones among them."""
+    fingerprint: str
+    """A digest of all of the above: the same for two tokenizers that read alike."""
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+def require_fast(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a tokenizer without character offsets: regions could not be followed through it."""
+    if not getattr(tokenizer, "is_fast", False):
+        raise InputError(
+            f"tokenizer {type(tokenizer).__name__} gives no character offsets, so regions and "
+            "alignments cannot be followed through it; load a fast one, for instance with "
+            "AutoTokenizer.from_pretrained(name), or convert it to a tokenizer.json"
+        )
+
+
+# A tokenizer can be changed after it was read (add_tokens), so what was read is kept together
+# with what it was read from.
+_read: WeakKeyDictionary[Any, tuple[tuple[int, ...], Vocabulary]] = WeakKeyDictionary()
+
+
+def read_vocabulary(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
+    """The vocabulary of a fast tokenizer, read once per tokenizer."""
+    require_fast(tokenizer)
+    state = (len(tokenizer), *sorted(_special_ids(tokenizer)))
+    known = _read.get(tokenizer)
+    if known is None or known[0] != state:
+        known = (state, _read_vocabulary(tokenizer))
+        _read[tokenizer] = known
+    return known[1]
+
+
+def _special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    marked = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return marked | set(tokenizer.all_special_ids)
+
+
+def _read_vocabulary(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
+    pieces: dict[str, int] = tokenizer.get_vocab()
+    if not pieces:
+        raise InputError("the tokenizer has an empty vocabulary: there are no tokens to classify")
+    special = _special_ids(tokenizer)
+    # Added tokens are matched in the raw text, so their content is never in the model's code.
+    added = {id: token.content for id, token in tokenizer.added_tokens_decoder.items()}
+    reads_as = _decoding(tokenizer)
+    texts = [""] * (max(pieces.values()) + 1)
+    for piece, id in pieces.items():
+        if id not in special:
+            texts[id] = added[id] if id in added else reads_as(piece)
+    digest = hashlib.sha256(json.dumps([texts, sorted(special), sorted(added)]).encode())
+    return Vocabulary(
+        texts=tuple(texts),
+        special=frozenset(special),
+        added=frozenset(added),
+        fingerprint=digest.hexdigest(),
+    )
+
+
+def _decoding(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], str]:
+    """How this tokenizer writes text as pieces, undone: a function from piece to text."""
+    backend = tokenizer.backend_tokenizer
+    steps = _steps(backend.decoder) + _steps(backend.pre_tokenizer)
+    kinds = {step["type"] for step in steps}
+    # The mark of a space: SentencePiece's Metaspace, or a Replace that does the same.
+    marks = [step["replacement"] for step in steps if step["type"] == "Metaspace"]
+    marks += [
+        step["pattern"]["String"]
+        for step in steps
+        if step["type"] == "Replace" and step["content"] == " " and "String" in step["pattern"]
+    ]
+    # The marks of a piece inside a word (WordPiece) or at the end of one (CLIP).
+    prefix = getattr(backend.model, "continuing_subword_prefix", None) or ""
+    suffix = getattr(backend.model, "end_of_word_suffix", None) or ""
+    has_bytes = "ByteFallback" in kinds
+
+    def read(piece: str) -> str:
+        byte = _BYTE_PIECE.fullmatch(piece) if has_bytes else None
+        if byte:
+            return bytes([int(byte[1], 16)]).decode("utf-8", errors="replace")
+        piece = piece.removeprefix(prefix).removesuffix(suffix)
+        if "ByteLevel" in kinds:
+            return _from_byte_level(piece)
+        for mark in marks:
+            piece = piece.replace(mark, " ")
+        return piece
+
+    return read
+
+
+def _steps(component: Any) -> list[dict[str, Any]]:
+    """A component of a tokenizer (its decoder, its pre-tokenizer) as a flat list of steps."""
+    if component is None:
+        return []
+    try:
+        state = json.loads(component.__getstate__())
+    except Exception as error:  # a component written in Python cannot say what it does
+        raise InputError(
+            f"cannot read how this tokenizer writes its vocabulary ({component!r}): {error}"
+        ) from error
+    flat: list[dict[str, Any]] = []
+    pending = [state]
+    while pending:
+        step = pending.pop(0)
+        inner = step.get("decoders") or step.get("pretokenizers") or []
+        pending = [*inner, *pending]
+        if not inner:
+            flat.append(step)
+    return flat
+
+
+@lru_cache(maxsize=1)
+def _byte_of_letter() -> dict[str, int]:
+    """Byte-level BPE writes each byte as one visible letter; this is the way back."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in set(visible)]
+    letters = {chr(byte): byte for byte in visible}
+    return letters | {chr(0x100 + n): byte for n, byte in enumerate(hidden)}
+
+
+def _from_byte_level(piece: str) -> str:
+    letters = _byte_of_letter()
+    try:
+        return bytes(letters[letter] for letter in piece).decode("utf-8", errors="replace")
+    except KeyError:  # not in the code: a token put into the vocabulary as plain text
+        return piece

@@ -1,0 +1,235 @@
+"""A look at a text: its numbers against the model's own attention matrix, and how it shows."""
+
+import io
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+import attnscope
+from attnscope.cli import main
+from attnscope.errors import InputError
+from attnscope.look import Look, look
+from attnscope.look.paint import visible_text
+from attnscope.tokens import DEFAULT, ClassSet, Prompt, TokenClass, pad, tokenize
+from made_tokenizers import CHATML
+
+TEXT = "Tom has 12 apples and\n  ## ** gives 5 away."
+
+
+def tiny(vocabulary: int, **more: Any) -> Any:
+    config = hf.LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.5,
+        **more,
+    )
+    return hf.LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture
+def model(byte_level: Any) -> Any:
+    return tiny(len(byte_level))
+
+
+def dense(model: Any, tokenizer: Any, text: str) -> np.ndarray:
+    """[layers, heads, queries, keys] as eager attention returns it."""
+    kept = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        with torch.no_grad():
+            found = model(**tokenizer(text, return_tensors="pt"), output_attentions=True).attentions
+    finally:
+        model.set_attn_implementation(kept)
+    return torch.stack(found)[:, 0].double().numpy()
+
+
+@pytest.mark.parametrize("layer", [None, 1])
+@pytest.mark.parametrize("head", [None, 3])
+@pytest.mark.parametrize("query", [None, 7])
+def test_the_numbers_are_those_of_the_attention_matrix(
+    model: Any, byte_level: Any, layer: int | None, head: int | None, query: int | None
+) -> None:
+    A = dense(model, byte_level, TEXT)
+    A = A if layer is None else A[layer : layer + 1]
+    A = A if head is None else A[:, head : head + 1]
+    rows = A.mean(axis=(0, 1))
+    even = np.tri(len(rows)) / np.arange(1, len(rows) + 1)[:, None]
+    if query is not None:
+        rows, even = rows[query : query + 1], even[query : query + 1]
+
+    seen = look(model, byte_level, TEXT, layer=layer, head=head, query=query)
+    np.testing.assert_allclose(seen.weights, rows.mean(axis=0), atol=1e-5)
+    assert "".join(seen.tokens) == TEXT
+    assert sum(row.mass for row in seen.rows) == pytest.approx(1, abs=1e-5)
+    names = np.array(seen.classes)
+    for row in seen.rows:
+        assert row.mass == pytest.approx(rows.mean(axis=0)[names == row.name].sum(), abs=1e-5)
+        expected = row.mass / even.mean(axis=0)[names == row.name].sum()
+        assert row.lift == pytest.approx(expected, rel=1e-4)
+        seeable = names[: query + 1] if query is not None else names
+        assert row.tokens == (seeable == row.name).sum()
+
+
+@settings(max_examples=8, deadline=None)
+@given(texts=st.lists(st.text("ab #*/7\né日", min_size=1, max_size=30), min_size=1, max_size=3))
+def test_masses_of_a_full_set_add_up_to_1_in_a_model(tokenizer: Any, texts: list[str]) -> None:
+    batch = pad([tokenize(Prompt(text + "."), tokenizer) for text in texts], side="left")
+    model = tiny(len(tokenizer))
+    with torch.no_grad(), attnscope.watch(model) as scope:
+        model(**batch.inputs)
+    ids = DEFAULT.ids(batch.input_ids, tokenizer, batch.attention_mask)
+    for layer in scope.layers:
+        mass = scope.mass(layer, ids, len(DEFAULT))
+        torch.testing.assert_close(mass.sum(-1), torch.ones(mass.shape[:2]), atol=1e-5, rtol=0)
+
+
+def test_a_query_by_its_text(model: Any, byte_level: Any) -> None:
+    by_text = look(model, byte_level, "# the * # the", query="#")
+    assert by_text.tokens == ("#", " the", " *", " #", " the")
+    assert by_text.query == 3
+    assert "query 3 ' #'" in by_text.title
+    assert by_text.visible.tolist() == [True, True, True, True, False]
+    assert look(model, byte_level, "# the * # the", query=-1).query == 4
+    assert look(model, byte_level, "# the * # the", query="1").query == 1
+
+
+def test_divided_tokens_count_by_their_shares(model: Any, byte_level: Any) -> None:
+    classes = ClassSet(
+        (
+            TokenClass(name="space", characters=" ", judgement="fraction"),
+            TokenClass(name="other", every="token"),
+        )
+    )
+    seen = look(model, byte_level, TEXT, classes=classes)
+    assert sum(row.tokens for row in seen.rows) == pytest.approx(len(seen.tokens))
+    assert sum(row.mass for row in seen.rows) == pytest.approx(1, abs=1e-5)
+
+
+def shown(seen: Look, **console: Any) -> str:
+    written = io.StringIO()
+    Console(width=200, file=written, **console).print(seen)
+    return written.getvalue()
+
+
+def test_in_the_terminal(model: Any, byte_level: Any) -> None:
+    seen = look(model, byte_level, TEXT)
+    text = shown(seen)
+    for row in seen.rows:
+        assert row.name in text
+        assert f"{row.mass:.4f}" in text
+    assert "mean over layers" in text
+    assert "1.0000" in text
+    assert "looked at most" in text
+    coloured = shown(seen, force_terminal=True, color_system="truecolor")
+    assert "\x1b[" in coloured
+    by_attention = look(model, byte_level, TEXT, colour="attention")
+    assert "full colour" in shown(by_attention)
+
+
+def test_text_is_shown_never_obeyed(model: Any, byte_level: Any) -> None:
+    seen = look(model, byte_level, "a\x1b[31mred\u202e<script>alert(1)</script>\x07&")
+    assert "\x1b" not in shown(seen)
+    assert "\u202e" not in shown(seen)
+    html = seen._repr_html_()
+    assert "<script" not in html
+    assert "\x1b" not in html
+    assert "&lt;" in html
+    assert "&amp;" in html
+
+
+def test_what_cannot_be_seen_gets_a_sign() -> None:
+    assert visible_text("a\n\t\x1b\x7f\u202e\u200bé") == "a↵\n→\t␛␡\ufffd\ufffdé"
+
+
+def test_in_a_notebook(model: Any, byte_level: Any) -> None:
+    html = look(model, byte_level, TEXT, query=4, colour="attention")._repr_html_()
+    assert html.count("<span") == html.count("</span>") == len(look(model, byte_level, TEXT).tokens)
+    assert html.count("outline") == 1
+    assert "<td>together</td>" in html
+
+
+def test_through_the_chat_template(model: Any, byte_level: Any) -> None:
+    byte_level.chat_template = CHATML
+    seen = look(model, byte_level, "How?", chat=True)
+    assert seen.tokens[0] == "<|im_start|>"
+    assert seen.classes[0] == "special"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layer": 9}, "layer 9"),
+        ({"head": 4}, "no head 4 in layer 0; it has 0 to 3"),
+        ({"query": 999}, "no token 999; the text has tokens 0 to"),
+        ({"query": "pears"}, "no token of this text says 'pears'"),
+        ({"colour": "mood"}, "unknown colour 'mood'; known: class, attention"),
+        (
+            {"classes": ClassSet((TokenClass(name="tilde", characters="~"),))},
+            r"in any class of the set \(tilde\)",
+        ),
+    ],
+)
+def test_bad_input_says_what_is_wrong(
+    model: Any, byte_level: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        look(model, byte_level, TEXT, **options)
+
+
+@pytest.fixture
+def command(
+    model: Any, byte_level: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Any:
+    """Run the program with arguments: its exit code and what it printed."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["attnscope", *arguments])
+        loading = ModuleType("attnscope.loading")
+        loading.load = lambda name: (model, byte_level)  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "attnscope.loading", loading)
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = capsys.readouterr()
+        return int(left.value.code or 0), out, err
+
+    return run
+
+
+def test_on_the_command_line(command: Any) -> None:
+    code, out, err = command("look", "some/model", TEXT, "--layer", "1", "--query", "apples")
+    assert (code, err) == (0, "")
+    assert "layer 1" in out
+    assert "' apples'" in out
+    assert "digit" in out
+    assert "conjunction" not in out, "'and' comes after the query, which cannot see it"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["m", ""], "prompt is empty"),
+        (["m", TEXT, "--layer", "7"], "layer 7"),
+        (["m", TEXT, "--head", "-1"], "no head -1"),
+        (["m", TEXT, "--query", "zzz"], "says 'zzz'"),
+        (["m", TEXT, "--classes", "none.yaml"], "unknown class set 'none.yaml'"),
+        (["m", TEXT, "--layer", "two"], "--layer"),
+        (["m", TEXT, "--colour", "mood"], "--colour"),
+    ],
+)
+def test_bad_input_on_the_command_line(command: Any, arguments: list[str], message: str) -> None:
+    code, out, err = command("look", *arguments)
+    assert code == 2
+    assert message in err
+    assert "Traceback" not in err + out

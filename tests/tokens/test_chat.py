@@ -1,0 +1,128 @@
+"""Regions round-trip through chat templates."""
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnscope.errors import InputError
+from attnscope.tokens import Prompt, Region, apply_chat_template, join, tokenize, turns_of
+
+contents = st.text("ab \n#user<|>é", max_size=12)
+
+
+def with_template(tokenizer: Any, template: str | None) -> Any:
+    tokenizer = copy.copy(tokenizer)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    turns=st.lists(contents, min_size=1, max_size=3),
+    system=st.none() | contents,
+    data=st.data(),
+)
+def test_regions_round_trip(
+    byte_level: Any,
+    chat_template: str,
+    turns: list[str],
+    system: str | None,
+    data: st.DataObject,
+) -> None:
+    """Each region reads the same after the template, but for blank space that it trimmed."""
+    tokenizer = with_template(byte_level, chat_template)
+    roles = ["user", "assistant", "user"][: len(turns)]
+    said = list(zip(roles, turns, strict=True))
+    if system is not None:
+        said.insert(0, ("system", system))
+    chat = []
+    for n, (role, text) in enumerate(said):
+        text += "."  # a prompt is not empty
+        points = st.integers(0, len(text))
+        start, end = sorted([data.draw(points), data.draw(points)])
+        inner = (Region(0, len(text), f"all {n}"), Region(start, end, f"part {n}"))
+        chat.append((role, Prompt(text, inner)))
+
+    rendered = apply_chat_template(chat, tokenizer)
+    plain = tokenizer.apply_chat_template(
+        [{"role": role, "content": turn.text} for role, turn in chat],
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+    assert rendered.text == plain
+    assert rendered.complete
+    for n, (_, turn) in enumerate(chat):
+        assert rendered.read(f"all {n}") in (turn.text, turn.text.strip())
+        kept = rendered.read(f"part {n}")
+        before = turn.read(f"part {n}")
+        assert kept == before or kept.strip() == before.strip()
+        assert kept in rendered.read(f"all {n}")
+
+
+def test_regions_reach_the_tokens(tokenizer: Any, chat_template: str) -> None:
+    prompt = join([("system", "Think twice."), (None, "\n\n"), ("question", "  How many apples? ")])
+    chat = apply_chat_template(prompt, with_template(tokenizer, chat_template))
+    assert chat.read("system") == "Think twice."
+    assert chat.read("question") == "How many apples?"
+    tokens = tokenize(chat, tokenizer)
+    system, question = tokens.mask("system"), tokens.mask("question")
+    assert system.any()
+    assert question.any()
+    assert not (system & question).any()
+    assert system.argmax() < question.argmax()
+    special = set(tokenizer.all_special_ids)
+    assert not special & set(tokens.ids[system | question].tolist())
+    if chat.text.startswith("<s>"):
+        assert tokens.ids.tolist().count(tokenizer.bos_token_id) == 1
+
+
+def test_a_prompt_is_divided_into_turns() -> None:
+    prompt = join(
+        [
+            (None, "//// "),
+            ("system", "Be brief."),
+            (None, "\n\n"),
+            ("question", "Why?"),
+            (None, "\n"),
+            ("assistant", "Because."),
+            (None, "\nReally? "),
+        ]
+    )
+    found = [(role, turn.text) for role, turn in turns_of(prompt)]
+    assert found == [
+        ("system", "//// Be brief."),
+        ("user", "Why?"),
+        ("assistant", "Because."),
+        ("user", "Really?"),
+    ]
+    assert turns_of(prompt)[1][1].read("question") == "Why?"
+
+
+def test_the_same_words_in_two_turns_are_told_apart(byte_level: Any, chat_template: str) -> None:
+    chat = [
+        ("system", join([("first", "user")])),
+        ("user", join([("second", "user")])),
+    ]
+    rendered = apply_chat_template(chat, with_template(byte_level, chat_template))
+    assert rendered.read("first") == rendered.read("second") == "user"
+    assert rendered.spans("first")[0].end < rendered.spans("second")[0].start
+
+
+def test_bad_input_says_what_is_wrong(byte_level: Any) -> None:
+    prompt = join([("system", "a"), ("question", "b")])
+    with pytest.raises(InputError, match="has no chat template"):
+        apply_chat_template(prompt, with_template(byte_level, None))
+    with pytest.raises(InputError, match="no turns"):
+        apply_chat_template([], with_template(byte_level, "x"))
+    refusing = "{{ raise_exception('no system role here') }}"
+    with pytest.raises(InputError, match=r"refuses turns of system, user: no system role here"):
+        apply_chat_template(prompt, with_template(byte_level, refusing))
+    for rewriting in ("{{ messages[0].content | upper }}", "{{ messages[1].content }}", "x"):
+        with pytest.raises(InputError, match="rewrites what the turns say"):
+            apply_chat_template(prompt, with_template(byte_level, rewriting))
+    twice = "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}"
+    with pytest.raises(InputError, match="rewrites what the turns say"):
+        apply_chat_template(prompt, with_template(byte_level, twice))

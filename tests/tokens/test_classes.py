@@ -1,0 +1,278 @@
+"""Token classes: what a rule takes, and that a full set takes everything exactly once."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnscope.errors import InputError
+from attnscope.tokens import DEFAULT, ClassSet, TokenClass, load_classes, read_vocabulary
+from made_tokenizers import byte_level as make_byte_level
+
+OTHER = TokenClass(name="other", every="token")
+
+
+def class_of(text: str, classes: ClassSet = DEFAULT) -> str:
+    for token_class in classes:
+        if token_class.every == "token" or (token_class.every is None and token_class.takes(text)):
+            return token_class.name
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("#", "hash"),
+        ("##", "hash"),
+        (" #", "hash"),
+        ("#\n", "hash"),
+        (" *", "star"),
+        ("**", "star"),
+        ("//", "slash"),
+        (" ", "whitespace"),
+        ("\t  ", "whitespace"),
+        ("\u00a0", "whitespace"),
+        ("\n", "newline"),
+        ("\n   ", "newline"),
+        ("  \r\n\n", "newline"),
+        ("7", "digit"),
+        (" 42", "digit"),
+        ("٣", "digit"),
+        ("+", "operator"),
+        (" <=", "operator"),
+        ("≤", "operator"),
+        (" and", "conjunction"),
+        ("But", "conjunction"),
+        ("android", "word"),
+        (".", "punctuation"),
+        ("),*", "punctuation"),
+        ("…", "punctuation"),
+        (" hello", "word"),
+        ("\\frac", "word"),
+        ("日本", "word"),
+        ("x2", "word"),
+        ("", "other"),
+        ("\ufffd", "other"),
+        (" \ufffd", "other"),
+        ("\u200b", "other"),
+    ],
+)
+def test_the_default_set_by_example(text: str, name: str) -> None:
+    assert class_of(text) == name
+
+
+def test_judgements_of_a_token_of_several_characters() -> None:
+    def star(**rule: Any) -> TokenClass:
+        return TokenClass(name="star", characters="*", **rule)
+
+    assert star().takes("**")
+    assert not star().takes(" *")
+    assert star(strip=True).takes(" *")
+    assert star(judgement="contains").takes(" *x")
+    assert not star(judgement="contains").takes(" x")
+    assert star(judgement="fraction").marks(" **x").tolist() == [False, True, True, False]
+
+
+def test_part_of_a_character_is_never_marked() -> None:
+    anything = TokenClass(name="any", pattern="(?s).", judgement="contains")
+    assert not anything.takes("\ufffd")
+    assert anything.takes("a\ufffd")
+    assert not TokenClass(name="any", pattern="(?s).").takes("a\ufffd")
+
+
+def test_characters_are_taken_literally() -> None:
+    for letter in "]^-\\[&~|":
+        rule = TokenClass(name="mark", characters=f"a{letter}z")
+        assert rule.takes(letter)
+        assert not rule.takes("m")
+
+
+def test_the_default_set_is_a_partition_of_every_vocabulary(tokenizer: Any) -> None:
+    table = DEFAULT.table(tokenizer)
+    assert DEFAULT.full
+    assert len(table.classes) == len(tokenizer)
+    assert (table.classes >= 0).all()
+    special = np.flatnonzero(table.classes == DEFAULT.index("special"))
+    assert set(special) == set(read_vocabulary(tokenizer).special)
+    found = {DEFAULT.names[number] for number in table.classes}
+    assert {"hash", "star", "digit", "word", "conjunction", "punctuation"} <= found
+
+
+def test_classes_of_a_text(tokenizer: Any) -> None:
+    ids = tokenizer("## = 7 apples *", add_special_tokens=False)["input_ids"]
+    names = [DEFAULT.names[c] for c in DEFAULT.ids(ids, tokenizer)]
+    visible = [name for name in names if name != "whitespace"]
+    assert list(dict.fromkeys(visible)) == ["hash", "operator", "digit", "word", "star"]
+
+
+rules = st.one_of(
+    st.builds(
+        dict,
+        characters=st.text("#*/ ab1\n+.é日", min_size=1, max_size=4),
+        judgement=st.sampled_from(["pure", "contains", "fraction"]),
+    ),
+    st.builds(
+        dict,
+        pattern=st.sampled_from([r"\p{L}+", r"\d", r"\s+", ".", "a|b", "(?s).+", "x*"]),
+        judgement=st.sampled_from(["pure", "contains", "fraction"]),
+    ),
+    st.builds(dict, token_ids=st.frozensets(st.integers(0, 300), min_size=1)),
+    st.just({"every": "special"}),
+)
+class_sets = st.lists(rules, max_size=5).map(
+    lambda found: ClassSet(
+        (*(TokenClass(name=f"class {n}", **rule) for n, rule in enumerate(found)), OTHER)
+    )
+)
+
+
+@settings(max_examples=12, deadline=None)
+@given(classes=class_sets)
+def test_any_full_set_is_a_partition(tokenizer: Any, classes: ClassSet) -> None:
+    every_id = np.arange(len(tokenizer))
+    weights = classes.weights(every_id, tokenizer)
+    assert (weights >= 0).all()
+    np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-6)
+    if classes.table(tokenizer).weights is None:
+        ids = classes.ids(every_id, tokenizer)
+        assert (weights[every_id, ids] == 1).all()
+
+
+@settings(max_examples=12, deadline=None)
+@given(classes=class_sets, length=st.integers(1, 60), seed=st.integers(0, 2**32 - 1))
+def test_masses_of_a_full_set_add_up_to_1(
+    byte_level: Any, classes: ClassSet, length: int, seed: int
+) -> None:
+    draw = np.random.default_rng(seed)
+    ids = draw.integers(0, len(byte_level), length)
+    scores = np.exp(draw.normal(size=(length, length), scale=4)) * np.tri(length)
+    attention = (scores / scores.sum(axis=1, keepdims=True)).astype(np.float32)
+    mass = attention.sum(axis=0) @ classes.weights(ids, byte_level) / length
+    assert mass.sum() == pytest.approx(1, abs=1e-5)
+
+
+def test_a_divided_token_counts_by_its_characters(byte_level: Any) -> None:
+    classes = ClassSet(
+        (
+            TokenClass(name="hash", characters="#", judgement="fraction"),
+            TokenClass(name="space", characters=" ", judgement="fraction"),
+            OTHER,
+        )
+    )
+    texts = read_vocabulary(byte_level).texts
+    weights = classes.weights([texts.index(" ##"), texts.index(" ##*##")], byte_level)
+    np.testing.assert_allclose(weights, [[2 / 3, 1 / 3, 0], [4 / 6, 1 / 6, 1 / 6]], atol=1e-6)
+    with pytest.raises(InputError, match=r"'hash' is judged by fraction.*weights"):
+        classes.ids([0], byte_level)
+
+
+def test_padding_has_no_class(byte_level: Any) -> None:
+    ids = np.array([[0, 0, 70, 71], [72, 73, 74, 75]])
+    mask = np.array([[0, 0, 1, 1], [1, 1, 1, 1]])
+    assert (DEFAULT.ids(ids, byte_level, mask) == -1).tolist() == (mask == 0).tolist()
+    assert (DEFAULT.weights(ids, byte_level, mask).sum(axis=-1) == mask).all()
+
+
+def test_tensors_and_lists_are_alike(byte_level: Any) -> None:
+    torch = pytest.importorskip("torch")
+    ids = [[70, 71], [72, 73]]
+    assert (DEFAULT.ids(torch.tensor(ids), byte_level) == DEFAULT.ids(ids, byte_level)).all()
+
+
+def test_the_table_is_computed_once_and_again_when_the_vocabulary_grows() -> None:
+    tokenizer = make_byte_level()
+    table = DEFAULT.table(tokenizer)
+    assert DEFAULT.table(tokenizer) is table
+    assert DEFAULT.table(make_byte_level()) is table, "an equal vocabulary reads alike"
+    assert ClassSet(DEFAULT.classes).table(tokenizer) is table, "an equal set is the same set"
+    tokenizer.add_tokens(["~~~new~~~"])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|extra|>"]})
+    grown = DEFAULT.table(tokenizer)
+    names = [DEFAULT.names[c] for c in grown.classes[len(table.classes) :]]
+    assert names == ["word", "special"]
+
+
+def test_token_ids_of_ones_own(byte_level: Any) -> None:
+    classes = ClassSet((TokenClass(name="mine", token_ids=frozenset({1, 70})), OTHER))
+    assert classes.ids([1, 70, 71], byte_level).tolist() == [0, 0, 1]
+
+
+def test_classes_from_yaml(tmp_path: Path, byte_level: Any) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "classes:\n"
+        "  - hash\n"
+        "  - {name: wave, characters: '~', judgement: contains}\n"
+        "  - {name: number, pattern: '[0-9]+', strip: true}\n"
+        "  - {name: begin, token_ids: [1]}\n"
+        "  - {name: other, every: token}\n"
+    )
+    classes = load_classes(path)
+    assert classes.names == ("hash", "wave", "number", "begin", "other")
+    assert classes.classes[0] == DEFAULT.classes[0]
+    assert class_of("a~", classes) == "wave"
+    assert classes.ids([1], byte_level).tolist() == [3]
+    assert load_classes("default") is DEFAULT
+
+
+@pytest.mark.parametrize(
+    ("yaml", "message"),
+    [
+        ("classes: []", "expected a list of classes under 'classes'"),
+        ("- hash", "expected a list of classes under 'classes'"),
+        ("classes: [", "not a YAML file"),
+        ("classes: [hsh]", "unknown class 'hsh'; known: hash, star"),
+        ("classes: [{characters: a}]", "a mapping with a name"),
+        ("classes: [{name: a, chars: b}]", "unknown field of class 'a': 'chars'; known: name"),
+        ("classes: [{name: a, characters: 5}]", "characters is 5; expected text"),
+        ("classes: [{name: a, token_ids: [x]}]", "expected a list of whole numbers"),
+        ("classes: [{name: a, pattern: '(b'}]", r"'\(b' does not compile"),
+        ("classes: [{name: a, every: thing}]", "known: special, token"),
+        ("classes: [hash, hash]", "'hash' is in the set twice"),
+    ],
+)
+def test_bad_yaml_says_what_is_wrong(tmp_path: Path, yaml: str, message: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(yaml)
+    with pytest.raises(InputError, match=message) as caught:
+        load_classes(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ({}, "0 rules"),
+        ({"characters": "a", "pattern": "b"}, "2 rules"),
+        ({"characters": ""}, "empty rule"),
+        ({"pattern": "[a"}, "does not compile"),
+        ({"characters": "a", "judgement": "pur"}, "known: pure, contains, fraction"),
+        ({"token_ids": [-1]}, "ids from 0 on"),
+        ({"characters": "a", "judgement": "fraction", "strip": True}, "strip cannot be set"),
+    ],
+)
+def test_bad_rules_say_what_is_wrong(rule: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        TokenClass(name="mine", **rule)
+
+
+def test_sets_that_leave_nothing(byte_level: Any) -> None:
+    with pytest.raises(InputError, match="class set is empty"):
+        ClassSet(())
+    nowhere = ClassSet((TokenClass(name="runes", pattern=r"\p{Runic}"),))
+    with pytest.raises(InputError, match=r"\(runes\) takes no token of this vocabulary"):
+        nowhere.ids([1, 2], byte_level)
+    with pytest.raises(InputError, match="'hash' stands behind 'other'"):
+        ClassSet((OTHER, DEFAULT.classes[0]))
+    with pytest.raises(InputError, match=r"unknown class set 'defualt'.*default"):
+        load_classes("defualt")
+
+
+def test_ids_of_another_vocabulary_are_refused(byte_level: Any) -> None:
+    with pytest.raises(InputError, match=r"token id 99999 is outside.*is this the tokenizer of"):
+        DEFAULT.ids([1, 99999], byte_level)
+    with pytest.raises(InputError, match="whole numbers"):
+        DEFAULT.ids([0.5], byte_level)

@@ -1,0 +1,138 @@
+"""Regions in tokens: by characters, through truncation and padding, for every tokenizer."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnscope.errors import InputError
+from attnscope.tokens import Prompt, Region, join, pad, read_vocabulary, tokenize
+from made_tokenizers import made
+
+texts = st.text("ab cd\n #*/7é日👍", min_size=1, max_size=40)
+
+
+def spans_over(text: str) -> st.SearchStrategy[Region]:
+    points = st.integers(0, len(text))
+    return st.tuples(points, points).map(lambda s: Region(min(s), max(s), "part"))
+
+
+@settings(max_examples=40, deadline=None)
+@given(text=texts, data=st.data())
+def test_a_token_is_in_a_region_when_it_holds_one_of_its_characters(
+    tokenizer: Any, text: str, data: st.DataObject
+) -> None:
+    region = data.draw(spans_over(text))
+    tokens = tokenize(Prompt(text + ".", (region,)), tokenizer)
+    expected = [
+        bool(set(range(start, end)) & set(range(region.start, region.end)))
+        for start, end in tokens.offsets.tolist()
+    ]
+    assert tokens.mask("part").tolist() == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=texts)
+def test_no_character_is_lost(tokenizer: Any, text: str) -> None:
+    """Every character a token can hold is held: also spaces where offsets leave them out."""
+    text += "."  # WordPiece makes no token of blank space, and a prompt needs one
+    tokens = tokenize(Prompt(text), tokenizer)
+    held = {n for start, end in tokens.offsets.tolist() for n in range(start, end)}
+    keeps_spaces = " " in read_vocabulary(tokenizer).texts
+    missing = [letter for n, letter in enumerate(text) if n not in held]
+    assert not "".join(missing).strip()
+    assert not (keeps_spaces and missing)
+
+
+@settings(max_examples=40, deadline=None)
+@given(text=texts)
+def test_a_token_says_the_characters_at_its_place(tokenizer: Any, text: str) -> None:
+    text += "."  # WordPiece makes no token of blank space, and a prompt needs one
+    tokens = tokenize(Prompt(text), tokenizer)
+    said = read_vocabulary(tokenizer).texts
+    for id, (start, end) in zip(tokens.ids.tolist(), tokens.offsets.tolist(), strict=True):
+        token_text = said[id]
+        if token_text and "\ufffd" not in token_text:
+            # SentencePiece puts one space in front of the text that nobody wrote.
+            assert text[start:end] in (token_text, token_text.removeprefix(" ")) or (
+                token_text == " " and start == 0
+            )
+
+
+def example(words: int = 6) -> Prompt:
+    return join(
+        [("system", "Solve it."), (None, "\n\n"), ("question", "How many apples? " * words)]
+    )
+
+
+def test_truncation_keeps_regions_and_names_the_lost(tokenizer: Any) -> None:
+    whole = tokenize(example(), tokenizer)
+    assert whole.lost == ()
+    cut = tokenize(example(), tokenizer, max_length=6)
+    assert len(cut) == 6
+    written = cut.offsets[:, 1] > cut.offsets[:, 0]
+    kept = cut.ids[written]
+    n = len(kept)
+    first = int(np.flatnonzero(whole.offsets[:, 1] > 0)[0])
+    assert (kept == whole.ids[first : first + n]).all()
+    assert (cut.mask("system")[written] == whole.mask("system")[first : first + n]).all()
+    tiny = tokenize(example(), tokenizer, max_length=3)
+    assert tiny.lost == ("question",)
+
+
+def test_truncation_on_the_left(byte_level: Any) -> None:
+    whole = tokenize(example(), byte_level)
+    byte_level.truncation_side = "left"
+    try:
+        cut = tokenize(example(), byte_level, max_length=5)
+    finally:
+        byte_level.truncation_side = "right"
+    assert (cut.ids == whole.ids[-5:]).all()
+    assert cut.mask("question").all()
+    assert cut.lost == ("system",)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_moves_regions_and_is_part_of_none(tokenizer: Any, side: Any) -> None:
+    rows = [tokenize(example(words), tokenizer) for words in (1, 5, 3)]
+    batch = pad(rows, tokenizer, side=side)
+    mask = batch.mask("question")
+    assert not (mask & (batch.attention_mask == 0)).any()
+    for n, row in enumerate(rows):
+        assert (batch.input_ids[n, batch.columns(n)] == row.ids).all()
+        assert (mask[n, batch.columns(n)] == row.mask("question")).all()
+        assert batch.attention_mask[n].sum() == len(row)
+    padding = batch.attention_mask[0] == 0
+    assert padding[0 if side == "left" else -1]
+    assert (batch.input_ids[0][padding] == tokenizer.pad_token_id).all()
+
+
+def test_a_batch_is_what_a_model_takes(byte_level: Any) -> None:
+    torch = pytest.importorskip("torch")
+    inputs = pad([tokenize(example(), byte_level)]).inputs
+    assert set(inputs) == {"input_ids", "attention_mask"}
+    assert inputs["input_ids"].dtype == torch.int64
+
+
+def test_a_complete_prompt_gets_no_second_begin(tokenizer: Any) -> None:
+    text = "<s>Hello"
+    begin = tokenizer.bos_token_id
+    assert tokenize(Prompt(text, complete=True), tokenizer).ids.tolist().count(begin) == 1
+
+
+def test_bad_input_says_what_is_wrong(byte_level: Any) -> None:
+    with pytest.raises(InputError, match="gives no character offsets"):
+        tokenize(example(), SimpleNamespace(is_fast=False))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="max_length is 0"):
+        tokenize(example(), byte_level, max_length=0)
+    with pytest.raises(InputError, match=r"makes no tokens of this prompt: ' \\n'"):
+        tokenize(Prompt(" \n", complete=True), made("wordpiece"))
+    with pytest.raises(InputError, match="no prompts"):
+        pad([], byte_level)
+    with pytest.raises(InputError, match="unknown padding side 'top'; known: left, right"):
+        pad([tokenize(example(), byte_level)], side="top")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="unknown region 'filler'; known: system, question"):
+        tokenize(example(), byte_level).mask("filler")
