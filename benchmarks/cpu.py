@@ -9,6 +9,7 @@ where it is installed and runs hooks that keep the column sums of every pattern.
 """
 
 import argparse
+import contextlib
 import ctypes
 import gc
 import os
@@ -53,10 +54,9 @@ class Peak:
 
     def __enter__(self) -> "Peak":
         gc.collect()
-        try:  # give freed memory back first, or a pass could hide in what an earlier one left
+        with contextlib.suppress(OSError):
+            # Give freed memory back, or a pass could hide in what an earlier one left.
             ctypes.CDLL("libc.so.6").malloc_trim(0)
-        except OSError:
-            pass
         self.start = self.top = resident()
         self.done = threading.Event()
         self.thread = threading.Thread(target=self._watch)

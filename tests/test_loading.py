@@ -47,7 +47,7 @@ def test_pickled_weights_are_refused_with_advice(folder: Path) -> None:
     for file in folder.glob("*.safetensors*"):
         file.unlink()
     torch.save({}, folder / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="only pickled weights.*save_pretrained"):
+    with pytest.raises(ModelError, match=r"only pickled weights.*save_pretrained"):
         attnscope.load(folder)
 
 

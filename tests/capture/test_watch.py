@@ -56,7 +56,7 @@ def test_the_model_is_left_as_it_was(name: str) -> None:
 def test_also_after_an_exception(name: str) -> None:
     model, ids = build(name), tokens()
     before = state(model)
-    with pytest.raises(ZeroDivisionError), attnscope.watch(model):
+    with pytest.raises(ZeroDivisionError), attnscope.watch(model):  # noqa: PT012
         model(ids)
         _ = 1 / 0
     with pytest.raises(IndexError), attnscope.watch(model):
@@ -438,9 +438,9 @@ def test_bad_queries(queries: Any, message: str) -> None:
 def test_query_mask_of_the_wrong_size() -> None:
     model = build("qwen2")
     mask = torch.ones(B, N - 1, dtype=torch.bool)
-    with pytest.raises(InputError, match=rf"must be \[{B}, {N}\]"):
-        with attnscope.watch(model, queries=mask):
-            model(tokens())
+    wrong = pytest.raises(InputError, match=rf"must be \[{B}, {N}\]")
+    with wrong, attnscope.watch(model, queries=mask):
+        model(tokens())
 
 
 def test_unknown_backend() -> None:
@@ -457,9 +457,9 @@ def test_triton_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_second_watch() -> None:
     model = build("qwen2")
     with attnscope.watch(model):
-        with pytest.raises(ScopeError, match="watched already"):
-            with attnscope.watch(model.model):
-                pass
+        refused = pytest.raises(ScopeError, match="watched already")
+        with refused, attnscope.watch(model.model):
+            pass
         with attnscope.watch(build("qwen2")):
             pass
     with attnscope.watch(model):
@@ -467,9 +467,9 @@ def test_a_second_watch() -> None:
 
 
 def test_reading_too_early() -> None:
-    with attnscope.watch(build("qwen2")) as scope:
-        with pytest.raises(ScopeError, match="nothing measured yet"):
-            scope.received(0)
+    early = pytest.raises(ScopeError, match="nothing measured yet")
+    with attnscope.watch(build("qwen2")) as scope, early:
+        scope.received(0)
 
 
 def test_no_generated_tokens() -> None:
@@ -567,9 +567,9 @@ def test_conservation_is_checked(monkeypatch: pytest.MonkeyPatch, backend: str) 
 
     model = build("qwen2")
     monkeypatch.setattr(attention.kernels, "kernel", lossy)
-    with pytest.raises(ConservationError, match="layer 0: .* within 0.0005"):
-        with attnscope.watch(model, backend=backend):
-            model(tokens())
+    caught = pytest.raises(ConservationError, match=r"layer 0: .* within 0\.0005")
+    with caught, attnscope.watch(model, backend=backend):
+        model(tokens())
 
 
 def test_no_warnings_where_there_is_nothing_to_warn_of() -> None:

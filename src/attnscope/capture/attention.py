@@ -9,7 +9,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet
 
 import torch
@@ -108,7 +108,7 @@ def _watching(found: sites.Sites, scope: Scope, top: int) -> Iterator[Scope]:
         # A compiled graph would not call us: compiled parts run as written while watched.
         undo.enter_context(torch.compiler.set_stance("force_eager"))
         _watched.update(found.modules)
-        undo.callback(lambda: [_watched.discard(module) for module in found.modules])
+        undo.callback(_watched.difference_update, list(found.modules))
         for hook in recorder.hooks():
             undo.callback(hook.remove)
         undo.callback(recorder.release_caches)
@@ -136,7 +136,8 @@ def _use_implementation(found: sites.Sites, name: str, undo: ExitStack) -> None:
 
     Not `set_attn_implementation`: that walks the whole model, and would switch vision towers too.
     """
-    configs = {id(module.config): module.config for module in (*found.modules, found.base)}
+    modules: list[Any] = [*found.modules, found.base]
+    configs = {id(module.config): module.config for module in modules}
     for config in configs.values():
         undo.callback(
             setattr, config, "_attn_implementation_internal", config._attn_implementation_internal
@@ -154,7 +155,7 @@ class Recorder:
         self.seen: set[int] | None = None
         """Layers seen in the pass under way; None between passes (and while gradient
         checkpointing runs layers a second time)."""
-        self.plain = found.base.config._attn_implementation
+        self.plain: str = cast(Any, found.base).config._attn_implementation
         """What the model was loaded with, and runs when nobody watches."""
         self.dtype = torch.float32
         self.device = _device(found)
@@ -338,6 +339,7 @@ class Recorder:
             return
         rows = _rows(call, selection.whole, lse, 0)
         known = sums.lse if rows.lse is None else rows.lse
+        assert known is not None
         if call.sinks is not None:
             totals.add_sink(torch.exp(call.sinks.float()[:, None] - known), selection)
         if self.top:
@@ -407,6 +409,7 @@ def _audit(call: AttentionCall, frame: Frame, lse: Tensor) -> None:
     start, stop = (bound.gather(1, index).int().to(lse.device) for bound in frame.intervals)
     few = Part(rows=AUDITED, index=index.to(lse.device), start=start, stop=stop, own=stop.clone())
     afresh = kernels.kernel("streaming")(_rows(call, few, None, 0)).lse
+    assert afresh is not None
     given = lse.gather(2, index[:, None].expand_as(afresh).to(lse.device))
     off = (afresh - given).abs().where((stop > start)[:, None], 0.0).max().item()
     if not off <= 2e-3:

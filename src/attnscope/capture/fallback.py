@@ -77,10 +77,10 @@ def install(found: sites.Sites, measure: Measure, undo: ExitStack) -> None:
 
     def look(module: nn.Module, args: Any) -> None:
         seeing.A = None
-        seeing.__enter__()
+        seeing.__enter__()  # type: ignore[no-untyped-call]
 
     def look_away(module: nn.Module, args: Any, output: Any) -> None:
-        seeing.__exit__(None, None, None)
+        seeing.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def take(module: nn.Module, args: Any, output: Any) -> Any:
         A = output[1] if isinstance(output, tuple) and len(output) > 1 else None
@@ -102,7 +102,7 @@ def install(found: sites.Sites, measure: Measure, undo: ExitStack) -> None:
 
 def _frame(A: Tensor, padding: Tensor | None) -> Frame:
     """Who saw whom, read off the weights: a key is visible where any head looked at it at all."""
-    B, _, Q, K = A.shape
+    Q, K = A.shape[2:]
     real = None
     if padding is not None and not bool(padding.all()):
         real = padding[:, :K].bool().cpu()

@@ -207,7 +207,7 @@ def _is_causal(function: MaskFunction, length: int) -> bool:
     if code is masking_utils.causal_mask_function.__code__:
         return True
     if _KNOWN.get(code) is _all_of:
-        parts = function.__closure__[0].cell_contents  # type: ignore[attr-defined]
+        (parts,) = _closed_over(function)
         plain = [p for p in parts if not _reaches(p, length)]
         return len(plain) == 1 and _is_causal(plain[0], length)
     return False
@@ -217,7 +217,8 @@ def _reaches(function: MaskFunction, length: int) -> bool:
     """Whether this is a window as long as the text, which hides nothing."""
     if _KNOWN.get(getattr(function, "__code__", None)) is not _window:
         return False
-    return bool(function.__closure__[0].cell_contents >= length)  # type: ignore[attr-defined]
+    (window,) = _closed_over(function)
+    return bool(window >= length)
 
 
 def _intervals(
@@ -242,12 +243,16 @@ def _intervals(
 
 def _interval(function: MaskFunction, queries: Tensor) -> Interval:
     """First and one past last visible key of each query [B, Q], in absolute positions."""
-    code = getattr(function, "__code__", None)
+    code: Any = getattr(function, "__code__", None)
     if code not in _KNOWN:
         raise _UnknownMaskError
-    cells = getattr(function, "__closure__", None) or ()
-    values = [cell.cell_contents for cell in cells]
-    return _KNOWN[code](queries, **dict(zip(code.co_freevars, values, strict=True)))
+    named = dict(zip(code.co_freevars, _closed_over(function), strict=True))
+    return _KNOWN[code](queries, **named)
+
+
+def _closed_over(function: MaskFunction) -> list[Any]:
+    """The values a closure was made with."""
+    return [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
 
 
 def _causal(i: Tensor) -> Interval:

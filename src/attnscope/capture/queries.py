@@ -67,10 +67,11 @@ def select(
         count = counted.sum(1).double()
     group = None if classes is None else _classes(frame, classes)
     whole = _whole(frame, counted, count, group)
-    parts = (whole,)
-    if queries.name == "sample" and frame.queries > max(4 * queries.sample, 2 * NEAR):
-        if int(count.min()) >= queries.sample:
-            parts = _sample(queries, frame, counted, group)
+    parts: tuple[Part, ...] = (whole,)
+    # Where a sample would not cost a fraction of a census, a census it is.
+    enough = frame.queries > max(4 * queries.sample, 2 * NEAR)
+    if queries.name == "sample" and enough and int(count.min()) >= queries.sample:
+        parts = _sample(queries, frame, counted, group)
     return Selection(
         frame=frame,
         whole=whole,

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.capture.queries import Queries
 from attnscope.capture.frame import Exposure
+from attnscope.capture.queries import Queries
 from attnscope.capture.totals import LayerTotals, join_exposures
 from attnscope.errors import ConservationError, InputError, ScopeError
 from attnscope.kernels import Totals

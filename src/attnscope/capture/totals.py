@@ -81,8 +81,8 @@ def join_exposures(selections: list[Selection], keys: int) -> Exposure:
     """The exposures of several passes as one, over this many keys."""
 
     def total(name: str) -> Tensor:
-        first = getattr(selections[0].exposure, name)
-        sums = first.new_zeros(first.shape[0], keys)
+        first: Tensor = getattr(selections[0].exposure, name)
+        sums = torch.zeros(first.shape[0], keys, dtype=first.dtype)
         for selection in selections:
             value = getattr(selection.exposure, name)
             at = selection.frame.first_key

@@ -60,10 +60,7 @@ def _look(  # type: ignore[no-untyped-def]
     else:
         there = rows if EVEN_M else tl.minimum(rows, M - 1)
         at = q + there[None, :].to(tl.int64) * q_m + dims[:, None]
-        if EVEN_D:
-            queries = tl.load(at)
-        else:
-            queries = tl.load(at, mask=(dims < D)[:, None], other=0.0)
+        queries = tl.load(at) if EVEN_D else tl.load(at, mask=(dims < D)[:, None], other=0.0)
     x = _scores(keys, queries, scale, cap, SOFTCAP)
     if EVEN_M:
         given = tl.load(lse_at + rows)

@@ -1,0 +1,1 @@
+"""The words of the definitions, one idea per file: pure functions of the kernels' totals."""
