@@ -10,7 +10,7 @@ import transformers as hf
 
 import attnscope
 import oracle
-from attnscope.capture import attention, masks
+from attnscope.capture import masks, recorder
 from attnscope.errors import ConservationError, InputError, ModelError, ScopeError
 from families import VOCABULARY, build
 
@@ -556,7 +556,7 @@ def test_conservation_is_checked(monkeypatch: pytest.MonkeyPatch, backend: str) 
     """A kernel that loses a little attention is caught in the very pass."""
     from dataclasses import replace
 
-    honest = attention.kernels.kernel
+    honest = recorder.kernels.kernel
 
     def lossy(name: str) -> Any:
         def reduce(rows: Any) -> Any:
@@ -566,7 +566,7 @@ def test_conservation_is_checked(monkeypatch: pytest.MonkeyPatch, backend: str) 
         return reduce
 
     model = build("qwen2")
-    monkeypatch.setattr(attention.kernels, "kernel", lossy)
+    monkeypatch.setattr(recorder.kernels, "kernel", lossy)
     caught = pytest.raises(ConservationError, match=r"layer 0: .* within 0\.0005")
     with caught, attnscope.watch(model, backend=backend):
         model(tokens())

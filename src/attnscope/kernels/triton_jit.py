@@ -1,0 +1,264 @@
+"""The tiles: what runs on the GPU. Launched by `triton.py`; knows pointers and nothing else.
+
+A column program holds one block of keys and runs over the queries that see it. It computes the
+transposed scores (keys × queries), so that a key's sum stays inside a few threads. Scores are in
+units of log2 throughout.
+"""
+
+import triton
+import triton.language as tl
+
+__all__ = ["attention", "columns", "row_entropy"]
+
+# A log-sum-exp no score reaches: its row gets weight 0, and 0 times its score is 0, not nan.
+NOBODY = tl.constexpr(1.0e30)
+MASKED = tl.constexpr(-1.0e4)
+
+
+@triton.jit
+def _scores(a, b, scale, cap, SOFTCAP: tl.constexpr):  # type: ignore[no-untyped-def]
+    x = tl.dot(a, b, input_precision="ieee") * scale
+    if SOFTCAP:
+        # tanh(y) = 1 - 2 / (exp(2 y) + 1)
+        y = tl.exp2(x * (2.0 * 1.4426950408889634) / cap)
+        x = cap - 2.0 * cap / (y + 1.0)
+    return x
+
+
+@triton.jit
+def _look(  # type: ignore[no-untyped-def]
+    keys, q, q_row, q_col, q_m, lse_at, m, dims, M, D, scale, cap,
+    SOFTCAP: tl.constexpr, TMA: tl.constexpr, EVEN_D: tl.constexpr, EVEN_M: tl.constexpr,
+    BM: tl.constexpr,
+):  # fmt: skip
+    """log2 A of one tile, keys × queries, before the mask; rows past the end get weight 0."""
+    rows = m * BM + tl.arange(0, BM)
+    if TMA:
+        queries = q.load([q_row + m * BM, q_col]).T
+    else:
+        there = rows if EVEN_M else tl.minimum(rows, M - 1)
+        at = q + there[None, :].to(tl.int64) * q_m + dims[:, None]
+        queries = tl.load(at) if EVEN_D else tl.load(at, mask=(dims < D)[:, None], other=0.0)
+    x = _scores(keys, queries, scale, cap, SOFTCAP)
+    if EVEN_M:
+        given = tl.load(lse_at + rows)
+    else:
+        given = tl.load(lse_at + rows, mask=rows < M, other=NOBODY)
+    return x - given[None, :] * 1.4426950408889634
+
+
+@triton.jit
+def _fold(x, N: tl.constexpr, M: tl.constexpr):  # type: ignore[no-untyped-def]
+    """[N, M] to [N, 8], adding up only what one thread holds: no exchange between threads."""
+    return tl.sum(tl.reshape(x, [N, M // 8, 8]), 1)
+
+
+@triton.jit
+def columns(  # type: ignore[no-untyped-def]
+    q, k, lse, start, stop, own, weight, shrink, real, ranges, out, scalars,
+    q_b, q_h, q_m, q_rows, q_cols, k_b, k_g, k_n, k_rows, k_cols,
+    H, R, M, K, D, plane, scale, cap,
+    CAUSAL: tl.constexpr, SOFTCAP: tl.constexpr, WEIGHTED: tl.constexpr, PAIRED: tl.constexpr,
+    HOLES: tl.constexpr, TMA: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BD: tl.constexpr, EVEN_D: tl.constexpr, EVEN_M: tl.constexpr, BY_HEAD: tl.constexpr,
+):  # fmt: skip
+    """Column sums of A: one block of keys, all the queries that see it."""
+    if BY_HEAD:  # a long text: one head's queries at a time stay in the second-level cache
+        block, bh, blocks = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    else:  # a short one: the early keys, which most queries see, start first
+        bh, block, blocks = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    b, h = bh // H, bh % H
+    cols = block * BN + tl.arange(0, BN)
+    dims = tl.arange(0, BD)
+    if TMA:
+        keys = k.load([b * k_b + (h // R) * k_rows + block * BN, (h // R) * k_cols])
+        q_at = q
+    else:
+        k_at = k + b.to(tl.int64) * k_b + (h // R).to(tl.int64) * k_g
+        k_at += cols[:, None].to(tl.int64) * k_n + dims[None, :]
+        keys = tl.load(k_at, mask=(cols[:, None] < K) & (dims[None, :] < D), other=0.0)
+        q_at = q + b.to(tl.int64) * q_b + h.to(tl.int64) * q_h
+    q_row, q_col = b * q_b + h * q_rows, h * q_cols
+    lse_at = lse + bh.to(tl.int64) * M
+    row_at = b.to(tl.int64) * M
+
+    # Blocks of rows: those that see some of the keys, and the run of those that see all of them
+    # from further on.
+    if CAUSAL:
+        first, last = block * BN // BM, tl.cdiv(M, BM)
+        clear, blurred = tl.minimum(tl.cdiv((block + 1) * BN, BM), last), last
+    else:
+        at = ranges + (b * blocks + block) * 4
+        first, clear = tl.load(at), tl.load(at + 1)
+        blurred, last = tl.load(at + 2), tl.load(at + 3)
+    total = tl.zeros([BN, 8], tl.float32)
+    entropy = tl.zeros([BN, 8], tl.float32)
+    # From queries that are not after the key: in causal attention only the key's own.
+    earlier = tl.zeros([BN, 8], tl.float32)
+    on_self = tl.zeros([BN], tl.float32)
+    spread = tl.zeros([BN, 4], tl.float32)
+    for t in range(first, last - (blurred - clear)):
+        m = tl.where(t < clear, t, t + blurred - clear)
+        rows = m * BM + tl.arange(0, BM)
+        there = tl.minimum(rows, M - 1)
+        x = _look(
+            keys, q_at, q_row, q_col, q_m, lse_at, m, dims, M, D, scale, cap,
+            SOFTCAP, TMA, EVEN_D, EVEN_M, BM,
+        )  # fmt: skip
+        if CAUSAL:
+            token = rows
+            seen = cols[:, None] <= rows[None, :]
+        else:
+            token = tl.load(own + row_at + there)
+            low = tl.load(start + row_at + there)
+            high = tl.load(stop + row_at + there)
+            seen = (cols[:, None] >= low[None, :]) & (cols[:, None] < high[None, :])
+        seen = seen & (rows < M)[None, :] & (cols < K)[:, None]
+        if HOLES:
+            seen = seen & (tl.load(real + b * K + cols, mask=cols < K, other=0) != 0)[:, None]
+        x = tl.where(seen, x, MASKED)
+        p = tl.exp2(x)
+        if WEIGHTED:
+            p *= tl.load(weight + row_at + there)[None, :]
+        total += _fold(p, BN, BM)
+        entropy += _fold(p * x, BN, BM)
+        earlier += _fold(tl.where(token[None, :] <= cols[:, None], p, 0.0), BN, BM)
+        if not CAUSAL:
+            on_self += tl.sum(tl.where(token[None, :] == cols[:, None], p, 0.0), 1)
+        if PAIRED:
+            spread += _gaps(p, shrink, b, m, M, BM, BN)
+    # Kept in memory meanwhile: registers are what the next loop is short of.
+    at = out + bh.to(tl.int64) * K + cols
+    not_later = tl.sum(earlier, 1)
+    tl.store(at + plane, not_later, mask=cols < K)
+    mine = not_later if CAUSAL else on_self
+    tl.atomic_add(scalars + 3 * bh + 2, tl.sum(mine), sem="relaxed")
+    for m in range(clear, blurred):
+        x = _look(
+            keys, q_at, q_row, q_col, q_m, lse_at, m, dims, M, D, scale, cap,
+            SOFTCAP, TMA, EVEN_D, EVEN_M, BM,
+        )  # fmt: skip
+        p = tl.exp2(x)
+        if WEIGHTED:
+            there = tl.minimum(m * BM + tl.arange(0, BM), M - 1)
+            p *= tl.load(weight + row_at + there)[None, :]
+        total += _fold(p, BN, BM)
+        entropy += _fold(p * x, BN, BM)
+        if PAIRED:
+            spread += _gaps(p, shrink, b, m, M, BM, BN)
+    received = tl.sum(total, 1)
+    tl.debug_barrier()
+    tl.store(at, received, mask=cols < K)
+    before = tl.load(at + plane, mask=cols < K, other=0.0)
+    tl.store(at + plane, tl.maximum(received - before, 0.0), mask=cols < K)
+    if PAIRED:
+        tl.store(at + 2 * plane, tl.sum(spread, 1), mask=cols < K)
+    # mass and entropy: one number a head
+    tl.atomic_add(scalars + 3 * bh, tl.sum(received), sem="relaxed")
+    tl.atomic_add(scalars + 3 * bh + 1, -0.6931471805599453 * tl.sum(entropy), sem="relaxed")
+
+
+@triton.jit
+def _gaps(p, shrink, b, m, M, BM: tl.constexpr, BN: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Squared differences between the two draws of each stratum, [BN, 4]: added up only within a
+    thread."""
+    pairs = m * (BM // 2) + tl.arange(0, BM // 2)
+    factor = tl.load(shrink + b * (M // 2) + pairs, mask=pairs < M // 2, other=0.0)
+    one, other = tl.split(tl.reshape(p, [BN, BM // 2, 2]))
+    gap = (one - other) * (one - other) * factor[None, :]
+    return tl.sum(tl.reshape(gap, [BN, BM // 8, 4]), 1)
+
+
+@triton.jit
+def row_entropy(  # type: ignore[no-untyped-def]
+    q, k, lse, start, stop, real, out, q_b, q_h, q_m, k_b, k_g, k_n, H, R, M, K, D, scale, cap,
+    SOFTCAP: tl.constexpr, HOLES: tl.constexpr, SPLIT: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """-sum A ln A of each row over its interval, a piece of the keys at a time."""
+    block, bh, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    b, h = bh // H, bh % H
+    rows = block * BM + tl.arange(0, BM)
+    there = tl.minimum(rows, M - 1)
+    dims = tl.arange(0, BD)
+    q_at = q + b.to(tl.int64) * q_b + h.to(tl.int64) * q_h
+    q_at += there[:, None].to(tl.int64) * q_m + dims[None, :]
+    queries = tl.load(q_at, mask=(dims < D)[None, :], other=0.0)
+    row_at = b.to(tl.int64) * M + there
+    low, high = tl.load(start + row_at), tl.load(stop + row_at)
+    given = tl.load(lse + bh.to(tl.int64) * M + there) * 1.4426950408889634
+    k_at = k + b.to(tl.int64) * k_b + (h // R).to(tl.int64) * k_g + dims[:, None]
+    total = tl.zeros([BM], tl.float32)
+    for n in range(piece * SPLIT, tl.minimum((piece + 1) * SPLIT, tl.cdiv(K, BN))):
+        cols = n * BN + tl.arange(0, BN)
+        key_at = k_at + cols[None, :].to(tl.int64) * k_n
+        keys = tl.load(key_at, mask=(cols[None, :] < K) & (dims[:, None] < D), other=0.0)
+        x = _scores(queries, keys, scale, cap, SOFTCAP) - given[:, None]
+        seen = (cols[None, :] >= low[:, None]) & (cols[None, :] < high[:, None])
+        if HOLES:
+            seen = seen & (tl.load(real + b * K + cols, mask=cols < K, other=0) != 0)[None, :]
+        x = tl.where(seen, x, MASKED)
+        total -= tl.sum(tl.exp2(x) * x, 1)
+    at = out + bh.to(tl.int64) * M + rows
+    tl.atomic_add(at, total * 0.6931471805599453, mask=rows < M, sem="relaxed")
+
+
+@triton.jit
+def attention(  # type: ignore[no-untyped-def]
+    q, k, v, start, stop, real, sinks, low_key, high_key, out, lse,
+    q_b, q_h, q_m, k_b, k_g, k_n, v_b, v_g, v_n, o_b, o_h, o_m,
+    H, R, M, K, D, E, scale, cap,
+    SOFTCAP: tl.constexpr, HOLES: tl.constexpr, SINKS: tl.constexpr, HAS_V: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """Rows of attention by online softmax: log-sum-exp and, given values, the output."""
+    block, bh = tl.program_id(0), tl.program_id(1)
+    b, h = bh // H, bh % H
+    rows = block * BM + tl.arange(0, BM)
+    there = tl.minimum(rows, M - 1)
+    dims, values = tl.arange(0, BD), tl.arange(0, BE)
+    q_at = q + b.to(tl.int64) * q_b + h.to(tl.int64) * q_h
+    q_at += there[:, None].to(tl.int64) * q_m + dims[None, :]
+    queries = tl.load(q_at, mask=(dims < D)[None, :], other=0.0)
+    row_at = b.to(tl.int64) * M
+    low, high = tl.load(start + row_at + there), tl.load(stop + row_at + there)
+    k_at = k + b.to(tl.int64) * k_b + (h // R).to(tl.int64) * k_g + dims[:, None]
+    v_at = v + b.to(tl.int64) * v_b + (h // R).to(tl.int64) * v_g + values[None, :]
+
+    top = tl.full([BM], MASKED, tl.float32)
+    norm = tl.zeros([BM], tl.float32)
+    acc = tl.zeros([BM, BE], tl.float32)
+    first = tl.load(low_key + b * tl.num_programs(0) + block) // BN
+    last = tl.cdiv(tl.load(high_key + b * tl.num_programs(0) + block), BN)
+    for n in range(first, last):
+        cols = n * BN + tl.arange(0, BN)
+        key_at = k_at + cols[None, :].to(tl.int64) * k_n
+        keys = tl.load(key_at, mask=(cols[None, :] < K) & (dims[:, None] < D), other=0.0)
+        x = _scores(queries, keys, scale, cap, SOFTCAP)
+        seen = (cols[None, :] >= low[:, None]) & (cols[None, :] < high[:, None])
+        if HOLES:
+            seen = seen & (tl.load(real + b * K + cols, mask=cols < K, other=0) != 0)[None, :]
+        x = tl.where(seen, x, 2.0 * MASKED)
+        new = tl.maximum(top, tl.max(x, 1))
+        shift = tl.exp2(top - new)
+        p = tl.exp2(x - new[:, None])
+        norm = norm * shift + tl.sum(p, 1)
+        if HAS_V:
+            value_at = v_at + cols[:, None].to(tl.int64) * v_n
+            v_tile = tl.load(value_at, mask=(cols[:, None] < K) & (values[None, :] < E), other=0.0)
+            acc = acc * shift[:, None] + tl.dot(p.to(v_tile.dtype), v_tile, input_precision="ieee")
+        top = new
+    if SINKS:
+        sink = tl.load(sinks + h).to(tl.float32) * 1.4426950408889634
+        new = tl.maximum(top, sink)
+        shift = tl.exp2(top - new)
+        norm, acc, top = norm * shift + tl.exp2(sink - new), acc * shift[:, None], new
+    safe = tl.where(norm == 0.0, 1.0, norm)
+    total = tl.where(norm == 0.0, 0.0, top + tl.log2(safe))
+    at = bh.to(tl.int64) * M + rows
+    tl.store(lse + at, total * 0.6931471805599453, mask=rows < M)
+    if HAS_V:
+        o_at = out + b.to(tl.int64) * o_b + h.to(tl.int64) * o_h
+        o_at += rows[:, None].to(tl.int64) * o_m + values[None, :]
+        value = (acc / safe[:, None]).to(out.dtype.element_ty)
+        tl.store(o_at, value, mask=(rows[:, None] < M) & (values[None, :] < E))
