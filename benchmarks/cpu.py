@@ -89,9 +89,12 @@ def measure(runs: dict[str, Callable[[], None]], turns: int) -> dict[str, tuple[
                 seconds[name].append(time.perf_counter() - begin)
     memory = {}
     for name, run in runs.items():
-        with Peak() as peak:
-            run()
-        memory[name] = float(peak.bytes)
+        taken = []
+        for _ in range(min(3, turns_of[name])):
+            with Peak() as peak:
+                run()
+            taken.append(float(peak.bytes))
+        memory[name] = statistics.median(taken)
     return {name: (statistics.median(seconds[name]), memory[name]) for name in runs}
 
 
