@@ -1,6 +1,8 @@
 """What `watch` promises about itself: the model left as it was, queries, caches, clear errors."""
 
+import gc
 import warnings
+import weakref
 from typing import Any
 
 import numpy as np
@@ -77,6 +79,29 @@ def test_a_pass_that_breaks_off_leaves_nothing_to_read() -> None:
         hook.remove()
         with pytest.raises(ScopeError, match="did not finish"):
             scope.received(0)
+
+
+@pytest.mark.parametrize("name", ["bert", "qwen2"])
+def test_a_watched_model_can_be_forgotten(name: str) -> None:
+    model = build(name)
+    with attnscope.watch(model):
+        model(tokens())
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_caches_do_not_pile_up() -> None:
+    model, caches = build("qwen2"), []
+    with attnscope.watch(model):
+        for _ in range(3):
+            past = hf.DynamicCache(config=model.config)
+            caches.append(weakref.ref(past))
+            model(tokens(), past_key_values=past)
+            del past
+        gc.collect()
+        assert sum(cache() is not None for cache in caches) == 1
 
 
 # --- which queries, which layers -----------------------------------------------------------------
@@ -441,6 +466,14 @@ def test_query_mask_of_the_wrong_size() -> None:
     wrong = pytest.raises(InputError, match=rf"must be \[{B}, {N}\]")
     with wrong, attnscope.watch(model, queries=mask):
         model(tokens())
+
+
+def test_query_mask_wider_than_the_text() -> None:
+    model = build("qwen2")
+    with attnscope.watch(model, queries=torch.ones(B, N + 1, dtype=torch.bool)) as scope:
+        model(tokens())
+    with pytest.raises(InputError, match=rf"has {N + 1} columns, and there were {N} keys"):
+        scope.received(0)
 
 
 def test_unknown_backend() -> None:

@@ -93,7 +93,7 @@ def _watching(found: sites.Sites, scope: Scope, top: int) -> Iterator[Scope]:
         undo.callback(_watched.difference_update, list(found.modules))
         for hook in recorder.hooks():
             undo.callback(hook.remove)
-        undo.callback(recorder.release_caches)
+        undo.callback(recorder.release_cache)
         if scope.backend == "eager-fallback":
             if found.interface:
                 _use_implementation(found, "eager", undo)

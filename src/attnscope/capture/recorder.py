@@ -51,7 +51,8 @@ class Recorder:
         """What the model was loaded with, and runs when nobody watches."""
         self.dtype = torch.float32
         self.device = device_of(found)
-        self.guarded: list[Any] = []
+        self.guarded: Any = None
+        """The cache under way; only one, or a long loop would keep them all."""
 
     def hooks(self) -> list[Any]:
         """Mark where a forward pass begins and ends."""
@@ -85,9 +86,10 @@ class Recorder:
     _SHUFFLES = ("reorder_cache", "crop", "batch_select_indices", "batch_repeat_interleave")
 
     def _guard(self, cache: Any) -> None:
-        if cache is None or any(cache is known for known in self.guarded):
+        if cache is self.guarded:
             return
-        self.guarded.append(cache)
+        self.release_cache()
+        self.guarded = cache
 
         def refuse(*args: Any, **kwargs: Any) -> None:
             raise ScopeError(
@@ -99,12 +101,11 @@ class Recorder:
             if hasattr(cache, method):
                 setattr(cache, method, refuse)
 
-    def release_caches(self) -> None:
-        """Give watched caches their own methods back."""
-        for cache in self.guarded:
-            for method in self._SHUFFLES:
-                vars(cache).pop(method, None)
-        self.guarded.clear()
+    def release_cache(self) -> None:
+        """Give the watched cache its own methods back."""
+        for method in self._SHUFFLES if self.guarded is not None else ():
+            vars(self.guarded).pop(method, None)
+        self.guarded = None
 
     def attention(
         self,

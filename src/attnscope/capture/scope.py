@@ -185,6 +185,12 @@ class Scope:
         if not self._complete:
             raise ScopeError("the last forward pass did not finish, so there is nothing to read")
         totals = self._layers[layer]
+        mask = self._queries.mask
+        if mask is not None and mask.shape[1] > totals.keys:
+            raise InputError(
+                f"the query mask has {mask.shape[1]} columns, and there were {totals.keys} keys; "
+                f"it must be [{mask.shape[0]}, {totals.keys}]"
+            )
         if totals.sums is None:
             hint = (
                 "no token was generated and fed back; call model.generate(…, use_cache=True) "

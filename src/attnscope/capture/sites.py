@@ -24,8 +24,6 @@ class Sites:
     """The innermost model around all of them: one call of it is one forward pass."""
     interface: bool
     """Whether they go through the attention interface of transformers."""
-    ends: tuple[tuple[str, nn.Module], ...]
-    """Two of the modules by name, to notice when a model has been rebuilt."""
 
     @property
     def layers(self) -> list[int]:
@@ -43,17 +41,32 @@ def find(model: nn.Module) -> Sites:
             f"{name} has an encoder and a decoder, each with layers of its own; "
             "watch one of them: watch(model.get_encoder()) around a call of it"
         )
-    known = _found.get(model)
-    if known is None or any(model.get_submodule(n) is not m for n, m in known.ends):
-        known = _found[model] = _search(model)
-    return known
+    try:
+        return _resolve(model, _found[model])
+    except (KeyError, AttributeError):  # a new model, or one rebuilt since
+        _found[model] = _search(model)
+        return _resolve(model, _found[model])
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Where the sites are, by name: a reference to a module would keep its model alive."""
+
+    layers: dict[str, int]
+    base: str
+    interface: bool
 
 
 # Walking a large model takes milliseconds, as long as some forward passes.
-_found: WeakKeyDictionary[nn.Module, Sites] = WeakKeyDictionary()
+_found: WeakKeyDictionary[nn.Module, _Names] = WeakKeyDictionary()
 
 
-def _search(model: PreTrainedModel) -> Sites:
+def _resolve(model: nn.Module, names: _Names) -> Sites:
+    modules = {model.get_submodule(name): layer for name, layer in names.layers.items()}
+    return Sites(modules=modules, base=model.get_submodule(names.base), interface=names.interface)
+
+
+def _search(model: PreTrainedModel) -> _Names:
     named = dict(model.named_modules())
     attention = {n: m for n, m in named.items() if _looks_like_attention(m)}
     interface = {n: m for n, m in attention.items() if _uses_interface(m)}
@@ -81,13 +94,7 @@ def _search(model: PreTrainedModel) -> Sites:
         for n, m in named.items()
         if isinstance(m, PreTrainedModel) and all(f"{site}.".startswith(n) for site in layers)
     ]
-    ends = [min(layers), max(layers)]
-    return Sites(
-        modules={named[n]: layer for n, layer in layers.items()},
-        base=named[max(around, key=len)],
-        interface=bool(interface),
-        ends=tuple((n, named[n]) for n in ends),
-    )
+    return _Names(layers=layers, base=max(around, key=len), interface=bool(interface))
 
 
 def restrict(sites: Sites, layers: Any) -> frozenset[int]:
