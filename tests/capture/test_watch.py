@@ -526,15 +526,30 @@ def test_a_model_without_attention(kind: str) -> None:
             model(tokens())
 
 
-def test_encoder_decoder() -> None:
+@torch.no_grad()
+def test_encoder_decoder_models_are_watched_by_part() -> None:
     config = hf.BartConfig(
-        vocab_size=97, d_model=16, encoder_layers=1, decoder_layers=1,
+        vocab_size=97, d_model=16, encoder_layers=2, decoder_layers=2,
         encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=16,
-        decoder_ffn_dim=16,
+        decoder_ffn_dim=16, attn_implementation="sdpa",
     )  # fmt: skip
-    model = hf.BartModel(config).eval()
-    with pytest.raises(ModelError, match=r"watch\(model.get_encoder\(\)\)"):
-        attnscope.watch(model)
+    for kind in (hf.BartModel, hf.BartForConditionalGeneration):
+        with pytest.raises(ModelError, match=r"watch\(model.get_encoder\(\)\) or"):
+            attnscope.watch(kind(config))
+    model, ids, target = hf.BartModel(config).eval(), tokens(), tokens(B, 9)
+    real = torch.ones_like(ids)
+    real[0, -4:] = 0
+    plain = model(ids, attention_mask=real, decoder_input_ids=target).last_hidden_state
+    with attnscope.watch(model.get_encoder()) as encoder:
+        model(ids, attention_mask=real, decoder_input_ids=target)
+    with attnscope.watch(model.get_decoder()) as decoder:
+        watched = model(ids, attention_mask=real, decoder_input_ids=target).last_hidden_state
+    torch.testing.assert_close(watched, plain, rtol=0, atol=1e-5)
+    model.set_attn_implementation("eager")
+    out = model(ids, attention_mask=real, decoder_input_ids=target, output_attentions=True)
+    oracle.compare(encoder, dict(enumerate(out.encoder_attentions)), real.bool(), real.bool(), 1e-5)
+    rows = torch.ones(B, 9, dtype=torch.bool)
+    oracle.compare(decoder, dict(enumerate(out.decoder_attentions)), rows, rows, 1e-5)
 
 
 def test_not_a_transformers_model() -> None:

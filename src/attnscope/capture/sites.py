@@ -36,10 +36,13 @@ def find(model: nn.Module) -> Sites:
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel):
         raise ModelError(f"{name} is not a transformers model; watch the PreTrainedModel inside it")
-    if getattr(model.config, "is_encoder_decoder", False):
+    parts = dict(model.named_children()) | dict(
+        getattr(model, "model", nn.Module()).named_children()
+    )
+    if {"encoder", "decoder"} <= set(parts):
         raise ModelError(
-            f"{name} has an encoder and a decoder, each with layers of its own; "
-            "watch one of them: watch(model.get_encoder()) around a call of it"
+            f"{name} has an encoder and a decoder, each with layers of its own; watch one of them: "
+            "watch(model.get_encoder()) or watch(model.get_decoder())"
         )
     try:
         return _resolve(model, _found[model])
@@ -66,9 +69,15 @@ def _resolve(model: nn.Module, names: _Names) -> Sites:
     return Sites(modules=modules, base=model.get_submodule(names.base), interface=names.interface)
 
 
+# Attention of a decoder to its encoder stands beside its self-attention, under names like these.
+_CROSS = re.compile(r"encoder_attn|cross_?attn|cross_?attention", re.IGNORECASE)
+
+
 def _search(model: PreTrainedModel) -> _Names:
     named = dict(model.named_modules())
-    attention = {n: m for n, m in named.items() if _looks_like_attention(m)}
+    attention = {
+        n: m for n, m in named.items() if _looks_like_attention(m) and not _CROSS.search(n)
+    }
     interface = {n: m for n, m in attention.items() if _uses_interface(m)}
     chosen = interface or {
         n: m for n, m in attention.items() if not any(o.startswith(f"{n}.") for o in attention)
