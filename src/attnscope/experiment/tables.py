@@ -10,64 +10,64 @@ __all__ = ["CELLS", "POSITIONS", "TOKENS", "VALUES"]
 
 CELLS = pl.Schema(
     {
-        "cell": pl.String,
-        "model": pl.String,
-        "prompt": pl.Int32,
-        "condition": pl.String,
-        "tokens": pl.Int32,
-        "filler_tokens": pl.Int32,
-        "seam_tokens": pl.Int32,
+        "cell": pl.String(),
+        "model": pl.String(),
+        "prompt": pl.Int32(),
+        "condition": pl.String(),
+        "tokens": pl.Int32(),
+        "filler_tokens": pl.Int32(),
+        "seam_tokens": pl.Int32(),
     }
 )
 """One row per cell: a model, a prompt and a condition."""
 
 VALUES = pl.Schema(
     {
-        "model": pl.String,
-        "prompt": pl.Int32,
-        "condition": pl.String,
-        "queries": pl.String,
-        "keys": pl.String,
-        "classes": pl.String,
-        "layer": pl.Int16,
-        "head": pl.Int16,
-        "measure": pl.String,
-        "item": pl.String,
-        "target": pl.String,
-        "value": pl.Float64,
-        "uniform": pl.Float64,
-        "tokens": pl.Float64,
+        "model": pl.String(),
+        "prompt": pl.Int32(),
+        "condition": pl.String(),
+        "queries": pl.String(),
+        "keys": pl.String(),
+        "classes": pl.String(),
+        "layer": pl.Int16(),
+        "head": pl.Int16(),
+        "measure": pl.String(),
+        "item": pl.String(),
+        "target": pl.String(),
+        "value": pl.Float64(),
+        "uniform": pl.Float64(),
+        "tokens": pl.Float64(),
     }
 )
 """One row per number that a cell has for a layer and head."""
 
 POSITIONS = pl.Schema(
     {
-        "model": pl.String,
-        "prompt": pl.Int32,
-        "condition": pl.String,
-        "queries": pl.String,
-        "layer": pl.Int16,
-        "head": pl.Int16,
-        "position": pl.Int32,
-        "average": pl.Float32,
-        "received": pl.Float32,
+        "model": pl.String(),
+        "prompt": pl.Int32(),
+        "condition": pl.String(),
+        "queries": pl.String(),
+        "layer": pl.Int16(),
+        "head": pl.Int16(),
+        "position": pl.Int32(),
+        "average": pl.Float32(),
+        "received": pl.Float32(),
     }
 )
 """One row per token that an attention profile was asked for, per layer and head."""
 
 TOKENS = pl.Schema(
     {
-        "model": pl.String,
-        "prompt": pl.Int32,
-        "condition": pl.String,
-        "position": pl.Int32,
-        "id": pl.Int32,
-        "text": pl.String,
-        "class": pl.String,
-        "regions": pl.List(pl.String),
-        "role": pl.String,
-        "twin": pl.Int32,
+        "model": pl.String(),
+        "prompt": pl.Int32(),
+        "condition": pl.String(),
+        "position": pl.Int32(),
+        "id": pl.Int32(),
+        "text": pl.String(),
+        "class": pl.String(),
+        "regions": pl.List(pl.String()),
+        "role": pl.String(),
+        "twin": pl.Int32(),
     }
 )
 """One row per token of a cell's prompt: what it is, where it is, and which base token it was."""
