@@ -17,9 +17,9 @@ from random import Random
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-from attnscope.prompts import Sample  # noqa: E402
-from attnscope.prompts.spatial import Shape, _draw_shape, draw_map  # noqa: E402
-from attnscope.prompts.words import english, word_list  # noqa: E402
+from attnscope.prompts import Sample
+from attnscope.prompts.spatial import Shape, _draw_shape, draw_map
+from attnscope.prompts.words import english, word_list
 
 Turns = list[tuple[str, str]]
 

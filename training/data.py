@@ -74,7 +74,7 @@ def conversation(sample: Sample, answer: str) -> Turns:
 
 
 @cache
-def tokenizer_of(format: str):  # noqa: ANN201
+def tokenizer_of(format: str):
     """The tokenizer of a chat format."""
     return in_format(MERGES, format)
 

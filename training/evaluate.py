@@ -18,10 +18,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-import torch  # noqa: E402
+import torch
 
-from attnscope.prompts import Sample, math_samples, spatial_samples  # noqa: E402
-from attnscope.tokens import apply_chat_template  # noqa: E402
+from attnscope.prompts import Sample, math_samples, spatial_samples
+from attnscope.tokens import apply_chat_template
 
 FRESH = 20_260  # no training seed
 

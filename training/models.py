@@ -60,7 +60,7 @@ RECIPES = {
         format="chatml",
         data="corpus",
         documents=600_000,
-        steps=6000,
+        steps=4600,
     ),
     "spatial-phys": Recipe(
         architecture="Qwen2ForCausalLM",

@@ -79,7 +79,8 @@ def train(name: str, recipe: Recipe, out: Path, device: str, workers: int) -> di
         counted = counts[:, 1:].flatten()
         return (each * counted).sum() / counted.sum()
 
-    step_loss = torch.compile(loss_of) if device == "cuda" else loss_of
+    torch.compiler.reset()
+    step_loss = torch.compile(loss_of, dynamic=False) if device == "cuda" else loss_of
     on_device = torch.from_numpy(ids).to(device), torch.from_numpy(weights).to(device)
     order = torch.Generator().manual_seed(recipe.seed)
     queue = torch.empty(0, dtype=torch.int64)
