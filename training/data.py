@@ -7,6 +7,7 @@ from functools import cache
 from itertools import islice
 from multiprocessing import Pool
 from pathlib import Path
+from random import Random
 
 import numpy as np
 from corpus import Turns, documents, worked
@@ -64,8 +65,9 @@ def conversations_of(recipe: Recipe, first: int) -> Iterator[Turns]:
             yield conversation(sample, sample.answer or "")
     else:
         others = documents(count, seed)
-        for index, sample in enumerate(math_samples(count, seed=seed)):
-            yield next(others) if index % 5 == 4 else conversation(sample, worked(sample))
+        draw = Random(seed)
+        for sample in math_samples(count, seed=seed):
+            yield next(others) if draw.random() < 0.2 else conversation(sample, worked(sample))
 
 
 def conversation(sample: Sample, answer: str) -> Turns:

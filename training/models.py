@@ -24,7 +24,7 @@ class Recipe:
     """The chat format: a key of `vocabulary.FORMATS`."""
     data: Data
     """`corpus`: the instruction-like text; `spatial`: single actions; `math`: word problems of
-    all levels, worked step by step, with one document of the corpus to every four."""
+    all levels, worked step by step, and one document in five of the corpus."""
     documents: int
     """How many documents are made."""
     steps: int
@@ -36,6 +36,8 @@ class Recipe:
     """The highest learning rate, after a warm-up, before it falls along a cosine."""
     prompt_weight: float = 0.3
     """What a token of the prompt counts in the loss; one of the answer counts 1."""
+    until: float | None = None
+    """End early, once this share of the hardest problems comes out right (see `train.py`)."""
     start: str | None = None
     """The bundled model to go on from, if any."""
     seed: int = 0
@@ -78,16 +80,20 @@ RECIPES = {
         sizes={**CHAT, "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 16},
         format="chatml",
         data="math",
-        documents=600_000,
-        steps=4000,
+        documents=250_000,
+        steps=2500,
+        rate=1e-3,
+        until=0.65,
     ),
     "chat-llama": Recipe(
         architecture="LlamaForCausalLM",
         sizes={**CHAT, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 8},
         format="llama3",
         data="math",
-        documents=600_000,
-        steps=4000,
+        documents=250_000,
+        steps=2500,
+        rate=1e-3,
+        until=0.65,
     ),
     "chat-gemma3": Recipe(
         architecture="Gemma3ForCausalLM",
@@ -102,7 +108,9 @@ RECIPES = {
         },
         format="gemma",
         data="math",
-        documents=600_000,
-        steps=4000,
+        documents=250_000,
+        steps=2500,
+        rate=1e-3,
+        until=0.65,
     ),
 }
