@@ -10,12 +10,8 @@ Answers to math problems are written here too, with their steps.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from random import Random
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from attnscope.prompts import Sample
 from attnscope.prompts.spatial import Shape, _draw_shape, draw_map

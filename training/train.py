@@ -14,21 +14,18 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parent)]
-
-import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-import transformers  # noqa: E402
-from data import rows, tokenizer_of  # noqa: E402
-from evaluate import accuracy, fresh  # noqa: E402
-from models import RECIPES, Recipe  # noqa: E402
+import torch
+import torch.nn.functional as F
+import transformers
+from data import rows, tokenizer_of
+from evaluate import accuracy, fresh
+from models import RECIPES, Recipe
 
 CHECK = 1_000  # seed of the samples looked at during training; the cards use others
 
