@@ -4,13 +4,15 @@ Code that came with a model is never run, and weights are never unpickled, unles
 many words.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from attnscope import zoo
 from attnscope.errors import ModelError
 
-__all__ = ["load"]
+__all__ = ["cached", "load"]
 
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -54,14 +56,15 @@ def load(
     try:
         config = transformers.AutoConfig.from_pretrained(source, **options)
         kind = _class_for(transformers, config, trust_remote_code)
-        model = kind.from_pretrained(
-            source,
-            config=config,
-            dtype=chosen,
-            use_safetensors=None if unpickle else True,
-            device_map="auto" if where == "auto" else None,
-            **options,
-        )
+        with _quiet(transformers, when=str(name).startswith(zoo.PREFIX)):
+            model = kind.from_pretrained(
+                source,
+                config=config,
+                dtype=chosen,
+                use_safetensors=None if unpickle else True,
+                device_map="auto" if where == "auto" else None,
+                **options,
+            )
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise ModelError(_explain(source, error)) from error
@@ -69,6 +72,31 @@ def load(
     if where != "auto":
         model = model.to(where)
     return model.eval(), tokenizer
+
+
+def cached() -> list[tuple[str, int]]:
+    """The models in the local cache of the Hugging Face hub, with their sizes in bytes."""
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    try:
+        repos = scan_cache_dir().repos
+    except CacheNotFound:
+        return []
+    return sorted((repo.repo_id, repo.size_on_disk) for repo in repos if repo.repo_type == "model")
+
+
+@contextmanager
+def _quiet(transformers: Any, *, when: bool) -> Iterator[None]:
+    """No progress bar for what takes a moment."""
+    logging = transformers.utils.logging
+    silence = when and logging.is_progress_bar_enabled()
+    if silence:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if silence:
+            logging.enable_progress_bar()
 
 
 def _device(torch: Any, wanted: str | None) -> str:
