@@ -5,8 +5,6 @@ from typing import Any
 
 import polars as pl
 import pytest
-from dense_rows import check
-from made_models import save_model
 from transformers import AutoTokenizer
 
 import attnscope
@@ -15,6 +13,8 @@ from attnscope.experiment.plan import samples_of
 from attnscope.experiment.run import run
 from attnscope.experiment.spec import Experiment
 from attnscope.recipes import RECIPES, filler_profile, filler_vs_sentence, token_types
+from dense_rows import check
+from made_models import save_model
 
 
 @pytest.fixture(scope="module")
