@@ -72,6 +72,53 @@ def look(
     Console().print(seen)
 
 
+@app.command()
+def compare(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory.")],
+    over: Annotated[
+        str | None, typer.Option(help="model or condition; else models if there are several.")
+    ] = None,
+    pair: Annotated[
+        str | None, typer.Option(help="FIRST,SECOND of what is compared: second against first.")
+    ] = None,
+    combine: Annotated[
+        str | None, typer.Option(help="Heads: mean, sum, max or each; else as the experiment says.")
+    ] = None,
+    normalise: Annotated[
+        str | None, typer.Option(help="Masses: mass, per-token, share or lift; else as above.")
+    ] = None,
+    claims: Annotated[
+        str | None, typer.Option(help="A YAML file of claims, in place of the built-in ones.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Is the difference real? Paired statistics of a run, and verdicts on claims about it."""
+    from rich.console import Console
+
+    from attnscope.errors import InputError
+    from attnscope.experiment.store import open_run
+    from attnscope.stats import on_run, printing
+    from attnscope.stats.claims import load_claims
+
+    two = tuple(pair.split(",")) if pair is not None else None
+    if two is not None and len(two) != 2:
+        raise InputError(f"--pair {pair}: two names with a comma between them, first and second")
+    judged = None if claims is None else load_claims(claims)
+    opened = open_run(run)
+    several = len(opened.experiment["models"]) > 1 or len(opened.experiment["conditions"]) > 1
+    compared = (
+        on_run.compare_run(opened, over=over, pair=two, combine=combine, normalise=normalise)
+        if several
+        else None
+    )
+    models = None if two is None or two[0] not in opened.experiment["models"] else two
+    verdicts = on_run.judge_run(opened, judged, pair=models)
+    if as_json:
+        print(printing.as_json(compared, verdicts))
+    else:
+        Console().print(printing.as_tables(compared, verdicts))
+
+
 def main() -> None:
     """The program `attnscope`."""
     try:
