@@ -90,20 +90,26 @@ def compare(
     claims: Annotated[
         str | None, typer.Option(help="A YAML file of claims, in place of the built-in ones.")
     ] = None,
+    sensitivity: Annotated[
+        str | None, typer.Option(help="A claim to judge again under every choice the run allows.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Is the difference real? Paired statistics of a run, and verdicts on claims about it."""
     from rich.console import Console
 
-    from attnscope.errors import InputError
+    from attnscope.errors import InputError, unknown
     from attnscope.experiment.store import open_run
     from attnscope.stats import on_run, printing
-    from attnscope.stats.claims import load_claims
+    from attnscope.stats.claims import built_in, load_claims
 
     two = tuple(pair.split(",")) if pair is not None else None
     if two is not None and len(two) != 2:
         raise InputError(f"--pair {pair}: two names with a comma between them, first and second")
-    judged = None if claims is None else load_claims(claims)
+    judged = built_in() if claims is None else load_claims(claims)
+    varied = [claim for claim in judged if claim.name == sensitivity]
+    if sensitivity is not None and not varied:
+        raise unknown("claim", sensitivity, [claim.name for claim in judged])
     opened = open_run(run)
     several = len(opened.experiment["models"]) > 1 or len(opened.experiment["conditions"]) > 1
     compared = (
@@ -113,10 +119,11 @@ def compare(
     )
     models = None if two is None or two[0] not in opened.experiment["models"] else two
     verdicts = on_run.judge_run(opened, judged, pair=models)
+    choices = on_run.sensitivity_of_run(opened, varied[0], pair=models) if varied else None
     if as_json:
-        print(printing.as_json(compared, verdicts))
+        print(printing.as_json(compared, verdicts, choices))
     else:
-        Console().print(printing.as_tables(compared, verdicts))
+        Console().print(printing.as_tables(compared, verdicts, choices))
 
 
 def main() -> None:

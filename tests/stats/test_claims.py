@@ -436,6 +436,15 @@ def test_compare_as_json(run: Path, tmp_path: Path) -> None:
     assert len(json.loads(each.stdout)["comparison"]) == 3 * 3 * 2
 
 
+def test_compare_under_other_choices(run: Path) -> None:
+    options = ["compare", str(run), "--sensitivity", "map-characters"]
+    result = CliRunner().invoke(app, options, env={"COLUMNS": "200"})
+    assert "does map-characters survive the choices?" in result.output
+    result = CliRunner().invoke(app, [*options, "--json"])
+    choices = json.loads(result.stdout)["sensitivity"]
+    assert {row["normalise"] for row in choices} == {"mass", "per-token", "share", "lift"}
+
+
 def test_compare_of_nothing(tmp_path: Path, run: Path) -> None:
     for options, says in [
         ([str(tmp_path)], "not a run directory"),
@@ -443,6 +452,7 @@ def test_compare_of_nothing(tmp_path: Path, run: Path) -> None:
         ([str(run), "--pair", "base,other"], "unknown model 'other'"),
         ([str(run), "--over", "colour"], "unknown comparison over 'colour'"),
         ([str(run), "--claims", "none.yaml"], "there is no file"),
+        ([str(run), "--sensitivity", "mapps"], "unknown claim 'mapps'; known: fall"),
     ]:
         result = CliRunner().invoke(app, ["compare", *options])
         assert isinstance(result.exception, InputError)

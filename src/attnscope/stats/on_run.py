@@ -12,9 +12,10 @@ from attnscope.experiment.store import Run
 from attnscope.stats.claims import Claim, built_in
 from attnscope.stats.one_factor import one_factor
 from attnscope.stats.paired import compare
+from attnscope.stats.sensitivity import sensitivity
 from attnscope.stats.verdicts import Verdict, judge
 
-__all__ = ["base_of", "compare_run", "judge_run"]
+__all__ = ["base_of", "compare_run", "judge_run", "sensitivity_of_run"]
 
 
 def compare_run(
@@ -67,18 +68,42 @@ def judge_run(
     seed: int = 0,
 ) -> list[Verdict]:
     """Verdicts on a run; on the built-in claims by default."""
-    values = run.values
-    if "profile" in run.experiment.get("measures", ()):
-        fits = one_factor(run.positions, run.tokens, base_of(run.experiment))
-        values = pl.concat([values, fits.lazy()])
     return judge(
         built_in() if claims is None else claims,
-        values,
+        _values(run),
         experiment=run.experiment,
         pair=pair,
         resamples=resamples,
         seed=seed,
     )
+
+
+def sensitivity_of_run(
+    run: Run,
+    claim: Claim,
+    *,
+    pair: tuple[str, str] | None = None,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> pl.DataFrame:
+    """`sensitivity` of a claim on a run."""
+    return sensitivity(
+        claim,
+        _values(run),
+        experiment=run.experiment,
+        pair=pair,
+        resamples=resamples,
+        seed=seed,
+    )
+
+
+def _values(run: Run) -> pl.LazyFrame:
+    """The run's values, and λ's fit where it kept profiles of something to fit."""
+    asked = run.experiment
+    if "profile" not in asked.get("measures", ()) or len(asked["conditions"]) < 2:
+        return run.values
+    fits = one_factor(run.positions, run.tokens, base_of(asked))
+    return pl.concat([run.values, fits.lazy()])
 
 
 def base_of(experiment: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from attnscope.stats.sensitivity import survival
 from attnscope.stats.verdicts import Verdict
 
 __all__ = ["as_json", "as_tables"]
@@ -17,8 +18,12 @@ _STYLE = {"supported": "green", "contradicted": "red", "undetermined": "yellow"}
 _HIDDEN = {"a", "b", "paired", "left_out", "note", "n_a", "n_b", "low", "high"}
 
 
-def as_json(compared: pl.DataFrame | None, verdicts: Sequence[Verdict]) -> str:
-    """One object: `comparison` (rows) and `verdicts` (each with its figures)."""
+def as_json(
+    compared: pl.DataFrame | None,
+    verdicts: Sequence[Verdict],
+    choices: pl.DataFrame | None = None,
+) -> str:
+    """One object: `comparison` (rows), `verdicts` (each with its figures), `sensitivity` (rows)."""
     fields = ("claim", "statement", "verdict", "reason", "model", "condition", "layer")
     made: dict[str, Any] = {
         "comparison": [] if compared is None else compared.to_dicts(),
@@ -29,11 +34,16 @@ def as_json(compared: pl.DataFrame | None, verdicts: Sequence[Verdict]) -> str:
             }
             for verdict in verdicts
         ],
+        "sensitivity": [] if choices is None else choices.to_dicts(),
     }
     return json.dumps(made, ensure_ascii=False, indent=1)
 
 
-def as_tables(compared: pl.DataFrame | None, verdicts: Sequence[Verdict]) -> RenderableType:
+def as_tables(
+    compared: pl.DataFrame | None,
+    verdicts: Sequence[Verdict],
+    choices: pl.DataFrame | None = None,
+) -> RenderableType:
     """What a terminal shows."""
     parts: list[RenderableType] = []
     if compared is not None:
@@ -41,6 +51,8 @@ def as_tables(compared: pl.DataFrame | None, verdicts: Sequence[Verdict]) -> Ren
             parts += [_comparison(str(first), str(second), rows), Text()]
     for verdict in verdicts:
         parts += [_verdict(verdict), Text()]
+    if choices is not None:
+        parts += [_survival(choices), Text()]
     return Group(*parts)
 
 
@@ -67,6 +79,19 @@ def _comparison(first: str, second: str, rows: pl.DataFrame) -> Table:
             if name == "difference":
                 cells.append(f"{_figure(row['low'])} to {_figure(row['high'])}")
         table.add_row(*cells)
+    return table
+
+
+def _survival(choices: pl.DataFrame) -> Table:
+    survived = survival(choices)
+    table = Table(title=f"does {survived['claim'][0]} survive the choices?", title_justify="left")
+    for name in ("model", "layer", "head", "verdict", "choices", "same sign", "same verdict"):
+        table.add_column(name)
+    table.add_column("overturned by")
+    for row in survived.iter_rows(named=True):
+        cells = [row[n] for n in ("model", "layer", "head", "verdict", "choices")]
+        cells += [row["same_sign"], row["same_verdict"], "; ".join(row["overturned_by"]) or None]
+        table.add_row(*map(_figure, cells))
     return table
 
 

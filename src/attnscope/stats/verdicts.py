@@ -122,7 +122,19 @@ def _bindings(claim: Claim, facts: Facts) -> list[dict[str, str]]:
             selectors += [str(side) for side in part.comparison.pair or ()]
     selectors = list(dict.fromkeys(selectors))
     ways = itertools.product(*(facts.matching(selector) for selector in selectors))
-    return [dict(zip(selectors, way, strict=True)) for way in ways]
+    bound = [dict(zip(selectors, way, strict=True)) for way in ways]
+    pairs = [p.comparison.pair for p in claim.parts if p.comparison.over == "condition"]
+    apart = [
+        way
+        for way in bound
+        if all(pair and way[str(pair[0])] != way[str(pair[1])] for pair in pairs)
+    ]
+    if not apart:
+        raise NotMeasuredError(
+            f"two conditions are compared, and this run has one for {' and '.join(selectors)}; "
+            "add another to the experiment's conditions"
+        )
+    return apart
 
 
 def _models(
