@@ -13,7 +13,9 @@ This module must not know files or tables.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,12 +23,15 @@ import torch
 from numpy.typing import NDArray
 
 from attnscope.capture import sites
+from attnscope.capture.activations import Activations, record
 from attnscope.capture.attention import watch
 from attnscope.capture.scope import Scope
 from attnscope.errors import InputError
 from attnscope.experiment.plan import Batch, Cell, ModelPlan
 from attnscope.experiment.spec import HEAD_MEASURES, Experiment
 from attnscope.measures import pairs
+from attnscope.measures.affine import affine_fit
+from attnscope.measures.values import value_similarity
 from attnscope.tokens import TokenizedPrompt, pad
 
 __all__ = ["Column", "Measured", "Reading", "forward", "measure_batch"]
@@ -77,13 +82,26 @@ class Measured:
     """By queries: layers and heads [S], average and received [B, S, K]; empty if not asked for."""
 
 
-def forward(model: Any, inputs: dict[str, Any], **options: Any) -> Scope:
+Take = Callable[[Activations], None]
+"""Reads what a pass made, before it is forgotten."""
+
+
+def forward(
+    model: Any, inputs: dict[str, Any], *, take: Take | None = None, **options: Any
+) -> Scope:
     """One watched forward pass of the layers alone: nobody reads the logits."""
     base = sites.find(model).base
     if _takes_use_cache(base):
         inputs = {**inputs, "use_cache": False}
-    with torch.no_grad(), watch(model, **options) as scope:
-        base(**inputs)
+    with ExitStack() as undo:
+        undo.enter_context(torch.no_grad())
+        scope = undo.enter_context(watch(model, **options))
+        if take is None:
+            base(**inputs)
+        else:
+            held = undo.enter_context(record(model, options["layers"]))
+            base(**inputs)
+            take(held)
     return scope
 
 
@@ -98,13 +116,21 @@ def measure_batch(
 ) -> dict[str, Measured]:
     """Every condition of a batch, the base first."""
     averages: dict[str, Array] = {}
+    outputs: dict[int, Any] = {}
+    made = [name for name in _PAIRS_OF_ACTIVATIONS if name in experiment.measures]
     measured = {}
     for condition, cells in batch.cells.items():
         text = _Text(experiment, plan, cells)
         readings: list[Reading] = []
         profiles = {}
         for queries in experiment.queries:
-            seen = _Pass(experiment, plan, model, text, queries)
+            take: Take | None = None
+            if made and queries == experiment.queries[0]:  # every choice of queries makes the same
+                if condition == experiment.base:
+                    take = partial(_keep_outputs, outputs)
+                else:
+                    take = partial(_compare_activations, made, text, outputs, readings)
+            seen = _Pass(experiment, plan, model, text, queries, take)
             reading = Reading(queries, list(seen.heads))
             for read in _READERS:
                 read(experiment, text, seen, reading)
@@ -220,7 +246,13 @@ class _Pass:
     """A forward pass under one choice of queries, read for the stored heads alone."""
 
     def __init__(
-        self, experiment: Experiment, plan: ModelPlan, model: Any, text: _Text, queries: str
+        self,
+        experiment: Experiment,
+        plan: ModelPlan,
+        model: Any,
+        text: _Text,
+        queries: str,
+        take: Take | None,
     ):
         chosen = text.queries(queries)
         self.counted = chosen is not None
@@ -233,8 +265,10 @@ class _Pass:
         }
 
         def run(classes: Any = None) -> Scope:
+            nonlocal take
             watched = chosen if chosen is not None else "all"
-            return forward(model, inputs, queries=watched, classes=classes, **options)
+            once, take = take, None
+            return forward(model, inputs, take=once, queries=watched, classes=classes, **options)
 
         self.flows: dict[str, Array] = {}
         scope = None
@@ -368,4 +402,56 @@ def _uniformity(
 _PAIRS: dict[str, Callable[[Experiment, _Text, _Pass, Array, Reading], None]] = {
     "lambda": _lambda,
     "uniformity": _uniformity,
+}
+
+
+# What compares the activations of a variant with those of its base, read while they are held.
+
+
+def _keep_outputs(outputs: dict[int, Any], held: Activations) -> None:
+    outputs.update({layer: held.outputs(layer).float().cpu() for layer in held.layers})
+
+
+def _compare_activations(
+    made: list[str],
+    text: _Text,
+    outputs: dict[int, Any],
+    readings: list[Reading],
+    held: Activations,
+) -> None:
+    readings += [_PAIRS_OF_ACTIVATIONS[measure](text, outputs, held) for measure in made]
+
+
+def _value_similarity(text: _Text, outputs: dict[int, Any], held: Activations) -> Reading:
+    """The heads are key/value heads, all of them: which are stored is about query heads."""
+    span = torch.from_numpy(text.filler())
+    found = {layer: value_similarity(held.values(layer), span).cpu() for layer in held.layers}
+    heads = [(layer, head) for layer in held.layers for head in range(found[layer].shape[1])]
+    value = torch.cat([found[layer] for layer in held.layers], dim=1).numpy()[..., None]
+    reading = Reading("all", list(heads))
+    size = text.filler().sum(axis=1).astype(np.float64)[:, None, None]
+    reading.add([Column("all", None, "value_similarity", None, None)], value, tokens=size)
+    return reading
+
+
+def _affine(text: _Text, outputs: dict[int, Any], held: Activations) -> Reading:
+    value = np.empty((len(text.cells), len(held.layers), 3))
+    size = np.empty((len(text.cells), 1, 1))
+    for place, layer in enumerate(held.layers):
+        new = held.outputs(layer).float().cpu()
+        for row, cell in enumerate(text.cells):
+            twins = cell.alignment
+            assert twins is not None
+            fit = affine_fit(outputs[layer][row, twins.base], new[row, twins.variant])
+            value[row, place] = fit.slope, fit.sigma, fit.r2
+            size[row] = fit.tokens
+    reading = Reading("all", [(layer, None) for layer in held.layers])
+    names = ("affine_lambda", "affine_sigma", "affine_r2")
+    reading.add([Column("all", None, name, None, None) for name in names], value, tokens=size)
+    return reading
+
+
+_PAIRS_OF_ACTIVATIONS: dict[str, Callable[[_Text, dict[int, Any], Activations], Reading]] = {
+    "value_similarity": _value_similarity,
+    "affine": _affine,
 }
