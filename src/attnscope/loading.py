@@ -12,7 +12,7 @@ from typing import Any
 from attnscope import zoo
 from attnscope.errors import ModelError
 
-__all__ = ["cached", "load"]
+__all__ = ["cached", "load", "load_config", "load_tokenizer", "model_class", "source_of"]
 
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -124,7 +124,7 @@ def _must_attend(model: Any) -> None:
         )
 
 
-def _source(name: str, unpickle: bool) -> str:
+def _source(name: str, unpickle: bool = False) -> str:
     """The folder or hub id to load from, checked as far as it can be without loading."""
     if name.startswith(zoo.PREFIX):
         return str(zoo.folder(name))
@@ -152,7 +152,7 @@ def _source(name: str, unpickle: bool) -> str:
     return str(folder)
 
 
-def _class_for(transformers: Any, config: Any, trust_remote_code: bool) -> Any:
+def _class_for(transformers: Any, config: Any, trust_remote_code: bool = False) -> Any:
     """The class the config names, if transformers has it; else the family's causal model.
 
     A name from a file is looked up only among the models of transformers.
@@ -176,3 +176,40 @@ def _explain(source: str, error: Exception) -> str:
         "Without a connection, give the path of a folder that holds config.json, the tokenizer "
         "and *.safetensors files."
     )
+
+
+def load_tokenizer(name: str | Path) -> Any:
+    """The tokenizer alone, by the same names: enough to plan with."""
+    import transformers
+
+    source = _source(str(name))
+    try:
+        return transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise ModelError(_explain(source, error)) from error
+
+
+def load_config(name: str | Path) -> Any:
+    """The model's configuration alone, by the same names."""
+    import transformers
+
+    source = _source(str(name))
+    try:
+        return transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise ModelError(_explain(source, error)) from error
+
+
+def source_of(name: str | Path) -> Path | None:
+    """The folder a name stands for; None where it is a hub id."""
+    source = Path(_source(str(name)))
+    return source if source.is_dir() else None
+
+
+def model_class(config: Any) -> Any:
+    """The class that `load` would make a model of."""
+    import transformers
+
+    found = _class_for(transformers, config)
+    mapping = getattr(found, "_model_mapping", None)
+    return found if mapping is None else mapping[type(config)]
