@@ -149,7 +149,9 @@ def _same_experiment(folder: Path, asked: Path, experiment: Experiment) -> None:
     mine = experiment.complete()
     differing = [key for key in {**there, **mine} if there.get(key) != mine.get(key)]
     if differing:
-        told = "; ".join(f"{key}: {there.get(key)} there, {mine.get(key)} here" for key in differing)
+        told = "; ".join(
+            f"{key}: {there.get(key)} there, {mine.get(key)} here" for key in differing
+        )
         raise InputError(
             f"{folder} holds another experiment, which differs in {', '.join(differing)} "
             f"({told}). Give another directory with --out, or run the one that is there: "
