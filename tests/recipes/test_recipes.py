@@ -5,8 +5,6 @@ from typing import Any
 
 import polars as pl
 import pytest
-from dense_rows import check
-from made_models import save_model
 from transformers import AutoTokenizer
 
 import attnscope
@@ -15,6 +13,8 @@ from attnscope.experiment.plan import samples_of
 from attnscope.experiment.run import run
 from attnscope.experiment.spec import Experiment
 from attnscope.recipes import RECIPES, filler_profile, filler_vs_sentence, token_types
+from dense_rows import check
+from made_models import save_model
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +98,14 @@ def test_filler_profile(folders: dict[str, str], tmp_path: Path) -> None:
         "spike_ratio",
         "rest_ratio",
         "uniformity",
+        "value_similarity",
+        "affine_lambda",
+        "affine_sigma",
+        "affine_r2",
         "profile",
     }
-    assert set(opened.values.collect()["head"]) == {0, 1, 7}
+    values = opened.values.filter(pl.col("measure") != "value_similarity").collect()
+    assert set(values["head"]) == {0, 1, 7, None}  # of the whole layer: the affine fit
     assert opened.cells.filter(condition="filler")["filler_tokens"].to_list() == [55, 55]
     filler = opened.tokens.filter(role="filler").collect()
     assert set(filler["text"]) == {"/"}

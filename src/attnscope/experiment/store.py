@@ -18,7 +18,7 @@ import yaml
 from attnscope.errors import InputError
 from attnscope.experiment.tables import CELLS, POSITIONS, TOKENS, VALUES
 
-__all__ = ["Run", "cell_file", "open_run"]
+__all__ = ["TABLES", "Run", "cell_file", "open_run"]
 
 TABLES = {"values": "", "tokens": ".tokens", "positions": ".positions"}
 """A table's name to what its files have between the cell's ID and `.parquet`."""
