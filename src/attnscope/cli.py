@@ -223,7 +223,7 @@ def query(
 def compare(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory.")],
     over: Annotated[
-        str | None, typer.Option(help="model or condition; else models if there are several.")
+        str | None, typer.Option(help="model or condition; else models if they are two.")
     ] = None,
     pair: Annotated[
         str | None, typer.Option(help="FIRST,SECOND of what is compared: second against first.")

@@ -28,12 +28,13 @@ def compare_run(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> pl.DataFrame:
-    """`compare` on a run. By default over what the pair names; else over its two models, or every
-    condition against the base. Heads and masses as the experiment says.
+    """`compare` on a run. By default over what the pair names; else over its models, if they are
+    two, or every condition against the base. Heads and masses as the experiment says.
     """
     asked = run.experiment
     if over is None:
-        over = "model" if len(asked["models"]) > 1 else "condition"
+        models, conditions = len(asked["models"]), len(asked["conditions"])
+        over = "model" if models == 2 or (models > 2 and conditions == 1) else "condition"
         if pair is not None:
             over = "condition" if set(pair) <= set(asked["conditions"]) else "model"
     settings: dict[str, Any] = {
