@@ -18,8 +18,10 @@ from attnscope.loading import load_config
 
 __all__ = ["Estimate", "choices", "estimate"]
 
-# Seconds that one layer of one watched forward pass costs however small it is.
+# Seconds that one layer of one watched forward pass costs however small it is. On a CPU prompts
+# are walked one by one, so there each prompt costs something, and each of its key/value heads.
 OVERHEAD = {"cpu": 1.0e-3, "cuda": 0.6e-3}
+PER_PROMPT, PER_HEAD = 0.5e-3, 0.4e-3
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ def _estimate(plan: Plan, model: ModelPlan, speed: float) -> Estimate:
     runs = len(model.batches) * len(experiment.conditions) * passes
     width_of = 4 if _full(experiment, plan.device) else 2
     working = largest * (hidden * 12 + int(getattr(text, "intermediate_size", 0) or 0) * 2)
+    walked = layers * PER_PROMPT + measured * (model.facts.kv_heads or 1) * PER_HEAD
     lengths = [len(cell.tokens) for batch in model.batches for cell in batch]
     return Estimate(
         label=model.label,
@@ -105,7 +108,9 @@ def _estimate(plan: Plan, model: ModelPlan, speed: float) -> Estimate:
         tokens=sum(lengths),
         longest=max(lengths),
         parameters=parameters,
-        seconds=passes * flops / speed + runs * layers * OVERHEAD.get(kind, OVERHEAD["cpu"]),
+        seconds=passes * flops / speed
+        + runs * layers * OVERHEAD.get(kind, OVERHEAD["cpu"])
+        + (passes * len(lengths) * walked if kind == "cpu" else 0.0),
         bytes=int(parameters * width_of + working * width_of + rows * 8 * 3),
     )
 
