@@ -47,7 +47,9 @@ class Estimate:
 def choices(experiment: Experiment) -> list[str]:
     """What the numbers are of: every choice that a reader must know, a line each."""
     heads = experiment.heads
-    stored = "all" if heads == "all" else heads if isinstance(heads, dict) else _joined(heads)
+    by_model = heads if isinstance(heads, dict) else {}
+    stored = "; ".join(f"{_told(some)} of {label}" for label, some in by_model.items())
+    stored = stored or _told(heads)
     lines = {
         "models": ", ".join(f"{label} ({name})" for label, name in experiment.models.items()),
         "prompts": _prompts(experiment),
@@ -144,6 +146,10 @@ def _speed(device: str) -> float:
         (a @ a).sum().item()
         best = min(best, time.perf_counter() - start)
     return 2 * size**3 / best / 2  # no model keeps up with a square product
+
+
+def _told(numbers: Any) -> str:
+    return "all" if numbers == "all" else _joined(numbers)
 
 
 def _joined(things: Any) -> str:
