@@ -153,6 +153,9 @@ def number(row: dict[str, Any], A: Array, old: Array | None, cell: Any, base: An
         return float(np.linalg.lstsq(x[:, None], y, rcond=None)[0][0])
     if measure == "lambda_ratio":
         return float(y.mean() / x.mean())
+    if measure == "lambda_r2":
+        line = float(x @ y / (x @ x)) * x
+        return float(1 - ((y - line) ** 2).sum() / ((y - y.mean()) ** 2).sum())
     spikes = np.argsort(-x, kind="stable")[: int(np.ceil(len(x) / 10))]
     part = np.isin(np.arange(len(x)), spikes) == (measure == "spike_ratio")
     assert row["tokens"] == part.sum()

@@ -141,8 +141,12 @@ def reproduce(
         str | None, typer.Option(help="all, last, after:REGION, region:REGION, sample:K; or a,b.")
     ] = None,
     keys: Annotated[str | None, typer.Option(help="all, not-first, a region; or a,b.")] = None,
-    layers: Annotated[str | None, typer.Option(help="all, or 0,1,2; from 0.")] = None,
-    heads: Annotated[str | None, typer.Option(help="all, or 0,1,7; from 0.")] = None,
+    layers: Annotated[
+        str | None, typer.Option(help="all, or 0,1,2; from 0. Filler recipes: of profiles.")
+    ] = None,
+    heads: Annotated[
+        str | None, typer.Option(help="all, or 0,1,7; from 0. Filler recipes: of profiles.")
+    ] = None,
     classes: Annotated[str | None, typer.Option(help="default, maps, a YAML file; or a,b.")] = None,
     normalise: Annotated[
         str | None, typer.Option(help="mass, per-token, share or lift: what is shown of mass.")

@@ -99,6 +99,7 @@ WRONG = [
     ("layers: [0]", "queries: sample:2", 8, "sample:2", "at least 4"),
     ("layers: [0]", "classes: maps2", 8, "unknown class set 'maps2'", "default, maps"),
     ("layers: [0]", "dtype: int8", 8, "int8", "bfloat16"),
+    ("layers: [0]", "layers: [0]\nprofiles: {layers: [1]}", 1, "profiles.layers names 1", "are 0"),
     ("layers: [0]", "heads: {third: [0]}", 1, "heads by model names third", "first, second"),
     ("  base: {}", "  base: {insert: {}}", 1, "0 conditions are without an insertion", "base: {}"),
     ("name: slashes", "name: a/b", 1, "a/b", "pattern"),

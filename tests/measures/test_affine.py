@@ -65,7 +65,7 @@ def test_known_lambda_is_recovered_from_average_attention(share: float) -> None:
     base = ((made.A * after).sum(0) / count)[:-1].numpy()
     variant = ((made.A_filled[:, 20:] * after).sum(0) / count)[:-1].numpy()
     everyone = np.ones(n - 1, dtype=bool)
-    slope, ratio, _ = pairs.slope(base, variant, everyone)
+    slope, ratio, _, _ = pairs.slope(base, variant, everyone)
     spikes, rest, *_ = pairs.spike_and_rest(base, variant, everyone)
     assert [slope, ratio, spikes, rest] == pytest.approx([1 - share] * 4, abs=1e-9)
 

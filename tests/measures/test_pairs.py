@@ -28,7 +28,7 @@ def used(base, variant, keys, b, h):
 @settings(max_examples=60, deadline=None)
 @given(two_profiles())
 def test_slope_is_least_squares_through_the_origin(profiles):
-    slope, ratio, size = pairs.slope(*profiles)
+    slope, ratio, _, size = pairs.slope(*profiles)
     for b, h in np.ndindex(slope.shape):
         x, y = used(*profiles, b, h)
         assert size[b, h] == len(x)
@@ -76,11 +76,36 @@ def test_uniformity_is_the_coefficient_of_variation(profiles):
 @given(two_profiles(), st.floats(0.1, 3.0))
 def test_one_factor_for_all_is_found_exactly(profiles, factor):
     base, _, keys = profiles
-    slope, ratio, size = pairs.slope(base, factor * base, keys)
+    slope, ratio, fit, size = pairs.slope(base, factor * base, keys)
     spikes, _, _, _ = pairs.spike_and_rest(base, factor * base, keys)
     there = size > 0
     for found in (slope, ratio, spikes):
         np.testing.assert_allclose(found[there], factor, rtol=1e-9)
+    np.testing.assert_allclose(fit[np.isfinite(fit)], 1.0, atol=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(two_profiles())
+def test_the_fit_is_r_squared_of_the_line_through_the_origin(profiles):
+    base, variant, keys = profiles
+    slope, _, fit, _ = pairs.slope(base, variant, keys)
+    for b, h in np.ndindex(fit.shape):
+        used = np.isfinite(base[b, h]) & np.isfinite(variant[b, h]) & keys[b, 0]
+        x, y = base[b, h][used], variant[b, h][used]
+        varies = ((y - y.mean()) ** 2).sum() if len(y) else 0.0
+        if varies > 1e-12:
+            by_hand = 1 - ((y - slope[b, h] * x) ** 2).sum() / varies
+            np.testing.assert_allclose(fit[b, h], by_hand, rtol=1e-6, atol=1e-9)
+
+
+def test_scatter_lowers_the_fit_where_slope_and_ratio_would_not_tell():
+    draw = np.random.default_rng(0)
+    base = draw.lognormal(size=(1, 1, 4000))
+    variant = 0.6 * base * np.exp(draw.normal(size=base.shape) - 0.5)
+    keys = np.ones((1, 1, 4000), dtype=bool)
+    slope, ratio, fit, _ = pairs.slope(base, variant, keys)
+    assert abs(slope - ratio).item() < 0.1
+    assert fit.item() < 0.9
 
 
 def test_twins_bring_the_base_to_the_variant():

@@ -95,6 +95,7 @@ def test_filler_profile(folders: dict[str, str], tmp_path: Path) -> None:
         "first_token",
         "lambda",
         "lambda_ratio",
+        "lambda_r2",
         "spike_ratio",
         "rest_ratio",
         "uniformity",
@@ -105,7 +106,9 @@ def test_filler_profile(folders: dict[str, str], tmp_path: Path) -> None:
         "profile",
     }
     values = opened.values.filter(pl.col("measure") != "value_similarity").collect()
-    assert set(values["head"]) == {0, 1, 7, None}  # of the whole layer: the affine fit
+    assert set(values["head"]) == {*range(8), None}  # of the whole layer: the affine fit
+    profiles = opened.positions.select("layer", "head").unique().collect()
+    assert sorted(profiles.rows()) == [(0, 0), (0, 1), (0, 7)]
     assert opened.cells.filter(condition="filler")["filler_tokens"].to_list() == [55, 55]
     filler = opened.tokens.filter(role="filler").collect()
     assert set(filler["text"]) == {"/"}
@@ -114,11 +117,15 @@ def test_filler_profile(folders: dict[str, str], tmp_path: Path) -> None:
 
 def test_filler_vs_sentence(folders: dict[str, str], tmp_path: Path) -> None:
     default = filler_vs_sentence()
-    assert default.heads == {"math-qwen2": (0,), "chat-llama": (26,), "chat-gemma3": (7,)}
-    experiment = filler_vs_sentence(of(folders, default), prompts=2, heads=default.heads)
+    heads = {"math-qwen2": (0,), "chat-llama": (26,), "chat-gemma3": (7,)}
+    assert default.profiles.heads == heads
+    experiment = filler_vs_sentence(of(folders, default), prompts=2, heads=heads)
     opened = measured(experiment, folders, tmp_path / "run")
     rows = check(opened, folders)
-    assert rows["uniformity"] == 3 * 2 * 2  # models × prompts × conditions
+    layers_and_heads = 2 * 8 + 2 * 32 + 2 * 8
+    assert rows["uniformity"] == layers_and_heads * 2 * 2  # prompts × conditions
+    profiles = opened.positions.select("model", "layer", "head").unique().collect()
+    assert set(profiles.rows()) == {(model, 0, head[0]) for model, head in heads.items()}
     inserted = opened.cells.filter(pl.col("condition") != "base")
     assert set(inserted["filler_tokens"]) == {55}
     assert set(inserted["seam_tokens"]) == {0}
@@ -138,7 +145,7 @@ def test_heads_of_the_papers() -> None:
         "google/gemma-3-4b-it",
     ]
     experiment = filler_vs_sentence(names)
-    assert experiment.heads == {
+    assert experiment.profiles.heads == {
         "Qwen2.5-Math-7B-Instruct": (0,),
         "Llama-3.1-8B-Instruct": (26,),
         "gemma-3-4b-it": (7,),

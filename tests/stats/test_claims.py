@@ -13,10 +13,8 @@ from typer.testing import CliRunner
 
 from attnscope.cli import app
 from attnscope.errors import InputError
-from attnscope.experiment.tables import POSITIONS, TOKENS
 from attnscope.stats.claims import Claim, Part, built_in, load_claims
 from attnscope.stats.evidence import _decided
-from attnscope.stats.one_factor import one_factor
 from attnscope.stats.resample import expanded
 from attnscope.stats.verdicts import Verdict, _outcome, judge, verdict_table
 from made_values import masses, measured
@@ -210,7 +208,7 @@ def test_not_measured_says_what_to_measure() -> None:
     assert {outcome for outcome, _ in said.values()} == {"not measured"}
     assert "add 'lambda' to the experiment's measures" in said["fall"][1]
     assert "add 'affine'" in said["affine"][1]
-    assert "add 'profile'" in said["one-factor-fit"][1]
+    assert "add 'lambda'" in said["one-factor-fit"][1]
     assert "two models are compared, and this run has 1: base" in said["maps"][1]
 
 
@@ -417,55 +415,6 @@ def test_files_that_are_not_claims(tmp_path: Path) -> None:
         (tmp_path / "bad.yaml").write_text(text)
         with pytest.raises(InputError, match=says):
             load_claims(tmp_path / "bad.yaml")
-
-
-# λ's fit from profiles.
-
-
-def profiles(n: int = 30, factor: float = 0.6, scatter: float = 0.0) -> tuple[pl.LazyFrame, ...]:
-    """A base of n tokens, and a variant with 5 more in front of token 10."""
-    rng = np.random.default_rng(0)
-    rows, words = [], []
-    for prompt in range(8):
-        base = rng.lognormal(size=n)
-        new = base * factor * np.exp(scatter * rng.normal(size=n))
-        new = np.concatenate([new[:10], rng.lognormal(size=5), new[10:]])
-        new[-1] = np.nan
-        twins = [*range(10), *[None] * 5, *range(10, n)]
-        for condition, average, twin in (("none", base, range(n)), ("slashes", new, twins)):
-            for position, (value, of) in enumerate(zip(average, twin, strict=True)):
-                which = {
-                    "model": "base",
-                    "prompt": prompt,
-                    "condition": condition,
-                    "position": position,
-                }
-                rows.append({**which, "queries": "all", "layer": 0, "head": 0, "average": value})
-                words.append({**which, "twin": of})
-    positions = pl.DataFrame([{"received": 0.0, **row} for row in rows], schema=POSITIONS)
-    tokens = pl.DataFrame(words, schema={k: TOKENS[k] for k in words[0]})
-    return positions.lazy(), tokens.lazy()
-
-
-def test_one_factor_explains_everything_where_there_is_one() -> None:
-    made = one_factor(*profiles(), base="none")
-    assert made["value"].to_numpy() == pytest.approx(np.ones(8), abs=1e-6)
-    assert made["tokens"].unique().to_list() == [29.0]
-    assert made["condition"].unique().to_list() == ["slashes"]
-    assert verdicts("one-factor-fit", made)[0].verdict == "supported"
-
-
-def test_scatter_lowers_the_fit_where_slope_and_ratio_would_not_tell() -> None:
-    positions, tokens = profiles(scatter=1.0)
-    made = one_factor(positions, tokens, base="none")
-    first = positions.collect().filter(prompt=0)
-    x = first.filter(condition="none")["average"].to_numpy()[:29].astype(float)
-    y = first.filter(condition="slashes")["average"].to_numpy().astype(float)
-    y = np.delete(y, range(10, 15))[:29]
-    slope = (x * y).sum() / (x * x).sum()
-    by_hand = 1 - ((y - slope * x) ** 2).sum() / ((y - y.mean()) ** 2).sum()
-    assert made.filter(prompt=0)["value"][0] == pytest.approx(by_hand, abs=1e-9)
-    assert made["value"].mean() < 0.9  # type: ignore[operator]
 
 
 # The command.

@@ -61,10 +61,11 @@ def measure_batch(
             if reading.columns:
                 readings.append(reading)
             if "profile" in experiment.measures:
+                kept = [n for n, (layer, head) in enumerate(seen.heads) if plan.keeps(layer, head)]
                 profiles[queries] = (
-                    seen.heads,
-                    seen.average.astype(np.float32),
-                    seen.received.astype(np.float32),
+                    [seen.heads[n] for n in kept],
+                    seen.average[:, kept].astype(np.float32),
+                    seen.received[:, kept].astype(np.float32),
                 )
         measured[condition] = Measured(readings, profiles)
     return measured
@@ -114,13 +115,13 @@ _READERS = (_mass, _flow, _per_head)
 def _lambda(experiment: Experiment, text: Text, seen: Pass, base: Array, reading: Reading) -> None:
     old = pairs.on_variant(base, text.twin())
     for keys, (mask, _) in text.keys.items():
-        slope, ratio, size = pairs.slope(old, seen.average, mask[:, None])
+        slope, ratio, fit, size = pairs.slope(old, seen.average, mask[:, None])
         spikes, rest, of_spikes, of_rest = pairs.spike_and_rest(old, seen.average, mask[:, None])
-        names = ("lambda", "lambda_ratio", "spike_ratio", "rest_ratio")
+        names = ("lambda", "lambda_ratio", "lambda_r2", "spike_ratio", "rest_ratio")
         reading.add(
             [Column(keys, None, name, None, None) for name in names],
-            np.stack([slope, ratio, spikes, rest], axis=2),
-            tokens=np.stack([size, size, of_spikes, of_rest], axis=2),
+            np.stack([slope, ratio, fit, spikes, rest], axis=2),
+            tokens=np.stack([size, size, size, of_spikes, of_rest], axis=2),
         )
 
 

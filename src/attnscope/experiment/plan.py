@@ -69,7 +69,15 @@ class ModelPlan:
     layers: tuple[int, ...] | None
     """None is all of them, as with the heads."""
     heads: tuple[int, ...] | None
+    profile_layers: tuple[int, ...] | None
+    profile_heads: tuple[int, ...] | None
     batches: tuple[Batch, ...]
+
+    def keeps(self, layer: int, head: int) -> bool:
+        """Whether the profile of a head is kept."""
+        return (self.profile_layers is None or layer in self.profile_layers) and (
+            self.profile_heads is None or head in self.profile_heads
+        )
 
     def cells(self) -> list[Cell]:
         """In the order of prompts, then conditions."""
@@ -134,6 +142,8 @@ def _plan_model(
     facts = facts_of(name)
     layers = chosen_layers(facts, label, experiment.layers)
     heads = chosen_heads(facts, label, experiment.heads_of(label))
+    profile_layers = chosen_layers(facts, label, experiment.profiles.layers)
+    profile_heads = chosen_heads(facts, label, experiment.profiles.heads_of(label))
     tokenizer = load_tokenizer(name)
     rows = _rows(experiment, label, [sample.prompt for sample in samples], tokenizer)
     _check_regions(experiment, rows[0])
@@ -143,6 +153,7 @@ def _plan_model(
         "model": {**asdict(facts), "dtype": experiment.dtype, "device": device.partition(":")[0]},
         "layers": layers,
         "heads": heads,
+        "profiles": [profile_layers, profile_heads],
         "classes": {name: kinds.fingerprint for name, kinds in experiment.class_sets.items()},
         **experiment.model_dump(
             mode="json", include={"conditions", "queries", "keys", "measures", "seed", "backend"}
@@ -153,7 +164,9 @@ def _plan_model(
         _batch(common, [(number, rows[number]) for number in numbers])
         for numbers in _by_length(rows, experiment.batch_tokens)
     ]
-    return ModelPlan(label, facts, tokenizer, layers, heads, tuple(batches))
+    return ModelPlan(
+        label, facts, tokenizer, layers, heads, profile_layers, profile_heads, tuple(batches)
+    )
 
 
 _Row = dict[str, tuple[TokenizedPrompt, Alignment | None]]

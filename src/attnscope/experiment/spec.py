@@ -45,8 +45,8 @@ __all__ = [
 CLASS_MEASURES = ("mass", "flow")
 HEAD_MEASURES = ("entropy", "first_token", "self_mass", "distance", "sink_mass")
 PAIR_MEASURES = ("lambda", "uniformity", "value_similarity", "affine")
-"""Of a variant against its base. `lambda` also gives lambda_ratio, spike_ratio and rest_ratio;
-`affine` gives affine_lambda, affine_sigma and affine_r2."""
+"""Of a variant against its base. `lambda` also gives lambda_ratio, lambda_r2, spike_ratio and
+rest_ratio; `affine` gives affine_lambda, affine_sigma and affine_r2."""
 MEASURES = (*CLASS_MEASURES, *HEAD_MEASURES, *PAIR_MEASURES, "profile")
 
 _QUERIES = ("all", "last", "sample:K", "after:REGION", "region:REGION")
@@ -222,6 +222,18 @@ class Condition(_Plain):
         return self.insert is None
 
 
+class Profiles(_Plain):
+    """Of which layers and heads `profile` keeps a number per token, of those that are measured."""
+
+    layers: Annotated[Numbers, BeforeValidator(_numbers)] = "all"
+    heads: Annotated[Numbers | dict[str, Numbers], BeforeValidator(_heads)] = "all"
+    """For every model, or by the model's label."""
+
+    def heads_of(self, label: str) -> Numbers:
+        """The heads of a model."""
+        return self.heads[label] if isinstance(self.heads, dict) else self.heads
+
+
 class Experiment(_Plain):
     """Models × prompts × conditions × layers × heads × queries × keys × classes × measures."""
 
@@ -242,6 +254,8 @@ class Experiment(_Plain):
     classes: Annotated[tuple[Classes, ...], OneOrMore] = ("default",)
     """Class sets for `mass` and `flow`: names, or paths of YAML files."""
     measures: Annotated[tuple[Measure, ...], OneOrMore] = ("mass",)
+    profiles: Profiles = Profiles()
+    """Profiles are long: `layers` and `heads` here leave some of them out."""
     combine: Literal["mean", "sum", "max", "each"] = "mean"
     """How readers combine heads. Every head is stored, whatever this says."""
     normalise: Literal["mass", "per-token", "share", "lift"] = "mass"
@@ -282,11 +296,12 @@ class Experiment(_Plain):
                 raise ValueError(f"{what} is empty; name at least one")
             if len(set(chosen)) < len(chosen):
                 raise ValueError(f"{what} names something twice: {', '.join(chosen)}")
-        if isinstance(self.heads, dict) and set(self.heads) != set(self.models):
-            raise ValueError(
-                f"heads by model names {', '.join(self.heads)}; the models' labels are "
-                f"{', '.join(self.models)}"
-            )
+        for what, heads in (("heads", self.heads), ("profiles.heads", self.profiles.heads)):
+            if isinstance(heads, dict) and set(heads) != set(self.models):
+                raise ValueError(
+                    f"{what} by model names {', '.join(heads)}; the models' labels are "
+                    f"{', '.join(self.models)}"
+                )
         return self._possible()
 
     def _possible(self) -> Experiment:
@@ -296,6 +311,9 @@ class Experiment(_Plain):
                 f"{pairs[0]!r} compares a condition with the base, and there is only the base; "
                 "add a condition with an insertion, or leave it out"
             )
+        for label in self.models:
+            _part_of("layers", self.profiles.layers, self.layers)
+            _part_of("heads", self.profiles.heads_of(label), self.heads_of(label))
         labels = list(self.class_sets)
         if len(labels) < len(self.classes):
             raise ValueError(
@@ -343,6 +361,17 @@ class Experiment(_Plain):
 
     def __hash__(self) -> int:
         return hash(self.digest)
+
+
+def _part_of(what: str, of_profiles: Numbers, measured: Numbers) -> None:
+    if of_profiles == "all" or measured == "all":
+        return
+    beyond = [n for n in of_profiles if n not in measured]
+    if beyond:
+        raise ValueError(
+            f"profiles.{what} names {beyond[0]}, which is not measured; {what} are "
+            f"{', '.join(map(str, measured))}"
+        )
 
 
 def _label_of(source: str) -> str:

@@ -46,16 +46,14 @@ class Estimate:
 
 def choices(experiment: Experiment) -> list[str]:
     """What the numbers are of: every choice that a reader must know, a line each."""
-    heads = experiment.heads
-    by_model = heads if isinstance(heads, dict) else {}
-    stored = "; ".join(f"{_told(some)} of {label}" for label, some in by_model.items())
-    stored = stored or _told(heads)
+    profiles = experiment.profiles
     lines = {
         "models": ", ".join(f"{label} ({name})" for label, name in experiment.models.items()),
         "prompts": _prompts(experiment),
         "conditions": "; ".join(_condition(experiment, name) for name in experiment.conditions),
         "layers": "all" if experiment.layers == "all" else _joined(experiment.layers),
-        "heads": f"{stored}, each stored by itself; readers combine them by {experiment.combine}",
+        "heads": f"{_heads(experiment.heads)}, each stored by itself; readers combine them by "
+        f"{experiment.combine}",
         "queries": _joined(experiment.queries),
         "keys": _joined(experiment.keys),
         "classes": "; ".join(
@@ -65,8 +63,16 @@ def choices(experiment: Experiment) -> list[str]:
         "measures": _joined(experiment.measures),
         "shown as": experiment.normalise,
     }
+    if "profile" in experiment.measures:
+        lines["profiles"] = f"layers {_told(profiles.layers)}; heads {_heads(profiles.heads)}"
     width = max(map(len, lines))
     return [f"{what.ljust(width)}  {said}" for what, said in lines.items()]
+
+
+def _heads(heads: Any) -> str:
+    if not isinstance(heads, dict):
+        return _told(heads)
+    return "; ".join(f"{_told(some)} of {label}" for label, some in heads.items())
 
 
 def estimate(plan: Plan) -> list[Estimate]:

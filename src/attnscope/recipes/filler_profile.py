@@ -1,7 +1,8 @@
 """Average attention weight per token, without and with a filler (arXiv 2510.01032).
 
-One model, its first layer, the heads that the paper calls 1, 2 and 8: here 0, 1 and 7. 55 slashes
-go between system prompt and question, by ids, so that they are 55 tokens and nothing else changes.
+One model; profiles of its first layer and of the heads that the paper calls 1, 2 and 8: here 0, 1
+and 7. λ and the rest are measured in every layer and head. 55 slashes go between system prompt and
+question, by ids, so that they are 55 tokens and nothing else changes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,9 +17,12 @@ __all__ = ["filler_profile"]
 def filler_profile(
     models: Mapping[str, str] | Sequence[str] = ("zoo:math-qwen2",),
     prompts: int = 64,
+    layers: Any = (0,),
+    heads: Any = (0, 1, 7),
     **keys: Any,
 ) -> Experiment:
     """Average attention weight per token in the first layer, without and with 55 slashes."""
+    # Every layer and head is measured; `layers` and `heads` are those whose profiles are kept.
     asked: dict[str, Any] = {
         "name": "filler-profile",
         "models": labelled(models),
@@ -31,8 +35,7 @@ def filler_profile(
                 "by": "ids",
             },
         },
-        "layers": [0],
-        "heads": [0, 1, 7],
+        "profiles": {"layers": layers, "heads": heads},
         "queries": ["all"],
         # Some models put most of their attention on the first token, which would decide a slope.
         "keys": ["all", "not-first"],

@@ -32,10 +32,15 @@ def filler_vs_sentence(
         "zoo:chat-gemma3",
     ),
     prompts: int = 64,
+    layers: Any = (0,),
+    heads: Any = None,
     **keys: Any,
 ) -> Experiment:
     """Attention to 55 slashes against a random sentence of 55 tokens: three models, a head each."""
+    # Every layer and head is measured; `layers` and `heads` are those whose profiles are kept.
     chosen = labelled(models)
+    if heads is None:
+        heads = {label: [HEADS.get(name, 0)] for label, name in chosen.items()}
     place = {"position": "between", "by": "ids"}
     asked: dict[str, Any] = {
         "name": "filler-vs-sentence",
@@ -46,8 +51,7 @@ def filler_vs_sentence(
             "filler": {"insert": {"kind": "repeat", "unit": "/", "count": 55}, **place},
             "sentence": {"insert": {"kind": "sentence", "count": 55}, **place},
         },
-        "layers": [0],
-        "heads": {label: [HEADS.get(name, 0)] for label, name in chosen.items()},
+        "profiles": {"layers": layers, "heads": heads},
         "queries": ["all"],
         "keys": ["all", "not-first", "filler"],
         "measures": [

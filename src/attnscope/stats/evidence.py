@@ -26,9 +26,8 @@ __all__ = [
 
 # What an experiment lists under `measures` to get a measure, where the names differ.
 _ASKED_AS = {
-    **dict.fromkeys(("lambda_ratio", "spike_ratio", "rest_ratio"), "lambda"),
+    **dict.fromkeys(("lambda_ratio", "lambda_r2", "spike_ratio", "rest_ratio"), "lambda"),
     **dict.fromkeys(("affine_lambda", "affine_sigma", "affine_r2"), "affine"),
-    "lambda_r2": "profile",
 }
 _OF_PAIRS = {"lambda", "uniformity", "value_similarity", "affine", *_ASKED_AS}
 

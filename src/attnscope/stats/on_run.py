@@ -10,7 +10,6 @@ import polars as pl
 from attnscope.errors import InputError
 from attnscope.experiment.store import Run
 from attnscope.stats.claims import Claim, built_in
-from attnscope.stats.one_factor import one_factor
 from attnscope.stats.paired import compare
 from attnscope.stats.sensitivity import sensitivity
 from attnscope.stats.verdicts import Verdict, judge
@@ -72,7 +71,7 @@ def judge_run(
     chosen = built_in() if claims is None else tuple(claims)
     return judge(
         chosen,
-        _values(run, chosen),
+        run.values,
         experiment=run.experiment,
         pair=pair,
         resamples=resamples,
@@ -91,28 +90,12 @@ def sensitivity_of_run(
     """`sensitivity` of a claim on a run."""
     return sensitivity(
         claim,
-        _values(run, (claim,)),
+        run.values,
         experiment=run.experiment,
         pair=pair,
         resamples=resamples,
         seed=seed,
     )
-
-
-def _values(run: Run, claims: tuple[Claim, ...]) -> pl.LazyFrame:
-    """The run's values, and λ's fit where claims ask for it and the run kept profiles."""
-    asked = run.experiment
-    parts = [p for claim in claims for p in claim.parts if p.quantity.measure == "lambda_r2"]
-    there = "profile" in asked.get("measures", ()) and len(asked["conditions"]) > 1
-    if not parts or not there:
-        return run.values
-    positions = run.positions
-    scopes = [part.scope.layers for part in parts]
-    if not any(isinstance(layers, str) for layers in scopes):  # profiles are long: only these
-        wanted = sorted({int(layer) for layers in scopes for layer in layers})
-        positions = positions.filter(pl.col("layer").is_in(wanted))
-    fits = one_factor(positions, run.tokens, base_of(asked))
-    return pl.concat([run.values, fits.lazy()])
 
 
 def base_of(experiment: dict[str, Any]) -> str:
