@@ -1,0 +1,69 @@
+"""Figures by name: what a run can show, and how a figure of it is made.
+
+A new figure is one file and one line here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from attnscope.errors import AttnscopeError, InputError, unknown
+from attnscope.figures import token_types
+from attnscope.figures.choice import Choice
+from attnscope.figures.figure import Figure, Run
+from attnscope.figures.style import Style
+from attnscope.figures.theme import Theme, theme_named
+
+__all__ = ["FIGURES", "draw", "drawable"]
+
+FIGURES: Mapping[str, Callable[..., Figure]] = {
+    "token-types": token_types.draw,
+}
+"""Every figure, by its name."""
+
+
+def draw(
+    run: Run, name: str, *, theme: str | Theme = "published", dark: bool = False, **options: Any
+) -> Figure:
+    """The figure `name` of a run.
+
+    Options that all figures take: `models`, `layers`, `heads`, `conditions`, `prompts`, `queries`,
+    `keys`, `classes`, `items` choose what is shown; `title`, `width`, `height`, `theme` ("published",
+    "safe", or a `Theme`) and `dark` say how. Each figure may have options of its own.
+    """
+    if name not in FIGURES:
+        raise unknown("figure", name, FIGURES)
+    make = FIGURES[name]
+    chosen = {f.name for f in fields(Choice)}
+    looks = {"title", "width", "height"}
+    own = [p for p in inspect.signature(make).parameters if p not in ("run", "choice", "style")]
+    for option in options:
+        if option not in chosen | looks | set(own):
+            known = [*own, *sorted(chosen), *sorted(looks), "theme", "dark"]
+            raise unknown(f"option of {name}", option, known)
+    return make(
+        run,
+        Choice(**{k: v for k, v in options.items() if k in chosen}),
+        Style(
+            theme=theme_named(theme, dark=dark),
+            **{k: v for k, v in options.items() if k in looks},
+        ),
+        **{k: v for k, v in options.items() if k in own},
+    )
+
+
+def drawable(run: Run, **options: Any) -> tuple[list[Figure], dict[str, str]]:
+    """Every figure that the run has the numbers for; and for each other one, why not."""
+    drawn, missing = [], {}
+    for name in FIGURES:
+        try:
+            drawn.append(draw(run, name, **options))
+        except AttnscopeError as error:
+            missing[name] = str(error)
+    if not drawn:
+        reasons = "; ".join(f"{name}: {why}" for name, why in missing.items())
+        raise InputError(f"this run has nothing to draw: {reasons}")
+    return drawn, missing
