@@ -1,0 +1,119 @@
+"""From the table of values to what is tested: heads combined, masses normalised, and a matrix of
+prompts by columns. Knows the tables of a run, and nothing about resampling.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from attnscope.errors import InputError, unknown
+
+__all__ = ["COMBINE", "IDENTITY", "NORMALISE", "Matrix", "combine", "matrix", "normalise", "ranges"]
+
+IDENTITY = (
+    *("model", "condition", "queries", "keys", "classes"),
+    *("layer", "head", "measure", "item", "target"),
+)
+"""What a value is, beside the prompt it belongs to."""
+COMBINE = ("mean", "sum", "max", "each")
+NORMALISE = ("mass", "per-token", "share", "lift")
+
+Values = pl.DataFrame | pl.LazyFrame
+
+
+def combine(values: Values, how: str = "mean") -> pl.DataFrame:
+    """Heads to one number per prompt and layer, by "mean", "sum" or "max"; "each" leaves them.
+
+    A layer with an undefined head is undefined (null): a mean over the others would be another
+    quantity in every prompt. Numbers of the whole layer (no head) stay as they are.
+    """
+    if how not in COMBINE:
+        raise unknown("way to combine heads", how, COMBINE)
+    table = values.lazy().collect()
+    if how == "each" or table.is_empty():
+        return table
+    whole = table.filter(pl.col("head").is_null())
+    table = table.filter(pl.col("head").is_not_null())
+
+    def together(column: str) -> pl.Expr:
+        amount: pl.Expr = getattr(pl.col(column), how)()
+        return pl.when(pl.col(column).null_count() == 0).then(amount).alias(column)
+
+    by = ["prompt", *(c for c in IDENTITY if c != "head")]
+    table = table.with_columns(pl.col("value", "uniform").fill_nan(None))
+    made = table.group_by(by, maintain_order=True).agg(
+        together("value"),
+        together("uniform"),
+        pl.col("tokens").max(),  # the same in every head
+        pl.lit(None, dtype=whole.schema["head"]).alias("head"),
+    )
+    return pl.concat([made.select(whole.columns), whole])
+
+
+def normalise(values: Values, how: str = "mass") -> pl.DataFrame:
+    """Masses as "mass", "per-token", "share" (of the classes in this table) or "lift".
+
+    Other measures stay as they are. After `combine`, so that a share is a share of the bars shown.
+    """
+    if how not in NORMALISE:
+        raise unknown("normalisation", how, NORMALISE)
+    table = values.lazy().collect()
+    if how == "mass":
+        return table
+    over = {
+        "per-token": pl.col("tokens"),
+        "lift": pl.col("uniform"),
+        "share": pl.col("value").sum().over(["prompt", *(c for c in IDENTITY if c != "item")]),
+    }[how]
+    value = pl.when(pl.col("measure") != "mass").then(pl.col("value"))
+    return table.with_columns(value.when(over > 0).then(pl.col("value") / over).alias("value"))
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Values as a matrix: a row per prompt, a column per thing measured."""
+
+    columns: pl.DataFrame
+    """What each column is."""
+    prompts: list[int]
+    x: NDArray[np.float64]
+    """[prompts, columns]; nan where there is no value."""
+
+
+def matrix(values: Values, by: Sequence[str], prompts: Iterable[int] | None = None) -> Matrix:
+    """Values with one row per prompt and one column per combination of `by`.
+
+    More than one value for a prompt and column is an error: the prompt is the unit.
+    """
+    table = values.lazy().select("prompt", *by, "value").collect()
+    columns = table.select(by).unique().sort(by)
+    rows = sorted(table["prompt"].unique()) if prompts is None else sorted(prompts)
+    numbered = columns.with_row_index("column")
+    table = table.join(numbered, on=list(by), how="left", nulls_equal=True)
+    at = np.searchsorted(np.array(rows), table["prompt"].to_numpy()) if rows else np.array([], int)
+    where = at * columns.height + table["column"].to_numpy().astype(np.int64)
+    size = len(rows) * columns.height
+    if size and np.bincount(where, minlength=size).max() > 1:
+        first = columns.row(int(np.bincount(where).argmax() % columns.height), named=True)
+        raise InputError(
+            "several values per prompt, where the prompt is the unit: "
+            f"{', '.join(f'{k} {v!r}' for k, v in first.items() if v is not None)}; "
+            "combine the heads first, or add the column that tells them apart to `by`"
+        )
+    x = np.full(size, np.nan)
+    x[where] = table["value"].fill_null(np.nan).to_numpy()
+    return Matrix(columns, rows, x.reshape(len(rows), columns.height))
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """0–27, 30 rather than 0, 1, 2 …"""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)

@@ -1,0 +1,61 @@
+"""Power, against the textbook and against itself."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from attnscope.errors import InputError
+from attnscope.stats.power import power, prompts_needed, threshold
+
+
+def test_textbook() -> None:
+    # Cohen (1988), two-sided, 0.05, power 0.8: 34 pairs for d = 0.5; 64 a group, unpaired.
+    assert prompts_needed(0.5) == 34
+    assert prompts_needed(0.5, paired=False) == 64
+    assert prompts_needed(-0.5) == 34
+    assert power(0.5, 34) == pytest.approx(0.8078, abs=1e-4)
+
+
+def test_against_simulated_t_tests() -> None:
+    x = np.random.default_rng(0).normal(0.4, 1, (20_000, 30))
+    found = (stats.ttest_1samp(x, 0, axis=1).pvalue < 0.05).mean()
+    assert power(0.4, 30) == pytest.approx(found, abs=0.012)
+
+
+@given(st.floats(0.1, 2), st.integers(1, 500), st.floats(0.5, 0.95))
+@settings(deadline=None, max_examples=20)
+def test_the_fewest_prompts_are_enough_and_one_less_is_not(
+    effect: float, tests: int, wanted: float
+) -> None:
+    n = prompts_needed(effect, power=wanted, tests=tests)
+    assert power(effect, n, tests=tests) >= wanted
+    assert n == 6 or power(effect, n - 1, tests=tests) < wanted
+
+
+def test_more_tests_need_more_prompts_and_more_effects_fewer() -> None:
+    one, among, many = (
+        prompts_needed(0.5),
+        prompts_needed(0.5, tests=784),
+        prompts_needed(0.5, tests=784, effects=78),
+    )
+    assert one < many < among
+
+
+def test_threshold_is_bonferronis_for_one_effect() -> None:
+    assert threshold(1, tests=784) == pytest.approx(0.05 / 784, rel=0.06)
+    assert threshold(1, tests=784, effects=784) == 0.05
+
+
+def test_bad_input() -> None:
+    with pytest.raises(InputError, match="other than 0"):
+        prompts_needed(0)
+    with pytest.raises(InputError, match="power=80"):
+        prompts_needed(0.5, power=80)
+    with pytest.raises(InputError, match="level=5"):
+        power(0.5, 10, level=5)
+    with pytest.raises(InputError, match="effects=3"):
+        power(0.5, 10, tests=2, effects=3)
+    with pytest.raises(InputError, match="more than 10,000,000"):
+        prompts_needed(1e-5)

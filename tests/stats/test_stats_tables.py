@@ -1,0 +1,119 @@
+"""Heads combined, masses normalised, tables turned into matrices: against numbers by hand."""
+
+import numpy as np
+import polars as pl
+import pytest
+
+from attnscope.errors import InputError
+from attnscope.stats.summary import summary
+from attnscope.stats.tables import IDENTITY, combine, matrix, normalise, ranges
+from made_values import masses, measured
+
+
+def pick(table: pl.DataFrame, **where: object) -> float | None:
+    found = table.filter(**where)
+    assert found.height == 1
+    value: float | None = found["value"][0]
+    return value
+
+
+HERE = {"model": "base", "prompt": 3, "layer": 1, "item": "star"}
+
+
+@pytest.mark.parametrize("how", ["mean", "sum", "max"])
+def test_heads_combine_per_prompt(how: str) -> None:
+    table = masses()
+    by_hand = getattr(np, how)([pick(table, **HERE, head=head) for head in range(3)])
+    together = combine(table, how)
+    assert pick(together, **HERE) == pytest.approx(by_hand, abs=1e-12)
+    assert together["head"].null_count() == together.height == table.height // 3
+    assert together.schema == table.schema
+
+
+def test_each_head_stays() -> None:
+    table = masses()
+    assert combine(table.lazy(), "each").equals(table)
+
+
+def test_an_undefined_head_makes_its_layer_undefined() -> None:
+    undefined = (3, 1, 2, "star")
+    table = masses(lambda m, p, c, lay, h, i: None if (p, lay, h, i) == undefined else 0.2)
+    for how in ("mean", "sum", "max"):
+        together = combine(table, how)
+        assert pick(together, **HERE) is None
+        assert together["value"].null_count() == 2  # both models, nothing else
+
+
+def test_numbers_of_a_whole_layer_are_not_combined() -> None:
+    table = measured("affine_r2", lambda *at: 0.5, heads=None)
+    assert combine(table, "sum").equals(table)
+
+
+def test_normalisations_by_hand() -> None:
+    table = combine(masses(), "mean")
+    value = pick(table, **HERE)
+    other = pick(table, **{**HERE, "item": "hash"})
+    assert value is not None
+    assert other is not None
+    assert pick(normalise(table, "mass"), **HERE) == value
+    assert pick(normalise(table, "per-token"), **HERE) == pytest.approx(value / 6)
+    assert pick(normalise(table, "lift"), **HERE) == pytest.approx(value / 0.13)
+    assert pick(normalise(table, "share"), **HERE) == pytest.approx(value / (value + other))
+
+
+def test_nothing_to_divide_by_is_null_not_infinite() -> None:
+    table = masses().with_columns(tokens=pl.lit(0.0), uniform=pl.lit(0.0))
+    for how in ("per-token", "lift"):
+        assert normalise(table, how)["value"].null_count() == table.height
+
+
+def test_other_measures_are_not_normalised() -> None:
+    table = measured("entropy", lambda *at: 1.5)
+    assert normalise(table, "lift")["value"].to_list() == [1.5] * table.height
+
+
+def test_sum_and_lift_agree() -> None:
+    each, total = (normalise(combine(masses(), how), "lift") for how in ("mean", "sum"))
+    assert pick(each, **HERE) == pytest.approx(pick(total, **HERE))
+
+
+def test_unknown_names_list_the_known() -> None:
+    with pytest.raises(InputError, match="mean, sum, max, each"):
+        combine(masses(), "median")
+    with pytest.raises(InputError, match="mass, per-token, share, lift"):
+        normalise(masses(), "lfit")
+
+
+def test_summary_is_the_mean_with_its_interval() -> None:
+    table = combine(masses(), "mean")
+    made = summary(table, ["model", "layer", "item"], resamples=500)
+    where = {"model": "tuned", "layer": 0, "item": "star"}
+    row = made.filter(**where).row(0, named=True)
+    x = table.filter(**where)["value"].to_numpy()
+    assert row["mean"] == pytest.approx(x.mean(), abs=1e-12)
+    assert row["low"] < row["mean"] < row["high"]
+    assert row["n"] == 12
+    assert made.height == 2 * 2 * 2
+
+
+def test_summary_counts_the_prompts_with_a_value() -> None:
+    made = summary(measured("lambda", lambda m, p, *at: None if p < 4 else 0.5))
+    assert made["n"].unique().to_list() == [8]
+    assert made["mean"].unique().to_list() == [0.5]
+
+
+def test_several_values_per_prompt_are_refused() -> None:
+    with pytest.raises(InputError, match="combine the heads first"):
+        summary(masses(), ["model", "layer", "item"])
+
+
+def test_matrix_keeps_prompts_in_rows() -> None:
+    table = masses(lambda m, p, c, lay, h, i: p + 100 * lay, models=["base"], heads=1)
+    made = matrix(table.sample(fraction=1, shuffle=True, seed=1), IDENTITY)
+    assert made.prompts == list(range(12))
+    layers = made.columns["layer"].to_numpy()
+    np.testing.assert_array_equal(made.x, np.arange(12)[:, None] + 100 * layers)
+
+
+def test_ranges() -> None:
+    assert ranges([5, 0, 1, 2, 9, 8]) == "0–2, 5, 8–9"
