@@ -92,7 +92,8 @@ def made_run(
         "models": {m: f"zoo:{m}" for m in models},
         "prompts": {"source": "spatial", "count": prompts, "seed": seed},
         "conditions": {
-            c: {"insert": {"kind": kinds[c], "count": k}} if k else {} for c, k in conditions.items()
+            c: {"insert": {"kind": kinds[c], "count": k}} if k else {}
+            for c, k in conditions.items()
         },
         "combine": "mean",
         "normalise": "mass",

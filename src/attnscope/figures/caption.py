@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import polars as pl
+
 from attnscope.figures.choice import bundled
 from attnscope.figures.figure import Run
 from attnscope.figures.words import BUNDLED, count, join, numbers
 
-__all__ = ["caption", "heads_said", "layers_said", "prompts_said", "tiny"]
+__all__ = ["caption", "heads_said", "layers_said", "pairs_said", "prompts_said", "tiny"]
 
 
 def caption(run: Run, parts: Sequence[str], models: Sequence[str]) -> str:
@@ -26,7 +28,9 @@ def tiny(run: Run, models: Sequence[str]) -> str:
     small = bundled(run, models)
     if not small:
         return ""
-    what = BUNDLED if len(small) == 1 else BUNDLED.replace("model ", "models ").replace("one", "ones")
+    what = (
+        BUNDLED if len(small) == 1 else BUNDLED.replace("model ", "models ").replace("one", "ones")
+    )
     return f"{join(small)}: {what}"
 
 
@@ -51,3 +55,14 @@ def prompts_said(counts: Sequence[int], *, interval: bool) -> str:
     if most < 2:
         return f"{n}, so there are no intervals"
     return f"{n}; intervals: 95 %, BCa bootstrap over prompts" if interval else n
+
+
+def pairs_said(pairs: pl.DataFrame, count_from: int = 0) -> str:
+    """`A, layer 0, heads 0–2; B, layer 0, head 26 (counted from 0)`."""
+    said = []
+    for (model, layer), part in pairs.group_by(["model", "layer"], maintain_order=True):
+        heads = [h + count_from for h in part["head"].to_list()]
+        word = "head" if len(heads) == 1 else "heads"
+        said.append(f"{model}, layer {layer + count_from}, {word} {numbers(heads)}")
+    paper = ", as in the paper" if count_from else ""
+    return f"{'; '.join(said)} (counted from {count_from}{paper})"

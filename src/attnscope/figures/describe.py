@@ -17,6 +17,8 @@ from attnscope.figures.words import cell, count, inline, number
 
 __all__ = ["Description", "Words", "describe", "place_of", "table"]
 
+SAID = 6
+"""The most statements about extremes in the short form."""
 TIES = 5
 """The most places named for one extreme; further ones are counted."""
 
@@ -39,6 +41,8 @@ class Words:
     """The place whose values are put in order within each of the others."""
     parts: Mapping[str, pl.Expr] = field(default_factory=dict)
     """Parts of the data that have their own extremes; none: all of it is one."""
+    split: Sequence[str] = ()
+    """Places whose values each have their own extremes."""
     notes: Sequence[str] = ()
     no_differences: str = "Nothing is compared here."
     """Said where there are no differences."""
@@ -87,34 +91,48 @@ def describe(
         ("Every value", [table(data)]),
     ]
     body = [f"### {name}\n" + "\n".join(lines) for name, lines in sections if lines]
-    alt = " ".join([f"{words.title}.", words.overview, *extremes, held[0]])
+    some = extremes[:SAID]
+    if len(extremes) > SAID:
+        some = [*some, f"{len(extremes) - SAID} more such statements are in the description."]
+    alt = " ".join([f"{words.title}.", words.overview, *some, held[0]])
     return Description(markdown="\n\n".join(body), alt=alt.replace("\\", ""))
 
 
 def _parts(data: pl.DataFrame, words: Words) -> list[tuple[str, pl.DataFrame]]:
-    if not words.parts:
-        return [("", data)]
-    return [(f" of {name}", data.filter(keep)) for name, keep in words.parts.items()]
+    """The parts that have extremes of their own, each with its name in brackets."""
+    found = []
+    for name, keep in (words.parts or {"": pl.lit(True)}).items():
+        part = data.filter(keep)
+        groups = part.partition_by(words.split, maintain_order=True) if words.split else [part]
+        for group in groups:
+            if group.is_empty():
+                continue
+            where = place_of(group.row(0, named=True), {c: words.places[c] for c in words.split})
+            said = ", ".join(x for x in (name, where) if x)
+            found.append((f" ({said})" if said else "", group))
+    return found
 
 
 def _extremes(data: pl.DataFrame, words: Words) -> list[str]:
     lines = []
+    places = {c: form for c, form in words.places.items() if c not in words.split}
     for name, part in _parts(data, words):
         known = part.filter(pl.col(words.value).is_not_null())
         undefined = part.height - known.height
         if known.is_empty():
             lines.append(f"No {words.quantity}{name} is defined.")
             continue
-        for word, extreme in (
-            ("Largest", known[words.value].max()),
-            ("Smallest", known[words.value].min()),
-        ):
-            tied = known.filter(pl.col(words.value) == extreme).to_dicts()
-            named = "; ".join(place_of(row, words.places) for row in tied[:TIES])
-            more = f"; and at {len(tied) - TIES} more" if len(tied) > TIES else ""
-            lines.append(f"{word} {words.quantity}{name}: {number(extreme)} at {named}{more}.")
+        most, least = known[words.value].max(), known[words.value].min()
+        if most == least and known.height > 1:
+            lines.append(f"Every {words.quantity}{name}: {number(most)} at {known.height} places.")
+        else:
+            for word, extreme in (("Largest", most), ("Smallest", least)):
+                tied = known.filter(pl.col(words.value) == extreme).to_dicts()
+                named = "; ".join(place_of(row, places) or "all" for row in tied[:TIES])
+                more = f"; and {len(tied) - TIES} more" if len(tied) > TIES else ""
+                lines.append(f"{word} {words.quantity}{name}: {number(extreme)} at {named}{more}.")
         if undefined:
-            lines.append(f"Not defined at {count(undefined, 'place')}{name}.")
+            lines.append(f"Not defined{name}: {count(undefined, 'place')}.")
     return lines
 
 
@@ -123,7 +141,8 @@ def _order(data: pl.DataFrame, words: Words) -> list[str]:
         return []
     others = [c for c in words.places if c != words.order]
     lines = []
-    for _, part in _parts(data, words):
+    for keep in (words.parts or {"": pl.lit(True)}).values():
+        part = data.filter(keep)
         groups = part.partition_by(others, maintain_order=True) if others else [part]
         for group in groups:
             known = group.filter(pl.col(words.value).is_not_null())

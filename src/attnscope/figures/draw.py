@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from attnscope.errors import AttnscopeError, InputError, unknown
-from attnscope.figures import token_types
+from attnscope.figures import filler_profile, filler_vs_sentence, token_types
 from attnscope.figures.choice import Choice
 from attnscope.figures.figure import Figure, Run
 from attnscope.figures.style import Style
@@ -21,6 +21,8 @@ __all__ = ["FIGURES", "draw", "drawable"]
 
 FIGURES: Mapping[str, Callable[..., Figure]] = {
     "token-types": token_types.draw,
+    "filler-profile": filler_profile.draw,
+    "filler-vs-sentence": filler_vs_sentence.draw,
 }
 """Every figure, by its name."""
 

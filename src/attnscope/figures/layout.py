@@ -14,7 +14,7 @@ import polars as pl
 from attnscope.figures.theme import Theme
 from attnscope.figures.words import wrap
 
-__all__ = ["CLASS_LABELS", "columns_for", "data", "finish", "label_of", "nothing", "panel_title", "tips"]
+__all__ = ["CLASS_LABELS", "columns_for", "finish", "label_of", "nothing", "panel_title", "tips"]
 
 CLASS_LABELS = {"hash": "# (hash)", "star": "* (star)", "slash": "/ (slash)"}
 """How classes that are one character are called in legends."""
@@ -25,11 +25,6 @@ def label_of(name: str) -> str:
     return CLASS_LABELS.get(name, name)
 
 
-def data(frame: pl.DataFrame) -> alt.InlineData:
-    """A frame as the rows of a chart, exactly."""
-    return alt.InlineData(values=frame.to_dicts())
-
-
 def nothing() -> alt.InlineData:
     """One row without a value, for marks that stand at given places."""
     return alt.InlineData(values=[{}])
@@ -38,7 +33,9 @@ def nothing() -> alt.InlineData:
 def tips(frame: pl.DataFrame, columns: Sequence[str]) -> list[alt.Tooltip]:
     """What stands in the box under the pointer: these columns of the frame, as they are."""
     return [
-        alt.Tooltip(field=c, type="quantitative" if frame.schema[c].is_float() else "nominal", title=c)
+        alt.Tooltip(
+            field=c, type="quantitative" if frame.schema[c].is_float() else "nominal", title=c
+        )
         for c in columns
         if c in frame.columns
     ]
@@ -52,16 +49,22 @@ def columns_for(panels: int, most: int = 4) -> int:
     return -(-panels // rows)
 
 
-def panel_title(lines: Sequence[str], width: float, theme: Theme) -> alt.TitleParams:
-    """A panel's title, broken where the panel ends."""
-    text = [part for line in lines for part in wrap(line, width, theme.size + 1)]
-    return alt.TitleParams(
-        text=text,
-        fontSize=theme.size + 1,
-        anchor="start",
-        frame="group",
-        offset=8,
-        lineHeight=theme.size + 4,
+def panel_title(lines: Sequence[str], width: float, theme: Theme, rise: float = 12) -> alt.Chart:
+    """A panel's title, broken where the panel ends: a mark of its own, so that all stand level."""
+    text = [part for line in lines for part in wrap(line, width, (theme.size + 1) * 1.1)]
+    leading = theme.size + 4
+    return (
+        alt.Chart(nothing())
+        .mark_text(
+            style="panel-title",
+            align="left",
+            baseline="bottom",
+            lineHeight=leading,
+            dy=-rise - leading * (len(text) - 1),
+            text=text,
+            clip=False,
+        )
+        .encode(x=alt.value(0), y=alt.value(0))
     )
 
 
@@ -77,6 +80,8 @@ def finish(
         ),
         description=alt_text,
     )
-    spec: dict[str, Any] = whole.to_dict()
+    # Profiles may have more rows than altair's limit for notebooks; what is too many was binned.
+    with alt.data_transformers.enable("default", max_rows=None):
+        spec: dict[str, Any] = whole.to_dict()
     spec["config"] = theme.config()
     return spec

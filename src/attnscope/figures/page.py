@@ -91,7 +91,9 @@ def script_json(value: Any) -> str:
 @cache
 def _bundle() -> str:
     """Vega, Vega-Lite and their embedding, as one script."""
-    return vl_convert.javascript_bundle().replace("</script", "<\\/script").replace("<!--", "<\\!--")
+    return (
+        vl_convert.javascript_bundle().replace("</script", "<\\/script").replace("<!--", "<\\!--")
+    )
 
 
 def charts_script(figures: Sequence[Figure]) -> str:

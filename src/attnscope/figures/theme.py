@@ -141,11 +141,11 @@ class Theme:
             "view": {"stroke": None},
             "style": {
                 "ink": {"color": ink, "stroke": ink, "fill": None},
-                "ink-text": {"fill": ink, "fontSize": small},
-                "faint-text": {"fill": faint, "fontSize": small},
-                "faint-rule": {"stroke": faint, "fill": None},
-                "span": {"fill": self.span, "fillOpacity": 0.3 if self.dark else 1.0},
-                "panel-title": {"fill": ink, "fontSize": large, "fontWeight": "bold"},
+                "ink-text": {"color": ink, "fontSize": small},
+                "faint-text": {"color": faint, "fontSize": small},
+                "faint-rule": {"color": faint, "stroke": faint, "fill": None},
+                "span": {"color": self.span, "opacity": 0.22 if self.dark else 1.0},
+                "panel-title": {"color": ink, "fontSize": large, "fontWeight": "bold"},
                 "paper-edge": {"stroke": self.paper},
             },
         }

@@ -6,6 +6,7 @@ Drawn from `mass`. This module must not know how a mass is measured.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -17,7 +18,7 @@ from attnscope.figures.caption import caption, heads_said, layers_said, prompts_
 from attnscope.figures.choice import Choice, Rows, rows
 from attnscope.figures.describe import Words, describe
 from attnscope.figures.figure import Figure, Run
-from attnscope.figures.layout import CLASS_LABELS, data, finish, label_of, tips
+from attnscope.figures.layout import CLASS_LABELS, finish, label_of, tips
 from attnscope.figures.numbers import differences, means, shown
 from attnscope.figures.style import Style
 from attnscope.figures.theme import PUBLISHED, Theme
@@ -71,7 +72,10 @@ def token_types(
     scale = alt.Scale(domain=names, range=theme.class_colours(names))
     labels = {k: v for k, v in CLASS_LABELS.items() if k in names}
     legend = alt.Legend(
-        orient="top", title=None, symbolType="square", labelExpr=f"({labels})[datum.label] || datum.label"
+        orient="top",
+        title=None,
+        symbolType="square",
+        labelExpr=f"({labels})[datum.label] || datum.label",
     )
     base = alt.Chart()
     single = alt.datum["class"] != "total"
@@ -106,7 +110,9 @@ def token_types(
             for end in ("whisker_low:Q", "whisker_high:Q"):
                 marks.append(
                     base.transform_filter(alt.datum["class"] == name)
-                    .mark_tick(style="ink", thickness=1, size=min(8, bar / 3), xOffset=shift, opacity=1)
+                    .mark_tick(
+                        style="ink", thickness=1, size=min(8, bar / 3), xOffset=shift, opacity=1
+                    )
                     .encode(x=x, y=alt.Y(end))
                 )
     if counts:
@@ -123,14 +129,16 @@ def token_types(
                 )
             )
     return (
-        alt.layer(*marks, data=data(frame))
+        alt.layer(*marks, data=frame)
         .properties(width=step * len(models), height=height)
         .facet(
             column=alt.Column(
                 "layer:O",
                 sort=layers,
                 title=None,
-                header=alt.Header(labelOrient="bottom", labelExpr="'Layer ' + datum.value", labelPadding=6),
+                header=alt.Header(
+                    labelOrient="bottom", labelExpr="'Layer ' + datum.value", labelPadding=6
+                ),
             ),
             spacing=max(2, min(14, step / 3)),
         )
@@ -170,12 +178,14 @@ def numbers(found: Rows, heads: str, how: str) -> tuple[pl.DataFrame, pl.DataFra
     frame = pl.concat([stacked, totals]).sort(ranks[1], ranks[0], ranks[2])
     frame = frame.with_columns((pl.col("top") - pl.col("value")).alias("bottom"))
     return values, shown(
-        frame.rename({"item": "class"}).select(
+        frame.rename({"item": "class"})
+        .select(
             *("model", "layer", "class", "value", "low", "high", "n", "tokens", "uniform"),
             *("bottom", "top"),
             (pl.col("bottom") + pl.col("low")).alias("whisker_low"),
             (pl.col("bottom") + pl.col("high")).alias("whisker_high"),
-        ).with_columns(
+        )
+        .with_columns(
             pl.max_horizontal("top", "whisker_high").max().over("model", "layer").alias("bar")
         )
     )
@@ -208,7 +218,9 @@ def draw(
     values, frame = numbers(found, heads, how)
     pairs = list(combinations(found.models, 2))
     places = ["layer", "item"]
-    paired = differences(values, "model", pairs, places).rename({"item": "class"}) if pairs else None
+    paired = (
+        differences(values, "model", pairs, places).rename({"item": "class"}) if pairs else None
+    )
     if paired is not None:
         known = {c: i for i, c in enumerate([*found.items, "total"])}
         paired = paired.sort("layer", pl.col("class").replace_strict(known, return_dtype=pl.Int32))
@@ -278,7 +290,12 @@ def draw(
         height=style.height or 280,
     )
     spec = finish(
-        chart, title=title, caption=said, alt_text=described.alt, width=width + 60, theme=style.theme
+        chart,
+        title=title,
+        caption=said,
+        alt_text=described.alt,
+        width=width + 60,
+        theme=style.theme,
     )
     return Figure(
         name="token-types",
@@ -305,8 +322,6 @@ def _default(run: Run, key: str, good: tuple[str, ...], otherwise: str) -> str:
 
 def _preferred(found: Rows, choice: Choice) -> Rows:
     """The published three classes, where the set has them and no others were asked for."""
-    from dataclasses import replace
-
     if choice.items is not None or not set(PREFERRED) <= set(found.items):
         return found
     keep = [c for c in PREFERRED if c in found.items]
