@@ -8,7 +8,7 @@ from typing import Any
 
 from attnscope.errors import ModelError
 
-__all__ = ["load"]
+__all__ = ["load", "load_config", "load_tokenizer", "source_of"]
 
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -103,3 +103,31 @@ def _explain(source: str, error: Exception) -> str:
         "Without a connection, give the path of a folder that holds config.json, the tokenizer "
         "and *.safetensors files."
     )
+
+
+def load_tokenizer(name: str | Path) -> Any:
+    """The tokenizer alone, by the same names: enough to plan with."""
+    import transformers
+
+    source = _source(str(name))
+    try:
+        return transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise ModelError(_explain(source, error)) from error
+
+
+def load_config(name: str | Path) -> Any:
+    """The model's configuration alone, by the same names."""
+    import transformers
+
+    source = _source(str(name))
+    try:
+        return transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise ModelError(_explain(source, error)) from error
+
+
+def source_of(name: str | Path) -> Path | None:
+    """The folder a name stands for; None where it is a hub id."""
+    source = Path(_source(str(name)))
+    return source if source.is_dir() else None

@@ -16,7 +16,7 @@ from typing import Any
 from attnscope.errors import InputError, unknown
 from attnscope.tokens.classes import ClassSet, TokenClass
 
-__all__ = ["DEFAULT", "load_classes"]
+__all__ = ["DEFAULT", "MAPS", "load_classes"]
 
 _CONJUNCTIONS = (
     "and|or|but|nor|so|yet|for|if|then|because|since|while|although|though|unless|until|when|"
@@ -40,7 +40,18 @@ DEFAULT = ClassSet(
     )
 )
 
-NAMED = {"default": DEFAULT}
+# Maps drawn with # and * merge into tokens such as "##*" and " *\n"; each character counts for
+# itself here, and a line break is as blank as a space.
+MAPS = ClassSet(
+    (
+        TokenClass(name="hash", characters="#", judgement="fraction"),
+        TokenClass(name="star", characters="*", judgement="fraction"),
+        TokenClass(name="whitespace", pattern=r"\s+", judgement="fraction"),
+        TokenClass(name="other", every="token"),
+    )
+)
+
+NAMED = {"default": DEFAULT, "maps": MAPS}
 _EXPECTED = {
     "name": "text",
     "characters": "text in quotes",
@@ -53,7 +64,7 @@ _EXPECTED = {
 
 
 def load_classes(source: str | Path | ClassSet) -> ClassSet:
-    """A class set by its name (`default`) or from a YAML file.
+    """A class set by its name (`default`, `maps`) or from a YAML file.
 
     The file has a list under `classes`. An entry is a class of one's own, with the fields of
     `TokenClass`, or the bare name of a class of the default set:

@@ -1,0 +1,98 @@
+"""Where a run was made: versions, device, threads, seeds, and one entry per model.
+
+Kept with the run, and compared when it is continued: cells from two environments would not belong
+together.
+
+This module must not know cells or files.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from typing import Any
+
+from attnscope import __version__
+from attnscope.errors import InputError
+from attnscope.experiment.plan import ModelPlan, Plan
+from attnscope.experiment.spec import Experiment
+
+__all__ = ["describe", "describe_model", "same_or_refuse"]
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "polars")
+
+
+def describe(plan: Plan) -> dict[str, Any]:
+    """Everything but the models, which are added as they are loaded."""
+    import torch
+
+    cuda = plan.device.startswith("cuda") and torch.cuda.is_available()
+    return {
+        "attnscope": __version__,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "packages": {name: importlib.metadata.version(name) for name in _PACKAGES},
+        "device": plan.device,
+        "device_name": torch.cuda.get_device_name() if cuda else _processor(),
+        "threads": torch.get_num_threads(),
+        "seeds": _seeds(plan.experiment),
+        "experiment": plan.experiment.digest,
+        "classes": {
+            label: {"fingerprint": kinds.fingerprint, "classes": list(kinds.names)}
+            for label, kinds in plan.experiment.class_sets.items()
+        },
+        "models": {},
+    }
+
+
+def describe_model(plan: ModelPlan, model: Any, backend: str) -> dict[str, Any]:
+    """The entry of a loaded model."""
+    facts = plan.facts
+    return {
+        "name": facts.name,
+        "revision": facts.revision,
+        "architecture": type(model).__name__,
+        "layers": facts.layers,
+        "heads": facts.heads,
+        "kv_heads": facts.kv_heads,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": str(model.device),
+        "backend": backend,
+        "bundled": facts.bundled,
+    }
+
+
+def same_or_refuse(there: dict[str, Any], here: dict[str, Any], folder: Any) -> None:
+    """Refuse to mix the cells of two environments in one run."""
+    differing = [
+        f"{key}: {there.get(key)} there, {here[key]} here"
+        for key in here
+        if key not in ("models", "threads") and there.get(key) != here[key]
+    ]
+    if differing:
+        raise InputError(
+            f"{folder} was begun in another environment ({'; '.join(differing)}), and its last "
+            "digits could not be repeated here; finish it there, or give another directory "
+            "with --out"
+        )
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = [line.partition(":")[2].strip() for line in file if "model name" in line]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _seeds(experiment: Experiment) -> dict[str, int]:
+    seeds = {"sample": experiment.seed}
+    if hasattr(experiment.prompts, "seed"):
+        seeds["prompts"] = experiment.prompts.seed
+    for name in experiment.variants:
+        insert = experiment.conditions[name].insert
+        if insert is not None:
+            seeds[f"condition {name}"] = insert.seed
+    return seeds

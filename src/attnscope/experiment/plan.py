@@ -1,0 +1,249 @@
+"""From an experiment to its cells: which prompts, in which batches, under which identity.
+
+A cell is one model × prompt × condition. Its identity is a hash of all its numbers depend on: the
+model's revision, the tokens and regions, what is measured, and the batch it runs in, since the
+last digits of a sum depend on that. Batches are made of prompts of similar length, and they are
+settled here, so that a run that was interrupted makes the same ones again.
+
+This module must not know weights, attention or files of a run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+from attnscope.errors import InputError
+from attnscope.experiment.models import ModelFacts, chosen_heads, chosen_layers, facts_of
+from attnscope.experiment.spec import Condition, Experiment, FilePrompts, MathPrompts
+from attnscope.loading import load_tokenizer
+from attnscope.prompts import Sample, insert, math_samples, read, spatial_samples
+from attnscope.tokens import Alignment, Prompt, TokenizedPrompt, apply_chat_template, tokenize
+
+__all__ = ["Batch", "Cell", "ModelPlan", "Plan", "make_plan", "samples_of"]
+
+# The tables and their meaning: a change of either is a change of every cell.
+FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One model × prompt × condition."""
+
+    id: str
+    prompt: int
+    condition: str
+    tokens: TokenizedPrompt
+    alignment: Alignment | None
+    """With the base's cell; None in the base itself."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Prompts that run together, under every condition in turn."""
+
+    cells: dict[str, tuple[Cell, ...]]
+    """By condition; row n is the same prompt in each."""
+
+    def __iter__(self) -> Iterator[Cell]:
+        return (cell for cells in self.cells.values() for cell in cells)
+
+    @cached_property
+    def tokens(self) -> int:
+        """Of all its cells, without padding."""
+        return sum(len(cell.tokens) for cell in self)
+
+
+@dataclass(frozen=True, eq=False)
+class ModelPlan:
+    """What one model has to do."""
+
+    label: str
+    facts: ModelFacts
+    tokenizer: Any
+    layers: tuple[int, ...] | None
+    """None is all of them, as with the heads."""
+    heads: tuple[int, ...] | None
+    batches: tuple[Batch, ...]
+
+    def cells(self) -> list[Cell]:
+        """In the order of prompts, then conditions."""
+        rows = (row for batch in self.batches for row in zip(*batch.cells.values(), strict=True))
+        return [cell for row in sorted(rows, key=lambda row: row[0].prompt) for cell in row]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """An experiment, laid out."""
+
+    experiment: Experiment
+    models: tuple[ModelPlan, ...]
+    device: str
+
+    @property
+    def size(self) -> int:
+        """The number of cells."""
+        return sum(len(model.cells()) for model in self.models)
+
+
+def make_plan(experiment: Experiment) -> Plan:
+    """Build the prompts and lay out the cells. Needs tokenizers and configurations, no weights."""
+    samples = samples_of(experiment)
+    device = experiment.device or _device()
+    models = [
+        _plan_model(experiment, label, name, samples, device)
+        for label, name in experiment.models.items()
+    ]
+    return Plan(experiment, tuple(models), device)
+
+
+def samples_of(experiment: Experiment) -> list[Sample]:
+    """The prompts of an experiment, before any template or insertion."""
+    prompts = experiment.prompts
+    if isinstance(prompts, FilePrompts):
+        found = read(
+            prompts.path, template=prompts.template, fields=prompts.fields, system=prompts.system
+        )
+        samples = list(islice(found, prompts.count))
+        if not samples or len(samples) < (prompts.count or 0):
+            raise InputError(
+                f"{prompts.path} has {len(samples)} prompts, and prompts.count is "
+                f"{prompts.count or 'all'}; ask for fewer, or leave count out"
+            )
+        return samples
+    if isinstance(prompts, MathPrompts):
+        return list(math_samples(prompts.count, seed=prompts.seed, level=prompts.level))
+    options = prompts.model_dump(exclude={"source", "count"})
+    return list(spatial_samples(prompts.count, **options))
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _plan_model(
+    experiment: Experiment, label: str, name: str, samples: list[Sample], device: str
+) -> ModelPlan:
+    facts = facts_of(name)
+    layers = chosen_layers(facts, label, experiment.layers)
+    heads = chosen_heads(facts, label, experiment.heads_of(label))
+    tokenizer = load_tokenizer(name)
+    rows = []
+    for number, sample in enumerate(samples):
+        try:
+            rows.append(_conditions(experiment, number, sample.prompt, tokenizer))
+        except InputError as error:
+            raise InputError(f"model {label!r}, prompt {number}: {error}") from error
+    _check_regions(experiment, rows[0])
+    identity = {
+        "format": FORMAT,
+        "label": label,
+        "model": {**asdict(facts), "dtype": experiment.dtype, "device": device.partition(":")[0]},
+        "layers": layers,
+        "heads": heads,
+        "classes": {name: kinds.fingerprint for name, kinds in experiment.class_sets.items()},
+        **experiment.model_dump(
+            mode="json", include={"conditions", "queries", "keys", "measures", "seed", "backend"}
+        ),
+    }
+    common = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
+    batches = [
+        _batch(common, [(number, rows[number]) for number in numbers])
+        for numbers in _by_length(rows, experiment.batch_tokens)
+    ]
+    return ModelPlan(label, facts, tokenizer, layers, heads, tuple(batches))
+
+
+_Row = dict[str, tuple[TokenizedPrompt, Alignment | None]]
+"""A prompt's tokens under each condition, the base first."""
+
+
+def _conditions(experiment: Experiment, number: int, prompt: Prompt, tokenizer: Any) -> _Row:
+    if experiment.chat:
+        try:
+            prompt = apply_chat_template(prompt, tokenizer)
+        except InputError as error:
+            if getattr(tokenizer, "chat_template", None):
+                raise
+            raise InputError(f"{error}. In an experiment: chat: false") from error
+    base = tokenize(prompt, tokenizer)
+    row: _Row = {experiment.base: (base, None)}
+    for name in experiment.variants:
+        row[name] = _variant(base, experiment.conditions[name], number, tokenizer)
+    return row
+
+
+def _variant(
+    base: TokenizedPrompt, condition: Condition, number: int, tokenizer: Any
+) -> tuple[TokenizedPrompt, Alignment]:
+    assert condition.insert is not None
+    pair = insert(
+        base,
+        condition.insert.filler(number),
+        tokenizer,
+        position=condition.position,
+        by=condition.by,
+    )
+    return pair.variant, pair.alignment
+
+
+def _check_regions(experiment: Experiment, row: _Row) -> None:
+    """A region nobody has is a misspelling; one that only some conditions have is fine."""
+    known = dict.fromkeys(name for tokens, _ in row.values() for name in tokens.prompt.names)
+    wanted = [("keys", key, key) for key in experiment.keys if key not in ("all", "not-first")]
+    for queries in experiment.queries:
+        kind, _, region = queries.partition(":")
+        if kind in ("after", "region"):
+            wanted.append(("queries", queries, region))
+    for what, said, region in wanted:
+        if region not in known:
+            fixed = ", all, not-first" if what == "keys" else ""
+            raise InputError(
+                f"{what} {said!r}: the prompts have no region {region!r}; "
+                f"known: {', '.join(known) or 'none'}{fixed}"
+            )
+
+
+def _by_length(rows: list[_Row], budget: int) -> Iterator[list[int]]:
+    """Prompt numbers in batches of similar length that fit the budget, padding included."""
+    widths = [max(len(tokens) for tokens, _ in row.values()) for row in rows]
+    batch: list[int] = []
+    for number in sorted(range(len(rows)), key=lambda n: (widths[n], n)):
+        if batch and (len(batch) + 1) * widths[number] > budget:
+            yield batch
+            batch = []
+        batch.append(number)
+    yield batch
+
+
+def _batch(common: Any, rows: list[tuple[int, _Row]]) -> Batch:
+    prints = [
+        {condition: _print_of(tokens) for condition, (tokens, _) in row.items()} for _, row in rows
+    ]
+    together = common.copy()
+    for of_row in prints:
+        together.update(b"".join(of_row.values()))
+    cells: dict[str, list[Cell]] = {}
+    for place, (number, row) in enumerate(rows):
+        for condition, (tokens, alignment) in row.items():
+            digest = together.copy()
+            digest.update(f"{place}:{number}:{condition}".encode())
+            id = digest.hexdigest()[:24]
+            cells.setdefault(condition, []).append(Cell(id, number, condition, tokens, alignment))
+    return Batch({condition: tuple(found) for condition, found in cells.items()})
+
+
+def _print_of(tokens: TokenizedPrompt) -> bytes:
+    """A digest of the tokens and of what they belong to."""
+    regions = [(r.start, r.end, r.name) for r in tokens.prompt.regions]
+    digest = hashlib.sha256(tokens.ids.tobytes())
+    digest.update(tokens.offsets.tobytes())
+    digest.update(json.dumps([tokens.prompt.text, regions]).encode())
+    return digest.digest()

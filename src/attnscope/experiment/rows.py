@@ -1,0 +1,183 @@
+"""From arrays to tables: the rows of a batch's cells, built a column at a time.
+
+All cells of a condition have the same rows but for the numbers in them, so the words are put
+together once per batch and shared.
+
+This module must not know models, attention or files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from attnscope.experiment.measure import Column, Measured
+from attnscope.experiment.plan import Cell, ModelPlan
+from attnscope.experiment.spec import Experiment
+from attnscope.experiment.tables import POSITIONS, TOKENS, VALUES
+from attnscope.tokens import read_vocabulary
+
+__all__ = ["Vocabulary", "position_tables", "token_table", "value_tables"]
+
+
+def value_tables(label: str, cells: tuple[Cell, ...], measured: Measured) -> list[pl.DataFrame]:
+    """The `values` of each cell of a condition."""
+    words, values, uniforms, tokens = [], [], [], []
+    for reading in measured.readings:
+        words.append(_words(reading.queries, tuple(reading.heads), tuple(reading.columns)))
+        for parts, flat in (
+            (reading.value, values),
+            (reading.uniform, uniforms),
+            (reading.tokens, tokens),
+        ):
+            flat.append(np.concatenate(parts, axis=2).reshape(len(cells), -1))
+    if not words:
+        return [VALUES.to_frame() for _ in cells]
+    frame = pl.concat(words) if len(words) > 1 else words[0]
+    columns = {
+        "value": np.concatenate(values, axis=1),
+        "uniform": np.concatenate(uniforms, axis=1),
+        "tokens": np.concatenate(tokens, axis=1),
+    }
+    return [
+        frame.with_columns(
+            pl.lit(label, pl.String).alias("model"),
+            pl.lit(cell.prompt, pl.Int32).alias("prompt"),
+            pl.lit(cell.condition, pl.String).alias("condition"),
+            *(pl.Series(name, found[row], nan_to_null=True) for name, found in columns.items()),
+        ).select(VALUES.names())
+        for row, cell in enumerate(cells)
+    ]
+
+
+@lru_cache(maxsize=16)
+def _words(
+    queries: str, heads: tuple[tuple[int, int | None], ...], columns: tuple[Column, ...]
+) -> pl.DataFrame:
+    """What the rows of a reading say, apart from whose they are and their numbers."""
+    S, C = len(heads), len(columns)
+    of_head = pl.DataFrame(
+        {"layer": [layer for layer, _ in heads], "head": [head for _, head in heads]},
+        schema={"layer": VALUES["layer"], "head": VALUES["head"]},
+    )
+    names = ("keys", "classes", "measure", "item", "target")
+    of_column = pl.DataFrame(columns, schema={name: VALUES[name] for name in names}, orient="row")
+    return pl.concat(
+        [
+            of_head[np.repeat(np.arange(S), C)],
+            of_column[np.tile(np.arange(C), S)],
+        ],
+        how="horizontal",
+    ).with_columns(pl.lit(queries, pl.String).alias("queries"))
+
+
+def position_tables(
+    label: str, cells: tuple[Cell, ...], measured: Measured
+) -> list[pl.DataFrame] | None:
+    """The `positions` of each cell of a condition; None where no profile was asked for."""
+    if not measured.profiles:
+        return None
+    return [_positions(label, cell, row, measured) for row, cell in enumerate(cells)]
+
+
+def _positions(label: str, cell: Cell, row: int, measured: Measured) -> pl.DataFrame:
+    n = len(cell.tokens)
+    parts = []
+    for queries, (heads, average, received) in measured.profiles.items():
+        layers, numbers = zip(*heads, strict=True)
+        parts.append(
+            pl.DataFrame(
+                {
+                    "queries": pl.repeat(queries, n * len(heads), eager=True),
+                    "layer": np.repeat(np.array(layers, dtype=np.int16), n),
+                    "head": np.repeat(np.array(numbers, dtype=np.int16), n),
+                    "position": np.tile(np.arange(n, dtype=np.int32), len(heads)),
+                    "average": pl.Series(average[row, :, :n].ravel(), nan_to_null=True),
+                    "received": pl.Series(received[row, :, :n].ravel(), nan_to_null=True),
+                }
+            )
+        )
+    return (
+        pl.concat(parts)
+        .with_columns(
+            pl.lit(label, pl.String).alias("model"),
+            pl.lit(cell.prompt, pl.Int32).alias("prompt"),
+            pl.lit(cell.condition, pl.String).alias("condition"),
+        )
+        .select(POSITIONS.names())
+    )
+
+
+class Vocabulary:
+    """What every id says and is, as columns to take rows from."""
+
+    def __init__(self, experiment: Experiment, plan: ModelPlan):
+        vocabulary = read_vocabulary(plan.tokenizer)
+        names = plan.tokenizer.convert_ids_to_tokens(list(range(len(vocabulary))))
+        # A special token has no text; its name says what it is.
+        self.texts = pl.Series(
+            [text or name or "" for text, name in zip(vocabulary.texts, names, strict=True)],
+            dtype=pl.String,
+        )
+        first: Any = next(iter(experiment.class_sets.values()))
+        table = first.table(plan.tokenizer)
+        names = [*table.names, None]  # -1, no class, is the last
+        self.classes = pl.Series([names[c] for c in table.classes.tolist()], dtype=pl.String)
+
+
+def token_table(label: str, cell: Cell, vocabulary: Vocabulary) -> pl.DataFrame:
+    """The `tokens` of a cell."""
+    n = len(cell.tokens)
+    role: NDArray[np.int64] = np.zeros(n, dtype=np.int64)
+    twin: NDArray[np.int64] = np.arange(n)
+    if cell.alignment is not None:
+        role[cell.alignment.filler] = 1
+        role[cell.alignment.variant_seam] = 2
+        twin = np.full(n, -1)
+        twin[cell.alignment.variant] = cell.alignment.base
+    return pl.DataFrame(
+        {
+            "model": pl.repeat(label, n, eager=True),
+            "prompt": pl.repeat(cell.prompt, n, dtype=pl.Int32, eager=True),
+            "condition": pl.repeat(cell.condition, n, eager=True),
+            "position": np.arange(n, dtype=np.int32),
+            "id": cell.tokens.ids.astype(np.int32),
+            "text": vocabulary.texts[cell.tokens.ids],
+            "class": vocabulary.classes[cell.tokens.ids],
+            "regions": _regions(cell),
+            "role": _ROLES[role],
+            "twin": pl.Series(np.where(twin < 0, np.nan, twin), nan_to_null=True).cast(pl.Int32),
+        },
+        schema=TOKENS,
+    )
+
+
+_ROLES = pl.Series(["text", "filler", "seam"])
+
+
+def _regions(cell: Cell) -> pl.Series:
+    """The names of each token's regions, as lists; equal ones are made once."""
+    names = cell.tokens.prompt.names
+    inside = np.stack([cell.tokens.mask(name) for name in names], 1) if names else None
+    if inside is None:
+        return pl.Series([[]] * len(cell.tokens), dtype=pl.List(pl.String))
+    kinds, which = np.unique(inside, axis=0, return_inverse=True)
+    lists = [[name for name, there in zip(names, kind, strict=True) if there] for kind in kinds]
+    return pl.Series(lists, dtype=pl.List(pl.String))[which.ravel()]
+
+
+def cell_tables(
+    label: str, cells: tuple[Cell, ...], measured: Measured, vocabulary: Vocabulary
+) -> Iterator[tuple[Cell, dict[str, pl.DataFrame]]]:
+    """Every table of every cell of a condition."""
+    positions = position_tables(label, cells, measured)
+    for row, (cell, values) in enumerate(zip(cells, value_tables(label, cells, measured))):
+        tables = {"tokens": token_table(label, cell, vocabulary), "values": values}
+        if positions is not None:
+            tables["positions"] = positions[row]
+        yield cell, tables

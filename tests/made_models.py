@@ -1,0 +1,68 @@
+"""Tiny random models with tokenizers, saved into folders: what an experiment loads by name."""
+
+from pathlib import Path
+from typing import Any
+
+import made_tokenizers
+import torch
+import transformers as hf
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "qwen2": (hf.Qwen2Config, hf.Qwen2ForCausalLM, {}),
+    "llama": (hf.LlamaConfig, hf.LlamaForCausalLM, {}),
+    "gemma3": (
+        hf.Gemma3TextConfig,
+        hf.Gemma3ForCausalLM,
+        {"head_dim": 8, "sliding_window": 24},
+    ),
+}
+TEMPLATES = {"qwen2": "chatml", "llama": "llama3", "gemma3": "gemma"}
+
+
+def save_model(
+    folder: Path,
+    kind: str = "qwen2",
+    *,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    chat: bool = True,
+    seed: int = 0,
+) -> str:
+    """A model sharp enough to attend unevenly, and its tokenizer; the folder's path."""
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(
+            made_tokenizers.made("byte-level").backend_tokenizer.to_str()
+        ),
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        clean_up_tokenization_spaces=False,
+    )
+    if chat:
+        tokenizer.chat_template = made_tokenizers.CHAT_TEMPLATES[TEMPLATES[kind]]
+    config_class, model_class, more = KINDS[kind]
+    config = config_class(
+        vocab_size=len(tokenizer),
+        hidden_size=8 * heads,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=1024,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        **more,
+    )
+    torch.manual_seed(seed)
+    model = model_class(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1 and "embed" not in name:
+                parameter.mul_(6.0)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
