@@ -232,5 +232,5 @@ def write_run(run: MadeRun, folder: Path) -> Path:
             positions.write_parquet(cells / f"{cell}.positions.parquet")
     (folder / "experiment.yaml").write_text(yaml.safe_dump(dict(run.experiment), sort_keys=False))
     (folder / "environment.json").write_text(json.dumps(run.environment))
-    (folder / "manifest.json").write_text(json.dumps({"cells": run.cells.to_dicts()}))
+    (folder / "manifest.json").write_text(json.dumps({"cells": run.cells.rows()}))
     return folder

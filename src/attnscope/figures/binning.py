@@ -57,5 +57,5 @@ def binned(
             .cast(pl.Int32)
             .alias("last")
         )
-        .select(*[c for c in frame.columns], "last", "min", "max", "tokens")
+        .select(*frame.columns, "last", "min", "max", "tokens")
     ), width

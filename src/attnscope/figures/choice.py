@@ -48,9 +48,8 @@ class Choice:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, str) and field.name not in ("queries", "keys", "classes"):
-                object.__setattr__(self, field.name, (value,))
-            elif isinstance(value, int):
+            one = isinstance(value, str) and field.name not in ("queries", "keys", "classes")
+            if one or isinstance(value, int):
                 object.__setattr__(self, field.name, (value,))
             elif value is not None and not isinstance(value, str) and len(value) == 0:
                 raise InputError(f"{field.name} is empty; leave it out to show everything")
@@ -191,7 +190,10 @@ def rows(
     classes = _one("class set", choice.classes, sets) if sets else None
     if classes is not None:
         known = known.filter(pl.col("classes") == classes)
-    items = _only("class", choice.items, distinct("item")) if sets else []
+    named = run.environment.get("classes", {}).get(classes, {}).get("classes", [])
+    present = distinct("item")
+    in_order = [c for c in named if c in present] + [c for c in present if c not in named]
+    items = _only("class", choice.items, in_order) if sets else []
     heads = _per_head(choice, sorted(distinct("head")))
     chosen = lazy.filter(
         pl.col("model").is_in(models),
@@ -217,10 +219,9 @@ def rows(
             f"every chosen value of {' or '.join(measures)} is undefined (null or NaN): "
             "there is nothing to draw"
         )
-    present = set(frame["model"])
     return Rows(
         frame=frame,
-        models=[m for m in models if m in present],
+        models=[m for m in models if m in set(frame["model"])],
         conditions=[c for c in conditions if c in set(frame["condition"])],
         layers=layers,
         items=items,

@@ -33,8 +33,8 @@ def draw(
     """The figure `name` of a run.
 
     Options that all figures take: `models`, `layers`, `heads`, `conditions`, `prompts`, `queries`,
-    `keys`, `classes`, `items` choose what is shown; `title`, `width`, `height`, `theme` ("published",
-    "safe", or a `Theme`) and `dark` say how. Each figure may have options of its own.
+    `keys`, `classes`, `items` choose what is shown; `title`, `width`, `height`, `theme`
+    ("published", "safe", or a `Theme`) and `dark` say how. A figure may have options of its own.
     """
     if name not in FIGURES:
         raise unknown("figure", name, FIGURES)

@@ -264,7 +264,7 @@ def _conditions(run: Run, choice: Choice) -> tuple[str, str]:
     variants = [c for c in names if c not in bases]
     if not bases or not variants:
         raise InputError(
-            f"this run has no pair of a base and a variant (conditions: {', '.join(names)}); {NEEDS}"
+            f"this run has no pair of base and variant (conditions: {', '.join(names)}); {NEEDS}"
         )
     if choice.conditions is None:
         return bases[0], variants[0]
@@ -298,7 +298,7 @@ def _binned(full: pl.DataFrame, limit: int) -> tuple[pl.DataFrame, int]:
 
 def _range(frame: pl.DataFrame, panel: str) -> str:
     part = frame.filter(pl.col("panel") == panel)
-    return f"from {part['position'].min()} to {part['last'].max()}"
+    return f"from {number(part['position'].min())} to {number(part['last'].max())}"
 
 
 def _falls(frame: pl.DataFrame, count_from: int) -> list[str]:
@@ -306,7 +306,7 @@ def _falls(frame: pl.DataFrame, count_from: int) -> list[str]:
     wide = frame.filter(pl.col("panel") == ORIGINAL).pivot(
         on="series", index=["model", "layer", "head", "position"], values="value"
     )
-    said = []
+    said: list[str] = []
     if not {WITHOUT, WITH} <= set(wide.columns):
         return said
     wide = wide.drop_nulls()

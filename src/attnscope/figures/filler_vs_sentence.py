@@ -193,7 +193,8 @@ def draw(
     words = Words(
         title=title,
         overview=f"Line charts for {count(pairs.height, 'head')}, a column each: above, the "
-        f"inserted span, {names[0]} against {names[1]}; below, the whole sequence, the span shaded.",
+        f"inserted span, {names[0]} against {names[1]}; below, the whole sequence, the span "
+        "shaded.",
         axes=[
             "x, above: index within the inserted span; below: index in the sequence",
             f"y: {Y_TITLE}, a scale of its own in each panel",
@@ -285,7 +286,6 @@ def _binned(full: pl.DataFrame, limit: int, names: list[str]) -> tuple[pl.DataFr
 
 def _spread(full: pl.DataFrame, count_from: int) -> list[str]:
     """How even the shown spans are."""
-    said = []
     spans = full.filter(pl.col("panel") == SPAN)
     by = ["model", "layer", "head", "series"]
     even = spans.group_by(by, maintain_order=True).agg(
@@ -293,13 +293,12 @@ def _spread(full: pl.DataFrame, count_from: int) -> list[str]:
         (pl.col("value").std(ddof=0) / pl.col("value").mean()).alias("variation"),
         pl.col("value").count().alias("tokens"),
     )
-    for row in shown(even).iter_rows(named=True):
-        said.append(
-            f"{row['model']}, layer {row['layer'] + count_from}, head {row['head'] + count_from}, "
-            f"{row['series']}: mean {number(row['mean'])} over {row['tokens']} inserted tokens, "
-            f"coefficient of variation {number(row['variation'])}."
-        )
-    return said
+    return [
+        f"{row['model']}, layer {row['layer'] + count_from}, head {row['head'] + count_from}, "
+        f"{row['series']}: mean {number(row['mean'])} over {row['tokens']} inserted tokens, "
+        f"coefficient of variation {number(row['variation'])}."
+        for row in shown(even).iter_rows(named=True)
+    ]
 
 
 def _uniformity(run: Run, pairs: pl.DataFrame, names: list[str]) -> pl.DataFrame | None:

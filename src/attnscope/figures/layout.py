@@ -49,7 +49,7 @@ def columns_for(panels: int, most: int = 4) -> int:
     return -(-panels // rows)
 
 
-def panel_title(lines: Sequence[str], width: float, theme: Theme, rise: float = 12) -> alt.Chart:
+def panel_title(lines: Sequence[str], width: float, theme: Theme, rise: float = 12) -> Any:
     """A panel's title, broken where the panel ends: a mark of its own, so that all stand level."""
     text = [part for line in lines for part in wrap(line, width, (theme.size + 1) * 1.1)]
     leading = theme.size + 4

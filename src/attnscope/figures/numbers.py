@@ -7,7 +7,7 @@ figure share. This module must not know charts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import polars as pl
 
@@ -15,7 +15,7 @@ from attnscope.figures.words import DIGITS
 from attnscope.stats.paired import compare
 from attnscope.stats.summary import summary
 
-__all__ = ["Over", "differences", "means", "shown"]
+__all__ = ["Over", "differences", "means", "rank", "shown"]
 
 Over = Literal["model", "condition"]
 
@@ -25,6 +25,13 @@ def shown(frame: pl.DataFrame) -> pl.DataFrame:
     floats = pl.col(pl.Float64, pl.Float32).cast(pl.Float64)
     # Adding 0.0 turns a minus zero into zero.
     return frame.with_columns(floats.fill_nan(None).round_sig_figs(DIGITS) + 0.0)
+
+
+def rank(column: str, order: Sequence[Any]) -> pl.Expr:
+    """To sort by: the place of a column's value in `order`."""
+    return pl.col(column).replace_strict(
+        old=list(order), new=list(range(len(order))), return_dtype=pl.Int32
+    )
 
 
 def means(values: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:

@@ -25,7 +25,8 @@ STYLE = """
   --line: #3a3f46; --card: #1e2227; --accent: #8ab4f8; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 66rem; background: var(--paper);
-  color: var(--ink); font: 16px/1.55 "Liberation Sans", Arial, Helvetica, "DejaVu Sans", sans-serif; }
+  color: var(--ink);
+  font: 16px/1.55 "Liberation Sans", Arial, Helvetica, "DejaVu Sans", sans-serif; }
 h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .5rem; }
 h2 { font-size: 1.25rem; margin: 2.5rem 0 .75rem; border-bottom: 1px solid var(--line);
   padding-bottom: .25rem; }
@@ -92,7 +93,9 @@ def script_json(value: Any) -> str:
 def _bundle() -> str:
     """Vega, Vega-Lite and their embedding, as one script."""
     return (
-        vl_convert.javascript_bundle().replace("</script", "<\\/script").replace("<!--", "<\\!--")
+        vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+        .replace("</script", "<\\/script")
+        .replace("<!--", "<\\!--")
     )
 
 
@@ -132,6 +135,7 @@ def page(figures: Sequence[Figure], *, title: str) -> str:
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
         "script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
         'img-src data:; font-src data:">'
-        f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{STYLE}</style></head>\n'
+        f'<link rel="icon" href="data:,"><title>{escape(title)}</title>'
+        f"<style>{STYLE}</style></head>\n"
         f"<body>\n{body}\n{charts_script(figures)}\n</body></html>\n"
     )

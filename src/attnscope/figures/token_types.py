@@ -19,9 +19,10 @@ from attnscope.figures.choice import Choice, Rows, rows
 from attnscope.figures.describe import Words, describe
 from attnscope.figures.figure import Figure, Run
 from attnscope.figures.layout import CLASS_LABELS, finish, label_of, tips
-from attnscope.figures.numbers import differences, means, shown
+from attnscope.figures.numbers import differences, means, rank, shown
 from attnscope.figures.style import Style
 from attnscope.figures.theme import PUBLISHED, Theme
+from attnscope.figures.words import number
 from attnscope.stats.tables import combine, normalise
 
 __all__ = ["NEEDS", "draw", "token_types"]
@@ -107,14 +108,12 @@ def token_types(
                 x=x, y=alt.Y("whisker_low:Q"), y2="whisker_high:Q"
             )
             marks.append(whisker.mark_rule(style="ink", strokeWidth=1.2, xOffset=shift))
-            for end in ("whisker_low:Q", "whisker_high:Q"):
-                marks.append(
-                    base.transform_filter(alt.datum["class"] == name)
-                    .mark_tick(
-                        style="ink", thickness=1, size=min(8, bar / 3), xOffset=shift, opacity=1
-                    )
-                    .encode(x=x, y=alt.Y(end))
-                )
+            marks += [
+                base.transform_filter(alt.datum["class"] == name)
+                .mark_tick(style="ink", thickness=1, size=min(8, bar / 3), xOffset=shift, opacity=1)
+                .encode(x=x, y=alt.Y(end))
+                for end in ("whisker_low:Q", "whisker_high:Q")
+            ]
     if counts:
         for line, name in enumerate(reversed(names)):
             rise = -8 - line * (theme.size - 0.5)
@@ -160,22 +159,18 @@ def numbers(found: Rows, heads: str, how: str) -> tuple[pl.DataFrame, pl.DataFra
     places = ["model", "layer", "item"]
     beside = values.group_by(places).agg(pl.col("uniform").mean(), pl.col("tokens").mean())
     frame = means(values, places).join(beside, on=places, how="left")
-    order = {
-        "model": found.models,
-        "layer": found.layers,
-        "item": [*found.items, "total"],
-    }
-    ranks = [
-        pl.col(c).replace_strict(old=o, new=list(range(len(o))), return_dtype=pl.Int32)
-        for c, o in order.items()
+    order = [
+        rank("layer", found.layers),
+        rank("model", found.models),
+        rank("item", [*found.items, "total"]),
     ]
-    frame = frame.sort(ranks[1], ranks[0], ranks[2])
+    frame = frame.sort(order)
     # The first class of the legend stands on top of the stack.
     is_total = pl.col("item") == "total"
     top = pl.col("value").cum_sum(reverse=True).over("model", "layer")
     stacked = frame.filter(~is_total).with_columns(top.alias("top"))
     totals = frame.filter(is_total).with_columns(pl.col("value").alias("top"))
-    frame = pl.concat([stacked, totals]).sort(ranks[1], ranks[0], ranks[2])
+    frame = pl.concat([stacked, totals]).sort(order)
     frame = frame.with_columns((pl.col("top") - pl.col("value")).alias("bottom"))
     return values, shown(
         frame.rename({"item": "class"})
@@ -222,14 +217,16 @@ def draw(
         differences(values, "model", pairs, places).rename({"item": "class"}) if pairs else None
     )
     if paired is not None:
-        known = {c: i for i, c in enumerate([*found.items, "total"])}
-        paired = paired.sort("layer", pl.col("class").replace_strict(known, return_dtype=pl.Int32))
+        paired = paired.sort(
+            rank("layer", found.layers), rank("class", [*found.items, "total"]), maintain_order=True
+        )
     title = style.title or "Attention by type of token"
     asked = choice.heads if isinstance(choice.heads, Sequence) else None
     interval = whiskers != "none" and frame["low"].null_count() < frame.height
     what = {
         "mass": "Attention summed over the keys of a class, mean over queries",
-        "share": "Attention on the keys of a class as a share of the shown classes, mean over queries",
+        "share": "Attention on the keys of a class, mean over queries, as a share of that on the "
+        "shown classes",
         "per-token": "Attention on the keys of a class divided by their number, mean over queries",
     }[how]
     said = caption(
@@ -254,12 +251,12 @@ def draw(
         )
     words = Words(
         title=title,
-        overview=f"Grouped, stacked bars: a group per layer ({len(found.layers)}), in each a bar per "
-        f"model ({', '.join(found.models)}), stacked from bottom to top by class: "
+        overview=f"Grouped, stacked bars: a group per layer ({len(found.layers)}), in each a bar "
+        f"per model ({', '.join(found.models)}), stacked from bottom to top by class: "
         f"{', '.join(reversed(found.items))}.",
         axes=[
             "x: layers as groups, models within a group",
-            f"y: {TITLES[how]}, from 0 to {frame['top'].max():.6g}",
+            f"y: {TITLES[how]}, from 0 to {number(frame['top'].max())}",
         ],
         legend=[
             f"{label_of(c)}: {colour}"
