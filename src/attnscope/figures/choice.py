@@ -22,6 +22,7 @@ __all__ = [
     "bundled",
     "condition_kinds",
     "conditions_in_order",
+    "heads_way",
     "models_in_order",
     "profiles",
     "rows",
@@ -61,6 +62,9 @@ class Rows:
 
     frame: pl.DataFrame
     models: list[str]
+    """Labels of what is compared: models, or `model, condition` where conditions are folded in."""
+    sources: list[str]
+    """The models themselves."""
     conditions: list[str]
     layers: list[int]
     items: list[str]
@@ -123,6 +127,17 @@ def bundled(run: Run, models: Iterable[str]) -> list[str]:
     return [m for m in models if known.get(m, {}).get("bundled")]
 
 
+def heads_way(run: Run, asked: str | None) -> str:
+    """How heads are combined: as asked, else as the experiment says, else the mean."""
+    ways = ("mean", "sum", "max")
+    if asked is None:
+        said = run.experiment.get("combine")
+        return said if said in ways else "mean"
+    if asked not in ways:
+        raise unknown("way to combine heads", asked, ways)
+    return asked
+
+
 def _only(what: str, asked: Iterable[Any] | None, known: Sequence[Any]) -> list[Any]:
     """What was asked for, checked; everything if nothing was."""
     if asked is None:
@@ -161,10 +176,12 @@ def rows(
     needs: str,
     *,
     base_only: bool = False,
+    fold: bool = False,
 ) -> Rows:
     """The chosen rows of `values`; `needs` says which experiment has them, if this one has not.
 
-    `base_only` takes the base condition, unless others are asked for.
+    `base_only` takes the base condition, unless others are asked for; `fold` turns several
+    conditions into models of their own, so that they can stand beside each other.
     """
     lazy = run.values.filter(pl.col("measure").is_in(list(measures)))
     axes = ["model", "condition", "queries", "keys", "classes", "layer", "head", "item", "prompt"]
@@ -219,10 +236,23 @@ def rows(
             f"every chosen value of {' or '.join(measures)} is undefined (null or NaN): "
             "there is nothing to draw"
         )
+    models = [m for m in models if m in set(frame["model"])]
+    conditions = [c for c in conditions if c in set(frame["condition"])]
+    labels = models
+    if fold and len(conditions) > 1:
+        labels = [f"{m}, {c}" if len(models) > 1 else c for m in models for c in conditions]
+        label = (
+            pl.format("{}, {}", "model", "condition") if len(models) > 1 else pl.col("condition")
+        )
+        frame = frame.with_columns(
+            label.alias("model"), pl.lit(" + ".join(conditions)).alias("condition")
+        )
+        labels = [x for x in labels if x in set(frame["model"])]
     return Rows(
         frame=frame,
-        models=[m for m in models if m in set(frame["model"])],
-        conditions=[c for c in conditions if c in set(frame["condition"])],
+        models=labels,
+        sources=models,
+        conditions=conditions,
         layers=layers,
         items=items,
         queries=queries,

@@ -11,7 +11,19 @@ from dataclasses import fields
 from typing import Any
 
 from attnscope.errors import AttnscopeError, InputError, unknown
-from attnscope.figures import filler_profile, filler_vs_sentence, token_types
+from attnscope.figures import (
+    classes,
+    depth,
+    effect_heads,
+    filler_profile,
+    filler_vs_sentence,
+    flow,
+    lambda_heads,
+    lambda_length,
+    lift,
+    text,
+    token_types,
+)
 from attnscope.figures.choice import Choice
 from attnscope.figures.figure import Figure, Run
 from attnscope.figures.style import Style
@@ -23,6 +35,14 @@ FIGURES: Mapping[str, Callable[..., Figure]] = {
     "token-types": token_types.draw,
     "filler-profile": filler_profile.draw,
     "filler-vs-sentence": filler_vs_sentence.draw,
+    "effect-heads": effect_heads.draw,
+    "classes": classes.draw,
+    "lift": lift.draw,
+    "lambda": lambda_heads.draw,
+    "lambda-length": lambda_length.draw,
+    "flow": flow.draw,
+    "depth": depth.draw,
+    "text": text.draw,
 }
 """Every figure, by its name."""
 

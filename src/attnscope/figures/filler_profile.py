@@ -12,12 +12,13 @@ import altair as alt
 import polars as pl
 
 from attnscope.errors import InputError, unknown
+from attnscope.figures.assemble import assemble
 from attnscope.figures.binning import FINE, PRINT, binned
 from attnscope.figures.caption import caption, pairs_said
 from attnscope.figures.choice import Choice, base_conditions, conditions_in_order, profiles
-from attnscope.figures.describe import Words, describe
+from attnscope.figures.describe import Words
 from attnscope.figures.figure import Figure, Run
-from attnscope.figures.layout import columns_for, finish
+from attnscope.figures.layout import columns_for
 from attnscope.figures.numbers import means, shown
 from attnscope.figures.profile import lines_panel, span_of
 from attnscope.figures.style import Style
@@ -229,31 +230,22 @@ def draw(
         else "Differences per token are not tested; λ over all prompts is under Notes where it was "
         "measured.",
     )
-    described = describe(frame, words)
-    width = style.width or 760
+    width = style.width or 780
     sizes: dict[str, Any] = {
         "theme": style.theme,
         "width": width if pairs.height > 1 else min(width, 620),
         "height": style.height or 140,
         "count_from": count_from,
     }
-    ends: dict[str, Any] = {
-        "title": title,
-        "caption": said,
-        "alt_text": described.alt,
-        "width": sizes["width"] + 40,
-        "theme": style.theme,
-    }
-    return Figure(
-        name="filler-profile",
-        title=title,
-        spec=finish(filler_profile(frame, **sizes), **ends),
-        interactive=finish(filler_profile(fine, interactive=True, **sizes), **ends),
-        data=frame,
+    return assemble(
+        "filler-profile",
+        filler_profile(frame, **sizes),
+        frame,
+        words,
         caption=said,
-        description=described.markdown,
-        alt=described.alt,
-        theme=style.theme,
+        style=style,
+        width=sizes["width"] + 40,
+        interactive=filler_profile(fine, interactive=True, **sizes),
     )
 
 

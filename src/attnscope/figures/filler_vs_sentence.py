@@ -13,6 +13,7 @@ import altair as alt
 import polars as pl
 
 from attnscope.errors import InputError
+from attnscope.figures.assemble import assemble
 from attnscope.figures.binning import FINE, PRINT, binned
 from attnscope.figures.caption import caption, pairs_said
 from attnscope.figures.choice import (
@@ -22,9 +23,9 @@ from attnscope.figures.choice import (
     conditions_in_order,
     profiles,
 )
-from attnscope.figures.describe import Words, describe
+from attnscope.figures.describe import Words
 from attnscope.figures.figure import Figure, Run
-from attnscope.figures.layout import columns_for, finish
+from attnscope.figures.layout import columns_for
 from attnscope.figures.numbers import differences, shown
 from attnscope.figures.profile import lines_panel, span_of
 from attnscope.figures.style import Style
@@ -214,7 +215,6 @@ def draw(
         notes=_spread(full, count_from),
         no_differences="The run has no `uniformity` over prompts to compare the two by.",
     )
-    described = describe(frame, words, _uniformity(run, pairs, names))
     width = style.width or 780
     sizes: dict[str, Any] = {
         "theme": style.theme,
@@ -222,23 +222,16 @@ def draw(
         "height": style.height or 140,
         "count_from": count_from,
     }
-    ends: dict[str, Any] = {
-        "title": title,
-        "caption": said,
-        "alt_text": described.alt,
-        "width": sizes["width"] + 40,
-        "theme": style.theme,
-    }
-    return Figure(
-        name="filler-vs-sentence",
-        title=title,
-        spec=finish(filler_vs_sentence(frame, **sizes), **ends),
-        interactive=finish(filler_vs_sentence(fine, interactive=True, **sizes), **ends),
-        data=frame,
+    return assemble(
+        "filler-vs-sentence",
+        filler_vs_sentence(frame, **sizes),
+        frame,
+        words,
         caption=said,
-        description=described.markdown,
-        alt=described.alt,
-        theme=style.theme,
+        style=style,
+        width=sizes["width"] + 40,
+        differences=_uniformity(run, pairs, names),
+        interactive=filler_vs_sentence(fine, interactive=True, **sizes),
     )
 
 

@@ -14,15 +14,16 @@ import altair as alt
 import polars as pl
 
 from attnscope.errors import InputError, unknown
+from attnscope.figures.assemble import assemble
 from attnscope.figures.caption import caption, heads_said, layers_said, prompts_said
-from attnscope.figures.choice import Choice, Rows, rows
-from attnscope.figures.describe import Words, describe
+from attnscope.figures.choice import Choice, Rows, heads_way, rows
+from attnscope.figures.describe import Words
 from attnscope.figures.figure import Figure, Run
-from attnscope.figures.layout import CLASS_LABELS, finish, label_of, tips
+from attnscope.figures.layout import CLASS_LABELS, label_of, tips
 from attnscope.figures.numbers import differences, means, rank, shown
 from attnscope.figures.style import Style
 from attnscope.figures.theme import PUBLISHED, Theme
-from attnscope.figures.words import number
+from attnscope.figures.words import join, number
 from attnscope.stats.tables import combine, normalise
 
 __all__ = ["NEEDS", "draw", "token_types"]
@@ -200,15 +201,14 @@ def draw(
     """The figure of a run; `combine` (heads) and `normalise` are the experiment's unless given."""
     if whiskers not in WHISKERS:
         raise unknown("whiskers", whiskers, WHISKERS)
-    heads = combine or _default(run, "combine", ("mean", "sum", "max"), "mean")
-    how = normalise or _default(run, "normalise", tuple(TITLES), "mass")
-    if heads not in ("mean", "sum", "max"):
-        raise unknown("way to combine heads", heads, ("mean", "sum", "max"))
+    heads = heads_way(run, combine)
+    asked_for = run.experiment.get("normalise")
+    how = normalise or (asked_for if asked_for in TITLES else "mass")
     if how not in TITLES:
         raise unknown("normalisation", how, TITLES)
     if how == "per-token" and (uniform or counts):
         raise InputError("per-token attention has neither token counts nor an even-attention bar")
-    found = rows(run, choice, ["mass"], NEEDS, base_only=True)
+    found = rows(run, choice, ["mass"], NEEDS, base_only=True, fold=True)
     found = _preferred(found, choice)
     values, frame = numbers(found, heads, how)
     pairs = list(combinations(found.models, 2))
@@ -232,8 +232,7 @@ def draw(
     said = caption(
         run,
         [
-            f"{' and '.join(found.models) if len(found.models) < 3 else ', '.join(found.models)}, "
-            f"{layers_said(found.layers)}, {heads_said(heads, asked)}",
+            f"{join(found.sources)}, {layers_said(found.layers)}, {heads_said(heads, asked)}",
             f"{what}; queries: {found.queries}; keys: {found.keys}; class set: {found.classes}; "
             f"condition: {', '.join(found.conditions)}",
             prompts_said(frame["n"].to_list(), interval=interval)
@@ -243,7 +242,7 @@ def draw(
             "Numbers above a bar: mean number of tokens per class" if counts else "",
             f"{found.not_numbers} undefined values are left out" if found.not_numbers else "",
         ],
-        found.models,
+        found.sources,
     )
     if not interval:
         frame = frame.drop("whisker_low", "whisker_high").with_columns(
@@ -274,7 +273,6 @@ def draw(
         if len(found.models) == 1
         else "Nothing is compared.",
     )
-    described = describe(frame, words, paired)
     width = style.width or _width(found.models, found.layers)
     chart = token_types(
         frame,
@@ -286,35 +284,21 @@ def draw(
         width=width,
         height=style.height or 280,
     )
-    spec = finish(
+    return assemble(
+        "token-types",
         chart,
-        title=title,
+        frame,
+        words,
         caption=said,
-        alt_text=described.alt,
+        style=style,
         width=width + 60,
-        theme=style.theme,
-    )
-    return Figure(
-        name="token-types",
-        title=title,
-        spec=spec,
-        interactive=spec,
-        data=frame,
-        caption=said,
-        description=described.markdown,
-        alt=described.alt,
-        theme=style.theme,
+        differences=paired,
     )
 
 
 def _width(models: Sequence[str], layers: Sequence[int]) -> float:
     bars = len(models) * len(layers)
     return min(720, max(10 * bars, 64 * bars if bars < 6 else 52 * bars))
-
-
-def _default(run: Run, key: str, good: tuple[str, ...], otherwise: str) -> str:
-    asked = run.experiment.get(key)
-    return asked if asked in good else otherwise
 
 
 def _preferred(found: Rows, choice: Choice) -> Rows:
