@@ -135,7 +135,7 @@ def draw(
         for row in hits.iter_rows(named=True)
     ]
     words = Words(
-        title=style.title or f"{measure}: {of} against {minus}, head by head",
+        title=style.title or f"{measure.capitalize()}: {of} against {minus}, head by head",
         overview="Coloured matrices of layers by heads, a panel for each of "
         f"{join(_names(frame))}: {value_title.lower()}. {tested}.",
         axes=["x: head, from 0", "y: layer, from 0 at the top"],

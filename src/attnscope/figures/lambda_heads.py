@@ -61,7 +61,7 @@ def lambda_heads(
             width=width,
             marked="differs",
         )
-    columns = columns_for(len(names), 2)
+    columns = columns_for(len(names), 3)
     wide = width / columns - (20 if columns > 1 else 0)
     panels = []
     for i, name in enumerate(names):
@@ -70,10 +70,11 @@ def lambda_heads(
             x=alt.X("layer:O", title="Layer (heads side by side)", axis=alt.Axis(labelAngle=0)),
             xOffset=alt.XOffset("head:O"),
         )
-        said = "λ" if i % columns == 0 else ""
+        said = "λ (1: unchanged)" if i % columns == 0 else ""
         y = alt.Y(
             "value:Q",
             title=said,
+            axis=alt.Axis(grid=True),
             scale=alt.Scale(domain=spread(frame, 1.0), nice=True, zero=False),
         )
         marks: list[Any] = [

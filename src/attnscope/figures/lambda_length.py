@@ -44,17 +44,26 @@ def lambda_length(
     colour = alt.Color(
         "layer:O",
         scale=alt.Scale(domain=layers, range=theme.series_colours(len(layers))),
-        legend=alt.Legend(orient="top", title="Layer", titleOrient="left", columns=8),
+        legend=alt.Legend(
+            orient="top", title="Layer", titleOrient="left", symbolOpacity=1, columns=8
+        ),
     )
+    longest = max(frame["filler_tokens"].to_list())
     panels = []
     for i, name in enumerate(names):
         part = frame.filter(pl.col("panel") == name)
         base = alt.Chart(part)
-        x = alt.X("filler_tokens:Q", title="Filler tokens", axis=alt.Axis(grid=False))
-        said = "λ" if i % columns == 0 else ""
+        x = alt.X(
+            "filler_tokens:Q",
+            title="Filler tokens",
+            axis=alt.Axis(grid=False),
+            scale=alt.Scale(domain=[0, longest * 1.04], nice=False),
+        )
+        said = "λ (1: unchanged)" if i % columns == 0 else ""
         y = alt.Y(
             "value:Q",
             title=said,
+            axis=alt.Axis(grid=True),
             scale=alt.Scale(domain=spread(frame, 1.0), nice=True, zero=False),
         )
         marks: list[Any] = [

@@ -46,6 +46,7 @@ def _colour(series: str, colours: Mapping[str, str]) -> alt.Color:
             orient="top",
             title=None,
             columns=6,
+            symbolOpacity=1,
             labelExpr=f"({labels})[datum.label] || datum.label",
         ),
     )
@@ -68,11 +69,12 @@ def layer_lines(
     """`value` over `layer`, one line per `series`, its interval as a band, a panel per `panel`.
 
     `y_titles` names the y axis of each panel and gives their order; `rule` is a line across;
-    `start` is a value that must be in sight.
+    `start` is a value that must be in sight. With `own_scale` the panels are different quantities,
+    each named by its axis.
     """
     columns = columns_for(len(y_titles), 3)
     wide = width / columns - (18 if columns > 1 else 0)
-    titled = len(y_titles) > 1
+    titled = len(y_titles) > 1 and not own_scale
     must = [x for x in (rule, start) if x is not None]
     panels = []
     for i, (name, y_title) in enumerate(y_titles.items()):
@@ -85,7 +87,7 @@ def layer_lines(
             "value:Q",
             title=said,
             scale=alt.Scale(domain=domain, nice=True, zero=False),
-            axis=alt.Axis(tickCount=6),
+            axis=alt.Axis(tickCount=6, grid=True),
         )
         base = alt.Chart(part)
         marks: list[Any] = []

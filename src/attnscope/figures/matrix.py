@@ -90,7 +90,7 @@ def matrices(
         ]
         if texts:
             # Dark text on the light half of the scale, light on the dark.
-            middle = domain[0] + 0.6 * (domain[1] - domain[0])
+            middle = domain[0] + 0.5 * (domain[-1] - domain[0])
             for dark, keep in (
                 ("#ffffff", alt.datum[value] > middle),
                 ("#111111", alt.datum[value] <= middle),

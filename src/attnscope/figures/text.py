@@ -45,14 +45,16 @@ def text(
     value_title: str = "Attention",
     width: float = 780,
 ) -> Any:
-    """The chart of `frame`: `shown` text at `line`, from `column` to `end`, shaded by `value`."""
+    """The chart of `frame`: boxes in `line` from `column` to `end`, `shown` in them from `at` on."""
     characters = characters_in(width, theme)
     top = frame["value"].max() or 1.0
     assert isinstance(top, float)
     # Steps of the square root: a single sink would leave the rest of a linear scale blank.
     last = len(theme.sequential) - 1
     scale = alt.Scale(
-        domain=[top * (i / last) ** 2 for i in range(last + 1)], range=list(theme.sequential)
+        domain=[top * (i / last) ** 2 for i in range(last + 1)],
+        range=list(theme.sequential),
+        interpolate="rgb",
     )
     lines = frame["line"].n_unique()
     tall = theme.size * 1.9
@@ -74,7 +76,7 @@ def text(
         .mark_text(
             font=theme.mono, fontSize=theme.size, align="left", baseline="middle", color=colour
         )
-        .encode(text="shown:N")
+        .encode(x=alt.X("at:Q", axis=None), text="shown:N")
         for keep, colour in (
             (alt.datum.value > middle, "#ffffff"),
             ((alt.datum.value <= middle) | (alt.datum.value == None), "#111111"),  # noqa: E711
@@ -89,7 +91,7 @@ def characters_in(width: float, theme: Theme) -> int:
 
 
 def laid_out(tokens: pl.DataFrame, characters: int) -> pl.DataFrame:
-    """Tokens with `shown`, `line`, `column`, `end`: set line by line, broken where text breaks."""
+    """Tokens with `shown`, `line`, `column`, `at`, `end`: set line by line, broken where text breaks."""
     line = column = 0
     placed = []
     for token in tokens["token"]:
@@ -109,11 +111,21 @@ def laid_out(tokens: pl.DataFrame, characters: int) -> pl.DataFrame:
             line, column = line + 1, 0
         if len(visible) > characters:
             visible = visible[: characters - 1] + "…"
-        placed.append((visible.replace(" ", "\u00a0"), line, column, column + max(size, 1)))
+        # Blanks in front would not be drawn, so the letters begin after them.
+        inked = visible.lstrip(" ")
+        at = column + len(visible) - len(inked)
+        inked = inked.replace(" ", "\u00a0")
+        placed.append((inked, line, column, at, column + max(size, 1)))
         column += max(size, 1)
         if token and token.endswith("\n"):
             line, column = line + 1, 0
-    schema = {"shown": pl.String, "line": pl.Int32, "column": pl.Int32, "end": pl.Int32}
+    schema = {
+        "shown": pl.String,
+        "line": pl.Int32,
+        "column": pl.Int32,
+        "at": pl.Int32,
+        "end": pl.Int32,
+    }
     return pl.concat([tokens, pl.DataFrame(placed, schema=schema, orient="row")], how="horizontal")
 
 
@@ -149,7 +161,18 @@ def draw(
     width = style.width or 780
     cut = full.head(MOST)
     frame = shown(laid_out(cut, characters_in(width, style.theme)))
-    columns = ["position", "token", "class", "role", "value", "shown", "line", "column", "end"]
+    columns = [
+        "position",
+        "token",
+        "class",
+        "role",
+        "value",
+        "shown",
+        "line",
+        "column",
+        "at",
+        "end",
+    ]
     frame = frame.select(columns)
     pair = found.select("model", "layer", "head").head(1)
     said = caption(

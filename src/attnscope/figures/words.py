@@ -5,6 +5,7 @@ This module must not know figures or runs.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 
@@ -75,4 +76,6 @@ def count(number_of: int, thing: str, things: str | None = None) -> str:
 def wrap(text: str, pixels: float, size: float) -> list[str]:
     """Lines of at most `pixels`, for a proportional font of `size`; long words are broken."""
     width = max(12, int(pixels / (size * 0.485)))
-    return textwrap.wrap(text, width, break_long_words=True) or [""]
+    # `n = 12` and `q < 0.05` stay together.
+    kept = re.sub(r"\b([nqλ]) ([=<]) (?=\S)", "\\1\u00a0\\2\u00a0", text)
+    return textwrap.wrap(kept, width, break_long_words=True, break_on_hyphens=False) or [""]
