@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import made_tokenizers
 import torch
 import transformers as hf
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
+
+import made_tokenizers
 
 KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "qwen2": (hf.Qwen2Config, hf.Qwen2ForCausalLM, {}),
@@ -62,7 +63,7 @@ def save_model(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1 and "embed" not in name:
-                parameter.mul_(6.0)
+                parameter.mul_(12.0)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)

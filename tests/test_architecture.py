@@ -57,7 +57,7 @@ def modules() -> list[tuple[str, Path]]:
 
 
 def test_public_names() -> None:
-    assert sorted(attnscope.__all__) == ["AttnscopeError", "Scope", "load", "watch"]
+    assert sorted(attnscope.__all__) == ["AttnscopeError", "Scope", "load", "open_run", "watch"]
     for name in attnscope.__all__:
         assert getattr(attnscope, name).__module__.startswith("attnscope.")
 

@@ -11,16 +11,18 @@ if TYPE_CHECKING:
     from attnscope.capture.attention import watch
     from attnscope.capture.scope import Scope
     from attnscope.errors import AttnscopeError
+    from attnscope.experiment.store import open_run
     from attnscope.loading import load
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["AttnscopeError", "Scope", "load", "watch"]
+__all__ = ["AttnscopeError", "Scope", "load", "open_run", "watch"]
 
 _HOME = {
     "AttnscopeError": "attnscope.errors",
     "Scope": "attnscope.capture.scope",
     "load": "attnscope.loading",
+    "open_run": "attnscope.experiment.store",
     "watch": "attnscope.capture.attention",
 }
 

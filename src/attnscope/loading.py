@@ -8,7 +8,7 @@ from typing import Any
 
 from attnscope.errors import ModelError
 
-__all__ = ["load", "load_config", "load_tokenizer", "source_of"]
+__all__ = ["load", "load_config", "load_tokenizer", "model_class", "source_of"]
 
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -131,3 +131,11 @@ def source_of(name: str | Path) -> Path | None:
     """The folder a name stands for; None where it is a hub id."""
     source = Path(_source(str(name)))
     return source if source.is_dir() else None
+
+
+def model_class(config: Any) -> Any:
+    """The class that `load` would make a model of."""
+    import transformers
+
+    auto = _class_for(transformers, config)
+    return auto._model_mapping[type(config)]

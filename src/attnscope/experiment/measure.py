@@ -166,7 +166,7 @@ class _Text:
             mask[:, 0] = False
         elif name != "all":
             mask = self.region(name)
-        return mask, mask.any(axis=1)
+        return mask, _any(mask)
 
     def queries(self, name: str) -> Any:
         """What `watch` takes; None where no token of the batch is meant."""
@@ -177,7 +177,7 @@ class _Text:
         if kind == "after":
             last = mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)
             behind = np.arange(mask.shape[1]) > last[:, None]
-            mask = behind & self.real & mask.any(axis=1)[:, None]
+            mask = behind & self.real & _any(mask)[:, None]
         return torch.from_numpy(mask) if mask.any() else None
 
     @property
@@ -203,6 +203,11 @@ class _Text:
             assert cell.alignment is not None
             inside[row, cell.alignment.filler] = True
         return inside
+
+
+def _any(mask: Mask) -> Mask:
+    """[B] whether a row has any."""
+    return np.asarray(mask.any(axis=1))
 
 
 def _region(tokens: TokenizedPrompt, name: str) -> Mask:

@@ -43,20 +43,17 @@ def facts_of(name: str) -> ModelFacts:
     """Ask the configuration and the files, not the weights."""
     config = load_config(name)
     folder = source_of(name)
-    if folder is not None:
-        revision = _digest_of(folder)
-    else:
-        revision = getattr(config, "_commit_hash", None)
-        if not revision:
-            raise ModelError(
-                f"the hub does not say which revision of {name!r} this is, so a run could not be "
-                "repeated; download it to a folder and give its path"
-            )
+    commit = getattr(config, "_commit_hash", None)
+    if folder is None and not commit:
+        raise ModelError(
+            f"the hub does not say which revision of {name!r} this is, so a run could not be "
+            "repeated; download it to a folder and give its path"
+        )
     text = config.get_text_config()
     heads = getattr(text, "num_attention_heads", None)
     return ModelFacts(
         name=name,
-        revision=revision,
+        revision=_digest_of(folder) if folder is not None else str(commit),
         architecture=(getattr(config, "architectures", None) or [type(config).__name__])[0],
         layers=getattr(text, "num_hidden_layers", None),
         heads=heads,

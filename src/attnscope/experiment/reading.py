@@ -95,9 +95,9 @@ def _plain(node: yaml.Node, place: Place, lines: dict[Place, int], path: Path) -
 def _scalar(node: yaml.Node) -> Any:
     loader = yaml.SafeLoader("")
     try:
-        return loader.construct_object(node, deep=True)  # type: ignore[no-untyped-call]
+        return loader.construct_object(node, deep=True)
     finally:
-        loader.dispose()  # type: ignore[no-untyped-call]
+        loader.dispose()
 
 
 def _find_files(data: dict[Any, Any], folder: Path) -> None:
@@ -147,9 +147,7 @@ def _place(loc: Place, data: Any) -> Place:
     for step in loc:
         inside = _at(place, data)
         if isinstance(inside, dict):
-            if step in inside or len(place) != 1 or place[0] != "prompts":
-                place = (*place, step)
-            elif step not in _SOURCES:
+            if step in inside or place != ("prompts",) or step not in _SOURCES:
                 place = (*place, step)
         elif isinstance(inside, list) and isinstance(step, int):
             place = (*place, step)

@@ -22,12 +22,15 @@ from attnscope.experiment.spec import Experiment
 from attnscope.experiment.tables import POSITIONS, TOKENS, VALUES
 from attnscope.tokens import read_vocabulary
 
-__all__ = ["Vocabulary", "position_tables", "token_table", "value_tables"]
+__all__ = ["TokenColumns", "cell_tables"]
 
 
 def value_tables(label: str, cells: tuple[Cell, ...], measured: Measured) -> list[pl.DataFrame]:
     """The `values` of each cell of a condition."""
-    words, values, uniforms, tokens = [], [], [], []
+    words: list[pl.DataFrame] = []
+    values: list[NDArray[np.float64]] = []
+    uniforms: list[NDArray[np.float64]] = []
+    tokens: list[NDArray[np.float64]] = []
     for reading in measured.readings:
         words.append(_words(reading.queries, tuple(reading.heads), tuple(reading.columns)))
         for parts, flat in (
@@ -113,7 +116,7 @@ def _positions(label: str, cell: Cell, row: int, measured: Measured) -> pl.DataF
     )
 
 
-class Vocabulary:
+class TokenColumns:
     """What every id says and is, as columns to take rows from."""
 
     def __init__(self, experiment: Experiment, plan: ModelPlan):
@@ -130,7 +133,7 @@ class Vocabulary:
         self.classes = pl.Series([names[c] for c in table.classes.tolist()], dtype=pl.String)
 
 
-def token_table(label: str, cell: Cell, vocabulary: Vocabulary) -> pl.DataFrame:
+def token_table(label: str, cell: Cell, vocabulary: TokenColumns) -> pl.DataFrame:
     """The `tokens` of a cell."""
     n = len(cell.tokens)
     role: NDArray[np.int64] = np.zeros(n, dtype=np.int64)
@@ -172,11 +175,13 @@ def _regions(cell: Cell) -> pl.Series:
 
 
 def cell_tables(
-    label: str, cells: tuple[Cell, ...], measured: Measured, vocabulary: Vocabulary
+    label: str, cells: tuple[Cell, ...], measured: Measured, vocabulary: TokenColumns
 ) -> Iterator[tuple[Cell, dict[str, pl.DataFrame]]]:
     """Every table of every cell of a condition."""
     positions = position_tables(label, cells, measured)
-    for row, (cell, values) in enumerate(zip(cells, value_tables(label, cells, measured))):
+    for row, (cell, values) in enumerate(
+        zip(cells, value_tables(label, cells, measured), strict=True)
+    ):
         tables = {"tokens": token_table(label, cell, vocabulary), "values": values}
         if positions is not None:
             tables["positions"] = positions[row]

@@ -21,7 +21,7 @@ from attnscope.errors import InputError
 from attnscope.experiment.environment import describe, describe_model, same_or_refuse
 from attnscope.experiment.measure import Measured, measure_batch
 from attnscope.experiment.plan import Batch, ModelPlan, Plan, make_plan
-from attnscope.experiment.rows import Vocabulary, cell_tables
+from attnscope.experiment.rows import TokenColumns, cell_tables
 from attnscope.experiment.spec import Experiment
 from attnscope.experiment.writing import Directory, opened
 
@@ -45,9 +45,7 @@ class Outcome:
     """This time; the others were there."""
 
 
-def run(
-    experiment: Experiment, folder: str | Path, *, progress: Progress | None = None
-) -> Outcome:
+def run(experiment: Experiment, folder: str | Path, *, progress: Progress | None = None) -> Outcome:
     """Run an experiment into a directory, or continue it there."""
     return run_plan(make_plan(experiment), folder, progress=progress)
 
@@ -109,7 +107,7 @@ def _run_model(
         backend = scope.backend  # no pass: only to see that the layers exist, and what measures
     environment["models"][of_model.label] = describe_model(of_model, model, backend)
     directory.write_json("environment.json", environment)
-    vocabulary = Vocabulary(experiment, of_model)
+    vocabulary = TokenColumns(experiment, of_model)
 
     def store(batch: Batch, measured: dict[str, Measured]) -> None:
         for condition, cells in batch.cells.items():

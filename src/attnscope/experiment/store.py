@@ -18,7 +18,7 @@ import yaml
 from attnscope.errors import InputError
 from attnscope.experiment.tables import CELLS, POSITIONS, TOKENS, VALUES
 
-__all__ = ["Run", "cell_file", "open_run"]
+__all__ = ["TABLES", "Run", "cell_file", "open_run"]
 
 TABLES = {"values": "", "tokens": ".tokens", "positions": ".positions"}
 """A table's name to what its files have between the cell's ID and `.parquet`."""
@@ -66,7 +66,9 @@ class Run:
         if self.complete:
             return pl.DataFrame(manifest["cells"], schema=CELLS, orient="row")
         files = [cell_file(self.path, id, "tokens") for id in self.ids]
-        found = [_summary(id, pl.read_parquet(file)) for id, file in zip(self.ids, files)]
+        found = [
+            _summary(id, pl.read_parquet(file)) for id, file in zip(self.ids, files, strict=True)
+        ]
         return pl.concat(found) if found else CELLS.to_frame()
 
     def sql(self, query: str) -> pl.DataFrame:

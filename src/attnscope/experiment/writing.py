@@ -13,7 +13,7 @@ import errno
 import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import yaml
 from attnscope.errors import InputError
 from attnscope.experiment.reading import written
 from attnscope.experiment.spec import Experiment
-from attnscope.experiment.store import cell_file
+from attnscope.experiment.store import TABLES, cell_file
 
 __all__ = ["Directory", "opened"]
 
@@ -34,7 +34,8 @@ _TEMPORARY = ".part"
 @contextmanager
 def opened(folder: Path, experiment: Experiment) -> Iterator[Directory]:
     """The run directory, made or continued, and locked. Refuses one of another experiment."""
-    directory = Directory(folder)
+    profiles = ("positions",) if "profile" in experiment.measures else ()
+    directory = Directory(folder, ("values", "tokens", *profiles))
     with directory.explained():
         directory.prepare(experiment)
         with _locked(folder):
@@ -46,8 +47,10 @@ def opened(folder: Path, experiment: Experiment) -> Iterator[Directory]:
 class Directory:
     """A run directory being written."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, tables: Iterable[str] = ("values", "tokens")):
         self.folder = folder
+        self.parts = [TABLES[table] for table in tables]
+        """What the names of a cell's files have behind its ID."""
 
     def prepare(self, experiment: Experiment) -> None:
         """Make the directory, or see that it is this experiment's."""
@@ -71,13 +74,11 @@ class Directory:
                 path.unlink(missing_ok=True)
 
     def done(self) -> set[str]:
-        """The cells that are complete."""
-        names = (entry.name for entry in os.scandir(self.folder / "cells"))
-        return {
-            name.removesuffix(".parquet")
-            for name in names
-            if name.endswith(".parquet") and name.count(".") == 1
-        }
+        """The cells that are complete: their values are there, and what comes before them."""
+        with os.scandir(self.folder / "cells") as entries:
+            names = {entry.name for entry in entries}
+        ids = {name.removesuffix(".parquet") for name in names if name.count(".") == 1}
+        return {id for id in ids if all(f"{id}{end}.parquet" in names for end in self.parts)}
 
     def environment(self) -> dict[str, Any]:
         """What is recorded so far; empty before anything is."""
@@ -149,7 +150,9 @@ def _same_experiment(folder: Path, asked: Path, experiment: Experiment) -> None:
     mine = experiment.complete()
     differing = [key for key in {**there, **mine} if there.get(key) != mine.get(key)]
     if differing:
-        told = "; ".join(f"{key}: {there.get(key)} there, {mine.get(key)} here" for key in differing)
+        told = "; ".join(
+            f"{key}: {there.get(key)} there, {mine.get(key)} here" for key in differing
+        )
         raise InputError(
             f"{folder} holds another experiment, which differs in {', '.join(differing)} "
             f"({told}). Give another directory with --out, or run the one that is there: "

@@ -43,9 +43,7 @@ def slope(base: Array, variant: Array, keys: Mask) -> tuple[Array, Array, Array]
     )
 
 
-def spike_and_rest(
-    base: Array, variant: Array, keys: Mask
-) -> tuple[Array, Array, Array, Array]:
+def spike_and_rest(base: Array, variant: Array, keys: Mask) -> tuple[Array, Array, Array, Array]:
     """Ratio of means over the spikes and over the rest, and the number of tokens of each.
 
     Spikes are the tenth of the tokens (rounded up) with the largest base average; of equal ones,

@@ -1,0 +1,108 @@
+"""How many prompts a second a run gets through, and how much of the time is not the model's.
+
+    python benchmarks/runs.py MODEL [--prompts 10000] [--measures mass entropy …]
+
+The model's time is the watched forward passes, the attention statistics included; a plain forward
+pass over the same batches is timed afterwards. Memory is the resident size as the run goes on.
+Prints Markdown; the committed table is in docs/benchmarks-runs.md.
+"""
+
+import argparse
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils import logging
+
+import attnscope
+from attnscope.capture import sites
+from attnscope.experiment import measure
+from attnscope.experiment.plan import make_plan
+from attnscope.experiment.run import run_plan
+from attnscope.experiment.spec import made
+from attnscope.experiment.telling import estimate
+from attnscope.tokens import pad
+
+
+def resident() -> float:
+    """MiB of memory in use."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096 / 2**20
+
+
+def plain(model: Any, plan: Any) -> float:
+    """Seconds for the same batches without anybody watching."""
+    base = sites.find(model).base
+    start = time.perf_counter()
+    with torch.no_grad():
+        for batch in plan.models[0].batches:
+            for cells in batch.cells.values():
+                given = pad([cell.tokens for cell in cells], side="right").inputs
+                base(**{name: value.to(model.device) for name, value in given.items()})
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("model", help="a zoo name, a hub id or a folder")
+    parser.add_argument("--prompts", type=int, default=10_000)
+    parser.add_argument("--measures", nargs="+", default=["mass", "entropy", "first_token"])
+    parser.add_argument("--batch-tokens", type=int, default=8192)
+    options = parser.parse_args()
+    logging.disable_progress_bar()
+    experiment = made(
+        name="many",
+        models={"model": options.model},
+        prompts={"source": "math", "count": options.prompts, "level": 1},
+        measures=options.measures,
+        batch_tokens=options.batch_tokens,
+    )
+    in_model = 0.0
+    watched = measure.forward
+
+    def timed(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal in_model
+        start = time.perf_counter()
+        scope = watched(*arguments, **keywords)
+        in_model += time.perf_counter() - start
+        return scope
+
+    measure.forward = timed
+    memory: list[tuple[float, float]] = []
+    folder = Path(tempfile.mkdtemp())
+    start = time.perf_counter()
+    plan = make_plan(experiment)
+    planned = time.perf_counter() - start
+    expected = estimate(plan)[0].seconds
+    resumed = time.perf_counter()
+    run_plan(plan, folder / "run", progress=lambda _, n, of: memory.append((n / of, resident())))
+    ran = time.perf_counter() - resumed
+    took = planned + ran
+    size = sum(path.stat().st_size for path in (folder / "run").rglob("*") if path.is_file())
+    run = attnscope.open_run(folder / "run")
+    rows = run.sql("SELECT count(*) AS rows FROM values")["rows"][0]
+    tokens = int(run.cells["tokens"].sum())
+    shutil.rmtree(folder)
+    model, _ = attnscope.load(options.model)
+    alone = plain(model, plan)
+    at = {mark: min(memory, key=lambda m: abs(m[0] - mark))[1] for mark in (0.1, 0.5, 1.0)}
+    entry = run.environment["models"]["model"]
+    print(f"| {options.model}: {entry['layers']} layers, {entry['heads']} heads, ", end="")
+    print(f"{entry['parameters']:,} parameters | |\n| --- | ---: |")
+    print(f"| prompts (tokens, values) | {options.prompts:,} ({tokens:,}, {rows:,}) |")
+    print(f"| time, planning included | {took:.1f} s |")
+    print(f"| prompts a second | {options.prompts / took:.0f} |")
+    print(f"| watched forward passes | {in_model:.1f} s |")
+    print(f"| share of time outside them | {100 * (1 - in_model / took):.1f} % |")
+    print(f"| of that, planning | {100 * planned / took:.1f} % |")
+    print(f"| the same batches unwatched | {alone:.1f} s |")
+    print(f"| estimated by --check | {expected:.1f} s |")
+    print("| memory at 10, 50, 100 % | " + ", ".join(f"{m:.0f}" for m in at.values()) + " MiB |")
+    print(f"| on disk | {size / 2**20:.0f} MiB |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""How far a run is, for people: a bar on a terminal, a line now and then elsewhere.
+
+Time left goes by tokens, not by cells, because cells come in order of their length.
+
+This module must not know what is measured.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+__all__ = ["shown"]
+
+# Seconds between two lines where there is no terminal.
+EVERY = 10.0
+
+Report = Callable[[int, int, int], None]
+
+
+@contextmanager
+def shown(name: str, cells: int, *, quiet: bool = False) -> Iterator[Report | None]:
+    """Something to give to `run(progress=…)`. Everything goes to standard error."""
+    if quiet:
+        yield None
+    elif sys.stderr.isatty():
+        with _bar(name, cells) as report:
+            yield report
+    else:
+        yield _lines(name, cells)
+
+
+@contextmanager
+def _bar(name: str, cells: int) -> Iterator[Report]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[cells]}/{task.fields[of]} cells  {task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(name, total=None, cells=0, of=cells, rate="")
+        speed = _Speed()
+
+        def report(done: int, tokens: int, total: int) -> None:
+            rate = speed.rate(done)
+            progress.update(task, completed=tokens, total=total, cells=done, rate=rate)
+
+        yield report
+
+
+def _lines(name: str, cells: int) -> Report:
+    speed = _Speed()
+    said = time.monotonic()
+
+    def report(done: int, tokens: int, total: int) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if now - said >= EVERY or tokens == total:
+            said = now
+            left = speed.left(tokens, total)
+            print(f"{name}: {done}/{cells} cells{speed.rate(done)}{left}", file=sys.stderr)
+
+    return report
+
+
+class _Speed:
+    """From the first report on: how many cells a second, and how long it will take."""
+
+    def __init__(self) -> None:
+        self.start = time.monotonic()
+        self.first: int | None = None
+
+    def rate(self, done: int) -> str:
+        """Empty before anything is known."""
+        if self.first is None:
+            self.first = done
+        took = time.monotonic() - self.start
+        return f", {(done - self.first) / took:.1f} a second" if done > self.first else ""
+
+    def left(self, tokens: int, total: int) -> str:
+        """Empty at the beginning and at the end."""
+        if not 0 < tokens < total:
+            return ""
+        seconds = (time.monotonic() - self.start) * (total - tokens) / tokens
+        return f", {seconds:.0f} s left"

@@ -1,0 +1,166 @@
+"""What an experiment will do, in words and numbers: for `run --check`, and above every result.
+
+The time and the memory are estimates, from the model's shape and a matrix product timed on the
+spot; they say whether to wait or to go for lunch, nothing finer.
+
+This module must not know how anything is measured or stored.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from attnscope.experiment.plan import ModelPlan, Plan
+from attnscope.experiment.spec import Experiment
+from attnscope.loading import load_config
+
+__all__ = ["Estimate", "choices", "estimate"]
+
+# Seconds that one layer of one watched forward pass costs however small it is.
+OVERHEAD = {"cpu": 1.0e-3, "cuda": 0.6e-3}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one model will take, roughly."""
+
+    label: str
+    name: str
+    cells: int
+    batches: int
+    passes: int
+    """Forward passes: batches × conditions × choices of queries."""
+    tokens: int
+    """Of all cells."""
+    longest: int
+    """Tokens of the longest cell."""
+    parameters: int
+    seconds: float
+    bytes: int
+    """Weights, and one batch on its way through the model."""
+
+
+def choices(experiment: Experiment) -> list[str]:
+    """What the numbers are of: every choice that a reader must know, a line each."""
+    heads = experiment.heads
+    stored = "all" if heads == "all" else heads if isinstance(heads, dict) else _joined(heads)
+    lines = {
+        "models": ", ".join(f"{label} ({name})" for label, name in experiment.models.items()),
+        "prompts": _prompts(experiment),
+        "conditions": "; ".join(_condition(experiment, name) for name in experiment.conditions),
+        "layers": "all" if experiment.layers == "all" else _joined(experiment.layers),
+        "heads": f"{stored}, each stored by itself; readers combine them by {experiment.combine}",
+        "queries": _joined(experiment.queries),
+        "keys": _joined(experiment.keys),
+        "classes": "; ".join(
+            f"{label} ({', '.join(_judged(one) for one in kinds)})"
+            for label, kinds in experiment.class_sets.items()
+        ),
+        "measures": _joined(experiment.measures),
+        "shown as": experiment.normalise,
+    }
+    width = max(map(len, lines))
+    return [f"{what.ljust(width)}  {said}" for what, said in lines.items()]
+
+
+def estimate(plan: Plan) -> list[Estimate]:
+    """Time and memory for each model, with nothing loaded."""
+    speed = _speed(plan.device)
+    return [_estimate(plan, model, speed) for model in plan.models]
+
+
+def _estimate(plan: Plan, model: ModelPlan, speed: float) -> Estimate:
+    experiment = plan.experiment
+    config = load_config(model.facts.name)
+    text = config.get_text_config()
+    parameters = _parameters(config)
+    passes = len(experiment.queries)
+    if "flow" in experiment.measures:
+        passes *= len(experiment.classes)
+    hidden = int(getattr(text, "hidden_size", 0) or 0)
+    layers, heads = model.facts.layers or 0, model.facts.heads or 0
+    measured = layers if model.layers is None else len(model.layers)
+    flops = largest = rows = 0.0
+    for batch in model.batches:
+        for cells in batch.cells.values():
+            width = max(len(cell.tokens) for cell in cells)
+            tokens = width * len(cells)
+            attended = tokens * width * hidden
+            flops += 2 * parameters * tokens + 4 * layers * attended + 12 * measured * attended
+            largest = max(largest, tokens)
+            rows = max(rows, tokens * heads * measured)
+    kind = plan.device.partition(":")[0]
+    runs = len(model.batches) * len(experiment.conditions) * passes
+    width_of = 4 if _full(experiment, plan.device) else 2
+    working = largest * (hidden * 12 + int(getattr(text, "intermediate_size", 0) or 0) * 2)
+    lengths = [len(cell.tokens) for batch in model.batches for cell in batch]
+    return Estimate(
+        label=model.label,
+        name=model.facts.name,
+        cells=len(lengths),
+        batches=len(model.batches),
+        passes=runs,
+        tokens=sum(lengths),
+        longest=max(lengths),
+        parameters=parameters,
+        seconds=passes * flops / speed + runs * layers * OVERHEAD.get(kind, OVERHEAD["cpu"]),
+        bytes=int(parameters * width_of + working * width_of + rows * 8 * 3),
+    )
+
+
+def _full(experiment: Experiment, device: str) -> bool:
+    return experiment.dtype == "float32" or (experiment.dtype == "auto" and device == "cpu")
+
+
+def _parameters(config: Any) -> int:
+    """Counted on a model without memory."""
+    import torch
+
+    from attnscope.loading import model_class
+
+    with torch.device("meta"):
+        empty = model_class(config)._from_config(config)
+    return sum(parameter.numel() for parameter in empty.parameters())
+
+
+def _speed(device: str) -> float:
+    """Multiplications and additions a second, of a matrix product."""
+    import torch
+
+    where = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    size = 512 if where == "cpu" else 4096
+    kind = torch.float32 if where == "cpu" else torch.bfloat16
+    a = torch.ones(size, size, device=where, dtype=kind)
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        (a @ a).sum().item()
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best / 2  # no model keeps up with a square product
+
+
+def _joined(things: Any) -> str:
+    return ", ".join(map(str, things))
+
+
+def _prompts(experiment: Experiment) -> str:
+    options = experiment.prompts.model_dump(exclude={"source", "count"}, exclude_none=True)
+    told = ", ".join(f"{key} {value}" for key, value in options.items() if value != {})
+    count = experiment.prompts.count or "all"
+    chat = "in the chat template" if experiment.chat else "without a chat template"
+    return f"{count} {experiment.prompts.source} ({told}), {chat}"
+
+
+def _condition(experiment: Experiment, name: str) -> str:
+    condition = experiment.conditions[name]
+    if condition.insert is None:
+        return f"{name} (the prompt as it is)"
+    what = condition.insert
+    unit = f" {what.filler(0).repeated!r}" if what.kind in ("repeat", "word") else ""
+    return f"{name} ({what.count} × {what.kind}{unit}, {condition.position}, by {condition.by})"
+
+
+def _judged(one: Any) -> str:
+    return f"{one.name} by fraction" if one.judgement == "fraction" else one.name

@@ -1,0 +1,55 @@
+"""A filler against a random sentence of equal length (arXiv 2510.01032).
+
+Three models, one head each: those of the paper where a model is one of the paper's, its first
+otherwise. Both insertions go by ids, so that they are 55 tokens each; every prompt has a sentence
+of its own.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attnscope.experiment.spec import Experiment, made
+from attnscope.recipes.names import labelled
+
+__all__ = ["HEADS", "filler_vs_sentence"]
+
+HEADS = {
+    "zoo:math-qwen2": 0,
+    "zoo:chat-llama": 6,
+    "zoo:chat-gemma3": 7,
+    "Qwen/Qwen2.5-Math-7B": 0,
+    "Qwen/Qwen2.5-Math-7B-Instruct": 0,
+    "meta-llama/Llama-3.1-8B-Instruct": 26,
+    "google/gemma-3-4b-it": 7,
+}
+"""The head shown of each model, from 0."""
+
+
+def filler_vs_sentence(
+    models: Mapping[str, str] | Sequence[str] = (
+        "zoo:math-qwen2",
+        "zoo:chat-llama",
+        "zoo:chat-gemma3",
+    ),
+    prompts: int = 64,
+    **keys: Any,
+) -> Experiment:
+    """Attention to 55 slashes against a random sentence of 55 tokens: three models, a head each."""
+    chosen = labelled(models)
+    place = {"position": "between", "by": "ids"}
+    asked: dict[str, Any] = {
+        "name": "filler-vs-sentence",
+        "models": chosen,
+        "prompts": {"source": "math", "count": prompts},
+        "conditions": {
+            "base": {},
+            "filler": {"insert": {"kind": "repeat", "unit": "/", "count": 55}, **place},
+            "sentence": {"insert": {"kind": "sentence", "count": 55}, **place},
+        },
+        "layers": [0],
+        "heads": {label: [HEADS.get(name, 0)] for label, name in chosen.items()},
+        "queries": ["all"],
+        "keys": ["all", "not-first", "filler"],
+        "measures": ["profile", "uniformity", "lambda", "mass", "entropy", "first_token"],
+    }
+    return made(**{**asked, **keys})

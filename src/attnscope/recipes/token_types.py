@@ -1,0 +1,34 @@
+"""Attention to token types: how much of it goes to `#`, `*` and whitespace of the maps.
+
+Two models, the same spatial prompts, four layers (arXiv 2512.24532). The published figure does not
+say which queries it counts; here all of them do, heads are combined by their mean, and keys are
+the tokens of the maps alone, because `*` stands in the instructions too. Each is an option.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attnscope.experiment.spec import Experiment, made
+from attnscope.recipes.names import labelled
+
+__all__ = ["token_types"]
+
+
+def token_types(
+    models: Mapping[str, str] | Sequence[str] = ("zoo:spatial-base", "zoo:spatial-phys"),
+    prompts: int = 64,
+    **keys: Any,
+) -> Experiment:
+    """Attention to #, * and whitespace in the maps, per layer: two models, the same prompts."""
+    asked: dict[str, Any] = {
+        "name": "token-types",
+        "models": labelled(models),
+        # Problems that a model trained on the other split has not seen.
+        "prompts": {"source": "spatial", "count": prompts, "task": "action", "split": "test"},
+        "layers": [0, 16, 20, 27],
+        "queries": ["all"],
+        "keys": ["maps"],
+        "classes": ["maps"],
+        "measures": ["mass"],
+    }
+    return made(**{**asked, **keys})

@@ -1,0 +1,164 @@
+"""The rows of a run once more: plain transformers, eager attention, a few lines of numpy.
+
+Uses the package for nothing but reading the run. Every row must be accounted for.
+"""
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from transformers import AutoModelForCausalLM
+
+Array = np.ndarray[Any, Any]
+TOLERANCE = 2e-5
+
+
+def attentions(folder: str, ids: list[int]) -> list[Array]:
+    """[H, n, n] per layer, as eager attention says."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    with torch.no_grad():
+        found = model(input_ids=torch.tensor([ids]), output_attentions=True).attentions
+    return [layer[0].double().numpy() for layer in found]
+
+
+def counted(queries: str, tokens: pl.DataFrame) -> Array:
+    """Which tokens are queries."""
+    n = len(tokens)
+    kind, _, region = queries.partition(":")
+    if kind == "all":
+        return np.ones(n, bool)
+    if kind == "last":
+        return np.arange(n) == n - 1
+    inside = np.array([region in names for names in tokens["regions"].to_list()])
+    if kind == "region":
+        return inside
+    assert kind == "after"
+    return np.arange(n) > np.flatnonzero(inside).max()
+
+
+def chosen(keys: str, tokens: pl.DataFrame) -> Array:
+    """Which tokens are keys."""
+    if keys == "all":
+        return np.ones(len(tokens), bool)
+    if keys == "not-first":
+        return np.arange(len(tokens)) > 0
+    return np.array([keys in names for names in tokens["regions"].to_list()])
+
+
+def shares(classes: str, item: str, tokens: pl.DataFrame) -> Array:
+    """How much of each token belongs to a class."""
+    if classes == "default":
+        return (tokens["class"] == item).to_numpy().astype(float)
+    assert classes == "maps"
+    signs = {"hash": "#", "star": "*", "whitespace": " \n"}
+    special = [text.startswith("<") and text.endswith(">") for text in tokens["text"]]
+    of_item = {
+        name: np.array(
+            [
+                0.0 if marked else sum(letter in which for letter in text) / len(text)
+                for text, marked in zip(tokens["text"], special, strict=True)
+            ]
+        )
+        for name, which in signs.items()
+    }
+    return of_item[item] if item in of_item else 1 - sum(of_item.values())
+
+
+def average(A: Array, queries: Array) -> Array:
+    """Average attention weight of each key, from later queries that could see it."""
+    n = len(A)
+    found = np.full(n, np.nan)
+    for j in range(n):
+        rows = [i for i in range(j + 1, n) if queries[i] and A[i, j] > 0]
+        if rows:
+            found[j] = A[rows, j].mean()
+    return found
+
+
+def number(row: dict[str, Any], A: Array, old: Array | None, cell: Any, base: Any) -> float:
+    """What a row should say. A [n, n] of its head, `old` that of its head in the base."""
+    queries = counted(row["queries"], cell)
+    keys = chosen(row["keys"], cell)
+    measure = row["measure"]
+    if measure == "mass":
+        of_class = shares(row["classes"], row["item"], cell) * keys
+        assert abs(of_class.sum() - row["tokens"]) < 1e-4
+        even = (A > 0) / (A > 0).sum(1, keepdims=True)
+        if keys.any():
+            assert abs(even[queries].mean(0) @ of_class - row["uniform"]) < TOLERANCE
+        return float(A[queries].mean(0) @ of_class) if keys.any() else np.nan
+    if measure == "entropy":
+        return float(-np.where(A > 0, A * np.log(np.where(A > 0, A, 1)), 0).sum(1)[queries].mean())
+    if measure == "first_token":
+        return float(A[queries, 0].mean())
+    if measure == "uniformity":
+        of_filler = average(A, queries)[(cell["role"] == "filler").to_numpy()]
+        return float(of_filler.std() / of_filler.mean())
+    assert old is not None
+    assert base is not None
+    x_all, y_all = average(old, counted(row["queries"], base)), average(A, queries)
+    pairs = [
+        (x_all[twin], y_all[position])
+        for position, twin in enumerate(cell["twin"].to_list())
+        if twin is not None and keys[position]
+    ]
+    x, y = np.array([p for p in pairs if np.isfinite(p).all()]).reshape(-1, 2).T
+    if not len(x):
+        return np.nan
+    if measure == "lambda":
+        assert row["tokens"] == len(x)
+        return float(np.linalg.lstsq(x[:, None], y, rcond=None)[0][0])
+    if measure == "lambda_ratio":
+        return float(y.mean() / x.mean())
+    spikes = np.argsort(-x, kind="stable")[: int(np.ceil(len(x) / 10))]
+    part = np.isin(np.arange(len(x)), spikes) == (measure == "spike_ratio")
+    assert row["tokens"] == part.sum()
+    assert measure in ("spike_ratio", "rest_ratio")
+    return float(y[part].mean() / x[part].mean())
+
+
+def check(run: Any, folders: dict[str, str]) -> dict[str, int]:
+    """Every row of `values` and `positions` against the dense matrices; rows by measure."""
+    values, positions, tokens = (t.collect() for t in (run.values, run.positions, run.tokens))
+    rows: dict[str, int] = {}
+    for model, prompt in run.cells.select("model", "prompt").unique().sort("prompt").rows():
+        of_prompt: dict[str, tuple[pl.DataFrame, list[Array]]] = {}
+        mine = (pl.col("model") == model) & (pl.col("prompt") == prompt)
+        for condition in run.experiment["conditions"]:
+            here = mine & (pl.col("condition") == condition)
+            cell = tokens.filter(here).sort("position")
+            of_prompt[condition] = cell, attentions(folders[model], cell["id"].to_list())
+        base, old = of_prompt["base"]
+        for row in values.filter(mine).iter_rows(named=True):
+            cell, new = of_prompt[row["condition"]]
+            place = row["layer"], row["head"]
+            variant = row["condition"] != "base"
+            found = number(
+                row,
+                new[place[0]][place[1]],
+                old[place[0]][place[1]] if variant else None,
+                cell,
+                base if variant else None,
+            )
+            got = np.nan if row["value"] is None else row["value"]
+            scale = max(1.0, abs(found)) if np.isfinite(found) else 1.0
+            np.testing.assert_allclose(
+                got, found, rtol=0, atol=10 * TOLERANCE * scale, err_msg=str(row)
+            )
+            rows[row["measure"]] = rows.get(row["measure"], 0) + 1
+        profiles = positions.filter(mine).group_by("condition", "queries", "layer", "head")
+        for (condition, queries, layer, head), profile in profiles:
+            cell, new = of_prompt[condition]
+            of_head = new[layer][head]
+            rows_counted = counted(queries, cell)
+            profile = profile.sort("position")
+            assert profile["position"].to_list() == list(range(len(cell)))
+            np.testing.assert_allclose(
+                profile["average"].to_numpy(), average(of_head, rows_counted), atol=TOLERANCE
+            )
+            np.testing.assert_allclose(
+                profile["received"].to_numpy(), of_head[rows_counted].sum(0), atol=10 * TOLERANCE
+            )
+            rows["profile"] = rows.get("profile", 0) + len(profile)
+    return rows

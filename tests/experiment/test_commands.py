@@ -1,0 +1,118 @@
+"""The commands, as somebody types them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from attnscope.experiment.reading import written
+from attnscope.experiment.spec import made
+from made_models import save_model
+
+
+def attnscope(*words, cwd=None):
+    """Run the program; its exit code, what it printed, and what it complained about."""
+    code = "from attnscope.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, *map(str, words)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory, folder):
+    experiment = made(
+        name="small",
+        models={"tiny": folder},
+        prompts={"source": "math", "count": 4, "level": 1},
+        measures=["mass"],
+    )
+    path = tmp_path_factory.mktemp("files") / "small.yaml"
+    path.write_text(written(experiment))
+    return path
+
+
+def test_check_run_query(file, tmp_path):
+    code, out, err = attnscope("run", file, "--check", cwd=tmp_path)
+    assert (code, err) == (0, "")
+    assert "small: 4 cells, about" in out
+    assert "MiB" in out
+    assert "queries     all" in out
+    assert not any(tmp_path.iterdir())
+
+    code, out, err = attnscope("run", file, cwd=tmp_path)
+    assert code == 0
+    assert out == "small: 4 cells in runs/small\n"
+    assert "small: 4/4 cells" in err
+    assert "\r" not in err  # no terminal, no bar
+
+    code, out, err = attnscope("run", file, "--json", cwd=tmp_path)
+    assert (code, err) == (0, "")
+    told = [{"name": "small", "out": "runs/small", "cells": 4, "measured": 0}]
+    assert json.loads(out) == told
+
+    sql = "SELECT prompt, sum(value) AS mass FROM values GROUP BY prompt ORDER BY prompt"
+    code, out, err = attnscope("query", "runs/small", sql, "--json", cwd=tmp_path)
+    assert code == 0
+    rows = json.loads(out)
+    assert [row["prompt"] for row in rows] == [0, 1, 2, 3]
+    assert rows[0]["mass"] == pytest.approx(8)  # heads × layers
+    code, out, err = attnscope("query", "runs/small", sql, cwd=tmp_path)
+    assert "mass" in out
+
+
+def test_errors_are_told_without_a_traceback(file, tmp_path):
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(file.read_text().replace("layers:", "layrs:"))
+    code, out, err = attnscope("run", wrong)
+    assert (code, out) == (2, "")
+    assert "unknown key 'layrs'; did you mean 'layers'?" in err
+    assert "Traceback" not in err
+    code, _, err = attnscope("query", tmp_path, "SELECT 1")
+    assert code == 2
+    assert "not a run directory" in err
+    code, _, err = attnscope("reproduce", "token-type")
+    assert code == 2
+    assert "token-types, filler-profile, filler-vs-sentence" in err
+    code, _, err = attnscope("reproduce", "--heads", "3")
+    assert code == 2
+    assert "belong to one recipe" in err
+
+
+def test_reproduce(tmp_path):
+    name = save_model(tmp_path / "some-model", heads=8)
+    words = ["reproduce", "filler-profile", "--models", f"mine={name}", "--prompts", "1"]
+    code, out, err = attnscope(*words, "--queries", "all,last", "--heads", "2", cwd=tmp_path)
+    assert code == 0, err
+    assert "queries     all, last" in out
+    assert "readers combine them by mean" in out
+    assert out.endswith("filler-profile: 2 cells in runs/filler-profile\n")
+    assert (tmp_path / "runs" / "filler-profile" / "manifest.json").is_file()
+
+
+def test_interrupt_says_how_to_go_on(file, tmp_path):
+    code = (
+        "import attnscope.experiment.run as r\n"
+        "def stop(*args):\n    raise KeyboardInterrupt\n"
+        "r.measure_batch = stop\n"
+        "from attnscope.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "run", str(file), "--out", str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 130
+    assert "the same command continues there" in done.stderr
+    assert attnscope("run", file, "--out", tmp_path / "run")[0] == 0
+
+
+@pytest.mark.parametrize("command", ["run", "reproduce", "query"])
+def test_help(command):
+    code, out, _ = attnscope(command, "--help")
+    assert code == 0
+    assert "--json" in out

@@ -1,0 +1,338 @@
+"""A run: its numbers, how it continues, and what it refuses."""
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+import attnscope
+from attnscope.errors import InputError, ModelError
+from attnscope.experiment import run as running
+from attnscope.experiment.plan import make_plan
+from attnscope.experiment.run import run
+from attnscope.experiment.tables import CELLS, POSITIONS, TOKENS, VALUES
+from attnscope.experiment.writing import Directory, opened
+from dense_rows import check
+from made_models import save_model
+from run_bytes import bytes_of
+
+
+def test_rows_are_those_of_eager_attention(small, folder, tmp_path):
+    experiment = small(
+        prompts={"source": "math", "count": 2, "level": 1},
+        queries=["all", "last", "after:question", "region:question"],
+        keys=["all", "not-first", "question", "filler"],
+        classes=["default", "maps"],
+        measures=["mass", "entropy", "first_token", "lambda", "uniformity", "profile"],
+    )
+    run(experiment, tmp_path / "run")
+    opened_run = attnscope.open_run(tmp_path / "run")
+    rows = check(opened_run, {"tiny": folder})
+    heads = 2 * 4  # layers × heads
+    cells, variants, queries, keys = 4, 2, 4, 4
+    assert rows["mass"] == cells * queries * keys * (12 + 4) * heads
+    assert rows["lambda"] == variants * queries * keys * heads
+    assert rows["uniformity"] == variants * queries * heads
+    assert opened_run.values.collect().schema == VALUES
+    assert opened_run.tokens.collect().schema == TOKENS
+    assert opened_run.positions.collect().schema == POSITIONS
+    assert opened_run.cells.schema == CELLS
+
+
+def test_other_measures_are_those_of_a_scope(small, folder, tmp_path):
+    """Flow and the rest against `watch` on single prompts, which is tested by itself."""
+    measures = ["flow", "self_mass", "distance", "sink_mass"]
+    experiment = small(measures=measures, conditions={"base": {}}, heads=[1, 3], layers=[1])
+    run(experiment, tmp_path / "run")
+    values = attnscope.open_run(tmp_path / "run").values.collect()
+    model, _ = attnscope.load(folder)
+    names = experiment.class_sets["default"].names
+    for cell in make_plan(experiment).models[0].cells():
+        ids = experiment.class_sets["default"].ids(
+            cell.tokens.ids[None], make_plan(experiment).models[0].tokenizer
+        )
+        with attnscope.watch(model, layers=[1], classes=ids) as scope:
+            model(input_ids=__import__("torch").from_numpy(cell.tokens.ids[None]))
+        mine = values.filter(pl.col("prompt") == cell.prompt)
+        for measure in measures[1:]:
+            got = mine.filter(pl.col("measure") == measure).sort("head")
+            assert got["head"].to_list() == [1, 3]
+            want = getattr(scope, measure)(1)[0, [1, 3]].detach().numpy()
+            np.testing.assert_allclose(got["value"].to_numpy(), want, atol=2e-4)
+        table = scope.flow(1)[0].detach().numpy()
+        flows = mine.filter(pl.col("measure") == "flow")
+        assert len(flows) == 2 * len(names) ** 2
+        present = set(ids[0].tolist())
+        for row in flows.iter_rows(named=True):
+            c, d = names.index(row["item"]), names.index(row["target"])
+            if c not in present:
+                assert row["value"] is None
+            elif d >= table.shape[2]:
+                assert row["value"] == 0
+            else:
+                assert row["value"] == pytest.approx(table[row["head"], c, d], abs=1e-5)
+
+
+def test_tokens_are_told_with_their_twins(small, tmp_path):
+    run(small(), tmp_path / "run")
+    opened_run = attnscope.open_run(tmp_path / "run")
+    tokens = opened_run.tokens.collect()
+    base = tokens.filter(condition="base")
+    assert (base["twin"] == base["position"]).all()
+    assert set(base["role"]) == {"text"}
+    filler = tokens.filter(condition="filler")
+    twins = filler.filter(pl.col("twin").is_not_null()).join(
+        base, left_on=["prompt", "twin"], right_on=["prompt", "position"]
+    )
+    assert (twins["id"] == twins["id_right"]).all()
+    assert (filler["twin"].is_null() == (filler["role"] != "text")).all()
+    inserted = filler.filter(role="filler").group_by("prompt").agg(pl.col("text").str.join(""))
+    assert set(inserted["text"]) == {"/" * 9}
+    assert "<|im_start|>" in set(base["text"])  # a special token by its name
+    spoken = base.filter(pl.col("regions").list.contains("question"), prompt=0)
+    assert "".join(spoken["text"]).strip().endswith("?")
+    assert set(spoken["class"]) >= {"word", "digit"}
+
+
+def test_same_experiment_same_bytes(small, tmp_path):
+    for name in ("one", "two"):
+        run(small(), tmp_path / name)
+    assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "two")
+    assert len(make_plan(small()).models[0].batches) > 1
+
+
+def test_what_is_missing_is_measured_again_to_the_byte(small, tmp_path):
+    out = tmp_path / "run"
+    whole = run(small(), out)
+    assert (whole.cells, whole.measured) == (12, 12)
+    before = bytes_of(out)
+    cells = sorted((out / "cells").glob("*.parquet"))
+    for path in [cells[0], cells[7], cells[20], out / "manifest.json"]:
+        path.unlink()
+    (out / "cells" / f"{cells[0].name}.part").write_bytes(b"half")
+    assert not attnscope.open_run(out).complete
+    untouched = {p: p.stat().st_mtime_ns for p in cells if p.exists()}
+    again = run(small(), out)
+    assert 1 <= again.measured <= 3
+    assert bytes_of(out) == before
+    lost = {cells[n].name.split(".")[0] for n in (0, 7, 20)}
+    for path, at in untouched.items():
+        if path.name.split(".")[0] not in lost:
+            assert path.stat().st_mtime_ns == at  # written once
+
+
+def test_nothing_to_do_loads_no_model(small, tmp_path, monkeypatch):
+    run(small(), tmp_path / "run")
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("attnscope.loading.load", refuse)
+    assert run(small(), tmp_path / "run").measured == 0
+
+
+def test_another_experiment_is_refused(small, tmp_path):
+    run(small(), tmp_path / "run")
+    before = bytes_of(tmp_path / "run")
+    with pytest.raises(InputError) as caught:
+        run(small(layers=[0], seed=3), tmp_path / "run")
+    message = str(caught.value)
+    assert "another experiment, which differs in layers, seed" in message
+    assert "seed: 0 there, 3 here" in message
+    assert "--out" in message
+    assert bytes_of(tmp_path / "run") == before
+
+
+def test_a_directory_with_other_things_is_refused(small, tmp_path):
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(InputError, match="not a run"):
+        run(small(), tmp_path)
+    with pytest.raises(InputError, match="is a file"):
+        run(small(), tmp_path / "thesis.tex")
+
+
+def test_cells_of_a_model_that_changed_are_refused(small, tmp_path):
+    name = save_model(tmp_path / "model", seed=1)
+    experiment = small(models={"tiny": name})
+    run(experiment, tmp_path / "run")
+    ids = {cell.id for cell in make_plan(experiment).models[0].cells()}
+    # The same shape, the same configuration, other weights.
+    from attnscope.experiment import models
+
+    save_model(tmp_path / "model", seed=2)
+    models._digest_of.cache_clear()
+    assert not ids & {cell.id for cell in make_plan(experiment).models[0].cells()}
+    with pytest.raises(InputError, match="a model, a file of prompts or of classes"):
+        run(experiment, tmp_path / "run")
+
+
+def test_another_environment_is_refused(small, tmp_path, monkeypatch):
+    run(small(), tmp_path / "run")
+    monkeypatch.setattr("attnscope.experiment.environment.__version__", "99")
+    with pytest.raises(InputError, match=r"attnscope: .* there, 99 here.*--out"):
+        run(small(), tmp_path / "run")
+
+
+def test_the_environment_is_recorded(small, folder, tmp_path):
+    run(small(), tmp_path / "run")
+    environment = attnscope.open_run(tmp_path / "run").environment
+    entry = environment["models"]["tiny"]
+    assert entry["name"] == folder
+    assert (entry["layers"], entry["heads"], entry["kv_heads"]) == (2, 4, 2)
+    assert entry["architecture"] == "Qwen2ForCausalLM"
+    assert entry["backend"] == "streaming"
+    assert entry["bundled"] is False
+    assert len(entry["revision"]) == 64
+    assert {"torch", "transformers", "polars"} <= set(environment["packages"])
+    assert environment["threads"] >= 1
+
+
+def test_two_processes_do_not_share_a_directory(small, tmp_path):
+    with (
+        opened(tmp_path / "run", small()),
+        pytest.raises(InputError, match="another process is writing"),
+    ):
+        run(small(), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(errno.ENOSPC, "disk of .* is full"), (errno.EACCES, "no permission to write")],
+)
+def test_a_disk_that_refuses_loses_nothing(small, tmp_path, monkeypatch, number, said):
+    run(small(), tmp_path / "whole")
+    writes = 0
+    replace = os.replace
+
+    def sometimes(source, target):
+        nonlocal writes
+        writes += 1
+        if writes > 12:
+            raise OSError(number, os.strerror(number), str(target))
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("attnscope.experiment.writing.os.replace", sometimes)
+        with pytest.raises(InputError, match=said) as caught:
+            run(small(), tmp_path / "run")
+    kept = len(Directory(tmp_path / "run").done())
+    assert kept > 0
+    assert f"{kept} finished cells are kept" in str(caught.value)
+    assert "start the same command again" in str(caught.value)
+    assert not list((tmp_path / "run").rglob("*.part"))
+    assert run(small(), tmp_path / "run").measured == 12 - kept
+    assert bytes_of(tmp_path / "run") == bytes_of(tmp_path / "whole")
+
+
+def test_no_directory_can_be_made_inside_a_file(small, tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="part of its path is a file"):
+        run(small(), tmp_path / "file" / "run")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_without_permission(small, tmp_path):
+    (tmp_path / "closed").mkdir(mode=0o500)
+    with pytest.raises(InputError, match="no permission"):
+        run(small(), tmp_path / "closed" / "run")
+
+
+def test_an_interrupt_leaves_what_is_finished(small, tmp_path, monkeypatch):
+    run(small(), tmp_path / "whole")
+    measure, batches = running.measure_batch, 0
+
+    def interrupted(*args):
+        nonlocal batches
+        batches += 1
+        if batches == 2:
+            raise KeyboardInterrupt
+        return measure(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "measure_batch", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(small(), tmp_path / "run")
+    run(small(), tmp_path / "run")
+    assert bytes_of(tmp_path / "run") == bytes_of(tmp_path / "whole")
+
+
+def test_progress_counts_cells_and_tokens(small, tmp_path):
+    told = []
+    run(small(), tmp_path / "run", progress=lambda *seen: told.append(seen))
+    plan = make_plan(small())
+    tokens = sum(batch.tokens for batch in plan.models[0].batches)
+    assert told[0] == (0, 0, tokens)
+    assert told[-1] == (12, tokens, tokens)
+    assert told == sorted(told)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"layers": [0, 40]}, "has no layer 40: it has layers 0 to 1"),
+        ({"heads": [4]}, "has no head 4: it has heads 0 to 3"),
+        ({"keys": ["map"]}, "no region 'map'; known: system, question, filler, all, not-first"),
+        ({"queries": ["after:maps"]}, "no region 'maps'"),
+        (
+            {"conditions": {"base": {}, "x": {"insert": {}, "position": "after:maps"}}},
+            "prompt 0: cannot insert at 'after:maps'",
+        ),
+    ],
+)
+def test_what_a_model_or_prompt_does_not_have(small, tmp_path, keys, said):
+    with pytest.raises(InputError, match=said):
+        run(small(**keys), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_chat_template(small, tmp_path):
+    name = save_model(tmp_path / "plain", chat=False)
+    with pytest.raises(InputError, match=r"no chat template.*chat: false"):
+        run(small(models=[name]), tmp_path / "run")
+    run(small(models=[name], chat=False), tmp_path / "run")
+
+
+def test_an_unknown_model(small, tmp_path):
+    with pytest.raises(ModelError, match="is not a folder"):
+        run(small(models=["./nothing"]), tmp_path / "run")
+
+
+def test_prompts_from_a_file(small, tmp_path):
+    file = tmp_path / "problems.jsonl"
+    file.write_text('{"problem": "What is 1 + 1?"}\n{"problem": "And 2 + 2?"}\n')
+    prompts = {"source": "file", "path": str(file), "fields": {"question": "problem"}}
+    outcome = run(small(prompts={**prompts, "system": "Be brief."}), tmp_path / "run")
+    assert outcome.cells == 4
+    with pytest.raises(InputError, match=r"has 2 prompts, and prompts.count is 3"):
+        make_plan(small(prompts={**prompts, "count": 3}))
+
+
+def test_regions_that_only_a_variant_has(small, tmp_path):
+    experiment = small(queries=["region:filler"], keys=["filler"], measures=["mass", "entropy"])
+    run(experiment, tmp_path / "run")
+    values = attnscope.open_run(tmp_path / "run").values.collect()
+    assert values.filter(condition="base")["value"].is_null().all()
+    assert values.filter(condition="filler")["value"].is_not_null().all()
+
+
+def test_batches_keep_to_the_budget(small):
+    plan = make_plan(small(prompts={"source": "math", "count": 20}, batch_tokens=600))
+    batches = plan.models[0].batches
+    assert len(batches) > 3
+    seen = []
+    for batch in batches:
+        for cells in batch.cells.values():
+            widest = max(len(cell.tokens) for cell in cells)
+            assert len(cells) == 1 or len(cells) * widest <= 600
+        seen += [cell.prompt for cell in batch.cells["base"]]
+    assert sorted(seen) == list(range(20))
+    ids = [cell.id for cell in plan.models[0].cells()]
+    assert len(set(ids)) == len(ids) == 40
+
+
+def test_the_folder_is_not_needed_to_exist(small, tmp_path):
+    run(small(), tmp_path / "a" / "b" / "run")
+    assert Path(tmp_path / "a" / "b" / "run" / "manifest.json").is_file()

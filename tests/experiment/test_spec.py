@@ -1,0 +1,166 @@
+"""An experiment file: what it means, and how it says what is wrong."""
+
+from pathlib import Path
+
+import pydantic
+import pytest
+import yaml
+
+from attnscope.errors import InputError
+from attnscope.experiment.reading import read_experiment, written
+from attnscope.experiment.spec import made
+
+GOOD = """\
+name: slashes
+models: [first, second]
+prompts: {source: math, count: 8}
+conditions:
+  base: {}
+  filler:
+    insert: {kind: repeat, unit: /, count: 55}
+layers: [0]
+measures: [mass, lambda]
+"""
+
+
+def read(tmp_path: Path, text: str):
+    file = tmp_path / "experiment.yaml"
+    file.write_text(text, encoding="utf-8")
+    return read_experiment(file)
+
+
+def test_defaults_are_written_out(tmp_path):
+    experiment = read(tmp_path, GOOD)
+    complete = yaml.safe_load(written(experiment))
+    assert set(complete) == set(type(experiment).model_fields)
+    assert complete["models"] == {"first": "first", "second": "second"}
+    assert complete["conditions"]["filler"] == {
+        "insert": {"kind": "repeat", "unit": "/", "count": 55, "seed": 0},
+        "position": "between",
+        "by": "text",
+    }
+    assert experiment.base == "base"
+    assert experiment.variants == ("filler",)
+
+
+def test_what_is_written_reads_back_the_same(tmp_path):
+    experiment = read(tmp_path, GOOD)
+    again = read(tmp_path, written(experiment))
+    assert again == experiment
+    assert hash(again) == hash(experiment)
+    assert again.digest == experiment.digest
+
+
+def test_an_experiment_cannot_be_changed(tmp_path):
+    experiment = read(tmp_path, GOOD)
+    with pytest.raises(pydantic.ValidationError):
+        experiment.seed = 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("count: 8", "count: 9"), ("layers: [0]", "layers: [1]"), ("unit: /", "unit: '?'")],
+)
+def test_the_digest_knows_every_key(tmp_path, old, new):
+    assert read(tmp_path, GOOD).digest != read(tmp_path, GOOD.replace(old, new)).digest
+
+
+def test_the_digest_knows_the_rules_of_a_class_file(tmp_path):
+    rules = tmp_path / "mine.yaml"
+    digests = set()
+    for sign in "#*":
+        rules.write_text(f"classes: [{{name: sign, characters: '{sign}'}}]")
+        digests.add(read(tmp_path, GOOD + "classes: mine.yaml\n").digest)
+    assert len(digests) == 2
+
+
+def test_paths_are_relative_to_the_file(tmp_path):
+    (tmp_path / "mine.yaml").write_text("classes: [hash]")
+    text = GOOD.replace("{source: math, count: 8}", "{source: file, path: some.jsonl}")
+    experiment = read(tmp_path, text + "classes: [default, mine.yaml]\n")
+    assert experiment.prompts.path == str(tmp_path / "some.jsonl")
+    assert list(experiment.class_sets) == ["default", "mine"]
+
+
+WRONG = [
+    ("layers:", "layer:", 8, "unknown key 'layer'; did you mean 'layers'?", "measures"),
+    ("count: 8", "cuont: 8", 3, "'prompts.cuont'; did you mean 'count'?", "level"),
+    ("count: 55", "coutn: 55", 7, "insert.coutn'; did you mean 'count'?", "kind"),
+    ("insert:", "insrt:", 7, "filler.insrt'; did you mean 'insert'?", "position"),
+    ("kind: repeat", "kind: slash", 7, "unknown kind of filler 'slash'", "sentence"),
+    ("lambda]", "lamda]", 9, "unknown measure 'lamda'", "uniformity"),
+    ("source: math", "source: maths", 3, "'maths'", "spatial, math, file"),
+    ("count: 8", "count: eight", 3, "eight", "integer"),
+    ("count: 8", "count: 0", 3, "prompts.count (0)", "greater than or equal to 1"),
+    ("count: 8", "level: 9", 3, "unknown level 9", "1, 2, 3, 4, 5"),
+    ("layers: [0]", "layers: [0, -1]", 8, "[0, -1]", "whole numbers from 0"),
+    ("layers: [0]", "layers: first", 8, "'first'", "all"),
+    ("layers: [0]", "queries: generated", 8, "generates nothing", "after:REGION"),
+    ("layers: [0]", "queries: sample:2", 8, "sample:2", "at least 4"),
+    ("layers: [0]", "classes: maps2", 8, "unknown class set 'maps2'", "default, maps"),
+    ("layers: [0]", "dtype: int8", 8, "int8", "bfloat16"),
+    ("layers: [0]", "heads: {third: [0]}", 1, "heads by model names third", "first, second"),
+    ("  base: {}", "  base: {insert: {}}", 1, "0 conditions are without an insertion", "base: {}"),
+    ("name: slashes", "name: a/b", 1, "a/b", "pattern"),
+    ("name: slashes", "title: slashes", 1, "unknown key 'title'", "name"),
+    ("models: [first, second]", "models: [first, first]", 1, "'first' is listed twice", "label"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "line", "bad", "good"), WRONG)
+def test_an_error_names_the_line_the_bad_value_and_the_good_ones(
+    tmp_path, old, new, line, bad, good
+):
+    assert old in GOOD
+    with pytest.raises(InputError) as caught:
+        read(tmp_path, GOOD.replace(old, new))
+    message = str(caught.value)
+    assert f"experiment.yaml, line {line}: " in message
+    assert bad in message
+    assert good in message
+
+
+def test_all_errors_are_told_at_once(tmp_path):
+    with pytest.raises(InputError) as caught:
+        read(tmp_path, GOOD.replace("layers:", "layer:").replace("lambda]", "lamda]"))
+    assert str(caught.value).count("line") == 2
+
+
+def test_a_key_that_is_there_twice(tmp_path):
+    with pytest.raises(InputError, match=r"line 10: 'layers' is there twice, first in line 8"):
+        read(tmp_path, GOOD + "layers: [1]\n")
+
+
+def test_broken_yaml_names_its_line(tmp_path):
+    with pytest.raises(InputError, match=r"line 3: broken YAML"):
+        read(tmp_path, "name: x\nmodels: [a\nprompts: {}\n")
+
+
+@pytest.mark.parametrize("text", ["", "- a\n- b\n", "just words"])
+def test_not_a_mapping(tmp_path, text):
+    with pytest.raises(InputError, match="an experiment is a mapping with the keys name, models"):
+        read(tmp_path, text)
+
+
+def test_no_such_file(tmp_path):
+    with pytest.raises(InputError, match="there is no experiment file"):
+        read_experiment(tmp_path / "nothing.yaml")
+
+
+BASE = {"name": "x", "models": {"a": "a"}, "prompts": {"source": "math"}}
+
+
+def test_pair_measures_need_a_pair():
+    with pytest.raises(InputError, match="only the base"):
+        made(**BASE, measures=["lambda"])
+
+
+def test_flow_needs_whole_tokens():
+    with pytest.raises(InputError, match="judged by fraction"):
+        made(**BASE, measures=["flow"], classes=["maps"])
+
+
+def test_every_prompt_has_a_sentence_of_its_own():
+    insert = {"kind": "sentence", "count": 5, "seed": 3}
+    experiment = made(**BASE, conditions={"base": {}, "more": {"insert": insert}})
+    assert [experiment.conditions["more"].insert.filler(n).seed for n in (0, 1, 7)] == [3, 4, 10]

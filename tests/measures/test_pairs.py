@@ -1,0 +1,89 @@
+"""Pair measures against their definitions, for whatever numbers."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from attnscope.measures import pairs
+
+WEIGHTS = st.one_of(st.just(np.nan), st.floats(2.0**-10, 1.0, width=32))
+
+
+@st.composite
+def two_profiles(draw):
+    """Base and variant averages [B, H, K] with gaps, and which keys count."""
+    shape = draw(st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 25)))
+    base = draw(arrays(np.float64, shape, elements=WEIGHTS))
+    variant = draw(arrays(np.float64, shape, elements=WEIGHTS))
+    keys = draw(arrays(np.bool_, (shape[0], 1, shape[2])))
+    return base, variant, keys
+
+
+def used(base, variant, keys, b, h):
+    keep = np.isfinite(base[b, h]) & np.isfinite(variant[b, h]) & keys[b, 0]
+    return base[b, h][keep], variant[b, h][keep]
+
+
+@settings(max_examples=60, deadline=None)
+@given(two_profiles())
+def test_slope_is_least_squares_through_the_origin(profiles):
+    slope, ratio, size = pairs.slope(*profiles)
+    for b, h in np.ndindex(slope.shape):
+        x, y = used(*profiles, b, h)
+        assert size[b, h] == len(x)
+        if not len(x):
+            assert np.isnan(slope[b, h])
+            assert np.isnan(ratio[b, h])
+            continue
+        fitted = np.linalg.lstsq(x[:, None], y, rcond=None)[0][0]
+        np.testing.assert_allclose(slope[b, h], fitted, rtol=1e-9)
+        np.testing.assert_allclose(ratio[b, h], y.mean() / x.mean(), rtol=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(two_profiles())
+def test_spikes_are_the_largest_tenth(profiles):
+    spikes, rest, of_spikes, of_rest = pairs.spike_and_rest(*profiles)
+    for b, h in np.ndindex(spikes.shape):
+        x, y = used(*profiles, b, h)
+        order = sorted(range(len(x)), key=lambda n: (-x[n], n))
+        top, others = order[: -(-len(x) // 10)], order[-(-len(x) // 10) :]
+        assert (of_spikes[b, h], of_rest[b, h]) == (len(top), len(others))
+        for found, part in ((spikes, top), (rest, others)):
+            if part:
+                np.testing.assert_allclose(found[b, h], y[part].mean() / x[part].mean(), rtol=1e-9)
+            else:
+                assert np.isnan(found[b, h])
+
+
+@settings(max_examples=60, deadline=None)
+@given(two_profiles())
+def test_uniformity_is_the_coefficient_of_variation(profiles):
+    average, _, filler = profiles
+    value, size = pairs.uniformity(average, filler)
+    for b, h in np.ndindex(value.shape):
+        inside = average[b, h][np.isfinite(average[b, h]) & filler[b, 0]]
+        assert size[b, h] == len(inside)
+        if len(inside):
+            expected = inside.std() / inside.mean()
+            np.testing.assert_allclose(value[b, h], expected, rtol=1e-9, atol=1e-12)
+        else:
+            assert np.isnan(value[b, h])
+
+
+@settings(max_examples=60, deadline=None)
+@given(two_profiles(), st.floats(0.1, 3.0))
+def test_one_factor_for_all_is_found_exactly(profiles, factor):
+    base, _, keys = profiles
+    slope, ratio, size = pairs.slope(base, factor * base, keys)
+    spikes, _, _, _ = pairs.spike_and_rest(base, factor * base, keys)
+    there = size > 0
+    for found in (slope, ratio, spikes):
+        np.testing.assert_allclose(found[there], factor, rtol=1e-9)
+
+
+def test_twins_bring_the_base_to_the_variant():
+    base = np.array([[[0.1, 0.2, 0.3]]])
+    moved = pairs.on_variant(base, np.array([[0, -1, -1, 1, 2]]))
+    np.testing.assert_array_equal(moved, [[[0.1, np.nan, np.nan, 0.2, 0.3]]])

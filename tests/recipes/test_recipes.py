@@ -1,0 +1,153 @@
+"""The recipes on tiny models of the right shape, every row checked against eager attention."""
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from transformers import AutoTokenizer
+
+import attnscope
+from attnscope.errors import InputError
+from attnscope.experiment.plan import samples_of
+from attnscope.experiment.run import run
+from attnscope.experiment.spec import Experiment
+from attnscope.recipes import RECIPES, filler_profile, filler_vs_sentence, token_types
+from dense_rows import check
+from made_models import save_model
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Tiny models in place of the recipes' own."""
+    at = tmp_path_factory.mktemp("models")
+    return {
+        "spatial-base": save_model(at / "base", layers=28, heads=12, kv_heads=2),
+        "spatial-phys": save_model(at / "phys", layers=28, heads=12, kv_heads=2, seed=1),
+        "math-qwen2": save_model(at / "math", heads=8, seed=2),
+        "chat-llama": save_model(at / "llama", "llama", heads=8, seed=3),
+        "chat-gemma3": save_model(at / "gemma", "gemma3", heads=8, seed=4),
+    }
+
+
+def of(folders: dict[str, str], experiment: Experiment) -> dict[str, str]:
+    return {label: folders[label] for label in experiment.models}
+
+
+def chat_ids(folder: str, prompt: Any) -> list[int]:
+    """The prompt as plain transformers writes it."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    system, _, rest = prompt.text.partition("\n\n")
+    turns = [{"role": "system", "content": system}, {"role": "user", "content": rest}]
+    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    found: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return found
+
+
+def measured(experiment: Experiment, folders: dict[str, str], out: Path) -> Any:
+    """Run it; the base prompts must be the recipe's, in the model's chat template."""
+    run(experiment, out)
+    opened = attnscope.open_run(out)
+    assert opened.complete
+    tokens = opened.tokens.filter(condition="base").collect()
+    for label, folder in of(folders, experiment).items():
+        for number, sample in enumerate(samples_of(experiment)):
+            ids = tokens.filter(model=label, prompt=number).sort("position")["id"].to_list()
+            assert ids == chat_ids(folder, sample.prompt)
+    return opened
+
+
+def test_token_types(folders: dict[str, str], tmp_path: Path) -> None:
+    default = token_types()
+    assert default.models == {
+        "spatial-base": "zoo:spatial-base",
+        "spatial-phys": "zoo:spatial-phys",
+    }
+    experiment = token_types(of(folders, default), prompts=2)
+    opened = measured(experiment, folders, tmp_path / "run")
+    rows = check(opened, folders)
+    assert rows == {"mass": 2 * 2 * 4 * 12 * 4}  # models × prompts × layers × heads × classes
+    values = opened.values.collect()
+    assert set(values["layer"]) == {0, 16, 20, 27}
+    assert set(values["item"]) == {"hash", "star", "whitespace", "other"}
+    assert set(values["keys"]) == {"maps"}
+    counts = values.filter(pl.col("item") == "star").group_by("prompt").agg(pl.col("tokens").max())
+    # Two maps, a centre in each; a token that shares a star with other characters counts in part.
+    assert (counts["tokens"] <= 2).all()
+    assert (counts["tokens"] > 0).all()
+
+
+def test_token_types_other_choices(folders: dict[str, str], tmp_path: Path) -> None:
+    models = of(folders, token_types())
+    options = {"queries": ["last", "region:question"], "keys": ["all"], "layers": [27]}
+    experiment = token_types(models, prompts=1, heads=[3], classes=["default"], **options)
+    rows = check(measured(experiment, folders, tmp_path / "run"), folders)
+    assert rows == {"mass": 2 * 2 * 12}  # models × queries × classes
+
+
+def test_filler_profile(folders: dict[str, str], tmp_path: Path) -> None:
+    experiment = filler_profile(of(folders, filler_profile()), prompts=2)
+    opened = measured(experiment, folders, tmp_path / "run")
+    rows = check(opened, folders)
+    assert set(rows) == {
+        "mass",
+        "entropy",
+        "first_token",
+        "lambda",
+        "lambda_ratio",
+        "spike_ratio",
+        "rest_ratio",
+        "uniformity",
+        "profile",
+    }
+    assert set(opened.values.collect()["head"]) == {0, 1, 7}
+    assert opened.cells.filter(condition="filler")["filler_tokens"].to_list() == [55, 55]
+    filler = opened.tokens.filter(role="filler").collect()
+    assert set(filler["text"]) == {"/"}
+    assert all("question" not in regions for regions in filler["regions"].to_list())
+
+
+def test_filler_vs_sentence(folders: dict[str, str], tmp_path: Path) -> None:
+    default = filler_vs_sentence()
+    assert default.heads == {"math-qwen2": (0,), "chat-llama": (6,), "chat-gemma3": (7,)}
+    experiment = filler_vs_sentence(of(folders, default), prompts=2, heads=default.heads)
+    opened = measured(experiment, folders, tmp_path / "run")
+    rows = check(opened, folders)
+    assert rows["uniformity"] == 3 * 2 * 2  # models × prompts × conditions
+    inserted = opened.cells.filter(pl.col("condition") != "base")
+    assert set(inserted["filler_tokens"]) == {55}
+    assert set(inserted["seam_tokens"]) == {0}
+    sentences = (
+        opened.tokens.filter(condition="sentence", role="filler", model="math-qwen2")
+        .collect()
+        .group_by("prompt")
+        .agg(pl.col("text").str.join(""))
+    )
+    assert sentences["text"].n_unique() == 2  # a sentence of its own for every prompt
+
+
+def test_heads_of_the_papers() -> None:
+    names = [
+        "Qwen/Qwen2.5-Math-7B-Instruct",
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "google/gemma-3-4b-it",
+    ]
+    experiment = filler_vs_sentence(names)
+    assert experiment.heads == {
+        "Qwen2.5-Math-7B-Instruct": (0,),
+        "Llama-3.1-8B-Instruct": (26,),
+        "gemma-3-4b-it": (7,),
+    }
+
+
+def test_recipes_take_many_prompts_and_one() -> None:
+    for make in RECIPES.values():
+        assert make().prompts.count == 64
+        assert make(prompts=1).prompts.count == 1
+        with pytest.raises(InputError, match="count"):
+            make(prompts=0)
+
+
+def test_two_models_of_one_name() -> None:
+    with pytest.raises(InputError, match="same last name"):
+        token_types(["a/model", "b/model"])
