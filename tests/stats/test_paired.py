@@ -22,7 +22,7 @@ def test_every_head_is_what_numpy_and_scipy_say(over: str, seed: int) -> None:
     table = masses(conditions=("none", "filler"), seed=seed, prompts=range(11))
     pair = ("base", "tuned") if over == "model" else ("none", "filler")
     held = "condition" if over == "model" else "model"
-    made = compare(table, over=over, pair=pair, resamples=999, seed=3)  # type: ignore[arg-type]
+    made = compare(table, over=over, pair=pair, resamples=999, seed=3)
     assert made.height == 2 * 2 * 3 * 2
     keys = [held, "layer", "head", "item"]
     expected_p = {}

@@ -2,7 +2,7 @@
 once, with effect sizes, intervals, permutation tests and the correction for their number.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -12,19 +12,18 @@ from attnscope.errors import InputError, unknown
 from attnscope.stats import resample, tables
 from attnscope.stats.tables import Matrix, Values, matrix, ranges
 
-__all__ = ["MINIMUM", "compare"]
+__all__ = ["MINIMUM", "compare", "paired_figures"]
 
 MINIMUM = 6
 """Prompts that a p-value needs: of 5 signs, the rarest pattern and its opposite have p = 0.0625."""
 
 Floats = NDArray[np.float64]
-Over = Literal["model", "condition"]
 
 
 def compare(
     values: Values,
     *,
-    over: Over = "model",
+    over: str = "model",
     pair: tuple[str, str] | None = None,
     combine: str = "each",
     normalise: str = "mass",
@@ -74,7 +73,7 @@ def compare(
     prompts = [None, None] if not paired else [sorted(sides[0]["prompt"].unique())] * 2
     a, b = (matrix(side, by, of) for side, of in zip(sides, prompts, strict=True))
     settings: dict[str, Any] = {"level": level, "resamples": resamples, "seed": seed}
-    figures = _paired(a, b, by, settings) if paired else _unpaired(a, b, by, settings)
+    figures = paired_figures(a, b, by, settings) if paired else _unpaired(a, b, by, settings)
     label = pl.when(pl.col("measure") == "mass").then(pl.lit(normalise)).alias("normalise")
     made = a.columns.with_columns(
         label,
@@ -130,7 +129,8 @@ def _no_orphans(
         )
 
 
-def _paired(a: Matrix, b: Matrix, by: list[str], settings: dict[str, Any]) -> dict[str, Any]:
+def paired_figures(a: Matrix, b: Matrix, by: list[str], settings: dict[str, Any]) -> dict[str, Any]:
+    """What `compare` says of matrices with the same prompts and columns, as arrays."""
     d = b.x - a.x
     both = ~np.isnan(d)
     n = both.sum(0)
@@ -218,6 +218,8 @@ def _spread(x: Floats, less: int) -> Floats:
 def _family(columns: pl.DataFrame, by: list[str]) -> NDArray[Any]:
     """Which tests are corrected together: all layers and heads of the same thing."""
     same = [name for name in by if name not in ("layer", "head")]
+    if not same:
+        return np.zeros(columns.height, dtype=np.intp)
     families = columns.select(same).unique(maintain_order=True).with_row_index("family")
     return columns.join(families, on=same, how="left", nulls_equal=True)["family"].to_numpy()
 

@@ -1,0 +1,30 @@
+"""Value similarity: how alike are the value vectors of a span of tokens?"""
+
+import torch
+from torch import Tensor
+
+__all__ = ["value_similarity"]
+
+# Tokens turned to float64 at a time.
+CHUNK = 4096
+
+
+def value_similarity(values: Tensor, span: Tensor) -> Tensor:
+    """Mean pairwise cosine [B, H] of the value vectors [B, H, K, D] over a span, bool [B, K].
+
+    The squared length of the sum of n unit vectors is n plus the cosines of all ordered pairs, so
+    no n × n matrix is needed. A vector of length 0 has no direction and is left out; nan for fewer
+    than two.
+    """
+    B, H, K, D = values.shape
+    total = values.new_zeros(B, H, D, dtype=torch.float64)
+    count = values.new_zeros(B, H, dtype=torch.float64)
+    for at in range(0, K, CHUNK):
+        vectors = values[:, :, at : at + CHUNK].double()
+        length = vectors.norm(dim=-1)
+        there = (length > 0) & span[:, None, at : at + CHUNK].to(values.device)
+        units = vectors / length.where(there, 1.0)[..., None]
+        total += (units * there[..., None]).sum(2)
+        count += there.sum(2)
+    cosines = (total.square().sum(-1) - count) / (count * (count - 1))
+    return cosines.where(count > 1, torch.nan)

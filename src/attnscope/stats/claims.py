@@ -1,0 +1,200 @@
+"""A claim is a named statement about a run that its tables can decide: what is measured, what it
+is compared with, in which direction, where, and what decides. Plain data, read from YAML; how a
+claim is judged is `verdicts.py`. `claims.yaml` has the ones that come with attnscope.
+"""
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    model_validator,
+)
+
+from attnscope.errors import InputError
+
+__all__ = [
+    "Claim",
+    "Comparison",
+    "Part",
+    "Quantity",
+    "Rule",
+    "Scope",
+    "built_in",
+    "load_claims",
+]
+
+
+def _listed(value: Any) -> Any:
+    """One thing may be written without the brackets of a list."""
+    return [value] if isinstance(value, str | int) else value
+
+
+def _layers(value: Any) -> Any:
+    if value in ("all", "each"):
+        return value
+    layers = _listed(value)
+    good = isinstance(layers, list | tuple) and len(layers) > 0
+    if not good or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in layers):
+        raise ValueError(f"{value!r} is neither 'all' nor 'each' nor layers, counted from 0")
+    return layers
+
+
+class _Plain(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Quantity(_Plain):
+    """What is measured, in the words of the table of values."""
+
+    measure: StrictStr
+    item: Annotated[tuple[StrictStr, ...], BeforeValidator(_listed)] | None = None
+    """Classes, added up. None: all classes of the set, or a measure without classes."""
+    target: StrictStr | None = None
+    """Of `flow`: to which class."""
+    queries: StrictStr | None = None
+    """None: the first that the run has; so for keys and classes."""
+    keys: StrictStr | None = None
+    classes: StrictStr | None = None
+    normalise: Literal["mass", "per-token", "share", "lift"] = "mass"
+
+
+class Comparison(_Plain):
+    """With what: the second of a pair against the first, or the value against a threshold."""
+
+    over: Literal["model", "condition", "measure", "layer"] | None = None
+    pair: tuple[StrictStr | StrictInt, StrictStr | StrictInt] | None = None
+    """Needed but over models, where it is the run's two models if it is left out. Conditions go
+    by name, as `base`, or as `kind:KIND` of what they insert."""
+    threshold: float | None = None
+    scale: Literal["difference", "ratio"] = "difference"
+    """`ratio` takes the mean of logarithms: second over first, prompt by prompt."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> "Comparison":
+        if (self.over is None) == (self.threshold is None):
+            raise ValueError("compare over something, or with a threshold: one of the two")
+        if self.over is None and self.pair is not None:
+            raise ValueError("a pair needs 'over': model, condition, measure or layer")
+        if self.over not in (None, "model") and self.pair is None:
+            raise ValueError(f"over {self.over} needs a pair: [first, second]")
+        if self.over == "layer" and not all(isinstance(side, int) for side in self.pair or ()):
+            raise ValueError("over layer needs a pair of layers, counted from 0")
+        if self.scale == "ratio" and self.threshold is not None and self.threshold <= 0:
+            raise ValueError("a ratio to a threshold needs a threshold above 0")
+        return self
+
+
+class Scope(_Plain):
+    """Where: which layers, and what becomes of heads."""
+
+    layers: Annotated[Literal["all", "each"] | tuple[StrictInt, ...], BeforeValidator(_layers)] = (
+        "all"
+    )
+    """`all`: every measured layer together. `each`: a verdict for every measured layer."""
+    heads: Literal["mean", "sum", "max", "each"] = "mean"
+
+
+class Rule(_Plain):
+    """What decides, for each row (a layer, or a layer and head), and how many rows it takes.
+
+    `interval`: the interval of the comparison excludes equality, and q < level.
+    `significant`: q < level, in the claimed direction.
+    `within`: the interval lies within the bounds.
+    """
+
+    kind: Literal["interval", "significant", "within"] = "interval"
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Of the rows. Contradicted where so many rows oppose that this share cannot be reached."""
+    level: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    bounds: tuple[float, float] | None = None
+
+    @model_validator(mode="after")
+    def _bounded(self) -> "Rule":
+        if (self.kind == "within") != (self.bounds is not None):
+            raise ValueError("the rule 'within', and only it, needs bounds: [low, high]")
+        if self.bounds is not None and self.bounds[0] >= self.bounds[1]:
+            raise ValueError(f"bounds {list(self.bounds)}: the first is the lower")
+        return self
+
+
+class Part(_Plain):
+    """One thing that has to hold."""
+
+    quantity: Quantity
+    comparison: Comparison
+    direction: Literal["more", "less"] | None = None
+    """Of the value against the threshold, or of the second of the pair against the first."""
+    scope: Scope = Scope()
+    rule: Rule = Rule()
+
+    @model_validator(mode="after")
+    def _directed(self) -> "Part":
+        if (self.rule.kind == "within") != (self.direction is None):
+            raise ValueError("a direction is needed, more or less; only the rule 'within' has none")
+        return self
+
+
+class Claim(_Plain):
+    """A named statement with its parts; all of them have to hold."""
+
+    name: StrictStr
+    statement: StrictStr
+    """May say {a}, {b}, {condition}, {model} and {layer}."""
+    condition: StrictStr | None = None
+    """A name, `base`, `variant` (any with an insertion), or `kind:KIND`; a verdict for each."""
+    parts: Annotated[tuple[Part, ...], Field(min_length=1)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _single(cls, data: Any) -> Any:
+        """A claim of one part may be written without the list."""
+        if isinstance(data, dict) and "parts" not in data:
+            own = {name: data[name] for name in cls.model_fields if name in data}
+            return {**own, "parts": [{k: v for k, v in data.items() if k not in own}]}
+        return data
+
+
+def built_in() -> tuple[Claim, ...]:
+    """The claims that come with attnscope."""
+    source = files("attnscope.stats").joinpath("claims.yaml")
+    return _parse(source.read_text(encoding="utf-8"), "claims.yaml")
+
+
+def load_claims(path: str | Path) -> tuple[Claim, ...]:
+    """Claims of a YAML file: a list, under the key `claims`."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"there is no file {path}; claims are a YAML file with a list 'claims'")
+    return _parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def _parse(text: str, source: str) -> tuple[Claim, ...]:
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"{source} is not YAML: {error}") from error
+    if not isinstance(data, dict) or set(data) != {"claims"} or not data["claims"]:
+        raise InputError(f"{source}: a file of claims has one key, 'claims', with a list of them")
+    claims = []
+    for number, entry in enumerate(data["claims"]):
+        name = entry.get("name", number) if isinstance(entry, dict) else number
+        try:
+            claims.append(Claim.model_validate(entry))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            what = first["msg"].removeprefix("Value error, ")
+            raise InputError(f"{source}: claim {name!r}: {where}: {what}") from error
+    names = [claim.name for claim in claims]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise InputError(f"{source}: two claims are called {', '.join(sorted(twice))}")
+    return tuple(claims)

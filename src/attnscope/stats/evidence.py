@@ -1,0 +1,285 @@
+"""The evidence for one part of a claim: the rows of the table that it is about, compared prompt by
+prompt, and whether each supports or opposes it. Must not know other parts, or verdicts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from attnscope.stats import tables
+from attnscope.stats.claims import Claim, Part
+from attnscope.stats.paired import MINIMUM, paired_figures
+from attnscope.stats.tables import Matrix, matrix, ranges
+
+__all__ = [
+    "Facts",
+    "NotMeasuredError",
+    "NotPairedError",
+    "default_condition",
+    "evidence",
+    "measures",
+    "missing",
+]
+
+# What an experiment lists under `measures` to get a measure, where the names differ.
+_ASKED_AS = {
+    **dict.fromkeys(("lambda_ratio", "spike_ratio", "rest_ratio"), "lambda"),
+    **dict.fromkeys(("affine_lambda", "affine_sigma", "affine_r2"), "affine"),
+    "lambda_r2": "profile",
+}
+_OF_PAIRS = {"lambda", "uniformity", "value_similarity", "affine", *_ASKED_AS}
+
+
+class NotMeasuredError(Exception):
+    """The run has no such thing; the message says what would give it."""
+
+
+class NotPairedError(Exception):
+    """Prompts without a partner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a run has, and how to resample it."""
+
+    models: list[str]
+    conditions: list[str]
+    kinds: dict[str, str | None]
+    """What each condition inserts; None for the base. Empty where nobody knows."""
+    measures: list[str]
+    first: dict[str, list[str]]
+    """Queries, keys and classes, in the order in which the experiment lists them."""
+    settings: dict[str, Any]
+
+    def matching(self, selector: str) -> list[str]:
+        """The conditions a selector means; at least one, or it was not measured."""
+        known = {name: self.kinds.get(name) for name in self.conditions}
+        if selector in known:
+            return [selector]
+        if selector in ("base", "variant") and self.kinds:
+            found = [n for n, kind in known.items() if (kind is None) == (selector == "base")]
+        elif selector == "base" and len(known) == 1:
+            found = list(known)
+        else:
+            kind = selector.removeprefix("kind:")
+            found = [n for n, k in known.items() if selector.startswith("kind:") and k == kind]
+        if found:
+            return found
+        what = {"base": "without an insertion", "variant": "with an insertion"}.get(selector)
+        if selector.startswith("kind:"):
+            what = f"with insert: {{kind: {selector.removeprefix('kind:')}}}"
+        raise NotMeasuredError(
+            f"no condition {selector!r} in this run (it has {', '.join(known)}); "
+            f"add one {what or 'of that name'} to the experiment's conditions"
+        )
+
+
+def measures(part: Part) -> list[str]:
+    """The measures that a part is about."""
+    if part.comparison.over == "measure" and part.comparison.pair:
+        return [str(side) for side in part.comparison.pair]
+    return [part.quantity.measure]
+
+
+def missing(measure: str) -> NotMeasuredError:
+    """The error for a measure that a run does not have: says how it would."""
+    asked = _ASKED_AS.get(measure, measure)
+    also = ", with a condition that has an insertion" if measure in _OF_PAIRS else ""
+    return NotMeasuredError(
+        f"{measure!r} was not measured; add {asked!r} to the experiment's measures{also}"
+    )
+
+
+def default_condition(claim: Claim, facts: Facts) -> str:
+    """The selector of the condition that a claim is about: what it says, else what has values."""
+    if claim.condition is not None:
+        return claim.condition
+    of_pairs = all(m in _OF_PAIRS for part in claim.parts for m in measures(part))
+    return "variant" if of_pairs and facts.kinds else "base"
+
+
+def evidence(
+    claim: Claim,
+    number: int,
+    table: pl.DataFrame,
+    facts: Facts,
+    models: tuple[str, str] | str,
+    binding: dict[str, str],
+) -> pl.DataFrame:
+    """The figures of one part, a row per layer and head."""
+    part = claim.parts[number]
+    over, quantity = part.comparison.over, part.quantity
+    table = table.filter(pl.col("measure").is_in(measures(part)))
+    table = table.filter(pl.col("model").is_in([models] if isinstance(models, str) else models))
+    conditions = (
+        [binding[str(side)] for side in part.comparison.pair or ()]
+        if over == "condition"
+        else [binding[default_condition(claim, facts)]]
+    )
+    table = table.filter(pl.col("condition").is_in(conditions))
+    if table.is_empty():
+        raise NotMeasuredError(
+            f"{quantity.measure!r} was not measured in condition {', '.join(conditions)}"
+        )
+    chosen = {}
+    for what in ("queries", "keys", "classes"):
+        table, chosen[what] = _choose(table, what, getattr(quantity, what), facts.first[what])
+    table = _in_scope(table, part)
+    table = _amounts(table, part)
+    a, b = _sides(table, part, models, conditions)
+    by = ["layer", "head"]
+    figures = paired_figures(a, b, by, facts.settings)
+    made = b.columns.with_columns(
+        *(pl.Series(name, np.asarray(figure)) for name, figure in figures.items())
+    ).with_columns(pl.selectors.float().fill_nan(None))
+    equal = 0.0
+    if part.comparison.scale == "ratio":
+        equal = 1.0
+        made = made.with_columns(pl.col("mean_a", "mean_b", "difference", "low", "high").exp())
+        made = made.with_columns(pl.col("difference").alias("ratio"))
+    made = made.with_columns(*_decided(part, equal))
+    labels = {
+        "part": number,
+        "measure": quantity.measure,
+        "against": _against(part, models, conditions),
+        "scale": part.comparison.scale,
+        "normalise": quantity.normalise if quantity.measure == "mass" else None,
+        "item": None if quantity.item is None else "+".join(quantity.item),
+        "combine": part.scope.heads,
+        **chosen,
+    }
+    return made.select(
+        *(pl.lit(value, dtype=_type(value)).alias(name) for name, value in labels.items()),
+        pl.all(),
+    ).sort(by)
+
+
+def _type(value: object) -> Any:
+    return pl.Int64() if isinstance(value, int) else pl.String()
+
+
+def _choose(
+    table: pl.DataFrame, what: str, wanted: str | None, listed: list[str]
+) -> tuple[pl.DataFrame, str | None]:
+    """Keep one of the queries, keys or class sets: the one wanted, else the run's first."""
+    there = table[what].drop_nulls().unique(maintain_order=True).to_list()
+    if not there:
+        return table, None
+    if wanted is not None and wanted not in there:
+        raise NotMeasuredError(
+            f"{what} {wanted!r} were not measured here (but {', '.join(there)}); "
+            f"add {wanted!r} to the experiment's {what}"
+        )
+    one = wanted or next((name for name in listed if name in there), there[0])
+    return table.filter(pl.col(what) == one), one
+
+
+def _in_scope(table: pl.DataFrame, part: Part) -> pl.DataFrame:
+    there = table["layer"].unique().to_list()
+    layers = part.comparison.pair if part.comparison.over == "layer" else part.scope.layers
+    if isinstance(layers, str) or layers is None:
+        return table
+    for layer in layers:
+        if layer not in there:
+            raise NotMeasuredError(
+                f"layer {layer} was not measured; measured: {ranges(there)} (counted from 0)"
+            )
+    return table.filter(pl.col("layer").is_in([int(layer) for layer in layers]))
+
+
+def _amounts(table: pl.DataFrame, part: Part) -> pl.DataFrame:
+    """One value per prompt, layer and head: heads combined, classes added up, normalised."""
+    quantity = part.quantity
+    table = tables.combine(table, part.scope.heads)
+    if quantity.measure not in ("mass", "flow"):
+        return table
+    if quantity.normalise == "share":
+        table = tables.normalise(table, "share")
+    there = table["item"].unique(maintain_order=True).to_list()
+    for item in quantity.item or ():
+        if item not in there:
+            raise NotMeasuredError(f"class {item!r} was not measured; measured: {', '.join(there)}")
+    if quantity.item is not None:
+        table = table.filter(pl.col("item").is_in(quantity.item))
+    if quantity.target is not None:
+        table = table.filter(pl.col("target") == quantity.target)
+    by = ["prompt", *(name for name in tables.IDENTITY if name != "item")]
+    amounts = ("value", "uniform", "tokens")
+    added = [pl.when(pl.col(c).null_count() == 0).then(pl.col(c).sum()).alias(c) for c in amounts]
+    table = table.group_by(by, maintain_order=True).agg(*added)
+    table = table.with_columns(pl.lit(None, dtype=pl.String()).alias("item"))
+    return table if quantity.normalise == "share" else tables.normalise(table, quantity.normalise)
+
+
+def _sides(
+    table: pl.DataFrame, part: Part, models: tuple[str, str] | str, conditions: list[str]
+) -> tuple[Matrix, Matrix]:
+    """First and second of the comparison, prompt by prompt."""
+    by, over = ["layer", "head"], part.comparison.over
+    if over is None:
+        b = matrix(table, by)
+        level = float(part.comparison.threshold or 0.0)
+        return _scaled(Matrix(b.columns, b.prompts, np.full_like(b.x, level)), b, part)
+    pair: Sequence[Any] = part.comparison.pair or models
+    if over == "condition":
+        pair = conditions
+    first, second = (table.filter(pl.col(over) == side) for side in pair)
+    if over == "layer":  # named by the second, or they would not meet
+        first = first.with_columns(pl.lit(pair[1], dtype=table.schema["layer"]).alias("layer"))
+    alone = set(first["prompt"]) ^ set(second["prompt"])
+    if alone or first.is_empty():
+        raise NotPairedError(
+            f"{over} {pair[0]} and {pair[1]} do not pair: prompts {ranges(alone)} have one alone"
+        )
+    a, b = (matrix(side, by) for side in (first, second))
+    if not a.columns.equals(b.columns):
+        raise NotPairedError(
+            f"{over} {pair[0]} and {pair[1]} do not have the same layers and heads"
+        )
+    return _scaled(a, b, part)
+
+
+def _scaled(a: Matrix, b: Matrix, part: Part) -> tuple[Matrix, Matrix]:
+    if part.comparison.scale == "difference":
+        return a, b
+
+    def logarithm(m: Matrix) -> Matrix:
+        x = np.where(m.x > 0, m.x, np.nan)
+        return Matrix(m.columns, m.prompts, np.log(x))
+
+    return logarithm(a), logarithm(b)
+
+
+def _decided(part: Part, equal: float) -> list[pl.Expr]:
+    """Whether a row supports the claim, and whether it opposes it."""
+    rule = part.rule
+    low, high, difference = pl.col("low"), pl.col("high"), pl.col("difference")
+    enough = pl.col("n") >= MINIMUM
+    if rule.bounds is not None:
+        supports = (low >= rule.bounds[0]) & (high <= rule.bounds[1])
+        opposes = (low > rule.bounds[1]) | (high < rule.bounds[0])
+    else:
+        found = pl.col("q") < rule.level
+        above, below = found & (difference > equal), found & (difference < equal)
+        if rule.kind == "interval":
+            above, below = above & (low > equal), below & (high < equal)
+        supports, opposes = (above, below) if part.direction == "more" else (below, above)
+    return [
+        (enough & supports).fill_null(False).alias("supports"),
+        (enough & opposes).fill_null(False).alias("opposes"),
+    ]
+
+
+def _against(part: Part, models: tuple[str, str] | str, conditions: list[str]) -> str:
+    comparison = part.comparison
+    if comparison.over is None:
+        return f"{comparison.threshold:g}"
+    if comparison.over == "model":
+        return str((comparison.pair or models)[0])
+    if comparison.over == "condition":
+        return conditions[0]
+    assert comparison.pair is not None
+    return f"layer {comparison.pair[0]}" if comparison.over == "layer" else str(comparison.pair[0])

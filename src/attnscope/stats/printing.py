@@ -1,0 +1,120 @@
+"""Comparisons and verdicts as text: tables for a terminal, and JSON for programs."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import polars as pl
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from attnscope.stats.sensitivity import survival
+from attnscope.stats.verdicts import Verdict
+
+__all__ = ["as_json", "as_tables"]
+
+_STYLE = {"supported": "green", "contradicted": "red", "undetermined": "yellow"}
+_HIDDEN = {"a", "b", "paired", "left_out", "note", "n_a", "n_b", "low", "high"}
+
+
+def as_json(
+    compared: pl.DataFrame | None,
+    verdicts: Sequence[Verdict],
+    choices: pl.DataFrame | None = None,
+) -> str:
+    """One object: `comparison` (rows), `verdicts` (each with its figures), `sensitivity` (rows)."""
+    fields = ("claim", "statement", "verdict", "reason", "model", "condition", "layer")
+    made: dict[str, Any] = {
+        "comparison": [] if compared is None else compared.to_dicts(),
+        "verdicts": [
+            {
+                **{name: getattr(verdict, name) for name in fields},
+                "figures": [] if verdict.figures is None else verdict.figures.to_dicts(),
+            }
+            for verdict in verdicts
+        ],
+        "sensitivity": [] if choices is None else choices.to_dicts(),
+    }
+    return json.dumps(made, ensure_ascii=False, indent=1)
+
+
+def as_tables(
+    compared: pl.DataFrame | None,
+    verdicts: Sequence[Verdict],
+    choices: pl.DataFrame | None = None,
+) -> RenderableType:
+    """What a terminal shows."""
+    parts: list[RenderableType] = []
+    if compared is not None:
+        for (first, second), rows in compared.group_by(["a", "b"], maintain_order=True):
+            parts += [_comparison(str(first), str(second), rows), Text()]
+    for verdict in verdicts:
+        parts += [_verdict(verdict), Text()]
+    if choices is not None:
+        parts += [_survival(choices), Text()]
+    return Group(*parts)
+
+
+def _comparison(first: str, second: str, rows: pl.DataFrame) -> Table:
+    how = "paired by prompt" if rows["paired"].all() else "as independent groups"
+    table = Table(title=f"{second} against {first}, {how}", title_justify="left")
+    shown = [
+        name
+        for name in rows.columns
+        if name not in _HIDDEN and not rows[name].is_null().all() and not _dull(rows, name)
+    ]
+    fixed = [f"{n} {rows[n][0]}" for n in rows.columns if n not in _HIDDEN and _dull(rows, n)]
+    notes = [note for note in rows["note"].unique(maintain_order=True) if note]
+    table.caption = "; ".join([*fixed, *notes]) or None
+    table.caption_justify = "left"
+    for name in shown:
+        table.add_column(name, justify="left" if rows[name].dtype == pl.String else "right")
+        if name == "difference":
+            table.add_column("95 % interval", justify="right")
+    for row in rows.iter_rows(named=True):
+        cells = []
+        for name in shown:
+            cells.append(_figure(row[name]))
+            if name == "difference":
+                cells.append(f"{_figure(row['low'])} to {_figure(row['high'])}")
+        table.add_row(*cells)
+    return table
+
+
+def _survival(choices: pl.DataFrame) -> Table:
+    survived = survival(choices)
+    table = Table(title=f"does {survived['claim'][0]} survive the choices?", title_justify="left")
+    for name in ("model", "layer", "head", "verdict", "choices", "same sign", "same verdict"):
+        table.add_column(name)
+    table.add_column("overturned by")
+    for row in survived.iter_rows(named=True):
+        cells = [row[n] for n in ("model", "layer", "head", "verdict", "choices")]
+        cells += [row["same_sign"], row["same_verdict"], "; ".join(row["overturned_by"]) or None]
+        table.add_row(*map(_figure, cells))
+    return table
+
+
+def _dull(rows: pl.DataFrame, name: str) -> bool:
+    """Says the same in every row, so it goes under the table."""
+    labels = ("queries", "keys", "classes", "normalise", "combine", "model", "condition", "n")
+    return name in labels and rows[name].n_unique() == 1 and rows[name][0] is not None
+
+
+def _figure(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _verdict(verdict: Verdict) -> Text:
+    text = Text()
+    text.append(verdict.verdict, style=f"bold {_STYLE.get(verdict.verdict, 'dim')}")
+    where = [
+        f"model {verdict.model}" if verdict.model else "",
+        f"condition {verdict.condition}" if verdict.condition else "",
+    ]
+    about = ", ".join(part for part in where if part)
+    text.append(f"  {verdict.claim}{f' ({about})' if about else ''}: {verdict.statement}\n")
+    text.append(f"  {verdict.reason}", style="dim")
+    return text

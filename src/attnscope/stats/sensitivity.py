@@ -1,0 +1,210 @@
+"""Does a conclusion survive the choices behind it? One claim, judged again for every choice of
+queries, keys, classes, normalisation and condition that a run has, as one table.
+"""
+
+import itertools
+from typing import Any
+
+import polars as pl
+
+from attnscope.errors import InputError
+from attnscope.stats.claims import Claim, Part
+from attnscope.stats.evidence import measures
+from attnscope.stats.tables import NORMALISE, Values
+from attnscope.stats.verdicts import Verdict, judge
+
+__all__ = ["CHOICES", "sensitivity", "survival"]
+
+CHOICES = ("queries", "keys", "classes", "normalise", "condition")
+"""What is varied, where the run has more than one."""
+
+
+def sensitivity(
+    claim: Claim,
+    values: Values,
+    *,
+    experiment: dict[str, Any] | None = None,
+    pair: tuple[str, str] | None = None,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> pl.DataFrame:
+    """A row per combination of choices, model, layer and head, with the figures of the claim's
+    first part and the verdict on the whole claim.
+
+    Choices are compared with the reference: those of the claim itself, which for what it leaves
+    open are the run's first. `changed` names the choices that differ from it; `same_sign` and
+    `same_verdict` say whether the direction and the verdict are those of the reference. Of
+    conditions, `kind`, `count` and `position` tell what they insert.
+    """
+    table = values.lazy().filter(pl.col("measure").is_in(_measures(claim))).collect()
+    if table.is_empty():
+        raise InputError(
+            f"claim {claim.name!r} is about {', '.join(_measures(claim))}, which this run has not "
+            "measured"
+        )
+    settings: dict[str, Any] = {
+        "experiment": experiment,
+        "pair": pair,
+        "resamples": resamples,
+        "seed": seed,
+    }
+    own = judge([claim], table, **settings)
+    if all(verdict.figures is None for verdict in own):
+        raise InputError(f"claim {claim.name!r} cannot be judged on this run: {own[0].reason}")
+    options = {name: _there(claim, table, name, experiment or {}) for name in CHOICES}
+    reference = _reference(own)
+    rows = []
+    for way in itertools.product(*options.values()):
+        chosen = dict(zip(options, way, strict=True))
+        for verdict in judge([_changed(claim, chosen)], table, **settings):
+            rows += _rows(verdict, reference)
+    made = pl.DataFrame(rows, infer_schema_length=None).unique(maintain_order=True)
+    return _beside_the_reference(_with_insertions(made, experiment or {}))
+
+
+def survival(table: pl.DataFrame) -> pl.DataFrame:
+    """For each model, layer and head: over how many choices sign and verdict are the reference's,
+    and which choices overturn the verdict.
+    """
+    judged = table.filter(pl.col("difference").is_not_null())
+    label = pl.concat_str(
+        [pl.format("{} {}", pl.lit(name), pl.col(name)) for name in CHOICES],
+        separator=", ",
+        ignore_nulls=True,
+    )
+    return judged.group_by("claim", "model", "layer", "head", maintain_order=True).agg(
+        pl.len().alias("choices"),
+        pl.col("verdict").filter(pl.col("reference")).first().alias("verdict"),
+        pl.col("same_sign").sum().alias("same_sign"),
+        pl.col("same_verdict").sum().alias("same_verdict"),
+        pl.col("same_verdict").all().alias("survives"),
+        label.filter(~pl.col("same_verdict")).alias("overturned_by"),
+    )
+
+
+def _measures(claim: Claim) -> list[str]:
+    return sorted({measure for part in claim.parts for measure in measures(part)})
+
+
+def _there(claim: Claim, table: pl.DataFrame, name: str, asked: dict[str, Any]) -> list[Any]:
+    """The values a choice can take; None stands for the claim's own."""
+    of_mass = any("mass" in measures(part) for part in claim.parts)
+    if name == "normalise":
+        return list(NORMALISE) if of_mass else [None]
+    if name == "condition":
+        over = [part for part in claim.parts if part.comparison.over == "condition"]
+        if over:  # the second of the pair is varied, the first stays
+            return [None, *_variants(asked)]
+        return table["condition"].unique(maintain_order=True).to_list()
+    there = table[name].drop_nulls().unique(maintain_order=True).to_list()
+    return there or [None]
+
+
+def _variants(asked: dict[str, Any]) -> list[str]:
+    return [
+        name for name, what in asked.get("conditions", {}).items() if (what or {}).get("insert")
+    ]
+
+
+def _changed(claim: Claim, chosen: dict[str, Any]) -> Claim:
+    """The same claim with other choices."""
+    condition = chosen["condition"]
+
+    def part(old: Part) -> Part:
+        given = {
+            name: chosen[name]
+            for name in ("queries", "keys", "classes", "normalise")
+            if chosen[name] is not None
+        }
+        comparison = old.comparison
+        if condition is not None and comparison.over == "condition" and comparison.pair:
+            pair = (comparison.pair[0], condition)
+            comparison = comparison.model_copy(update={"pair": pair})
+        quantity = old.quantity.model_copy(update=given)
+        return old.model_copy(update={"quantity": quantity, "comparison": comparison})
+
+    return claim.model_copy(
+        update={
+            "condition": claim.condition if condition is None else condition,
+            "parts": tuple(part(old) for old in claim.parts),
+        }
+    )
+
+
+_SHOWN = (
+    *("layer", "head", "measure", "item", "against", "scale", "n", "mean_a", "mean_b"),
+    *("difference", "low", "high", "effect", "p", "q", "supports", "opposes"),
+)
+_MADE = ("queries", "keys", "classes", "normalise")
+
+
+def _reference(own: list[Verdict]) -> dict[str, Any]:
+    figures = next(verdict.figures for verdict in own if verdict.figures is not None)
+    first = figures.filter(pl.col("part") == 0).row(0, named=True)
+    conditions = {verdict.condition for verdict in own}
+    return {**{name: first[name] for name in _MADE}, "condition": conditions}
+
+
+def _rows(verdict: Verdict, reference: dict[str, Any]) -> list[dict[str, Any]]:
+    if verdict.figures is None:
+        return []
+    made = []
+    for row in verdict.figures.filter(pl.col("part") == 0).iter_rows(named=True):
+        choices = {**{name: row[name] for name in _MADE}, "condition": verdict.condition}
+        changed = [name for name in _MADE if choices[name] != reference[name]]
+        changed += [] if verdict.condition in reference["condition"] else ["condition"]
+        made.append(
+            {
+                "claim": verdict.claim,
+                "model": verdict.model,
+                **choices,
+                **{name: row[name] for name in _SHOWN},
+                "verdict": verdict.verdict,
+                "changed": ", ".join(changed),
+                "reference": not changed,
+            }
+        )
+    return made
+
+
+def _with_insertions(table: pl.DataFrame, asked: dict[str, Any]) -> pl.DataFrame:
+    """What a condition inserts, where it is one condition and the experiment says."""
+    known: dict[str, dict[str, Any]] = {
+        name: {
+            **((what or {}).get("insert") or {}),
+            "position": (what or {}).get("position") if (what or {}).get("insert") else None,
+        }
+        for name, what in asked.get("conditions", {}).items()
+    }
+    names = [str(name).split(", ")[-1] for name in table["condition"]]
+
+    def told(what: str) -> list[Any]:
+        return [known.get(name, {}).get(what) for name in names]
+
+    return table.with_columns(
+        pl.Series("kind", told("kind"), dtype=pl.String()),
+        pl.Series("count", told("count"), dtype=pl.Int64()),
+        pl.Series("position", [None if p is None else str(p) for p in told("position")]).cast(
+            pl.String()
+        ),
+    )
+
+
+def _beside_the_reference(table: pl.DataFrame) -> pl.DataFrame:
+    """Whether sign and verdict are those of the reference for the same model, layer and head."""
+    equal = pl.when(pl.col("scale") == "ratio").then(1.0).otherwise(0.0)
+    table = table.with_columns((pl.col("difference") - equal).sign().alias("sign"))
+    by = ["model", "layer", "head"]
+    first = (
+        table.filter(pl.col("reference"))
+        .group_by(by, maintain_order=True)
+        .agg(pl.col("sign").first().alias("sign_0"), pl.col("verdict").first().alias("verdict_0"))
+    )
+    return (
+        table.join(first, on=by, how="left", nulls_equal=True, maintain_order="left")
+        .with_columns(
+            (pl.col("sign") == pl.col("sign_0")).alias("same_sign"),
+            (pl.col("verdict") == pl.col("verdict_0")).alias("same_verdict"),
+        )
+        .drop("sign", "sign_0", "verdict_0")
+    )

@@ -1,0 +1,258 @@
+"""Claims judged on the table of values: supported, contradicted or undetermined, with the figures
+that decide; or not measured, with what to measure. Must not know files or how it is printed.
+"""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from attnscope.stats.claims import Claim, Part
+from attnscope.stats.evidence import (
+    Facts,
+    NotMeasuredError,
+    NotPairedError,
+    default_condition,
+    evidence,
+    measures,
+    missing,
+)
+from attnscope.stats.paired import MINIMUM
+from attnscope.stats.tables import Values
+
+__all__ = ["VERDICTS", "Verdict", "judge", "verdict_table"]
+
+VERDICTS = ("supported", "contradicted", "undetermined", "not measured")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a run says about a claim."""
+
+    claim: str
+    statement: str
+    verdict: str
+    """One of `VERDICTS`."""
+    reason: str
+    """The figures that decide, in words."""
+    model: str | None = None
+    condition: str | None = None
+    layer: int | None = None
+    figures: pl.DataFrame | None = None
+    """One row per part, layer and head: the comparison, and whether it supports or opposes."""
+
+
+def judge(
+    claims: Iterable[Claim],
+    values: Values,
+    *,
+    experiment: dict[str, Any] | None = None,
+    pair: tuple[str, str] | None = None,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> list[Verdict]:
+    """A verdict for each claim, model, condition and layer that it is about.
+
+    experiment   what a run was asked (`Run.experiment`): which condition is the base, which kind
+                 of insertion the others have, and the order of queries, keys and models
+    pair         the two models that claims over models compare, first and second
+    """
+    claims = list(claims)
+    wanted = {measure for claim in claims for part in claim.parts for measure in measures(part)}
+    lazy = values.lazy()
+    there = lazy.select(pl.col("measure").unique()).collect()["measure"].to_list()
+    table = lazy.filter(pl.col("measure").is_in(sorted(wanted))).collect()
+    asked = experiment or {}
+    facts = Facts(
+        models=_ordered(lazy, "model", asked),
+        conditions=_ordered(lazy, "condition", asked),
+        kinds={
+            name: ((condition or {}).get("insert") or {}).get("kind")
+            for name, condition in asked.get("conditions", {}).items()
+        },
+        measures=there,
+        first={what: list(asked.get(what, ())) for what in ("queries", "keys", "classes")},
+        settings={"level": 0.95, "resamples": resamples, "seed": seed},
+    )
+    return [verdict for claim in claims for verdict in _judged(claim, table, facts, pair)]
+
+
+def verdict_table(verdicts: Sequence[Verdict]) -> pl.DataFrame:
+    """Verdicts as a table, without their figures."""
+    names = ("claim", "model", "condition", "layer", "verdict", "statement", "reason")
+    schema = {name: pl.Int64() if name == "layer" else pl.String() for name in names}
+    rows = [[getattr(verdict, name) for name in names] for verdict in verdicts]
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _ordered(values: pl.LazyFrame, what: str, asked: dict[str, Any]) -> list[str]:
+    """In the experiment's order, then as they come."""
+    there = values.select(pl.col(what).unique(maintain_order=True)).collect()[what].to_list()
+    listed = [name for name in asked.get(f"{what}s", ()) if name in there]
+    return listed + [name for name in there if name not in listed]
+
+
+def _judged(
+    claim: Claim, table: pl.DataFrame, facts: Facts, pair: tuple[str, str] | None
+) -> list[Verdict]:
+    try:
+        for measure in dict.fromkeys(m for part in claim.parts for m in measures(part)):
+            if measure not in facts.measures:
+                raise missing(measure)
+        bindings = _bindings(claim, facts)
+        pairs = _models(claim, facts, pair)
+    except NotMeasuredError as why:
+        words = _words(claim.statement, {})
+        return [Verdict(claim.name, words, "not measured", str(why))]
+    found = []
+    for models, binding in itertools.product(pairs, bindings):
+        found += _bound(claim, table, facts, models, binding)
+    return found
+
+
+def _bindings(claim: Claim, facts: Facts) -> list[dict[str, str]]:
+    """Every way to put the run's conditions in the place of the claim's."""
+    selectors: list[str] = []
+    if any(part.comparison.over != "condition" for part in claim.parts):
+        selectors.append(default_condition(claim, facts))
+    for part in claim.parts:
+        if part.comparison.over == "condition":
+            selectors += [str(side) for side in part.comparison.pair or ()]
+    selectors = list(dict.fromkeys(selectors))
+    ways = itertools.product(*(facts.matching(selector) for selector in selectors))
+    bound = [dict(zip(selectors, way, strict=True)) for way in ways]
+    pairs = [p.comparison.pair for p in claim.parts if p.comparison.over == "condition"]
+    apart = [
+        way
+        for way in bound
+        if all(pair and way[str(pair[0])] != way[str(pair[1])] for pair in pairs)
+    ]
+    if not apart:
+        raise NotMeasuredError(
+            f"two conditions are compared, and this run has one for {' and '.join(selectors)}; "
+            "add another to the experiment's conditions"
+        )
+    return apart
+
+
+def _models(
+    claim: Claim, facts: Facts, pair: tuple[str, str] | None
+) -> list[tuple[str, str] | str]:
+    over = [part.comparison for part in claim.parts if part.comparison.over == "model"]
+    if not over:
+        return list(facts.models)
+    named = next((c.pair for c in over if c.pair), None)
+    chosen = (str(named[0]), str(named[1])) if named else pair
+    if chosen is None:
+        if len(facts.models) != 2:
+            raise NotMeasuredError(
+                f"two models are compared, and this run has {len(facts.models)}: "
+                f"{', '.join(facts.models)}; add one to the experiment, or say which two"
+            )
+        chosen = (facts.models[0], facts.models[1])
+    for name in chosen:
+        if name not in facts.models:
+            raise NotMeasuredError(
+                f"no model {name!r} in this run; it has {', '.join(facts.models)}"
+            )
+    return [chosen]
+
+
+def _bound(
+    claim: Claim,
+    table: pl.DataFrame,
+    facts: Facts,
+    models: tuple[str, str] | str,
+    binding: dict[str, str],
+) -> list[Verdict]:
+    """Verdicts for one model (or pair) and one choice of conditions."""
+    sides = {"a": "", "b": ""}
+    for part in claim.parts:
+        if part.comparison.over == "condition" and part.comparison.pair:
+            first, second = part.comparison.pair
+            sides = {"a": binding[str(first)], "b": binding[str(second)]}
+    if isinstance(models, tuple):
+        sides = {"a": models[0], "b": models[1]}
+    model = models if isinstance(models, str) else None
+    condition = ", ".join(dict.fromkeys(binding.values())) or None
+    said: dict[str, Any] = {**sides, "condition": condition, "model": model}
+
+    def verdict(outcome: str, reason: str, layer: int | None, figures: Any) -> Verdict:
+        words = _words(claim.statement, {**said, "layer": layer})
+        return Verdict(claim.name, words, outcome, reason, model, condition, layer, figures)
+
+    try:
+        rows = [
+            evidence(claim, number, table, facts, models, binding)
+            for number in range(len(claim.parts))
+        ]
+    except NotMeasuredError as why:
+        return [verdict("not measured", str(why), None, None)]
+    except NotPairedError as why:
+        return [verdict("undetermined", str(why), None, None)]
+    each = any(part.scope.layers == "each" for part in claim.parts)
+    layers = sorted({int(n) for part in rows for n in part["layer"]}) if each else [None]
+    made = []
+    for layer in layers:
+        chosen = [
+            part.filter(pl.col("layer") == layer) if p.scope.layers == "each" else part
+            for p, part in zip(claim.parts, rows, strict=True)
+        ]
+        outcomes = [_outcome(p, part) for p, part in zip(claim.parts, chosen, strict=True)]
+        overall = "undetermined"
+        if all(outcome == "supported" for outcome in outcomes):
+            overall = "supported"
+        elif "contradicted" in outcomes:
+            overall = "contradicted"
+        reason = "; ".join(
+            _said(p, part, outcome)
+            for p, part, outcome in zip(claim.parts, chosen, outcomes, strict=True)
+        )
+        made.append(verdict(overall, reason, layer, pl.concat(chosen)))
+    return made
+
+
+def _outcome(part: Part, rows: pl.DataFrame) -> str:
+    needed = part.rule.share * rows.height
+    if rows.height and rows["supports"].sum() >= needed:
+        return "supported"
+    if rows["opposes"].sum() > rows.height - needed:
+        return "contradicted"
+    return "undetermined"
+
+
+def _said(part: Part, rows: pl.DataFrame, outcome: str) -> str:
+    """The figures of a part in words."""
+    bounds = part.rule.bounds
+    wanted = part.direction if bounds is None else f"within {bounds[0]:g} to {bounds[1]:g}"
+    name = f"{part.quantity.measure} against {rows['against'][0]}"
+    n = max(rows["n"].to_list())
+    if n < MINIMUM:
+        return f"{name}: {n} prompts, and fewer than {MINIMUM} decide nothing"
+    if rows.height > 1:
+        supports, opposes = rows["supports"].sum(), rows["opposes"].sum()
+        what = "layers" if rows["head"].null_count() else "heads"
+        return (
+            f"{name} ({wanted}): of {rows.height} {what}, {supports} support and {opposes} "
+            f"oppose, share needed {part.rule.share:g}, n {n}: {outcome}"
+        )
+    row = rows.row(0, named=True)
+    if row["low"] is None:
+        return f"{name}: no values"
+    tested = f", q {row['q']:.2g}" if part.rule.kind != "within" else ""
+    return (
+        f"{name} ({wanted}): {row['mean_b']:.4g} to {row['mean_a']:.4g}, {row['scale']} "
+        f"{row['difference']:.4g} [{row['low']:.4g}, {row['high']:.4g}]{tested}, n {n}: {outcome}"
+    )
+
+
+def _words(statement: str, known: dict[str, Any]) -> str:
+    """The statement with its names; what is not known stays general."""
+    general = {"a": "one", "b": "the other", "condition": "a filler", "model": "the model"}
+    words = {**general, "layer": "L", **{k: v for k, v in known.items() if v not in (None, "")}}
+    try:
+        return statement.format_map(words)
+    except (KeyError, IndexError, ValueError):
+        return statement

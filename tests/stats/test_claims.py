@@ -1,0 +1,459 @@
+"""Claims: what can be written, and what a made table says about it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import yaml
+from scipy import stats
+from typer.testing import CliRunner
+
+from attnscope.cli import app
+from attnscope.errors import InputError
+from attnscope.experiment.tables import POSITIONS, TOKENS
+from attnscope.stats.claims import Claim, built_in, load_claims
+from attnscope.stats.one_factor import one_factor
+from attnscope.stats.verdicts import Verdict, judge, verdict_table
+from made_values import masses, measured
+
+EXPERIMENT: dict[str, Any] = {
+    "models": {"base": "x", "tuned": "y"},
+    "conditions": {
+        "none": {"insert": None},
+        "slashes": {"insert": {"kind": "repeat", "count": 55}},
+        "sentence": {"insert": {"kind": "sentence", "count": 55}},
+    },
+    "queries": ["all"],
+    "keys": ["all"],
+    "classes": ["default"],
+}
+
+
+def noise(*at: Any) -> float:
+    return float(np.random.default_rng([sum(map(ord, str(part))) for part in at]).normal())
+
+
+def around(mean: float, spread: float = 0.02):  # type: ignore[no-untyped-def]
+    """A value for every cell that varies about a mean; noise goes by cell, not by order."""
+    return lambda *at: mean + spread * noise(*at)
+
+
+def fillers(measure: str, mean: float, conditions=("slashes",), **more: Any) -> pl.DataFrame:  # type: ignore[no-untyped-def]
+    return measured(measure, around(mean), conditions=conditions, **more)
+
+
+def verdicts(name: str, *parts: pl.DataFrame, **more: Any) -> list[Verdict]:
+    chosen = [claim for claim in built_in() if claim.name == name]
+    assert chosen
+    return judge(chosen, pl.concat(parts), experiment=EXPERIMENT, resamples=500, **more)
+
+
+def falling(ratio: float, spike: float, rest: float) -> list[pl.DataFrame]:
+    return [
+        fillers("lambda_ratio", ratio),
+        fillers("spike_ratio", spike),
+        fillers("rest_ratio", rest),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "spike", "rest", "expected"),
+    [
+        (0.6, 0.4, 0.7, "supported"),
+        (0.6, 0.7, 0.4, "contradicted"),  # falls, but not at the spikes
+        (1.4, 0.4, 0.7, "contradicted"),  # does not fall
+        (0.6, 0.5, 0.5, "undetermined"),
+    ],
+)
+def test_the_fall(ratio: float, spike: float, rest: float, expected: str) -> None:
+    (verdict,) = verdicts("fall", *falling(ratio, spike, rest))
+    assert verdict.verdict == expected
+    assert (verdict.model, verdict.condition) == ("base", "slashes")
+    assert "With slashes" in verdict.statement
+
+
+def test_the_figures_that_decide_are_shown_and_right() -> None:
+    (verdict,) = verdicts("fall", *falling(0.6, 0.4, 0.7))
+    assert verdict.figures is not None
+    row = verdict.figures.filter(part=0).row(0, named=True)
+    table = falling(0.6, 0.4, 0.7)[0].filter(layer=0)
+    mean = table.group_by("prompt", maintain_order=True).agg(pl.col("value").mean())["value"]
+    interval = stats.bootstrap(
+        (mean.to_numpy() - 1,),
+        np.mean,
+        n_resamples=500,
+        method="BCa",
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    assert row["mean_b"] == pytest.approx(mean.mean(), abs=1e-9)
+    assert row["mean_a"] == 1.0
+    assert (row["low"], row["high"]) == pytest.approx((interval.low, interval.high), abs=1e-9)
+    assert f"[{row['low']:.4g}, {row['high']:.4g}]" in verdict.reason
+    assert "n 12" in verdict.reason
+    assert "of 2 heads, 2 support" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("slope", "ratio", "spike", "rest", "expected"),
+    [
+        (0.6, 0.6, 0.6, 0.6, "supported"),
+        (0.3, 0.6, 0.3, 0.7, "contradicted"),
+        (0.6, 0.6, 0.3, 0.7, "contradicted"),
+        (0.66, 0.6, 0.6, 0.6, "undetermined"),  # about 1.1, the edge of what is called close
+    ],
+)
+def test_one_factor(slope: float, ratio: float, spike: float, rest: float, expected: str) -> None:
+    parts = [fillers("lambda", slope), *falling(ratio, spike, rest)]
+    (verdict,) = verdicts("one-factor", *parts)
+    assert verdict.verdict == expected, verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("r2", "expected"), [(0.97, "supported"), (0.5, "contradicted"), (0.9, "undetermined")]
+)
+def test_affine(r2: float, expected: str) -> None:
+    (verdict,) = verdicts("affine", fillers("affine_r2", r2, heads=None))
+    assert verdict.verdict == expected, verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("later", "expected"), [(0.5, "supported"), (0.99, "contradicted"), (0.9, "undetermined")]
+)
+def test_affine_in_the_first_layer_only(later: float, expected: str) -> None:
+    def value(m: str, p: int, c: str, layer: int, h: None) -> float:
+        return (0.9 if layer == 0 else later) + 0.02 * noise(p, layer)
+
+    table = measured("affine_r2", value, conditions=["slashes"], heads=None)
+    (verdict,) = verdicts("affine-first-layer-only", table)
+    assert verdict.verdict == expected, verdict.reason
+    assert "layer 0" in verdict.reason
+
+
+def test_uniform_filler_compares_the_kinds_of_insertion() -> None:
+    def value(m: str, p: int, c: str, *at: Any) -> float:
+        return (0.2 if c == "slashes" else 0.8) + 0.02 * noise(p, c, *at)
+
+    table = measured("uniformity", value, conditions=("slashes", "sentence"))
+    (verdict,) = verdicts("uniform-filler", table)
+    assert verdict.verdict == "supported"
+    assert "filler (slashes)" in verdict.statement
+    assert "sentence (sentence)" in verdict.statement
+
+
+def tuned_looks_more(m: str, p: int, c: str, layer: int, h: int, item: str) -> float:
+    """More in layer 1, less in layer 0, the same in layer 2."""
+    shift = {0: -0.05, 1: 0.05, 2: 0.0}[layer] * (m == "tuned")
+    return 0.2 + shift + 0.01 * noise(m, p, layer, h, item)
+
+
+def test_maps_has_a_verdict_for_every_layer() -> None:
+    table = masses(tuned_looks_more, layers=3, keys="maps", prompts=range(20))
+    made = verdict_table(verdicts("maps", table))
+    assert made["layer"].to_list() == [0, 1, 2]
+    assert made["verdict"].to_list() == ["contradicted", "supported", "undetermined"]
+    assert (
+        made["statement"][1] == "tuned puts more attention on the maps than base does, in layer 1."
+    )
+    swapped = verdict_table(verdicts("maps", table, pair=("tuned", "base")))
+    assert swapped["verdict"].to_list() == ["supported", "contradicted", "undetermined"]
+
+
+def test_classes_are_added_up() -> None:
+    table = masses(tuned_looks_more, layers=3, items=("hash", "star", "word"))
+    made = verdicts("map-characters", table)
+    row = made[1].figures.row(0, named=True)  # type: ignore[union-attr]
+    both = table.filter(pl.col("item") != "word", layer=1, model="tuned")
+    assert row["mean_b"] == pytest.approx(2 * both["value"].mean(), abs=1e-9)  # type: ignore[operator]
+    assert row["item"] == "hash+star"
+
+
+@pytest.mark.parametrize("how", ["lift", "per-token", "share"])
+def test_added_classes_are_normalised_together(how: str) -> None:
+    claim = Claim.model_validate(
+        {
+            "name": "x",
+            "statement": "x",
+            "condition": "base",
+            "quantity": {"measure": "mass", "item": ["hash", "star"], "normalise": how},
+            "comparison": {"over": "model"},
+            "direction": "more",
+            "scope": {"layers": [0]},
+        }
+    )
+    table = masses(items=("hash", "star", "word"))
+    (verdict,) = judge([claim], table, experiment=EXPERIMENT, resamples=500)
+    assert verdict.figures is not None
+    here = table.filter(layer=0, model="base")
+    per_prompt = []
+    for prompt in range(12):
+        means = here.filter(prompt=prompt).group_by("item").agg(pl.col("value").mean())
+        mass = dict(means.iter_rows())
+        of = {
+            "lift": 2 * (0.1 + 0.01 * prompt),
+            "per-token": 2 * (3 + prompt),
+            "share": sum(mass.values()),
+        }[how]
+        per_prompt.append((mass["hash"] + mass["star"]) / of)
+    assert verdict.figures["mean_a"][0] == pytest.approx(np.mean(per_prompt), abs=1e-9)
+
+
+def test_not_measured_says_what_to_measure() -> None:
+    everything = judge(built_in(), masses(models=["base"]), experiment=EXPERIMENT)
+    said = {verdict.claim: (verdict.verdict, verdict.reason) for verdict in everything}
+    assert set(said) == {claim.name for claim in built_in()}
+    assert {outcome for outcome, _ in said.values()} == {"not measured"}
+    assert "add 'lambda' to the experiment's measures" in said["fall"][1]
+    assert "add 'affine'" in said["affine"][1]
+    assert "add 'profile'" in said["one-factor-fit"][1]
+    assert "two models are compared, and this run has 1: base" in said["maps"][1]
+
+
+def test_a_kind_of_condition_that_is_missing() -> None:
+    table = fillers("uniformity", 0.5)
+    (verdict,) = verdicts("uniform-filler", table)
+    assert verdict.verdict == "not measured"
+    assert "insert: {kind: sentence}" in verdict.reason
+
+
+def test_a_region_that_is_missing() -> None:
+    (verdict,) = verdicts("maps", masses())
+    assert verdict.verdict == "not measured"
+    assert "keys 'maps' were not measured here (but all)" in verdict.reason
+
+
+def test_a_layer_that_was_not_measured() -> None:
+    table = measured("affine_r2", around(0.9), conditions=["slashes"], heads=None, layers=2)
+    (verdict,) = verdicts("affine-first-layer-only", table)
+    assert verdict.verdict == "not measured"
+    assert verdict.reason == "layer 2 was not measured; measured: 0–1 (counted from 0)"
+
+
+def test_few_prompts_decide_nothing() -> None:
+    parts = [part.filter(pl.col("prompt") < 5) for part in falling(0.6, 0.4, 0.7)]
+    (verdict,) = verdicts("fall", *parts)
+    assert verdict.verdict == "undetermined"
+    assert "fewer than 6" in verdict.reason
+
+
+def test_prompts_without_a_partner_decide_nothing() -> None:
+    table = masses(tuned_looks_more, layers=3, keys="maps")
+    table = table.filter((pl.col("model") == "base") | (pl.col("prompt") < 9))
+    (verdict,) = verdicts("maps", table)
+    assert verdict.verdict == "undetermined"
+    assert "prompts 9–11" in verdict.reason
+
+
+def test_constant_values_decide() -> None:
+    table = measured("affine_r2", lambda *at: 1.0, conditions=["slashes"], heads=None)
+    assert verdicts("affine", table)[0].verdict == "supported"
+
+
+def test_a_verdict_for_every_model_and_condition() -> None:
+    asked = {
+        **EXPERIMENT,
+        "conditions": {
+            "none": {"insert": None},
+            **{f"s{n}": {"insert": {"kind": "repeat", "count": n}} for n in (10, 25)},
+        },
+    }
+    table = measured(
+        "affine_r2", around(0.97), models=("base", "tuned"), conditions=("s10", "s25"), heads=None
+    )
+    claims = [claim for claim in built_in() if claim.name == "affine"]
+    made = judge(claims, table, experiment=asked, resamples=500)
+    assert [(v.model, v.condition) for v in made] == [
+        ("base", "s10"),
+        ("base", "s25"),
+        ("tuned", "s10"),
+        ("tuned", "s25"),
+    ]
+
+
+def test_under_the_null_few_layers_are_called_different() -> None:
+    """The verdicts over layers are corrected for their number."""
+    rng = np.random.default_rng(0)
+    table = masses(lambda *at: float(rng.normal()), layers=40, heads=1, items=["hash"], keys="maps")
+    made = verdict_table(verdicts("maps", table))
+    assert (made["verdict"] == "undetermined").sum() >= 38
+
+
+# Claims of one's own.
+
+MINE = """
+claims:
+  - name: stars
+    statement: "More on stars."
+    quantity: {measure: mass, item: star, normalise: lift}
+    comparison: {over: model, pair: [base, tuned]}
+    direction: more
+    scope: {layers: [0, 1], heads: each}
+    rule: {kind: significant, share: 0.8}
+"""
+
+
+def test_claims_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(MINE)
+    (claim,) = load_claims(file)
+    assert claim.parts[0].quantity.item == ("star",)
+    table = masses(lambda m, p, *at: (0.3 if m == "tuned" else 0.2) + 0.01 * noise(m, p, *at))
+    (verdict,) = judge([claim], table)
+    assert verdict.verdict == "supported"
+    assert Claim.model_validate(claim.model_dump()) == claim
+    assert hash(claim) == hash(load_claims(file)[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"direction": "up"}, "'more' or 'less'"),
+        ({"direction": None}, "a direction is needed"),
+        ({"comparison": {"over": "model", "threshold": 1}}, "one of the two"),
+        ({"comparison": {"over": "condition"}}, "needs a pair"),
+        ({"comparison": {"over": "layer", "pair": ["a", "b"]}}, "pair of layers"),
+        ({"rule": {"kind": "within"}}, "needs bounds"),
+        ({"rule": {"kind": "interval", "share": 2}}, "less than or equal to 1"),
+        ({"quantity": {"measure": "mass", "itme": "star"}}, "itme"),
+        ({"scope": {"layers": [-1]}}, "neither 'all' nor 'each' nor layers"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_what_is_wrong_with_a_claim(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    data = yaml.safe_load(MINE)
+    data["claims"][0].update(change)
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(data))
+    with pytest.raises(InputError, match=says) as error:
+        load_claims(file)
+    assert "claim 'stars'" in str(error.value)
+
+
+def test_files_that_are_not_claims(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no file"):
+        load_claims(tmp_path / "none.yaml")
+    for text, says in [
+        ("{", "is not YAML"),
+        ("- a", "one key, 'claims'"),
+        ("claims: [3]", "claim 0"),
+        (MINE + MINE.replace("claims:", ""), "two claims are called stars"),
+    ]:
+        (tmp_path / "bad.yaml").write_text(text)
+        with pytest.raises(InputError, match=says):
+            load_claims(tmp_path / "bad.yaml")
+
+
+# λ's fit from profiles.
+
+
+def profiles(n: int = 30, factor: float = 0.6, scatter: float = 0.0) -> tuple[pl.LazyFrame, ...]:
+    """A base of n tokens, and a variant with 5 more in front of token 10."""
+    rng = np.random.default_rng(0)
+    rows, words = [], []
+    for prompt in range(8):
+        base = rng.lognormal(size=n)
+        new = base * factor * np.exp(scatter * rng.normal(size=n))
+        new = np.concatenate([new[:10], rng.lognormal(size=5), new[10:]])
+        new[-1] = np.nan
+        twins = [*range(10), *[None] * 5, *range(10, n)]
+        for condition, average, twin in (("none", base, range(n)), ("slashes", new, twins)):
+            for position, (value, of) in enumerate(zip(average, twin, strict=True)):
+                which = {
+                    "model": "base",
+                    "prompt": prompt,
+                    "condition": condition,
+                    "position": position,
+                }
+                rows.append({**which, "queries": "all", "layer": 0, "head": 0, "average": value})
+                words.append({**which, "twin": of})
+    positions = pl.DataFrame([{"received": 0.0, **row} for row in rows], schema=POSITIONS)
+    tokens = pl.DataFrame(words, schema={k: TOKENS[k] for k in words[0]})
+    return positions.lazy(), tokens.lazy()
+
+
+def test_one_factor_explains_everything_where_there_is_one() -> None:
+    made = one_factor(*profiles(), base="none")
+    assert made["value"].to_numpy() == pytest.approx(np.ones(8), abs=1e-6)
+    assert made["tokens"].unique().to_list() == [29.0]
+    assert made["condition"].unique().to_list() == ["slashes"]
+    assert verdicts("one-factor-fit", made)[0].verdict == "supported"
+
+
+def test_scatter_lowers_the_fit_where_slope_and_ratio_would_not_tell() -> None:
+    positions, tokens = profiles(scatter=1.0)
+    made = one_factor(positions, tokens, base="none")
+    first = positions.collect().filter(prompt=0)
+    x = first.filter(condition="none")["average"].to_numpy()[:29].astype(float)
+    y = first.filter(condition="slashes")["average"].to_numpy().astype(float)
+    y = np.delete(y, range(10, 15))[:29]
+    slope = (x * y).sum() / (x * x).sum()
+    by_hand = 1 - ((y - slope * x) ** 2).sum() / ((y - y.mean()) ** 2).sum()
+    assert made.filter(prompt=0)["value"][0] == pytest.approx(by_hand, abs=1e-9)
+    assert made["value"].mean() < 0.9  # type: ignore[operator]
+
+
+# The command.
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    (folder / "cells").mkdir(parents=True)
+    asked = {
+        **EXPERIMENT,
+        "conditions": {"none": {"insert": None}},
+        "measures": ["mass"],
+        "combine": "mean",
+        "normalise": "mass",
+    }
+    (folder / "experiment.yaml").write_text(yaml.safe_dump(asked, sort_keys=False))
+    table = masses(tuned_looks_more, layers=3, prompts=range(8))
+    table.write_parquet(folder / "cells" / "all.parquet")
+    return folder
+
+
+def test_compare_prints_table_and_verdicts(run: Path) -> None:
+    result = CliRunner().invoke(app, ["compare", str(run)], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert "tuned against base, paired by prompt" in result.output
+    assert "95 % interval" in result.output
+    assert "supported  map-characters" in result.output
+    assert "not measured" in result.output
+
+
+def test_compare_as_json(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(MINE)
+    options = ["--json", "--pair", "tuned,base", "--claims", str(tmp_path / "mine.yaml")]
+    result = CliRunner().invoke(app, ["compare", str(run), *options])
+    made = json.loads(result.stdout)
+    assert len(made["comparison"]) == 3 * 2
+    assert made["comparison"][0]["b"] == "base"
+    assert [verdict["claim"] for verdict in made["verdicts"]] == ["stars"]
+    assert len(made["verdicts"][0]["figures"]) == 2 * 3
+    each = CliRunner().invoke(app, ["compare", str(run), "--json", "--combine", "each"])
+    assert len(json.loads(each.stdout)["comparison"]) == 3 * 3 * 2
+
+
+def test_compare_under_other_choices(run: Path) -> None:
+    options = ["compare", str(run), "--sensitivity", "map-characters"]
+    result = CliRunner().invoke(app, options, env={"COLUMNS": "200"})
+    assert "does map-characters survive the choices?" in result.output
+    result = CliRunner().invoke(app, [*options, "--json"])
+    choices = json.loads(result.stdout)["sensitivity"]
+    assert {row["normalise"] for row in choices} == {"mass", "per-token", "share", "lift"}
+
+
+def test_compare_of_nothing(tmp_path: Path, run: Path) -> None:
+    for options, says in [
+        ([str(tmp_path)], "not a run directory"),
+        ([str(run), "--pair", "base"], "two names with a comma"),
+        ([str(run), "--pair", "base,other"], "unknown model 'other'"),
+        ([str(run), "--over", "colour"], "unknown comparison over 'colour'"),
+        ([str(run), "--claims", "none.yaml"], "there is no file"),
+        ([str(run), "--sensitivity", "mapps"], "unknown claim 'mapps'; known: fall"),
+    ]:
+        result = CliRunner().invoke(app, ["compare", *options])
+        assert isinstance(result.exception, InputError)
+        assert says in str(result.exception)
