@@ -149,6 +149,13 @@ def _only(what: str, asked: Iterable[Any] | None, known: Sequence[Any]) -> list[
     return chosen
 
 
+def _listed_first(run: Run, what: str, found: Sequence[str]) -> list[str]:
+    """In the experiment's order, then as they come."""
+    asked = run.experiment.get(what)
+    listed = [str(x) for x in asked if x in found] if isinstance(asked, list | tuple) else []
+    return listed + [x for x in found if x not in listed]
+
+
 def _one(what: str, asked: str | None, known: Sequence[str]) -> str:
     """The one asked for, checked; else the first."""
     if asked is None:
@@ -201,9 +208,9 @@ def rows(
         conditions = base[:1] or conditions[:1]
     layers = _only("layer", choice.layers, sorted(distinct("layer")))
     prompts = _only("prompt", choice.prompts, sorted(distinct("prompt")))
-    queries = _one("queries", choice.queries, distinct("queries"))
-    keys = _one("keys", choice.keys, distinct("keys"))
-    sets = distinct("classes")
+    queries = _one("queries", choice.queries, _listed_first(run, "queries", distinct("queries")))
+    keys = _one("keys", choice.keys, _listed_first(run, "keys", distinct("keys")))
+    sets = _listed_first(run, "classes", distinct("classes"))
     classes = _one("class set", choice.classes, sets) if sets else None
     if classes is not None:
         known = known.filter(pl.col("classes") == classes)
@@ -282,7 +289,7 @@ def profiles(
     conditions = _only("condition", choice.conditions, conditions_in_order(run, known["condition"]))
     layers = _only("layer", choice.layers, sorted(distinct("layer")))
     prompts = _only("prompt", choice.prompts, sorted(distinct("prompt")))
-    queries = _one("queries", choice.queries, distinct("queries"))
+    queries = _one("queries", choice.queries, _listed_first(run, "queries", distinct("queries")))
     heads = _per_head(choice, sorted(distinct("head")))
     kept = known.filter(
         pl.col("model").is_in(models),

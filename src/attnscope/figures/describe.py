@@ -13,7 +13,7 @@ from typing import Any
 
 import polars as pl
 
-from attnscope.figures.words import cell, count, inline, number
+from attnscope.figures.words import cell, count, inline, number, plain
 
 __all__ = ["Description", "Words", "describe", "place_of", "table"]
 
@@ -81,21 +81,21 @@ def describe(
     extremes = _extremes(data, words)
     held = _differences(differences, words)
     sections = [
-        ("Overview", [words.overview]),
-        ("Axes", [f"- {line}" for line in words.axes]),
-        ("Legend", [f"- {line}" for line in words.legend]),
+        ("Overview", [inline(words.overview)]),
+        ("Axes", [f"- {inline(line)}" for line in words.axes]),
+        ("Legend", [f"- {inline(line)}" for line in words.legend]),
         ("Largest and smallest", [f"- {line}" for line in extremes]),
         ("Order", [f"- {line}" for line in _order(data, words)]),
         ("Differences", held),
-        ("Notes", [f"- {line}" for line in words.notes]),
+        ("Notes", [f"- {inline(line)}" for line in words.notes]),
         ("Every value", [table(data)]),
     ]
     body = [f"### {name}\n" + "\n".join(lines) for name, lines in sections if lines]
     some = extremes[:SAID]
     if len(extremes) > SAID:
         some = [*some, f"{len(extremes) - SAID} more such statements are in the description."]
-    alt = " ".join([f"{words.title}.", words.overview, *some, held[0]])
-    return Description(markdown="\n\n".join(body), alt=alt.replace("\\", ""))
+    alt = " ".join([f"{words.title}.", words.overview, *map(plain, [*some, held[0]])])
+    return Description(markdown="\n\n".join(body), alt=alt)
 
 
 def _parts(data: pl.DataFrame, words: Words) -> list[tuple[str, pl.DataFrame]]:
@@ -108,7 +108,7 @@ def _parts(data: pl.DataFrame, words: Words) -> list[tuple[str, pl.DataFrame]]:
             if group.is_empty():
                 continue
             where = place_of(group.row(0, named=True), {c: words.places[c] for c in words.split})
-            said = ", ".join(x for x in (name, where) if x)
+            said = ", ".join(x for x in (inline(name), where) if x)
             found.append((f" ({said})" if said else "", group))
     return found
 
@@ -116,21 +116,22 @@ def _parts(data: pl.DataFrame, words: Words) -> list[tuple[str, pl.DataFrame]]:
 def _extremes(data: pl.DataFrame, words: Words) -> list[str]:
     lines = []
     places = {c: form for c, form in words.places.items() if c not in words.split}
+    quantity = inline(words.quantity)
     for name, part in _parts(data, words):
         known = part.filter(pl.col(words.value).is_not_null())
         undefined = part.height - known.height
         if known.is_empty():
-            lines.append(f"No {words.quantity}{name} is defined.")
+            lines.append(f"No {quantity}{name} is defined.")
             continue
         most, least = known[words.value].max(), known[words.value].min()
         if most == least and known.height > 1:
-            lines.append(f"Every {words.quantity}{name}: {number(most)} at {known.height} places.")
+            lines.append(f"Every {quantity}{name}: {number(most)} at {known.height} places.")
         else:
             for word, extreme in (("Largest", most), ("Smallest", least)):
                 tied = known.filter(pl.col(words.value) == extreme).to_dicts()
                 named = "; ".join(place_of(row, places) or "all" for row in tied[:TIES])
                 more = f"; and {len(tied) - TIES} more" if len(tied) > TIES else ""
-                lines.append(f"{word} {words.quantity}{name}: {number(extreme)} at {named}{more}.")
+                lines.append(f"{word} {quantity}{name}: {number(extreme)} at {named}{more}.")
         if undefined:
             lines.append(f"Not defined{name}: {count(undefined, 'place')}.")
     return lines
@@ -161,7 +162,7 @@ def _order(data: pl.DataFrame, words: Words) -> list[str]:
 
 def _differences(found: pl.DataFrame | None, words: Words) -> list[str]:
     if found is None or found.is_empty():
-        return [words.no_differences]
+        return [inline(words.no_differences)]
     unknown = found.filter(pl.col("low").is_null() | pl.col("high").is_null())
     tested = found.filter(pl.col("low").is_not_null() & pl.col("high").is_not_null())
     holds = (pl.col("low") > 0) | (pl.col("high") < 0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from attnscope.errors import AttnscopeError, InputError, unknown
@@ -25,6 +25,7 @@ from attnscope.figures import (
     token_types,
 )
 from attnscope.figures.choice import Choice
+from attnscope.figures.claims import claims_of
 from attnscope.figures.figure import Figure, Run
 from attnscope.figures.style import Style
 from attnscope.figures.theme import Theme, theme_named
@@ -66,7 +67,7 @@ def draw(
         if option not in chosen | looks | set(own):
             known = [*own, *sorted(chosen), *sorted(looks), "theme", "dark"]
             raise unknown(f"option of {name}", option, known)
-    return make(
+    figure = make(
         run,
         Choice(**{k: v for k, v in options.items() if k in chosen}),
         Style(
@@ -75,6 +76,9 @@ def draw(
         ),
         **{k: v for k, v in options.items() if k in own},
     )
+    judged = claims_of(run, name)
+    text = figure.description.replace("### Every value", f"{judged}### Every value", 1)
+    return replace(figure, description=text)
 
 
 def drawable(run: Run, **options: Any) -> tuple[list[Figure], dict[str, str]]:

@@ -28,7 +28,7 @@ from attnscope.figures.words import count, number
 __all__ = ["NEEDS", "draw", "filler_profile"]
 
 NEEDS = (
-    "an experiment with `average` among its measures and a condition that inserts filler has them, "
+    "an experiment with `profile` among its measures and a condition that inserts filler has them, "
     "such as the recipe filler-profile"
 )
 WITHOUT, WITH = "without filler", "with filler"

@@ -35,7 +35,7 @@ from attnscope.figures.words import count, number
 __all__ = ["NEEDS", "draw", "filler_vs_sentence"]
 
 NEEDS = (
-    "an experiment with `average` among its measures and two conditions that insert something, "
+    "an experiment with `profile` among its measures and two conditions that insert something, "
     "filler and a sentence, has them, such as the recipe filler-vs-sentence"
 )
 SPAN, WHOLE = "inserted span", "whole sequence"

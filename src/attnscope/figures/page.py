@@ -16,7 +16,7 @@ import vl_convert
 
 from attnscope.figures.figure import Figure
 
-__all__ = ["STYLE", "charts_script", "figure_html", "page", "script_json"]
+__all__ = ["POLICY", "STYLE", "charts_script", "figure_html", "page", "script_json"]
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --faint: #5f6368; --paper: #ffffff;
@@ -38,6 +38,8 @@ figcaption, .faint { color: var(--faint); font-size: .9rem; }
 .chart { overflow-x: auto; max-width: 100%; }
 .chart details summary { display: none; }
 .scroll { overflow: auto; max-height: 28rem; }
+h4 { margin: 1rem 0 .25rem; }
+.contents { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; padding: 0; list-style: none; }
 table { border-collapse: collapse; font-size: .85rem; margin: .5rem 0; }
 th, td { border-bottom: 1px solid var(--line); padding: .25rem .6rem; text-align: left;
   vertical-align: top; }
@@ -59,6 +61,13 @@ summary { cursor: pointer; color: var(--accent); }
   .screen { display: none; }
 }
 """
+
+# No address may be asked, not even by accident.
+POLICY = (
+    '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+    "script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
+    'img-src data:; font-src data:">'
+)
 
 # One chart, two configurations: the page takes the one that suits the reader's light or dark, and
 # the light one for paper.
@@ -131,11 +140,7 @@ def page(figures: Sequence[Figure], *, title: str) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        # No address may be asked, not even by accident.
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-        "script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
-        'img-src data:; font-src data:">'
-        f'<link rel="icon" href="data:,"><title>{escape(title)}</title>'
+        f'{POLICY}<link rel="icon" href="data:,"><title>{escape(title)}</title>'
         f"<style>{STYLE}</style></head>\n"
         f"<body>\n{body}\n{charts_script(figures)}\n</body></html>\n"
     )

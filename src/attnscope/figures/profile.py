@@ -59,14 +59,16 @@ def lines_panel(
     x = alt.X(
         "position:Q",
         title=x_title,
-        axis=alt.Axis(grid=False, format="d", tickMinStep=1, labelFlush=True),
+        axis=alt.Axis(grid=False, format=",d", tickMinStep=1, labelFlush=True),
         scale=alt.Scale(domain=picked if picked is not None else domain, nice=False),
     )
     y = alt.Y("value:Q", title=y_title, axis=alt.Axis(tickCount=5))
     colour = alt.Color(
         "series:N",
         scale=scale,
-        legend=alt.Legend(orient="top", title=None, symbolType="stroke", symbolStrokeWidth=2.5),
+        legend=alt.Legend(
+            orient="top", title=None, symbolType="stroke", symbolStrokeWidth=2.5, symbolOpacity=1
+        ),
     )
     base = alt.Chart(frame)
     marks: list[Any] = []
@@ -117,7 +119,7 @@ def lines_panel(
             x=alt.X(
                 "position:Q",
                 title="drag here to look closer",
-                axis=alt.Axis(grid=False, format="d", tickMinStep=1),
+                axis=alt.Axis(grid=False, format=",d", tickMinStep=1),
                 scale=alt.Scale(domain=domain, nice=False),
             ),
             y=alt.Y("value:Q", title=None, axis=None),

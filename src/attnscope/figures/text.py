@@ -26,7 +26,7 @@ from attnscope.figures.theme import PUBLISHED, Theme
 __all__ = ["NEEDS", "draw", "text"]
 
 NEEDS = (
-    "an experiment with `average` among its measures has them, such as the recipe filler-profile"
+    "an experiment with `profile` among its measures has them, such as the recipe filler-profile"
 )
 BY = {
     "average": "Average attention weight: mean over the later queries that see the token",

@@ -5,11 +5,23 @@ This module must not know figures or runs.
 
 from __future__ import annotations
 
+import html
 import re
 import textwrap
 from collections.abc import Sequence
 
-__all__ = ["BUNDLED", "DIGITS", "cell", "count", "inline", "join", "number", "numbers", "wrap"]
+__all__ = [
+    "BUNDLED",
+    "DIGITS",
+    "cell",
+    "count",
+    "inline",
+    "join",
+    "number",
+    "numbers",
+    "plain",
+    "wrap",
+]
 
 DIGITS = 6
 """Significant digits of every number that a figure shows, in all of its formats."""
@@ -40,6 +52,11 @@ def number(value: object) -> str:
 def inline(text: object) -> str:
     """Text from outside, safe inside a line of Markdown."""
     return "".join(_MARKS.get(c, c) for c in str(text))
+
+
+def plain(markdown: str) -> str:
+    """A line of our Markdown as plain text."""
+    return html.unescape(re.sub(r"\\(.)", r"\1", markdown).replace("**", ""))
 
 
 def cell(value: object) -> str:
