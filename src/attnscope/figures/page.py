@@ -73,7 +73,7 @@ POLICY = (
 # the light one for paper.
 SCRIPT = """
 (() => {
-  const figures = JSON.parse(document.getElementById("figures").textContent);
+  const figures = JSON.parse(document.getElementById("specifications").textContent);
   const darkness = window.matchMedia("(prefers-color-scheme: dark)");
   const draw = (dark) => Promise.all(figures.map((figure, i) => {
     const spec = {...figure.spec, config: dark ? figure.dark : figure.light};
@@ -119,7 +119,7 @@ def charts_script(figures: Sequence[Figure]) -> str:
         for f in figures
     ]
     return (
-        f'<script type="application/json" id="figures">{script_json(specs)}</script>\n'
+        f'<script type="application/json" id="specifications">{script_json(specs)}</script>\n'
         f"<script>{_bundle()}</script>\n<script>{SCRIPT}</script>"
     )
 

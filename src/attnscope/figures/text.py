@@ -45,7 +45,7 @@ def text(
     value_title: str = "Attention",
     width: float = 780,
 ) -> Any:
-    """The chart of `frame`: boxes in `line` from `column` to `end`, `shown` in them from `at` on."""
+    """The chart of `frame`: boxes on `line` from `column` to `end`, `shown` in them from `at`."""
     characters = characters_in(width, theme)
     top = frame["value"].max() or 1.0
     assert isinstance(top, float)
@@ -91,7 +91,7 @@ def characters_in(width: float, theme: Theme) -> int:
 
 
 def laid_out(tokens: pl.DataFrame, characters: int) -> pl.DataFrame:
-    """Tokens with `shown`, `line`, `column`, `at`, `end`: set line by line, broken where text breaks."""
+    """Tokens with `shown`, `line`, `column`, `at`, `end`: line by line, broken as the text."""
     line = column = 0
     placed = []
     for token in tokens["token"]:

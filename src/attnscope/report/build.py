@@ -215,12 +215,11 @@ def _comparison(run: Run) -> str:
         table = compare_run(cast("StoredRun", run))
     except AttnscopeError as error:
         return f"<p>Nothing is compared: {escape(str(error))}</p>"
-    said = f"{table['b'].first()} less {table['a'].first()}" if table["b"].n_unique() == 1 else ""
     wanted = ["a", "b", "measure", "item", "target", "layer", "head", "n", "mean_a", "mean_b"]
     wanted += ["difference", "ratio", "effect", "low", "high", "p", "q", "note"]
     kept = [c for c in wanted if c in table.columns and table[c].null_count() < table.height]
     return (
-        f"<p>Second less first, paired by prompt where both have it{escape(f' ({said})' if said else '')}; "
+        "<p>Second (b) less first (a), paired by prompt unless the note says otherwise; "
         "low and high: 95 % BCa interval over prompts; p: sign-flip permutation test; q: "
         f"Benjamini–Hochberg over layers × heads.</p>{frame_table(table.select(kept))}"
     )
