@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
+from reading_back import rows_of, table_of
 
 from attnscope.errors import InputError
 from attnscope.figures import draw, save, token_types
@@ -163,38 +163,25 @@ def test_the_chart_function_takes_a_plain_frame() -> None:
     assert next(iter(spec["datasets"].values()))[0]["top"] == 0.4
 
 
-def rows_of(spec: Any) -> pl.DataFrame:
-    """Every row that a specification embeds."""
-    rows = [row for rows in spec["datasets"].values() for row in rows if row]
-    return pl.DataFrame(rows, infer_schema_length=None)
-
-
-def table_of(description: str) -> list[list[str]]:
-    """The cells of the table of every value, as text."""
-    lines = description.split("### Every value\n")[1].splitlines()
-    return [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines if line.startswith("|")]
-
-
 @pytest.mark.parametrize("options", [{}, {"counts": True, "uniform": True}, {"prompts": [0]}])
 def test_csv_description_and_specification_have_equal_numbers(
-    options: dict[str, Any], tmp_path: Path
+    options: dict[str, Any],
 ) -> None:
     figure = draw(made_run(), "token-types", **options)
     read = pl.read_csv(io.StringIO(csv(figure)), schema=figure.data.schema)
     assert_frame_equal(read, figure.data, check_exact=True)
     embedded = rows_of(figure.spec).select(figure.data.columns).cast(dict(figure.data.schema))
     assert_frame_equal(embedded, figure.data, check_exact=True)
-    head, _, *body = table_of(figure.description)
-    assert [name.strip().replace("\\", "") for name in head] == figure.data.columns
+    head, body = table_of(figure.description)
+    assert head == figure.data.columns
     for cells, row in zip(body, figure.data.iter_rows(), strict=True):
         for cell, value in zip(cells, row, strict=True):
-            text = cell.strip()
             if value is None:
-                assert text == "—"
+                assert cell == "—"
             elif isinstance(value, float):
-                assert float(text) == value
+                assert float(cell) == value
             else:
-                assert text == str(value)
+                assert cell == str(value)
 
 
 def test_six_files_and_nothing_else(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ or a model is escaped, in text and in scripts. This module must not know any sin
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from html import escape
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import vl_convert
 
 from attnscope.figures.figure import Figure
+from attnscope.figures.html import markdown_html
 
 __all__ = ["POLICY", "STYLE", "charts_script", "figure_html", "page", "script_json"]
 
@@ -36,7 +37,6 @@ p, li { overflow-wrap: anywhere; }
 figure { margin: 0 0 2.5rem; }
 figcaption, .faint { color: var(--faint); font-size: .9rem; }
 .chart { overflow-x: auto; max-width: 100%; }
-.chart details summary { display: none; }
 .scroll { overflow: auto; max-height: 28rem; }
 h4 { margin: 1rem 0 .25rem; }
 .contents { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; padding: 0; list-style: none; }
@@ -55,10 +55,11 @@ summary { cursor: pointer; color: var(--accent); }
 @media print {
   :root { --ink: #000; --faint: #333; --paper: #fff; --line: #bbb; --card: #fff; --accent: #000; }
   body { max-width: none; padding: 0; font-size: 10.5pt; }
+  table { font-size: 6.5pt; } th, td { padding: .1rem .25rem; } td.number { white-space: normal; }
   h2, h3 { break-after: avoid; } figure, tr { break-inside: avoid; }
   .scroll { max-height: none; overflow: visible; } .chart { overflow: visible; }
   .chart svg { max-width: 100%; height: auto; } details > summary { list-style: none; }
-  .screen { display: none; }
+  .screen, details:not([open]) { display: none; }
 }
 """
 
@@ -81,7 +82,10 @@ SCRIPT = """
       {renderer: "svg", actions: false, mode: "vega-lite"});
   })).then(() => { document.documentElement.dataset.drawn = dark ? "dark" : "light"; });
   let queue = draw(darkness.matches);
-  darkness.addEventListener("change", () => { queue = queue.then(() => draw(darkness.matches)); });
+  const again = (dark) => { queue = queue.then(() => draw(dark)); };
+  darkness.addEventListener("change", () => again(darkness.matches));
+  window.addEventListener("beforeprint", () => { if (darkness.matches) again(false); });
+  window.addEventListener("afterprint", () => { if (darkness.matches) again(true); });
 })();
 """
 
@@ -108,11 +112,20 @@ def _bundle() -> str:
     )
 
 
+def _bare(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A chart without its configuration and caption, which the page has itself."""
+    bare = {k: v for k, v in spec.items() if k != "config"}
+    title = bare.get("title")
+    if isinstance(title, dict):
+        bare["title"] = {k: v for k, v in title.items() if k != "subtitle"}
+    return bare
+
+
 def charts_script(figures: Sequence[Figure]) -> str:
     """The scripts and specifications of a page; the charts go to #chart-0, #chart-1 …"""
     specs = [
         {
-            "spec": {k: v for k, v in f.interactive.items() if k != "config"},
+            "spec": _bare(f.interactive),
             "light": f.theme.on(dark=False).config(),
             "dark": f.theme.on(dark=True).config(),
         }
@@ -127,10 +140,11 @@ def charts_script(figures: Sequence[Figure]) -> str:
 def figure_html(figure: Figure, number: int) -> str:
     """Place, caption and description of the chart with this number."""
     return (
-        f'<figure id="{escape(figure.name)}"><div class="chart" id="chart-{number}" role="img" '
-        f'aria-label="{escape(figure.alt)}"></div>'
-        f"<details><summary>Description and every value</summary>"
-        f"<pre>{escape(figure.description)}</pre></details></figure>"
+        f'<figure id="figure-{escape(figure.name)}"><div class="chart" id="chart-{number}" '
+        f'role="img" aria-label="{escape(figure.alt)}"></div>'
+        f"<figcaption>{escape(figure.caption)}</figcaption>"
+        f"<details><summary>Description of “{escape(figure.title)}”, with every value</summary>"
+        f"{markdown_html(figure.description)}</details></figure>"
     )
 
 

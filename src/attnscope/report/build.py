@@ -19,9 +19,9 @@ from attnscope.figures.caption import tiny
 from attnscope.figures.choice import base_conditions, conditions_in_order, models_in_order
 from attnscope.figures.export import write
 from attnscope.figures.figure import Run
-from attnscope.figures.page import POLICY, STYLE, charts_script
+from attnscope.figures.html import facts, frame_table
+from attnscope.figures.page import POLICY, STYLE, charts_script, figure_html
 from attnscope.figures.words import BUNDLED, count, join
-from attnscope.report.html import facts, frame_table, markdown_html
 from attnscope.stats.on_run import compare_run, judge_run
 from attnscope.stats.verdicts import verdict_table
 
@@ -168,13 +168,7 @@ def _prompts(run: Run) -> str:
 
 
 def _figures(figures: Sequence[Figure], missing: dict[str, str]) -> str:
-    parts = [
-        f'<figure id="figure-{escape(f.name)}"><div class="chart" id="chart-{i}" role="img" '
-        f'aria-label="{escape(f.alt)}"></div><details><summary>Description of '
-        f"“{escape(f.title)}”, with every value</summary>{markdown_html(f.description)}"
-        "</details></figure>"
-        for i, f in enumerate(figures)
-    ]
+    parts = [figure_html(figure, i) for i, figure in enumerate(figures)]
     if missing:
         items = "".join(
             f"<li><code>{escape(k)}</code>: {escape(v)}</li>" for k, v in missing.items()

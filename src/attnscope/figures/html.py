@@ -1,6 +1,6 @@
 """Tables and our own Markdown as HTML. Everything is escaped here, so nothing is trusted.
 
-This module must not know runs or figures.
+This module must not know runs or charts.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ def facts(values: Mapping[str, Any]) -> str:
 
 
 def _said(value: Any) -> str:
+    if isinstance(value, Mapping | list | tuple) and not value:
+        return "—"
     if isinstance(value, Mapping):
         return ", ".join(f"{k}: {_said(v)}" for k, v in value.items())
     if isinstance(value, list | tuple):
