@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 import attnscope
 from attnscope.capture import sites
-from attnscope.experiment import measure
+from attnscope.experiment import passes
 from attnscope.experiment.plan import make_plan
 from attnscope.experiment.run import run_plan
 from attnscope.experiment.spec import made
@@ -61,7 +61,7 @@ def main() -> None:
         batch_tokens=options.batch_tokens,
     )
     in_model = 0.0
-    watched = measure.forward
+    watched = passes.forward
 
     def timed(*arguments: Any, **keywords: Any) -> Any:
         nonlocal in_model
@@ -70,7 +70,7 @@ def main() -> None:
         in_model += time.perf_counter() - start
         return scope
 
-    measure.forward = timed
+    passes.forward = timed
     memory: list[tuple[float, float]] = []
     folder = Path(tempfile.mkdtemp())
     start = time.perf_counter()

@@ -22,6 +22,48 @@ def attentions(folder: str, ids: list[int]) -> list[Array]:
     return [layer[0].double().numpy() for layer in found]
 
 
+def activations(folder: str, ids: list[int]) -> list[tuple[Array, Array]]:
+    """Value vectors [key/value heads, n, size] and attention outputs [n, hidden] per layer."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    found: list[list[Array]] = []
+
+    def keep(module: Any, args: Any, output: Any) -> None:
+        found[-1].append(output[0].double().numpy())
+
+    for layer in model.model.layers:
+        layer.self_attn.v_proj.register_forward_hook(lambda *a: (found.append([]), keep(*a))[1])
+        layer.self_attn.o_proj.register_forward_hook(keep)
+    with torch.no_grad():
+        model(input_ids=torch.tensor([ids]))
+    heads = model.config.num_key_value_heads
+    return [(v.reshape(len(v), heads, -1).transpose(1, 0, 2), out) for v, out in found]
+
+
+def of_activations(row: dict[str, Any], new: Any, old: Any, cell: Any) -> float:
+    """What a row about value vectors or attention outputs should say."""
+    if row["measure"] == "value_similarity":
+        vectors = new[row["layer"]][0][row["head"]][(cell["role"] == "filler").to_numpy()]
+        assert row["tokens"] == len(vectors)
+        units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        cosines = units @ units.T
+        return float(cosines[~np.eye(len(units), dtype=bool)].mean())
+    aligned = [(p, twin) for p, twin in enumerate(cell["twin"].to_list()) if twin is not None]
+    here, there = np.array(aligned).T
+    y, x = new[row["layer"]][1][here], old[row["layer"]][1][there]
+    assert row["head"] is None
+    assert row["tokens"] == len(x)
+    # One slope and a shift for every dimension: a plain least-squares problem.
+    shifts = np.tile(np.eye(x.shape[1]), (len(x), 1))
+    design = np.column_stack([x.ravel(), shifts])
+    fitted = np.linalg.lstsq(design, y.ravel(), rcond=None)[0]
+    left = ((y.ravel() - design @ fitted) ** 2).sum()
+    return {
+        "affine_lambda": float(fitted[0]),
+        "affine_sigma": float(np.linalg.norm(fitted[1:])),
+        "affine_r2": float(1 - left / ((y - y.mean(0)) ** 2).sum()),
+    }[row["measure"]]
+
+
 def counted(queries: str, tokens: pl.DataFrame) -> Array:
     """Which tokens are queries."""
     n = len(tokens)
@@ -124,23 +166,28 @@ def check(run: Any, folders: dict[str, str]) -> dict[str, int]:
     rows: dict[str, int] = {}
     for model, prompt in run.cells.select("model", "prompt").unique().sort("prompt").rows():
         of_prompt: dict[str, tuple[pl.DataFrame, list[Array]]] = {}
+        made: dict[str, Any] = {}
         mine = (pl.col("model") == model) & (pl.col("prompt") == prompt)
         for condition in run.experiment["conditions"]:
             here = mine & (pl.col("condition") == condition)
             cell = tokens.filter(here).sort("position")
             of_prompt[condition] = cell, attentions(folders[model], cell["id"].to_list())
+            made[condition] = activations(folders[model], cell["id"].to_list())
         base, old = of_prompt["base"]
         for row in values.filter(mine).iter_rows(named=True):
             cell, new = of_prompt[row["condition"]]
             place = row["layer"], row["head"]
             variant = row["condition"] != "base"
-            found = number(
-                row,
-                new[place[0]][place[1]],
-                old[place[0]][place[1]] if variant else None,
-                cell,
-                base if variant else None,
-            )
+            if row["measure"] == "value_similarity" or row["measure"].startswith("affine"):
+                found = of_activations(row, made[row["condition"]], made["base"], cell)
+            else:
+                found = number(
+                    row,
+                    new[place[0]][place[1]],
+                    old[place[0]][place[1]] if variant else None,
+                    cell,
+                    base if variant else None,
+                )
             got = np.nan if row["value"] is None else row["value"]
             scale = max(1.0, abs(found)) if np.isfinite(found) else 1.0
             np.testing.assert_allclose(

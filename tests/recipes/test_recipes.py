@@ -98,9 +98,14 @@ def test_filler_profile(folders: dict[str, str], tmp_path: Path) -> None:
         "spike_ratio",
         "rest_ratio",
         "uniformity",
+        "value_similarity",
+        "affine_lambda",
+        "affine_sigma",
+        "affine_r2",
         "profile",
     }
-    assert set(opened.values.collect()["head"]) == {0, 1, 7}
+    values = opened.values.filter(pl.col("measure") != "value_similarity").collect()
+    assert set(values["head"]) == {0, 1, 7, None}  # of the whole layer: the affine fit
     assert opened.cells.filter(condition="filler")["filler_tokens"].to_list() == [55, 55]
     filler = opened.tokens.filter(role="filler").collect()
     assert set(filler["text"]) == {"/"}

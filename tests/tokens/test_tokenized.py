@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnscope.errors import InputError
-from attnscope.tokens import Prompt, Region, join, pad, read_vocabulary, tokenize
+from attnscope.tokens import Prompt, Region, join, pad, read_vocabulary, tokenize, tokenize_all
 from made_tokenizers import made
 
 texts = st.text("ab cd\n #*/7é日👍", min_size=1, max_size=40)
@@ -136,3 +136,14 @@ def test_bad_input_says_what_is_wrong(byte_level: Any) -> None:
         pad([tokenize(example(), byte_level)], side="top")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="unknown region 'filler'; known: system, question"):
         tokenize(example(), byte_level).mask("filler")
+
+
+def test_many_at_once_are_the_same_as_one_by_one(tokenizer: Any) -> None:
+    some = ["Tom has 12 apples.", "  # * \n\n ##*", "日本語 👍 naïve", "he he"]
+    prompts = [Prompt(text, complete=n % 2 == 1) for n, text in enumerate(some)]
+    for one, prompt in zip(tokenize_all(prompts, tokenizer), prompts, strict=True):
+        alone = tokenize(prompt, tokenizer)
+        assert one.prompt is prompt
+        assert one.ids.tolist() == alone.ids.tolist()
+        assert one.offsets.tolist() == alone.offsets.tolist()
+    assert tokenize_all([], tokenizer) == []

@@ -23,7 +23,7 @@ from attnscope.experiment.models import ModelFacts, chosen_heads, chosen_layers,
 from attnscope.experiment.spec import Condition, Experiment, FilePrompts, MathPrompts
 from attnscope.loading import load_tokenizer
 from attnscope.prompts import Sample, insert, math_samples, read, spatial_samples
-from attnscope.tokens import Alignment, Prompt, TokenizedPrompt, apply_chat_template, tokenize
+from attnscope.tokens import Alignment, Prompt, TokenizedPrompt, apply_chat_template, tokenize_all
 
 __all__ = ["Batch", "Cell", "ModelPlan", "Plan", "make_plan", "samples_of"]
 
@@ -135,12 +135,7 @@ def _plan_model(
     layers = chosen_layers(facts, label, experiment.layers)
     heads = chosen_heads(facts, label, experiment.heads_of(label))
     tokenizer = load_tokenizer(name)
-    rows = []
-    for number, sample in enumerate(samples):
-        try:
-            rows.append(_conditions(experiment, number, sample.prompt, tokenizer))
-        except InputError as error:
-            raise InputError(f"model {label!r}, prompt {number}: {error}") from error
+    rows = _rows(experiment, label, [sample.prompt for sample in samples], tokenizer)
     _check_regions(experiment, rows[0])
     identity = {
         "format": FORMAT,
@@ -165,19 +160,25 @@ _Row = dict[str, tuple[TokenizedPrompt, Alignment | None]]
 """A prompt's tokens under each condition, the base first."""
 
 
-def _conditions(experiment: Experiment, number: int, prompt: Prompt, tokenizer: Any) -> _Row:
-    if experiment.chat:
-        try:
-            prompt = apply_chat_template(prompt, tokenizer)
-        except InputError as error:
-            if getattr(tokenizer, "chat_template", None):
-                raise
-            raise InputError(f"{error}. In an experiment: chat: false") from error
-    base = tokenize(prompt, tokenizer)
-    row: _Row = {experiment.base: (base, None)}
-    for name in experiment.variants:
-        row[name] = _variant(base, experiment.conditions[name], number, tokenizer)
-    return row
+def _rows(experiment: Experiment, label: str, prompts: list[Prompt], tokenizer: Any) -> list[_Row]:
+    number = 0
+    try:
+        if experiment.chat:
+            for number, prompt in enumerate(prompts):
+                prompts[number] = apply_chat_template(prompt, tokenizer)
+        bases = tokenize_all(prompts, tokenizer)
+        rows: list[_Row] = []
+        for number, base in enumerate(bases):
+            row: _Row = {experiment.base: (base, None)}
+            for name in experiment.variants:
+                row[name] = _variant(base, experiment.conditions[name], number, tokenizer)
+            rows.append(row)
+    except InputError as error:
+        hint = ""
+        if experiment.chat and not getattr(tokenizer, "chat_template", None):
+            hint = ". In an experiment: chat: false"
+        raise InputError(f"model {label!r}, prompt {number}: {error}{hint}") from error
+    return rows
 
 
 def _variant(

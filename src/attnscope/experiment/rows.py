@@ -16,8 +16,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from attnscope.experiment.measure import Column, Measured
 from attnscope.experiment.plan import Cell, ModelPlan
+from attnscope.experiment.readings import Column, Measured
 from attnscope.experiment.spec import Experiment
 from attnscope.experiment.tables import POSITIONS, TOKENS, VALUES
 from attnscope.tokens import read_vocabulary

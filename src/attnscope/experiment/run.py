@@ -19,8 +19,9 @@ from typing import Any
 
 from attnscope.errors import InputError
 from attnscope.experiment.environment import describe, describe_model, same_or_refuse
-from attnscope.experiment.measure import Measured, measure_batch
+from attnscope.experiment.measure import measure_batch
 from attnscope.experiment.plan import Batch, ModelPlan, Plan, make_plan
+from attnscope.experiment.readings import Measured
 from attnscope.experiment.rows import TokenColumns, cell_tables
 from attnscope.experiment.spec import Experiment
 from attnscope.experiment.writing import Directory, opened

@@ -36,6 +36,15 @@ def filler_profile(
         "queries": ["all"],
         # Some models put most of their attention on the first token, which would decide a slope.
         "keys": ["all", "not-first"],
-        "measures": ["profile", "lambda", "uniformity", "mass", "entropy", "first_token"],
+        "measures": [
+            "profile",
+            "lambda",
+            "uniformity",
+            "value_similarity",
+            "affine",
+            "mass",
+            "entropy",
+            "first_token",
+        ],
     }
     return made(**{**asked, **keys})

@@ -50,6 +50,15 @@ def filler_vs_sentence(
         "heads": {label: [HEADS.get(name, 0)] for label, name in chosen.items()},
         "queries": ["all"],
         "keys": ["all", "not-first", "filler"],
-        "measures": ["profile", "uniformity", "lambda", "mass", "entropy", "first_token"],
+        "measures": [
+            "profile",
+            "uniformity",
+            "value_similarity",
+            "lambda",
+            "affine",
+            "mass",
+            "entropy",
+            "first_token",
+        ],
     }
     return made(**{**asked, **keys})

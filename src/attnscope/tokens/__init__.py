@@ -5,7 +5,7 @@ from attnscope.tokens.chat import apply_chat_template, turns_of
 from attnscope.tokens.classes import ClassSet, ClassTable, TokenClass
 from attnscope.tokens.named import DEFAULT, load_classes
 from attnscope.tokens.regions import Prompt, Region, join
-from attnscope.tokens.tokenized import Batch, TokenizedPrompt, pad, tokenize
+from attnscope.tokens.tokenized import Batch, TokenizedPrompt, pad, tokenize, tokenize_all
 from attnscope.tokens.vocabulary import Vocabulary, read_vocabulary
 
 __all__ = [
@@ -26,5 +26,6 @@ __all__ = [
     "pad",
     "read_vocabulary",
     "tokenize",
+    "tokenize_all",
     "turns_of",
 ]

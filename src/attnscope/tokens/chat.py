@@ -10,6 +10,7 @@ This module must not know what the regions mean, beyond the names of the roles.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -136,7 +137,7 @@ def _follow(
 
 def _unused_mark(contents: list[str]) -> int:
     wanted = 2 * len(contents)
-    highest = max((ord(letter) for content in contents for letter in content), default=0)
+    highest = max((ord(max(content)) for content in contents if content), default=0)
     first = max(_FIRST_MARK, highest + 1)
     if first + wanted > 0x10FFFE:
         raise InputError("the prompt uses the last private-use characters of Unicode; leave them")
@@ -145,17 +146,9 @@ def _unused_mark(contents: list[str]) -> int:
 
 def _lift_marks(text: str, first: int, count: int) -> tuple[str, dict[int, int]]:
     """Take the marks out of the text: what is left, and where each stood (those seen once)."""
-    left: list[str] = []
-    seen: dict[int, int] = {}
-    repeated = set()
-    length = 0
-    for letter in text:
-        mark = ord(letter) - first
-        if 0 <= mark < count:
-            if mark in seen:
-                repeated.add(mark)
-            seen[mark] = length
-        else:
-            left.append(letter)
-            length += 1
-    return "".join(left), {mark: at for mark, at in seen.items() if mark not in repeated}
+    any_mark = re.compile(f"[{chr(first)}-{chr(first + count - 1)}]")
+    places: dict[int, list[int]] = {}
+    for before, found in enumerate(any_mark.finditer(text)):
+        places.setdefault(ord(found[0]) - first, []).append(found.start() - before)
+    once = {mark: at[0] for mark, at in places.items() if len(at) == 1}
+    return any_mark.sub("", text), once

@@ -11,7 +11,7 @@ This module must not know chat templates, classes or models.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,7 +26,7 @@ from attnscope.tokens.vocabulary import read_vocabulary, require_fast
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["Batch", "Side", "TokenizedPrompt", "pad", "tokenize"]
+__all__ = ["Batch", "Side", "TokenizedPrompt", "pad", "tokenize", "tokenize_all"]
 
 Side = Literal["left", "right"]
 _SIDES = ("left", "right")
@@ -80,12 +80,39 @@ def tokenize(
         truncation=max_length is not None,
         max_length=max_length,
     )
-    ids = np.array(encoded["input_ids"], dtype=np.int64)
+    texts = read_vocabulary(tokenizer).texts
+    return _tokenized(prompt, encoded["input_ids"], encoded["offset_mapping"], texts)
+
+
+def tokenize_all(
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
+) -> list[TokenizedPrompt]:
+    """Many prompts at once: the same as one by one, in half the time."""
+    require_fast(tokenizer)
+    texts = read_vocabulary(tokenizer).texts
+    made: list[TokenizedPrompt | None] = [None] * len(prompts)
+    for complete in (False, True):
+        numbers = [n for n, prompt in enumerate(prompts) if prompt.complete == complete]
+        if not numbers:
+            continue
+        encoded = tokenizer(
+            [prompts[n].text for n in numbers],
+            add_special_tokens=not complete,
+            return_offsets_mapping=True,
+        )
+        found = zip(numbers, encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        for n, ids, offsets in found:
+            made[n] = _tokenized(prompts[n], ids, offsets, texts)
+    return [tokens for tokens in made if tokens is not None]
+
+
+def _tokenized(prompt: Prompt, ids: Any, places: Any, texts: tuple[str, ...]) -> TokenizedPrompt:
+    ids = np.array(ids, dtype=np.int64)
     if not len(ids):
         raise InputError(f"the tokenizer makes no tokens of this prompt: {prompt.text[:80]!r}")
-    offsets = np.array(encoded["offset_mapping"], dtype=np.int64)
+    offsets = np.array(places, dtype=np.int64)
     _divide_runs_of_bytes(prompt.text, offsets)
-    _restore_spaces(prompt.text, ids, offsets, read_vocabulary(tokenizer).texts)
+    _restore_spaces(prompt.text, ids, offsets, texts)
     return TokenizedPrompt(prompt, ids, offsets)
 
 
