@@ -16,6 +16,7 @@ from attnscope.errors import InputError
 from attnscope.experiment.tables import POSITIONS, TOKENS
 from attnscope.stats.claims import Claim, built_in, load_claims
 from attnscope.stats.one_factor import one_factor
+from attnscope.stats.resample import expanded
 from attnscope.stats.verdicts import Verdict, judge, verdict_table
 from made_values import masses, measured
 
@@ -85,6 +86,7 @@ def test_the_figures_that_decide_are_shown_and_right() -> None:
         (mean.to_numpy() - 1,),
         np.mean,
         n_resamples=500,
+        confidence_level=expanded(0.95, 12),
         method="BCa",
         rng=np.random.default_rng(0),
     ).confidence_interval

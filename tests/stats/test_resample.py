@@ -11,23 +11,31 @@ from scipy import stats
 
 from attnscope.errors import InputError
 from attnscope.stats import resample
-from attnscope.stats.resample import bca, bca_unpaired, false_discovery, relabel, sign_flip
+from attnscope.stats.resample import (
+    bca,
+    bca_unpaired,
+    expanded,
+    false_discovery,
+    relabel,
+    sign_flip,
+)
 
 
 def skewed(n: int, m: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).lognormal(size=(n, m))
 
 
+@pytest.mark.parametrize("expand", [False, True])
 @pytest.mark.parametrize("n", [12, 40, 101])
-def test_bca_is_scipys(n: int) -> None:
+def test_bca_is_scipys(n: int, expand: bool) -> None:
     x = skewed(n, 5)
-    low, high = bca(x, resamples=999, seed=7, level=0.9)
+    low, high = bca(x, resamples=999, seed=7, level=0.9, expand=expand)
     for column in range(5):
         theirs = stats.bootstrap(
             (x[:, column],),
             np.mean,
             n_resamples=999,
-            confidence_level=0.9,
+            confidence_level=expanded(0.9, n) if expand else 0.9,
             method="BCa",
             rng=np.random.default_rng(7),
         ).confidence_interval
@@ -37,7 +45,7 @@ def test_bca_is_scipys(n: int) -> None:
 
 def test_bca_of_two_samples_is_scipys() -> None:
     a, b = skewed(23, 4), skewed(31, 4, seed=1)
-    low, high = bca_unpaired(a, b, resamples=999, seed=7)
+    low, high = bca_unpaired(a, b, resamples=999, seed=7, expand=False)
     for column in range(4):
         theirs = stats.bootstrap(
             (a[:, column], b[:, column]),
@@ -50,16 +58,28 @@ def test_bca_of_two_samples_is_scipys() -> None:
         assert high[column] == pytest.approx(theirs.high, abs=1e-9)
 
 
+def test_quantiles_are_taken_farther_out_for_few_prompts() -> None:
+    # z at the expanded level, times what the bootstrap falls short by, is t.
+    for n in (5, 10, 20, 100):
+        z = stats.norm.isf((1 - expanded(0.95, n)) / 2)
+        assert z * np.sqrt((n - 1) / n) == pytest.approx(stats.t.isf(0.025, n - 1), abs=1e-9)
+    assert expanded(0.95, 10**6) == pytest.approx(0.95, abs=1e-6)
+    # Equal spread, equal sizes: Welch's degrees of freedom are 2 n - 2.
+    x = np.random.default_rng(0).normal(size=(9, 1))
+    far = resample._welch([x - x.mean(), x - x.mean()], 0.95)
+    assert far[0] == pytest.approx(np.sqrt(9 / 8) * stats.t.isf(0.025, 16), abs=1e-12)
+
+
 def test_ties_count_half() -> None:
     # Whole numbers add up exactly, so scipy sees the ties that rounding usually hides from it.
     x = np.array([0, 1, 1, 3, 8, 1, 2.0])
-    low, high = bca(x, resamples=2000, seed=1)
+    low, high = bca(x, resamples=2000, seed=1, expand=False)
     theirs = stats.bootstrap(
         (x,), np.mean, n_resamples=2000, method="BCa", rng=np.random.default_rng(1)
     ).confidence_interval
     assert (low[0], high[0]) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
     # The same numbers where sums round: an interval moves with its data.
-    low_moved, high_moved = bca(x * 0.1 + 0.7, resamples=2000, seed=1)
+    low_moved, high_moved = bca(x * 0.1 + 0.7, resamples=2000, seed=1, expand=False)
     assert low_moved[0] == pytest.approx(low[0] * 0.1 + 0.7, abs=1e-9)
     assert high_moved[0] == pytest.approx(high[0] * 0.1 + 0.7, abs=1e-9)
 

@@ -4,7 +4,12 @@ false discovery rate. Knows arrays only: no tables, no heads, no models.
 A sample is float [n prompts, m columns]. All columns see the same resampled prompts, so that a
 resample is a row of counts and the means of all columns are one matrix product; scipy's
 `bootstrap` gathers n × m numbers per resample instead. Given the same seed the intervals are those
-of `scipy.stats.bootstrap(..., method="BCa")`.
+of `scipy.stats.bootstrap(..., method="BCa")`, at the level that `expanded` gives.
+
+A bootstrap of a mean is too narrow for few prompts: by sqrt((n - 1) / n), because it resamples
+about the sample's own mean, and because it uses the normal's quantiles where the spread is itself
+an estimate. So quantiles are taken farther out, where they would be if the prompts were normal
+(Hesterberg 2015, arXiv 1411.5279, and the default of his R package `resample`).
 
 nan is a prompt without a value in that column: it is left out there, and there alone. A column
 with fewer than two values has no interval, one without values no p-value: nan.
@@ -19,7 +24,7 @@ from scipy import special, stats
 
 from attnscope.errors import InputError
 
-__all__ = ["bca", "bca_unpaired", "false_discovery", "relabel", "sign_flip"]
+__all__ = ["bca", "bca_unpaired", "expanded", "false_discovery", "relabel", "sign_flip"]
 
 Floats = NDArray[np.float64]
 
@@ -29,12 +34,23 @@ HELD = 2**23
 SAME = 1e-12
 
 
+def expanded(level: float, n: int) -> float:
+    """The level at which the quantiles of n prompts' bootstrap have to be taken for this one."""
+    return float(1 - 2 * special.ndtr(-_reach(level, n - 1, n / (n - 1))))
+
+
 def bca(
-    samples: ArrayLike, *, level: float = 0.95, resamples: int = 10_000, seed: int = 0
+    samples: ArrayLike,
+    *,
+    level: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+    expand: bool = True,
 ) -> tuple[Floats, Floats]:
     """Bias-corrected and accelerated bootstrap interval of each column's mean: low, high [m].
 
-    A constant column has the interval of its one value.
+    A constant column has the interval of its one value. `expand=False` leaves quantiles where
+    scipy has them: too near for few prompts.
     """
     x = _columns(samples)
     _settings(level, resamples)
@@ -48,7 +64,9 @@ def bca(
         rng = np.random.default_rng(seed)
         boot = _means(centred, resamples, rng)
         squares, cubes = (centred**2).sum(0), (centred**3).sum(0)
-        low[columns], high[columns] = _interval(mean, boot, squares, cubes, level)
+        n = len(part)
+        reach = _reach(level, n - 1, n / (n - 1)) if expand else special.ndtri((1 + level) / 2)
+        low[columns], high[columns] = _interval(mean, boot, squares, cubes, reach)
         constant = part.min(0) == part.max(0)
         low[columns[constant]] = high[columns[constant]] = part[0, constant]
     return low, high
@@ -61,6 +79,7 @@ def bca_unpaired(
     level: float = 0.95,
     resamples: int = 10_000,
     seed: int = 0,
+    expand: bool = True,
 ) -> tuple[Floats, Floats]:
     """The same for the difference of two independent samples' means, second less first."""
     a, b = _two(first, second)
@@ -80,8 +99,9 @@ def bca_unpaired(
             sign * (d**3).sum(0) / len(d) ** 3 for sign, d in zip((-1, 1), centred, strict=True)
         )
         difference = means[1] - means[0]
+        reach = _welch(centred, level) if expand else special.ndtri((1 + level) / 2)
         low[columns], high[columns] = _interval(
-            difference, boots[1] - boots[0], np.asarray(squares), np.asarray(cubes), level
+            difference, boots[1] - boots[0], np.asarray(squares), np.asarray(cubes), reach
         )
         constant = (np.ptp(parts[0], 0) == 0) & (np.ptp(parts[1], 0) == 0)
         point = parts[1][0, constant] - parts[0][0, constant]
@@ -219,8 +239,25 @@ def _means(centred: Floats, resamples: int, rng: np.random.Generator) -> Floats:
     return means
 
 
+def _reach(level: float, degrees: float | Floats, narrow: float | Floats) -> Floats:
+    """How far out quantiles are taken: t's, times what the bootstrap's spread falls short by."""
+    return np.asarray(np.sqrt(narrow) * stats.t.isf((1 - level) / 2, degrees))
+
+
+def _welch(centred: list[Floats], level: float) -> Floats:
+    """The same for the difference of two means, with Welch's degrees of freedom, by column."""
+    spread = [(d**2).sum(0) / (len(d) - 1) / len(d) for d in centred]
+    plugged = [(d**2).sum(0) / len(d) / len(d) for d in centred]
+    total = spread[0] + spread[1]
+    with np.errstate(invalid="ignore", divide="ignore"):  # both constant: put right by the caller
+        degrees = total**2 / sum(s**2 / (len(d) - 1) for s, d in zip(spread, centred, strict=True))
+        narrow = total / (plugged[0] + plugged[1])
+    some = total > 0
+    return _reach(level, np.where(some, degrees, 1.0), np.where(some, narrow, 1.0))
+
+
 def _interval(
-    mean: Floats, boot: Floats, squares: Floats, cubes: Floats, level: float
+    mean: Floats, boot: Floats, squares: Floats, cubes: Floats, reach: Any
 ) -> tuple[Floats, Floats]:
     """BCa after Efron: `boot` [m, resamples] is the resampled means less the mean."""
     resamples = boot.shape[1]
@@ -233,7 +270,7 @@ def _interval(
     with np.errstate(invalid="ignore"):  # constant: 0 / 0, put right by the caller
         acceleration = cubes / squares**1.5 / 6
     ends = []
-    for z in special.ndtri([(1 - level) / 2, (1 + level) / 2]):
+    for z in (-reach, reach):
         shifted = bias + z
         at = special.ndtr(bias + shifted / (1 - acceleration * shifted)) * (resamples - 1)
         at = np.nan_to_num(at)

@@ -64,22 +64,30 @@ def sensitivity(
 
 def survival(table: pl.DataFrame) -> pl.DataFrame:
     """For each model, layer and head: over how many choices sign and verdict are the reference's,
-    and which choices overturn the verdict.
+    and which choices overturn the verdict: the fewest that do, in words.
     """
     judged = table.filter(pl.col("difference").is_not_null())
-    label = pl.concat_str(
-        [pl.format("{} {}", pl.lit(name), pl.col(name)) for name in CHOICES],
-        separator=", ",
-        ignore_nulls=True,
-    )
-    return judged.group_by("claim", "model", "layer", "head", maintain_order=True).agg(
+    changed = pl.struct(*CHOICES, "changed").filter(~pl.col("same_verdict"))
+    survived = judged.group_by("claim", "model", "layer", "head", maintain_order=True).agg(
         pl.len().alias("choices"),
         pl.col("verdict").filter(pl.col("reference")).first().alias("verdict"),
         pl.col("same_sign").sum().alias("same_sign"),
         pl.col("same_verdict").sum().alias("same_verdict"),
         pl.col("same_verdict").all().alias("survives"),
-        label.filter(~pl.col("same_verdict")).alias("overturned_by"),
+        changed.alias("overturned_by"),
     )
+    words = [_fewest(rows) for rows in survived["overturned_by"].to_list()]
+    return survived.with_columns(pl.Series("overturned_by", words, dtype=pl.List(pl.String())))
+
+
+def _fewest(overturning: list[dict[str, Any]]) -> list[str]:
+    """Sets of choices that overturn, without those that contain a smaller one that does."""
+    sets = [
+        {f"{name} {row[name]}" for name in row["changed"].split(", ") if name}
+        for row in overturning
+    ]
+    fewest = [one for one in sets if not any(other < one for other in sets)]
+    return list(dict.fromkeys(" and ".join(sorted(one)) for one in fewest if one))
 
 
 def _measures(claim: Claim) -> list[str]:
@@ -88,9 +96,15 @@ def _measures(claim: Claim) -> list[str]:
 
 def _there(claim: Claim, table: pl.DataFrame, name: str, asked: dict[str, Any]) -> list[Any]:
     """The values a choice can take; None stands for the claim's own."""
-    of_mass = any("mass" in measures(part) for part in claim.parts)
+    quantities = [part.quantity for part in claim.parts]
     if name == "normalise":
-        return list(NORMALISE) if of_mass else [None]
+        if not any("mass" in measures(part) for part in claim.parts):
+            return [None]
+        # All classes together have a share of 1, whatever the attention.
+        whole = any(quantity.item is None for quantity in quantities)
+        return [how for how in NORMALISE if how != "share" or not whole]
+    if name == "keys" and any(quantity.keys is not None for quantity in quantities):
+        return [None]  # a claim about a region is about that region
     if name == "condition":
         over = [part for part in claim.parts if part.comparison.over == "condition"]
         if over:  # the second of the pair is varied, the first stays
