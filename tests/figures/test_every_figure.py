@@ -207,3 +207,22 @@ def test_a_notebook_gets_the_chart_and_a_picture() -> None:
     assert bundle["application/vnd.vegalite.v6+json"]["$schema"].startswith("https://vega")
     assert bundle["image/png"].startswith("iVBOR")
     assert drawn("depth").chart.to_dict()["title"] == drawn("depth").spec["title"]
+
+
+def test_heads_that_were_not_stored_are_not_claimed() -> None:
+    run = made_run(heads=8)
+    some = replace(run, values=run.values.filter(pl.col("head").is_in([0, 1, 7])))
+    assert "mean over heads 0, 1, 7 (of 8)" in draw(some, "token-types").caption
+    assert "mean over all heads" in draw(run, "token-types").caption
+
+
+def test_classes_without_a_token_are_left_out_and_named() -> None:
+    run = made_run()
+    none = pl.col("item").is_in(["hash", "star"]) & (pl.col("measure") == "mass")
+    values = run.values.with_columns(
+        pl.when(none).then(0.0).otherwise(pl.col("tokens")).alias("tokens")
+    )
+    for name in ("token-types", "classes", "lift"):
+        figure = draw(replace(run, values=values), name)
+        assert "No text has a token of hash or star" in figure.caption
+        assert not {"hash", "star"} & set(figure.data["class"])

@@ -5,6 +5,7 @@ This module must not know any single figure.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import polars as pl
@@ -19,7 +20,7 @@ __all__ = ["assemble"]
 
 def assemble(
     name: str,
-    chart: Any,
+    chart: Callable[[], Any],
     data: pl.DataFrame,
     words: Words,
     *,
@@ -27,14 +28,14 @@ def assemble(
     style: Style,
     width: float,
     differences: pl.DataFrame | None = None,
-    interactive: Any = None,
+    interactive: Callable[[], Any] | None = None,
 ) -> Figure:
-    """The figure; `interactive` is the chart for the screen, where it is another."""
+    """The figure. `chart` makes its chart; `interactive` that for the screen, if it is another."""
     described = describe(data, words, differences)
 
-    def whole(drawn: Any) -> dict[str, Any]:
+    def whole(make: Callable[[], Any]) -> dict[str, Any]:
         return finish(
-            drawn,
+            make(),
             title=words.title,
             caption=caption,
             alt_text=described.alt,
@@ -42,12 +43,11 @@ def assemble(
             theme=style.theme,
         )
 
-    spec = whole(chart)
     return Figure(
         name=name,
         title=words.title,
-        spec=spec,
-        interactive=spec if interactive is None else whole(interactive),
+        on_paper=lambda: whole(chart),
+        on_screen=lambda: whole(chart if interactive is None else interactive),
         data=data,
         caption=caption,
         description=described.markdown,

@@ -40,11 +40,17 @@ def layers_said(layers: Sequence[int], total: int | None = None) -> str:
     return f"{word} {numbers(layers)}" + (f" of {total}" if total else "") + " (counted from 0)"
 
 
-def heads_said(combine: str, heads: Sequence[int] | None = None) -> str:
-    """`mean over all heads`, `head 3`."""
-    if heads and len(heads) == 1:
+def heads_said(run: Run, combine: str, frame: pl.DataFrame, models: Sequence[str]) -> str:
+    """`mean over all heads`, `mean over heads 0, 1, 7 (of 8)`, `head 3`: those in the rows."""
+    heads = frame["head"].drop_nulls().unique().sort().to_list()
+    if not heads:
+        return "the whole layer"
+    if len(heads) == 1:
         return f"head {heads[0]} (counted from 0)"
-    which = f"heads {numbers(heads)}" if heads else "all heads"
+    sizes = {run.environment.get("models", {}).get(m, {}).get("heads") for m in models} - {None}
+    every = not sizes or len(heads) >= max(sizes)
+    of = f" (of {join([str(s) for s in sorted(sizes)], 'or')})" if sizes else ""
+    which = "all heads" if every else f"heads {numbers(heads)}{of}"
     return {"mean": "mean", "sum": "sum", "max": "maximum"}[combine] + f" over {which}"
 
 

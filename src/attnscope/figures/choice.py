@@ -68,6 +68,8 @@ class Rows:
     conditions: list[str]
     layers: list[int]
     items: list[str]
+    absent: list[str]
+    """Classes of the set that no shown text has a token of; not among `items`."""
     queries: str
     keys: str
     classes: str | None
@@ -237,6 +239,13 @@ def rows(
             "nothing is left of the run by this choice of models, conditions, layers, heads, "
             "prompts, queries and keys together; leave one of them out"
         )
+    absent: list[str] = []
+    if choice.items is None and "mass" in measures:
+        tokens = dict(frame.group_by("item").agg(pl.col("tokens").max()).iter_rows())
+        absent = [c for c in items if tokens.get(c) == 0]
+        if len(absent) < len(items):
+            items = [c for c in items if c not in absent]
+            frame = frame.filter(pl.col("item").is_in(items))
     undefined = frame["value"].null_count()
     if undefined == frame.height:
         raise InputError(
@@ -262,6 +271,7 @@ def rows(
         conditions=conditions,
         layers=layers,
         items=items,
+        absent=absent,
         queries=queries,
         keys=keys,
         classes=classes,

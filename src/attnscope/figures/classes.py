@@ -5,7 +5,6 @@ Drawn from `mass`. This module must not know how a mass is measured.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
@@ -93,17 +92,18 @@ def draw(
             (pl.col("top") - pl.col("value")).alias("bottom")
         )
     frame = shown(frame)
-    asked = choice.heads if isinstance(choice.heads, Sequence) else None
     interval = form == "lines" and frame["low"].null_count() < frame.height
     said = caption(
         run,
         [
-            f"{join(found.sources)}, {layers_said(found.layers)}, {heads_said(heads, asked)}",
+            f"{join(found.sources)}, {layers_said(found.layers)}, "
+            + heads_said(run, heads, found.frame, found.sources),
             "Attention summed over the keys of a class, mean over queries (mass); "
             f"queries: {found.queries}; keys: {found.keys}; class set: {found.classes}; "
             f"condition: {', '.join(found.conditions)}",
             prompts_said(frame["n"].to_list(), interval=interval)
             + (", drawn as bands" if interval else ""),
+            f"No text has a token of {join(found.absent, 'or')}" if found.absent else "",
             f"{found.not_numbers} undefined values are left out" if found.not_numbers else "",
         ],
         found.sources,
@@ -126,7 +126,10 @@ def draw(
         no_differences="One model only: there is nothing to compare with.",
     )
     width = style.width or _width(found)
-    chart = classes(frame, form=form, theme=style.theme, width=width, height=style.height or 260)
+
+    def chart() -> Any:
+        return classes(frame, form=form, theme=style.theme, width=width, height=style.height or 260)
+
     return assemble(
         "classes",
         chart,

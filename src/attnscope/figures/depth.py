@@ -5,7 +5,6 @@ Drawn from `entropy` and `first_token`. This module must not know how they are m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
@@ -64,13 +63,13 @@ def draw(run: Run, choice: Choice, style: Style, *, combine: str | None = None) 
         paired = paired.sort(
             rank("measure", measures), rank("layer", found.layers), maintain_order=True
         )
-    asked = choice.heads if isinstance(choice.heads, Sequence) else None
     interval = frame["low"].null_count() < frame.height
     missing = [m for m in MEASURES if m not in measures]
     said = caption(
         run,
         [
-            f"{join(found.sources)}, {layers_said(found.layers)}, {heads_said(heads, asked)}",
+            f"{join(found.sources)}, {layers_said(found.layers)}, "
+            + heads_said(run, heads, found.frame, found.sources),
             "Entropy of a query's attention in nats, and its attention on the first token, each "
             f"mean over queries; not normalised further; queries: {found.queries}; "
             f"keys: {found.keys}; condition: {', '.join(found.conditions)}",
@@ -102,7 +101,7 @@ def draw(run: Run, choice: Choice, style: Style, *, combine: str | None = None) 
     width = style.width or (480 if len(measures) == 1 else 740)
     return assemble(
         "depth",
-        depth(frame, theme=style.theme, width=width, height=style.height or 240),
+        lambda: depth(frame, theme=style.theme, width=width, height=style.height or 240),
         frame,
         words,
         caption=said,

@@ -124,6 +124,7 @@ def draw(
             + (f"; class set: {found.classes}" if found.classes else ""),
             f"n = {count(few, 'prompt')}, paired by prompt",
             tested,
+            f"No text has a token of {join(found.absent, 'or')}" if found.absent else "",
             f"{found.not_numbers} undefined values are left out" if found.not_numbers else "",
         ],
         [of, minus] if kind == "model" else [fixed],
@@ -153,7 +154,12 @@ def draw(
         "head is in the table.",
     )
     width = style.width or {1: 480, 2: 640}.get(frame["item"].n_unique(), 800)
-    chart = effect_heads(frame, show=show, value_title=value_title, theme=style.theme, width=width)
+
+    def chart() -> Any:
+        return effect_heads(
+            frame, show=show, value_title=value_title, theme=style.theme, width=width
+        )
+
     return assemble(
         "effect-heads", chart, frame, words, caption=said, style=style, width=width + 40
     )

@@ -6,8 +6,9 @@ This module must not know how any figure is drawn.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import polars as pl
@@ -51,10 +52,10 @@ class Figure:
 
     name: str
     title: str
-    spec: Mapping[str, Any]
-    """The chart for print, as Vega-Lite; its embedded data are the rows of `data`."""
-    interactive: Mapping[str, Any]
-    """The chart for the screen: zoom, brush, and finer bins where the print had to bin."""
+    on_paper: Callable[[], Mapping[str, Any]]
+    """Makes `spec`; only when it is asked for, because a chart takes its time."""
+    on_screen: Callable[[], Mapping[str, Any]]
+    """Makes `interactive`."""
     data: pl.DataFrame
     """Every number shown, rounded as shown."""
     caption: str
@@ -63,6 +64,16 @@ class Figure:
     alt: str
     """One paragraph in place of the picture."""
     theme: Theme
+
+    @cached_property
+    def spec(self) -> Mapping[str, Any]:
+        """The chart for print, as Vega-Lite; its embedded data are the rows of `data`."""
+        return self.on_paper()
+
+    @cached_property
+    def interactive(self) -> Mapping[str, Any]:
+        """The chart for the screen: zoom, brush, and finer bins where the print had to bin."""
+        return self.on_screen()
 
     @property
     def chart(self) -> Any:

@@ -239,13 +239,13 @@ def draw(
     }
     return assemble(
         "filler-profile",
-        filler_profile(frame, **sizes),
+        lambda: filler_profile(frame, **sizes),
         frame,
         words,
         caption=said,
         style=style,
         width=sizes["width"] + 40,
-        interactive=filler_profile(fine, interactive=True, **sizes),
+        interactive=lambda: filler_profile(fine, interactive=True, **sizes),
     )
 
 

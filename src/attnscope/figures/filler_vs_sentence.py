@@ -224,14 +224,14 @@ def draw(
     }
     return assemble(
         "filler-vs-sentence",
-        filler_vs_sentence(frame, **sizes),
+        lambda: filler_vs_sentence(frame, **sizes),
         frame,
         words,
         caption=said,
         style=style,
         width=sizes["width"] + 40,
         differences=_uniformity(run, pairs, names),
-        interactive=filler_vs_sentence(fine, interactive=True, **sizes),
+        interactive=lambda: filler_vs_sentence(fine, interactive=True, **sizes),
     )
 
 

@@ -5,7 +5,6 @@ Drawn from `flow`. This module must not know how it is measured.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
@@ -83,13 +82,12 @@ def draw(run: Run, choice: Choice, style: Style, *, combine: str | None = None) 
         paired = differences(values, "model", pairs, ["layer", "item", "target"])
         paired = paired.sort(order[0], *order[2:], maintain_order=True)
         paired = paired.rename({"item": "from", "target": "to"})
-    asked = choice.heads if isinstance(choice.heads, Sequence) else None
     said = caption(
         run,
         [
             f"{join(found.sources)}, {layers_said(layers)}"
             + (f", of {len(every)} in the run" if len(layers) < len(every) else "")
-            + f", {heads_said(heads, asked)}",
+            + f", {heads_said(run, heads, found.frame, found.sources)}",
             "Flow: mean over the queries of a class (row) of their mass on a class of keys "
             f"(column); queries: {found.queries}; keys: {found.keys}; class set: {found.classes}; "
             f"condition: {', '.join(found.conditions)}; not normalised further",
@@ -118,7 +116,7 @@ def draw(run: Run, choice: Choice, style: Style, *, combine: str | None = None) 
     width = style.width or (420 if len(layers) * len(found.models) == 1 else 780)
     return assemble(
         "flow",
-        flow(frame, theme=style.theme, width=width),
+        lambda: flow(frame, theme=style.theme, width=width),
         frame,
         words,
         caption=said,

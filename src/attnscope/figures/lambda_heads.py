@@ -63,13 +63,21 @@ def lambda_heads(
         )
     columns = columns_for(len(names), 3)
     wide = width / columns - (20 if columns > 1 else 0)
+    layers = frame["layer"].unique().to_list()
+    one = layers[0] if len(layers) == 1 else None
     panels = []
     for i, name in enumerate(names):
         part = frame.filter(pl.col("panel") == name)
-        base = alt.Chart(part).encode(
-            x=alt.X("layer:O", title="Layer (heads side by side)", axis=alt.Axis(labelAngle=0)),
-            xOffset=alt.XOffset("head:O"),
-        )
+        flat = alt.Axis(labelAngle=0)
+        if one is None:
+            base = alt.Chart(part).encode(
+                x=alt.X("layer:O", title="Layer (heads side by side)", axis=flat),
+                xOffset=alt.XOffset("head:O"),
+            )
+        else:
+            base = alt.Chart(part).encode(
+                x=alt.X("head:O", title=f"Head of layer {one}", axis=flat)
+            )
         said = "λ (1: unchanged)" if i % columns == 0 else ""
         y = alt.Y(
             "value:Q",
@@ -153,7 +161,7 @@ def draw(run: Run, choice: Choice, style: Style) -> Figure:
     width = style.width or (560 if names == 1 else 780)
     return assemble(
         "lambda",
-        lambda_heads(frame, theme=style.theme, width=width, height=style.height or 230),
+        lambda: lambda_heads(frame, theme=style.theme, width=width, height=style.height or 230),
         frame,
         words,
         caption=said,

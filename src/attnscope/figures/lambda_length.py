@@ -6,7 +6,6 @@ is fitted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
@@ -143,13 +142,12 @@ def draw(run: Run, choice: Choice, style: Style, *, combine: str | None = None) 
     )
     interval = frame["low"].null_count() < frame.height
     names = frame["panel"].unique(maintain_order=True).to_list()
-    asked = choice.heads if isinstance(choice.heads, Sequence) else None
     said = caption(
         run,
         [
             f"{join(found.models)}, {layers_said(layers)}"
             + (f", of {len(found.layers)} in the run" if len(layers) < len(found.layers) else "")
-            + f", {heads_said(heads, asked)}",
+            + f", {heads_said(run, heads, found.frame, found.sources)}",
             "λ: slope through the origin of the average attention weight with filler on that "
             f"without, over aligned tokens; queries: {found.queries}; keys: {found.keys}; "
             "not normalised further; filler tokens: mean over prompts",
@@ -178,7 +176,7 @@ def draw(run: Run, choice: Choice, style: Style, *, combine: str | None = None) 
     width = style.width or {1: 520, 2: 720}.get(len(names), 800)
     return assemble(
         "lambda-length",
-        lambda_length(frame, theme=style.theme, width=width, height=style.height or 240),
+        lambda: lambda_length(frame, theme=style.theme, width=width, height=style.height or 240),
         frame,
         words,
         caption=said,

@@ -5,7 +5,6 @@ Drawn from `mass` and `uniform`. This module must not know how a mass is measure
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import polars as pl
@@ -40,17 +39,18 @@ def draw(run: Run, choice: Choice, style: Style, *, combine: str | None = None) 
     found = rows(run, choice, ["mass"], NEEDS, base_only=True, fold=True)
     _, frame, paired = of_classes(found, heads, "lift")
     frame = shown(frame)
-    asked = choice.heads if isinstance(choice.heads, Sequence) else None
     interval = frame["low"].null_count() < frame.height
     said = caption(
         run,
         [
-            f"{join(found.sources)}, {layers_said(found.layers)}, {heads_said(heads, asked)}",
+            f"{join(found.sources)}, {layers_said(found.layers)}, "
+            + heads_said(run, heads, found.frame, found.sources),
             "Lift: the mass of a class divided by its mass if every query spread its attention "
             f"evenly over the keys it sees; queries: {found.queries}; keys: {found.keys}; "
             f"class set: {found.classes}; condition: {', '.join(found.conditions)}",
             prompts_said(frame["n"].to_list(), interval=interval)
             + (", drawn as bands" if interval else ""),
+            f"No text has a token of {join(found.absent, 'or')}" if found.absent else "",
             f"{found.not_numbers} undefined values are left out" if found.not_numbers else "",
         ],
         found.sources,
@@ -75,7 +75,7 @@ def draw(run: Run, choice: Choice, style: Style, *, combine: str | None = None) 
     width = style.width or {1: 480, 2: 700}.get(len(found.models), 800)
     return assemble(
         "lift",
-        lift(frame, theme=style.theme, width=width, height=style.height or 260),
+        lambda: lift(frame, theme=style.theme, width=width, height=style.height or 260),
         frame,
         words,
         caption=said,

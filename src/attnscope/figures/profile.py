@@ -71,20 +71,21 @@ def lines_panel(
         ),
     )
     base = alt.Chart(frame)
+    moving = bool(zoom or brush)
     marks: list[Any] = []
     for start, end, _ in spans:
         marks.append(
             alt.Chart(nothing())
-            .mark_rect(style="span", clip=True)
+            .mark_rect(style="span", clip=moving)
             .encode(x=alt.XDatum(start - 0.5), x2=alt.X2Datum(end + 0.5))
         )
     if binned:
         marks.append(
-            base.mark_area(opacity=0.25, interpolate="step-after", clip=True).encode(
+            base.mark_area(opacity=0.25, interpolate="step-after", clip=moving).encode(
                 x=x, y=alt.Y("min:Q", title=y_title), y2="max:Q", color=colour
             )
         )
-    line = base.mark_line(strokeWidth=1.3, strokeJoin="round", clip=True).encode(
+    line = base.mark_line(strokeWidth=1.3, strokeJoin="round", clip=moving).encode(
         x=x,
         y=y,
         color=colour,
@@ -95,7 +96,7 @@ def lines_panel(
     marks.append(line)
     if frame.height <= 60 * max(len(names), 1):
         marks.append(
-            base.mark_point(size=9, filled=True, opacity=1, clip=True).encode(
+            base.mark_point(size=9, filled=True, opacity=1, clip=moving).encode(
                 x=x, y=y, color=colour
             )
         )

@@ -204,7 +204,10 @@ def draw(
         notes=_top(frame),
         no_differences="One prompt: nothing is compared.",
     )
-    chart = text(frame, theme=style.theme, value_title=BY[by].split(":")[0], width=width)
+
+    def chart() -> Any:
+        return text(frame, theme=style.theme, value_title=BY[by].split(":")[0], width=width)
+
     return assemble("text", chart, frame, words, caption=said, style=replace(style), width=width)
 
 

@@ -221,7 +221,6 @@ def draw(
             rank("layer", found.layers), rank("class", [*found.items, "total"]), maintain_order=True
         )
     title = style.title or "Attention by type of token"
-    asked = choice.heads if isinstance(choice.heads, Sequence) else None
     interval = whiskers != "none" and frame["low"].null_count() < frame.height
     what = {
         "mass": "Attention summed over the keys of a class, mean over queries",
@@ -232,7 +231,8 @@ def draw(
     said = caption(
         run,
         [
-            f"{join(found.sources)}, {layers_said(found.layers)}, {heads_said(heads, asked)}",
+            f"{join(found.sources)}, {layers_said(found.layers)}, "
+            + heads_said(run, heads, found.frame, found.sources),
             f"{what}; queries: {found.queries}; keys: {found.keys}; class set: {found.classes}; "
             f"condition: {', '.join(found.conditions)}",
             prompts_said(frame["n"].to_list(), interval=interval)
@@ -240,6 +240,7 @@ def draw(
             + ("; whiskers on each class" if interval and whiskers == "classes" else ""),
             "Line across a bar: the total under even attention" if uniform else "",
             "Numbers above a bar: mean number of tokens per class" if counts else "",
+            f"No text has a token of {join(found.absent, 'or')}" if found.absent else "",
             f"{found.not_numbers} undefined values are left out" if found.not_numbers else "",
         ],
         found.sources,
@@ -274,16 +275,19 @@ def draw(
         else "Nothing is compared.",
     )
     width = style.width or _width(found.models, found.layers)
-    chart = token_types(
-        frame,
-        theme=style.theme,
-        whiskers=whiskers if interval else "none",
-        counts=counts,
-        uniform=uniform,
-        y_title=TITLES[how],
-        width=width,
-        height=style.height or 280,
-    )
+
+    def chart() -> Any:
+        return token_types(
+            frame,
+            theme=style.theme,
+            whiskers=whiskers if interval else "none",
+            counts=counts,
+            uniform=uniform,
+            y_title=TITLES[how],
+            width=width,
+            height=style.height or 280,
+        )
+
     return assemble(
         "token-types",
         chart,
