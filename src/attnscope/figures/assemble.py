@@ -47,7 +47,7 @@ def assemble(
         name=name,
         title=words.title,
         on_paper=lambda: whole(chart),
-        on_screen=lambda: whole(chart if interactive is None else interactive),
+        on_screen=None if interactive is None else lambda: whole(interactive),
         data=data,
         caption=caption,
         description=described.markdown,

@@ -13,7 +13,6 @@ import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import vl_convert
 
@@ -24,14 +23,11 @@ from attnscope.figures.words import inline
 
 __all__ = ["FORMATS", "csv", "markdown", "png", "save", "write"]
 
-VERSION = "6.4"
-"""Of Vega-Lite: what altair writes and vl-convert reads."""
 
-
-def png(spec: Mapping[str, Any], scale: float = 2.0, alt: str = "") -> bytes:
-    """A chart as PNG; the alternative text travels inside."""
-    image = bytes(vl_convert.vegalite_to_png(dict(spec), vl_version=VERSION, scale=scale))
-    return _with_text(image, "Description", alt) if alt else image
+def png(figure: Figure, scale: float = 2.0) -> bytes:
+    """A figure as PNG; the alternative text travels inside."""
+    image = bytes(vl_convert.svg_to_png(figure.svg, scale=scale))
+    return _with_text(image, "Description", figure.alt)
 
 
 def _with_text(image: bytes, key: str, text: str) -> bytes:
@@ -58,18 +54,10 @@ def markdown(figure: Figure) -> str:
     )
 
 
-def _svg(figure: Figure) -> bytes:
-    return vl_convert.vegalite_to_svg(dict(figure.spec), vl_version=VERSION).encode()
-
-
-def _pdf(figure: Figure) -> bytes:
-    return bytes(vl_convert.vegalite_to_pdf(dict(figure.spec), vl_version=VERSION))
-
-
 FORMATS: Mapping[str, Callable[[Figure], bytes]] = {
-    "png": lambda figure: png(figure.spec, alt=figure.alt),
-    "svg": _svg,
-    "pdf": _pdf,
+    "png": png,
+    "svg": lambda figure: figure.svg.encode(),
+    "pdf": lambda figure: bytes(vl_convert.svg_to_pdf(figure.svg)),
     "html": lambda figure: page([figure], title=figure.title).encode(),
     "csv": lambda figure: csv(figure).encode(),
     "md": lambda figure: markdown(figure).encode(),

@@ -15,7 +15,10 @@ import polars as pl
 
 from attnscope.figures.theme import Theme
 
-__all__ = ["Figure", "Run"]
+__all__ = ["VEGA_LITE", "Figure", "Run"]
+
+VEGA_LITE = "6.4"
+"""What altair writes and vl-convert reads."""
 
 
 class Run(Protocol):
@@ -54,8 +57,8 @@ class Figure:
     title: str
     on_paper: Callable[[], Mapping[str, Any]]
     """Makes `spec`; only when it is asked for, because a chart takes its time."""
-    on_screen: Callable[[], Mapping[str, Any]]
-    """Makes `interactive`."""
+    on_screen: Callable[[], Mapping[str, Any]] | None = None
+    """Makes `interactive`, where it is not the same."""
     data: pl.DataFrame
     """Every number shown, rounded as shown."""
     caption: str
@@ -73,7 +76,14 @@ class Figure:
     @cached_property
     def interactive(self) -> Mapping[str, Any]:
         """The chart for the screen: zoom, brush, and finer bins where the print had to bin."""
-        return self.on_screen()
+        return self.spec if self.on_screen is None else self.on_screen()
+
+    @cached_property
+    def svg(self) -> str:
+        """The chart for print as SVG, which PNG and PDF are made from."""
+        import vl_convert
+
+        return vl_convert.vegalite_to_svg(dict(self.spec), vl_version=VEGA_LITE)
 
     @property
     def chart(self) -> Any:
@@ -89,6 +99,6 @@ class Figure:
 
         return {
             "application/vnd.vegalite.v6+json": json.loads(json.dumps(self.interactive)),
-            "image/png": base64.b64encode(png(self.spec)).decode(),
+            "image/png": base64.b64encode(png(self)).decode(),
             "text/plain": f"{self.title}\n{self.caption}",
         }
