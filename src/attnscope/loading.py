@@ -1,11 +1,13 @@
-"""`load`: a model and its tokenizer by name, from a local folder or the Hugging Face hub.
+"""`load`: a model and its tokenizer by name, from the zoo, a local folder or the Hugging Face hub.
 
-Never runs code that came with a model, and never unpickles: weights are safetensors or nothing.
+Code that came with a model is never run, and weights are never unpickled, unless asked for in so
+many words.
 """
 
 from pathlib import Path
 from typing import Any
 
+from attnscope import zoo
 from attnscope.errors import ModelError
 
 __all__ = ["load", "load_config", "load_tokenizer", "model_class", "source_of"]
@@ -13,9 +15,17 @@ __all__ = ["load", "load_config", "load_tokenizer", "model_class", "source_of"]
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
-def load(name: str | Path, *, device: str | None = None, dtype: str = "auto") -> tuple[Any, Any]:
+def load(
+    name: str | Path,
+    *,
+    device: str | None = None,
+    dtype: str = "auto",
+    trust_remote_code: bool = False,
+    unpickle: bool = False,
+) -> tuple[Any, Any]:
     """A model in evaluation mode and its tokenizer.
 
+        model, tokenizer = attnscope.load("zoo:spatial-phys")             # a bundled tiny model
         model, tokenizer = attnscope.load("Qwen/Qwen2.5-0.5B-Instruct")   # a hub id
         model, tokenizer = attnscope.load("path/to/folder")               # or a local folder
 
@@ -23,47 +33,73 @@ def load(name: str | Path, *, device: str | None = None, dtype: str = "auto") ->
              all devices (needs accelerate); by default the first GPU there is, else the CPU
     dtype    "auto" (as the weights are stored, but float32 on a CPU), "float32", "bfloat16",
              "float16"
+    trust_remote_code   run the Python code in the model's own repository: anything could be in it
+    unpickle            read weights that are pickled where there are no safetensors
 
     Gated models need the user's own token (`hf auth login`, or the HF_TOKEN variable).
     """
     import torch
     import transformers
 
-    source = _source(str(name))
+    source = _source(str(name), unpickle)
     kinds = {
         "auto": "auto",
         **{kind: getattr(torch, kind) for kind in ("float32", "bfloat16", "float16")},
     }
     if dtype not in kinds:
         raise ModelError(f"unknown dtype {dtype!r}; known: {', '.join(kinds)}")
-    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    where = _device(torch, device)
     chosen = torch.float32 if dtype == "auto" and where == "cpu" else kinds[dtype]
-    options = {"trust_remote_code": False}
+    options = {"trust_remote_code": trust_remote_code}
     try:
         config = transformers.AutoConfig.from_pretrained(source, **options)
-        kind = _class_for(transformers, config)
+        kind = _class_for(transformers, config, trust_remote_code)
         model = kind.from_pretrained(
             source,
             config=config,
             dtype=chosen,
-            use_safetensors=True,
+            use_safetensors=None if unpickle else True,
             device_map="auto" if where == "auto" else None,
             **options,
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise ModelError(_explain(source, error)) from error
+    _must_attend(model)
     if where != "auto":
         model = model.to(where)
     return model.eval(), tokenizer
 
 
-def _source(name: str) -> str:
-    """The folder or hub id to load from, checked as far as it can be without loading."""
-    if name.startswith("zoo:"):
+def _device(torch: Any, wanted: str | None) -> str:
+    """The device asked for, checked, or the best there is."""
+    if wanted is None:
+        if torch.cuda.is_available():
+            return "cuda"
+        return "mps" if torch.backends.mps.is_available() else "cpu"
+    kind = wanted.split(":")[0]
+    there = {"cpu": True, "auto": True, "cuda": torch.cuda.is_available()}
+    there["mps"] = torch.backends.mps.is_available()
+    if not there.get(kind, False):
+        here = ", ".join(name for name, is_there in there.items() if is_there)
+        raise ModelError(f"there is no device {wanted!r} here; there are: {here}")
+    return wanted
+
+
+def _must_attend(model: Any) -> None:
+    from attnscope.capture.sites import attends
+
+    if not attends(model):
         raise ModelError(
-            f"unknown model {name!r}: no models are bundled yet; give a hub id or a local folder"
+            f"{type(model).__name__} has no attention layers that attnscope can see; models "
+            "without attention (Mamba, RWKV …) have no attention to measure"
         )
+
+
+def _source(name: str, unpickle: bool) -> str:
+    """The folder or hub id to load from, checked as far as it can be without loading."""
+    if name.startswith(zoo.PREFIX):
+        return str(zoo.folder(name))
     folder = Path(name).expanduser()
     if not folder.is_dir():
         looks_like_a_path = name.startswith((".", "/", "~")) or name.count("/") > 1
@@ -75,22 +111,31 @@ def _source(name: str) -> str:
         raise ModelError(f"{name!r} has no config.json, so it is no model; it holds: {found}")
     if not any(folder.glob("*.safetensors")):
         pickled = sorted(p.name for pattern in PICKLED for p in folder.glob(pattern))
-        if pickled:
+        if pickled and not unpickle:
             raise ModelError(
                 f"{name!r} holds only pickled weights ({', '.join(pickled[:3])}), and loading a "
                 "pickle can run anything. Convert them once, where you trust them: load the model "
-                "with transformers and call model.save_pretrained(folder), which writes safetensors"
+                "with transformers and call model.save_pretrained(folder), which writes "
+                "safetensors; or say load(…, unpickle=True)"
             )
+        if pickled:
+            return str(folder)
         raise ModelError(f"{name!r} holds no weights: no *.safetensors file is in it")
     return str(folder)
 
 
-def _class_for(transformers: Any, config: Any) -> Any:
-    """A causal language model where the architecture has one, else the bare model."""
-    wanted = tuple(getattr(config, "architectures", None) or ())
-    if any("CausalLM" in name or "LMHead" in name for name in wanted):
+def _class_for(transformers: Any, config: Any, trust_remote_code: bool) -> Any:
+    """The class the config names, if transformers has it; else the family's causal model.
+
+    A name from a file is looked up only among the models of transformers.
+    """
+    if trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
         return transformers.AutoModelForCausalLM
-    if type(config) in transformers.AutoModelForCausalLM._model_mapping and not wanted:
+    for wanted in getattr(config, "architectures", None) or ():
+        found = getattr(transformers, wanted, None)
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+            return found
+    if type(config) in transformers.AutoModelForCausalLM._model_mapping:
         return transformers.AutoModelForCausalLM
     return transformers.AutoModel
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from attnscope.errors import InputError, ModelError
 
-__all__ = ["Sites", "argument", "find", "restrict"]
+__all__ = ["Sites", "argument", "attends", "find", "restrict"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,11 @@ class Sites:
     def layers(self) -> list[int]:
         """The layers that attend, in order."""
         return sorted(self.modules.values())
+
+
+def attends(model: nn.Module) -> bool:
+    """Whether anything in the model looks like attention."""
+    return any(_looks_like_attention(module) for module in model.modules())
 
 
 def find(model: nn.Module) -> Sites:
