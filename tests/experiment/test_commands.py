@@ -1,26 +1,31 @@
 """The commands, as somebody types them."""
 
 import json
-import subprocess
 import sys
 
 import pytest
 
+from attnscope.cli import main
 from attnscope.experiment.reading import written
 from attnscope.experiment.spec import made
 from made_models import save_model
 
 
-def attnscope(*words, cwd=None):
-    """Run the program; its exit code, what it printed, and what it complained about."""
-    code = "from attnscope.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, *map(str, words)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-    )
-    return done.returncode, done.stdout, done.stderr
+@pytest.fixture
+def attnscope(capsys, monkeypatch):
+    """Type a command; its exit code, what it printed, and what it complained about."""
+
+    def typed(*words, cwd=None):
+        if cwd is not None:
+            monkeypatch.chdir(cwd)
+        monkeypatch.setattr(sys, "argv", ["attnscope", *map(str, words)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return ended.value.code, out, err
+
+    return typed
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +41,7 @@ def file(tmp_path_factory, folder):
     return path
 
 
-def test_check_run_query(file, tmp_path):
+def test_check_run_query(attnscope, file, tmp_path):
     code, out, err = attnscope("run", file, "--check", cwd=tmp_path)
     assert (code, err) == (0, "")
     assert "small: 4 cells, about" in out
@@ -65,7 +70,7 @@ def test_check_run_query(file, tmp_path):
     assert "mass" in out
 
 
-def test_errors_are_told_without_a_traceback(file, tmp_path):
+def test_errors_are_told_without_a_traceback(attnscope, file, tmp_path):
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(file.read_text().replace("layers:", "layrs:"))
     code, out, err = attnscope("run", wrong)
@@ -83,7 +88,7 @@ def test_errors_are_told_without_a_traceback(file, tmp_path):
     assert "belong to one recipe" in err
 
 
-def test_reproduce(tmp_path):
+def test_reproduce(attnscope, tmp_path):
     name = save_model(tmp_path / "some-model", heads=8)
     words = ["reproduce", "filler-profile", "--models", f"mine={name}", "--prompts", "1"]
     code, out, err = attnscope(*words, "--queries", "all,last", "--heads", "2", cwd=tmp_path)
@@ -94,25 +99,20 @@ def test_reproduce(tmp_path):
     assert (tmp_path / "runs" / "filler-profile" / "manifest.json").is_file()
 
 
-def test_interrupt_says_how_to_go_on(file, tmp_path):
-    code = (
-        "import attnscope.experiment.run as r\n"
-        "def stop(*args):\n    raise KeyboardInterrupt\n"
-        "r.measure_batch = stop\n"
-        "from attnscope.cli import main; main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "run", str(file), "--out", str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 130
-    assert "the same command continues there" in done.stderr
+def test_interrupt_says_how_to_go_on(attnscope, file, tmp_path, monkeypatch):
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("attnscope.experiment.run.measure_batch", stop)
+        code, out, err = attnscope("run", file, "--out", tmp_path / "run")
+    assert (code, out) == (130, "")
+    assert "the same command continues there" in err
     assert attnscope("run", file, "--out", tmp_path / "run")[0] == 0
 
 
 @pytest.mark.parametrize("command", ["run", "reproduce", "query"])
-def test_help(command):
+def test_help(attnscope, command):
     code, out, _ = attnscope(command, "--help")
     assert code == 0
     assert "--json" in out

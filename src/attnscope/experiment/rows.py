@@ -42,20 +42,45 @@ def value_tables(label: str, cells: tuple[Cell, ...], measured: Measured) -> lis
     if not words:
         return [VALUES.to_frame() for _ in cells]
     frame = pl.concat(words) if len(words) > 1 else words[0]
-    columns = {
+    numbers = {
         "value": np.concatenate(values, axis=1),
         "uniform": np.concatenate(uniforms, axis=1),
         "tokens": np.concatenate(tokens, axis=1),
     }
+    said = {column.name: column for column in frame.get_columns()}
     return [
-        frame.with_columns(
-            pl.lit(label, pl.String).alias("model"),
-            pl.lit(cell.prompt, pl.Int32).alias("prompt"),
-            pl.lit(cell.condition, pl.String).alias("condition"),
-            *(pl.Series(name, found[row], nan_to_null=True) for name, found in columns.items()),
-        ).select(VALUES.names())
+        _frame(
+            VALUES,
+            said
+            | _whose(label, cell, len(frame))
+            | {name: pl.Series(found[row], nan_to_null=True) for name, found in numbers.items()},
+        )
         for row, cell in enumerate(cells)
     ]
+
+
+def _frame(schema: pl.Schema, columns: dict[str, Any]) -> pl.DataFrame:
+    """The columns in the order of the schema; they have its types already."""
+    return pl.DataFrame([pl.Series(name, columns[name]) for name in schema.names()])
+
+
+def _whose(label: str, cell: Cell, n: int) -> dict[str, Any]:
+    """The first three columns of every table."""
+    return {
+        "model": _repeated(label, n),
+        "prompt": np.full(n, cell.prompt, dtype=np.int32),
+        "condition": _repeated(cell.condition, n),
+    }
+
+
+def _repeated(text: str, n: int) -> pl.Series:
+    """The text n times, cut from a longer column that is kept."""
+    return _long(text, 1 << (n - 1).bit_length() if n else 1).head(n)
+
+
+@lru_cache(maxsize=64)
+def _long(text: str, n: int) -> pl.Series:
+    return pl.repeat(text, n, dtype=pl.String, eager=True)
 
 
 @lru_cache(maxsize=16)
@@ -92,28 +117,17 @@ def _positions(label: str, cell: Cell, row: int, measured: Measured) -> pl.DataF
     n = len(cell.tokens)
     parts = []
     for queries, (heads, average, received) in measured.profiles.items():
-        layers, numbers = zip(*heads, strict=True)
-        parts.append(
-            pl.DataFrame(
-                {
-                    "queries": pl.repeat(queries, n * len(heads), eager=True),
-                    "layer": np.repeat(np.array(layers, dtype=np.int16), n),
-                    "head": np.repeat(np.array(numbers, dtype=np.int16), n),
-                    "position": np.tile(np.arange(n, dtype=np.int32), len(heads)),
-                    "average": pl.Series(average[row, :, :n].ravel(), nan_to_null=True),
-                    "received": pl.Series(received[row, :, :n].ravel(), nan_to_null=True),
-                }
-            )
-        )
-    return (
-        pl.concat(parts)
-        .with_columns(
-            pl.lit(label, pl.String).alias("model"),
-            pl.lit(cell.prompt, pl.Int32).alias("prompt"),
-            pl.lit(cell.condition, pl.String).alias("condition"),
-        )
-        .select(POSITIONS.names())
-    )
+        layers, numbers = np.array(heads, dtype=np.int16).T
+        columns = {
+            "queries": _repeated(queries, n * len(heads)),
+            "layer": np.repeat(layers, n),
+            "head": np.repeat(numbers, n),
+            "position": np.tile(np.arange(n, dtype=np.int32), len(heads)),
+            "average": pl.Series(average[row, :, :n].ravel(), nan_to_null=True),
+            "received": pl.Series(received[row, :, :n].ravel(), nan_to_null=True),
+        }
+        parts.append(_frame(POSITIONS, _whose(label, cell, n * len(heads)) | columns))
+    return pl.concat(parts)
 
 
 class TokenColumns:
@@ -143,21 +157,16 @@ def token_table(label: str, cell: Cell, vocabulary: TokenColumns) -> pl.DataFram
         role[cell.alignment.variant_seam] = 2
         twin = np.full(n, -1)
         twin[cell.alignment.variant] = cell.alignment.base
-    return pl.DataFrame(
-        {
-            "model": pl.repeat(label, n, eager=True),
-            "prompt": pl.repeat(cell.prompt, n, dtype=pl.Int32, eager=True),
-            "condition": pl.repeat(cell.condition, n, eager=True),
-            "position": np.arange(n, dtype=np.int32),
-            "id": cell.tokens.ids.astype(np.int32),
-            "text": vocabulary.texts[cell.tokens.ids],
-            "class": vocabulary.classes[cell.tokens.ids],
-            "regions": _regions(cell),
-            "role": _ROLES[role],
-            "twin": pl.Series(np.where(twin < 0, np.nan, twin), nan_to_null=True).cast(pl.Int32),
-        },
-        schema=TOKENS,
-    )
+    columns = {
+        "position": np.arange(n, dtype=np.int32),
+        "id": cell.tokens.ids.astype(np.int32),
+        "text": vocabulary.texts[cell.tokens.ids],
+        "class": vocabulary.classes[cell.tokens.ids],
+        "regions": _regions(cell),
+        "role": _ROLES[role],
+        "twin": pl.Series(np.where(twin < 0, np.nan, twin), nan_to_null=True).cast(pl.Int32),
+    }
+    return _frame(TOKENS, _whose(label, cell, n) | columns)
 
 
 _ROLES = pl.Series(["text", "filler", "seam"])
