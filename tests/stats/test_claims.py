@@ -423,6 +423,7 @@ def test_compare_prints_table_and_verdicts(run: Path) -> None:
     assert "95 % interval" in result.output
     assert "supported  map-characters" in result.output
     assert "not measured" in result.output
+    assert "prompts would find it four times in five" in result.output
 
 
 def test_compare_as_json(run: Path, tmp_path: Path) -> None:

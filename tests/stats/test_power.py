@@ -18,6 +18,21 @@ def test_textbook() -> None:
     assert power(0.5, 34) == pytest.approx(0.8078, abs=1e-4)
 
 
+@pytest.mark.parametrize(("effect", "n"), [(0.2, 12), (0.5, 20), (1.0, 8), (0.1, 300)])
+def test_against_scipys_noncentral_t(effect: float, n: int) -> None:
+    limit = stats.t.isf(0.025, n - 1)
+    far = stats.nct.sf(limit, n - 1, effect * n**0.5) + stats.nct.cdf(
+        -limit, n - 1, effect * n**0.5
+    )
+    assert power(effect, n) == pytest.approx(far, abs=1e-5)
+
+
+@given(st.floats(0.01, 20), st.integers(2, 100_000), st.integers(1, 10_000))
+@settings(deadline=None)
+def test_power_is_a_share(effect: float, n: int, tests: int) -> None:
+    assert 0 <= power(effect, n, tests=tests) <= 1
+
+
 def test_against_simulated_t_tests() -> None:
     x = np.random.default_rng(0).normal(0.4, 1, (20_000, 30))
     found = (stats.ttest_1samp(x, 0, axis=1).pvalue < 0.05).mean()

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from attnscope.stats.power import prompts_needed
 from attnscope.stats.sensitivity import survival
 from attnscope.stats.verdicts import Verdict
 
@@ -117,4 +118,20 @@ def _verdict(verdict: Verdict) -> Text:
     about = ", ".join(part for part in where if part)
     text.append(f"  {verdict.claim}{f' ({about})' if about else ''}: {verdict.statement}\n")
     text.append(f"  {verdict.reason}", style="dim")
+    if needed := _needed(verdict):
+        text.append(f"\n  {needed}", style="dim")
     return text
+
+
+def _needed(verdict: Verdict) -> str | None:
+    """For a verdict that hangs on one comparison and is open: how many prompts would settle it."""
+    figures = verdict.figures
+    if verdict.verdict != "undetermined" or figures is None or figures.height != 1:
+        return None
+    effect = figures["effect"][0]
+    if not effect or abs(effect) < 0.01:
+        return None
+    return (
+        f"if the effect is the {effect:.2g} standard deviations it seems, "
+        f"{prompts_needed(effect):,} prompts would find it four times in five"
+    )
