@@ -154,7 +154,7 @@ def load_tokenizer(name: str | Path) -> Any:
     """The tokenizer alone, by the same names: enough to plan with."""
     import transformers
 
-    source = _source(str(name))
+    source = _source(str(name), unpickle=True)
     try:
         return transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, ImportError, KeyError) as error:
@@ -165,7 +165,7 @@ def load_config(name: str | Path) -> Any:
     """The model's configuration alone, by the same names."""
     import transformers
 
-    source = _source(str(name))
+    source = _source(str(name), unpickle=True)
     try:
         return transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, ImportError, KeyError) as error:
@@ -174,7 +174,7 @@ def load_config(name: str | Path) -> Any:
 
 def source_of(name: str | Path) -> Path | None:
     """The folder a name stands for; None where it is a hub id."""
-    source = Path(_source(str(name)))
+    source = Path(_source(str(name), unpickle=True))
     return source if source.is_dir() else None
 
 
