@@ -157,7 +157,7 @@ def test_an_unknown_figure_lists_the_known() -> None:
 def test_conditions_can_stand_beside_each_other() -> None:
     figure = draw(rich_run(), "token-types", models="first", conditions=["base", "slashes"])
     assert figure.data["model"].unique(maintain_order=True).to_list() == ["base", "slashes"]
-    assert "base minus slashes" in figure.description
+    assert "slashes minus base" in figure.description
 
 
 def test_the_heat_map_marks_what_passes_the_correction() -> None:
@@ -226,3 +226,15 @@ def test_classes_without_a_token_are_left_out_and_named() -> None:
         figure = draw(replace(run, values=values), name)
         assert "No text has a token of hash or star" in figure.caption
         assert not {"hash", "star"} & set(figure.data["class"])
+
+
+def test_the_chart_functions_take_the_data_of_their_figures() -> None:
+    import attnscope.figures as room
+
+    for name in FIGURES:
+        function = getattr(room, {"lambda": "lambda_heads"}.get(name, name.replace("-", "_")))
+        spec = function(drawn(name).data).to_dict()
+        embedded = rows_of(spec).select(drawn(name).data.columns)
+        assert_frame_equal(
+            embedded.cast(dict(drawn(name).data.schema)), drawn(name).data, check_row_order=False
+        )

@@ -71,7 +71,7 @@ def test_each_model_may_have_its_own_head() -> None:
     assert data.select("model", "head").unique().sort("model").rows() == [("a", 2), ("b", 1)]
     assert data["series"].unique(maintain_order=True).to_list() == [
         "filler (slashes)",
-        "random sentence (sentence)",
+        "random sentence",
     ]
 
 

@@ -40,7 +40,8 @@ def claims_of(run: Run, figure: str) -> str:
     except AttnscopeError:
         return ""
     lines = [
-        f"- {inline(v.statement)} **{v.verdict}**: {inline(v.reason)}"
+        f"- {f'{inline(v.model)}: ' if v.model else ''}{inline(v.statement)} "
+        f"**{v.verdict}**: {inline(v.reason)}"
         for v in verdicts
         if v.verdict != "not measured"
     ]

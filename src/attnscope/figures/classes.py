@@ -68,7 +68,7 @@ def of_classes(
     values = normalise(combine(found.frame, heads), how)
     frame = means(values, ["model", "layer", "item"]).rename({"item": "class"})
     order = [rank("model", found.models), rank("class", found.items), rank("layer", found.layers)]
-    pairs = list(combinations(found.models, 2))
+    pairs = [(b, a) for a, b in combinations(found.models, 2)]
     paired = None
     if pairs:
         paired = differences(values, "model", pairs, ["layer", "item"]).rename({"item": "class"})

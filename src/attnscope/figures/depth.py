@@ -57,7 +57,7 @@ def draw(run: Run, choice: Choice, style: Style, *, combine: str | None = None) 
     frame = shown(frame).sort(
         rank("measure", measures), rank("model", found.models), rank("layer", found.layers)
     )
-    pairs = list(combinations(found.models, 2))
+    pairs = [(b, a) for a, b in combinations(found.models, 2)]
     paired = differences(values, "model", pairs, ["measure", "layer"]) if pairs else None
     if paired is not None:
         paired = paired.sort(

@@ -11,39 +11,37 @@ from dataclasses import fields, replace
 from typing import Any
 
 from attnscope.errors import AttnscopeError, InputError, unknown
-from attnscope.figures import (
-    classes,
-    depth,
-    effect_heads,
-    filler_profile,
-    filler_vs_sentence,
-    flow,
-    lambda_heads,
-    lambda_length,
-    lift,
-    text,
-    token_types,
-)
 from attnscope.figures.choice import Choice
 from attnscope.figures.claims import claims_of
+from attnscope.figures.classes import draw as _classes
+from attnscope.figures.depth import draw as _depth
+from attnscope.figures.effect_heads import draw as _effect_heads
 from attnscope.figures.figure import Figure, Run
+from attnscope.figures.filler_profile import draw as _filler_profile
+from attnscope.figures.filler_vs_sentence import draw as _filler_vs_sentence
+from attnscope.figures.flow import draw as _flow
+from attnscope.figures.lambda_heads import draw as _lambda_heads
+from attnscope.figures.lambda_length import draw as _lambda_length
+from attnscope.figures.lift import draw as _lift
 from attnscope.figures.style import Style
+from attnscope.figures.text import draw as _text
 from attnscope.figures.theme import Theme, theme_named
+from attnscope.figures.token_types import draw as _token_types
 
 __all__ = ["FIGURES", "draw", "drawable"]
 
 FIGURES: Mapping[str, Callable[..., Figure]] = {
-    "token-types": token_types.draw,
-    "filler-profile": filler_profile.draw,
-    "filler-vs-sentence": filler_vs_sentence.draw,
-    "effect-heads": effect_heads.draw,
-    "classes": classes.draw,
-    "lift": lift.draw,
-    "lambda": lambda_heads.draw,
-    "lambda-length": lambda_length.draw,
-    "flow": flow.draw,
-    "depth": depth.draw,
-    "text": text.draw,
+    "token-types": _token_types,
+    "filler-profile": _filler_profile,
+    "filler-vs-sentence": _filler_vs_sentence,
+    "effect-heads": _effect_heads,
+    "classes": _classes,
+    "lift": _lift,
+    "lambda": _lambda_heads,
+    "lambda-length": _lambda_length,
+    "flow": _flow,
+    "depth": _depth,
+    "text": _text,
 }
 """Every figure, by its name."""
 

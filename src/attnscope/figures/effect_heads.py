@@ -178,11 +178,11 @@ def _pair(
     base = [c for c in conditions if c in base_conditions(run)]
     variants = [c for c in conditions if c not in base]
     if over != "condition" and len(models) > 1:
-        return "model", models[0], models[1]
+        return "model", models[1], models[0]
     if over != "model" and base and variants:
         return "condition", variants[0], base[0]
     if over != "model" and len(variants) > 1:
-        return "condition", variants[0], variants[1]
+        return "condition", variants[1], variants[0]
     raise InputError(
         f"a difference needs two models or two conditions; here are models {', '.join(models)} and "
         f"conditions {', '.join(conditions)}"

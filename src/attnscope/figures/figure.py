@@ -99,6 +99,6 @@ class Figure:
 
         return {
             "application/vnd.vegalite.v6+json": json.loads(json.dumps(self.interactive)),
-            "image/png": base64.b64encode(png(self)).decode(),
+            "image/png": base64.b64encode(png(self, scale=1.25)).decode(),
             "text/plain": f"{self.title}\n{self.caption}",
         }

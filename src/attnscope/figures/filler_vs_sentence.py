@@ -153,7 +153,10 @@ def draw(
     tokens = run.tokens.filter(
         pl.col("condition").is_in(names), pl.col("model").is_in(models)
     ).collect()
-    labels = {names[0]: f"filler ({names[0]})", names[1]: f"random sentence ({names[1]})"}
+    labels = {
+        names[0]: "filler" if names[0] == "filler" else f"filler ({names[0]})",
+        names[1]: "random sentence" + ("" if names[1] == "sentence" else f" ({names[1]})"),
+    }
     full = numbers(found, tokens, prompt).with_columns(pl.col("series").replace_strict(labels))
     if leave_out_first:
         full = full.filter((pl.col("panel") == SPAN) | (pl.col("position") > 0))

@@ -76,7 +76,7 @@ def draw(run: Run, choice: Choice, style: Style, *, combine: str | None = None) 
         rank("target", targets),
     ]
     frame = shown(frame).sort(order).rename({"item": "from", "target": "to"})
-    pairs = list(combinations(found.models, 2))
+    pairs = [(b, a) for a, b in combinations(found.models, 2)]
     paired = None
     if pairs:
         paired = differences(values, "model", pairs, ["layer", "item", "target"])

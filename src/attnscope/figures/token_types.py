@@ -211,7 +211,7 @@ def draw(
     found = rows(run, choice, ["mass"], NEEDS, base_only=True, fold=True)
     found = _preferred(found, choice)
     values, frame = numbers(found, heads, how)
-    pairs = list(combinations(found.models, 2))
+    pairs = [(b, a) for a, b in combinations(found.models, 2)]
     places = ["layer", "item"]
     paired = (
         differences(values, "model", pairs, places).rename({"item": "class"}) if pairs else None
