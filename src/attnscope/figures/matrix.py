@@ -13,6 +13,7 @@ import polars as pl
 
 from attnscope.figures.layout import columns_for, panel_title, tips
 from attnscope.figures.theme import Theme
+from attnscope.figures.words import wrap
 
 __all__ = ["matrices"]
 
@@ -45,7 +46,15 @@ def matrices(
     tall = max(5.0, min(30.0 if texts else 22.0, step))
     longest = max(len(str(v)) for v in x_order) * theme.size * 0.56
     scale = alt.Scale(domain=list(domain), range=list(colours), interpolate="rgb", clamp=True)
-    legend = alt.Legend(orient="top", title=value_title, titleOrient="left", titlePadding=10)
+    legend = alt.Legend(
+        orient="top",
+        title=wrap(value_title, max(width, 400), theme.size),
+        titleOrient="left" if len(value_title) < 60 else "top",
+        titleLimit=2_000,
+        titlePadding=10,
+        values=list(domain)[::2],
+        format=".2~g",
+    )
     every = max(1, int(-(-theme.size * 1.5 // step)))
 
     def ticks(order: Sequence[Any], size: float) -> Any:

@@ -125,6 +125,7 @@ class Theme:
                 "titleColor": ink,
                 "labelFontSize": large,
                 "titleFontSize": large,
+                "titleFontWeight": "normal",
                 "labelLimit": 400,
             },
             "legend": {

@@ -128,6 +128,8 @@ def token_types(
                     color=alt.Color("class:N", scale=scale, legend=legend),
                 )
             )
+    # Where "Layer 27" would run into its neighbour, the number must do.
+    roomy = step * len(models) > 5 * theme.size
     return (
         alt.layer(*marks, data=frame)
         .properties(width=step * len(models), height=height)
@@ -135,9 +137,12 @@ def token_types(
             column=alt.Column(
                 "layer:O",
                 sort=layers,
-                title=None,
+                title=None if roomy else "Layer",
                 header=alt.Header(
-                    labelOrient="bottom", labelExpr="'Layer ' + datum.value", labelPadding=6
+                    labelOrient="bottom",
+                    titleOrient="bottom",
+                    labelExpr="'Layer ' + datum.value" if roomy else "datum.value",
+                    labelPadding=6,
                 ),
             ),
             spacing=max(2, min(14, step / 3)),

@@ -95,4 +95,6 @@ def wrap(text: str, pixels: float, size: float) -> list[str]:
     width = max(12, int(pixels / (size * 0.485)))
     # `n = 12` and `q < 0.05` stay together.
     kept = re.sub(r"\b([nqλ]) ([=<]) (?=\S)", "\\1\u00a0\\2\u00a0", text)
-    return textwrap.wrap(kept, width, break_long_words=True, break_on_hyphens=False) or [""]
+    # Names are broken at their hyphens only if they would not fit into a line at all.
+    long = any(len(word) > width for word in kept.split())
+    return textwrap.wrap(kept, width, break_long_words=True, break_on_hyphens=long) or [""]
