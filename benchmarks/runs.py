@@ -4,6 +4,8 @@
 
 The model's time is the watched forward passes, the attention statistics included; a plain forward
 pass over the same batches is timed afterwards. Memory is the resident size as the run goes on.
+The share of processor time is that of the main thread alone (all of the model's, if
+OMP_NUM_THREADS=1), which other programs on the machine do not change.
 Prints Markdown; the committed table is in docs/benchmarks-runs.md.
 """
 
@@ -60,26 +62,30 @@ def main() -> None:
         measures=options.measures,
         batch_tokens=options.batch_tokens,
     )
-    in_model = 0.0
+    in_model = used_in_model = 0.0
     watched = passes.forward
 
     def timed(*arguments: Any, **keywords: Any) -> Any:
-        nonlocal in_model
-        start = time.perf_counter()
+        nonlocal in_model, used_in_model
+        start, used = time.perf_counter(), time.thread_time()
         scope = watched(*arguments, **keywords)
         in_model += time.perf_counter() - start
+        used_in_model += time.thread_time() - used
         return scope
 
     passes.forward = timed
     memory: list[tuple[float, float]] = []
     folder = Path(tempfile.mkdtemp())
-    start = time.perf_counter()
+    start, used = time.perf_counter(), time.thread_time()
     plan = make_plan(experiment)
     planned = time.perf_counter() - start
+    paused = time.thread_time()
     expected = estimate(plan)[0].seconds
+    used += time.thread_time() - paused
     resumed = time.perf_counter()
     run_plan(plan, folder / "run", progress=lambda _, n, of: memory.append((n / of, resident())))
     ran = time.perf_counter() - resumed
+    used = time.thread_time() - used
     took = planned + ran
     size = sum(path.stat().st_size for path in (folder / "run").rglob("*") if path.is_file())
     run = attnscope.open_run(folder / "run")
@@ -97,7 +103,8 @@ def main() -> None:
     print(f"| prompts a second | {options.prompts / took:.0f} |")
     print(f"| watched forward passes | {in_model:.1f} s |")
     print(f"| share of time outside them | {100 * (1 - in_model / took):.1f} % |")
-    print(f"| of that, planning | {100 * planned / took:.1f} % |")
+    print(f"| share of processor time outside | {100 * (1 - used_in_model / used):.1f} % |")
+    print(f"| of all time, planning | {100 * planned / took:.1f} % |")
     print(f"| the same batches unwatched | {alone:.1f} s |")
     print(f"| estimated by --check | {expected:.1f} s |")
     print("| memory at 10, 50, 100 % | " + ", ".join(f"{m:.0f}" for m in at.values()) + " MiB |")

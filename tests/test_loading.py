@@ -1,25 +1,46 @@
 """Loading, from folders laid out as the hub's."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import Tokenizer, models
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    MambaConfig,
+    MambaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 import attnscope
 from attnscope.errors import ModelError
 from families import build
+
+SMALL = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     model = build("qwen2")
     model.save_pretrained(tmp_path, max_shard_size="60KB")
+    some_tokenizer().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def some_tokenizer() -> PreTrainedTokenizerFast:
     words = {f"w{i}": i for i in range(97)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="w0").save_pretrained(tmp_path)
-    return tmp_path
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="w0")
 
 
 def test_a_folder_of_sharded_safetensors(folder: Path) -> None:
@@ -74,6 +95,57 @@ def test_no_connection_says_what_was_tried() -> None:
         attnscope.load("nobody/no-such-model")
 
 
-def test_the_zoo_is_empty() -> None:
-    with pytest.raises(ModelError, match="no models are bundled yet"):
-        attnscope.load("zoo:spatial-base")
+def test_pickled_weights_only_when_asked_for(folder: Path) -> None:
+    plain = AutoModelForCausalLM.from_pretrained(folder).eval()
+    for file in folder.glob("*.safetensors*"):
+        file.unlink()
+    torch.save(plain.state_dict(), folder / "pytorch_model.bin")
+    model, _ = attnscope.load(folder, unpickle=True)
+    assert torch.equal(model.lm_head.weight, plain.lm_head.weight)
+
+
+def test_an_unknown_device() -> None:
+    with pytest.raises(ModelError, match=r"no device 'tpu' here; there are: cpu, auto"):
+        attnscope.load("zoo:math-qwen2", device="tpu")
+
+
+def test_an_architecture_without_attention(tmp_path: Path) -> None:
+    config = MambaConfig(vocab_size=97, hidden_size=16, state_size=4, num_hidden_layers=1)
+    MambaForCausalLM(config).save_pretrained(tmp_path)
+    some_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="no attention layers"):
+        attnscope.load(tmp_path)
+
+
+def test_code_in_a_folder_is_not_run(folder: Path) -> None:
+    """A config that points at its own code is refused; the code would leave a file behind."""
+    config = json.loads((folder / "config.json").read_text())
+    config["model_type"] = "of-its-own"
+    config["auto_map"] = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text(f"open({str(folder / 'ran')!r}, 'w')")
+    with pytest.raises(ModelError, match="could not load"):
+        attnscope.load(folder)
+    assert not (folder / "ran").exists()
+
+
+def test_the_class_is_the_one_the_config_names(tmp_path: Path) -> None:
+    """Gemma 3's larger models see pictures too: text and head must come, not the bare model."""
+    text = {**SMALL, "head_dim": 8, "sliding_window": 4}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    vision |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    Gemma3ForConditionalGeneration(config).save_pretrained(tmp_path)
+    some_tokenizer().save_pretrained(tmp_path)
+    model, _ = attnscope.load(tmp_path)
+    assert type(model) is Gemma3ForConditionalGeneration
+    with torch.no_grad(), attnscope.watch(model) as scope:
+        model(torch.randint(5, 97, (1, 9)))
+    assert scope.received(0).sum().item() == pytest.approx(9 * 4, abs=1e-3)
+
+
+def test_an_unknown_zoo_name_lists_the_known() -> None:
+    with pytest.raises(
+        ModelError, match=r"unknown bundled model 'zoo:qwen'; known: .*spatial-phys"
+    ):
+        attnscope.load("zoo:qwen")

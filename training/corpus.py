@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from random import Random
 
 from attnscope.prompts import Sample
-from attnscope.prompts.spatial import Shape, _draw_shape, draw_map
+from attnscope.prompts.spatial import Shape, draw_map, draw_shape
 from attnscope.prompts.words import english, word_list
 
 Turns = list[tuple[str, str]]
@@ -141,14 +141,14 @@ def prose(draw: Random) -> tuple[str, str]:
 def maps(draw: Random) -> tuple[str, str]:
     """What is on a map, as plain text: where the star is, how long the arms are, a copy."""
     size = draw.choice((9, 9, 9, 8, 10))
-    shape = _draw_shape(draw, size)
+    shape = draw_shape(draw, size)
     told = f"Map:\n{draw_map(shape, size)}"
     kind = draw.random()
     if kind < 0.6:
         return f"{told}Describe the map.", _where(shape)
     if kind < 0.9:
         first, second = draw.sample(("Target", "Current"), 2)
-        other = _draw_shape(draw, size)
+        other = draw_shape(draw, size)
         both = f"{first} map:\n{draw_map(shape, size)}{second} map:\n{draw_map(other, size)}"
         return (
             f"{both}Describe both maps.",

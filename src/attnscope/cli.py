@@ -43,7 +43,9 @@ def _commands() -> None:
 
 @app.command()
 def look(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Hub id or local folder.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Bundled (zoo:NAME), hub id or folder.")
+    ],
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The text to look at.")],
     layer: Annotated[int | None, typer.Option(help="One layer, from 0; else the mean.")] = None,
     head: Annotated[int | None, typer.Option(help="One head, from 0; else the mean.")] = None,
@@ -223,7 +225,7 @@ def query(
 def compare(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory.")],
     over: Annotated[
-        str | None, typer.Option(help="model or condition; else models if there are several.")
+        str | None, typer.Option(help="model or condition; else models if they are two.")
     ] = None,
     pair: Annotated[
         str | None, typer.Option(help="FIRST,SECOND of what is compared: second against first.")
@@ -522,6 +524,44 @@ def _options(settings: list[str] | None, **given: Any) -> dict[str, Any]:
             raise InputError(f"--set takes OPTION=VALUE, not {setting!r}")
         options[name.replace("-", "_")] = yaml.safe_load(value)
     return options
+
+
+@app.command()
+def models(
+    json: Json = False,
+) -> None:
+    """The bundled tiny models with their measured accuracy, and what the hub's cache holds."""
+    from dataclasses import asdict
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from attnscope import zoo
+    from attnscope.loading import cached
+
+    cards = [zoo.card(name) for name in zoo.names()]
+    if json:
+        held = [{"name": name, "bytes": size} for name, size in cached()]
+        _print_json({"zoo": [asdict(card) for card in cards], "cached": held})
+        return
+    table = Table(title="Bundled models (tiny, trained for attnscope)", title_justify="left")
+    for column in ("name", "architecture", "layers × heads", "parameters", "exact match"):
+        table.add_column(column)
+    for card in cards:
+        shares = ", ".join(f"{what} {share:.0%}" for what, share in card.exact_match.items())
+        table.add_row(
+            f"{zoo.PREFIX}{card.name}",
+            card.architecture.removesuffix("ForCausalLM"),
+            f"{card.layers} × {card.heads}",
+            f"{card.parameters / 1e6:.1f} M",
+            f"{shares} ({card.fresh_samples:,} fresh samples each)",
+        )
+    console = Console()
+    console.print(table)
+    found = cached()
+    console.print(f"In the hub's cache on this machine: {len(found) or 'no'} models")
+    for name, size in found:
+        console.print(f"  {name}  {size / 1e9:.2f} GB")
 
 
 def main() -> None:

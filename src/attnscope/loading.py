@@ -4,13 +4,15 @@ Code that came with a model is never run, and weights are never unpickled, unles
 many words.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from attnscope import zoo
 from attnscope.errors import ModelError
 
-__all__ = ["load", "load_config", "load_tokenizer", "model_class", "source_of"]
+__all__ = ["cached", "load", "load_config", "load_tokenizer", "model_class", "source_of"]
 
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -54,14 +56,15 @@ def load(
     try:
         config = transformers.AutoConfig.from_pretrained(source, **options)
         kind = _class_for(transformers, config, trust_remote_code)
-        model = kind.from_pretrained(
-            source,
-            config=config,
-            dtype=chosen,
-            use_safetensors=None if unpickle else True,
-            device_map="auto" if where == "auto" else None,
-            **options,
-        )
+        with _quiet(transformers, when=str(name).startswith(zoo.PREFIX)):
+            model = kind.from_pretrained(
+                source,
+                config=config,
+                dtype=chosen,
+                use_safetensors=None if unpickle else True,
+                device_map="auto" if where == "auto" else None,
+                **options,
+            )
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise ModelError(_explain(source, error)) from error
@@ -69,6 +72,31 @@ def load(
     if where != "auto":
         model = model.to(where)
     return model.eval(), tokenizer
+
+
+def cached() -> list[tuple[str, int]]:
+    """The models in the local cache of the Hugging Face hub, with their sizes in bytes."""
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    try:
+        repos = scan_cache_dir().repos
+    except CacheNotFound:
+        return []
+    return sorted((repo.repo_id, repo.size_on_disk) for repo in repos if repo.repo_type == "model")
+
+
+@contextmanager
+def _quiet(transformers: Any, *, when: bool) -> Iterator[None]:
+    """No progress bar for what takes a moment."""
+    logging = transformers.utils.logging
+    silence = when and logging.is_progress_bar_enabled()
+    if silence:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if silence:
+            logging.enable_progress_bar()
 
 
 def _device(torch: Any, wanted: str | None) -> str:
@@ -96,7 +124,7 @@ def _must_attend(model: Any) -> None:
         )
 
 
-def _source(name: str, unpickle: bool) -> str:
+def _source(name: str, unpickle: bool = False) -> str:
     """The folder or hub id to load from, checked as far as it can be without loading."""
     if name.startswith(zoo.PREFIX):
         return str(zoo.folder(name))
@@ -124,7 +152,7 @@ def _source(name: str, unpickle: bool) -> str:
     return str(folder)
 
 
-def _class_for(transformers: Any, config: Any, trust_remote_code: bool) -> Any:
+def _class_for(transformers: Any, config: Any, trust_remote_code: bool = False) -> Any:
     """The class the config names, if transformers has it; else the family's causal model.
 
     A name from a file is looked up only among the models of transformers.
@@ -182,5 +210,6 @@ def model_class(config: Any) -> Any:
     """The class that `load` would make a model of."""
     import transformers
 
-    auto = _class_for(transformers, config)
-    return auto._model_mapping[type(config)]
+    found = _class_for(transformers, config)
+    mapping = getattr(found, "_model_mapping", None)
+    return found if mapping is None else mapping[type(config)]

@@ -142,6 +142,17 @@ def test_a_new_pass_forgets_the_one_before() -> None:
             held.values(0)
 
 
+@torch.no_grad()
+def test_a_pass_that_fails_leaves_nothing_to_read() -> None:
+    model = build("qwen2")
+    with record(model) as held:
+        model(**inputs())
+        with pytest.raises(IndexError):
+            model(torch.full((1, 3), VOCABULARY + 1))
+        with pytest.raises(ScopeError, match="no forward pass"):
+            held.values(0)
+
+
 def test_nothing_is_held_for_the_gradient() -> None:
     model = build("qwen2")
     with record(model) as held:

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attnscope.measures import pairs
 from attnscope.measures.affine import affine_fit
 
 
@@ -26,32 +27,47 @@ def test_numpy_solves_the_same_least_squares(slope: float, n: int, seed: int) ->
     assert fit.tokens == n
 
 
-def synthetic(share: float, filler: int = 20, n: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention outputs without and with a filler that takes `share` of every later query, spread
-    over its tokens, all with one value vector.
+class Synthetic:
+    """Attention without and with a filler in front that takes `share` of every query, spread over
+    its tokens, all of them with one value vector.
     """
-    generator = torch.Generator().manual_seed(0)
 
-    def randn(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+    def __init__(self, share: float, filler: int = 20, n: int = 40):
+        generator = torch.Generator().manual_seed(0)
 
-    values, blank = randn(n, 8), randn(8)
-    old = torch.softmax((randn(n, n) * 2).masked_fill(~torch.ones(n, n).tril().bool(), -1e9), -1)
-    even = torch.full((n, filler), share / filler, dtype=torch.float64)
-    new = torch.cat([even, (1 - share) * old], 1)
-    return old @ values, new @ torch.cat([blank.expand(filler, 8), values])
+        def randn(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+        values, self.blank = randn(n, 8), randn(8)
+        scores = (randn(n, n) * 2).masked_fill(~torch.ones(n, n).tril().bool(), -1e9)
+        self.A = torch.softmax(scores, -1)
+        even = torch.full((n, filler), share / filler, dtype=torch.float64)
+        self.A_filled = torch.cat([even, (1 - share) * self.A], 1)
+        self.old = self.A @ values
+        self.new = self.A_filled @ torch.cat([self.blank.expand(filler, 8), values])
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.6])
 def test_known_lambda_and_sigma_are_recovered(share: float) -> None:
-    old, new = synthetic(share)
-    generator = torch.Generator().manual_seed(0)
-    torch.randn(40, 8, generator=generator, dtype=torch.float64)
-    blank = torch.randn(8, generator=generator, dtype=torch.float64)
-    fit = affine_fit(old, new)
+    made = Synthetic(share)
+    fit = affine_fit(made.old, made.new)
     assert fit.slope == pytest.approx(1 - share, abs=1e-9)
-    torch.testing.assert_close(fit.shift, share * blank, rtol=0, atol=1e-9)
+    torch.testing.assert_close(fit.shift, share * made.blank, rtol=0, atol=1e-9)
     assert fit.r2 == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.6])
+def test_known_lambda_is_recovered_from_average_attention(share: float) -> None:
+    made = Synthetic(share)
+    n = len(made.A)
+    after = torch.ones(n, n).tril(-1).bool()  # the queries after each token
+    count = after.sum(0).clamp(min=1)
+    base = ((made.A * after).sum(0) / count)[:-1].numpy()
+    variant = ((made.A_filled[:, 20:] * after).sum(0) / count)[:-1].numpy()
+    everyone = np.ones(n - 1, dtype=bool)
+    slope, ratio, _ = pairs.slope(base, variant, everyone)
+    spikes, rest, *_ = pairs.spike_and_rest(base, variant, everyone)
+    assert [slope, ratio, spikes, rest] == pytest.approx([1 - share] * 4, abs=1e-9)
 
 
 def test_what_is_not_affine_does_not_fit() -> None:
@@ -61,8 +77,8 @@ def test_what_is_not_affine_does_not_fit() -> None:
 
 
 def test_the_dtype_of_the_model_is_no_matter() -> None:
-    old, new = synthetic(0.4)
-    half = affine_fit(old.bfloat16(), new.bfloat16())
+    made = Synthetic(0.4)
+    half = affine_fit(made.old.bfloat16(), made.new.bfloat16())
     assert half.slope == pytest.approx(0.6, abs=0.01)
 
 

@@ -25,7 +25,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "spatial-base": save_model(at / "base", layers=28, heads=12, kv_heads=2),
         "spatial-phys": save_model(at / "phys", layers=28, heads=12, kv_heads=2, seed=1),
         "math-qwen2": save_model(at / "math", heads=8, seed=2),
-        "chat-llama": save_model(at / "llama", "llama", heads=8, seed=3),
+        "chat-llama": save_model(at / "llama", "llama", heads=32, kv_heads=8, seed=3),
         "chat-gemma3": save_model(at / "gemma", "gemma3", heads=8, seed=4),
     }
 
@@ -114,7 +114,7 @@ def test_filler_profile(folders: dict[str, str], tmp_path: Path) -> None:
 
 def test_filler_vs_sentence(folders: dict[str, str], tmp_path: Path) -> None:
     default = filler_vs_sentence()
-    assert default.heads == {"math-qwen2": (0,), "chat-llama": (6,), "chat-gemma3": (7,)}
+    assert default.heads == {"math-qwen2": (0,), "chat-llama": (26,), "chat-gemma3": (7,)}
     experiment = filler_vs_sentence(of(folders, default), prompts=2, heads=default.heads)
     opened = measured(experiment, folders, tmp_path / "run")
     rows = check(opened, folders)

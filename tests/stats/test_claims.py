@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 from attnscope.cli import app
 from attnscope.errors import InputError
 from attnscope.experiment.tables import POSITIONS, TOKENS
-from attnscope.stats.claims import Claim, built_in, load_claims
+from attnscope.stats.claims import Claim, Part, built_in, load_claims
+from attnscope.stats.evidence import _decided
 from attnscope.stats.one_factor import one_factor
 from attnscope.stats.resample import expanded
-from attnscope.stats.verdicts import Verdict, judge, verdict_table
+from attnscope.stats.verdicts import Verdict, _outcome, judge, verdict_table
 from made_values import masses, measured
 
 EXPERIMENT: dict[str, Any] = {
@@ -280,6 +281,77 @@ def test_under_the_null_few_layers_are_called_different() -> None:
     table = masses(lambda *at: float(rng.normal()), layers=40, heads=1, items=["hash"], keys="maps")
     made = verdict_table(verdicts("maps", table))
     assert (made["verdict"] == "undetermined").sum() >= 38
+
+
+# What decides a row.
+
+ROW = {"n": 20, "difference": 0.3, "low": 0.1, "high": 0.5, "q": 0.01}
+
+
+def part(kind: str, direction: str | None = "more", **rule: Any) -> Part:
+    return Part.model_validate(
+        {
+            "quantity": {"measure": "entropy"},
+            "comparison": {"threshold": 0.0},
+            "direction": direction,
+            "rule": {"kind": kind, **rule},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "supports", "opposes"),
+    [
+        ("interval", {}, True, False),
+        ("interval", {"low": -0.1}, False, False),  # significant, but the interval has 0 in it
+        ("interval", {"q": 0.06}, False, False),  # the other way round
+        ("interval", {"difference": -0.3, "low": -0.5, "high": -0.1}, False, True),
+        ("interval", {"difference": -0.3, "low": -0.5, "high": 0.1}, False, False),
+        ("interval", {"n": 5}, False, False),
+        ("interval", {"q": None}, False, False),
+        ("significant", {"low": -0.1}, True, False),
+        ("significant", {"q": 0.06}, False, False),
+        ("significant", {"difference": -0.3}, False, True),
+        ("within", {}, True, False),
+        ("within", {"high": 0.7}, False, False),
+        ("within", {"low": 0.7, "high": 0.9}, False, True),
+        ("within", {"low": -0.9, "high": -0.7}, False, True),
+        ("within", {"n": 5}, False, False),
+    ],
+)
+def test_what_decides_a_row(
+    kind: str, change: dict[str, Any], supports: bool, opposes: bool
+) -> None:
+    schema = {"n": pl.Int64, **dict.fromkeys(("difference", "low", "high", "q"), pl.Float64)}
+    row = pl.DataFrame([{**ROW, **change}], schema=schema)
+    within = kind == "within"
+    rule = part(kind, None, bounds=[-0.6, 0.6]) if within else part(kind)
+    made = row.with_columns(*_decided(rule, 0.0))
+    assert made.select("supports", "opposes").row(0) == (supports, opposes)
+    if not within:
+        other = row.with_columns(*_decided(part(kind, "less"), 0.0))
+        assert other.select("supports", "opposes").row(0) == (opposes, supports)
+
+
+@pytest.mark.parametrize(
+    ("share", "supports", "opposes", "expected"),
+    [
+        (1.0, 4, 0, "supported"),
+        (1.0, 3, 0, "undetermined"),
+        (1.0, 3, 1, "contradicted"),
+        (0.5, 2, 2, "supported"),
+        (0.5, 1, 2, "undetermined"),
+        (0.5, 1, 3, "contradicted"),
+    ],
+)
+def test_how_many_rows_decide(share: float, supports: int, opposes: int, expected: str) -> None:
+    rows = pl.DataFrame(
+        {
+            "supports": [n < supports for n in range(4)],
+            "opposes": [n >= 4 - opposes for n in range(4)],
+        }
+    )
+    assert _outcome(part("interval", share=share), rows) == expected
 
 
 # Claims of one's own.

@@ -18,8 +18,10 @@ from attnscope.loading import load_config
 
 __all__ = ["Estimate", "choices", "estimate"]
 
-# Seconds that one layer of one watched forward pass costs however small it is.
+# Seconds that one layer of one watched forward pass costs however small it is. On a CPU prompts
+# are walked one by one, so there each prompt costs something, and each of its key/value heads.
 OVERHEAD = {"cpu": 1.0e-3, "cuda": 0.6e-3}
+PER_PROMPT, PER_HEAD = 0.5e-3, 0.4e-3
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,9 @@ class Estimate:
 def choices(experiment: Experiment) -> list[str]:
     """What the numbers are of: every choice that a reader must know, a line each."""
     heads = experiment.heads
-    stored = "all" if heads == "all" else heads if isinstance(heads, dict) else _joined(heads)
+    by_model = heads if isinstance(heads, dict) else {}
+    stored = "; ".join(f"{_told(some)} of {label}" for label, some in by_model.items())
+    stored = stored or _told(heads)
     lines = {
         "models": ", ".join(f"{label} ({name})" for label, name in experiment.models.items()),
         "prompts": _prompts(experiment),
@@ -95,6 +99,7 @@ def _estimate(plan: Plan, model: ModelPlan, speed: float) -> Estimate:
     runs = len(model.batches) * len(experiment.conditions) * passes
     width_of = 4 if _full(experiment, plan.device) else 2
     working = largest * (hidden * 12 + int(getattr(text, "intermediate_size", 0) or 0) * 2)
+    walked = layers * PER_PROMPT + measured * (model.facts.kv_heads or 1) * PER_HEAD
     lengths = [len(cell.tokens) for batch in model.batches for cell in batch]
     return Estimate(
         label=model.label,
@@ -105,7 +110,9 @@ def _estimate(plan: Plan, model: ModelPlan, speed: float) -> Estimate:
         tokens=sum(lengths),
         longest=max(lengths),
         parameters=parameters,
-        seconds=passes * flops / speed + runs * layers * OVERHEAD.get(kind, OVERHEAD["cpu"]),
+        seconds=passes * flops / speed
+        + runs * layers * OVERHEAD.get(kind, OVERHEAD["cpu"])
+        + (passes * len(lengths) * walked if kind == "cpu" else 0.0),
         bytes=int(parameters * width_of + working * width_of + rows * 8 * 3),
     )
 
@@ -139,6 +146,10 @@ def _speed(device: str) -> float:
         (a @ a).sum().item()
         best = min(best, time.perf_counter() - start)
     return 2 * size**3 / best / 2  # no model keeps up with a square product
+
+
+def _told(numbers: Any) -> str:
+    return "all" if numbers == "all" else _joined(numbers)
 
 
 def _joined(things: Any) -> str:

@@ -30,7 +30,7 @@ from attnscope.errors import InputError, unknown
 from attnscope.prompts.sample import Sample, compose
 from attnscope.tokens.regions import Prompt, join
 
-__all__ = ["ACTIONS", "Shape", "apply", "draw_map", "spatial_samples"]
+__all__ = ["ACTIONS", "Shape", "apply", "draw_map", "draw_shape", "spatial_samples"]
 
 # Clockwise from up; (rows down, columns right).
 _DIRECTIONS = ((-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1), (-1, -1))
@@ -133,7 +133,7 @@ def _sample(draw: Random, size: int, task: str, split: str | None) -> Sample:
     action = draw.choice(ACTIONS)
     while True:
         history: list[str] = []
-        current = _draw_shape(draw, size)
+        current = draw_shape(draw, size)
         for earlier in draw.choices(ACTIONS, k=draw.randint(0, 3)):
             following = apply(earlier, current, size)
             if following is not None and following != current:
@@ -147,7 +147,7 @@ def _sample(draw: Random, size: int, task: str, split: str | None) -> Sample:
             return _written(current, target, result, history, action, size, task)
 
 
-def _draw_shape(draw: Random, size: int) -> Shape:
+def draw_shape(draw: Random, size: int) -> Shape:
     """Two to four arms of one to three cells, or of two and four, which can be halved."""
     lengths = draw.choice(((1, 2, 3), (2, 4)))
     while True:

@@ -15,7 +15,7 @@ __all__ = ["HEADS", "filler_vs_sentence"]
 
 HEADS = {
     "zoo:math-qwen2": 0,
-    "zoo:chat-llama": 6,
+    "zoo:chat-llama": 26,
     "zoo:chat-gemma3": 7,
     "Qwen/Qwen2.5-Math-7B": 0,
     "Qwen/Qwen2.5-Math-7B-Instruct": 0,

@@ -28,12 +28,13 @@ def compare_run(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> pl.DataFrame:
-    """`compare` on a run. By default over what the pair names; else over its two models, or every
-    condition against the base. Heads and masses as the experiment says.
+    """`compare` on a run. By default over what the pair names; else over its models, if they are
+    two, or every condition against the base. Heads and masses as the experiment says.
     """
     asked = run.experiment
     if over is None:
-        over = "model" if len(asked["models"]) > 1 else "condition"
+        models, conditions = len(asked["models"]), len(asked["conditions"])
+        over = "model" if models == 2 or (models > 2 and conditions == 1) else "condition"
         if pair is not None:
             over = "condition" if set(pair) <= set(asked["conditions"]) else "model"
     settings: dict[str, Any] = {
@@ -68,9 +69,10 @@ def judge_run(
     seed: int = 0,
 ) -> list[Verdict]:
     """Verdicts on a run; on the built-in claims by default."""
+    chosen = built_in() if claims is None else tuple(claims)
     return judge(
-        built_in() if claims is None else claims,
-        _values(run),
+        chosen,
+        _values(run, chosen),
         experiment=run.experiment,
         pair=pair,
         resamples=resamples,
@@ -89,7 +91,7 @@ def sensitivity_of_run(
     """`sensitivity` of a claim on a run."""
     return sensitivity(
         claim,
-        _values(run),
+        _values(run, (claim,)),
         experiment=run.experiment,
         pair=pair,
         resamples=resamples,
@@ -97,12 +99,19 @@ def sensitivity_of_run(
     )
 
 
-def _values(run: Run) -> pl.LazyFrame:
-    """The run's values, and λ's fit where it kept profiles of something to fit."""
+def _values(run: Run, claims: tuple[Claim, ...]) -> pl.LazyFrame:
+    """The run's values, and λ's fit where claims ask for it and the run kept profiles."""
     asked = run.experiment
-    if "profile" not in asked.get("measures", ()) or len(asked["conditions"]) < 2:
+    parts = [p for claim in claims for p in claim.parts if p.quantity.measure == "lambda_r2"]
+    there = "profile" in asked.get("measures", ()) and len(asked["conditions"]) > 1
+    if not parts or not there:
         return run.values
-    fits = one_factor(run.positions, run.tokens, base_of(asked))
+    positions = run.positions
+    scopes = [part.scope.layers for part in parts]
+    if not any(isinstance(layers, str) for layers in scopes):  # profiles are long: only these
+        wanted = sorted({int(layer) for layers in scopes for layer in layers})
+        positions = positions.filter(pl.col("layer").is_in(wanted))
+    fits = one_factor(positions, run.tokens, base_of(asked))
     return pl.concat([run.values, fits.lazy()])
 
 
