@@ -182,7 +182,7 @@ def load_tokenizer(name: str | Path) -> Any:
     """The tokenizer alone, by the same names: enough to plan with."""
     import transformers
 
-    source = _source(str(name), unpickle=True)
+    source = _source(str(name))
     try:
         return transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, ImportError, KeyError) as error:
@@ -193,7 +193,7 @@ def load_config(name: str | Path) -> Any:
     """The model's configuration alone, by the same names."""
     import transformers
 
-    source = _source(str(name), unpickle=True)
+    source = _source(str(name))
     try:
         return transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, ImportError, KeyError) as error:
@@ -202,7 +202,7 @@ def load_config(name: str | Path) -> Any:
 
 def source_of(name: str | Path) -> Path | None:
     """The folder a name stands for; None where it is a hub id."""
-    source = Path(_source(str(name), unpickle=True))
+    source = Path(_source(str(name)))
     return source if source.is_dir() else None
 
 
