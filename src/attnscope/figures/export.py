@@ -1,0 +1,99 @@
+"""A figure as files: PNG at twice the size, SVG, PDF, offline HTML, CSV and Markdown.
+
+Each is written under a temporary name and then renamed, so that a file with its own name is whole.
+This module must not know any single figure.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import tempfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import vl_convert
+
+from attnscope.errors import InputError, unknown
+from attnscope.figures.figure import Figure
+from attnscope.figures.page import page
+from attnscope.figures.words import inline
+
+__all__ = ["FORMATS", "csv", "markdown", "png", "save", "write"]
+
+
+def png(figure: Figure, scale: float = 2.0) -> bytes:
+    """A figure as PNG; the alternative text travels inside."""
+    image = bytes(vl_convert.svg_to_png(figure.svg, scale=scale))
+    return _with_text(image, "Description", figure.alt)
+
+
+def _with_text(image: bytes, key: str, text: str) -> bytes:
+    """PNG with an iTXt chunk right after the header (8 bytes of signature, 25 of IHDR)."""
+    body = key.encode("latin-1") + b"\0\0\0\0\0" + text.encode()
+    chunk = b"iTXt" + body
+    framed = struct.pack(">I", len(body)) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    return image[:33] + framed + image[33:]
+
+
+def csv(figure: Figure) -> str:
+    """The data of a figure: every number shown, in the order shown."""
+    out = io.StringIO()
+    figure.data.write_csv(out)
+    return out.getvalue()
+
+
+def markdown(figure: Figure) -> str:
+    """The description of a figure, headed by its picture and caption."""
+    alt = inline(figure.alt.replace("\n", " "))
+    return (
+        f"## {inline(figure.title)}\n\n![{alt}]({figure.name}.png)\n\n"
+        f"{inline(figure.caption)}\n\n{figure.description}\n"
+    )
+
+
+FORMATS: Mapping[str, Callable[[Figure], bytes]] = {
+    "png": png,
+    "svg": lambda figure: figure.svg.encode(),
+    "pdf": lambda figure: bytes(vl_convert.svg_to_pdf(figure.svg)),
+    "html": lambda figure: page([figure], title=figure.title).encode(),
+    "csv": lambda figure: csv(figure).encode(),
+    "md": lambda figure: markdown(figure).encode(),
+}
+"""How a figure becomes a file, by the file's ending."""
+
+
+def write(path: Path, content: bytes) -> None:
+    """The whole file or nothing: written beside its place, then renamed."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise
+    except OSError as error:
+        raise InputError(
+            f"cannot write {path}: {error.strerror}; choose another folder with --out, or make "
+            "room or permission there"
+        ) from error
+
+
+def save(figure: Figure, folder: str | Path, formats: Sequence[str] | None = None) -> list[Path]:
+    """Write a figure into `folder` as NAME.png, NAME.svg …; all six formats unless told."""
+    chosen = list(FORMATS) if formats is None else list(formats)
+    for wanted in chosen:
+        if wanted not in FORMATS:
+            raise unknown("format", wanted, FORMATS)
+    paths = []
+    for wanted in chosen:
+        path = Path(folder) / f"{figure.name}.{wanted}"
+        write(path, FORMATS[wanted](figure))
+        paths.append(path)
+    return paths

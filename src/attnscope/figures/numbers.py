@@ -1,0 +1,58 @@
+"""The numbers of a figure, before it is drawn: means over prompts, intervals, differences.
+
+Everything statistical comes from `attnscope.stats`; here it gets the digits that all formats of a
+figure share. This module must not know charts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import polars as pl
+
+from attnscope.figures.words import DIGITS
+from attnscope.stats.paired import compare
+from attnscope.stats.summary import summary
+
+__all__ = ["Over", "differences", "means", "rank", "shown"]
+
+Over = Literal["model", "condition"]
+
+
+def shown(frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame with the digits that are shown; NaN becomes null. Once here, and nowhere else."""
+    floats = pl.col(pl.Float64, pl.Float32).cast(pl.Float64)
+    # Adding 0.0 turns a minus zero into zero.
+    return frame.with_columns(floats.fill_nan(None).round_sig_figs(DIGITS) + 0.0)
+
+
+def rank(column: str, order: Sequence[Any]) -> pl.Expr:
+    """To sort by: the place of a column's value in `order`."""
+    return pl.col(column).replace_strict(
+        old=list(order), new=list(range(len(order))), return_dtype=pl.Int32
+    )
+
+
+def means(values: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
+    """Per group: `value`, the mean over prompts, with `low`, `high` and `n`."""
+    defined = values.filter(pl.col("value").is_not_null())
+    found = summary(defined, by=list(by)).rename({"mean": "value"})
+    return found.select(*by, "value", "low", "high", "n")
+
+
+def differences(
+    values: pl.DataFrame, over: Over, pairs: Sequence[tuple[str, str]], places: Sequence[str]
+) -> pl.DataFrame:
+    """Differences of pairs of models or conditions, paired by prompt: a row per place.
+
+    Columns: the places, `of`, `minus`, `difference`, `low`, `high`, `n`, `q`, `paired`.
+    """
+    defined = values.filter(pl.col("value").is_not_null())
+    parts = [
+        compare(defined, over=over, pair=(minus, of))
+        .with_columns(pl.lit(of).alias("of"), pl.lit(minus).alias("minus"))
+        .select(*places, "of", "minus", "difference", "low", "high", "n", "q", "paired")
+        for of, minus in pairs
+    ]
+    return shown(pl.concat(parts))

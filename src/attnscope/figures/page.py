@@ -1,0 +1,160 @@
+"""Figures on an HTML page that needs nothing else: scripts, data and styles inside one file.
+
+The scripts come from vl-convert, so no address is ever asked. Everything that came from a prompt
+or a model is escaped, in text and in scripts. This module must not know any single figure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from html import escape
+from typing import Any
+
+import vl_convert
+
+from attnscope.figures.figure import Figure
+from attnscope.figures.html import markdown_html
+
+__all__ = ["POLICY", "STYLE", "charts_script", "figure_html", "page", "script_json"]
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1a1a1a; --faint: #5f6368; --paper: #ffffff;
+  --line: #dfe2e6; --card: #f7f8fa; --accent: #1558b0; }
+@media (prefers-color-scheme: dark) { :root { --ink: #ececec; --faint: #a8adb4; --paper: #16191d;
+  --line: #3a3f46; --card: #1e2227; --accent: #8ab4f8; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 66rem; background: var(--paper);
+  color: var(--ink);
+  font: 16px/1.55 "Liberation Sans", Arial, Helvetica, "DejaVu Sans", sans-serif; }
+h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .5rem; }
+h2 { font-size: 1.25rem; margin: 2.5rem 0 .75rem; border-bottom: 1px solid var(--line);
+  padding-bottom: .25rem; }
+h3 { font-size: 1.05rem; margin: 1.5rem 0 .5rem; }
+a { color: var(--accent); }
+p, li { overflow-wrap: anywhere; }
+figure { margin: 0 0 2.5rem; }
+figcaption, .faint { color: var(--faint); font-size: .9rem; }
+.chart { overflow-x: auto; max-width: 100%; }
+.scroll { overflow: auto; max-height: 28rem; }
+h4 { margin: 1rem 0 .25rem; }
+.contents { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; padding: 0; list-style: none; }
+table { border-collapse: collapse; font-size: .85rem; margin: .5rem 0; }
+th, td { border-bottom: 1px solid var(--line); padding: .25rem .6rem; text-align: left;
+  vertical-align: top; }
+th { position: sticky; top: 0; background: var(--card); }
+td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+pre { background: var(--card); border: 1px solid var(--line); padding: .75rem; overflow-x: auto;
+  white-space: pre-wrap; overflow-wrap: anywhere; font: .85rem/1.45 "DejaVu Sans Mono",
+  "Liberation Mono", Menlo, Consolas, monospace; }
+code { font-family: "DejaVu Sans Mono", "Liberation Mono", Menlo, Consolas, monospace;
+  font-size: .9em; }
+summary { cursor: pointer; color: var(--accent); }
+.vega-embed, .vega-embed.has-actions { padding-right: 0; }
+@media print {
+  :root { --ink: #000; --faint: #333; --paper: #fff; --line: #bbb; --card: #fff; --accent: #000; }
+  body { max-width: none; padding: 0; font-size: 10.5pt; }
+  table { font-size: 6.5pt; } th, td { padding: .1rem .25rem; } td.number { white-space: normal; }
+  h2, h3 { break-after: avoid; } figure, tr { break-inside: avoid; }
+  .scroll { max-height: none; overflow: visible; } .chart { overflow: visible; }
+  .chart svg { max-width: 100%; height: auto; } details > summary { list-style: none; }
+  .screen, details:not([open]) { display: none; }
+}
+"""
+
+# No address may be asked, not even by accident.
+POLICY = (
+    '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+    "script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
+    'img-src data:; font-src data:">'
+)
+
+# One chart, two configurations: the page takes the one that suits the reader's light or dark, and
+# the light one for paper.
+SCRIPT = """
+(() => {
+  const figures = JSON.parse(document.getElementById("specifications").textContent);
+  const darkness = window.matchMedia("(prefers-color-scheme: dark)");
+  const draw = (dark) => Promise.all(figures.map((figure, i) => {
+    const spec = {...figure.spec, config: dark ? figure.dark : figure.light};
+    return vegaEmbed(document.getElementById("chart-" + i), spec,
+      {renderer: "svg", actions: false, mode: "vega-lite"});
+  })).then(() => { document.documentElement.dataset.drawn = dark ? "dark" : "light"; });
+  let queue = draw(darkness.matches);
+  const again = (dark) => { queue = queue.then(() => draw(dark)); };
+  darkness.addEventListener("change", () => again(darkness.matches));
+  window.addEventListener("beforeprint", () => { if (darkness.matches) again(false); });
+  window.addEventListener("afterprint", () => { if (darkness.matches) again(true); });
+})();
+"""
+
+
+def script_json(value: Any) -> str:
+    """JSON that cannot end the script it stands in, whatever text is inside."""
+    return (
+        json.dumps(value, ensure_ascii=False, allow_nan=False)
+        .replace("<", "\\u003c")
+        .replace(">", "\\u003e")
+        .replace("&", "\\u0026")
+        .replace("\u2028", "\\u2028")
+        .replace("\u2029", "\\u2029")
+    )
+
+
+@cache
+def _bundle() -> str:
+    """Vega, Vega-Lite and their embedding, as one script."""
+    return (
+        vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+        .replace("</script", "<\\/script")
+        .replace("<!--", "<\\!--")
+    )
+
+
+def _bare(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A chart without its configuration and caption, which the page has itself."""
+    bare = {k: v for k, v in spec.items() if k != "config"}
+    title = bare.get("title")
+    if isinstance(title, dict):
+        bare["title"] = {k: v for k, v in title.items() if k != "subtitle"}
+    return bare
+
+
+def charts_script(figures: Sequence[Figure]) -> str:
+    """The scripts and specifications of a page; the charts go to #chart-0, #chart-1 …"""
+    specs = [
+        {
+            "spec": _bare(f.interactive),
+            "light": f.theme.on(dark=False).config(),
+            "dark": f.theme.on(dark=True).config(),
+        }
+        for f in figures
+    ]
+    return (
+        f'<script type="application/json" id="specifications">{script_json(specs)}</script>\n'
+        f"<script>{_bundle()}</script>\n<script>{SCRIPT}</script>"
+    )
+
+
+def figure_html(figure: Figure, number: int) -> str:
+    """Place, caption and description of the chart with this number."""
+    return (
+        f'<figure id="figure-{escape(figure.name)}"><div class="chart" id="chart-{number}" '
+        f'role="img" aria-label="{escape(figure.alt)}"></div>'
+        f"<figcaption>{escape(figure.caption)}</figcaption>"
+        f"<details><summary>Description of “{escape(figure.title)}”, with every value</summary>"
+        f"{markdown_html(figure.description)}</details></figure>"
+    )
+
+
+def page(figures: Sequence[Figure], *, title: str) -> str:
+    """A page with nothing but figures."""
+    body = "\n".join(figure_html(figure, i) for i, figure in enumerate(figures))
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'{POLICY}<link rel="icon" href="data:,"><title>{escape(title)}</title>'
+        f"<style>{STYLE}</style></head>\n"
+        f"<body>\n{body}\n{charts_script(figures)}\n</body></html>\n"
+    )

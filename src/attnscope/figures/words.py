@@ -1,0 +1,100 @@
+"""Numbers and names as text: the same spelling in captions, descriptions and tables.
+
+This module must not know figures or runs.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import textwrap
+from collections.abc import Sequence
+
+__all__ = [
+    "BUNDLED",
+    "DIGITS",
+    "cell",
+    "count",
+    "inline",
+    "join",
+    "number",
+    "numbers",
+    "plain",
+    "wrap",
+]
+
+DIGITS = 6
+"""Significant digits of every number that a figure shows, in all of its formats."""
+
+BUNDLED = "tiny model trained for this project, not the published one"
+"""What is said wherever a bundled model is shown."""
+
+# Characters that Markdown or HTML would take for their own, and blanks that would not be seen.
+_MARKS = {c: "\\" + c for c in "\\`*_[]#|~"} | {
+    "<": "&lt;",
+    ">": "&gt;",
+    "&": "&amp;",
+    "\n": "⏎",
+    "\r": "␍",
+    "\t": "⇥",
+}
+
+
+def number(value: object) -> str:
+    """A number as it stands in the data (rounded there, not here); — where it is not defined."""
+    if value is None:
+        return "—"
+    if isinstance(value, float):
+        return f"{value:.{DIGITS}g}"
+    return str(value)
+
+
+def inline(text: object) -> str:
+    """Text from outside, safe inside a line of Markdown."""
+    return "".join(_MARKS.get(c, c) for c in str(text))
+
+
+def plain(markdown: str) -> str:
+    """A line of our Markdown as plain text."""
+    return html.unescape(re.sub(r"\\(.)", r"\1", markdown).replace("**", ""))
+
+
+def cell(value: object) -> str:
+    """A value as a cell of a Markdown table."""
+    return number(value) if value is None or isinstance(value, int | float) else inline(value)
+
+
+def join(parts: Sequence[str], last: str = "and") -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    if len(parts) < 2:
+        return "".join(parts)
+    return f"{', '.join(parts[:-1])} {last} {parts[-1]}"
+
+
+def numbers(values: Sequence[int]) -> str:
+    """Whole numbers with runs drawn together: `0–3, 16`."""
+    runs: list[list[int]] = []
+    for value in sorted(set(values)):
+        if runs and value == runs[-1][-1] + 1:
+            runs[-1].append(value)
+        else:
+            runs.append([value])
+    return ", ".join(
+        str(r[0]) if len(r) == 1 else f"{r[0]}, {r[1]}" if len(r) == 2 else f"{r[0]}–{r[-1]}"
+        for r in runs
+    )
+
+
+def count(number_of: int, thing: str, things: str | None = None) -> str:
+    """`1 prompt`, `64 prompts`."""
+    return f"{number_of:,} {thing if number_of == 1 else things or thing + 's'}"
+
+
+def wrap(text: str, pixels: float, size: float) -> list[str]:
+    """Lines of at most `pixels`, for a proportional font of `size`; long words are broken."""
+    width = max(12, int(pixels / (size * 0.485)))
+    # `n = 12` and `q < 0.05` stay together.
+    kept = re.sub(r"\b([nqλ]) ([=<]) (?=\S)", "\\1\u00a0\\2\u00a0", text)
+    # Names are broken at their hyphens only if they would not fit into a line at all.
+    long = any(len(word) > width for word in kept.split())
+    return textwrap.wrap(kept, width, break_long_words=True, break_on_hyphens=long) or [""]

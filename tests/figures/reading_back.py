@@ -1,0 +1,33 @@
+"""Read figures back: the rows that a chart embeds, the tables and statements of a description."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import polars as pl
+
+from attnscope.figures.words import plain
+
+
+def rows_of(spec: Mapping[str, Any]) -> pl.DataFrame:
+    """Every row that a specification embeds."""
+    rows = [row for rows in spec["datasets"].values() for row in rows if row]
+    return pl.DataFrame(rows, infer_schema_length=None)
+
+
+def section(description: str, name: str) -> list[str]:
+    """The lines of a section."""
+    found = re.search(rf"^### {name}\n(.*?)(?=\n\n### |\Z)", description, re.S | re.M)
+    return found.group(1).splitlines() if found else []
+
+
+def table_of(description: str) -> tuple[list[str], list[list[str]]]:
+    """Head and cells of the table of every value, as plain text."""
+    lines = [line for line in section(description, "Every value") if line.startswith("|")]
+    cells = [
+        [plain(c[1:-1]) for c in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in (lines[0], *lines[2:])
+    ]
+    return cells[0], cells[1:]

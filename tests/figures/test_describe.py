@@ -1,0 +1,189 @@
+"""Descriptions: every stated value, extreme, order and difference is that of the data."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+import polars as pl
+import pytest
+from reading_back import section, table_of
+
+from attnscope.figures.describe import TIES, Words, describe
+from attnscope.figures.numbers import shown
+from attnscope.figures.words import plain
+
+NUMBER = r"(-?[\d.]+(?:e[+-]?\d+)?)"
+
+
+def random_table(seed: int) -> tuple[pl.DataFrame, Words, pl.DataFrame]:
+    """A table of models, layers and classes with ties, nulls and odd names; and differences."""
+    rng = random.Random(seed)
+    odd = ["a|b", "x_y", "<i>", "star*", "back\\slash", "`tick`", "naïve", "Qwen2.5-7B", "#"]
+    models = rng.sample(odd, rng.randint(1, 3))
+    layers = sorted(rng.sample(range(40), rng.randint(1, 4)))
+    classes = rng.sample(["hash", "star", "white space", "digit", "word"], rng.randint(1, 4))
+    scale = 10 ** rng.randint(-6, 3)
+    few = rng.random() < 0.3
+
+    def value() -> float | None:
+        if rng.random() < 0.08:
+            return None
+        return rng.choice([0.0, 1.0, 2.0]) if few else rng.gauss(0, 1) * scale
+
+    data = shown(
+        pl.DataFrame(
+            [
+                {"model": m, "layer": la, "class": c, "value": value(), "n": rng.randint(1, 99)}
+                for m in models
+                for la in layers
+                for c in classes
+            ],
+            schema_overrides={"value": pl.Float64},
+        )
+    )
+    differences = shown(
+        pl.DataFrame(
+            [
+                {
+                    "layer": la,
+                    "class": c,
+                    "of": models[0],
+                    "minus": "other",
+                    "difference": rng.gauss(0, 1) * scale,
+                    "low": None if (gone := rng.random() < 0.2) else rng.gauss(-0.5, 1) * scale,
+                    "high": None if gone else rng.gauss(0.5, 1) * scale,
+                    "n": rng.randint(1, 99),
+                }
+                for la in layers
+                for c in classes
+            ],
+            schema_overrides={"low": pl.Float64, "high": pl.Float64},
+        )
+    )
+    words = Words(
+        title="A title",
+        overview="Something.",
+        axes=["x: layer"],
+        legend=["red: hash"],
+        value="value",
+        quantity="mass",
+        places={"layer": "layer {}", "model": "{}", "class": "{}"},
+        order="class",
+    )
+    return data, words, differences
+
+
+def place(row: dict[str, Any]) -> str:
+    return f"layer {row['layer']}, {row['model']}, {row['class']}"
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_everything_stated_is_in_the_data(seed: int) -> None:
+    data, words, differences = random_table(seed)
+    text = describe(data, words, differences).markdown
+
+    head, body = table_of(text)
+    assert head == data.columns
+    assert len(body) == data.height
+    for cells, row in zip(body, data.to_dicts(), strict=True):
+        assert cells[0] == row["model"]
+        assert cells[2] == row["class"]
+        assert int(cells[1]) == row["layer"]
+        assert (cells[3] == "—") if row["value"] is None else float(cells[3]) == row["value"]
+
+    rows = [row for row in data.to_dicts() if row["value"] is not None]
+    lines = [plain(line) for line in section(text, "Largest and smallest")]
+    values = [row["value"] for row in rows]
+    if not rows:
+        assert lines == ["- No mass is defined."]
+    elif len(set(values)) == 1 and len(values) > 1:
+        found = re.fullmatch(rf"- Every mass: {NUMBER} at (\d+) places\.", lines[0])
+        assert found
+        assert float(found[1]) == values[0]
+        assert int(found[2]) == len(values)
+    else:
+        for word, extreme, line in zip(
+            ("Largest", "Smallest"), (max(values), min(values)), lines, strict=False
+        ):
+            found = re.fullmatch(rf"- {word} mass: {NUMBER} at (.*?)(?:; and (\d+) more)?\.", line)
+            assert found
+            assert float(found[1]) == extreme
+            tied = [place(row) for row in rows if row["value"] == extreme]
+            assert found[2].split("; ") == tied[:TIES]
+            assert int(found[3] or 0) == max(0, len(tied) - TIES)
+    undefined = data["value"].null_count()
+    said = [line for line in lines if line.startswith("- Not defined")]
+    if rows and undefined:
+        assert said == [f"- Not defined: {undefined} place{'s' if undefined > 1 else ''}."]
+    else:
+        assert not said
+
+    stated = 0
+    for line in section(text, "Order"):
+        where, ranking = re.fullmatch(r"- (layer \d+, .*?): (.*)\.", plain(line)).groups()  # type: ignore[union-attr]
+        parts = re.split(r" (>|=) ", ranking)
+        terms = [re.fullmatch(rf"(.*) {NUMBER}", t).groups() for t in parts[0::2]]  # type: ignore[union-attr]
+        expected = {
+            row["class"]: row["value"]
+            for row in rows
+            if f"layer {row['layer']}, {row['model']}" == where
+        }
+        assert {name: float(value) for name, value in terms} == expected
+        for (_, a), sign, (_, b) in zip(terms, parts[1::2], terms[1:], strict=False):
+            assert float(a) > float(b) if sign == ">" else float(a) == float(b)
+        stated += 1
+    groups = data.filter(pl.col("value").is_not_null()).group_by("layer", "model").len()
+    assert stated == groups.filter(pl.col("len") > 1).height
+
+    check_differences(section(text, "Differences"), differences)
+
+
+def check_differences(lines: list[str], differences: pl.DataFrame) -> None:
+    kind = None
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in map(plain, lines):
+        heading = re.fullmatch(r"(Hold up|Do not hold up|No interval) \((\d+)\):", line)
+        if heading:
+            kind = heading[1]
+            found[kind] = []
+            continue
+        bullet = re.fullmatch(
+            rf"- layer (\d+), (.*): .* minus other = {NUMBER} \((?:no interval|95 % interval "
+            rf"{NUMBER} to {NUMBER}), n = (\d+)\)",
+            line,
+        )
+        if bullet and kind:
+            found[kind].append(
+                {
+                    "layer": int(bullet[1]),
+                    "class": bullet[2],
+                    "difference": float(bullet[3]),
+                    "low": float(bullet[4]) if bullet[4] else None,
+                    "high": float(bullet[5]) if bullet[5] else None,
+                    "n": int(bullet[6]),
+                }
+            )
+    expected: dict[str, list[dict[str, Any]]] = {}
+    for row in differences.drop("of", "minus").to_dicts():
+        if row["low"] is None:
+            expected.setdefault("No interval", []).append(row)
+        elif row["low"] > 0 or row["high"] < 0:
+            expected.setdefault("Hold up", []).append(row)
+        else:
+            expected.setdefault("Do not hold up", []).append(row)
+    keys = ("layer", "class", "difference", "low", "high", "n")
+    assert found == {k: [{c: row[c] for c in keys} for row in v] for k, v in expected.items()}
+    tested = len(expected.get("Hold up", [])) + len(expected.get("Do not hold up", []))
+    if tested:
+        held = len(expected.get("Hold up", []))
+        assert lines[0].startswith(f"{held} of {tested} difference")
+
+
+def test_the_short_form_is_plain_text() -> None:
+    data, words, differences = random_table(3)
+    short = describe(data, words, differences).alt
+    assert short.startswith("A title. Something. Largest mass:")
+    assert "\\" not in short or "back\\slash" in short
+    assert "&lt;" not in short

@@ -1,0 +1,240 @@
+"""What holds for every figure: equal numbers everywhere, honest captions, errors that help."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+from reading_back import rows_of, table_of
+
+from attnscope.errors import InputError
+from attnscope.figures import FIGURES, SAFE, Figure, draw, drawable
+from attnscope.figures.export import csv
+from attnscope.figures.words import inline, plain
+from made_runs import MadeRun, made_run
+
+MEASURES = ("mass", "flow", "entropy", "first_token", "lambda", "lambda_ratio", "uniformity")
+ODD = ("The", ' "sky"', " is", " #", " *", " ", "<script>alert(1)</script>", "\n", "|", " 😀")
+
+
+@cache
+def rich_run(prompts: int = 7, models: tuple[str, ...] = ("first", "second")) -> MadeRun:
+    return made_run(
+        models=models,
+        prompts=prompts,
+        layers=(0, 1),
+        heads=3,
+        conditions={"base": 0, "slashes": 9, "more": 18, "sentence": 9},
+        measures=MEASURES,
+        profile_heads=(0, 2),
+        texts=ODD,
+        length=24,
+    )
+
+
+@cache
+def drawn(name: str) -> Figure:
+    return draw(rich_run(), name)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_csv_description_and_specification_have_equal_numbers(name: str) -> None:
+    figure = drawn(name)
+    data = figure.data
+    assert data.height > 0
+    read = pl.read_csv(io.StringIO(csv(figure)), schema=data.schema)
+    assert_frame_equal(read, data, check_exact=True)
+    embedded = rows_of(figure.spec).select(data.columns).cast(dict(data.schema))
+    assert_frame_equal(embedded, data, check_exact=True, check_row_order=False)
+    head, body = table_of(figure.description)
+    assert head == data.columns
+    for cells, row in zip(body, data.iter_rows(), strict=True):
+        for cell, value in zip(cells, row, strict=True):
+            if value is None:
+                assert cell == "—"
+            elif isinstance(value, float):
+                assert float(cell) == value
+            else:
+                assert cell == (plain(inline(value)) if isinstance(value, str) else str(value))
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_number_is_changed_by_the_chart(name: str) -> None:
+    def transforms(node: Any) -> list[dict[str, Any]]:
+        if isinstance(node, dict):
+            found = list(node.get("transform", []))
+            return found + [t for v in node.values() for t in transforms(v)]
+        return [t for v in node for t in transforms(v)] if isinstance(node, list) else []
+
+    figure = drawn(name)
+    for spec in (figure.spec, figure.interactive):
+        bare = {k: v for k, v in spec.items() if k != "datasets"}
+        assert all(set(t) == {"filter"} for t in transforms(bare))
+        assert '"aggregate"' not in str(bare).replace("'", '"')
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_captions_state_what_is_shown(name: str) -> None:
+    caption = drawn(name).caption
+    for words in ("first", "layer", "head", "queries: all", "n = ", "trained for this project"):
+        assert words in caption, words
+    assert "normalised" in caption or "mean over queries" in caption or "Lift" in caption
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_alternative_text_is_in_the_chart(name: str) -> None:
+    figure = drawn(name)
+    assert figure.spec["description"] == figure.alt
+    assert figure.alt.startswith(figure.title)
+    assert len(figure.alt) < 2_500
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_one_prompt_invents_no_interval(name: str) -> None:
+    figure = draw(rich_run(1), name)
+    for column in ("low", "high", "p", "q"):
+        if column in figure.data.columns:
+            assert figure.data[column].null_count() == figure.data.height
+    assert "hold up:" not in figure.description
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_themes_and_dark_change_looks_only(name: str) -> None:
+    plain_figure = drawn(name)
+    other = draw(rich_run(), name, theme=replace(SAFE, name="mine", font="Inter"), dark=True)
+    assert_frame_equal(other.data, plain_figure.data)
+    assert other.spec["config"]["font"] == "Inter"
+    assert other.spec["config"]["background"] != plain_figure.spec["config"]["background"]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_titles_can_be_given(name: str) -> None:
+    figure = draw(rich_run(), name, title="Mine")
+    assert figure.title == "Mine"
+    assert figure.spec["title"]["text"] == ["Mine"]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_an_empty_run_says_what_would_have_the_numbers(name: str) -> None:
+    run = rich_run()
+    empty = replace(run, values=run.values.limit(0), positions=run.positions.limit(0))
+    with pytest.raises(InputError, match=r"this run has no .*; an experiment"):
+        draw(empty, name)
+
+
+def test_a_figure_without_its_columns_says_which_experiment_gives_them() -> None:
+    run = made_run(measures=("entropy",))
+    drawn, missing = drawable(run)
+    assert [figure.name for figure in drawn] == ["effect-heads", "depth"]
+    assert "recipe token-types" in missing["token-types"]
+    assert "recipe filler-profile" in missing["filler-profile"]
+    assert "recipe filler-vs-sentence" in missing["filler-vs-sentence"]
+    with pytest.raises(InputError, match="nothing to draw"):
+        drawable(made_run(measures=()))
+
+
+def test_one_model_and_one_condition_have_no_difference() -> None:
+    with pytest.raises(InputError, match="two models or two conditions"):
+        draw(made_run(models=("alone",)), "effect-heads")
+
+
+def test_filler_of_one_length_has_no_curve() -> None:
+    run = made_run(conditions={"base": 0, "slashes": 9}, measures=("lambda",))
+    with pytest.raises(InputError, match="one length only"):
+        draw(run, "lambda-length")
+
+
+def test_an_unknown_figure_lists_the_known() -> None:
+    with pytest.raises(InputError, match="unknown figure 'pie'; known: token-types, filler-"):
+        draw(rich_run(), "pie")
+
+
+def test_conditions_can_stand_beside_each_other() -> None:
+    figure = draw(rich_run(), "token-types", models="first", conditions=["base", "slashes"])
+    assert figure.data["model"].unique(maintain_order=True).to_list() == ["base", "slashes"]
+    assert "slashes minus base" in figure.description
+
+
+def test_the_heat_map_marks_what_passes_the_correction() -> None:
+    data = drawn("effect-heads").data
+    assert data["significant"].to_list() == (data["q"] < 0.05).to_list()
+    assert 0 < data["significant"].sum() < data.height
+    few = draw(rich_run(4), "effect-heads")
+    assert "No tests: 4 prompts are fewer than the 6" in few.caption
+    assert few.data["significant"].sum() == 0
+
+
+def test_lift_is_mass_over_even_mass() -> None:
+    run = rich_run()
+    row = drawn("lift").data.row(0, named=True)
+    values = run.values.filter(
+        pl.col("measure") == "mass",
+        pl.col("condition") == "base",
+        *[pl.col(c) == row[c] for c in ("model", "layer")],
+        pl.col("item") == row["class"],
+    ).collect()
+    by_prompt = values.group_by("prompt").agg(pl.col("value").mean() / pl.col("uniform").first())
+    assert row["value"] == pytest.approx(by_prompt["value"].mean(), rel=1e-5)
+
+
+def test_areas_stack_to_the_whole() -> None:
+    data = draw(rich_run(), "classes", form="area").data
+    tops = data.group_by("model", "layer").agg(pl.col("top").max(), pl.col("value").sum())
+    assert tops["top"].to_list() == pytest.approx(tops["value"].to_list(), rel=1e-5)
+    with pytest.raises(InputError, match="unknown form 'pie'"):
+        draw(rich_run(), "classes", form="pie")
+
+
+def test_text_keeps_every_token_in_its_order() -> None:
+    data = drawn("text").data
+    tokens = rich_run().tokens.filter(
+        pl.col("model") == "first", pl.col("prompt") == 0, pl.col("condition") == "base"
+    )
+    assert data["token"].to_list() == tokens.sort("position").collect()["text"].to_list()
+    after = data.filter(pl.col("token").shift(1) == "\n")
+    assert (after["column"] == 0).all()
+    for _, line in data.group_by("line", maintain_order=True):
+        assert line["end"].to_list()[:-1] == line["column"].to_list()[1:]
+
+
+def test_a_notebook_gets_the_chart_and_a_picture() -> None:
+    bundle = drawn("depth")._repr_mimebundle_()
+    assert bundle["application/vnd.vegalite.v6+json"]["$schema"].startswith("https://vega")
+    assert bundle["image/png"].startswith("iVBOR")
+    assert drawn("depth").chart.to_dict()["title"] == drawn("depth").spec["title"]
+
+
+def test_heads_that_were_not_stored_are_not_claimed() -> None:
+    run = made_run(heads=8)
+    some = replace(run, values=run.values.filter(pl.col("head").is_in([0, 1, 7])))
+    assert "mean over heads 0, 1, 7 (of 8)" in draw(some, "token-types").caption
+    assert "mean over all heads" in draw(run, "token-types").caption
+
+
+def test_classes_without_a_token_are_left_out_and_named() -> None:
+    run = made_run()
+    none = pl.col("item").is_in(["hash", "star"]) & (pl.col("measure") == "mass")
+    values = run.values.with_columns(
+        pl.when(none).then(0.0).otherwise(pl.col("tokens")).alias("tokens")
+    )
+    for name in ("token-types", "classes", "lift"):
+        figure = draw(replace(run, values=values), name)
+        assert "No text has a token of hash or star" in figure.caption
+        assert not {"hash", "star"} & set(figure.data["class"])
+
+
+def test_the_chart_functions_take_the_data_of_their_figures() -> None:
+    import attnscope.figures as room
+
+    for name in FIGURES:
+        function = getattr(room, {"lambda": "lambda_heads"}.get(name, name.replace("-", "_")))
+        spec = function(drawn(name).data).to_dict()
+        embedded = rows_of(spec).select(drawn(name).data.columns)
+        assert_frame_equal(
+            embedded.cast(dict(drawn(name).data.schema)), drawn(name).data, check_row_order=False
+        )

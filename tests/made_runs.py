@@ -1,0 +1,236 @@
+"""Runs made up from a seed: plausible tables in the layout of docs/runs.md, without any model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import yaml
+
+from attnscope.experiment.tables import CELLS, POSITIONS, TOKENS, VALUES
+
+CLASSES = ("hash", "star", "whitespace", "word", "other")
+
+
+@dataclass(frozen=True)
+class MadeRun:
+    """What `attnscope.open_run` gives, from memory."""
+
+    values: pl.LazyFrame
+    positions: pl.LazyFrame
+    tokens: pl.LazyFrame
+    cells: pl.DataFrame
+    experiment: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    complete: bool = True
+
+
+def made_run(
+    *,
+    models: Sequence[str] = ("spatial-phys", "spatial-base"),
+    prompts: int = 12,
+    layers: Sequence[int] = (0, 1, 2, 3),
+    heads: int = 4,
+    conditions: Mapping[str, int] = {"base": 0},
+    classes: Sequence[str] = CLASSES,
+    measures: Sequence[str] = ("mass", "flow", "entropy", "first_token"),
+    length: int = 40,
+    profile_heads: Sequence[int] = (),
+    profile_layers: Sequence[int] = (0,),
+    bundled: bool = True,
+    texts: Sequence[str] | None = None,
+    seed: int = 0,
+) -> MadeRun:
+    """`conditions` maps a name to the number of filler tokens; `base` has none."""
+    random = np.random.default_rng(seed)
+    values: list[dict[str, Any]] = []
+    positions: list[pl.DataFrame] = []
+    tokens: list[dict[str, Any]] = []
+    cells: list[dict[str, Any]] = []
+    effect = random.normal(0, 0.3, (len(models), len(layers), heads, len(classes)))
+    for m, model in enumerate(models):
+        for prompt in range(prompts):
+            of_prompt = random.normal(0, 0.15, len(classes))
+            for condition, filler in conditions.items():
+                where = {"model": model, "prompt": prompt, "condition": condition}
+                seams = 2 if filler else 0
+                total = length + filler + seams
+                cells.append(
+                    where
+                    | {
+                        "cell": f"{m}-{prompt}-{condition}",
+                        "tokens": total,
+                        "filler_tokens": filler,
+                        "seam_tokens": seams,
+                    }
+                )
+                tokens += _tokens(where, length, filler, classes, texts)
+                for at, layer in enumerate(layers):
+                    for head in range(heads):
+                        row = where | {
+                            "queries": "all",
+                            "keys": "all",
+                            "layer": layer,
+                            "head": head,
+                        }
+                        logits = effect[m, at, head] + of_prompt
+                        mass = np.exp(logits + random.normal(0, 0.1, len(classes)))
+                        mass /= mass.sum()
+                        values += _values(row, mass, classes, measures, filler, random)
+                    if layer in profile_layers:
+                        for head in profile_heads:
+                            row = where | {"queries": "all", "layer": layer, "head": head}
+                            positions.append(_profile(row, length, filler, seed + head + 7 * m))
+    kinds = {c: "sentence" if "sentence" in c else "repeat" for c, k in conditions.items() if k}
+    experiment = {
+        "name": "made",
+        "models": {m: f"zoo:{m}" for m in models},
+        "prompts": {"source": "spatial", "count": prompts, "seed": seed},
+        "conditions": {
+            c: {"insert": {"kind": kinds[c], "count": k}} if k else {}
+            for c, k in conditions.items()
+        },
+        "combine": "mean",
+        "normalise": "mass",
+    }
+    about = {
+        "revision": "abc",
+        "architecture": "LlamaForCausalLM",
+        "layers": max(layers) + 1,
+        "heads": heads,
+        "kv_heads": heads,
+        "parameters": 123_456,
+        "dtype": "float32",
+        "device": "cpu",
+        "backend": "streaming",
+        "bundled": bundled,
+    }
+    environment = {
+        "python": "3.12",
+        "torch": "2.13.0",
+        "models": {m: {"name": f"zoo:{m}"} | about for m in models},
+    }
+    return MadeRun(
+        values=pl.DataFrame(values, schema=VALUES).lazy(),
+        positions=(pl.concat(positions) if positions else pl.DataFrame(schema=POSITIONS)).lazy(),
+        tokens=pl.DataFrame(tokens, schema=TOKENS).lazy(),
+        cells=pl.DataFrame(cells, schema=CELLS),
+        experiment=experiment,
+        environment=environment,
+    )
+
+
+def _values(
+    row: dict[str, Any],
+    mass: Any,
+    classes: Sequence[str],
+    measures: Sequence[str],
+    filler: int,
+    random: np.random.Generator,
+) -> list[dict[str, Any]]:
+    made = []
+    if "mass" in measures:
+        for i, name in enumerate(classes):
+            made.append(
+                row
+                | {"classes": "default", "measure": "mass", "item": name, "value": float(mass[i])}
+                | {"uniform": (i + 1) / sum(range(1, len(classes) + 1)), "tokens": 3.0 * i + 2}
+            )
+    if "flow" in measures:
+        for i, a in enumerate(classes):
+            to = np.roll(mass, i)
+            for j, b in enumerate(classes):
+                made.append(
+                    row
+                    | {"classes": "default", "measure": "flow", "item": a, "target": b}
+                    | {"value": float(to[j])}
+                )
+    for measure in ("entropy", "first_token", "self_mass", "distance", "sink_mass"):
+        if measure in measures:
+            value = float(random.uniform(0.5, 3) if measure != "first_token" else mass[0])
+            made.append(row | {"measure": measure, "value": value})
+    if filler:
+        for measure in ("lambda", "lambda_ratio", "uniformity"):
+            if measure in measures:
+                value = float(np.exp(-filler / 120) + 0.04 * row["layer"] + random.normal(0, 0.02))
+                made.append(row | {"measure": measure, "value": value, "tokens": 30.0})
+    return made
+
+
+def _tokens(
+    where: dict[str, Any],
+    length: int,
+    filler: int,
+    classes: Sequence[str],
+    texts: Sequence[str] | None,
+) -> list[dict[str, Any]]:
+    spread = texts or ("The", " sky", " is", " #", " *", " ", "blue", "\n", ".", " why")
+    cut = length // 3
+    made = []
+    seams = 1 if filler else 0
+    roles = (
+        [("text", i) for i in range(cut)]
+        + [("seam", None)] * seams
+        + [("filler", None)] * filler
+        + [("seam", None)] * seams
+        + [("text", i) for i in range(cut, length)]
+    )
+    for position, (role, twin) in enumerate(roles):
+        text = "/" if role == "filler" else "\n" if role == "seam" else spread[twin % len(spread)]
+        made.append(
+            where
+            | {"position": position, "id": position % 97, "text": text, "twin": twin, "role": role}
+            | {"class": classes[position % len(classes)], "regions": ["question"]}
+        )
+    return made
+
+
+def _profile(row: dict[str, Any], length: int, filler: int, seed: int) -> pl.DataFrame:
+    random = np.random.default_rng([seed, row["prompt"]])
+    base = random.gamma(0.6, 0.03, length)
+    cut = length // 3
+    noise = np.random.default_rng([seed, filler]).normal(1, 0.05, length)
+    if filler:
+        old = base * np.exp(-filler / 120) * noise
+        inserted = np.full(filler, 0.012)
+        if "sentence" in row["condition"]:
+            inserted = random.gamma(0.8, 0.02, filler)
+        average = np.concatenate([old[:cut], [0.01], inserted, [0.01], old[cut:]])
+    else:
+        average = base
+    average[-1] = np.nan
+    total = len(average)
+    columns = {k: [v] * total for k, v in row.items()}
+    frame = pl.DataFrame(
+        columns
+        | {
+            "position": np.arange(total),
+            "average": average,
+            "received": average * np.arange(total)[::-1],
+        }
+    )
+    return frame.with_columns(pl.col("average", "received").fill_nan(None)).cast(dict(POSITIONS))
+
+
+def write_run(run: MadeRun, folder: Path) -> Path:
+    """The run as a directory."""
+    cells = folder / "cells"
+    cells.mkdir(parents=True)
+    on = ["model", "prompt", "condition"]
+    for row in run.cells.iter_rows(named=True):
+        keep = [pl.col(c) == row[c] for c in on]
+        cell = row["cell"]
+        run.values.filter(keep).collect().write_parquet(cells / f"{cell}.parquet")
+        run.tokens.filter(keep).collect().write_parquet(cells / f"{cell}.tokens.parquet")
+        positions = run.positions.filter(keep).collect()
+        if not positions.is_empty():
+            positions.write_parquet(cells / f"{cell}.positions.parquet")
+    (folder / "experiment.yaml").write_text(yaml.safe_dump(dict(run.experiment), sort_keys=False))
+    (folder / "environment.json").write_text(json.dumps(run.environment))
+    (folder / "manifest.json").write_text(json.dumps({"cells": run.cells.rows()}))
+    return folder

@@ -1,0 +1,216 @@
+"""The report: self-contained, escaped, and drawn by a browser that may ask nobody."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from attnscope.cli import app
+from attnscope.experiment.store import open_run
+from attnscope.figures.html import markdown_html
+from attnscope.figures.page import script_json
+from attnscope.report import build, write_report
+from made_runs import MadeRun, made_run, write_run
+
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+EVIL = "<script>window.evil = 1</script>"
+QUOTED = "\"double\" and 'single' 😀 &amp; </pre></script><!--"
+NAME = "model<img src=x onerror=alert(1)>"
+
+
+def evil_run(**options: Any) -> MadeRun:
+    given: dict[str, Any] = {
+        "models": (NAME, "second"),
+        "prompts": 7,
+        "layers": (0, 1),
+        "heads": 2,
+        "conditions": {"base": 0, "slashes": 9, "sentence": 9},
+        "measures": ("mass", "flow", "entropy", "first_token", "lambda", "uniformity"),
+        "profile_heads": (0,),
+        "length": 24,
+        "texts": (EVIL, " ", QUOTED, "\n", " plain"),
+    }
+    return made_run(**(given | options))
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_run(evil_run(), tmp_path_factory.mktemp("run") / "run")
+    return write_report(open_run(folder), folder / "report.html")
+
+
+def test_it_has_every_part(report: Path) -> None:
+    text = report.read_text()
+    parts = ("asked", "models", "prompts", "figures", "claims", "tables", "repeat", "environment")
+    for part in parts:
+        assert f'<section id="{part}">' in text
+    assert "tiny models trained for this project, not the published ones" in text
+    assert "attnscope run experiment.yaml --out RUN" in text
+    assert "torch" in text
+    assert text.count('class="chart"') == 10
+    assert "lambda-length" in text  # not drawn, and it says why
+    assert "has filler of one length only" in text
+
+
+def test_text_from_outside_is_escaped_everywhere(report: Path) -> None:
+    text = report.read_text()
+    assert "<script>window.evil" not in text
+    assert "<img src=x" not in text
+    assert "&lt;script&gt;window.evil = 1&lt;/script&gt;" in text
+    assert "&quot;double&quot; and &#x27;single&#x27; 😀 &amp;amp; &lt;/pre&gt;" in text
+    # The page's own scripts and no others.
+    assert len(re.findall(r"<script", text)) == 3
+    assert len(re.findall(r"</script>", text)) == 3
+
+
+def test_it_asks_no_address(report: Path) -> None:
+    page = re.sub(r"<script>.*?</script>", "", report.read_text(), flags=re.S)
+    page = re.sub(r'<script type="application/json".*?</script>', "", page, flags=re.S)
+    assert not re.findall(r"""(?:src|href)=["'](?!#|data:)""", page)
+    assert "default-src 'none'" in page
+
+
+def test_json_cannot_leave_its_script() -> None:
+    assert "<" not in script_json({"a": "</script><!--", "b": "\u2028&"})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        script_json(float("nan"))
+
+
+def test_markdown_becomes_escaped_html() -> None:
+    text = "### A\\_b\n- **x** &lt;i&gt; \\*\n\n| a | b |\n| --- | ---: |\n| \\| | 1 |"
+    assert markdown_html(text) == (
+        "<h4>A_b</h4>\n<ul><li><strong>x</strong> &lt;i&gt; *</li></ul>\n"
+        '<div class="scroll"><table><thead><tr><th>a</th><th>b</th></tr></thead><tbody>'
+        "<tr><td>|</td><td class=number>1</td></tr></tbody></table></div>"
+    )
+    assert markdown_html("<b>&amp;lt;") == "<p>&lt;b&gt;&amp;lt;</p>"
+
+
+def test_a_run_without_figures_still_has_a_report() -> None:
+    text = build(evil_run(measures=(), profile_heads=()))
+    assert "this run has nothing to draw" in text
+    assert '<section id="prompts">' in text
+
+
+def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
+    folder = write_run(evil_run(prompts=2), tmp_path / "run")
+    (folder / "manifest.json").unlink()
+    assert "This run is not finished" in build(open_run(folder))
+
+
+def test_one_model_and_one_prompt() -> None:
+    text = build(evil_run(models=("alone",), prompts=1))
+    assert "no intervals" in text
+    assert "an interval over prompts needs at least two" in text
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine: the report is not opened in a browser")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield opened
+        opened.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_draws_it_without_a_word(report: Path, browser: Any, scheme: str) -> None:
+    page = browser.new_page(color_scheme=scheme)
+    said: list[str] = []
+    asked: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(report.as_uri())
+    page.wait_for_function("document.documentElement.dataset.drawn")
+    assert said == []
+    assert asked == [report.as_uri()]
+    assert page.evaluate("document.documentElement.dataset.drawn") == scheme
+    assert page.evaluate("document.querySelectorAll('.chart svg').length") == 10
+    assert page.evaluate("typeof window.evil") == "undefined"
+    prompts = page.evaluate("[...document.querySelectorAll('pre.prompt')].map(p => p.innerText)")
+    assert EVIL in prompts[0]
+    assert QUOTED in prompts[0]
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    back = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (back == "rgb(255, 255, 255)") == (scheme == "light")
+    page.close()
+
+
+def test_zoom_and_brush_work(report: Path, browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 1200, "height": 900})
+    said: list[str] = []
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto(report.as_uri())
+    page.wait_for_function("document.documentElement.dataset.drawn")
+    chart = page.locator("#figure-filler-profile svg")
+    before = chart.inner_html()
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    # The overview is the lowest strip of the first column.
+    y = box["y"] + box["height"] - 50
+    page.mouse.move(box["x"] + 80, y)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 160, y, steps=5)
+    page.mouse.up()
+    assert chart.inner_html() != before
+    assert said == []
+    page.close()
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    folder = write_run(evil_run(prompts=2), tmp_path / "run")
+    run = CliRunner().invoke
+    drawn = run(app, ["figure", str(folder), "token-types", "--format", "csv", "--format", "md"])
+    assert drawn.exit_code == 0, drawn.output
+    assert {p.name for p in (folder / "figures").iterdir()} == {"token-types.csv", "token-types.md"}
+    said = run(
+        app,
+        ["describe", str(folder), "filler-profile", "--head", f"{NAME}=0", "--set", "mean=true"],
+    )
+    assert said.exit_code == 0, said.output
+    assert "### Every value" in said.output
+    assert "Mean over n = 2 prompts" in said.output
+    made = run(app, ["report", str(folder), "--out", str(tmp_path / "r.html")])
+    assert made.exit_code == 0, made.output
+    assert (tmp_path / "r.html").stat().st_size > 500_000
+    for wrong, message in (
+        (["figure", str(folder), "pie"], "unknown figure 'pie'"),
+        (["figure", str(folder), "depth", "--head", "x"], "--head takes a number"),
+        (["figure", str(folder), "depth", "--set", "x"], "--set takes OPTION=VALUE"),
+        (["report", str(tmp_path / "nowhere")], "there is no directory"),
+    ):
+        refused = run(app, wrong)
+        assert refused.exit_code != 0
+        assert message in str(refused.exception)
+
+
+def test_every_figure_of_a_run_by_default(tmp_path: Path) -> None:
+    folder = write_run(
+        evil_run(prompts=2, measures=("entropy",), profile_heads=()), tmp_path / "run"
+    )
+    drawn = CliRunner().invoke(app, ["figure", str(folder), "--format", "csv"])
+    assert drawn.exit_code == 0, drawn.output
+    names = {p.name for p in (folder / "figures").iterdir()}
+    assert names == {"effect-heads.csv", "depth.csv"}
+    assert "not drawn: token-types: this run has no mass" in drawn.stderr
