@@ -89,14 +89,18 @@ def test_errors_are_told_without_a_traceback(attnscope, file, tmp_path):
 
 
 def test_reproduce(attnscope, tmp_path):
-    name = save_model(tmp_path / "some-model", heads=8)
+    name = save_model(tmp_path / "some-model", layers=3, heads=8)
     words = ["reproduce", "filler-profile", "--models", f"mine={name}", "--prompts", "1"]
     code, out, err = attnscope(*words, "--queries", "all,last", "--heads", "2", cwd=tmp_path)
     assert code == 0, err
     assert "queries     all, last" in out
     assert "readers combine them by mean" in out
-    assert out.endswith("filler-profile: 2 cells in runs/filler-profile\n")
-    assert (tmp_path / "runs" / "filler-profile" / "manifest.json").is_file()
+    assert "filler-profile: 2 cells in runs/filler-profile\n" in out
+    folder = tmp_path / "runs" / "filler-profile"
+    assert (folder / "manifest.json").is_file()
+    assert (folder / "report.html").is_file()
+    drawn = {path.suffix for path in (folder / "figures").glob("filler-profile.*")}
+    assert drawn == {".png", ".svg", ".pdf", ".html", ".csv", ".md"}
 
 
 def test_interrupt_says_how_to_go_on(attnscope, file, tmp_path, monkeypatch):

@@ -24,9 +24,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {
         "spatial-base": save_model(at / "base", layers=28, heads=12, kv_heads=2),
         "spatial-phys": save_model(at / "phys", layers=28, heads=12, kv_heads=2, seed=1),
-        "math-qwen2": save_model(at / "math", heads=8, seed=2),
-        "chat-llama": save_model(at / "llama", "llama", heads=32, kv_heads=8, seed=3),
-        "chat-gemma3": save_model(at / "gemma", "gemma3", heads=8, seed=4),
+        "math-qwen2": save_model(at / "math", layers=3, heads=8, seed=2),
+        "chat-llama": save_model(at / "llama", "llama", layers=3, heads=32, kv_heads=8, seed=3),
+        "chat-gemma3": save_model(at / "gemma", "gemma3", layers=3, heads=8, seed=4),
     }
 
 
@@ -122,7 +122,7 @@ def test_filler_vs_sentence(folders: dict[str, str], tmp_path: Path) -> None:
     experiment = filler_vs_sentence(of(folders, default), prompts=2, heads=heads)
     opened = measured(experiment, folders, tmp_path / "run")
     rows = check(opened, folders)
-    layers_and_heads = 2 * 8 + 2 * 32 + 2 * 8
+    layers_and_heads = 3 * (8 + 32 + 8)
     assert rows["uniformity"] == layers_and_heads * 2 * 2  # prompts × conditions
     profiles = opened.positions.select("model", "layer", "head").unique().collect()
     assert set(profiles.rows()) == {(model, 0, head[0]) for model, head in heads.items()}

@@ -186,7 +186,7 @@ def test_the_commands(tmp_path: Path) -> None:
     assert {p.name for p in (folder / "figures").iterdir()} == {"token-types.csv", "token-types.md"}
     said = run(
         app,
-        ["describe", str(folder), "filler-profile", "--head", f"{NAME}=0", "--set", "mean=true"],
+        ["describe", str(folder), "filler-profile", "--heads", f"{NAME}=0", "--set", "mean=true"],
     )
     assert said.exit_code == 0, said.output
     assert "### Every value" in said.output
@@ -196,7 +196,7 @@ def test_the_commands(tmp_path: Path) -> None:
     assert (tmp_path / "r.html").stat().st_size > 500_000
     for wrong, message in (
         (["figure", str(folder), "pie"], "unknown figure 'pie'"),
-        (["figure", str(folder), "depth", "--head", "x"], "--head takes a number"),
+        (["figure", str(folder), "depth", "--heads", "x"], "--heads takes numbers"),
         (["figure", str(folder), "depth", "--set", "x"], "--set takes OPTION=VALUE"),
         (["report", str(tmp_path / "nowhere")], "there is no directory"),
     ):

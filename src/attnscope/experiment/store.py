@@ -22,6 +22,8 @@ __all__ = ["TABLES", "Run", "cell_file", "open_run"]
 
 TABLES = {"values": "", "tokens": ".tokens", "positions": ".positions"}
 """A table's name to what its files have between the cell's ID and `.parquet`."""
+HELD = 4_000_000
+"""Tables of up to so many rows are read once and held: opening many files takes longer."""
 _SCHEMAS = {"values": VALUES, "tokens": TOKENS, "positions": POSITIONS}
 
 
@@ -98,7 +100,9 @@ class Run:
             files = [file for file in files if file.exists()]
         if not files:
             return _SCHEMAS[table].to_frame().lazy()
-        return pl.scan_parquet(files, schema=_SCHEMAS[table], glob=False)
+        scan = pl.scan_parquet(files, schema=_SCHEMAS[table], glob=False)
+        rows = scan.select(pl.len()).collect().item()
+        return scan.collect().lazy() if rows <= HELD else scan
 
 
 def open_run(folder: str | Path) -> Run:

@@ -1,15 +1,15 @@
 """Average attention weight per token, without and with a filler (arXiv 2510.01032).
 
 One model; profiles of its first layer and of the heads that the paper calls 1, 2 and 8: here 0, 1
-and 7. λ and the rest are measured in every layer and head. 55 slashes go between system prompt and
-question, by ids, so that they are 55 tokens and nothing else changes.
+and 7. λ and the rest are measured in the first three layers, every head. 55 slashes go between
+system prompt and question, by ids, so that they are 55 tokens and nothing else changes.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attnscope.experiment.spec import Experiment, made
-from attnscope.recipes.names import labelled
+from attnscope.recipes.names import labelled, with_the_first_three
 
 __all__ = ["filler_profile"]
 
@@ -22,7 +22,7 @@ def filler_profile(
     **keys: Any,
 ) -> Experiment:
     """Average attention weight per token in the first layer, without and with 55 slashes."""
-    # Every layer and head is measured; `layers` and `heads` are those whose profiles are kept.
+    # `layers` and `heads` are those whose profiles are kept; λ and the rest are of all heads.
     asked: dict[str, Any] = {
         "name": "filler-profile",
         "models": labelled(models),
@@ -35,6 +35,7 @@ def filler_profile(
                 "by": "ids",
             },
         },
+        "layers": with_the_first_three(layers),
         "profiles": {"layers": layers, "heads": heads},
         "queries": ["all"],
         # Some models put most of their attention on the first token, which would decide a slope.

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attnscope.experiment.spec import Experiment, made
-from attnscope.recipes.names import labelled
+from attnscope.recipes.names import labelled, with_the_first_three
 
 __all__ = ["HEADS", "filler_vs_sentence"]
 
@@ -37,7 +37,7 @@ def filler_vs_sentence(
     **keys: Any,
 ) -> Experiment:
     """Attention to 55 slashes against a random sentence of 55 tokens: three models, a head each."""
-    # Every layer and head is measured; `layers` and `heads` are those whose profiles are kept.
+    # `layers` and `heads` are those whose profiles are kept; λ and the rest are of all heads.
     chosen = labelled(models)
     if heads is None:
         heads = {label: [HEADS.get(name, 0)] for label, name in chosen.items()}
@@ -51,9 +51,10 @@ def filler_vs_sentence(
             "filler": {"insert": {"kind": "repeat", "unit": "/", "count": 55}, **place},
             "sentence": {"insert": {"kind": "sentence", "count": 55}, **place},
         },
+        "layers": with_the_first_three(layers),
         "profiles": {"layers": layers, "heads": heads},
         "queries": ["all"],
-        "keys": ["all", "not-first", "filler"],
+        "keys": ["all", "not-first"],
         "measures": [
             "profile",
             "uniformity",

@@ -1,10 +1,19 @@
-"""Labels for models: what tables and figures call them."""
+"""What recipes share: labels for models, and the layers that the paper's claims are about."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from attnscope.errors import InputError
 
-__all__ = ["labelled"]
+__all__ = ["labelled", "with_the_first_three"]
+
+
+def with_the_first_three(layers: Any) -> Any:
+    """The layers to measure: those shown, and the first three, which the paper compares."""
+    if layers == "all":
+        return layers
+    shown = [layers] if isinstance(layers, int) else list(layers)
+    return [*range(3), *(layer for layer in shown if layer not in range(3))]
 
 
 def labelled(models: Mapping[str, str] | Sequence[str]) -> dict[str, str]:

@@ -1,0 +1,45 @@
+"""The command line: parse, call, print. Everything else is somewhere below.
+
+A command is a function in one of these files, listed here in the order of the help. What a user
+got wrong is an `AttnscopeError`: its message is printed alone and the exit code is 2. A traceback
+means a bug.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from attnscope.cli.comparing import compare
+from attnscope.cli.drawing import describe, figure, report
+from attnscope.cli.looking import look, models
+from attnscope.cli.running import query, reproduce, run
+from attnscope.errors import AttnscopeError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Where does a language model's attention go?",
+)
+
+
+@app.callback()
+def _commands() -> None:
+    """Where does a language model's attention go?"""
+
+
+for command in (reproduce, run, figure, describe, report, compare, query, look, models):
+    app.command()(command)
+
+
+def main() -> None:
+    """The program `attnscope`."""
+    try:
+        app()
+    except AttnscopeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,163 @@
+"""`attnscope figure`, `describe` and `report`: a run as pictures, words and a page."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from attnscope.cli.options import listed, numbers, without_none
+from attnscope.errors import InputError
+
+__all__ = ["describe", "figure", "report"]
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The directory of a run.")]
+Models = Annotated[str | None, typer.Option(help="Only these models, by their labels: a,b.")]
+Layers = Annotated[str | None, typer.Option(help="Only these layers, from 0: 0,16.")]
+Heads = Annotated[
+    str | None, typer.Option(help="Only these heads, from 0: 0,1,7; or one a model: A=0,B=26.")
+]
+Conditions = Annotated[str | None, typer.Option(help="Only these conditions: a,b.")]
+Prompts = Annotated[str | None, typer.Option(help="Only these prompts, from 0: 0,1.")]
+Items = Annotated[str | None, typer.Option(help="Only these classes of tokens: hash,star.")]
+Queries = Annotated[str | None, typer.Option(help="Which queries, where the run has several.")]
+Keys = Annotated[str | None, typer.Option(help="Which keys, where the run has several.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="OPTION=VALUE", help="An option of the figure's own."),
+]
+ThemeName = Annotated[str, typer.Option(help="Colours: published, or safe for the colour-blind.")]
+
+
+def figure(
+    run: RunArgument,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Which; else all it can draw.")
+    ] = None,
+    out: Annotated[str | None, typer.Option(help="Where to; else RUN/figures.")] = None,
+    formats: Annotated[
+        str | None, typer.Option(help="Some of png,svg,pdf,html,csv,md; else all.")
+    ] = None,
+    models: Models = None,
+    layers: Layers = None,
+    heads: Heads = None,
+    conditions: Conditions = None,
+    prompts: Prompts = None,
+    items: Items = None,
+    queries: Queries = None,
+    keys: Keys = None,
+    title: Annotated[str | None, typer.Option(help="Another title.")] = None,
+    width: Annotated[float | None, typer.Option(help="Of a row of panels, in pixels.")] = None,
+    height: Annotated[float | None, typer.Option(help="Of a panel, in pixels.")] = None,
+    theme: ThemeName = "published",
+    dark: Annotated[bool, typer.Option("--dark", help="On a dark background.")] = False,
+    settings: Settings = None,
+) -> None:
+    """Draw figures of a run: each as PNG, SVG, PDF, HTML, CSV and a description.
+
+    Without a NAME, every figure that the run has the numbers for. Names: token-types,
+    filler-profile, filler-vs-sentence, effect-heads, classes, lift, lambda, lambda-length, flow,
+    depth, text.
+    """
+    from attnscope.experiment.store import open_run
+    from attnscope.figures import draw, drawable, save
+
+    opened = open_run(run)
+    options = _options(
+        settings,
+        models=listed(models),
+        layers=numbers("layers", layers),
+        heads=_heads(heads),
+        conditions=listed(conditions),
+        prompts=numbers("prompts", prompts),
+        items=listed(items),
+        queries=queries,
+        keys=keys,
+        title=title,
+        width=width,
+        height=height,
+    )
+    folder = Path(out) if out is not None else Path(run) / "figures"
+    if names:
+        for name in names:
+            for path in save(
+                draw(opened, name, theme=theme, dark=dark, **options), folder, listed(formats)
+            ):
+                print(path)
+        return
+    drawn, missing = drawable(opened, theme=theme, dark=dark, **options)
+    for one in drawn:
+        for path in save(one, folder, listed(formats)):
+            print(path)
+    for name, why in missing.items():
+        print(f"not drawn: {name}: {why}", file=sys.stderr)
+
+
+def describe(
+    run: RunArgument,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A figure, such as token-types.")],
+    models: Models = None,
+    layers: Layers = None,
+    heads: Heads = None,
+    conditions: Conditions = None,
+    prompts: Prompts = None,
+    items: Items = None,
+    queries: Queries = None,
+    keys: Keys = None,
+    settings: Settings = None,
+) -> None:
+    """Say in words what a figure of a run shows: every value, extremes, what holds up."""
+    from attnscope.experiment.store import open_run
+    from attnscope.figures import draw
+
+    options = _options(
+        settings,
+        models=listed(models),
+        layers=numbers("layers", layers),
+        heads=_heads(heads),
+        conditions=listed(conditions),
+        prompts=numbers("prompts", prompts),
+        items=listed(items),
+        queries=queries,
+        keys=keys,
+    )
+    drawn = draw(open_run(run), name, **options)
+    print(f"## {drawn.title}\n\n{drawn.caption}\n\n{drawn.description}")
+
+
+def report(
+    run: RunArgument,
+    out: Annotated[str | None, typer.Option(help="Where to; else RUN/report.html.")] = None,
+    theme: ThemeName = "published",
+) -> None:
+    """Write the report of a run: one HTML file with figures, tables and how to repeat it."""
+    from attnscope.experiment.store import open_run
+    from attnscope.report import write_report
+
+    path = Path(out) if out is not None else Path(run) / "report.html"
+    print(write_report(open_run(run), path, theme=theme))
+
+
+def _heads(asked: str | None) -> list[int] | dict[str, int] | None:
+    """`0,1,7`, or one for each model: `A=0,B=26`."""
+    if asked is None or "=" not in asked:
+        return numbers("heads", asked)
+    pairs = [head.rpartition("=") for head in listed(asked) or []]
+    if not all(label and head.isdecimal() for label, _, head in pairs):
+        raise InputError(f"--heads takes 0,1,7, or one head a model: A=0,B=26; not {asked!r}")
+    return {label: int(head) for label, _, head in pairs}
+
+
+def _options(settings: list[str] | None, **given: Any) -> dict[str, Any]:
+    """What was given, with `--set OPTION=VALUE` read as YAML would."""
+    import yaml
+
+    options = without_none(**given)
+    for setting in settings or []:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise InputError(f"--set takes OPTION=VALUE, not {setting!r}")
+        options[name.replace("-", "_")] = yaml.safe_load(value)
+    return options

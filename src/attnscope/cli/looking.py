@@ -1,0 +1,93 @@
+"""`attnscope look` and `attnscope models`: a text in the terminal, and what it can be shown to."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from attnscope.cli.options import Json, print_json
+
+__all__ = ["look", "models"]
+
+
+class Colour(StrEnum):
+    """What `look` colours tokens by."""
+
+    by_class = "class"
+    by_attention = "attention"
+
+
+def look(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Bundled (zoo:NAME), hub id or folder.")
+    ],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text to look at.")],
+    layer: Annotated[int | None, typer.Option(help="One layer, from 0; else the mean.")] = None,
+    head: Annotated[int | None, typer.Option(help="One head, from 0; else the mean.")] = None,
+    query: Annotated[str | None, typer.Option(help="One token's gaze: its index or text.")] = None,
+    colour: Annotated[Colour, typer.Option(help="What colours mean.")] = Colour.by_class,
+    classes: Annotated[str, typer.Option(help="Class set: default, or a YAML file.")] = "default",
+    chat: Annotated[bool, typer.Option("--chat", help="Use the chat template.")] = False,
+) -> None:
+    """Where does the model look? Tokens in colour, and what each class of them receives."""
+    from rich.console import Console
+
+    import attnscope
+    from attnscope.look import look as look_at
+    from attnscope.tokens import Prompt, load_classes
+
+    # Before a large model is loaded, what can be wrong without it.
+    class_set = load_classes(classes)
+    Prompt(text)
+    loaded, tokenizer = attnscope.load(model)
+    seen = look_at(
+        loaded,
+        tokenizer,
+        text,
+        layer=layer,
+        head=head,
+        query=query,
+        classes=class_set,
+        colour=colour.value,
+        chat=chat,
+    )
+    Console().print(seen)
+
+
+def models(
+    json: Json = False,
+) -> None:
+    """The bundled tiny models with their measured accuracy, and what the hub's cache holds."""
+    from dataclasses import asdict
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from attnscope import zoo
+    from attnscope.loading import cached
+
+    cards = [zoo.card(name) for name in zoo.names()]
+    if json:
+        held = [{"name": name, "bytes": size} for name, size in cached()]
+        print_json({"zoo": [asdict(card) for card in cards], "cached": held})
+        return
+    table = Table(title="Bundled models (tiny, trained for attnscope)", title_justify="left")
+    for column in ("name", "architecture", "layers × heads", "parameters", "exact match"):
+        table.add_column(column)
+    for card in cards:
+        shares = ", ".join(f"{what} {share:.0%}" for what, share in card.exact_match.items())
+        table.add_row(
+            f"{zoo.PREFIX}{card.name}",
+            card.architecture.removesuffix("ForCausalLM"),
+            f"{card.layers} × {card.heads}",
+            f"{card.parameters / 1e6:.1f} M",
+            f"{shares} ({card.fresh_samples:,} fresh samples each)",
+        )
+    console = Console()
+    console.print(table)
+    found = cached()
+    console.print(f"In the hub's cache on this machine: {len(found) or 'no'} models")
+    for name, size in found:
+        console.print(f"  {name}  {size / 1e9:.2f} GB")

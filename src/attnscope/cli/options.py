@@ -1,0 +1,42 @@
+"""Options that several commands share, and how their text is read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from attnscope.errors import InputError
+
+__all__ = ["Json", "Quiet", "listed", "numbers", "print_json", "without_none"]
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def listed(text: str | None) -> list[str] | None:
+    """What stands between commas."""
+    return None if text is None else [part.strip() for part in text.split(",")]
+
+
+def numbers(what: str, text: str | None) -> list[int] | None:
+    """Whole numbers between commas."""
+    parts = listed(text)
+    if parts is None:
+        return None
+    for part in parts:
+        if not part.isdecimal():
+            raise InputError(f"--{what} takes numbers from 0, with commas: 0,1,7; not {text!r}")
+    return [int(part) for part in parts]
+
+
+def without_none(**options: Any) -> dict[str, Any]:
+    """The options that were given."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def print_json(content: Any) -> None:
+    """For programs to read."""
+    from json import dumps
+
+    print(dumps(content, indent=1, ensure_ascii=False))

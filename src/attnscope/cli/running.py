@@ -1,0 +1,248 @@
+"""`attnscope run`, `reproduce` and `query`: from a file to a run, and questions to it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from attnscope.cli.options import Json, Quiet, listed, print_json, without_none
+from attnscope.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from attnscope.experiment.plan import Plan
+    from attnscope.experiment.run import Outcome
+
+__all__ = ["query", "reproduce", "run"]
+
+
+def run(
+    file: Annotated[Path, typer.Argument(metavar="EXPERIMENT.yaml", help="What to measure.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The run directory; runs/NAME by default.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only validate, and print the plan.")
+    ] = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Run an experiment into a directory. Started again, it continues where it stopped.
+
+    A small experiment:
+
+        name: slashes
+        models: {qwen: zoo:math-qwen2}
+        prompts: {source: math, count: 64}
+        conditions:
+          base: {}
+          filler: {insert: {kind: repeat, unit: /, count: 55}}
+        layers: [0]
+        measures:
+          - lambda
+          - profile
+
+    docs/experiments.md has all keys. Read the results with `attnscope query DIR "SELECT …"`, or
+    in Python with attnscope.open_run(DIR).
+    """
+    from attnscope.experiment.plan import make_plan
+    from attnscope.experiment.reading import read_experiment
+
+    experiment = read_experiment(file)
+    _no_bars()
+    plan = make_plan(experiment)
+    if check:
+        _print_plan(plan, quiet=quiet, json=json)
+        return
+    outcome = _carry_out(plan, out or Path("runs") / experiment.name, quiet=quiet or json)
+    _print_outcomes({experiment.name: outcome}, json=json)
+
+
+def reproduce(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(help="token-types, filler-profile or filler-vs-sentence; all by default."),
+    ] = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Option(help="Model, or LABEL=MODEL, in place of the recipe's; once for each."),
+    ] = None,
+    prompts: Annotated[int, typer.Option(help="How many prompts; 1 is as published.")] = 64,
+    queries: Annotated[
+        str | None, typer.Option(help="all, last, after:REGION, region:REGION, sample:K; or a,b.")
+    ] = None,
+    keys: Annotated[str | None, typer.Option(help="all, not-first, a region; or a,b.")] = None,
+    layers: Annotated[
+        str | None, typer.Option(help="all, or 0,1,2; from 0. Filler recipes: of profiles.")
+    ] = None,
+    heads: Annotated[
+        str | None, typer.Option(help="all, or 0,1,7; from 0. Filler recipes: of profiles.")
+    ] = None,
+    classes: Annotated[str | None, typer.Option(help="default, maps, a YAML file; or a,b.")] = None,
+    normalise: Annotated[
+        str | None, typer.Option(help="mass, per-token, share or lift: what is shown of mass.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="A directory for the runs.")] = Path("runs"),
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Reproduce published figures, on the bundled models or on others: run, draw, report.
+
+    Without options: all recipes, 64 prompts each, on the bundled models. With real ones:
+
+        attnscope reproduce filler-profile --models Qwen/Qwen2.5-Math-7B-Instruct
+
+        attnscope reproduce token-types --models base=Qwen/Qwen2.5-1.5B-Instruct --models
+        tuned=FOLDER --queries last
+    """
+    from attnscope.experiment.plan import make_plan
+    from attnscope.experiment.store import open_run
+    from attnscope.experiment.telling import choices
+    from attnscope.figures import draw, save
+    from attnscope.recipes import RECIPES
+    from attnscope.report import write_report
+
+    if recipe is not None and recipe not in RECIPES:
+        raise unknown("recipe", recipe, RECIPES)
+    if recipe is None and (models or heads or layers or keys):
+        raise InputError(
+            "models, layers, heads and keys belong to one recipe; say which: "
+            f"attnscope reproduce {next(iter(RECIPES))} … (known: {', '.join(RECIPES)})"
+        )
+    given = without_none(
+        models=_labelled(models),
+        queries=listed(queries),
+        keys=listed(keys),
+        layers=_numbers(layers),
+        heads=_numbers(heads),
+        classes=listed(classes),
+        normalise=normalise,
+    )
+    _no_bars()
+    outcomes = {}
+    for name in [recipe] if recipe is not None else list(RECIPES):
+        experiment = RECIPES[name](prompts=prompts, **given)
+        if not (quiet or json):
+            print(f"{name}: {RECIPES[name].__doc__}", *choices(experiment), sep="\n  ")
+        plan = make_plan(experiment)
+        outcomes[name] = _carry_out(plan, out / name, quiet=quiet or json)
+        if not (quiet or json):
+            print(f"{name}: drawing the figure and writing the report", flush=True)
+        save(draw(open_run(out / name), name), out / name / "figures")
+        write_report(open_run(out / name), out / name / "report.html")
+    _print_outcomes(outcomes, json=json, drawn=True)
+
+
+def query(
+    folder: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory.")],
+    sql: Annotated[str, typer.Argument(metavar="SQL", help="What to ask.")],
+    json: Json = False,
+) -> None:
+    """Ask a run in SQL. Its tables are values, positions, tokens and cells (docs/runs.md).
+
+    attnscope query runs/token-types "SELECT model, layer, item, avg(value) AS mass FROM values
+    GROUP BY model, layer, item ORDER BY layer, model, item"
+    """
+    import polars as pl
+
+    from attnscope.experiment.store import open_run
+
+    answer = open_run(folder).sql(sql)
+    if json:
+        print(answer.write_json())
+        return
+    with pl.Config(
+        tbl_rows=-1,
+        tbl_cols=-1,
+        tbl_width_chars=-1,
+        fmt_str_lengths=80,
+        tbl_hide_dataframe_shape=True,
+        tbl_hide_column_data_types=True,
+    ):
+        print(answer)
+
+
+def _carry_out(plan: Plan, folder: Path, *, quiet: bool) -> Outcome:
+    """Run a plan with its progress on the terminal; Ctrl-C leaves it to be continued."""
+    from attnscope.experiment.progress import shown
+    from attnscope.experiment.run import run_plan
+
+    try:
+        with shown(plan.experiment.name, plan.size, quiet=quiet) as progress:
+            return run_plan(plan, folder, progress=progress)
+    except KeyboardInterrupt:
+        print(
+            f"stopped. What is finished is kept in {folder}; the same command continues there.",
+            file=sys.stderr,
+        )
+        raise typer.Exit(130) from None
+
+
+def _print_outcomes(outcomes: dict[str, Outcome], *, json: bool, drawn: bool = False) -> None:
+    if json:
+        told = [
+            {"name": name, "out": str(o.folder), "cells": o.cells, "measured": o.measured}
+            | ({"report": str(o.folder / "report.html")} if drawn else {})
+            for name, o in outcomes.items()
+        ]
+        print_json(told)
+        return
+    for name, outcome in outcomes.items():
+        already = outcome.cells - outcome.measured
+        there = f" ({already} were there already)" if already else ""
+        print(f"{name}: {outcome.cells} cells{there} in {outcome.folder}")
+        if drawn:
+            print(f"  figure  {outcome.folder / 'figures' / name}.png, svg, pdf, html, csv, md")
+            print(f"  report  {outcome.folder / 'report.html'}")
+
+
+def _print_plan(plan: Plan, *, quiet: bool, json: bool) -> None:
+    from dataclasses import asdict
+
+    from attnscope.experiment.telling import choices, estimate
+
+    found = estimate(plan)
+    if json:
+        print_json({"experiment": plan.experiment.complete(), "plan": [asdict(f) for f in found]})
+        return
+    if not quiet:
+        print(*choices(plan.experiment), "", sep="\n")
+    for one in found:
+        print(
+            f"{one.label}: {one.cells:,} cells, {one.tokens:,} tokens (longest {one.longest:,}), "
+            f"{one.batches:,} batches, {one.passes:,} forward passes; {one.parameters:,} "
+            f"parameters; about {_duration(one.seconds)} and {one.bytes / 2**20:,.0f} MiB"
+        )
+    print(
+        f"{plan.experiment.name}: {plan.size:,} cells, about "
+        f"{_duration(sum(one.seconds for one in found))} on {plan.device}, loading aside"
+    )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _numbers(text: str | None) -> Any:
+    parts = listed(text)
+    if parts is None or parts == ["all"]:
+        return text
+    return [int(part) if part.isdecimal() else part for part in parts]
+
+
+def _labelled(models: list[str] | None) -> dict[str, str] | list[str] | None:
+    if not models or not any("=" in model for model in models):
+        return models or None
+    pairs = [model.partition("=") for model in models]
+    return {label: name or label for label, _, name in pairs}
+
+
+def _no_bars() -> None:
+    """Only our own progress: transformers draws a bar for every model it loads."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
