@@ -8,7 +8,7 @@ BENCH_VENV := .venv-bench
 .PHONY: help demo test check format bench clean
 
 help:
-	@echo "make demo    a tour on models made on the spot: two minutes, no downloads"
+	@echo "make demo    the published figures on the bundled models, with reports: no downloads"
 	@echo "make test    the test suite"
 	@echo "make check   formatting, lint, types, import ladder"
 	@echo "make format  apply formatting and safe fixes"
@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(STAMP)
-	$(BIN)/python examples/tour.py
+	$(BIN)/attnscope reproduce --out runs
 
 test: $(STAMP)
 	$(BIN)/python -m pytest

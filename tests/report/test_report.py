@@ -181,7 +181,7 @@ def test_zoom_and_brush_work(report: Path, browser: Any) -> None:
 def test_the_commands(tmp_path: Path) -> None:
     folder = write_run(evil_run(prompts=2), tmp_path / "run")
     run = CliRunner().invoke
-    drawn = run(app, ["figure", str(folder), "token-types", "--format", "csv", "--format", "md"])
+    drawn = run(app, ["figure", str(folder), "token-types", "--formats", "csv,md"])
     assert drawn.exit_code == 0, drawn.output
     assert {p.name for p in (folder / "figures").iterdir()} == {"token-types.csv", "token-types.md"}
     said = run(
@@ -209,7 +209,7 @@ def test_every_figure_of_a_run_by_default(tmp_path: Path) -> None:
     folder = write_run(
         evil_run(prompts=2, measures=("entropy",), profile_heads=()), tmp_path / "run"
     )
-    drawn = CliRunner().invoke(app, ["figure", str(folder), "--format", "csv"])
+    drawn = CliRunner().invoke(app, ["figure", str(folder), "--formats", "csv"])
     assert drawn.exit_code == 0, drawn.output
     names = {p.name for p in (folder / "figures").iterdir()}
     assert names == {"effect-heads.csv", "depth.csv"}
