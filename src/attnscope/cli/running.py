@@ -66,8 +66,8 @@ def reproduce(
         typer.Argument(help="token-types, filler-profile or filler-vs-sentence; all by default."),
     ] = None,
     models: Annotated[
-        list[str] | None,
-        typer.Option(help="Model, or LABEL=MODEL, in place of the recipe's; once for each."),
+        str | None,
+        typer.Option(help="In place of the recipe's models: NAME,NAME or LABEL=NAME,LABEL=NAME."),
     ] = None,
     prompts: Annotated[int, typer.Option(help="How many prompts; 1 is as published.")] = 64,
     queries: Annotated[
@@ -94,8 +94,8 @@ def reproduce(
 
         attnscope reproduce filler-profile --models Qwen/Qwen2.5-Math-7B-Instruct
 
-        attnscope reproduce token-types --models base=Qwen/Qwen2.5-1.5B-Instruct --models
-        tuned=FOLDER --queries last
+        attnscope reproduce token-types --models base=Qwen/Qwen2.5-1.5B-Instruct,tuned=FOLDER
+        --queries last
     """
     from attnscope.experiment.plan import make_plan
     from attnscope.experiment.store import open_run
@@ -112,7 +112,7 @@ def reproduce(
             f"attnscope reproduce {next(iter(RECIPES))} … (known: {', '.join(RECIPES)})"
         )
     given = without_none(
-        models=_labelled(models),
+        models=_labelled(listed(models)),
         queries=listed(queries),
         keys=listed(keys),
         layers=_numbers(layers),
