@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -61,4 +62,6 @@ def compare(
     if json:
         print(printing.as_json(compared, verdicts, choices))
     else:
-        Console().print(printing.as_tables(compared, verdicts, choices))
+        console = Console() if sys.stdout.isatty() else Console(width=140)
+        narrow = console.width < 100
+        console.print(printing.as_tables(compared, verdicts, choices, narrow=narrow))

@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
+from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -16,6 +17,7 @@ from attnscope.stats.verdicts import Verdict
 __all__ = ["as_json", "as_tables"]
 
 _STYLE = {"supported": "green", "contradicted": "red", "undetermined": "yellow"}
+_LEFT_OUT_WHERE_NARROW = {"mean_a", "mean_b", "effect", "p"}
 _HIDDEN = {"a", "b", "paired", "left_out", "note", "n_a", "n_b", "low", "high"}
 
 
@@ -44,39 +46,51 @@ def as_tables(
     compared: pl.DataFrame | None,
     verdicts: Sequence[Verdict],
     choices: pl.DataFrame | None = None,
+    *,
+    narrow: bool = False,
 ) -> RenderableType:
-    """What a terminal shows."""
+    """What a terminal shows; a narrow one has no room for every column."""
     parts: list[RenderableType] = []
     if compared is not None:
         for (first, second), rows in compared.group_by(["a", "b"], maintain_order=True):
-            parts += [_comparison(str(first), str(second), rows), Text()]
+            parts += [_comparison(str(first), str(second), rows, narrow), Text()]
     for verdict in verdicts:
-        parts += [_verdict(verdict), Text()]
+        if verdict.verdict != "not measured":
+            parts += [_verdict(verdict), Text()]
+    absent = dict.fromkeys(v.claim for v in verdicts if v.verdict == "not measured")
+    if absent:
+        parts += [
+            Text(f"not measured in this run: {', '.join(absent)} (--json says why)", style="dim"),
+            Text(),
+        ]
     if choices is not None:
         parts += [_survival(choices), Text()]
     return Group(*parts)
 
 
-def _comparison(first: str, second: str, rows: pl.DataFrame) -> Table:
+def _comparison(first: str, second: str, rows: pl.DataFrame, narrow: bool) -> Table:
     how = "paired by prompt" if rows["paired"].all() else "as independent groups"
-    table = Table(title=f"{second} against {first}, {how}", title_justify="left")
+    title = f"{second} (b) against {first} (a), {how}"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    hidden = _HIDDEN | (_LEFT_OUT_WHERE_NARROW if narrow else set())
     shown = [
         name
         for name in rows.columns
-        if name not in _HIDDEN and not rows[name].is_null().all() and not _dull(rows, name)
+        if name not in hidden and not rows[name].is_null().all() and not _dull(rows, name)
     ]
     fixed = [f"{n} {rows[n][0]}" for n in rows.columns if n not in _HIDDEN and _dull(rows, n)]
     notes = [note for note in rows["note"].unique(maintain_order=True) if note]
     table.caption = "; ".join([*fixed, *notes]) or None
     table.caption_justify = "left"
     for name in shown:
-        table.add_column(name, justify="left" if rows[name].dtype == pl.String else "right")
+        side: Literal["left", "right"] = "left" if rows[name].dtype == pl.String else "right"
+        table.add_column(name.replace("_", " "), justify=side, no_wrap=True)
         if name == "difference":
-            table.add_column("95 % interval", justify="right")
+            table.add_column("95 % interval", justify="right", no_wrap=True)
     for row in rows.iter_rows(named=True):
         cells = []
         for name in shown:
-            cells.append(_figure(row[name]))
+            cells.append(_chance(row[name]) if name in ("p", "q") else _figure(row[name]))
             if name == "difference":
                 cells.append(f"{_figure(row['low'])} to {_figure(row['high'])}")
         table.add_row(*cells)
@@ -98,14 +112,28 @@ def _survival(choices: pl.DataFrame) -> Table:
 
 def _dull(rows: pl.DataFrame, name: str) -> bool:
     """Says the same in every row, so it goes under the table."""
-    labels = ("queries", "keys", "classes", "normalise", "combine", "model", "condition", "n")
+    labels = (
+        "measure",
+        "queries",
+        "keys",
+        "classes",
+        "normalise",
+        "combine",
+        "model",
+        "condition",
+        "n",
+    )
     return name in labels and rows[name].n_unique() == 1 and rows[name][0] is not None
 
 
 def _figure(value: Any) -> str:
     if value is None:
         return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _chance(value: float | None) -> str:
+    return "<0.001" if value is not None and value < 0.001 else _figure(value)
 
 
 def _verdict(verdict: Verdict) -> Text:
