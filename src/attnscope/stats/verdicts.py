@@ -216,9 +216,10 @@ def _bound(
 
 def _outcome(part: Part, rows: pl.DataFrame) -> str:
     needed = part.rule.share * rows.height
-    if rows.height and rows["supports"].sum() >= needed:
+    supports, opposes = rows["supports"].sum(), rows["opposes"].sum()
+    if supports >= needed and supports > opposes:  # as many against as for decide nothing
         return "supported"
-    if rows["opposes"].sum() > rows.height - needed:
+    if opposes > rows.height - needed:
         return "contradicted"
     return "undetermined"
 
@@ -243,7 +244,7 @@ def _said(part: Part, rows: pl.DataFrame, outcome: str) -> str:
         return f"{name}: no values"
     tested = f", q {row['q']:.2g}" if part.rule.kind != "within" else ""
     return (
-        f"{name} ({wanted}): {row['mean_b']:.4g} to {row['mean_a']:.4g}, {row['scale']} "
+        f"{name} ({wanted}): {row['mean_b']:.4g} against {row['mean_a']:.4g}, {row['scale']} "
         f"{row['difference']:.4g} [{row['low']:.4g}, {row['high']:.4g}]{tested}, n {n}: {outcome}"
     )
 
