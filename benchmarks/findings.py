@@ -19,8 +19,9 @@ from attnscope.stats.verdicts import Verdict
 
 PAGE = Path(__file__).parents[1] / "docs" / "findings.md"
 HEAD = """# Findings on the bundled models
-What the papers' claims come to on the models of [the zoo](zoo.md), over {prompts} prompts each. These \
-models are **tiny and were trained for this project**: the verdicts are about them, not about the \
+What the papers' claims come to on the models of [the zoo](zoo.md), over {prompts} prompts each. \
+These models are **tiny and were trained for this project**: the verdicts are about them, not \
+about the \
 models in the papers. They show what the tool says, in both directions. Thresholds are ours and \
 were set before any of this was measured; [statistics.md](statistics.md) has the rules, \
 `src/attnscope/stats/claims.yaml` the claims. Made by `python benchmarks/findings.py`; layers and \
@@ -48,12 +49,12 @@ def compared(folder: Path) -> str:
         "| layer | class | spatial-base | spatial-phys | difference | 95 % interval | effect | q |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for r in rows.iter_rows(named=True):
-        lines.append(
-            f"| {r['layer']} | {r['item']} | {r['mean_a']:.4f} | {r['mean_b']:.4f} "
-            f"| {r['difference']:+.4f} | {r['low']:+.4f} to {r['high']:+.4f} "
-            f"| {r['effect']:.2f} | {max(r['q'], 1e-4):.4f} |"
-        )
+    lines += [
+        f"| {r['layer']} | {r['item']} | {r['mean_a']:.4f} | {r['mean_b']:.4f} "
+        f"| {r['difference']:+.4f} | {r['low']:+.4f} to {r['high']:+.4f} "
+        f"| {r['effect']:.2f} | {max(r['q'], 1e-4):.4f} |"
+        for r in rows.iter_rows(named=True)
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -441,7 +441,7 @@ def run(tmp_path: Path) -> Path:
 def test_compare_prints_table_and_verdicts(run: Path) -> None:
     result = CliRunner().invoke(app, ["compare", str(run)], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
-    assert "tuned against base, paired by prompt" in result.output
+    assert "tuned (b) against base (a), paired by prompt" in result.output
     assert "95 % interval" in result.output
     assert "supported  map-characters" in result.output
     assert "not measured" in result.output
