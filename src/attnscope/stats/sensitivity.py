@@ -32,10 +32,10 @@ def sensitivity(
     first part and the verdict on the whole claim.
 
     Choices are compared with the reference: those of the claim itself, which for what it leaves
-    open are the run's first; so also where several conditions are of the kind it names, and what
-    of it has no figures has no reference. `changed` names the choices that differ from it; `same_sign` and
-    `same_verdict` say whether the direction and the verdict are those of the reference. Of
-    conditions, `kind`, `count` and `position` tell what they insert.
+    open are the run's first; so also where several conditions are of the kind it names. `changed`
+    names the choices that differ from it; `same_sign` and `same_verdict` say whether the direction
+    and the verdict are those of the reference. Of conditions, `kind`, `count` and `position` tell
+    what they insert.
     """
     table = values.lazy().filter(pl.col("measure").is_in(_measures(claim))).collect()
     if table.is_empty():
