@@ -57,7 +57,7 @@ def sensitivity(
     """
     blocks = frame["panel"].unique(maintain_order=True).to_list()
     quantities = frame["quantity"].unique(maintain_order=True).to_list()
-    wide = width / len(quantities) - (14 if len(quantities) > 1 else 0)
+    wide = (width - 22 * (len(quantities) - 1)) / len(quantities)
     equal = 1.0 if frame["scale"][0] == "ratio" else 0.0
     rows = []
     for block in blocks:
@@ -82,7 +82,7 @@ def sensitivity(
             if first and len(blocks) > 1:
                 marks.append(panel_title([block], width, theme, rise=8))
             cells.append(alt.layer(*marks).properties(width=wide, height=_step(part) * len(order)))
-        rows.append(alt.hconcat(*cells, spacing=14) if len(cells) > 1 else cells[0])
+        rows.append(alt.hconcat(*cells, spacing=22, bounds="flush") if len(cells) > 1 else cells[0])
     return alt.vconcat(*rows, spacing=22).resolve_scale(color="shared", shape="shared")
 
 
