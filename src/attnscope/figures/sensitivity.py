@@ -77,6 +77,7 @@ def sensitivity(
                 labelled=first,
                 rows_title=rows_title if block == blocks[0] else "",
                 gap=24 if len(blocks) > 1 else 6,
+                ticks=5 if len(quantities) == 1 else 3,
                 theme=theme,
             )
             if first and len(blocks) > 1:
@@ -112,6 +113,7 @@ def _marks(
     labelled: bool,
     rows_title: str,
     gap: float,
+    ticks: int,
     theme: Theme,
 ) -> list[Any]:
     """One cell of the figure: the shaded row, the lines, intervals, points."""
@@ -146,7 +148,7 @@ def _marks(
         "difference:Q",
         title=x_title,
         scale=alt.Scale(domain=list(domain), nice=False, zero=False),
-        axis=alt.Axis(grid=True, tickCount=4, labelOverlap=True, format="~g"),
+        axis=alt.Axis(grid=True, tickCount=ticks, labelOverlap=True, format="~g"),
     )
     said = list(VERDICTS[:3])
     legend = alt.Legend(
@@ -212,26 +214,28 @@ def draw(
     *,
     claim: str | Claim | None = None,
     claims: str | None = None,
+    part: int = 0,
 ) -> Figure:
     """The figure of a run for one claim: by name, of the built-in ones or of those in the file
-    `claims`; else the first that the run can judge under more than one choice.
+    `claims`; else the first that the run can judge under more than one choice. The verdict is on
+    the whole claim, the differences are those of one `part`, counted from 0.
     """
     known = built_in() if claims is None else load_claims(claims)
-    chosen, whole = _chosen(run, choice, claim, known)
+    chosen, whole = _chosen(run, choice, claim, known, part)
     table = _selected(whole, choice)
     table, left_out = _few_enough(table, choice)
-    part = chosen.parts[0]
-    ratio = part.comparison.scale == "ratio"
+    shown_part = chosen.parts[part]
+    ratio = shown_part.comparison.scale == "ratio"
     frame, rows_title = _frame(table)
     models = _models(run, choice, chosen)
-    heads = "the whole layer" if _no_heads(run, table) else HEADS.get(part.scope.heads)
+    heads = "the whole layer" if _no_heads(run, table) else HEADS.get(shown_part.scope.heads)
     layers = table["layer"].drop_nulls().unique().sort().to_list()
     interval = frame["low"].null_count() < frame.height
     survived = in_a_line(table)
     agree = _agreement(table, survived)
     statement = stated(chosen.statement, _names(chosen, models, table)).rstrip(".")
-    what = _compared(table, part, models)
-    bounds = part.rule.bounds or ()
+    what = _compared(table, shown_part, models)
+    bounds = shown_part.rule.bounds or ()
     said = caption(
         run,
         [
@@ -239,10 +243,10 @@ def draw(
             f"{' against '.join(reversed(models)) if _over_models(chosen) else join(models)}, "
             f"{layers_said(layers)}, {heads or 'every head by itself'}"
             + (f"; {count(left_out, 'further layer')} not shown" if left_out else ""),
-            f"{what}; claimed: {_claimed(chosen)}"
+            f"{what}; claimed: {_claimed(shown_part)}"
             + (
                 f"; the verdict is on all {len(chosen.parts)} parts of the claim, the figures are "
-                "of its first"
+                f"of part {part} (counted from 0)"
                 if len(chosen.parts) > 1
                 else ""
             ),
@@ -282,7 +286,7 @@ def draw(
         | {"choice": "{}"}
         | ({"head": "head {}"} if "head" in frame.columns else {}),
         split=["quantity"],
-        notes=_notes(table, chosen),
+        notes=_notes(table, signed=not bounds),
         no_differences=(
             f"Overturned by {count(survived['verdicts'] - survived['same_verdict'], 'verdict')}: "
             "the choices behind them are under Notes."
@@ -313,11 +317,13 @@ def draw(
 
 
 def _chosen(
-    run: Run, choice: Choice, asked: str | Claim | None, known: Sequence[Claim]
+    run: Run, choice: Choice, asked: str | Claim | None, known: Sequence[Claim], part: int
 ) -> tuple[Claim, pl.DataFrame]:
     """The claim, and its table under every choice."""
     if choice.items is not None:
         raise InputError("sensitivity shows a claim, which names its own classes: leave items out")
+    if asked is None and part:
+        raise InputError(f"part {part!r} of which claim? Name it: claim=…")
     if isinstance(asked, Claim):
         candidates = [asked]
     else:
@@ -338,7 +344,7 @@ def _chosen(
         values = values.filter(pl.col("prompt").is_in(list(choice.prompts)))
     for one in candidates:
         try:
-            table = judged_again(one, values, experiment=dict(run.experiment), pair=pair)
+            table = judged_again(one, values, experiment=dict(run.experiment), pair=pair, part=part)
         except AttnscopeError:
             if asked is not None:
                 raise
@@ -491,8 +497,7 @@ def _compared(table: pl.DataFrame, part: Part, models: Sequence[str]) -> str:
     return f"{what} {sign} {of}{first}"
 
 
-def _claimed(claim: Claim) -> str:
-    part = claim.parts[0]
+def _claimed(part: Part) -> str:
     if part.rule.bounds is not None:
         return f"within {part.rule.bounds[0]:g} to {part.rule.bounds[1]:g}"
     return f"{part.direction} than {1 if part.comparison.scale == 'ratio' else 0}"
@@ -501,14 +506,15 @@ def _claimed(claim: Claim) -> str:
 def _reference(table: pl.DataFrame) -> str:
     own = table.filter("reference")
     if own.is_empty():
-        return "not among the rows shown"
+        same = [f"{name}: {table[name][0]}" for name in CHOICES if table[name].n_unique() == 1]
+        return f"not among the rows shown, which all have {'; '.join(same) or 'other choices'}"
     row = own.row(0, named=True)
     said = [f"{name}: {row[name]}" for name in CHOICES if name != "normalise" and row[name]]
     how = f"normalised: {row['normalise']}" if row["normalise"] else "not normalised further"
     return "; ".join([*said, how])
 
 
-def _notes(table: pl.DataFrame, claim: Claim) -> list[str]:
+def _notes(table: pl.DataFrame, *, signed: bool) -> list[str]:
     """For every place: how many choices agree, and the fewest that overturn the verdict."""
     once = table.unique(["model", "layer", *CHOICES], keep="first", maintain_order=True)
     notes = []
@@ -518,7 +524,7 @@ def _notes(table: pl.DataFrame, claim: Claim) -> list[str]:
         if row["verdict"] is None:
             notes.append(f"{place}: the claim's own choices have no verdict here")
             continue
-        sign = "" if claim.parts[0].rule.bounds else f", {row['same_sign']} its sign"
+        sign = f", {row['same_sign']} its sign" if signed else ""
         by = f"; overturned by {'; by '.join(row['overturned_by'])}" if row["overturned_by"] else ""
         notes.append(
             f"{place}: {row['verdict']}; {row['same_verdict']} of "

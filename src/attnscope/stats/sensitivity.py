@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from attnscope.errors import InputError
+from attnscope.errors import InputError, unknown
 from attnscope.stats.claims import Claim, Part
 from attnscope.stats.evidence import measures
 from attnscope.stats.tables import NORMALISE, Values
@@ -25,11 +25,12 @@ def sensitivity(
     *,
     experiment: dict[str, Any] | None = None,
     pair: tuple[str, str] | None = None,
+    part: int = 0,
     resamples: int = 10_000,
     seed: int = 0,
 ) -> pl.DataFrame:
-    """A row per combination of choices, model, layer and head, with the figures of the claim's
-    first part and the verdict on the whole claim.
+    """A row per combination of choices, model, layer and head, with the figures of one `part` of
+    the claim, counted from 0, and the verdict on the whole claim.
 
     Choices are compared with the reference: those of the claim itself, which for what it leaves
     open are the run's first; so also where several conditions are of the kind it names. `changed`
@@ -37,6 +38,8 @@ def sensitivity(
     and the verdict are those of the reference. Of conditions, `kind`, `count` and `position` tell
     what they insert.
     """
+    if part not in range(len(claim.parts)):
+        raise unknown(f"part of claim {claim.name!r}", part, range(len(claim.parts)))
     table = values.lazy().filter(pl.col("measure").is_in(_measures(claim))).collect()
     if table.is_empty():
         raise InputError(
@@ -53,14 +56,14 @@ def sensitivity(
     if all(verdict.figures is None for verdict in own):
         raise InputError(f"claim {claim.name!r} cannot be judged on this run: {own[0].reason}")
     options = {name: _there(claim, table, name, experiment or {}) for name in CHOICES}
-    reference = _reference(own)
+    reference = _reference(own, part)
     table = _in_scope(claim, table)
     rows = []
     for way in itertools.product(*options.values()):
         chosen = dict(zip(options, way, strict=True))
-        part = _part(claim, table, chosen)
-        for verdict in judge([_changed(claim, chosen)], part, **settings):
-            rows += _rows(verdict, reference)
+        looked_at = _looked_at(claim, table, chosen)
+        for verdict in judge([_changed(claim, chosen)], looked_at, **settings):
+            rows += _rows(verdict, reference, part)
     made = pl.DataFrame(rows, schema_overrides=_TYPES, infer_schema_length=None)
     made = made.unique(maintain_order=True)
     return _beside_the_reference(_with_insertions(made, experiment or {}))
@@ -187,7 +190,7 @@ def _in_scope(claim: Claim, table: pl.DataFrame) -> pl.DataFrame:
     return table.filter(pl.col("layer").is_in(sorted(layers)))
 
 
-def _part(claim: Claim, table: pl.DataFrame, chosen: dict[str, Any]) -> pl.DataFrame:
+def _looked_at(claim: Claim, table: pl.DataFrame, chosen: dict[str, Any]) -> pl.DataFrame:
     """The rows that a claim with these choices looks at."""
     between = any(part.comparison.over == "condition" for part in claim.parts)
     keep = [
@@ -243,24 +246,26 @@ _TYPES = {
 }
 
 
-def _reference(own: list[Verdict]) -> dict[str | None, dict[str, Any]]:
+def _reference(own: list[Verdict], part: int) -> dict[str | None, dict[str, Any]]:
     """The choices of the claim itself, by model: those of its first verdict that has figures."""
     made: dict[str | None, dict[str, Any]] = {}
     for verdict in own:
         if verdict.figures is not None and verdict.model not in made:
-            first = verdict.figures.filter(pl.col("part") == 0).row(0, named=True)
+            first = verdict.figures.filter(pl.col("part") == part).row(0, named=True)
             choices = {name: first[name] for name in _MADE}
             made[verdict.model] = {**choices, "condition": verdict.condition}
     return made
 
 
-def _rows(verdict: Verdict, references: dict[str | None, dict[str, Any]]) -> list[dict[str, Any]]:
+def _rows(
+    verdict: Verdict, references: dict[str | None, dict[str, Any]], part: int
+) -> list[dict[str, Any]]:
     if verdict.figures is None:
         return []
     # A model whose own choices have no figures is held against those of the others.
     reference = references.get(verdict.model) or next(iter(references.values()))
     made = []
-    for row in verdict.figures.filter(pl.col("part") == 0).iter_rows(named=True):
+    for row in verdict.figures.filter(pl.col("part") == part).iter_rows(named=True):
         choices = {**{name: row[name] for name in _MADE}, "condition": verdict.condition}
         changed = [name for name in CHOICES if choices[name] != reference[name]]
         made.append(
