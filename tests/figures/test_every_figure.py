@@ -149,6 +149,66 @@ def test_filler_of_one_length_has_no_curve() -> None:
         draw(run, "lambda-length")
 
 
+def test_a_line_over_lengths_is_one_filler_at_one_place() -> None:
+    run = made_run(
+        models=("one",),
+        conditions={"base": 0, "a": 9, "b": 18, "marks": 9, "end": 9},
+        measures=("lambda",),
+        layers=(0,),
+    )
+    places = {
+        "base": {},
+        "a": {"insert": {"kind": "repeat", "unit": "/", "count": 9}, "position": "between"},
+        "b": {"insert": {"kind": "repeat", "unit": "/", "count": 18}, "position": "between"},
+        "marks": {"insert": {"kind": "repeat", "unit": "?", "count": 9}, "position": "between"},
+        "end": {"insert": {"kind": "repeat", "unit": "/", "count": 9}, "position": "end"},
+    }
+    asked = replace(run, experiment={**run.experiment, "conditions": places})
+    figure = draw(asked, "lambda-length")
+    assert figure.data["condition"].to_list() == ["a", "b"]
+    assert "Filler: repeat '/', between; not of several lengths" in figure.caption
+    assert "not shown: marks and end" in figure.caption
+    places["more"] = {"insert": {"kind": "repeat", "unit": "?", "count": 18}, "position": "between"}
+    more = run.values.filter(pl.col("condition") == "b").with_columns(
+        pl.lit("more").alias("condition")
+    )
+    cells = run.cells.filter(pl.col("condition") == "b").with_columns(
+        pl.lit("more").alias("condition")
+    )
+    two = replace(asked, values=pl.concat([run.values, more]), cells=run.cells.vstack(cells))
+    panels = draw(two, "lambda-length").data["panel"].unique(maintain_order=True).to_list()
+    assert panels == ["one, repeat '/', between", "one, repeat '?', between"]
+
+
+def test_classes_that_only_other_conditions_have_get_no_panel() -> None:
+    run = made_run(models=("one",), conditions={"base": 0, "slashes": 9, "random": 9})
+    none = pl.col("item").is_in(["hash", "star"]) & (pl.col("condition") != "random")
+    values = run.values.with_columns(
+        pl.when(none).then(0.0).otherwise(pl.col("tokens")).alias("tokens")
+    )
+    figure = draw(replace(run, values=values), "effect-heads")
+    assert figure.data["item"].unique(maintain_order=True).to_list() == [
+        "whitespace",
+        "word",
+        "other",
+    ]
+    assert "No text has a token of hash or star" in figure.caption
+
+
+def test_classes_that_get_nothing_have_no_column_in_the_flow() -> None:
+    run = made_run()
+    to_star = (pl.col("measure") == "flow") & (pl.col("target") == "star")
+    from_star = (pl.col("measure") == "flow") & (pl.col("item") == "star")
+    values = run.values.with_columns(
+        pl.when(from_star).then(None).when(to_star).then(0.0).otherwise("value").alias("value")
+    )
+    figure = draw(replace(run, values=values), "flow")
+    assert set(figure.data["to"]) == {"hash", "whitespace", "word", "other"}
+    assert set(figure.data["from"]) == {"hash", "whitespace", "word", "other"}
+    assert "No column: star, to which exactly nothing goes" in figure.caption
+    assert "star" in set(drawn("flow").data["to"])
+
+
 def test_an_unknown_figure_lists_the_known() -> None:
     with pytest.raises(InputError, match="unknown figure 'pie'; known: token-types, filler-"):
         draw(rich_run(), "pie")

@@ -64,9 +64,25 @@ def test_it_has_every_part(report: Path) -> None:
     assert "tiny models trained for this project, not the published ones" in text
     assert "attnscope run experiment.yaml --out RUN" in text
     assert "torch" in text
-    assert text.count('class="chart"') == 10
+    assert text.count('class="chart"') == 11
     assert "lambda-length" in text  # not drawn, and it says why
     assert "has filler of one length only" in text
+
+
+def test_claims_have_a_line_on_whether_they_survive(report: Path) -> None:
+    text = report.read_text()
+    claims = text[text.index('<section id="claims">') : text.index('<section id="tables">')]
+    assert "Do they survive the choices?" in claims
+    # 4 normalisations × 3 conditions, in 2 layers.
+    line = re.search(r"<tr><td>map-characters</td>.*?</tr>", claims)
+    assert line is not None
+    assert '<td class="number">12</td>' in line[0]
+    assert re.search(r"<td>\d+ of 24</td><td>\d of 2</td>", line[0])
+
+
+def test_a_run_without_choices_has_no_table_of_survival() -> None:
+    text = build(evil_run(prompts=2, measures=("entropy",), profile_heads=()))
+    assert "survive" not in text[text.index('<section id="claims">') :].split("<section")[1]
 
 
 def test_text_from_outside_is_escaped_everywhere(report: Path) -> None:
@@ -146,7 +162,7 @@ def test_a_browser_draws_it_without_a_word(report: Path, browser: Any, scheme: s
     assert said == []
     assert asked == [report.as_uri()]
     assert page.evaluate("document.documentElement.dataset.drawn") == scheme
-    assert page.evaluate("document.querySelectorAll('.chart svg').length") == 10
+    assert page.evaluate("document.querySelectorAll('.chart svg').length") == 11
     assert page.evaluate("typeof window.evil") == "undefined"
     prompts = page.evaluate("[...document.querySelectorAll('pre.prompt')].map(p => p.innerText)")
     assert EVIL in prompts[0]

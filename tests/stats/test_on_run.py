@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from attnscope.errors import InputError
@@ -9,7 +10,7 @@ from attnscope.experiment.run import run as carry_out
 from attnscope.experiment.spec import made
 from attnscope.experiment.store import Run, open_run
 from attnscope.stats.claims import built_in
-from attnscope.stats.on_run import compare_run, judge_run, sensitivity_of_run
+from attnscope.stats.on_run import compare_run, judge_run, sensitivity_of_run, survival_of_run
 from attnscope.stats.sensitivity import survival
 from made_models import save_model
 
@@ -67,3 +68,20 @@ def test_kinds_of_filler_are_choices(run: Run) -> None:
         ("sentence", 20, "between"),
     ]
     assert survival(made)["choices"].to_list() == [2]
+
+
+def test_every_claim_with_a_choice_has_a_line(run: Run) -> None:
+    lines = survival_of_run(run, resamples=500)
+    # `uniform-filler` compares the only repeat with the only sentence; the rest have both kinds.
+    assert lines["claim"].to_list() == [
+        "fall",
+        "one-factor",
+        "one-factor-fit",
+        "affine",
+        "affine-first-layer-only",
+    ]
+    assert lines["choices"].to_list() == [2] * 5
+    assert lines["places"].to_list() == [1] * 5
+    assert (lines["same_verdict"] >= lines["places"]).all()
+    whole = lines.filter(pl.col("same_verdict") == pl.col("verdicts"))
+    assert (whole["survives"] == whole["places"]).all()

@@ -8,7 +8,7 @@ import pytest
 
 from attnscope.errors import InputError
 from attnscope.stats.claims import Claim, built_in
-from attnscope.stats.sensitivity import sensitivity, survival
+from attnscope.stats.sensitivity import in_a_line, sensitivity, survival
 from attnscope.stats.verdicts import judge
 from made_values import masses, measured
 
@@ -97,10 +97,96 @@ def test_conditions_are_choices_with_what_they_insert() -> None:
     made = sensitivity(claim("affine"), fits, experiment=ASKED, resamples=300)
     assert made.select("condition", "kind", "count", "position", "verdict", "reference").rows() == [
         ("slashes", "repeat", 55, "between", "supported", True),
-        ("short", "repeat", 10, "end", "supported", True),
+        ("short", "repeat", 10, "end", "supported", False),
         ("sentence", "sentence", 55, "between", "contradicted", False),
     ]
     assert survival(made)["overturned_by"][0].to_list() == ["condition sentence"]
+
+
+def test_of_several_conditions_that_a_claim_is_about_the_first_is_the_reference() -> None:
+    def value(m: str, p: int, c: str, *at: Any) -> float:
+        return (0.95 if c == "slashes" else 0.3) + 0.01 * noise(p, c, *at)
+
+    fits = measured("affine_r2", value, conditions=("short", "slashes"), heads=None, layers=1)
+    made = sensitivity(claim("affine"), fits, experiment=ASKED, resamples=300)
+    # Both are of the kind `repeat`; the experiment lists the slashes first.
+    assert made.filter("reference")["condition"].to_list() == ["slashes"]
+    survived = survival(made).row(0, named=True)
+    assert (survived["verdict"], survived["survives"]) == ("supported", False)
+    assert survived["overturned_by"] == ["condition short"]
+
+
+def test_a_model_without_a_reference_has_nothing_to_survive() -> None:
+    def value(m: str, p: int, c: str, *at: Any) -> float:
+        return 0.95 + 0.01 * noise(m, p, c, *at)
+
+    whole = measured(
+        "affine_r2", value, models=("one", "two"), conditions=("slashes", "short"), heads=None
+    )
+    only = whole.filter((pl.col("model") == "one") | (pl.col("condition") == "short"))
+    made = sensitivity(claim("affine"), only, experiment=ASKED, resamples=300)
+    assert made.filter("reference").select("model", "condition").rows() == [
+        ("one", "slashes"),
+        ("two", "short"),
+    ]
+    cut = made.filter(~((pl.col("model") == "two") & pl.col("reference")))
+    lone = cut.vstack(cut.filter(model="one").with_columns(pl.lit("three").alias("model")))
+    lone = lone.with_columns(
+        pl.when(pl.col("model") == "three")
+        .then(None)
+        .otherwise("same_verdict")
+        .alias("same_verdict")
+    )
+    assert dict(survival(lone).select("model", "survives").iter_rows()) == {
+        "one": True,
+        "three": None,
+    }
+
+
+def test_class_sets_that_leave_nothing_out_are_one_choice_for_all_classes() -> None:
+    def of(p: int, share: float) -> float:
+        return share * (0.4 + 0.1 * noise(p))
+
+    def value(m: str, p: int, c: str, layer: int, head: int, item: str) -> float:
+        return of(p, {"hash": 0.25, "star": 0.75}[item])
+
+    def other(m: str, p: int, c: str, layer: int, head: int, item: str) -> float:
+        return of(p, {"hash": 0.5, "star": 0.5}[item])
+
+    less = masses(value, keys="maps").filter(item="hash")
+    sets = [
+        masses(value, keys="maps").with_columns(pl.lit("first").alias("classes")),
+        masses(other, keys="maps").with_columns(pl.lit("second").alias("classes")),
+        less.with_columns(pl.lit("part").alias("classes")),
+    ]
+    asked = {**ASKED, "classes": ["second", "first", "part"]}
+    made = sensitivity(claim("maps"), pl.concat(sets), experiment=asked, resamples=300)
+    assert set(made["classes"]) == {"second", "part"}
+    named = sensitivity(claim("map-characters"), pl.concat(sets), experiment=asked, resamples=300)
+    assert set(named["classes"]) == {"second", "first"}  # `part` has no star
+
+
+def test_a_claim_in_a_line(made: pl.DataFrame) -> None:
+    told = in_a_line(made)
+    survived = survival(made)
+    assert told["claim"] == "map-characters"
+    assert (told["choices"], told["verdicts"]) == (8, 16)
+    assert told["same_verdict"] == survived["same_verdict"].sum() < 16
+    assert (told["places"], told["survives"]) == (2, 0)
+    assert [line.partition(": ")[0] for line in told["overturned_by"]] == ["layer 0", "layer 1"]
+    assert "queries last" in told["overturned_by"][0]
+
+
+def test_a_verdict_on_all_heads_counts_once_in_a_line() -> None:
+    def value(m: str, p: int, c: str, *at: Any) -> float:
+        return (0.95 if c == "slashes" else 0.3) + 0.01 * noise(p, c, *at)
+
+    fits = measured("lambda_r2", value, conditions=("slashes", "short"), heads=5, layers=1)
+    made = sensitivity(claim("one-factor-fit"), fits, experiment=ASKED, resamples=300)
+    assert made.height == 10
+    told = in_a_line(made)
+    assert (told["choices"], told["verdicts"], told["same_verdict"]) == (2, 2, 1)
+    assert told["overturned_by"] == ["base, layer 0: condition short"]
 
 
 def test_a_claim_about_a_region_stays_with_it() -> None:

@@ -59,7 +59,7 @@ def figure(
 
     Without a NAME, every figure that the run has the numbers for. Names: token-types,
     filler-profile, filler-vs-sentence, effect-heads, classes, lift, lambda, lambda-length, flow,
-    depth, text.
+    depth, text, sensitivity.
     """
     from attnscope.experiment.store import open_run
     from attnscope.figures import draw, drawable, save

@@ -15,6 +15,7 @@ from attnscope.figures.flow import flow
 from attnscope.figures.lambda_heads import lambda_heads
 from attnscope.figures.lambda_length import lambda_length
 from attnscope.figures.lift import lift
+from attnscope.figures.sensitivity import sensitivity
 from attnscope.figures.text import text
 from attnscope.figures.theme import PUBLISHED, SAFE, THEMES, Theme
 from attnscope.figures.token_types import token_types
@@ -38,6 +39,7 @@ __all__ = [
     "lambda_length",
     "lift",
     "save",
+    "sensitivity",
     "text",
     "token_types",
 ]

@@ -20,6 +20,7 @@ __all__ = [
     "Rows",
     "base_conditions",
     "bundled",
+    "condition_fillers",
     "condition_kinds",
     "conditions_in_order",
     "heads_way",
@@ -121,6 +122,23 @@ def condition_kinds(run: Run) -> dict[str, str]:
             if isinstance(level.get("kind"), str):
                 kinds[name] = level["kind"]
     return kinds
+
+
+def condition_fillers(run: Run) -> dict[str, str]:
+    """What was inserted and where, whatever its length, by condition: `repeat '/', between`."""
+    asked = {name: what for name, what in _asked_conditions(run).items() if what.get("insert")}
+    ways = {what.get("by") for what in asked.values()}
+    fillers = {}
+    for name, what in asked.items():
+        insert = what["insert"] if isinstance(what["insert"], Mapping) else {}
+        unit = insert.get("unit")
+        said = [str(insert.get("kind", "filler")) + (f" {unit!r}" if unit is not None else "")]
+        if what.get("position") is not None:
+            said.append(str(what["position"]))
+        if len(ways) > 1:
+            said.append(f"by {what.get('by')}")
+        fillers[name] = ", ".join(said)
+    return fillers
 
 
 def bundled(run: Run, models: Iterable[str]) -> list[str]:

@@ -23,6 +23,7 @@ from attnscope.figures.flow import draw as _flow
 from attnscope.figures.lambda_heads import draw as _lambda_heads
 from attnscope.figures.lambda_length import draw as _lambda_length
 from attnscope.figures.lift import draw as _lift
+from attnscope.figures.sensitivity import draw as _sensitivity
 from attnscope.figures.style import Style
 from attnscope.figures.text import draw as _text
 from attnscope.figures.theme import Theme, theme_named
@@ -42,6 +43,7 @@ FIGURES: Mapping[str, Callable[..., Figure]] = {
     "flow": _flow,
     "depth": _depth,
     "text": _text,
+    "sensitivity": _sensitivity,
 }
 """Every figure, by its name."""
 

@@ -89,7 +89,16 @@ def draw(
     else:
         fixed = found.models[0]
         values = values.filter(pl.col("model") == fixed)
-    items = found.items
+    items, absent = found.items, found.absent
+    if choice.items is None and measure == "mass":
+        # Of the two that are compared: other conditions may well have tokens of a class.
+        two = values.filter(pl.col(kind).is_in([of, minus]))
+        tokens = dict(two.group_by("item").agg(pl.col("tokens").max()).iter_rows())
+        there = [name for name in items if tokens.get(name) != 0]
+        if there:
+            absent = absent + [name for name in items if name not in there]
+            items = there
+            values = values.filter(pl.col("item").is_in(items))
     if choice.items is None and set(PREFERRED) <= set(items):
         items = list(PREFERRED)
         values = values.filter(pl.col("item").is_in(items))
@@ -124,7 +133,7 @@ def draw(
             + (f"; class set: {found.classes}" if found.classes else ""),
             f"n = {count(few, 'prompt')}, paired by prompt",
             tested,
-            f"No text has a token of {join(found.absent, 'or')}" if found.absent else "",
+            f"No text has a token of {join(absent, 'or')}" if absent else "",
             f"{found.not_numbers} undefined values are left out" if found.not_numbers else "",
         ],
         [of, minus] if kind == "model" else [fixed],

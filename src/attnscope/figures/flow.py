@@ -66,6 +66,11 @@ def draw(run: Run, choice: Choice, style: Style, *, combine: str | None = None) 
     layers = every if choice.layers is not None else sorted({every[0], every[-1]})
     kept = found.frame.filter(pl.col("layer").is_in(layers))
     values = combine_heads(kept, heads)
+    # A class that gets exactly nothing, from whomever, has no keys here: a column of zeros.
+    most = dict(values.group_by("target").agg(pl.col("value").abs().max()).iter_rows())
+    empty = [name for name in most if most[name] == 0] if choice.items is None else []
+    if len(empty) < len(most):
+        values = values.filter(~pl.col("target").is_in(empty))
     frame = means(values, ["model", "layer", "item", "target"])
     targets = [c for c in found.items if c in set(frame["target"])]
     targets += sorted(set(frame["target"]) - set(targets))
@@ -92,6 +97,9 @@ def draw(run: Run, choice: Choice, style: Style, *, combine: str | None = None) 
             f"(column); queries: {found.queries}; keys: {found.keys}; class set: {found.classes}; "
             f"condition: {', '.join(found.conditions)}; not normalised further",
             prompts_said(frame["n"].to_list(), interval=False),
+            f"No column: {join(_in_order(found.items, empty))}, to which exactly nothing goes"
+            if empty
+            else "",
             f"{found.not_numbers} undefined values (a class without queries) are left out"
             if found.not_numbers
             else "",
@@ -124,3 +132,7 @@ def draw(run: Run, choice: Choice, style: Style, *, combine: str | None = None) 
         width=width + 60,
         differences=paired,
     )
+
+
+def _in_order(classes: list[str], some: list[str]) -> list[str]:
+    return [name for name in classes if name in some] + sorted(set(some) - set(classes))

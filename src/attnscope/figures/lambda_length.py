@@ -6,6 +6,7 @@ is fitted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
@@ -14,7 +15,7 @@ import polars as pl
 from attnscope.errors import InputError
 from attnscope.figures.assemble import assemble
 from attnscope.figures.caption import caption, heads_said, layers_said, prompts_said
-from attnscope.figures.choice import Choice, condition_kinds, heads_way, rows
+from attnscope.figures.choice import Choice, condition_fillers, heads_way, rows
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import Figure, Run
 from attnscope.figures.lambda_heads import NEEDS
@@ -103,7 +104,7 @@ def draw(run: Run, choice: Choice, style: Style, *, combine: str | None = None) 
     lengths = run.cells.group_by("model", "condition").agg(
         pl.col("filler_tokens").mean().alias("filler_tokens")
     )
-    kinds = condition_kinds(run)
+    fillers = condition_fillers(run)
     values = combine_heads(found.frame, heads)
     layers = found.layers
     if choice.layers is None and len(layers) > MOST:
@@ -113,23 +114,22 @@ def draw(run: Run, choice: Choice, style: Style, *, combine: str | None = None) 
         means(values, ["model", "condition", "layer"])
         .join(lengths, on=["model", "condition"])
         .with_columns(
-            pl.col("condition").replace_strict(kinds, default="filler").alias("kind"),
+            pl.col("condition").replace_strict(fillers, default="filler").alias("filler"),
         )
     )
-    if (
-        frame.group_by("model", "kind")
-        .agg(pl.col("filler_tokens").n_unique())["filler_tokens"]
-        .max()
-        == 1
-    ):
+    # A line is one filler at one place; another token or place is another line, in its own panel.
+    several = pl.col("filler_tokens").n_unique().over("model", "filler") > 1
+    lone = frame.filter(~several)["condition"].unique().to_list()
+    frame = frame.filter(several)
+    if frame.is_empty():
         raise InputError(
             "this run has filler of one length only; an experiment with the same filler in several "
             "lengths (conditions with another `count` each) has them"
         )
-    several = frame["kind"].n_unique() > 1
-    panel = pl.format("{}, {}", "model", "kind") if several else pl.col("model")
+    drawn = frame["filler"].unique(maintain_order=True).sort().to_list()
+    panel = pl.format("{}, {}", "model", "filler") if len(drawn) > 1 else pl.col("model")
     frame = shown(
-        frame.sort(rank("model", found.models), "kind", "layer", "filler_tokens").select(
+        frame.sort(rank("model", found.models), "filler", "layer", "filler_tokens").select(
             panel.alias("panel"),
             "condition",
             "filler_tokens",
@@ -148,6 +148,12 @@ def draw(run: Run, choice: Choice, style: Style, *, combine: str | None = None) 
             f"{join(found.models)}, {layers_said(layers)}"
             + (f", of {len(found.layers)} in the run" if len(layers) < len(found.layers) else "")
             + f", {heads_said(run, heads, found.frame, found.sources)}",
+            f"Filler: {'; '.join(drawn)}"
+            + (
+                f"; not of several lengths, so not shown: {join(_in_order(found.conditions, lone))}"
+                if lone
+                else ""
+            ),
             "λ: slope through the origin of the average attention weight with filler on that "
             f"without, over aligned tokens; queries: {found.queries}; keys: {found.keys}; "
             "not normalised further; filler tokens: mean over prompts",
@@ -183,3 +189,7 @@ def draw(run: Run, choice: Choice, style: Style, *, combine: str | None = None) 
         style=style,
         width=width + 50,
     )
+
+
+def _in_order(conditions: Sequence[str], some: Sequence[str]) -> list[str]:
+    return [name for name in conditions if name in some]

@@ -145,6 +145,7 @@ class Theme:
                 "ink-text": {"color": ink, "fontSize": small},
                 "faint-text": {"color": faint, "fontSize": small},
                 "faint-rule": {"color": faint, "stroke": faint, "fill": None},
+                "chosen-row": {"color": grid},
                 "span": {"color": self.span, "opacity": 0.22 if self.dark else 1.0},
                 "panel-title": {"color": ink, "fontSize": large, "fontWeight": "bold"},
                 "paper-edge": {"stroke": self.paper},

@@ -22,7 +22,7 @@ from attnscope.figures.figure import Run
 from attnscope.figures.html import facts, frame_table
 from attnscope.figures.page import POLICY, STYLE, charts_script, figure_html
 from attnscope.figures.words import BUNDLED, count, join
-from attnscope.stats.on_run import compare_run, judge_run
+from attnscope.stats.on_run import compare_run, judge_run, survival_of_run
 from attnscope.stats.verdicts import verdict_table
 
 if TYPE_CHECKING:
@@ -201,7 +201,30 @@ def _claims(run: Run) -> str:
             f"<details><summary>Not measured in this run ({others.height})</summary>"
             f"<ul>{items}</ul></details>"
         )
+    parts.append(_survival(run))
     return "\n".join(parts)
+
+
+def _survival(run: Run) -> str:
+    """A line for every claim that the run has several choices for."""
+    lines = survival_of_run(cast("StoredRun", run))
+    if lines.is_empty():
+        return ""
+    of = pl.format("{} of {}", "same_verdict", "verdicts")
+    shown = lines.select(
+        "claim",
+        "choices",
+        of.alias("verdicts as in the reference"),
+        pl.format("{} of {}", "survives", "places").alias("survives in"),
+        pl.col("overturned_by").list.join(". ").replace("", None).alias("overturned by"),
+    )
+    return (
+        "<h3>Do they survive the choices?</h3><p>Each claim again under every choice of queries, "
+        "keys, classes, normalisation and condition that this run has. The reference is the "
+        "claim’s own choice, and of what it leaves open the run’s first; it survives in a place "
+        "(a model or pair, a layer) where every choice has the reference’s verdict. The choices "
+        f"are the same data seen again, not further evidence.</p>{frame_table(shown)}"
+    )
 
 
 def _comparison(run: Run) -> str:

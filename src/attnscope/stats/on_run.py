@@ -7,14 +7,14 @@ from typing import Any
 
 import polars as pl
 
-from attnscope.errors import InputError
+from attnscope.errors import AttnscopeError, InputError
 from attnscope.experiment.store import Run
 from attnscope.stats.claims import Claim, built_in
 from attnscope.stats.paired import compare
-from attnscope.stats.sensitivity import sensitivity
+from attnscope.stats.sensitivity import CHOICES, in_a_line, sensitivity
 from attnscope.stats.verdicts import Verdict, judge
 
-__all__ = ["base_of", "compare_run", "judge_run", "sensitivity_of_run"]
+__all__ = ["base_of", "compare_run", "judge_run", "sensitivity_of_run", "survival_of_run"]
 
 
 def compare_run(
@@ -95,6 +95,34 @@ def sensitivity_of_run(
         pair=pair,
         resamples=resamples,
         seed=seed,
+    )
+
+
+def survival_of_run(
+    run: Run,
+    claims: Iterable[Claim] | None = None,
+    *,
+    pair: tuple[str, str] | None = None,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> pl.DataFrame:
+    """A line for every claim that a run can judge under more than one choice: see `in_a_line`."""
+    lines = []
+    for claim in built_in() if claims is None else claims:
+        try:
+            table = sensitivity_of_run(run, claim, pair=pair, resamples=resamples, seed=seed)
+        except AttnscopeError:
+            continue
+        if table.select(*CHOICES).n_unique() > 1:
+            lines.append(in_a_line(table))
+    names = ("choices", "verdicts", "same_verdict", "places", "survives")
+    return pl.DataFrame(
+        lines,
+        schema={
+            "claim": pl.String(),
+            **{name: pl.Int64() for name in names},
+            "overturned_by": pl.List(pl.String()),
+        },
     )
 
 

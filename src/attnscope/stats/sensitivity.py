@@ -7,13 +7,13 @@ from typing import Any
 
 import polars as pl
 
-from attnscope.errors import InputError
+from attnscope.errors import InputError, unknown
 from attnscope.stats.claims import Claim, Part
 from attnscope.stats.evidence import measures
 from attnscope.stats.tables import NORMALISE, Values
 from attnscope.stats.verdicts import Verdict, judge
 
-__all__ = ["CHOICES", "sensitivity", "survival"]
+__all__ = ["CHOICES", "in_a_line", "sensitivity", "survival"]
 
 CHOICES = ("queries", "keys", "classes", "normalise", "condition")
 """What is varied, where the run has more than one."""
@@ -25,17 +25,21 @@ def sensitivity(
     *,
     experiment: dict[str, Any] | None = None,
     pair: tuple[str, str] | None = None,
+    part: int = 0,
     resamples: int = 10_000,
     seed: int = 0,
 ) -> pl.DataFrame:
-    """A row per combination of choices, model, layer and head, with the figures of the claim's
-    first part and the verdict on the whole claim.
+    """A row per combination of choices, model, layer and head, with the figures of one `part` of
+    the claim, counted from 0, and the verdict on the whole claim.
 
     Choices are compared with the reference: those of the claim itself, which for what it leaves
-    open are the run's first. `changed` names the choices that differ from it; `same_sign` and
-    `same_verdict` say whether the direction and the verdict are those of the reference. Of
-    conditions, `kind`, `count` and `position` tell what they insert.
+    open are the run's first; so also where several conditions are of the kind it names. `changed`
+    names the choices that differ from it; `same_sign` and `same_verdict` say whether the direction
+    and the verdict are those of the reference. Of conditions, `kind`, `count` and `position` tell
+    what they insert.
     """
+    if part not in range(len(claim.parts)):
+        raise unknown(f"part of claim {claim.name!r}", part, range(len(claim.parts)))
     table = values.lazy().filter(pl.col("measure").is_in(_measures(claim))).collect()
     if table.is_empty():
         raise InputError(
@@ -52,19 +56,23 @@ def sensitivity(
     if all(verdict.figures is None for verdict in own):
         raise InputError(f"claim {claim.name!r} cannot be judged on this run: {own[0].reason}")
     options = {name: _there(claim, table, name, experiment or {}) for name in CHOICES}
-    reference = _reference(own)
+    reference = _reference(own, part)
+    table = _in_scope(claim, table)
     rows = []
     for way in itertools.product(*options.values()):
         chosen = dict(zip(options, way, strict=True))
-        for verdict in judge([_changed(claim, chosen)], table, **settings):
-            rows += _rows(verdict, reference)
-    made = pl.DataFrame(rows, infer_schema_length=None).unique(maintain_order=True)
+        looked_at = _looked_at(claim, table, chosen)
+        for verdict in judge([_changed(claim, chosen)], looked_at, **settings):
+            rows += _rows(verdict, reference, part)
+    made = pl.DataFrame(rows, schema_overrides=_TYPES, infer_schema_length=None)
+    made = made.unique(maintain_order=True)
     return _beside_the_reference(_with_insertions(made, experiment or {}))
 
 
 def survival(table: pl.DataFrame) -> pl.DataFrame:
     """For each model, layer and head: over how many choices sign and verdict are the reference's,
-    and which choices overturn the verdict: the fewest that do, in words.
+    and which choices overturn the verdict: the fewest that do, in words. Without a reference
+    nothing can survive it: null.
     """
     judged = table.filter(pl.col("difference").is_not_null())
     changed = pl.struct(*CHOICES, "changed").filter(~pl.col("same_verdict"))
@@ -73,11 +81,42 @@ def survival(table: pl.DataFrame) -> pl.DataFrame:
         pl.col("verdict").filter(pl.col("reference")).first().alias("verdict"),
         pl.col("same_sign").sum().alias("same_sign"),
         pl.col("same_verdict").sum().alias("same_verdict"),
-        pl.col("same_verdict").all().alias("survives"),
+        pl.col("same_verdict").all(ignore_nulls=False).alias("survives"),
         changed.alias("overturned_by"),
     )
     words = [_fewest(rows) for rows in survived["overturned_by"].to_list()]
     return survived.with_columns(pl.Series("overturned_by", words, dtype=pl.List(pl.String())))
+
+
+def in_a_line(table: pl.DataFrame) -> dict[str, Any]:
+    """How a claim survives, over all models and layers that it was judged for: how many `choices`
+    there are, how many of the `verdicts` are those of the reference (`same_verdict`), in how many
+    of the `places` (a model, a layer) all are (`survives`), and what overturns it where.
+    """
+    verdicts = table.filter(pl.col("difference").is_not_null()).unique(
+        ["claim", "model", "layer", *CHOICES], keep="first", maintain_order=True
+    )
+    places = survival(verdicts.with_columns(pl.lit(None, dtype=pl.Int64()).alias("head")))
+    told = [
+        f"{_place(row)}{'; '.join(row['overturned_by'])}"
+        for row in places.iter_rows(named=True)
+        if row["overturned_by"]
+    ]
+    return {
+        "claim": table["claim"][0],
+        "choices": verdicts.select(*CHOICES).n_unique(),
+        "verdicts": verdicts.height,
+        "same_verdict": int(verdicts["same_verdict"].sum()),
+        "places": places.height,
+        "survives": int(places["survives"].sum()),
+        "overturned_by": told,
+    }
+
+
+def _place(row: dict[str, Any]) -> str:
+    said = [row["model"], None if row["layer"] is None else f"layer {row['layer']}"]
+    known = [one for one in said if one is not None]
+    return f"{', '.join(known)}: " if known else ""
 
 
 def _fewest(overturning: list[dict[str, Any]]) -> list[str]:
@@ -108,10 +147,58 @@ def _there(claim: Claim, table: pl.DataFrame, name: str, asked: dict[str, Any]) 
     if name == "condition":
         over = [part for part in claim.parts if part.comparison.over == "condition"]
         if over:  # the second of the pair is varied, the first stays
-            return [None, *_variants(asked)]
+            return list(_variants(asked)) or [None]
         return table["condition"].unique(maintain_order=True).to_list()
     there = table[name].drop_nulls().unique(maintain_order=True).to_list()
+    listed = [one for one in asked.get(name, ()) if one in there]
+    there = listed + [one for one in there if one not in listed]
+    if name == "classes" and len(there) > 1 and all(q.item is None for q in quantities):
+        there = _unlike(table, there)
     return there or [None]
+
+
+def _unlike(table: pl.DataFrame, sets: list[str]) -> list[str]:
+    """Class sets that differ when all their classes are added up. Two sets that leave out no token
+    do not: to count both would be to count one conclusion twice.
+    """
+    by = ["model", "prompt", "condition", "queries", "keys", "layer", "head", "measure"]
+    amounts = ("value", "uniform", "tokens")
+    kept: dict[str, pl.DataFrame] = {}
+    for name in sets:
+        added = table.filter(pl.col("classes") == name).group_by(by).agg(pl.col(amounts).sum())
+        if not any(_alike(added, other, by, amounts) for other in kept.values()):
+            kept[name] = added
+    return list(kept)
+
+
+def _alike(a: pl.DataFrame, b: pl.DataFrame, by: list[str], amounts: tuple[str, ...]) -> bool:
+    if a.height != b.height:
+        return False
+    both = a.join(b, on=by, nulls_equal=True)
+    near = [((pl.col(c) - pl.col(f"{c}_right")).abs() <= 1e-5 * pl.col(c).abs()) for c in amounts]
+    return both.height == a.height and bool(both.select(pl.all_horizontal(near).all()).item())
+
+
+def _in_scope(claim: Claim, table: pl.DataFrame) -> pl.DataFrame:
+    """Without layers that no part is about: less to look through for every choice."""
+    layers: set[int] = set()
+    for part in claim.parts:
+        of_part = part.comparison.pair if part.comparison.over == "layer" else part.scope.layers
+        if of_part is None or isinstance(of_part, str):
+            return table
+        layers |= {int(layer) for layer in of_part}
+    return table.filter(pl.col("layer").is_in(sorted(layers)))
+
+
+def _looked_at(claim: Claim, table: pl.DataFrame, chosen: dict[str, Any]) -> pl.DataFrame:
+    """The rows that a claim with these choices looks at."""
+    between = any(part.comparison.over == "condition" for part in claim.parts)
+    keep = [
+        pl.col(name) == chosen[name]
+        for name in ("queries", "keys", "classes", *(() if between else ("condition",)))
+        if chosen[name] is not None
+    ]
+    return table.filter(*keep) if keep else table
 
 
 def _variants(asked: dict[str, Any]) -> list[str]:
@@ -152,21 +239,35 @@ _SHOWN = (
 _MADE = ("queries", "keys", "classes", "normalise")
 
 
-def _reference(own: list[Verdict]) -> dict[str, Any]:
-    figures = next(verdict.figures for verdict in own if verdict.figures is not None)
-    first = figures.filter(pl.col("part") == 0).row(0, named=True)
-    conditions = {verdict.condition for verdict in own}
-    return {**{name: first[name] for name in _MADE}, "condition": conditions}
+_TYPES = {
+    **{name: pl.String() for name in ("model", *_MADE, "condition", "item")},
+    "layer": pl.Int64(),
+    "head": pl.Int64(),
+}
 
 
-def _rows(verdict: Verdict, reference: dict[str, Any]) -> list[dict[str, Any]]:
+def _reference(own: list[Verdict], part: int) -> dict[str | None, dict[str, Any]]:
+    """The choices of the claim itself, by model: those of its first verdict that has figures."""
+    made: dict[str | None, dict[str, Any]] = {}
+    for verdict in own:
+        if verdict.figures is not None and verdict.model not in made:
+            first = verdict.figures.filter(pl.col("part") == part).row(0, named=True)
+            choices = {name: first[name] for name in _MADE}
+            made[verdict.model] = {**choices, "condition": verdict.condition}
+    return made
+
+
+def _rows(
+    verdict: Verdict, references: dict[str | None, dict[str, Any]], part: int
+) -> list[dict[str, Any]]:
     if verdict.figures is None:
         return []
+    # A model whose own choices have no figures is held against those of the others.
+    reference = references.get(verdict.model) or next(iter(references.values()))
     made = []
-    for row in verdict.figures.filter(pl.col("part") == 0).iter_rows(named=True):
+    for row in verdict.figures.filter(pl.col("part") == part).iter_rows(named=True):
         choices = {**{name: row[name] for name in _MADE}, "condition": verdict.condition}
-        changed = [name for name in _MADE if choices[name] != reference[name]]
-        changed += [] if verdict.condition in reference["condition"] else ["condition"]
+        changed = [name for name in CHOICES if choices[name] != reference[name]]
         made.append(
             {
                 "claim": verdict.claim,

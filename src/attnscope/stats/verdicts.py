@@ -22,7 +22,7 @@ from attnscope.stats.evidence import (
 from attnscope.stats.paired import MINIMUM
 from attnscope.stats.tables import Values
 
-__all__ = ["VERDICTS", "Verdict", "judge", "verdict_table"]
+__all__ = ["VERDICTS", "Verdict", "judge", "stated", "verdict_table"]
 
 VERDICTS = ("supported", "contradicted", "undetermined", "not measured")
 
@@ -104,7 +104,7 @@ def _judged(
         bindings = _bindings(claim, facts)
         pairs = _models(claim, facts, pair)
     except NotMeasuredError as why:
-        words = _words(claim.statement, {})
+        words = stated(claim.statement, {})
         return [Verdict(claim.name, words, "not measured", str(why))]
     found = []
     for models, binding in itertools.product(pairs, bindings):
@@ -180,7 +180,7 @@ def _bound(
     said: dict[str, Any] = {**sides, "condition": condition, "model": model}
 
     def verdict(outcome: str, reason: str, layer: int | None, figures: Any) -> Verdict:
-        words = _words(claim.statement, {**said, "layer": layer})
+        words = stated(claim.statement, {**said, "layer": layer})
         return Verdict(claim.name, words, outcome, reason, model, condition, layer, figures)
 
     try:
@@ -249,7 +249,7 @@ def _said(part: Part, rows: pl.DataFrame, outcome: str) -> str:
     )
 
 
-def _words(statement: str, known: dict[str, Any]) -> str:
+def stated(statement: str, known: dict[str, Any]) -> str:
     """The statement with its names; what is not known stays general."""
     general = {"a": "one", "b": "the other", "condition": "a filler", "model": "the model"}
     words = {**general, "layer": "L", **{k: v for k, v in known.items() if v not in (None, "")}}

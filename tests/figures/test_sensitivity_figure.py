@@ -1,0 +1,242 @@
+"""The figure of sensitivity: a row per choice, the numbers of the table, and who overturns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from reading_back import rows_of, section
+
+from attnscope.errors import InputError
+from attnscope.figures import FIGURES, draw, save
+from attnscope.figures.words import plain
+from attnscope.stats.claims import Claim, built_in
+from attnscope.stats.sensitivity import CHOICES, sensitivity
+from made_runs import MadeRun, made_run
+from made_values import masses
+
+NAMED = {claim.name: claim for claim in built_in()}
+
+
+def choices_run(*, models: tuple[str, ...] = ("base", "tuned"), layers: int = 2) -> MadeRun:
+    """The tuned model looks more with all queries, less with the last one, of either keys."""
+
+    def value(queries: str, keys: str) -> Any:
+        way = 1 if queries == "all" else -1
+
+        def of(model: str, prompt: int, condition: str, layer: int, head: int, item: str) -> float:
+            told = (3 * prompt + layer + 2 * head + len(item) + len(keys)) % 7
+            return 0.3 + 0.05 * way * (model == "tuned") + 0.001 * told * (1 + (model == "tuned"))
+
+        return of
+
+    tables = [
+        masses(value(queries, keys), models=models, layers=layers, queries=queries, keys=keys)
+        for queries in ("all", "last")
+        for keys in ("all", "maps")
+    ]
+    run = made_run(models=models, prompts=12, layers=(0,), heads=1, conditions={"none": 0})
+    asked = {**run.experiment, "queries": ["all", "last"], "keys": ["all", "maps"]}
+    return replace(run, values=pl.concat(tables).lazy(), experiment=asked)
+
+
+@pytest.fixture(scope="module")
+def run() -> MadeRun:
+    return choices_run()
+
+
+def test_the_numbers_are_those_of_the_table(run: MadeRun) -> None:
+    figure = draw(run, "sensitivity", claim="map-characters")
+    table = sensitivity(NAMED["map-characters"], run.values, experiment=dict(run.experiment))
+    assert figure.data.height == table.height == 2 * 2 * 4 * 2
+    on = ["queries", "keys", "normalise", "layer"]
+    both = figure.data.join(table, on=on, suffix="_of_table", validate="1:1")
+    assert both.height == table.height
+    for name in ("difference", "low", "high"):
+        assert both[name].to_list() == pytest.approx(both[f"{name}_of_table"].to_list(), rel=1e-5)
+    for name in ("verdict", "n", "reference"):
+        assert both[name].to_list() == both[f"{name}_of_table"].to_list()
+
+
+def test_rows_are_named_by_what_varies_and_columns_by_the_normalisation(run: MadeRun) -> None:
+    data = draw(run, "sensitivity", claim="map-characters").data
+    assert data["choice"].unique(maintain_order=True).to_list() == [
+        "all · all",
+        "all · maps",
+        "last · all",
+        "last · maps",
+    ]
+    assert data["panel"].unique(maintain_order=True).to_list() == ["layer 0", "layer 1"]
+    assert data["quantity"].unique(maintain_order=True).to_list() == [
+        "mass",
+        "per-token",
+        "share",
+        "lift",
+    ]
+    own = data.filter("reference")
+    assert own["choice"].unique().to_list() == ["all · all"]
+    assert own["quantity"].unique().to_list() == ["mass"]
+    assert own["changed"].unique().to_list() == ["nothing"]
+
+
+def test_the_description_counts_and_names_what_overturns(run: MadeRun) -> None:
+    figure = draw(run, "sensitivity", claim="map-characters")
+    same = int(figure.data["same_verdict"].sum())
+    assert 0 < same < 32
+    assert f"{same} of 32 verdicts (16 choices) are the reference's" in figure.caption
+    assert f"{same} of 32 verdicts (16 choices)" in plain(
+        section(figure.description, "Overview")[0]
+    )
+    notes = [plain(line) for line in section(figure.description, "Notes")]
+    assert [note.partition(":")[0] for note in notes] == ["- layer 0", "- layer 1"]
+    for layer, note in enumerate(notes):
+        of_layer = figure.data.filter(layer=layer)
+        agree = int(of_layer["same_verdict"].sum())
+        assert f"supported; {agree} of 16 choices have this verdict" in note
+        assert "overturned by" in note
+        assert "queries last" in note
+    assert f"Overturned by {32 - same} verdicts" in section(figure.description, "Differences")[0]
+
+
+def test_a_verdict_is_a_colour_and_a_shape(run: MadeRun) -> None:
+    spec = str(draw(run, "sensitivity", claim="map-characters").spec)
+    assert "'shape'" in spec
+    assert "['circle', 'cross', 'diamond']" in spec
+
+
+def test_a_region_of_the_claim_stays(run: MadeRun) -> None:
+    figure = draw(run, "sensitivity")  # `maps` comes first, and is judged
+    assert figure.title == "“maps” under every choice"
+    assert figure.data["keys"].unique().to_list() == ["maps"]
+    assert figure.data["choice"].unique(maintain_order=True).to_list() == ["all", "last"]
+    assert "tuned puts more attention on the maps than base does" in figure.caption
+
+
+def test_the_rows_can_be_chosen(run: MadeRun) -> None:
+    figure = draw(run, "sensitivity", claim="map-characters", layers=[1], queries="last")
+    assert figure.data["layer"].unique().to_list() == [1]
+    assert figure.data["queries"].unique().to_list() == ["last"]
+    assert "not among the rows shown, which all have queries: last" in figure.caption
+    whole = draw(run, "sensitivity", claim="map-characters").data
+    kept = whole.filter(layer=1, queries="last")  # q is corrected over all layers all the same
+    assert figure.data["q"].to_list() == kept["q"].to_list()
+    turned = draw(run, "sensitivity", claim="map-characters", models=["tuned", "base"])
+    assert turned.data["difference"].to_list() == (-whole["difference"]).to_list()
+    for wrong, message in (
+        ({"layers": [7]}, "unknown layer 7; known: 0, 1"),
+        ({"queries": "first"}, "unknown queries 'first'; known: all, last"),
+        ({"models": ["other"]}, "unknown model 'other'; known: "),
+        ({"items": ["hash"]}, "names its own classes"),
+    ):
+        with pytest.raises(InputError, match=message):
+            draw(run, "sensitivity", claim="map-characters", **wrong)
+
+
+def test_normalisations_alone_make_layers_the_rows() -> None:
+    run = choices_run()
+    one = replace(
+        run, values=run.values.filter(pl.col("queries") == "all", pl.col("keys") == "all")
+    )
+    data = draw(one, "sensitivity", claim="map-characters").data
+    assert data["panel"].unique().to_list() == ["all"]
+    assert data["choice"].unique(maintain_order=True).to_list() == ["layer 0", "layer 1"]
+    assert data.height == 2 * 4
+
+
+def test_too_many_layers_are_thinned_out_and_said() -> None:
+    run = choices_run(layers=30)
+    figure = draw(run, "sensitivity", claim="map-characters")
+    layers = figure.data["layer"].unique().sort().to_list()
+    assert len(layers) == 18  # 4 rows each
+    assert layers[0] == 0
+    assert layers[-1] == 29
+    assert "12 further layers not shown" in figure.caption
+    asked = draw(run, "sensitivity", claim="map-characters", layers=list(range(30)))
+    assert asked.data["layer"].n_unique() == 30
+
+
+def test_heads_by_themselves_and_parts_of_a_claim() -> None:
+    run = made_run(
+        models=("one",),
+        conditions={"base": 0, "slashes": 9, "more": 18, "sentence": 9},
+        measures=("uniformity",),
+        layers=(0,),
+    )
+    first = draw(run, "sensitivity", claim="uniform-filler")
+    assert "head" not in first.data.columns
+    assert first.data["choice"].to_list() == ["slashes (9 × repeat)", "more (18 × repeat)"]
+    each = draw(run, "sensitivity", claim="uniform-filler", part=1)
+    assert each.data["head"].unique().sort().to_list() == [0, 1, 2, 3]
+    assert each.data.height == 2 * 4
+    # The verdict is that of the whole claim, whichever part is shown.
+    verdicts = dict(first.data.select("condition", "verdict").iter_rows())
+    assert dict(each.data.select("condition", "verdict").iter_rows()) == verdicts
+    assert "the figures are of part 1" in each.caption
+    one = draw(run, "sensitivity", claim="uniform-filler", part=1, heads=[2])
+    assert one.data["head"].unique().to_list() == [2]
+    with pytest.raises(InputError, match="unknown part of claim 'uniform-filler' 2; known: 0, 1"):
+        draw(run, "sensitivity", claim="uniform-filler", part=2)
+    with pytest.raises(InputError, match="part 1 of which claim"):
+        draw(run, "sensitivity", part=1)
+
+
+def test_claims_of_ones_own(run: MadeRun, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "claims:\n- name: stars\n  statement: More on stars.\n"
+        "  quantity: {measure: mass, item: star}\n  comparison: {over: model}\n"
+        "  direction: more\n  scope: {layers: each}\n"
+    )
+    by_file = draw(run, "sensitivity", claims=str(file), claim="stars")
+    assert by_file.title == "“stars” under every choice"
+    given = Claim.model_validate(
+        {
+            "name": "stars",
+            "statement": "More on stars.",
+            "quantity": {"measure": "mass", "item": "star"},
+            "comparison": {"over": "model"},
+            "direction": "more",
+            "scope": {"layers": "each"},
+        }
+    )
+    assert draw(run, "sensitivity", claim=given).data.equals(by_file.data)
+
+
+def test_bad_input() -> None:
+    run = choices_run()
+    with pytest.raises(InputError, match="unknown claim 'map'; known: fall, one-factor"):
+        draw(run, "sensitivity", claim="map")
+    with pytest.raises(InputError, match="'affine' is about affine_r2, which this run has not"):
+        draw(run, "sensitivity", claim="affine")
+    alone = choices_run(models=("alone",))
+    with pytest.raises(InputError, match="two models are compared, and this run has 1"):
+        draw(alone, "sensitivity", claim="maps")
+    single = made_run(
+        models=("one",),
+        conditions={"base": 0, "slashes": 9, "sentence": 9},
+        measures=("uniformity",),
+        layers=(0,),
+    )
+    with pytest.raises(InputError, match="'uniform-filler' has one choice only in this run"):
+        draw(single, "sensitivity", claim="uniform-filler")
+    with pytest.raises(InputError, match="no claim that can be judged under more than one choice"):
+        draw(single, "sensitivity")
+
+
+def test_few_prompts_decide_nothing_and_have_their_intervals(run: MadeRun) -> None:
+    few = draw(run, "sensitivity", claim="map-characters", prompts=[0, 1, 2])
+    assert few.data["verdict"].unique().to_list() == ["undetermined"]
+    assert few.data["n"].unique().to_list() == [3]
+    assert few.data["q"].null_count() == few.data.height
+
+
+def test_all_formats(run: MadeRun, tmp_path: Path) -> None:
+    figure = draw(run, "sensitivity", claim="map-characters")
+    paths = save(figure, tmp_path)
+    assert [path.suffix for path in paths] == [".png", ".svg", ".pdf", ".html", ".csv", ".md"]
+    assert all(path.stat().st_size > 500 for path in paths)
+    assert set(CHOICES) - {"classes"} <= set(rows_of(figure.spec).columns)
+    assert list(FIGURES)[-1] == "sensitivity"
