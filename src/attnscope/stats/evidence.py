@@ -108,10 +108,9 @@ def evidence(
     models: tuple[str, str] | str,
     binding: dict[str, str],
 ) -> pl.DataFrame:
-    """The figures of one part, a row per layer and head."""
+    """The figures of one part, a row per layer and head; `table` has the rows of its measures."""
     part = claim.parts[number]
     over, quantity = part.comparison.over, part.quantity
-    table = table.filter(pl.col("measure").is_in(measures(part)))
     table = table.filter(pl.col("model").is_in([models] if isinstance(models, str) else models))
     conditions = (
         [binding[str(side)] for side in part.comparison.pair or ()]

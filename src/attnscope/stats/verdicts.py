@@ -64,6 +64,8 @@ def judge(
     lazy = values.lazy()
     there = lazy.select(pl.col("measure").unique()).collect()["measure"].to_list()
     table = lazy.filter(pl.col("measure").is_in(sorted(wanted))).collect()
+    # Apart, because the masses are far more rows than all the rest, and most claims need none.
+    tables = {str(rows["measure"][0]): rows for rows in table.partition_by("measure")}
     asked = experiment or {}
     facts = Facts(
         models=_ordered(lazy, "model", asked),
@@ -76,7 +78,7 @@ def judge(
         first={what: list(asked.get(what, ())) for what in ("queries", "keys", "classes")},
         settings={"level": 0.95, "resamples": resamples, "seed": seed},
     )
-    return [verdict for claim in claims for verdict in _judged(claim, table, facts, pair)]
+    return [verdict for claim in claims for verdict in _judged(claim, tables, facts, pair)]
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> pl.DataFrame:
@@ -95,7 +97,7 @@ def _ordered(values: pl.LazyFrame, what: str, asked: dict[str, Any]) -> list[str
 
 
 def _judged(
-    claim: Claim, table: pl.DataFrame, facts: Facts, pair: tuple[str, str] | None
+    claim: Claim, tables: dict[str, pl.DataFrame], facts: Facts, pair: tuple[str, str] | None
 ) -> list[Verdict]:
     try:
         for measure in dict.fromkeys(m for part in claim.parts for m in measures(part)):
@@ -108,7 +110,7 @@ def _judged(
         return [Verdict(claim.name, words, "not measured", str(why))]
     found = []
     for models, binding in itertools.product(pairs, bindings):
-        found += _bound(claim, table, facts, models, binding)
+        found += _bound(claim, tables, facts, models, binding)
     return found
 
 
@@ -162,7 +164,7 @@ def _models(
 
 def _bound(
     claim: Claim,
-    table: pl.DataFrame,
+    tables: dict[str, pl.DataFrame],
     facts: Facts,
     models: tuple[str, str] | str,
     binding: dict[str, str],
@@ -185,8 +187,15 @@ def _bound(
 
     try:
         rows = [
-            evidence(claim, number, table, facts, models, binding)
-            for number in range(len(claim.parts))
+            evidence(
+                claim,
+                number,
+                pl.concat([tables[measure] for measure in measures(part)]),
+                facts,
+                models,
+                binding,
+            )
+            for number, part in enumerate(claim.parts)
         ]
     except NotMeasuredError as why:
         return [verdict("not measured", str(why), None, None)]
