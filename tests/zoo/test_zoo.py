@@ -151,4 +151,3 @@ def test_chat_formats_keep_the_regions(name: str, opening: str) -> None:
     chat = apply_chat_template(next(iter(source(1, seed=SEED))).prompt, tokenizer)
     assert chat.text.startswith(opening)
     assert {"system", "question"} <= {region.name for region in chat.regions}
-    assert not tokenizer.unk_token_id

@@ -37,15 +37,16 @@ def slope(base: Array, variant: Array, keys: Mask) -> tuple[Array, Array, Array,
 
     R² says how far one factor explains the variant, token by token: 1 less the squared error of
     `variant ≈ λ · base` over the variant's variation about its mean. It is below 0 where a
-    constant would do better than any factor.
+    constant would do better than any factor, and nan where the variant does not vary.
     """
     used = usable(base, variant, keys)
     x, y = np.where(used, base, 0.0), np.where(used, variant, 0.0)
     size = used.sum(-1).astype(np.float64)
     factor = _ratio((x * y).sum(-1), (x * x).sum(-1))
     left = (y - factor[..., None] * x) ** 2
-    varies = np.where(used, y - _ratio(y.sum(-1), size)[..., None], 0.0) ** 2
-    return factor, _ratio(y.sum(-1), x.sum(-1)), 1 - _ratio(left.sum(-1), varies.sum(-1)), size
+    varies = (np.where(used, y - _ratio(y.sum(-1), size)[..., None], 0.0) ** 2).sum(-1)
+    varies = np.where(varies > 1e-24 * (y * y).sum(-1), varies, 0.0)  # less is rounding
+    return factor, _ratio(y.sum(-1), x.sum(-1)), 1 - _ratio(left.sum(-1), varies), size
 
 
 def spike_and_rest(base: Array, variant: Array, keys: Mask) -> tuple[Array, Array, Array, Array]:
