@@ -109,13 +109,10 @@ def shares(classes: str, item: str, tokens: pl.DataFrame) -> Array:
 
 def average(A: Array, queries: Array) -> Array:
     """Average attention weight of each key, from later queries that could see it."""
-    n = len(A)
-    found = np.full(n, np.nan)
-    for j in range(n):
-        rows = [i for i in range(j + 1, n) if queries[i] and A[i, j] > 0]
-        if rows:
-            found[j] = A[rows, j].mean()
-    return found
+    later = np.tril(np.ones(A.shape, dtype=bool), -1)
+    seen = later & np.asarray(queries, dtype=bool)[:, None] & (A > 0)
+    count = seen.sum(0)
+    return np.where(count > 0, (A * seen).sum(0) / np.maximum(count, 1), np.nan)
 
 
 def number(row: dict[str, Any], A: Array, old: Array | None, cell: Any, base: Any) -> float:
