@@ -111,7 +111,8 @@ def _asked(run: Run) -> str:
     keys = ("prompts", "conditions", "layers", "heads", "queries", "keys", "classes", "measures")
     asked = {k: run.experiment[k] for k in (*keys, "combine", "normalise") if k in run.experiment}
     return (
-        f"<p>{count(cells.height, 'cell')}: {count(len(order), 'model')} × prompts × "
+        f"<p>{count(cells.height, 'cell')}: {count(len(order), 'model')} × "
+        f"{count(cells['prompt'].n_unique(), 'prompt')} × "
         f"{count(len(conditions), 'condition')}.</p>{facts(asked)}"
         f"<h3>Cells</h3>{frame_table(sums)}"
     )
@@ -119,7 +120,8 @@ def _asked(run: Run) -> str:
 
 def _models(run: Run) -> str:
     known = run.environment.get("models", {})
-    columns = ["name", "revision", "architecture", "layers", "heads", "kv_heads", "parameters"]
+    # The revision is long, and stands in full under "Environment".
+    columns = ["name", "architecture", "layers", "heads", "kv_heads", "parameters"]
     columns += ["dtype", "device", "backend"]
     rows = [
         {"label": label}
