@@ -249,6 +249,8 @@ def compare(
     json: Json = False,
 ) -> None:
     """Is the difference real? Paired statistics of a run, and verdicts on claims about it."""
+    import os
+
     from rich.console import Console
 
     from attnscope.experiment.store import open_run
@@ -275,7 +277,10 @@ def compare(
     if json:
         print(printing.as_json(compared, verdicts, choices))
     else:
-        Console().print(printing.as_tables(compared, verdicts, choices))
+        console = Console()
+        if not console.is_terminal and "COLUMNS" not in os.environ:
+            console.width = 160  # into a file or a pipe: nobody says how wide that is
+        console.print(printing.as_tables(compared, verdicts, choices))
 
 
 def _carry_out(plan: Plan, folder: Path, *, quiet: bool) -> Outcome:

@@ -109,7 +109,7 @@ def test_a_verdict_is_a_colour_and_a_shape(run: MadeRun) -> None:
 
 def test_a_region_of_the_claim_stays(run: MadeRun) -> None:
     figure = draw(run, "sensitivity")  # `maps` comes first, and is judged
-    assert figure.title == "“maps” under every choice"
+    assert figure.title == "The claim maps under every choice"
     assert figure.data["keys"].unique().to_list() == ["maps"]
     assert figure.data["choice"].unique(maintain_order=True).to_list() == ["all", "last"]
     assert "tuned puts more attention on the maps than base does" in figure.caption
@@ -191,7 +191,7 @@ def test_claims_of_ones_own(run: MadeRun, tmp_path: Path) -> None:
         "  direction: more\n  scope: {layers: each}\n"
     )
     by_file = draw(run, "sensitivity", claims=str(file), claim="stars")
-    assert by_file.title == "“stars” under every choice"
+    assert by_file.title == "The claim stars under every choice"
     given = Claim.model_validate(
         {
             "name": "stars",

@@ -263,7 +263,7 @@ def draw(
         style.theme.class_colours(["other"])[0],
     )
     words = Words(
-        title=style.title or f"“{chosen.name}” under every choice",
+        title=style.title or f"The claim {chosen.name} under every choice",
         overview=f"A forest plot: rows are choices of {rows_title or 'normalisation alone'}"
         + (", columns are normalisations" if frame["quantity"].n_unique() > 1 else "")
         + f". Claim: {statement}. {agree}.",

@@ -17,6 +17,10 @@ __all__ = ["as_json", "as_tables"]
 
 _STYLE = {"supported": "green", "contradicted": "red", "undetermined": "yellow"}
 _HIDDEN = {"a", "b", "paired", "left_out", "note", "n_a", "n_b", "low", "high"}
+# What is the same throughout a table, and so stands above it.
+_KIND = ["measure", "normalise", "queries", "keys", "classes"]
+MOST = 200
+"""The most rows of a table: of more, those with the largest effects."""
 
 
 def as_json(
@@ -48,7 +52,8 @@ def as_tables(
     """What a terminal shows."""
     parts: list[RenderableType] = []
     if compared is not None:
-        for (first, second), rows in compared.group_by(["a", "b"], maintain_order=True):
+        kind = [name for name in _KIND if name in compared.columns]
+        for (first, second, *_), rows in compared.group_by(["a", "b", *kind], maintain_order=True):
             parts += [_comparison(str(first), str(second), rows), Text()]
     for verdict in verdicts:
         parts += [_verdict(verdict), Text()]
@@ -59,24 +64,35 @@ def as_tables(
 
 def _comparison(first: str, second: str, rows: pl.DataFrame) -> Table:
     how = "paired by prompt" if rows["paired"].all() else "as independent groups"
-    table = Table(title=f"{second} against {first}, {how}", title_justify="left")
+    table = Table(
+        title=f"{second} against {first}: {rows['measure'][0]}, {how}", title_justify="left"
+    )
+    cut = []
+    if rows.height > MOST:
+        cut = [f"{MOST} of {rows.height:,} rows, of the largest effects; --json has all"]
+        largest = pl.col("effect").abs().fill_null(-1).rank("ordinal", descending=True) <= MOST
+        rows = rows.filter(largest)
     shown = [
         name
         for name in rows.columns
-        if name not in _HIDDEN and not rows[name].is_null().all() and not _dull(rows, name)
+        if name not in (*_HIDDEN, "measure")
+        and not rows[name].is_null().all()
+        and not _dull(rows, name)
     ]
     fixed = [f"{n} {rows[n][0]}" for n in rows.columns if n not in _HIDDEN and _dull(rows, n)]
     notes = [note for note in rows["note"].unique(maintain_order=True) if note]
-    table.caption = "; ".join([*fixed, *notes]) or None
+    table.caption = "; ".join([*cut, *fixed, *notes]) or None
     table.caption_justify = "left"
     for name in shown:
-        table.add_column(name, justify="left" if rows[name].dtype == pl.String else "right")
+        side: Any = "left" if rows[name].dtype == pl.String else "right"
+        table.add_column(name, justify=side, overflow="fold")
         if name == "difference":
-            table.add_column("95 % interval", justify="right")
+            table.add_column("95 % interval", justify="right", overflow="fold")
     for row in rows.iter_rows(named=True):
         cells = []
         for name in shown:
-            cells.append(_figure(row[name]))
+            probable = name in ("p", "q") and row[name] is not None
+            cells.append(f"{row[name]:.2g}" if probable else _figure(row[name]))
             if name == "difference":
                 cells.append(f"{_figure(row['low'])} to {_figure(row['high'])}")
         table.add_row(*cells)
@@ -86,12 +102,14 @@ def _comparison(first: str, second: str, rows: pl.DataFrame) -> Table:
 def _survival(choices: pl.DataFrame) -> Table:
     survived = survival(choices)
     table = Table(title=f"does {survived['claim'][0]} survive the choices?", title_justify="left")
-    for name in ("model", "layer", "head", "verdict", "choices", "same sign", "same verdict"):
-        table.add_column(name)
-    table.add_column("overturned by")
+    places = ("model", "layer", "head")
+    shown = [name for name in places if survived[name].null_count() < survived.height]
+    shown += ["verdict", "choices", "same_sign", "same_verdict"]
+    for name in shown:
+        table.add_column(name.replace("_", " "), overflow="fold")
+    table.add_column("overturned by", overflow="fold", ratio=1)
     for row in survived.iter_rows(named=True):
-        cells = [row[n] for n in ("model", "layer", "head", "verdict", "choices")]
-        cells += [row["same_sign"], row["same_verdict"], "; ".join(row["overturned_by"]) or None]
+        cells = [*(row[name] for name in shown), "\n".join(row["overturned_by"]) or None]
         table.add_row(*map(_figure, cells))
     return table
 

@@ -89,9 +89,10 @@ def survival(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def in_a_line(table: pl.DataFrame) -> dict[str, Any]:
-    """How a claim survives, over all models and layers that it was judged for: how many `choices`
-    there are, how many of the `verdicts` are those of the reference (`same_verdict`), in how many
-    of the `places` (a model, a layer) all are (`survives`), and what overturns it where.
+    """How a claim survives, over all models and layers that it was judged for: the reference's
+    `verdict`, how many `choices` there are, how many of the `verdicts` are those of the reference
+    (`same_verdict`), in how many of the `places` (a model, a layer) all are (`survives`), and what
+    overturns it where.
     """
     verdicts = table.filter(pl.col("difference").is_not_null()).unique(
         ["claim", "model", "layer", *CHOICES], keep="first", maintain_order=True
@@ -102,8 +103,12 @@ def in_a_line(table: pl.DataFrame) -> dict[str, Any]:
         for row in places.iter_rows(named=True)
         if row["overturned_by"]
     ]
+    counted = places["verdict"].drop_nulls().value_counts(sort=True, name="n")
+    own: dict[str, int] = dict(counted.iter_rows())
+    only = next(iter(own), None)
     return {
         "claim": table["claim"][0],
+        "verdict": ", ".join(f"{name} {n}" for name, n in own.items()) if len(own) > 1 else only,
         "choices": verdicts.select(*CHOICES).n_unique(),
         "verdicts": verdicts.height,
         "same_verdict": int(verdicts["same_verdict"].sum()),
