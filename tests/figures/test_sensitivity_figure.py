@@ -86,7 +86,8 @@ def test_the_description_counts_and_names_what_overturns(run: MadeRun) -> None:
     figure = draw(run, "sensitivity", claim="map-characters")
     same = int(figure.data["same_verdict"].sum())
     assert 0 < same < 32
-    assert f"{same} of 32 verdicts (16 choices) are the reference's" in figure.caption
+    assert f"{same} of 32 verdicts (16 choices) are the reference's (supported)" in figure.caption
+    assert "the verdict survives every choice in 0 of 2 layers" in figure.caption
     assert f"{same} of 32 verdicts (16 choices)" in plain(
         section(figure.description, "Overview")[0]
     )
@@ -231,6 +232,9 @@ def test_few_prompts_decide_nothing_and_have_their_intervals(run: MadeRun) -> No
     assert few.data["verdict"].unique().to_list() == ["undetermined"]
     assert few.data["n"].unique().to_list() == [3]
     assert few.data["q"].null_count() == few.data.height
+    assert "32 of 32 verdicts (16 choices) are the reference's (undetermined), which decides" in (
+        few.caption
+    )
 
 
 def test_all_formats(run: MadeRun, tmp_path: Path) -> None:

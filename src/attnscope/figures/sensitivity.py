@@ -473,8 +473,11 @@ def _agreement(table: pl.DataFrame, survived: dict[str, Any]) -> str:
     word = {"model": "models", "layer": "layers"}.get("".join(kinds), "models and layers")
     said = (
         f"{survived['same_verdict']} of {count(survived['verdicts'], 'verdict')} "
-        f"({count(survived['choices'], 'choice')}) are the reference's; the verdict "
+        f"({count(survived['choices'], 'choice')}) are the reference's ({survived['verdict']})"
     )
+    if survived["verdict"] == "undetermined":
+        return f"{said}, which decides nothing by itself"
+    said += "; the verdict "
     if places == 1:
         return said + ("survives every choice" if whole else "does not survive every choice")
     return f"{said}survives every choice in {whole} of {places} {word}"

@@ -10,7 +10,7 @@ import polars as pl
 from attnscope.errors import InputError, unknown
 from attnscope.stats.claims import Claim, Part
 from attnscope.stats.evidence import measures
-from attnscope.stats.tables import NORMALISE, Values
+from attnscope.stats.tables import NORMALISE, Values, combine
 from attnscope.stats.verdicts import Verdict, judge
 
 __all__ = ["CHOICES", "in_a_line", "sensitivity", "survival"]
@@ -185,7 +185,12 @@ def _alike(a: pl.DataFrame, b: pl.DataFrame, by: list[str], amounts: tuple[str, 
 
 
 def _in_scope(claim: Claim, table: pl.DataFrame) -> pl.DataFrame:
-    """Without layers that no part is about: less to look through for every choice."""
+    """Less to look through for every choice: without layers that no part is about, and with heads
+    combined already where all parts combine them alike.
+    """
+    heads = {part.scope.heads for part in claim.parts}
+    if len(heads) == 1 and "each" not in heads:
+        table = combine(table, heads.pop())
     layers: set[int] = set()
     for part in claim.parts:
         of_part = part.comparison.pair if part.comparison.over == "layer" else part.scope.layers
