@@ -86,7 +86,8 @@ def test_the_description_counts_and_names_what_overturns(run: MadeRun) -> None:
     figure = draw(run, "sensitivity", claim="map-characters")
     same = int(figure.data["same_verdict"].sum())
     assert 0 < same < 32
-    assert f"{same} of 32 verdicts (16 choices) are the reference's" in figure.caption
+    assert f"{same} of 32 verdicts (16 choices) are the reference's (supported)" in figure.caption
+    assert "the verdict survives every choice in 0 of 2 layers" in figure.caption
     assert f"{same} of 32 verdicts (16 choices)" in plain(
         section(figure.description, "Overview")[0]
     )
@@ -109,7 +110,7 @@ def test_a_verdict_is_a_colour_and_a_shape(run: MadeRun) -> None:
 
 def test_a_region_of_the_claim_stays(run: MadeRun) -> None:
     figure = draw(run, "sensitivity")  # `maps` comes first, and is judged
-    assert figure.title == "“maps” under every choice"
+    assert figure.title == "The claim maps under every choice"
     assert figure.data["keys"].unique().to_list() == ["maps"]
     assert figure.data["choice"].unique(maintain_order=True).to_list() == ["all", "last"]
     assert "tuned puts more attention on the maps than base does" in figure.caption
@@ -191,7 +192,7 @@ def test_claims_of_ones_own(run: MadeRun, tmp_path: Path) -> None:
         "  direction: more\n  scope: {layers: each}\n"
     )
     by_file = draw(run, "sensitivity", claims=str(file), claim="stars")
-    assert by_file.title == "“stars” under every choice"
+    assert by_file.title == "The claim stars under every choice"
     given = Claim.model_validate(
         {
             "name": "stars",
@@ -231,6 +232,9 @@ def test_few_prompts_decide_nothing_and_have_their_intervals(run: MadeRun) -> No
     assert few.data["verdict"].unique().to_list() == ["undetermined"]
     assert few.data["n"].unique().to_list() == [3]
     assert few.data["q"].null_count() == few.data.height
+    assert "32 of 32 verdicts (16 choices) are the reference's (undetermined), which decides" in (
+        few.caption
+    )
 
 
 def test_all_formats(run: MadeRun, tmp_path: Path) -> None:

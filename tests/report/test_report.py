@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,25 @@ def test_a_run_without_figures_still_has_a_report() -> None:
     text = build(evil_run(measures=(), profile_heads=()))
     assert "this run has nothing to draw" in text
     assert '<section id="prompts">' in text
+
+
+def test_a_comparison_that_is_too_long_says_what_it_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = evil_run(prompts=2, profile_heads=(), measures=("mass", "flow", "entropy"))
+
+    def rows_of(measure: str, text: str) -> int:
+        table = text[text.index('<section id="tables">') :].split("</section>")[0]
+        return table.count(f"<td>{measure}</td>")
+
+    whole = build(run)
+    assert rows_of("flow", whole) == 25 * 2 * 3  # classes × classes, layers, conditions
+    assert "Left out for its length" not in whole
+    monkeypatch.setattr(sys.modules["attnscope.report.build"], "ROWS", 100)
+    cut = build(run)
+    assert "Left out for its length: flow;" in cut
+    assert rows_of("flow", cut) == 0
+    assert rows_of("mass", cut) == rows_of("mass", whole) > 0
 
 
 def test_an_unfinished_run_says_so(tmp_path: Path) -> None:

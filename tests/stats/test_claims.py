@@ -1,5 +1,6 @@
 """Claims: what can be written, and what a made table says about it."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 import yaml
+from rich.console import Console
 from scipy import stats
 from typer.testing import CliRunner
 
@@ -15,6 +17,8 @@ from attnscope.cli import app
 from attnscope.errors import InputError
 from attnscope.stats.claims import Claim, Part, built_in, load_claims
 from attnscope.stats.evidence import _decided
+from attnscope.stats.paired import compare
+from attnscope.stats.printing import as_json, as_tables
 from attnscope.stats.resample import expanded
 from attnscope.stats.verdicts import Verdict, _outcome, judge, verdict_table
 from made_values import masses, measured
@@ -441,11 +445,45 @@ def run(tmp_path: Path) -> Path:
 def test_compare_prints_table_and_verdicts(run: Path) -> None:
     result = CliRunner().invoke(app, ["compare", str(run)], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
-    assert "tuned (b) against base (a), paired by prompt" in result.output
+    assert "mass: tuned (b) against base (a), paired by prompt" in result.output
     assert "95 % interval" in result.output
     assert "supported  map-characters" in result.output
     assert "not measured" in result.output
     assert "prompts would find it four times in five" in result.output
+
+
+def test_no_figure_is_cut_off_however_narrow_the_terminal(run: Path) -> None:
+    for options in ([], ["--sensitivity", "map-characters"]):
+        for columns in ("50", "80", "200"):
+            result = CliRunner().invoke(
+                app, ["compare", str(run), *options], env={"COLUMNS": columns}
+            )
+            assert result.exit_code == 0, result.output
+            assert "…" not in result.output
+
+
+def test_a_file_is_wide_enough_for_a_row_in_a_line(run: Path, monkeypatch: Any) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    result = CliRunner().invoke(app, ["compare", str(run), "--sensitivity", "map-characters"])
+    row = next(line for line in result.output.splitlines() if "95 % interval" in line)
+    for name in ("item", "layer", "mean a", "mean b", "difference", "ratio", "effect", "p", "q"):
+        assert name in row
+    assert "n 8" in result.output
+
+
+def test_of_very_many_rows_the_largest_effects_are_printed() -> None:
+    many = masses(layers=40, heads=3, prompts=range(8))
+    made = compare(many, over="model", pair=("base", "tuned"), combine="each", resamples=200)
+    assert made.height == 240
+    written = io.StringIO()
+    Console(file=written, width=160).print(as_tables(made, []))
+    text = written.getvalue()
+    assert "200 of 240 rows, of the largest effects; --json has all" in text
+    least = made["effect"].abs().arg_min()
+    assert least is not None
+    row = made.row(least, named=True)
+    assert f"{row['difference']:.4g}" not in text
+    assert len(json.loads(as_json(made, []))["comparison"]) == 240
 
 
 def test_compare_as_json(run: Path, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import os
 from typing import Annotated
 
 import typer
@@ -62,6 +62,8 @@ def compare(
     if json:
         print(printing.as_json(compared, verdicts, choices))
     else:
-        console = Console() if sys.stdout.isatty() else Console(width=140)
+        console = Console()
+        if not console.is_terminal and "COLUMNS" not in os.environ:
+            console.width = 160  # into a file or a pipe: nobody says how wide that is
         narrow = console.width < 100
         console.print(printing.as_tables(compared, verdicts, choices, narrow=narrow))

@@ -263,7 +263,7 @@ def draw(
         style.theme.class_colours(["other"])[0],
     )
     words = Words(
-        title=style.title or f"“{chosen.name}” under every choice",
+        title=style.title or f"The claim {chosen.name} under every choice",
         overview=f"A forest plot: rows are choices of {rows_title or 'normalisation alone'}"
         + (", columns are normalisations" if frame["quantity"].n_unique() > 1 else "")
         + f". Claim: {statement}. {agree}.",
@@ -473,8 +473,11 @@ def _agreement(table: pl.DataFrame, survived: dict[str, Any]) -> str:
     word = {"model": "models", "layer": "layers"}.get("".join(kinds), "models and layers")
     said = (
         f"{survived['same_verdict']} of {count(survived['verdicts'], 'verdict')} "
-        f"({count(survived['choices'], 'choice')}) are the reference's; the verdict "
+        f"({count(survived['choices'], 'choice')}) are the reference's ({survived['verdict']})"
     )
+    if survived["verdict"] == "undetermined":
+        return f"{said}, which decides nothing by itself"
+    said += "; the verdict "
     if places == 1:
         return said + ("survives every choice" if whole else "does not survive every choice")
     return f"{said}survives every choice in {whole} of {places} {word}"

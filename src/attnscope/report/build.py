@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["build", "write_report"]
 
+ROWS = 3_000
+"""How many rows of the comparison are printed; beyond, measures with many rows are left out."""
 SHOWN = 3
 """How many prompts of the base are printed."""
 LONGEST = 4_000
@@ -215,8 +217,9 @@ def _survival(run: Run) -> str:
     of = pl.format("{} of {}", "same_verdict", "verdicts")
     shown = lines.select(
         "claim",
+        pl.col("verdict").alias("reference"),
         "choices",
-        of.alias("verdicts as in the reference"),
+        of.alias("verdicts as the reference"),
         pl.format("{} of {}", "survives", "places").alias("survives in"),
         pl.col("overturned_by").list.join(". ").replace("", None).alias("overturned by"),
     )
@@ -234,13 +237,26 @@ def _comparison(run: Run) -> str:
         table = compare_run(cast("StoredRun", run))
     except AttnscopeError as error:
         return f"<p>Nothing is compared: {escape(str(error))}</p>"
+    sizes = table["measure"].value_counts(sort=True, name="n")
+    left_out: list[str] = []
+    for measure, _ in sizes.iter_rows():
+        if table.height <= ROWS or len(left_out) == sizes.height - 1:
+            break
+        left_out.append(measure)
+        table = table.filter(pl.col("measure") != measure)
+    longer = (
+        f"<p>Left out for its length: {escape(join(left_out))}; <code>attnscope compare RUN "
+        "--json</code> has every row.</p>"
+        if left_out
+        else ""
+    )
     wanted = ["a", "b", "measure", "item", "target", "layer", "head", "n", "mean_a", "mean_b"]
     wanted += ["difference", "ratio", "effect", "low", "high", "p", "q", "note"]
     kept = [c for c in wanted if c in table.columns and table[c].null_count() < table.height]
     return (
         "<p>Second (b) less first (a), paired by prompt unless the note says otherwise; "
         "low and high: 95 % BCa interval over prompts; p: sign-flip permutation test; q: "
-        f"Benjamini–Hochberg over layers × heads.</p>{frame_table(table.select(kept))}"
+        f"Benjamini–Hochberg over layers × heads.</p>{longer}{frame_table(table.select(kept))}"
     )
 
 

@@ -120,6 +120,7 @@ def survival_of_run(
         lines,
         schema={
             "claim": pl.String(),
+            "verdict": pl.String(),
             **{name: pl.Int64() for name in names},
             "overturned_by": pl.List(pl.String()),
         },

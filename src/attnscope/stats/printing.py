@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import polars as pl
 from rich.box import SIMPLE_HEAD
@@ -17,8 +17,12 @@ from attnscope.stats.verdicts import Verdict
 __all__ = ["as_json", "as_tables"]
 
 _STYLE = {"supported": "green", "contradicted": "red", "undetermined": "yellow"}
-_LEFT_OUT_WHERE_NARROW = {"mean_a", "mean_b", "effect", "p"}
+_LEFT_OUT_WHERE_NARROW = ("mean_a", "mean_b", "effect", "p")
 _HIDDEN = {"a", "b", "paired", "left_out", "note", "n_a", "n_b", "low", "high"}
+# What is the same throughout a table, and so stands above it.
+_KIND = ["measure", "normalise", "queries", "keys", "classes"]
+MOST = 200
+"""The most rows of a table: of more, those with the largest effects."""
 
 
 def as_json(
@@ -52,7 +56,8 @@ def as_tables(
     """What a terminal shows; a narrow one has no room for every column."""
     parts: list[RenderableType] = []
     if compared is not None:
-        for (first, second), rows in compared.group_by(["a", "b"], maintain_order=True):
+        kind = [name for name in _KIND if name in compared.columns]
+        for (first, second, *_), rows in compared.group_by(["a", "b", *kind], maintain_order=True):
             parts += [_comparison(str(first), str(second), rows, narrow), Text()]
     for verdict in verdicts:
         if verdict.verdict != "not measured":
@@ -70,9 +75,14 @@ def as_tables(
 
 def _comparison(first: str, second: str, rows: pl.DataFrame, narrow: bool) -> Table:
     how = "paired by prompt" if rows["paired"].all() else "as independent groups"
-    title = f"{second} (b) against {first} (a), {how}"
+    title = f"{rows['measure'][0]}: {second} (b) against {first} (a), {how}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    hidden = _HIDDEN | (_LEFT_OUT_WHERE_NARROW if narrow else set())
+    cut = []
+    if rows.height > MOST:
+        cut = [f"{MOST} of {rows.height:,} rows, of the largest effects; --json has all"]
+        largest = pl.col("effect").abs().fill_null(-1).rank("ordinal", descending=True) <= MOST
+        rows = rows.filter(largest)
+    hidden = {*_HIDDEN, "measure", *(_LEFT_OUT_WHERE_NARROW if narrow else ())}
     shown = [
         name
         for name in rows.columns
@@ -80,13 +90,13 @@ def _comparison(first: str, second: str, rows: pl.DataFrame, narrow: bool) -> Ta
     ]
     fixed = [f"{n} {rows[n][0]}" for n in rows.columns if n not in _HIDDEN and _dull(rows, n)]
     notes = [note for note in rows["note"].unique(maintain_order=True) if note]
-    table.caption = "; ".join([*fixed, *notes]) or None
+    table.caption = "; ".join([*cut, *fixed, *notes]) or None
     table.caption_justify = "left"
     for name in shown:
-        side: Literal["left", "right"] = "left" if rows[name].dtype == pl.String else "right"
-        table.add_column(name.replace("_", " "), justify=side, no_wrap=True)
+        side: Any = "left" if rows[name].dtype == pl.String else "right"
+        table.add_column(name.replace("_", " "), justify=side, overflow="fold")
         if name == "difference":
-            table.add_column("95 % interval", justify="right", no_wrap=True)
+            table.add_column("95 % interval", justify="right", overflow="fold")
     for row in rows.iter_rows(named=True):
         cells = []
         for name in shown:
@@ -100,29 +110,21 @@ def _comparison(first: str, second: str, rows: pl.DataFrame, narrow: bool) -> Ta
 def _survival(choices: pl.DataFrame) -> Table:
     survived = survival(choices)
     table = Table(title=f"does {survived['claim'][0]} survive the choices?", title_justify="left")
-    for name in ("model", "layer", "head", "verdict", "choices", "same sign", "same verdict"):
-        table.add_column(name)
-    table.add_column("overturned by")
+    places = ("model", "layer", "head")
+    shown = [name for name in places if survived[name].null_count() < survived.height]
+    shown += ["verdict", "choices", "same_sign", "same_verdict"]
+    for name in shown:
+        table.add_column(name.replace("_", " "), overflow="fold")
+    table.add_column("overturned by", overflow="fold", ratio=1)
     for row in survived.iter_rows(named=True):
-        cells = [row[n] for n in ("model", "layer", "head", "verdict", "choices")]
-        cells += [row["same_sign"], row["same_verdict"], "; ".join(row["overturned_by"]) or None]
+        cells = [*(row[name] for name in shown), "\n".join(row["overturned_by"]) or None]
         table.add_row(*map(_figure, cells))
     return table
 
 
 def _dull(rows: pl.DataFrame, name: str) -> bool:
     """Says the same in every row, so it goes under the table."""
-    labels = (
-        "measure",
-        "queries",
-        "keys",
-        "classes",
-        "normalise",
-        "combine",
-        "model",
-        "condition",
-        "n",
-    )
+    labels = ("queries", "keys", "classes", "normalise", "combine", "model", "condition", "n")
     return name in labels and rows[name].n_unique() == 1 and rows[name][0] is not None
 
 

@@ -10,7 +10,7 @@ import polars as pl
 from attnscope.errors import InputError, unknown
 from attnscope.stats.claims import Claim, Part
 from attnscope.stats.evidence import measures
-from attnscope.stats.tables import NORMALISE, Values
+from attnscope.stats.tables import NORMALISE, Values, combine
 from attnscope.stats.verdicts import Verdict, judge
 
 __all__ = ["CHOICES", "in_a_line", "sensitivity", "survival"]
@@ -89,9 +89,10 @@ def survival(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def in_a_line(table: pl.DataFrame) -> dict[str, Any]:
-    """How a claim survives, over all models and layers that it was judged for: how many `choices`
-    there are, how many of the `verdicts` are those of the reference (`same_verdict`), in how many
-    of the `places` (a model, a layer) all are (`survives`), and what overturns it where.
+    """How a claim survives, over all models and layers that it was judged for: the reference's
+    `verdict`, how many `choices` there are, how many of the `verdicts` are those of the reference
+    (`same_verdict`), in how many of the `places` (a model, a layer) all are (`survives`), and what
+    overturns it where.
     """
     verdicts = table.filter(pl.col("difference").is_not_null()).unique(
         ["claim", "model", "layer", *CHOICES], keep="first", maintain_order=True
@@ -102,8 +103,12 @@ def in_a_line(table: pl.DataFrame) -> dict[str, Any]:
         for row in places.iter_rows(named=True)
         if row["overturned_by"]
     ]
+    counted = places["verdict"].drop_nulls().value_counts(sort=True, name="n")
+    own: dict[str, int] = dict(counted.iter_rows())
+    only = next(iter(own), None)
     return {
         "claim": table["claim"][0],
+        "verdict": ", ".join(f"{name} {n}" for name, n in own.items()) if len(own) > 1 else only,
         "choices": verdicts.select(*CHOICES).n_unique(),
         "verdicts": verdicts.height,
         "same_verdict": int(verdicts["same_verdict"].sum()),
@@ -180,7 +185,12 @@ def _alike(a: pl.DataFrame, b: pl.DataFrame, by: list[str], amounts: tuple[str, 
 
 
 def _in_scope(claim: Claim, table: pl.DataFrame) -> pl.DataFrame:
-    """Without layers that no part is about: less to look through for every choice."""
+    """Less to look through for every choice: without layers that no part is about, and with heads
+    combined already where all parts combine them alike.
+    """
+    heads = {part.scope.heads for part in claim.parts}
+    if len(heads) == 1 and "each" not in heads:
+        table = combine(table, heads.pop())
     layers: set[int] = set()
     for part in claim.parts:
         of_part = part.comparison.pair if part.comparison.over == "layer" else part.scope.layers
