@@ -7,6 +7,7 @@ as leave the mask of a piece small.
 """
 
 import math
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -17,9 +18,10 @@ from attnscope.kernels.pieces import Piece, Store, cut, even, see
 
 __all__ = ["attend"]
 
-# Queries of one block, the largest mask of blocks of several sequences, and the largest block of
-# scores made when a soft-cap forbids fused kernels.
-BLOCK = 256
+# Queries of one block: at most, at least, and how many are not cut at all.
+BLOCK, LEAST, UNCUT = 256, 64, 192
+# The largest mask of blocks of several sequences, and the largest block of scores made when a
+# soft-cap forbids fused kernels.
 MASK = 1 << 20
 SCORES = 1 << 20
 
@@ -117,48 +119,44 @@ def _flash_cpu(
 
 def _by_blocks(call: AttentionCall, dropout: float = 0.0) -> tuple[Tensor, Tensor | None]:
     """Plain attention under any visibility, a piece at a time."""
-    outs, lses = [], []
+    out, lse = _empty(call)
+    Q, K = call.q.shape[2], call.k.shape[2]
     per_group = call.q.shape[1] // call.k.shape[1]
     fused = call.q.device.type == "cpu" and not dropout
-    for pieces in _pieces(call.visible, BLOCK, MASK // call.k.shape[2]):
-        some_outs, some_lses = [], []
-        for piece in pieces:
-            q = call.q[piece.sequences, :, piece.rows]
-            if piece.empty:
-                some_outs.append(q.new_zeros((*q.shape[:3], call.v.shape[-1])))
-                some_lses.append(q.new_zeros(q.shape[:3], dtype=torch.float32))
-                continue
-            keys = piece.sequences, slice(None), slice(piece.low, piece.high)
-            k, v = call.k[keys], call.v[keys]
-            bias = _bias(call.visible, piece, q.dtype)
-            if fused:
-                out, lse = _flash_cpu(q, k, v, call.scale, causal=False, bias=bias)
-                some_lses.append(lse)
-            else:
-                k, v = (t.repeat_interleave(per_group, 1) for t in (k, v))
-                out = F.scaled_dot_product_attention(
-                    q, k, v, attn_mask=bias, dropout_p=dropout, scale=call.scale
-                )
-                out = torch.where(_seen(call.visible, piece), out, 0.0)
-            some_outs.append(out)
-        outs.append(_joined(some_outs, 2))
-        lses.append(_joined(some_lses, 2) if fused else None)
-    known = [lse for lse in lses if lse is not None]
-    return _joined(outs, 0), _joined(known, 0) if fused else None
+    # Small blocks see less of the future; of very small texts there is nothing to save.
+    rows = Q if Q < UNCUT else max(LEAST, min(BLOCK, Q // 8))
+    for piece in chain.from_iterable(_pieces(call.visible, rows, MASK // K)):
+        if piece.empty:
+            continue
+        there = piece.sequences, slice(None), piece.rows
+        keys = piece.sequences, slice(None), slice(piece.low, piece.high)
+        q, k, v = call.q[there], call.k[keys], call.v[keys]
+        bias = _bias(call.visible, piece, q.dtype)
+        if fused:
+            out[there], lse[there] = _flash_cpu(q, k, v, call.scale, causal=False, bias=bias)
+            continue
+        k, v = (t.repeat_interleave(per_group, 1) for t in (k, v))
+        some = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=bias, dropout_p=dropout, scale=call.scale
+        )
+        out[there] = torch.where(_seen(call.visible, piece), some, 0.0)
+    return out, lse if fused else None
 
 
 def _by_scores(call: AttentionCall, dropout: float = 0.0) -> tuple[Tensor, Tensor | None]:
     """Attention with a soft-cap or sinks: the scores of a few rows at a time, spelled out."""
-    H, K = call.q.shape[1], call.k.shape[2]
-    outs, lses = [], []
-    for pieces in _pieces(call.visible, max(1, min(BLOCK, SCORES // (H * K))), SCORES // (H * K)):
+    out, all_lse = _empty(call)
+    H, most = call.q.shape[1], max(1, SCORES // (call.q.shape[1] * call.k.shape[2]))
+    for pieces in _pieces(call.visible, min(BLOCK, most), most):
         some = pieces[0].sequences
         k, v = (t[some].repeat_interleave(H // t.shape[1], 1) for t in (call.k, call.v))
-        some_outs, some_lses = [], []
         for piece in pieces:
-            keys = slice(piece.low, max(piece.low, piece.high))
-            x = call.q[some, :, piece.rows] @ k[:, :, keys].transpose(2, 3)
-            x = x.float() * call.scale
+            there, keys = (some, slice(None), piece.rows), slice(piece.low, piece.high)
+            if piece.empty:
+                if call.sinks is not None:
+                    all_lse[there] = call.sinks.float()[:, None]
+                continue
+            x = (call.q[there] @ k[:, :, keys].transpose(2, 3)).float() * call.scale
             if call.softcap is not None:
                 x = call.softcap * torch.tanh(x / call.softcap)
             bias = _bias(call.visible, piece, torch.float32)
@@ -169,15 +167,16 @@ def _by_scores(call: AttentionCall, dropout: float = 0.0) -> tuple[Tensor, Tenso
                 lse = torch.logaddexp(lse, call.sinks.float()[:, None, None])
             p = torch.exp(x - lse.clamp(min=torch.finfo(torch.float32).min))
             p = F.dropout(p, dropout)
-            some_outs.append(p.to(v.dtype) @ v[:, :, keys])
-            some_lses.append(lse[..., 0].where(lse[..., 0] > -math.inf, 0.0))
-        outs.append(_joined(some_outs, 2))
-        lses.append(_joined(some_lses, 2))
-    return _joined(outs, 0), None if dropout else _joined(lses, 0)
+            out[there] = p.to(v.dtype) @ v[:, :, keys]
+            all_lse[there] = lse[..., 0].where(lse[..., 0] > -math.inf, 0.0)
+    return out, None if dropout else all_lse
 
 
-def _joined(parts: list[Tensor], dim: int) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+def _empty(call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """Room for an output, in the order in which models take it, and for its log-sum-exp."""
+    B, H, Q, _ = call.q.shape
+    out = call.q.new_zeros((B, Q, H, call.v.shape[-1])).transpose(1, 2)
+    return out, call.q.new_zeros((B, H, Q), dtype=torch.float32)
 
 
 def _pieces(visible: Visible, rows: int, most: int) -> list[list[Piece]]:

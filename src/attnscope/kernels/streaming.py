@@ -7,7 +7,7 @@ it as one more dimension. Masks are added before the product rather than filled 
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ class Plan:
     """No row sees a key after its own token; so, of its own and later keys, it sees its own."""
     first_own: int | None
     """Where the tokens of the rows begin, if they stand in order and alike in all sequences."""
-    store: Store = field(default_factory=Store)
+    store: Store
 
 
 def reduce(rows: Rows) -> Totals:
@@ -140,6 +140,7 @@ def _plan(rows: Rows) -> Plan:
         pieces=[list(zip(*same, strict=True)) for same in zip(*pieces, strict=True)],
         backward=bool((stop <= own + 1)[stop > start].all()),
         first_own=first if in_order else None,
+        store=Store(),
     )
     rows.cache[key] = made
     return made
