@@ -56,6 +56,38 @@ def test_nothing_is_quadratic(name: str, queries: str, padded: bool) -> None:
     assert largest.elements < N * N, largest.where
 
 
+@pytest.mark.parametrize("name", ["qwen2", "mistral", "gemma2", "gpt-oss", "bert"])
+@torch.no_grad()
+def test_short_texts_do_not_add_up(name: str) -> None:
+    """Prompts measured together never make a matrix for each."""
+    model, prompts, size = build(name), 128, 250
+    if name == "bert":
+        model.embeddings.position_embeddings = torch.nn.Embedding(size, 32)
+        model.embeddings.position_ids = torch.arange(size)[None]
+        model.embeddings.token_type_ids = torch.zeros(1, size, dtype=torch.long)
+    ids = torch.randint(5, 97, (prompts, size))
+    real = torch.ones_like(ids)
+    for n in range(prompts):
+        real[n, size - n // 2 :] = 0
+    with Largest() as largest, attnscope.watch(model) as scope:
+        model(ids, attention_mask=real)
+        scope.received(0)
+    assert largest.elements < prompts * size * size, largest.where
+
+
+@torch.no_grad()
+def test_what_layers_share_is_let_go_after_the_pass() -> None:
+    model, ids = build("qwen2"), torch.randint(5, 97, (2, 40))
+    real = torch.ones_like(ids)
+    real[0, 30:] = 0
+    with attnscope.watch(model) as scope:
+        model(ids, attention_mask=real)
+    for totals in scope._layers.values():
+        for selection in totals.selections:
+            assert not selection.whole.cache
+            assert not selection.frame.visible.cache
+
+
 @torch.no_grad()
 def test_the_watchman_sees_eager_attention() -> None:
     """Were the test above blind, it would pass for this too."""

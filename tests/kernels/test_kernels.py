@@ -7,7 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from attnscope.kernels import AttentionCall, Rows, Totals, Visible, kernel
+from attnscope.kernels import AttentionCall, Rows, Totals, Visible, kernel, pieces, streaming
+from attnscope.kernels import attend as attention
 from attnscope.kernels.attend import attend
 
 TOLERANCE = 2e-5
@@ -130,11 +131,66 @@ def test_against_the_reference(backend: str, known: bool) -> None:
     check()
 
 
+@pytest.fixture(params=["many pieces", "nothing kept"])
+def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes so small that short texts are cut like long ones, along sequences, rows and keys."""
+    for name, size in {"TILE": 256, "TILE_KEYS": 8, "FEW": 2, "MANY": 8, "SHORT": 12}.items():
+        monkeypatch.setattr(streaming, name, size)
+    monkeypatch.setattr(streaming, "WHOLE_ROWS", 512)
+    for name, size in {"BLOCK": 8, "LEAST": 3, "UNCUT": 12, "MASK": 900, "SCORES": 900}.items():
+        monkeypatch.setattr(attention, name, size)
+    if request.param == "nothing kept":
+        monkeypatch.setattr(streaming, "Store", lambda: pieces.Store(room=0))
+        monkeypatch.setattr(attention, "Store", lambda: pieces.Store(room=0))
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("known", [True, False], ids=["lse known", "lse unknown"])
+def test_texts_cut_into_pieces(known: bool) -> None:
+    @settings(max_examples=100, deadline=None)
+    @given(selections())
+    def check(rows: Rows) -> None:
+        wanted = kernel("reference")(rows)
+        seen = seen_rows(rows)
+        if known:
+            rows = replace(rows, lse=wanted.lse.where(seen, 0.0))
+        assert_same(kernel("streaming")(rows), wanted, seen)
+        assert_same(kernel("streaming")(rows), wanted, seen)  # another layer, the same plan
+
+    check()
+
+
+@pytest.mark.usefixtures("small")
+def test_output_of_texts_cut_into_pieces() -> None:
+    check_output("torch", 100)
+
+
+def test_a_plan_is_not_taken_for_other_rows() -> None:
+    """Rows that share a cache and differ in what they count."""
+    torch.manual_seed(0)
+    stop = torch.arange(1, 9, dtype=torch.int32)[None]
+    rows = Rows(
+        q=torch.randn(1, 2, 8, 4),
+        k=torch.randn(1, 1, 8, 4),
+        scale=0.5,
+        start=torch.zeros_like(stop),
+        stop=stop,
+        own=stop - 1,
+    )
+    kernel("streaming")(rows)
+    other = replace(rows, stop=torch.where(stop > 4, stop, 0), cache=rows.cache)
+    assert_same(kernel("streaming")(other), kernel("reference")(other), seen_rows(other))
+
+
 @pytest.mark.parametrize("where", ["torch", "triton"])
 def test_output_and_log_sum_exp(where: str) -> None:
+    check_output(where, 100 if where == "torch" else 20)
+
+
+def check_output(where: str, examples: int) -> None:
     from attnscope.kernels import reference, triton
 
-    @settings(max_examples=100 if where == "torch" else 20, deadline=None)
+    @settings(max_examples=examples, deadline=None)
     @given(calls())
     def check(call: AttentionCall) -> None:
         rows = rows_of(call)

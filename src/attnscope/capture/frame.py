@@ -153,6 +153,12 @@ class Selection:
         """Whether the totals are estimates."""
         return self.parts[0] is not self.whole
 
+    def forget(self) -> None:
+        """Let go of what kernels kept from layer to layer: the pass is over."""
+        self.frame.visible.cache.clear()
+        for part in (self.whole, *self.parts):
+            part.cache.clear()
+
     def rows(self, of_queries: Tensor) -> Tensor:
         """What there is for every query [B, Q], for the rows of `whole` [B, M]."""
         if self.whole.index is None:

@@ -69,6 +69,9 @@ class Recorder:
 
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
         seen, self.seen = self.seen, None
+        for totals in self.scope._layers.values():
+            if totals.selections:
+                totals.selections[-1].forget()
         if not seen:
             raise ModelError(
                 f"{type(module).__name__} ran without a single attention that attnscope can see; "

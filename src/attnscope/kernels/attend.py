@@ -2,21 +2,27 @@
 
 Whatever torch would have run for plain sdpa is run here too, through the operator that also
 returns the log-sum-exp; masks that torch can only take as an n × n tensor (padding, windows,
-chunks, soft-caps) are walked in blocks of queries instead.
+chunks, soft-caps) are walked in pieces instead: blocks of queries, of as many sequences at once
+as leave the mask of a piece small.
 """
 
 import math
+from itertools import chain
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from attnscope.kernels.call import AttentionCall, Visible, has_triton
+from attnscope.kernels.pieces import Piece, Store, cut, even, see
 
 __all__ = ["attend"]
 
-# Queries of one block, and the largest block of scores made when a soft-cap forbids fused kernels.
-BLOCK = 256
+# Queries of one block: at most, at least, and how many are not cut at all.
+BLOCK, LEAST, UNCUT = 256, 64, 192
+# The largest mask of blocks of several sequences, and the largest block of scores made when a
+# soft-cap forbids fused kernels.
+MASK = 1 << 20
 SCORES = 1 << 20
 
 _MATH, _FLASH, _EFFICIENT, _CUDNN = 0, 1, 2, 3  # torch.nn.attention.SDPBackend
@@ -112,49 +118,48 @@ def _flash_cpu(
 
 
 def _by_blocks(call: AttentionCall, dropout: float = 0.0) -> tuple[Tensor, Tensor | None]:
-    """Plain attention under any visibility, a block of queries at a time."""
-    outs, lses = [], []
+    """Plain attention under any visibility, a piece at a time."""
+    out, lse = _empty(call)
+    Q, K = call.q.shape[2], call.k.shape[2]
     per_group = call.q.shape[1] // call.k.shape[1]
-    for b in range(call.q.shape[0]):
-        row_outs, row_lses = [], []
-        for rows, low, high, bias in _blocks(call.visible, b, BLOCK):
-            q = call.q[b : b + 1, :, rows]
-            if high == low:
-                row_outs.append(q.new_zeros((*q.shape[:3], call.v.shape[-1])))
-                row_lses.append(q.new_zeros(q.shape[:3], dtype=torch.float32))
-                continue
-            k = call.k[b : b + 1, :, low:high]
-            v = call.v[b : b + 1, :, low:high]
-            added = None if bias is None else bias.to(q.dtype)[None, None]
-            if q.device.type == "cpu" and not dropout:
-                out, lse = _flash_cpu(q, k, v, call.scale, causal=False, bias=added)
-                row_lses.append(lse)
-            else:
-                k, v = (t.repeat_interleave(per_group, 1) for t in (k, v))
-                out = F.scaled_dot_product_attention(
-                    q, k, v, attn_mask=added, dropout_p=dropout, scale=call.scale
-                )
-                out = torch.where(_seen(call.visible, b, rows), out, 0.0)
-            row_outs.append(out)
-        outs.append(torch.cat(row_outs, 2))
-        lses.append(torch.cat(row_lses, 2) if row_lses else None)
-    out = torch.cat(outs)
-    known = [lse for lse in lses if lse is not None and lse.shape[-1] == call.q.shape[2]]
-    return out, torch.cat(known) if len(known) == len(lses) else None
+    fused = call.q.device.type == "cpu" and not dropout
+    # Small blocks see less of the future; of very small texts there is nothing to save.
+    rows = Q if Q < UNCUT else max(LEAST, min(BLOCK, Q // 8))
+    for piece in chain.from_iterable(_pieces(call.visible, rows, MASK // K)):
+        if piece.empty:
+            continue
+        there = piece.sequences, slice(None), piece.rows
+        keys = piece.sequences, slice(None), slice(piece.low, piece.high)
+        q, k, v = call.q[there], call.k[keys], call.v[keys]
+        bias = _bias(call.visible, piece, q.dtype)
+        if fused:
+            out[there], lse[there] = _flash_cpu(q, k, v, call.scale, causal=False, bias=bias)
+            continue
+        k, v = (t.repeat_interleave(per_group, 1) for t in (k, v))
+        some = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=bias, dropout_p=dropout, scale=call.scale
+        )
+        out[there] = torch.where(_seen(call.visible, piece), some, 0.0)
+    return out, lse if fused else None
 
 
 def _by_scores(call: AttentionCall, dropout: float = 0.0) -> tuple[Tensor, Tensor | None]:
     """Attention with a soft-cap or sinks: the scores of a few rows at a time, spelled out."""
-    per_group = call.q.shape[1] // call.k.shape[1]
-    step = max(1, min(BLOCK, SCORES // (call.q.shape[1] * call.k.shape[2])))
-    outs, lses = [], []
-    for b in range(call.q.shape[0]):
-        k, v = (t[b].repeat_interleave(per_group, 0) for t in (call.k, call.v))
-        row_outs, row_lses = [], []
-        for rows, low, high, bias in _blocks(call.visible, b, step):
-            x = (call.q[b, :, rows] @ k[:, low:high].transpose(1, 2)).float() * call.scale
+    out, all_lse = _empty(call)
+    H, most = call.q.shape[1], max(1, SCORES // (call.q.shape[1] * call.k.shape[2]))
+    for pieces in _pieces(call.visible, min(BLOCK, most), most):
+        some = pieces[0].sequences
+        k, v = (t[some].repeat_interleave(H // t.shape[1], 1) for t in (call.k, call.v))
+        for piece in pieces:
+            there, keys = (some, slice(None), piece.rows), slice(piece.low, piece.high)
+            if piece.empty:
+                if call.sinks is not None:
+                    all_lse[there] = call.sinks.float()[:, None]
+                continue
+            x = (call.q[there] @ k[:, :, keys].transpose(2, 3)).float() * call.scale
             if call.softcap is not None:
                 x = call.softcap * torch.tanh(x / call.softcap)
+            bias = _bias(call.visible, piece, torch.float32)
             if bias is not None:
                 x = x + bias
             lse = torch.logsumexp(x, -1, keepdim=True)
@@ -162,36 +167,43 @@ def _by_scores(call: AttentionCall, dropout: float = 0.0) -> tuple[Tensor, Tenso
                 lse = torch.logaddexp(lse, call.sinks.float()[:, None, None])
             p = torch.exp(x - lse.clamp(min=torch.finfo(torch.float32).min))
             p = F.dropout(p, dropout)
-            row_outs.append(p.to(v.dtype) @ v[:, low:high])
-            row_lses.append(lse[..., 0].where(lse[..., 0] > -math.inf, 0.0))
-        outs.append(torch.cat(row_outs, 1))
-        lses.append(torch.cat(row_lses, 1))
-    return torch.stack(outs), None if dropout else torch.stack(lses)
+            out[there] = p.to(v.dtype) @ v[:, :, keys]
+            all_lse[there] = lse[..., 0].where(lse[..., 0] > -math.inf, 0.0)
+    return out, None if dropout else all_lse
 
 
-def _blocks(visible: Visible, b: int, step: int) -> list[tuple[slice, int, int, Tensor | None]]:
-    """Blocks of queries, the keys any of them sees, and an additive mask where they differ."""
-    starts, stops = visible.start[b].tolist(), visible.stop[b].tolist()
-    blocks: list[tuple[slice, int, int, Tensor | None]] = []
-    for first in range(0, len(starts), step):
-        rows = slice(first, min(first + step, len(starts)))
-        pairs = list(zip(starts[rows], stops[rows], strict=True))
-        seeing = [pair for pair in pairs if pair[1] > pair[0]]
-        if not seeing:
-            blocks.append((rows, 0, 0, None))
-            continue
-        low, high = min(s for s, _ in seeing), max(e for _, e in seeing)
-        bias = None
-        if visible.real is not None or len(set(pairs)) > 1:
-            keys = torch.arange(low, high, device=visible.start.device)
-            seen = (keys >= visible.start[b, rows, None]) & (keys < visible.stop[b, rows, None])
-            if visible.real is not None:
-                seen &= visible.real[b, low:high]
-            bias = torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, -math.inf)
-        blocks.append((rows, low, high, bias))
-    return blocks
+def _empty(call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """Room for an output, in the order in which models take it, and for its log-sum-exp."""
+    B, H, Q, _ = call.q.shape
+    out = call.q.new_zeros((B, Q, H, call.v.shape[-1])).transpose(1, 2)
+    return out, call.q.new_zeros((B, H, Q), dtype=torch.float32)
 
 
-def _seen(visible: Visible, b: int, rows: slice) -> Tensor:
-    """bool [1, 1, rows, 1]: whether a query sees anything at all."""
-    return (visible.stop[b, rows] > visible.start[b, rows])[None, None, :, None]
+def _pieces(visible: Visible, rows: int, most: int) -> list[list[Piece]]:
+    """Pieces of up to `rows` queries of a sequence, up to `most` of several; for all layers."""
+    key = "pieces", rows, most
+    if key not in visible.cache:
+        B, Q = visible.start.shape
+        rows = min(rows, Q)
+        visible.cache[key] = cut(visible.start, visible.stop, even(B, most // rows), rows)
+    pieces: list[list[Piece]] = visible.cache[key]
+    return pieces
+
+
+def _bias(visible: Visible, piece: Piece, dtype: torch.dtype) -> Tensor | None:
+    """[sequences, 1, rows, keys], to add to scores: 0 where seen; None where all see all."""
+    if piece.empty or (visible.real is None and piece.clear(piece.low, piece.high)):
+        return None
+    store: Store = visible.cache.setdefault("masks", Store())
+    key = piece, dtype
+    if key in store.kept:
+        return store.kept[key][0]
+    seen = see(piece, piece.low, piece.high, visible.start, visible.stop, visible.real)
+    bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+    return store.keep(key, bias.masked_fill_(~seen, -math.inf))[0]
+
+
+def _seen(visible: Visible, piece: Piece) -> Tensor:
+    """bool [sequences, 1, rows, 1]: whether a query sees anything at all."""
+    there = piece.sequences, piece.rows
+    return (visible.stop[there] > visible.start[there])[:, None, :, None]

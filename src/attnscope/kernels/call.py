@@ -91,7 +91,8 @@ class Rows:
     own: Tensor | None = None
     """int32 [B, M]: the index of the query's own token among the keys."""
     lse: Tensor | None = None
-    """float32 [B, H, M]: log-sum-exp of the visible scores, sink included, if already known."""
+    """float32 [B, H, M]: log-sum-exp of the visible scores, sink included, if already known; 0
+    for a row that sees nothing."""
     real: Tensor | None = None
     """bool [B, K], as in `Visible`."""
     softcap: float | None = None

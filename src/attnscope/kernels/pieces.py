@@ -1,0 +1,104 @@
+"""Queries of a batch cut into pieces that a kernel takes in one go, with the keys they see.
+
+A piece is a few sequences times a few rows. Its spans are plain integers, so that one look at the
+intervals serves every layer; the masks a piece needs are made when asked for. Short texts of a
+batch go together, because each operation costs as much to start as a thousand scores cost.
+
+Must not know what is done with a piece.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Piece", "Store", "cut", "even", "see"]
+
+# Elements of masks kept from one layer for the next: more would be made again, layer by layer.
+KEPT = 1 << 21
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Some rows of some sequences. Keys `low … high` are seen by any of them, and all of
+    `clear_from … clear_to` by all."""
+
+    sequences: slice
+    rows: slice
+    low: int
+    high: int
+    clear_from: int
+    clear_to: int
+
+    @property
+    def empty(self) -> bool:
+        """Whether no row sees anything."""
+        return self.high <= self.low
+
+    def clear(self, left: int, right: int) -> bool:
+        """Whether these keys need no mask."""
+        return self.clear_from <= left and right <= self.clear_to
+
+
+def even(size: int, step: int) -> int:
+    """The largest step up to `step` that cuts `size` into steps of about one size."""
+    count = -(-size // max(1, min(step, size)))
+    return -(-size // count)
+
+
+def cut(start: Tensor, stop: Tensor, sequences: int, rows: int) -> list[list[Piece]]:
+    """Pieces of up to this many sequences and rows, those of the same sequences in one list."""
+    B, M = start.shape
+    first = start.where(stop > start, torch.iinfo(start.dtype).max)
+    last = stop.where(stop > start, 0)
+    blocks = [slice(at, min(at + rows, M)) for at in range(0, M, rows)]
+    lows = torch.stack([first[:, block].amin(1) for block in blocks])
+    highs = torch.stack([last[:, block].amax(1) for block in blocks])
+    starts = torch.stack([start[:, block].amax(1) for block in blocks])
+    stops = torch.stack([stop[:, block].amin(1) for block in blocks])
+    pieces = []
+    for b in range(0, B, sequences):
+        some = slice(b, min(b + sequences, B))
+        pieces.append(
+            [
+                Piece(some, block, *span)
+                for block, *span in zip(
+                    blocks,
+                    lows[:, some].amin(1).tolist(),
+                    highs[:, some].amax(1).tolist(),
+                    starts[:, some].amax(1).tolist(),
+                    stops[:, some].amin(1).tolist(),
+                    strict=True,
+                )
+            ]
+        )
+    return pieces
+
+
+def see(
+    piece: Piece, left: int, right: int, start: Tensor, stop: Tensor, real: Tensor | None
+) -> Tensor:
+    """bool [sequences, 1, rows, keys]: who of a piece sees which of the keys `left … right`."""
+    keys = torch.arange(left, right, device=start.device, dtype=start.dtype)
+    there = piece.sequences, piece.rows
+    seen = (keys >= start[there][..., None]) & (keys < stop[there][..., None])
+    if real is not None:
+        seen &= real[piece.sequences, None, left:right]
+    return seen[:, None]
+
+
+@dataclass(slots=True, eq=False)
+class Store:
+    """Tensors that are the same for every layer of a pass, as many as there is room for."""
+
+    room: int = KEPT
+    kept: dict[Any, tuple[Tensor, ...]] = field(default_factory=dict)
+
+    def keep(self, key: Any, *made: Tensor) -> tuple[Tensor, ...]:
+        """Put these away, if they fit, and hand them back."""
+        size = sum(tensor.numel() for tensor in made)
+        if size <= self.room:
+            self.room -= size
+            self.kept[key] = made
+        return made

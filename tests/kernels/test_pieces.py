@@ -1,0 +1,57 @@
+"""Cutting a batch into pieces: every row once, and spans that say who sees what."""
+
+import hypothesis.strategies as st
+import torch
+from hypothesis import given, settings
+
+from attnscope.kernels.pieces import Store, cut, even, see
+
+
+@st.composite
+def intervals(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
+    """Any intervals at all, empty ones among them."""
+    B, M, K = draw(st.integers(1, 5)), draw(st.integers(1, 12)), draw(st.integers(1, 12))
+    torch.manual_seed(draw(st.integers(0, 10_000)))
+    bounds = torch.randint(0, K + 1, (2, B, M), dtype=torch.int32).sort(0).values
+    return bounds[0], bounds[1]
+
+
+@settings(max_examples=200, deadline=None)
+@given(intervals(), st.integers(1, 6), st.integers(1, 13))
+def test_pieces_cover_the_batch_and_tell_what_they_see(
+    bounds: tuple[torch.Tensor, torch.Tensor], sequences: int, rows: int
+) -> None:
+    start, stop = bounds
+    times = torch.zeros_like(start)
+    for pieces in cut(start, stop, sequences, rows):
+        for piece in pieces:
+            assert piece.sequences == pieces[0].sequences
+            there = piece.sequences, piece.rows
+            times[there] += 1
+            assert times[there].shape[0] <= sequences
+            assert times[there].shape[1] <= rows
+            everything = see(piece, 0, 12, start, stop, None)[:, 0]
+            assert piece.empty == (not everything.any())
+            if piece.empty:
+                continue
+            seen = everything.flatten(0, 1).any(0).nonzero()[:, 0]
+            assert (piece.low, piece.high) == (int(seen[0]), int(seen[-1]) + 1)
+            for left in range(piece.low, piece.high):
+                for right in range(left + 1, piece.high + 1):
+                    assert piece.clear(left, right) == bool(everything[..., left:right].all())
+    assert (times == 1).all()
+
+
+@given(st.integers(1, 1000), st.integers(0, 1200))
+def test_even_steps_are_no_more_and_no_longer(size: int, step: int) -> None:
+    length = even(size, step)
+    assert 1 <= length <= max(1, step)
+    assert -(-size // length) == -(-size // max(1, min(step, size)))
+
+
+def test_a_store_keeps_what_fits() -> None:
+    store = Store(room=10)
+    kept, lost = torch.zeros(8), torch.zeros(3)
+    assert store.keep("kept", kept)[0] is kept
+    assert store.keep("lost", lost)[0] is lost
+    assert list(store.kept) == ["kept"]
