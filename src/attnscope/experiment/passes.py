@@ -7,6 +7,7 @@ This module must not know what the numbers are for.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -50,9 +51,7 @@ def forward(
 
 
 def _takes_use_cache(base: Any) -> bool:
-    code = type(base).forward
-    code = getattr(code, "__wrapped__", code)
-    return "use_cache" in code.__code__.co_varnames[: code.__code__.co_argcount]
+    return "use_cache" in inspect.signature(base.forward).parameters
 
 
 class Pass:
