@@ -34,6 +34,11 @@ def test_five_models_that_fit_in_a_package() -> None:
     assert sum(path.stat().st_size for path in files) <= 45e6
 
 
+def test_names_of_folders() -> None:
+    assert zoo.name_of(str(zoo.folder("zoo:chat-llama"))) == "zoo:chat-llama"
+    assert zoo.name_of("some/chat-llama") is None
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_card_describes_the_model(name: str) -> None:
     model, _ = loaded(name)

@@ -62,6 +62,7 @@ def models(
     """The bundled tiny models with their measured accuracy, and what the hub's cache holds."""
     from dataclasses import asdict
 
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
@@ -73,17 +74,26 @@ def models(
         held = [{"name": name, "bytes": size} for name, size in cached()]
         print_json({"zoo": [asdict(card) for card in cards], "cached": held})
         return
-    table = Table(title="Bundled models (tiny, trained for attnscope)", title_justify="left")
-    for column in ("name", "architecture", "layers × heads", "parameters", "exact match"):
-        table.add_column(column)
+    table = Table(
+        title="Bundled models: tiny, and trained for attnscope",
+        title_justify="left",
+        caption=f"Exact match on {cards[0].fresh_samples:,} fresh samples each; the cards "
+        "(docs/zoo.md) say more.",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for column in ("name", "family", "layers × heads", "parameters", "exact match"):
+        table.add_column(column, no_wrap=column != "exact match")
     for card in cards:
-        shares = ", ".join(f"{what} {share:.0%}" for what, share in card.exact_match.items())
+        shares = " ".join(f"{100 * share:.0f}" for share in card.exact_match.values())
+        of_what = "actions" if len(card.exact_match) == 1 else "levels 1–5:"
         table.add_row(
             f"{zoo.PREFIX}{card.name}",
             card.architecture.removesuffix("ForCausalLM"),
             f"{card.layers} × {card.heads}",
             f"{card.parameters / 1e6:.1f} M",
-            f"{shares} ({card.fresh_samples:,} fresh samples each)",
+            f"{of_what} {shares} %",
         )
     console = Console()
     console.print(table)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope import zoo
 from attnscope.errors import InputError
 from attnscope.tokens import (
     DEFAULT,
@@ -215,7 +216,8 @@ def _title(
     heads: int,
     query: int | None,
 ) -> str:
-    name = getattr(model, "name_or_path", "") or type(model).__name__
+    path = getattr(model, "name_or_path", "")
+    name = zoo.name_of(path) or path or type(model).__name__
     where = "mean over layers" if layer is None else f"layer {layer}"
     which = f"mean over {heads} heads" if head is None else f"head {head}"
     who = "all queries" if query is None else f"query {query} {names[query]!r}"

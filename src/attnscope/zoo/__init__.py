@@ -16,7 +16,7 @@ import yaml
 
 from attnscope.errors import ModelError
 
-__all__ = ["PREFIX", "Card", "card", "folder", "names"]
+__all__ = ["PREFIX", "Card", "card", "folder", "name_of", "names"]
 
 PREFIX = "zoo:"
 _HERE = Path(__file__).parent
@@ -60,6 +60,12 @@ def folder(name: str) -> Path:
         known = ", ".join(f"{PREFIX}{one}" for one in names())
         raise ModelError(f"unknown bundled model {PREFIX + bare!r}; known: {known}")
     return _HERE / bare
+
+
+def name_of(path: str) -> str | None:
+    """The name of a bundled model by its folder; None for any other path."""
+    found = Path(path)
+    return f"{PREFIX}{found.name}" if found.parent == _HERE else None
 
 
 @cache
