@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+CHECK_EVERY = 50
+"""Steps between two looks at whether `until` is reached."""
+
 Data = Literal["corpus", "spatial", "math"]
 
 

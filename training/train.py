@@ -25,7 +25,7 @@ import torch.nn.functional as F
 import transformers
 from data import rows, tokenizer_of
 from evaluate import accuracy, fresh
-from models import RECIPES, Recipe
+from models import CHECK_EVERY, RECIPES, Recipe
 
 CHECK = 1_000  # seed of the samples looked at during training; the cards use others
 
@@ -97,7 +97,7 @@ def train(name: str, recipe: Recipe, out: Path, device: str, workers: int) -> di
         optimizer.zero_grad()
         if (step + 1) % min(200, recipe.steps // 5 or 1) == 0 or step + 1 == recipe.steps:
             note(step=step + 1, loss=round(loss.item(), 4))
-        if recipe.until and (step % 50 == 49) and enough(name, recipe, model, note):
+        if recipe.until and (step + 1) % CHECK_EVERY == 0 and enough(name, recipe, model, note):
             break
     figures = finish(name, recipe, model, out)
     note(**figures)

@@ -1,5 +1,6 @@
 """The bundled models: what their cards say is so, and they are ordinary model folders."""
 
+import json
 import math
 import sys
 from functools import cache
@@ -16,6 +17,7 @@ from attnscope.prompts import math_samples, spatial_samples
 from attnscope.tokens import apply_chat_template, tokenize
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "training"))
+from cards import LOGS, steps_of
 from evaluate import accuracy, fresh
 
 NAMES = ("chat-gemma3", "chat-llama", "math-qwen2", "spatial-base", "spatial-phys")
@@ -32,6 +34,14 @@ def test_five_models_that_fit_in_a_package() -> None:
     files = [path for name in NAMES for path in zoo.folder(name).iterdir()]
     assert max(path.stat().st_size for path in files) <= 20e6
     assert sum(path.stat().st_size for path in files) <= 45e6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_card_says_how_long_it_was_trained(name: str) -> None:
+    log = [json.loads(line) for line in (LOGS / f"{name}.jsonl").read_text().splitlines()]
+    assert zoo.card(name).steps == steps_of(log)
+    assert zoo.card(name).documents == log[0]["recipe"]["documents"]
+    assert f"{zoo.card(name).steps:,} steps" in zoo.card(name).about
 
 
 def test_names_of_folders() -> None:
