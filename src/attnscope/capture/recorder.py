@@ -291,6 +291,8 @@ def _rows(call: AttentionCall, part: Part, lse: Tensor | None, groups: int) -> R
         real=call.visible.real,
         softcap=call.softcap,
         sinks=sinks.detach() if sinks is not None else None,
+        key_bias=None if call.key_bias is None else call.key_bias.detach(),
+        distance_bias=None if call.distance_bias is None else call.distance_bias.detach(),
         weight=part.weight,
         shrink=part.shrink,
         group=part.group,

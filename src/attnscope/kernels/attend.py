@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnscope.kernels.call import AttentionCall, Visible, has_triton
+from attnscope.kernels.call import AttentionCall, Visible, distance_index, has_triton
 from attnscope.kernels.pieces import Piece, Store, cut, even, see
 
 __all__ = ["attend"]
@@ -35,7 +35,9 @@ def attend(
 
     A query that sees nothing gets zeros, as it does from sdpa.
     """
-    known = call.visible.form != "interval" and call.softcap is None and call.sinks is None
+    plain = call.softcap is None and call.sinks is None
+    biased = call.key_bias is not None or call.distance_bias is not None
+    known = call.visible.form != "interval" and plain and not biased
     causal = call.visible.form == "causal"
     if known and (dropout or not need_lse) and call.q.shape[-1] == call.v.shape[-1]:
         return _sdpa(call, dropout, causal=causal), None
@@ -43,9 +45,9 @@ def attend(
         fused = _fused(call, causal=causal)
         if fused is not None:
             return fused
-    if not dropout and _triton_runs(call):
+    if not dropout and not biased and _triton_runs(call):
         return triton_attend(call)
-    if call.softcap is None and call.sinks is None:
+    if plain:
         return _by_blocks(call, dropout)
     return _by_scores(call, dropout)
 
@@ -54,8 +56,8 @@ def _triton_runs(call: AttentionCall) -> bool:
     """Our Triton kernel has no backward pass."""
     if call.q.device.type != "cuda" or not has_triton():
         return False
-    inputs = (call.q, call.k, call.v)
-    return not (torch.is_grad_enabled() and any(t.requires_grad for t in inputs))
+    inputs = (call.q, call.k, call.v, call.key_bias, call.distance_bias)
+    return not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs))
 
 
 def triton_attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
@@ -131,11 +133,12 @@ def _by_blocks(call: AttentionCall, dropout: float = 0.0) -> tuple[Tensor, Tenso
         there = piece.sequences, slice(None), piece.rows
         keys = piece.sequences, slice(None), slice(piece.low, piece.high)
         q, k, v = call.q[there], call.k[keys], call.v[keys]
-        bias = _bias(call.visible, piece, q.dtype)
+        bias = _biases(call, piece, q.dtype)
         if fused:
             out[there], lse[there] = _flash_cpu(q, k, v, call.scale, causal=False, bias=bias)
             continue
         k, v = (t.repeat_interleave(per_group, 1) for t in (k, v))
+        bias = None if bias is None else bias.to(q.dtype)  # sdpa wants it so
         some = F.scaled_dot_product_attention(
             q, k, v, attn_mask=bias, dropout_p=dropout, scale=call.scale
         )
@@ -159,7 +162,7 @@ def _by_scores(call: AttentionCall, dropout: float = 0.0) -> tuple[Tensor, Tenso
             x = (call.q[there] @ k[:, :, keys].transpose(2, 3)).float() * call.scale
             if call.softcap is not None:
                 x = call.softcap * torch.tanh(x / call.softcap)
-            bias = _bias(call.visible, piece, torch.float32)
+            bias = _biases(call, piece, torch.float32)
             if bias is not None:
                 x = x + bias
             lse = torch.logsumexp(x, -1, keepdim=True)
@@ -188,6 +191,32 @@ def _pieces(visible: Visible, rows: int, most: int) -> list[list[Piece]]:
         visible.cache[key] = cut(visible.start, visible.stop, even(B, most // rows), rows)
     pieces: list[list[Piece]] = visible.cache[key]
     return pieces
+
+
+def _biases(call: AttentionCall, piece: Piece, dtype: torch.dtype) -> Tensor | None:
+    """All that is added to the scores of a piece, broadcast to [sequences, heads, rows, keys].
+
+    The mask alone is of the given type; biases by key or distance are added up in float32.
+    """
+    keys = slice(piece.low, piece.high)
+    added = []
+    if call.key_bias is not None:
+        some = piece.sequences if len(call.key_bias) > 1 else slice(None)
+        added.append(call.key_bias[some, :, None, keys].float())
+    if call.distance_bias is not None:
+        own = torch.arange(piece.rows.start, piece.rows.stop, device=call.q.device) + call.first
+        index = distance_index(own, piece.low, piece.high, call.distance_bias.shape[1])
+        added.append(call.distance_bias.float()[None, :, index])
+    mask = _bias(call.visible, piece, torch.float32 if added else dtype)
+    if not added:
+        return mask
+    if mask is not None:
+        added.append(mask)
+    total = added[0]
+    for term in added[1:]:
+        total = total + term
+    B, H = call.q[piece.sequences].shape[:2]
+    return total.expand(B, H, piece.rows.stop - piece.rows.start, -1)
 
 
 def _bias(visible: Visible, piece: Piece, dtype: torch.dtype) -> Tensor | None:

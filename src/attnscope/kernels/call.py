@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-__all__ = ["AttentionCall", "Form", "Rows", "Totals", "Visible", "has_triton"]
+__all__ = ["AttentionCall", "Form", "Rows", "Totals", "Visible", "distance_index", "has_triton"]
 
 Form = Literal["causal", "full", "interval"]
 
@@ -70,6 +70,13 @@ class AttentionCall:
     """Scores become `softcap * tanh(score / softcap)`."""
     sinks: Tensor | None = None
     """[H], a learned score per head that takes part in the softmax and has no key."""
+    key_bias: Tensor | None = None
+    """[B or 1, H, K], added to every query's score of a key, after scale and soft-cap (ALiBi)."""
+    distance_bias: Tensor | None = None
+    """[H, 2 N + 1], added likewise: entry `N + d` to scores at distance `d = own - key`; the ends
+    stand for all that lies beyond them (T5's relative positions)."""
+    first: int = 0
+    """Index among the keys of query 0's own token, for `distance_bias`; the others follow it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -97,6 +104,10 @@ class Rows:
     """bool [B, K], as in `Visible`."""
     softcap: float | None = None
     sinks: Tensor | None = None
+    key_bias: Tensor | None = None
+    """As in `AttentionCall`."""
+    distance_bias: Tensor | None = None
+    """As in `AttentionCall`; distances are counted from `own`."""
     weight: Tensor | None = None
     """float32 [B, M]: how many queries a row stands for; None means one each."""
     shrink: Tensor | None = None
@@ -148,6 +159,13 @@ class Totals:
     """float32 [B, H]"""
     flow: Tensor | None = None
     """float32 [B, H, groups, K]: `received` from each group of queries."""
+
+
+def distance_index(own: Tensor, left: int, right: int, size: int) -> Tensor:
+    """int64 [..., keys]: where the distances from `own` [...] to the keys `left … right` stand in a
+    `distance_bias` of this size."""
+    keys = torch.arange(left, right, device=own.device)
+    return (own[..., None].long() - keys + size // 2).clamp_(0, size - 1)
 
 
 def has_triton() -> bool:

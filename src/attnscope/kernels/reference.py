@@ -7,7 +7,7 @@ short texts, to check.
 import torch
 from torch import Tensor
 
-from attnscope.kernels.call import Rows, Totals
+from attnscope.kernels.call import Rows, Totals, distance_index
 
 __all__ = ["reduce", "totals", "weights"]
 
@@ -20,7 +20,13 @@ def weights(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
     if rows.softcap is not None:
         scores = rows.softcap * torch.tanh(scores / rows.softcap)
     keys = torch.arange(rows.k.shape[2], device=rows.k.device)
-    start, stop, _ = rows.bounds()
+    start, stop, own = rows.bounds()
+    if rows.key_bias is not None:
+        scores = scores + rows.key_bias.double()[:, :, None]
+    if rows.distance_bias is not None:
+        table = rows.distance_bias.double()
+        index = distance_index(own, 0, rows.k.shape[2], table.shape[1])
+        scores = scores + table[:, index].transpose(0, 1)
     visible = (keys >= start[..., None]) & (keys < stop[..., None])
     if rows.real is not None:
         visible = visible & rows.real[:, None, :]

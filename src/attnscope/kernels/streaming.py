@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnscope.kernels.call import Rows, Totals
+from attnscope.kernels.call import Rows, Totals, distance_index
 from attnscope.kernels.pieces import Piece, Store, cut, even, see
 
 __all__ = ["reduce"]
@@ -187,6 +187,7 @@ def _block(
         x, p = (tile[:size].view(B, H, T, right - left) for tile in tiles)
         bias = _bias(rows, plan, piece, left, right)
         _scores(rows, q, keys[:, left:right], negative, bias, x)
+        _add_biases(rows, plan, piece, heads, left, right, x)
         if lse is None:
             x.sub_(_log_sum(rows, sums, x, there)[..., None])
             if bias is not None:  # which the log-sum-exp of a row that sees nothing undid
@@ -242,6 +243,26 @@ def _scores(
             x.add_(bias)
     if negative is not None:
         x.add_(negative)
+
+
+def _add_biases(
+    rows: Rows, plan: Plan, piece: Piece, heads: slice, left: int, right: int, x: Tensor
+) -> None:
+    """The biases by key and by distance, into `x` [sequences, heads, rows, keys]."""
+    if rows.key_bias is not None:
+        some = piece.sequences if len(rows.key_bias) > 1 else slice(None)
+        x.add_(rows.key_bias[some, heads, None, left:right], alpha=LOG2E)
+    if rows.distance_bias is not None:
+        table = rows.distance_bias[heads]
+        key = "distance", piece, left, table.shape[1]
+        if key not in plan.store.kept:
+            own = plan.own[piece.sequences, piece.rows]
+            if plan.first_own is not None:  # the same in all sequences
+                own = own[:1]
+            index = plan.store.keep(key, distance_index(own, left, right, table.shape[1]))[0]
+        else:
+            index = plan.store.kept[key][0]
+        x.add_(table[:, index].transpose(0, 1), alpha=LOG2E)
 
 
 def _log_sum(rows: Rows, sums: Totals, x: Tensor, there: tuple[slice, slice, slice]) -> Tensor:

@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from attnscope.kernels import triton_jit
+from attnscope.kernels import streaming, triton_jit
 from attnscope.kernels.call import AttentionCall, Rows, Totals
 
 __all__ = ["attend", "reduce"]
@@ -32,6 +32,8 @@ INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 def reduce(rows: Rows) -> Totals:
     """All totals of these rows."""
+    if rows.key_bias is not None or rows.distance_bias is not None:
+        return streaming.reduce(rows)
     if rows.lse is None:
         rows = replace(rows, lse=_by_rows(rows.filled(), None)[1])
     return _reduce(rows) if rows.group is None else _reduce_groups(rows.filled())
