@@ -12,7 +12,7 @@ from pathlib import Path
 import polars as pl
 
 import attnscope
-from attnscope.experiment.run import run
+from attnscope.experiment.execute import run
 from attnscope.recipes import RECIPES
 from attnscope.stats.on_run import compare_run, judge_run
 from attnscope.stats.verdicts import Verdict

@@ -21,11 +21,11 @@ from transformers.utils import logging
 
 import attnscope
 from attnscope.capture import sites
+from attnscope.cli.estimate import estimate
 from attnscope.experiment import passes
+from attnscope.experiment.execute import run_plan
 from attnscope.experiment.plan import make_plan
-from attnscope.experiment.run import run_plan
-from attnscope.experiment.spec import made
-from attnscope.experiment.telling import estimate
+from attnscope.question.spec import made
 from attnscope.tokens import pad
 
 

@@ -22,7 +22,7 @@ def table(items: int):  # type: ignore[no-untyped-def]
     """Two models, `items` classes, every layer and head: as a run has them."""
     import polars as pl
 
-    from attnscope.experiment.tables import VALUES
+    from attnscope.run.schemas import VALUES
 
     rng = np.random.default_rng(0)
     names = pl.DataFrame({"item": [f"class {n}" for n in range(items)]})

@@ -168,7 +168,7 @@ def check(run: Any, folders: dict[str, str]) -> dict[str, int]:
         of_prompt: dict[str, tuple[pl.DataFrame, list[Array]]] = {}
         made: dict[str, Any] = {}
         mine = (pl.col("model") == model) & (pl.col("prompt") == prompt)
-        for condition in run.experiment["conditions"]:
+        for condition in run.experiment.conditions:
             here = mine & (pl.col("condition") == condition)
             cell = tokens.filter(here).sort("position")
             of_prompt[condition] = cell, attentions(folders[model], cell["id"].to_list())

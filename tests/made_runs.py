@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import yaml
 
-from attnscope.experiment.tables import CELLS, POSITIONS, TOKENS, VALUES
+from attnscope.question.spec import Experiment, made
+from attnscope.question.yaml import written
+from attnscope.run.schemas import CELLS, POSITIONS, TOKENS, VALUES
 
 CLASSES = ("hash", "star", "whitespace", "word", "other")
 
@@ -25,7 +26,7 @@ class MadeRun:
     positions: pl.LazyFrame
     tokens: pl.LazyFrame
     cells: pl.DataFrame
-    experiment: Mapping[str, Any]
+    experiment: Experiment
     environment: Mapping[str, Any]
     complete: bool = True
 
@@ -87,17 +88,15 @@ def made_run(
                             row = where | {"queries": "all", "layer": layer, "head": head}
                             positions.append(_profile(row, length, filler, seed + head + 7 * m))
     kinds = {c: "sentence" if "sentence" in c else "repeat" for c, k in conditions.items() if k}
-    experiment = {
-        "name": "made",
-        "models": {m: f"zoo:{m}" for m in models},
-        "prompts": {"source": "spatial", "count": prompts, "seed": seed},
-        "conditions": {
+    experiment = made(
+        name="made",
+        models={m: f"zoo:{m}" for m in models},
+        prompts={"source": "spatial", "count": prompts, "seed": seed},
+        conditions={
             c: {"insert": {"kind": kinds[c], "count": k}} if k else {}
             for c, k in conditions.items()
         },
-        "combine": "mean",
-        "normalise": "mass",
-    }
+    )
     about = {
         "revision": "abc",
         "architecture": "LlamaForCausalLM",
@@ -230,7 +229,7 @@ def write_run(run: MadeRun, folder: Path) -> Path:
         positions = run.positions.filter(keep).collect()
         if not positions.is_empty():
             positions.write_parquet(cells / f"{cell}.positions.parquet")
-    (folder / "experiment.yaml").write_text(yaml.safe_dump(dict(run.experiment), sort_keys=False))
+    (folder / "experiment.yaml").write_text(written(run.experiment))
     (folder / "environment.json").write_text(json.dumps(run.environment))
     (folder / "manifest.json").write_text(json.dumps({"cells": run.cells.rows()}))
     return folder

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from attnscope.experiment.tables import VALUES
+from attnscope.run.schemas import VALUES
 
 Cell = tuple[str, int, str, int, int | None]
 """Model, prompt, condition, layer, head."""

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from attnscope.capture.attention import watch
     from attnscope.capture.scope import Scope
     from attnscope.errors import AttnscopeError
-    from attnscope.experiment.store import open_run
     from attnscope.loading import load
+    from attnscope.run.store import open_run
 
 __version__ = "0.1.0.dev0"
 
@@ -22,7 +22,7 @@ _HOME = {
     "AttnscopeError": "attnscope.errors",
     "Scope": "attnscope.capture.scope",
     "load": "attnscope.loading",
-    "open_run": "attnscope.experiment.store",
+    "open_run": "attnscope.run.store",
     "watch": "attnscope.capture.attention",
 }
 

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from attnscope.cli import main
-from attnscope.experiment.reading import written
-from attnscope.experiment.spec import made
+from attnscope.question.spec import made
+from attnscope.question.yaml import written
 from made_models import save_model
 
 
@@ -108,7 +108,7 @@ def test_interrupt_says_how_to_go_on(attnscope, file, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("attnscope.experiment.run.measure_batch", stop)
+        patch.setattr("attnscope.experiment.execute.measure_batch", stop)
         code, out, err = attnscope("run", file, "--out", tmp_path / "run")
     assert (code, out) == (130, "")
     assert "the same command continues there" in err

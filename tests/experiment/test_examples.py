@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from attnscope.experiment.reading import read_experiment
+from attnscope.question.yaml import read_experiment
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -21,7 +21,7 @@ def test_token_types_ask_for_every_choice() -> None:
     asked = read_experiment(EXAMPLES / "sensitivity-token-types.yaml")
     assert asked.queries == ("all", "last", "after:maps")
     assert asked.keys == ("maps", "all")
-    assert asked.classes == ("maps", "default")
+    assert list(asked.classes) == ["maps", "default"]
     assert "mass" in asked.measures
     assert len(asked.models) == 2
     assert asked.prompts.count == 24

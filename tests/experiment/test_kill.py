@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from attnscope.experiment.reading import written
-from attnscope.experiment.run import run
+from attnscope.experiment.execute import run
+from attnscope.question.yaml import written
 from run_bytes import bytes_of
 
 # A process that runs experiments and is killed costs seconds of imports each time. So a server
@@ -22,8 +22,8 @@ import torch
 torch.set_num_threads(1)
 from transformers.utils import logging
 logging.disable_progress_bar()
-from attnscope.experiment.reading import read_experiment
-from attnscope.experiment.run import run
+from attnscope.question.yaml import read_experiment
+from attnscope.experiment.execute import run
 import attnscope.experiment.measure, attnscope.loading
 import transformers.models.qwen2.modeling_qwen2
 experiment = read_experiment(sys.argv[1])

@@ -10,11 +10,11 @@ import pytest
 
 import attnscope
 from attnscope.errors import InputError, ModelError
-from attnscope.experiment import run as running
+from attnscope.experiment import execute as running
+from attnscope.experiment.execute import run
 from attnscope.experiment.plan import make_plan
-from attnscope.experiment.run import run
-from attnscope.experiment.tables import CELLS, POSITIONS, TOKENS, VALUES
-from attnscope.experiment.writing import Directory, opened
+from attnscope.run.schemas import CELLS, POSITIONS, TOKENS, VALUES
+from attnscope.run.writer import Directory, opened
 from dense_rows import check
 from made_models import save_model
 from run_bytes import bytes_of
@@ -160,10 +160,10 @@ def test_cells_of_a_model_that_changed_are_refused(small, tmp_path):
     run(experiment, tmp_path / "run")
     ids = {cell.id for cell in make_plan(experiment).models[0].cells()}
     # The same shape, the same configuration, other weights.
-    from attnscope.experiment import models
+    from attnscope.experiment import revision
 
     save_model(tmp_path / "model", seed=2)
-    models._digest_of.cache_clear()
+    revision._digest_of.cache_clear()
     assert not ids & {cell.id for cell in make_plan(experiment).models[0].cells()}
     with pytest.raises(InputError, match="a model, a file of prompts or of classes"):
         run(experiment, tmp_path / "run")
@@ -215,7 +215,7 @@ def test_a_disk_that_refuses_loses_nothing(small, tmp_path, monkeypatch, number,
         replace(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr("attnscope.experiment.writing.os.replace", sometimes)
+        patch.setattr("attnscope.run.writer.os.replace", sometimes)
         with pytest.raises(InputError, match=said) as caught:
             run(small(), tmp_path / "run")
     kept = len(Directory(tmp_path / "run").done())
@@ -336,3 +336,14 @@ def test_batches_keep_to_the_budget(small):
 def test_the_folder_is_not_needed_to_exist(small, tmp_path):
     run(small(), tmp_path / "a" / "b" / "run")
     assert Path(tmp_path / "a" / "b" / "run" / "manifest.json").is_file()
+
+
+def test_readers_choices_refuse_no_directory(small, tmp_path):
+    """How heads are combined and what is shown of a mass changes no number of a run."""
+    run(small(), tmp_path / "run")
+    before = bytes_of(tmp_path / "run")
+    assert run(small(combine="max", normalise="lift"), tmp_path / "run").measured == 0
+    after = bytes_of(tmp_path / "run")
+    assert [name for name in before if before[name] != after[name]] == ["experiment.yaml"]
+    opened_run = attnscope.open_run(tmp_path / "run")
+    assert (opened_run.experiment.combine, opened_run.experiment.normalise) == ("max", "lift")

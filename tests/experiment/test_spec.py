@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from attnscope.errors import InputError
-from attnscope.experiment.reading import read_experiment, written
-from attnscope.experiment.spec import made
+from attnscope.question.spec import made
+from attnscope.question.yaml import read_experiment, written
 
 GOOD = """\
 name: slashes
@@ -165,3 +165,45 @@ def test_every_prompt_has_a_sentence_of_its_own():
     insert = {"kind": "sentence", "count": 5, "seed": 3}
     experiment = made(**BASE, conditions={"base": {}, "more": {"insert": insert}})
     assert [experiment.conditions["more"].insert.filler(n).seed for n in (0, 1, 7)] == [3, 4, 10]
+
+
+def test_the_base_is_said_in_one_place():
+    empty = {"name": "x", "models": ["zoo:math-qwen2"], "prompts": {"source": "math"}}
+    conditions = {"none": {"insert": {"count": 0}}, "plain": {}}
+    experiment = made(**empty, conditions=conditions)
+    assert experiment.base == "plain"  # inserting nothing is a variant like any other
+    assert experiment.variants == ("none",)
+    assert experiment.complete()["base"] == "plain"
+    with pytest.raises(InputError, match="unknown condition as base: 'other'; known: none, plain"):
+        made(**empty, conditions=conditions, base="other")
+    with pytest.raises(InputError, match="'none', which inserts something; only 'plain' does not"):
+        made(**empty, conditions=conditions, base="none")
+
+
+def test_classes_are_kept_as_rules(tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "classes:\n- hash\n- {name: ids, token_ids: [3, 1]}\n- {name: other, every: token}\n"
+    )
+    (tmp_path / "experiment.yaml").write_text(
+        "name: x\nmodels: [zoo:math-qwen2]\nprompts: {source: math}\n"
+        "classes: [default, mine.yaml]\n"
+    )
+    experiment = read_experiment(tmp_path / "experiment.yaml")
+    (tmp_path / "mine.yaml").unlink()
+    (tmp_path / "experiment.yaml").write_text(written(experiment))
+    again = read_experiment(tmp_path / "experiment.yaml")  # needs no other file
+    assert again == experiment
+    assert again.digest == experiment.digest
+    assert again.complete()["classes"]["mine"] == [
+        {"name": "hash", "characters": "#", "strip": True},
+        {"name": "ids", "token_ids": [1, 3]},
+        {"name": "other", "every": "token"},
+    ]
+    assert str(tmp_path) not in written(experiment)
+
+
+def test_what_readers_choose_is_not_what_is_measured():
+    one = made(name="x", models=["zoo:math-qwen2"], prompts={"source": "math"})
+    other = one.changed(combine="max", normalise="lift")
+    assert one.digest == other.digest
+    assert one.digest != one.changed(seed=1).digest

@@ -8,13 +8,14 @@ import pytest
 
 import attnscope
 from attnscope.errors import InputError
-from attnscope.experiment.run import run
-from attnscope.experiment.tables import POSITIONS, VALUES
+from attnscope.experiment.execute import run
+from attnscope.question.spec import MathPrompts
+from attnscope.run.schemas import POSITIONS, VALUES
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory, folder):
-    from attnscope.experiment.spec import made
+    from attnscope.question.spec import made
 
     out = tmp_path_factory.mktemp("runs") / "a [b] * c"  # a path that looks like a pattern
     conditions = {"base": {}, "filler": {"insert": {"count": 9}}}
@@ -32,12 +33,7 @@ def done(tmp_path_factory, folder):
 def test_what_a_run_gives(done):
     opened = attnscope.open_run(done)
     assert opened.complete
-    assert opened.experiment["prompts"] == {
-        "source": "math",
-        "count": 3,
-        "seed": 0,
-        "level": 1,
-    }
+    assert opened.experiment.prompts == MathPrompts(count=3, level=1)
     assert opened.values.collect().schema == VALUES
     assert opened.positions.collect().schema == POSITIONS  # none were asked for
     assert opened.positions.collect().is_empty()

@@ -16,6 +16,7 @@ from attnscope.errors import InputError
 from attnscope.figures import FIGURES, SAFE, Figure, draw, drawable
 from attnscope.figures.export import csv
 from attnscope.figures.words import inline, plain
+from attnscope.question.spec import Experiment, made
 from made_runs import MadeRun, made_run
 
 MEASURES = ("mass", "flow", "entropy", "first_token", "lambda", "lambda_ratio", "uniformity")
@@ -163,7 +164,12 @@ def test_a_line_over_lengths_is_one_filler_at_one_place() -> None:
         "marks": {"insert": {"kind": "repeat", "unit": "?", "count": 9}, "position": "between"},
         "end": {"insert": {"kind": "repeat", "unit": "/", "count": 9}, "position": "end"},
     }
-    asked = replace(run, experiment={**run.experiment, "conditions": places})
+
+    def with_places() -> Experiment:
+        said = {"name": "made", "models": ["one"], "prompts": {"source": "spatial"}}
+        return made(**said, conditions=places)
+
+    asked = replace(run, experiment=with_places())
     figure = draw(asked, "lambda-length")
     assert figure.data["condition"].to_list() == ["a", "b"]
     assert "Filler: repeat '/', between; not of several lengths" in figure.caption
@@ -175,7 +181,12 @@ def test_a_line_over_lengths_is_one_filler_at_one_place() -> None:
     cells = run.cells.filter(pl.col("condition") == "b").with_columns(
         pl.lit("more").alias("condition")
     )
-    two = replace(asked, values=pl.concat([run.values, more]), cells=run.cells.vstack(cells))
+    two = replace(
+        asked,
+        values=pl.concat([run.values, more]),
+        cells=run.cells.vstack(cells),
+        experiment=with_places(),
+    )
     panels = draw(two, "lambda-length").data["panel"].unique(maintain_order=True).to_list()
     assert panels == ["one, repeat '/', between", "one, repeat '?', between"]
 

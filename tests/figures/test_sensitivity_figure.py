@@ -39,7 +39,7 @@ def choices_run(*, models: tuple[str, ...] = ("base", "tuned"), layers: int = 2)
         for keys in ("all", "maps")
     ]
     run = made_run(models=models, prompts=12, layers=(0,), heads=1, conditions={"none": 0})
-    asked = {**run.experiment, "queries": ["all", "last"], "keys": ["all", "maps"]}
+    asked = run.experiment.changed(queries=["all", "last"], keys=["all", "maps"])
     return replace(run, values=pl.concat(tables).lazy(), experiment=asked)
 
 
@@ -50,7 +50,7 @@ def run() -> MadeRun:
 
 def test_the_numbers_are_those_of_the_table(run: MadeRun) -> None:
     figure = draw(run, "sensitivity", claim="map-characters")
-    table = sensitivity(NAMED["map-characters"], run.values, experiment=dict(run.experiment))
+    table = sensitivity(NAMED["map-characters"], run.values, experiment=run.experiment)
     assert figure.data.height == table.height == 2 * 2 * 4 * 2
     on = ["queries", "keys", "normalise", "layer"]
     both = figure.data.join(table, on=on, suffix="_of_table", validate="1:1")
@@ -168,7 +168,10 @@ def test_heads_by_themselves_and_parts_of_a_claim() -> None:
     )
     first = draw(run, "sensitivity", claim="uniform-filler")
     assert "head" not in first.data.columns
-    assert first.data["choice"].to_list() == ["slashes (9 × repeat)", "more (18 × repeat)"]
+    assert first.data["choice"].to_list() == [
+        "slashes (9 × repeat, between)",
+        "more (18 × repeat, between)",
+    ]
     each = draw(run, "sensitivity", claim="uniform-filler", part=1)
     assert each.data["head"].unique().sort().to_list() == [0, 1, 2, 3]
     assert each.data.height == 2 * 4

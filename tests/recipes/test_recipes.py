@@ -9,9 +9,9 @@ from transformers import AutoTokenizer
 
 import attnscope
 from attnscope.errors import InputError
+from attnscope.experiment.execute import run
 from attnscope.experiment.plan import samples_of
-from attnscope.experiment.run import run
-from attnscope.experiment.spec import Experiment
+from attnscope.question.spec import Experiment
 from attnscope.recipes import RECIPES, filler_profile, filler_vs_sentence, token_types
 from dense_rows import check
 from made_models import save_model

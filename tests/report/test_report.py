@@ -13,10 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from attnscope.cli import app
-from attnscope.experiment.store import open_run
 from attnscope.figures.html import markdown_html
 from attnscope.figures.page import script_json
 from attnscope.report import build, write_report
+from attnscope.run.store import open_run
 from made_runs import MadeRun, made_run, write_run
 
 CHROMIUM = (

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from attnscope.cli import app
 from attnscope.errors import InputError
+from attnscope.question.spec import made
 from attnscope.stats.claims import Claim, Part, built_in, load_claims
 from attnscope.stats.evidence import _decided
 from attnscope.stats.paired import compare
@@ -23,7 +24,9 @@ from attnscope.stats.resample import expanded
 from attnscope.stats.verdicts import Verdict, _outcome, judge, verdict_table
 from made_values import masses, measured
 
-EXPERIMENT: dict[str, Any] = {
+ASKED: dict[str, Any] = {
+    "name": "claims",
+    "prompts": {"source": "spatial"},
     "models": {"base": "x", "tuned": "y"},
     "conditions": {
         "none": {"insert": None},
@@ -34,6 +37,7 @@ EXPERIMENT: dict[str, Any] = {
     "keys": ["all"],
     "classes": ["default"],
 }
+EXPERIMENT = made(**ASKED)
 
 
 def noise(*at: Any) -> float:
@@ -258,7 +262,7 @@ def test_constant_values_decide() -> None:
 
 def test_a_verdict_for_every_model_and_condition() -> None:
     asked = {
-        **EXPERIMENT,
+        **ASKED,
         "conditions": {
             "none": {"insert": None},
             **{f"s{n}": {"insert": {"kind": "repeat", "count": n}} for n in (10, 25)},
@@ -268,8 +272,8 @@ def test_a_verdict_for_every_model_and_condition() -> None:
         "affine_r2", around(0.97), models=("base", "tuned"), conditions=("s10", "s25"), heads=None
     )
     claims = [claim for claim in built_in() if claim.name == "affine"]
-    made = judge(claims, table, experiment=asked, resamples=500)
-    assert [(v.model, v.condition) for v in made] == [
+    found = judge(claims, table, experiment=made(**asked), resamples=500)
+    assert [(v.model, v.condition) for v in found] == [
         ("base", "s10"),
         ("base", "s25"),
         ("tuned", "s10"),
@@ -430,7 +434,7 @@ def run(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     (folder / "cells").mkdir(parents=True)
     asked = {
-        **EXPERIMENT,
+        **ASKED,
         "conditions": {"none": {"insert": None}},
         "measures": ["mass"],
         "combine": "mean",

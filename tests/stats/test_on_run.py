@@ -6,9 +6,9 @@ import polars as pl
 import pytest
 
 from attnscope.errors import InputError
-from attnscope.experiment.run import run as carry_out
-from attnscope.experiment.spec import made
-from attnscope.experiment.store import Run, open_run
+from attnscope.experiment.execute import run as carry_out
+from attnscope.question.spec import made
+from attnscope.run.store import Run, open_run
 from attnscope.stats.claims import built_in
 from attnscope.stats.on_run import compare_run, judge_run, sensitivity_of_run, survival_of_run
 from attnscope.stats.sensitivity import survival

@@ -7,12 +7,15 @@ import polars as pl
 import pytest
 
 from attnscope.errors import InputError
+from attnscope.question.spec import made as made_experiment
 from attnscope.stats.claims import Claim, built_in
 from attnscope.stats.sensitivity import in_a_line, sensitivity, survival
 from attnscope.stats.verdicts import judge
 from made_values import masses, measured
 
-ASKED: dict[str, Any] = {
+QUESTION: dict[str, Any] = {
+    "name": "choices",
+    "prompts": {"source": "spatial"},
     "models": {"base": "x", "tuned": "y"},
     "conditions": {
         "none": {"insert": None},
@@ -22,6 +25,7 @@ ASKED: dict[str, Any] = {
     },
     "queries": ["all", "last"],
 }
+ASKED = made_experiment(**QUESTION)
 
 
 def noise(*at: Any) -> float:
@@ -159,7 +163,8 @@ def test_class_sets_that_leave_nothing_out_are_one_choice_for_all_classes() -> N
         masses(other, keys="maps").with_columns(pl.lit("second").alias("classes")),
         less.with_columns(pl.lit("part").alias("classes")),
     ]
-    asked = {**ASKED, "classes": ["second", "first", "part"]}
+    sets_of = dict.fromkeys(("second", "first", "part"), "default")
+    asked = made_experiment(**{**QUESTION, "classes": sets_of})
     made = sensitivity(claim("maps"), pl.concat(sets), experiment=asked, resamples=300)
     assert set(made["classes"]) == {"second", "part"}
     named = sensitivity(claim("map-characters"), pl.concat(sets), experiment=asked, resamples=300)

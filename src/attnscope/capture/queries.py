@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attnscope.capture.frame import Frame, Part, Selection
 from attnscope.errors import InputError
+from attnscope.question.queries import IN_A_WATCH, parse_queries
 
 __all__ = ["Queries", "parse", "select"]
 
@@ -39,17 +40,11 @@ def parse(queries: object, seed: int) -> Queries:
                 f"{str(queries.dtype).removeprefix('torch.')} {list(queries.shape)}"
             )
         return Queries("mask", mask=queries.detach().cpu())
-    if isinstance(queries, str) and queries in ("all", "last", "generated"):
-        return Queries(queries)
-    if isinstance(queries, str) and queries.startswith("sample:"):
-        size = queries.removeprefix("sample:")
-        if not size.isdecimal() or int(size) < 4:
-            raise InputError(f"queries={queries!r}: K of sample:K is a whole number of at least 4")
-        return Queries("sample", sample=int(size), seed=seed)
-    raise InputError(
-        f"unknown queries {queries!r}; known: all, last, generated, sample:K, "
-        "or a bool tensor [batch, keys]"
-    )
+    try:
+        asked = parse_queries(queries, IN_A_WATCH)
+    except InputError as error:
+        raise InputError(f"{error}, or a bool tensor [batch, keys]") from None
+    return Queries(asked.kind, sample=asked.sample, seed=seed)
 
 
 def select(

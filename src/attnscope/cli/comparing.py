@@ -38,7 +38,7 @@ def compare(
     """Is the difference real? Paired statistics of a run, and verdicts on claims about it."""
     from rich.console import Console
 
-    from attnscope.experiment.store import open_run
+    from attnscope.run.store import open_run
     from attnscope.stats import on_run, printing
     from attnscope.stats.claims import built_in, load_claims
 
@@ -50,13 +50,13 @@ def compare(
     if sensitivity is not None and not varied:
         raise unknown("claim", sensitivity, [claim.name for claim in judged])
     opened = open_run(run)
-    several = len(opened.experiment["models"]) > 1 or len(opened.experiment["conditions"]) > 1
+    several = len(opened.experiment.models) > 1 or len(opened.experiment.conditions) > 1
     compared = (
         on_run.compare_run(opened, over=over, pair=two, combine=combine, normalise=normalise)
         if several
         else None
     )
-    models = None if two is None or two[0] not in opened.experiment["models"] else two
+    models = None if two is None or two[0] not in opened.experiment.models else two
     verdicts = on_run.judge_run(opened, judged, pair=models)
     choices = on_run.sensitivity_of_run(opened, varied[0], pair=models) if varied else None
     if json:

@@ -61,8 +61,8 @@ def figure(
     filler-profile, filler-vs-sentence, effect-heads, classes, lift, lambda, lambda-length, flow,
     depth, text, sensitivity.
     """
-    from attnscope.experiment.store import open_run
     from attnscope.figures import draw, drawable, save
+    from attnscope.run.store import open_run
 
     opened = open_run(run)
     options = _options(
@@ -109,8 +109,8 @@ def describe(
     settings: Settings = None,
 ) -> None:
     """Say in words what a figure of a run shows: every value, extremes, what holds up."""
-    from attnscope.experiment.store import open_run
     from attnscope.figures import draw
+    from attnscope.run.store import open_run
 
     options = _options(
         settings,
@@ -133,8 +133,8 @@ def report(
     theme: ThemeName = "published",
 ) -> None:
     """Write the report of a run: one HTML file with figures, tables and how to repeat it."""
-    from attnscope.experiment.store import open_run
     from attnscope.report import write_report
+    from attnscope.run.store import open_run
 
     path = Path(out) if out is not None else Path(run) / "report.html"
     print(write_report(open_run(run), path, theme=theme))

@@ -12,8 +12,8 @@ from attnscope.cli.options import Json, Quiet, listed, print_json, without_none
 from attnscope.errors import InputError, unknown
 
 if TYPE_CHECKING:
+    from attnscope.experiment.execute import Outcome
     from attnscope.experiment.plan import Plan
-    from attnscope.experiment.run import Outcome
 
 __all__ = ["query", "reproduce", "run"]
 
@@ -48,7 +48,7 @@ def run(
     in Python with attnscope.open_run(DIR).
     """
     from attnscope.experiment.plan import make_plan
-    from attnscope.experiment.reading import read_experiment
+    from attnscope.question.yaml import read_experiment
 
     experiment = read_experiment(file)
     _no_bars()
@@ -97,12 +97,12 @@ def reproduce(
         attnscope reproduce token-types --models base=Qwen/Qwen2.5-1.5B-Instruct,tuned=FOLDER
         --queries last
     """
+    from attnscope.cli.estimate import choices
     from attnscope.experiment.plan import make_plan
-    from attnscope.experiment.store import open_run
-    from attnscope.experiment.telling import choices
     from attnscope.figures import draw, save
     from attnscope.recipes import RECIPES
     from attnscope.report import write_report
+    from attnscope.run.store import open_run
 
     if recipe is not None and recipe not in RECIPES:
         raise unknown("recipe", recipe, RECIPES)
@@ -147,7 +147,7 @@ def query(
     """
     import polars as pl
 
-    from attnscope.experiment.store import open_run
+    from attnscope.run.store import open_run
 
     answer = open_run(folder).sql(sql)
     if json:
@@ -166,8 +166,8 @@ def query(
 
 def _carry_out(plan: Plan, folder: Path, *, quiet: bool) -> Outcome:
     """Run a plan with its progress on the terminal; Ctrl-C leaves it to be continued."""
-    from attnscope.experiment.progress import shown
-    from attnscope.experiment.run import run_plan
+    from attnscope.cli.progress import shown
+    from attnscope.experiment.execute import run_plan
 
     try:
         with shown(plan.experiment.name, plan.size, quiet=quiet) as progress:
@@ -201,7 +201,7 @@ def _print_outcomes(outcomes: dict[str, Outcome], *, json: bool, drawn: bool = F
 def _print_plan(plan: Plan, *, quiet: bool, json: bool) -> None:
     from dataclasses import asdict
 
-    from attnscope.experiment.telling import choices, estimate
+    from attnscope.cli.estimate import choices, estimate
 
     found = estimate(plan)
     if json:

@@ -15,7 +15,7 @@ from typing import Any
 from attnscope import __version__
 from attnscope.errors import InputError
 from attnscope.experiment.plan import ModelPlan, Plan
-from attnscope.experiment.spec import Experiment
+from attnscope.question.spec import Experiment
 
 __all__ = ["describe", "describe_model", "same_or_refuse"]
 

@@ -19,11 +19,11 @@ from attnscope.capture.activations import Activations
 from attnscope.experiment.passes import Pass, Take
 from attnscope.experiment.plan import Batch, ModelPlan
 from attnscope.experiment.readings import Array, Column, Measured, Reading
-from attnscope.experiment.spec import HEAD_MEASURES, Experiment
 from attnscope.experiment.texts import Text
 from attnscope.measures import pairs
 from attnscope.measures.affine import affine_fit
 from attnscope.measures.values import value_similarity
+from attnscope.question.spec import HEAD_MEASURES, Experiment
 
 __all__ = ["measure_batch"]
 

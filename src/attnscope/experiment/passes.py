@@ -22,8 +22,8 @@ from attnscope.capture.scope import Scope
 from attnscope.errors import InputError
 from attnscope.experiment.plan import ModelPlan
 from attnscope.experiment.readings import Array
-from attnscope.experiment.spec import Experiment
 from attnscope.experiment.texts import Text
+from attnscope.question.spec import Experiment
 
 __all__ = ["Pass", "Take", "forward"]
 

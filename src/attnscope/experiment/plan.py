@@ -19,10 +19,12 @@ from itertools import islice
 from typing import Any
 
 from attnscope.errors import InputError
-from attnscope.experiment.models import ModelFacts, chosen_heads, chosen_layers, facts_of
-from attnscope.experiment.spec import Condition, Experiment, FilePrompts, MathPrompts
+from attnscope.experiment.revision import ModelFacts, chosen_heads, chosen_layers, facts_of
 from attnscope.loading import load_tokenizer
 from attnscope.prompts import Sample, insert, math_samples, read, spatial_samples
+from attnscope.question.conditions import Condition
+from attnscope.question.queries import parse_queries
+from attnscope.question.spec import Experiment, FilePrompts, MathPrompts
 from attnscope.tokens import Alignment, Prompt, TokenizedPrompt, apply_chat_template, tokenize_all
 
 __all__ = ["Batch", "Cell", "ModelPlan", "Plan", "make_plan", "samples_of"]
@@ -213,8 +215,8 @@ def _check_regions(experiment: Experiment, row: _Row) -> None:
     known = dict.fromkeys(name for tokens, _ in row.values() for name in tokens.prompt.names)
     wanted = [("keys", key, key) for key in experiment.keys if key not in ("all", "not-first")]
     for queries in experiment.queries:
-        kind, _, region = queries.partition(":")
-        if kind in ("after", "region"):
+        region = parse_queries(queries).region
+        if region is not None:
             wanted.append(("queries", queries, region))
     for what, said, region in wanted:
         if region not in known:

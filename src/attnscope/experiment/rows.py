@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from attnscope.experiment.plan import Cell, ModelPlan
 from attnscope.experiment.readings import Column, Measured
-from attnscope.experiment.spec import Experiment
-from attnscope.experiment.tables import POSITIONS, TOKENS, VALUES
+from attnscope.question.spec import Experiment
+from attnscope.run.schemas import POSITIONS, TOKENS, VALUES
 from attnscope.tokens import read_vocabulary
 
 __all__ = ["TokenColumns", "cell_tables"]

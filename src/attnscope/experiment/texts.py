@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from attnscope.experiment.plan import Cell, ModelPlan
 from attnscope.experiment.readings import Column, Mask
-from attnscope.experiment.spec import Experiment
+from attnscope.question.queries import parse_queries
+from attnscope.question.spec import Experiment
 from attnscope.tokens import TokenizedPrompt, pad
 
 __all__ = ["Text"]
@@ -61,11 +62,11 @@ class Text:
 
     def queries(self, name: str) -> Any:
         """What `watch` takes; None where no token of the batch is meant."""
-        kind, _, region = name.partition(":")
-        if kind in ("all", "last", "sample"):
+        asked = parse_queries(name)
+        if asked.region is None:
             return name
-        mask = self.region(region)
-        if kind == "after":
+        mask = self.region(asked.region)
+        if asked.kind == "after":
             last = mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)
             behind = np.arange(mask.shape[1]) > last[:, None]
             mask = behind & self.real & _any(mask)[:, None]

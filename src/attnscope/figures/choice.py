@@ -86,25 +86,14 @@ def models_in_order(run: Run, found: Iterable[str]) -> list[str]:
 
 
 def base_conditions(run: Run) -> set[str]:
-    """Conditions in which nothing was inserted."""
-    inserted = run.cells.group_by("condition").agg(
-        (pl.col("filler_tokens") + pl.col("seam_tokens")).max().alias("inserted")
-    )
-    return set(inserted.filter(pl.col("inserted") == 0)["condition"])
-
-
-def _asked_conditions(run: Run) -> dict[str, Mapping[str, Any]]:
-    """The conditions as the experiment describes them, by name."""
-    asked = run.experiment.get("conditions") or {}
-    if isinstance(asked, Mapping):
-        return {k: v if isinstance(v, Mapping) else {} for k, v in asked.items()}
-    return {c["name"]: c for c in asked if isinstance(c, Mapping) and "name" in c}
+    """The condition that the others are compared with."""
+    return {run.experiment.base}
 
 
 def conditions_in_order(run: Run, found: Iterable[str]) -> list[str]:
     """Base first, then the experiment's order, then by length."""
     present, base = set(found), base_conditions(run)
-    asked = list(_asked_conditions(run))
+    asked = list(run.experiment.conditions)
     lengths = dict(run.cells.group_by("condition").agg(pl.col("filler_tokens").mean()).iter_rows())
 
     def rank(name: str) -> tuple[bool, int, float, str]:
@@ -116,28 +105,20 @@ def conditions_in_order(run: Run, found: Iterable[str]) -> list[str]:
 
 def condition_kinds(run: Run) -> dict[str, str]:
     """What was inserted, by condition, as far as the experiment says: repeat, sentence …"""
-    kinds = {}
-    for name, asked in _asked_conditions(run).items():
-        for level in (asked, *(v for v in asked.values() if isinstance(v, Mapping))):
-            if isinstance(level.get("kind"), str):
-                kinds[name] = level["kind"]
-    return kinds
+    conditions = run.experiment.conditions
+    return {name: what.insert.kind for name, what in conditions.items() if what.insert is not None}
 
 
 def condition_fillers(run: Run) -> dict[str, str]:
     """What was inserted and where, whatever its length, by condition: `repeat '/', between`."""
-    asked = {name: what for name, what in _asked_conditions(run).items() if what.get("insert")}
-    ways = {what.get("by") for what in asked.values()}
+    conditions = run.experiment.conditions
+    ways = {conditions[name].by for name in run.experiment.variants}
     fillers = {}
-    for name, what in asked.items():
-        insert = what["insert"] if isinstance(what["insert"], Mapping) else {}
-        unit = insert.get("unit")
-        said = [str(insert.get("kind", "filler")) + (f" {unit!r}" if unit is not None else "")]
-        if what.get("position") is not None:
-            said.append(str(what["position"]))
-        if len(ways) > 1:
-            said.append(f"by {what.get('by')}")
-        fillers[name] = ", ".join(said)
+    for name, what in conditions.items():
+        if what.insert is not None:
+            unit = f" {what.insert.unit!r}" if what.insert.unit is not None else ""
+            by = [f"by {what.by}"] if len(ways) > 1 else []
+            fillers[name] = ", ".join([f"{what.insert.kind}{unit}", str(what.position), *by])
     return fillers
 
 
@@ -151,7 +132,7 @@ def heads_way(run: Run, asked: str | None) -> str:
     """How heads are combined: as asked, else as the experiment says, else the mean."""
     ways = ("mean", "sum", "max")
     if asked is None:
-        said = run.experiment.get("combine")
+        said = run.experiment.combine
         return said if said in ways else "mean"
     if asked not in ways:
         raise unknown("way to combine heads", asked, ways)
@@ -171,8 +152,7 @@ def _only(what: str, asked: Iterable[Any] | None, known: Sequence[Any]) -> list[
 
 def _listed_first(run: Run, what: str, found: Sequence[str]) -> list[str]:
     """In the experiment's order, then as they come."""
-    asked = run.experiment.get(what)
-    listed = [str(x) for x in asked if x in found] if isinstance(asked, list | tuple) else []
+    listed = [x for x in getattr(run.experiment, what) if x in found]
     return listed + [x for x in found if x not in listed]
 
 

@@ -16,7 +16,7 @@ from attnscope.stats.claims import built_in
 from attnscope.stats.on_run import judge_run
 
 if TYPE_CHECKING:
-    from attnscope.experiment.store import Run as StoredRun
+    from attnscope.run.store import Run as StoredRun
 
 __all__ = ["CLAIMS", "claims_of"]
 

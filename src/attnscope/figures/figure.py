@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import polars as pl
 
 from attnscope.figures.theme import Theme
+from attnscope.question.spec import Experiment
 
 __all__ = ["VEGA_LITE", "Figure", "Run"]
 
@@ -41,7 +42,7 @@ class Run(Protocol):
         """One row per model, prompt and condition."""
 
     @property
-    def experiment(self) -> Mapping[str, Any]:
+    def experiment(self) -> Experiment:
         """What was asked."""
 
     @property

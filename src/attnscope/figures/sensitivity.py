@@ -344,7 +344,7 @@ def _chosen(
         values = values.filter(pl.col("prompt").is_in(list(choice.prompts)))
     for one in candidates:
         try:
-            table = judged_again(one, values, experiment=dict(run.experiment), pair=pair, part=part)
+            table = judged_again(one, values, experiment=run.experiment, pair=pair, part=part)
         except AttnscopeError:
             if asked is not None:
                 raise
@@ -444,7 +444,7 @@ def _models(run: Run, choice: Choice, claim: Claim) -> list[str]:
         return [str(side) for side in claim.parts[0].comparison.pair]
     if choice.models is not None:
         return list(choice.models)
-    asked = list(run.experiment.get("models") or {})
+    asked = list(run.experiment.models)
     present = run.values.select(pl.col("model").unique()).collect()["model"].to_list()
     return [m for m in asked if m in present] or models_in_order(run, present)
 

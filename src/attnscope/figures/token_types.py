@@ -207,7 +207,7 @@ def draw(
     if whiskers not in WHISKERS:
         raise unknown("whiskers", whiskers, WHISKERS)
     heads = heads_way(run, combine)
-    asked_for = run.experiment.get("normalise")
+    asked_for = run.experiment.normalise
     how = normalise or (asked_for if asked_for in TITLES else "mass")
     if how not in TITLES:
         raise unknown("normalisation", how, TITLES)

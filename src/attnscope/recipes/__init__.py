@@ -8,7 +8,7 @@ This room must not know how experiments are run or drawn.
 
 from collections.abc import Callable
 
-from attnscope.experiment.spec import Experiment
+from attnscope.question.spec import Experiment
 from attnscope.recipes.filler_profile import filler_profile
 from attnscope.recipes.filler_vs_sentence import filler_vs_sentence
 from attnscope.recipes.token_types import token_types

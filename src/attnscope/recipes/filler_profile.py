@@ -8,7 +8,7 @@ system prompt and question, by ids, so that they are 55 tokens and nothing else 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnscope.experiment.spec import Experiment, made
+from attnscope.question.spec import Experiment, made
 from attnscope.recipes.names import labelled, with_the_first_three
 
 __all__ = ["filler_profile"]

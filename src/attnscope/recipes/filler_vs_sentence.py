@@ -8,7 +8,7 @@ of its own.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnscope.experiment.spec import Experiment, made
+from attnscope.question.spec import Experiment, made
 from attnscope.recipes.names import labelled, with_the_first_three
 
 __all__ = ["HEADS", "filler_vs_sentence"]

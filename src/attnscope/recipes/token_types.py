@@ -8,7 +8,7 @@ the tokens of the maps alone, because `*` stands in the instructions too. Each i
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnscope.experiment.spec import Experiment, made
+from attnscope.question.spec import Experiment, made
 from attnscope.recipes.names import labelled
 
 __all__ = ["token_types"]

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import polars as pl
-import yaml
 
 from attnscope.errors import AttnscopeError
 from attnscope.figures import Figure, Theme, drawable
@@ -22,11 +21,12 @@ from attnscope.figures.figure import Run
 from attnscope.figures.html import facts, frame_table
 from attnscope.figures.page import POLICY, STYLE, charts_script, figure_html
 from attnscope.figures.words import BUNDLED, count, join
+from attnscope.question.yaml import written
 from attnscope.stats.on_run import compare_run, judge_run, survival_of_run
 from attnscope.stats.verdicts import verdict_table
 
 if TYPE_CHECKING:
-    from attnscope.experiment.store import Run as StoredRun
+    from attnscope.run.store import Run as StoredRun
 
 __all__ = ["build", "write_report"]
 
@@ -51,7 +51,7 @@ def build(run: Run, *, theme: str | Theme = "published") -> str:
         figures, missing = drawable(run, theme=theme)
     except AttnscopeError as error:
         figures, missing = [], {"any": str(error)}
-    name = str(run.experiment.get("name", "run"))
+    name = run.experiment.name
     sections = [
         ("asked", "What was asked", _asked(run)),
         ("models", "Models", _models(run)),
@@ -111,7 +111,8 @@ def _asked(run: Run) -> str:
         pl.col("condition").replace_strict(conditions, return_dtype=pl.Int32),
     )
     keys = ("prompts", "conditions", "layers", "heads", "queries", "keys", "classes", "measures")
-    asked = {k: run.experiment[k] for k in (*keys, "combine", "normalise") if k in run.experiment}
+    complete = run.experiment.complete() | {"classes": list(run.experiment.classes)}
+    asked = {k: complete[k] for k in (*keys, "combine", "normalise")}
     return (
         f"<p>{count(cells.height, 'cell')}: {count(len(order), 'model')} × "
         f"{count(cells['prompt'].n_unique(), 'prompt')} × "
@@ -261,19 +262,13 @@ def _comparison(run: Run) -> str:
 
 
 def _repeat(run: Run) -> str:
-    asked = yaml.safe_dump(_plain(run.experiment), sort_keys=False, allow_unicode=True, width=96)
+    asked = written(run.experiment)
     return (
         "<p>Save this as <code>experiment.yaml</code> (it is in the run’s directory too), then</p>"
         "<pre>attnscope run experiment.yaml --out RUN\nattnscope figure RUN\n"
         "attnscope report RUN\nattnscope compare RUN</pre>"
         f"<pre>{escape(asked)}</pre>"
     )
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def _environment(run: Run) -> str:

@@ -8,13 +8,13 @@ from typing import Any
 import polars as pl
 
 from attnscope.errors import AttnscopeError, InputError
-from attnscope.experiment.store import Run
+from attnscope.run.store import Run
 from attnscope.stats.claims import Claim, built_in
 from attnscope.stats.paired import compare
 from attnscope.stats.sensitivity import CHOICES, in_a_line, sensitivity
 from attnscope.stats.verdicts import Verdict, judge
 
-__all__ = ["base_of", "compare_run", "judge_run", "sensitivity_of_run", "survival_of_run"]
+__all__ = ["compare_run", "judge_run", "sensitivity_of_run", "survival_of_run"]
 
 
 def compare_run(
@@ -32,25 +32,24 @@ def compare_run(
     """
     asked = run.experiment
     if over is None:
-        models, conditions = len(asked["models"]), len(asked["conditions"])
+        models, conditions = len(asked.models), len(asked.conditions)
         over = "model" if models == 2 or (models > 2 and conditions == 1) else "condition"
         if pair is not None:
-            over = "condition" if set(pair) <= set(asked["conditions"]) else "model"
+            over = "condition" if set(pair) <= set(asked.conditions) else "model"
     settings: dict[str, Any] = {
         "over": over,
-        "combine": combine or asked.get("combine", "mean"),
-        "normalise": normalise or asked.get("normalise", "mass"),
+        "combine": combine or asked.combine,
+        "normalise": normalise or asked.normalise,
         "resamples": resamples,
         "seed": seed,
     }
     values = run.values
     pairs: list[tuple[str, str] | None] = [pair]
-    if pair is None and over == "model" and len(asked["models"]) == 2:
-        first, second = asked["models"]
+    if pair is None and over == "model" and len(asked.models) == 2:
+        first, second = asked.models
         pairs = [(first, second)]
     if pair is None and over == "condition":
-        base = base_of(asked)
-        pairs = [(base, name) for name in asked["conditions"] if name != base]
+        pairs = [(asked.base, name) for name in asked.variants]
         if not pairs:
             raise InputError(
                 "this run has one model and one condition, so there is nothing to compare; add a "
@@ -125,12 +124,3 @@ def survival_of_run(
             "overturned_by": pl.List(pl.String()),
         },
     )
-
-
-def base_of(experiment: dict[str, Any]) -> str:
-    """The condition without an insertion."""
-    conditions = experiment.get("conditions", {})
-    found = [name for name, what in conditions.items() if not (what or {}).get("insert")]
-    if len(found) != 1:
-        raise InputError(f"a run has one condition without an insertion; this has {found}")
-    return str(found[0])

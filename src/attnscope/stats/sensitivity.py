@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 
 from attnscope.errors import InputError, unknown
+from attnscope.question.spec import Experiment
 from attnscope.stats.claims import Claim, Part
 from attnscope.stats.evidence import measures
 from attnscope.stats.tables import NORMALISE, Values, combine
@@ -23,7 +24,7 @@ def sensitivity(
     claim: Claim,
     values: Values,
     *,
-    experiment: dict[str, Any] | None = None,
+    experiment: Experiment | None = None,
     pair: tuple[str, str] | None = None,
     part: int = 0,
     resamples: int = 10_000,
@@ -55,7 +56,7 @@ def sensitivity(
     own = judge([claim], table, **settings)
     if all(verdict.figures is None for verdict in own):
         raise InputError(f"claim {claim.name!r} cannot be judged on this run: {own[0].reason}")
-    options = {name: _there(claim, table, name, experiment or {}) for name in CHOICES}
+    options = {name: _there(claim, table, name, experiment) for name in CHOICES}
     reference = _reference(own, part)
     table = _in_scope(claim, table)
     rows = []
@@ -66,7 +67,7 @@ def sensitivity(
             rows += _rows(verdict, reference, part)
     made = pl.DataFrame(rows, schema_overrides=_TYPES, infer_schema_length=None)
     made = made.unique(maintain_order=True)
-    return _beside_the_reference(_with_insertions(made, experiment or {}))
+    return _beside_the_reference(_with_insertions(made, experiment))
 
 
 def survival(table: pl.DataFrame) -> pl.DataFrame:
@@ -138,7 +139,7 @@ def _measures(claim: Claim) -> list[str]:
     return sorted({measure for part in claim.parts for measure in measures(part)})
 
 
-def _there(claim: Claim, table: pl.DataFrame, name: str, asked: dict[str, Any]) -> list[Any]:
+def _there(claim: Claim, table: pl.DataFrame, name: str, asked: Experiment | None) -> list[Any]:
     """The values a choice can take; None stands for the claim's own."""
     quantities = [part.quantity for part in claim.parts]
     if name == "normalise":
@@ -152,10 +153,10 @@ def _there(claim: Claim, table: pl.DataFrame, name: str, asked: dict[str, Any]) 
     if name == "condition":
         over = [part for part in claim.parts if part.comparison.over == "condition"]
         if over:  # the second of the pair is varied, the first stays
-            return list(_variants(asked)) or [None]
+            return list(asked.variants if asked else ()) or [None]
         return table["condition"].unique(maintain_order=True).to_list()
     there = table[name].drop_nulls().unique(maintain_order=True).to_list()
-    listed = [one for one in asked.get(name, ()) if one in there]
+    listed = [one for one in getattr(asked, name, ()) if one in there]
     there = listed + [one for one in there if one not in listed]
     if name == "classes" and len(there) > 1 and all(q.item is None for q in quantities):
         there = _unlike(table, there)
@@ -209,12 +210,6 @@ def _looked_at(claim: Claim, table: pl.DataFrame, chosen: dict[str, Any]) -> pl.
         if chosen[name] is not None
     ]
     return table.filter(*keep) if keep else table
-
-
-def _variants(asked: dict[str, Any]) -> list[str]:
-    return [
-        name for name, what in asked.get("conditions", {}).items() if (what or {}).get("insert")
-    ]
 
 
 def _changed(claim: Claim, chosen: dict[str, Any]) -> Claim:
@@ -292,14 +287,12 @@ def _rows(
     return made
 
 
-def _with_insertions(table: pl.DataFrame, asked: dict[str, Any]) -> pl.DataFrame:
+def _with_insertions(table: pl.DataFrame, asked: Experiment | None) -> pl.DataFrame:
     """What a condition inserts, where it is one condition and the experiment says."""
     known: dict[str, dict[str, Any]] = {
-        name: {
-            **((what or {}).get("insert") or {}),
-            "position": (what or {}).get("position") if (what or {}).get("insert") else None,
-        }
-        for name, what in asked.get("conditions", {}).items()
+        name: {**what.insert.model_dump(), "position": what.position}
+        for name, what in (asked.conditions if asked else {}).items()
+        if what.insert is not None
     }
     names = [str(name).split(", ")[-1] for name in table["condition"]]
 

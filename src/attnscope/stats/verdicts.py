@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 
+from attnscope.question.spec import Experiment
 from attnscope.stats.claims import Claim, Part
 from attnscope.stats.evidence import (
     Facts,
@@ -48,7 +49,7 @@ def judge(
     claims: Iterable[Claim],
     values: Values,
     *,
-    experiment: dict[str, Any] | None = None,
+    experiment: Experiment | None = None,
     pair: tuple[str, str] | None = None,
     resamples: int = 10_000,
     seed: int = 0,
@@ -66,16 +67,17 @@ def judge(
     table = lazy.filter(pl.col("measure").is_in(sorted(wanted))).collect()
     # Apart, because the masses are far more rows than all the rest, and most claims need none.
     tables = {str(rows["measure"][0]): rows for rows in table.partition_by("measure")}
-    asked = experiment or {}
     facts = Facts(
-        models=_ordered(lazy, "model", asked),
-        conditions=_ordered(lazy, "condition", asked),
+        models=_ordered(lazy, "model", experiment.models if experiment else ()),
+        conditions=_ordered(lazy, "condition", experiment.conditions if experiment else ()),
         kinds={
-            name: ((condition or {}).get("insert") or {}).get("kind")
-            for name, condition in asked.get("conditions", {}).items()
+            name: None if condition.insert is None else condition.insert.kind
+            for name, condition in (experiment.conditions if experiment else {}).items()
         },
         measures=there,
-        first={what: list(asked.get(what, ())) for what in ("queries", "keys", "classes")},
+        first={
+            what: list(getattr(experiment, what, ())) for what in ("queries", "keys", "classes")
+        },
         settings={"level": 0.95, "resamples": resamples, "seed": seed},
     )
     return [verdict for claim in claims for verdict in _judged(claim, tables, facts, pair)]
@@ -89,10 +91,10 @@ def verdict_table(verdicts: Sequence[Verdict]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
-def _ordered(values: pl.LazyFrame, what: str, asked: dict[str, Any]) -> list[str]:
+def _ordered(values: pl.LazyFrame, what: str, asked: Iterable[str]) -> list[str]:
     """In the experiment's order, then as they come."""
     there = values.select(pl.col(what).unique(maintain_order=True)).collect()[what].to_list()
-    listed = [name for name in asked.get(f"{what}s", ()) if name in there]
+    listed = [name for name in asked if name in there]
     return listed + [name for name in there if name not in listed]
 
 

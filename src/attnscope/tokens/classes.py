@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -173,6 +173,18 @@ class ClassSet:
     def full(self) -> bool:
         """Whether the set takes every token of every vocabulary."""
         return self.classes[-1].every == "token"
+
+    @property
+    def rules(self) -> list[dict[str, Any]]:
+        """The classes as plain data, without what goes without saying; `class_set` reads it."""
+        return [
+            {
+                field.name: sorted(value) if field.name == "token_ids" else value
+                for field in fields(one)
+                if (value := getattr(one, field.name)) != field.default
+            }
+            for one in self.classes
+        ]
 
     @cached_property
     def fingerprint(self) -> str:

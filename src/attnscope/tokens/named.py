@@ -10,13 +10,14 @@ This module must not know how rules are applied.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from attnscope.errors import InputError, unknown
 from attnscope.tokens.classes import ClassSet, TokenClass
 
-__all__ = ["DEFAULT", "MAPS", "load_classes"]
+__all__ = ["DEFAULT", "MAPS", "class_set", "load_classes"]
 
 _CONJUNCTIONS = (
     "and|or|but|nor|so|yet|for|if|then|because|since|while|although|though|unless|until|when|"
@@ -95,9 +96,14 @@ def load_classes(source: str | Path | ClassSet) -> ClassSet:
     if not isinstance(entries, list) or not entries:
         raise InputError(f"{path}: expected a list of classes under 'classes'")
     try:
-        return ClassSet(tuple(_entry(entry) for entry in entries))
+        return class_set(entries)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
+
+
+def class_set(entries: Iterable[Any]) -> ClassSet:
+    """A class set from plain data: what a file has under `classes`, or `ClassSet.rules`."""
+    return ClassSet(tuple(_entry(entry) for entry in entries))
 
 
 def _entry(entry: Any) -> TokenClass:

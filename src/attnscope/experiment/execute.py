@@ -23,8 +23,8 @@ from attnscope.experiment.measure import measure_batch
 from attnscope.experiment.plan import Batch, ModelPlan, Plan, make_plan
 from attnscope.experiment.readings import Measured
 from attnscope.experiment.rows import TokenColumns, cell_tables
-from attnscope.experiment.spec import Experiment
-from attnscope.experiment.writing import Directory, opened
+from attnscope.question.spec import Experiment
+from attnscope.run.writer import Directory, opened
 
 __all__ = ["Outcome", "Progress", "run", "run_plan"]
 

@@ -1,4 +1,4 @@
-"""An experiment from a YAML file, with errors that name the line.
+"""An experiment from YAML, with errors that name the line, and back to YAML.
 
 YAML is parsed to nodes first, which know their lines; what pydantic says about a place in the data
 is then said about a line of the file.
@@ -16,14 +16,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from attnscope.errors import InputError
-from attnscope.experiment.spec import (
-    Condition,
-    Experiment,
-    FilePrompts,
-    Insert,
-    MathPrompts,
-    SpatialPrompts,
-)
+from attnscope.question.conditions import Condition, Insert
+from attnscope.question.spec import Experiment, FilePrompts, MathPrompts, SpatialPrompts
 
 __all__ = ["read_experiment", "written"]
 
@@ -106,15 +100,17 @@ def _find_files(data: dict[Any, Any], folder: Path) -> None:
     if isinstance(prompts, dict) and isinstance(prompts.get("path"), str):
         prompts["path"] = str((folder / Path(prompts["path"]).expanduser()).absolute())
     classes = data.get("classes")
-    named = classes if isinstance(classes, list) else [classes]
-    found = [
-        str((folder / name).absolute())
-        if isinstance(name, str) and name.endswith((".yaml", ".yml"))
-        else name
-        for name in named
-    ]
-    if classes is not None:
-        data["classes"] = found
+    if isinstance(classes, dict):
+        data["classes"] = {label: _class_file(one, folder) for label, one in classes.items()}
+    elif classes is not None:
+        named = classes if isinstance(classes, list) else [classes]
+        data["classes"] = [_class_file(one, folder) for one in named]
+
+
+def _class_file(name: Any, folder: Path) -> Any:
+    if isinstance(name, str) and name.endswith((".yaml", ".yml")):
+        return str((folder / name).absolute())
+    return name
 
 
 def _explain(found: Any, data: dict[Any, Any], lines: dict[Place, int], path: Path) -> str:

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-import yaml
 
 from attnscope.errors import InputError
-from attnscope.experiment.reading import written
-from attnscope.experiment.spec import Experiment
-from attnscope.experiment.store import TABLES, cell_file
+from attnscope.question.spec import Experiment
+from attnscope.question.yaml import read_experiment, written
+from attnscope.run.store import TABLES, cell_file
 
 __all__ = ["Directory", "opened"]
 
@@ -146,8 +145,7 @@ def _ours(path: Path) -> bool:
 
 
 def _same_experiment(folder: Path, asked: Path, experiment: Experiment) -> None:
-    there = yaml.safe_load(asked.read_text(encoding="utf-8")) or {}
-    mine = experiment.complete()
+    there, mine = read_experiment(asked).measured(), experiment.measured()
     differing = [key for key in {**there, **mine} if there.get(key) != mine.get(key)]
     if differing:
         told = "; ".join(

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnscope.experiment.plan import ModelPlan, Plan
-from attnscope.experiment.spec import Experiment
 from attnscope.loading import load_config
+from attnscope.question.spec import Experiment
 
 __all__ = ["Estimate", "choices", "estimate"]
 

@@ -1,7 +1,7 @@
 """Reading a run: `open_run` gives its tables as polars frames, and SQL over them.
 
 The right side of the wall begins here, so this module must not know torch, transformers, or how
-anything was measured. Writing is `writing.py`.
+anything was measured. Writing is `writer.py`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-import yaml
 
 from attnscope.errors import InputError
-from attnscope.experiment.tables import CELLS, POSITIONS, TOKENS, VALUES
+from attnscope.question.spec import Experiment
+from attnscope.question.yaml import read_experiment
+from attnscope.run.schemas import CELLS, POSITIONS, TOKENS, VALUES
 
 __all__ = ["TABLES", "Run", "cell_file", "open_run"]
 
@@ -37,7 +38,7 @@ class Run:
     """A run directory, read. The frames are lazy: ask, then `collect()`."""
 
     path: Path
-    experiment: dict[str, Any]
+    experiment: Experiment
     """What was asked, every default written out."""
     environment: dict[str, Any]
     """Versions, device, and an entry per model."""
@@ -136,7 +137,7 @@ def open_run(folder: str | Path) -> Run:
             )
     return Run(
         path=folder,
-        experiment=yaml.safe_load(asked.read_text(encoding="utf-8")),
+        experiment=read_experiment(asked),
         environment=_json(environment) if environment.is_file() else {},
         complete=complete,
         ids=tuple(ids),

@@ -1,7 +1,7 @@
 """`Experiment`: what is asked, as plain data. Frozen, validated, hashable.
 
 Everything a run depends on stands here, with every default written out, so that the file in a run
-directory is the whole question. `reading.py` makes one of a YAML file.
+directory is the whole question. `yaml.py` makes one of a YAML file.
 
 This module must not know models, files of a run, or how anything is measured.
 """
@@ -10,25 +10,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
+    PlainSerializer,
+    PlainValidator,
     StrictBool,
     StrictInt,
     StrictStr,
+    ValidationError,
     model_validator,
 )
 
 from attnscope.errors import InputError, unknown
-from attnscope.prompts.filler import KINDS, Filler
-from attnscope.prompts.insertion import POSITIONS
 from attnscope.prompts.math import LEVELS
-from attnscope.tokens.named import load_classes
+from attnscope.question.conditions import Condition, Insert, base_of
+from attnscope.question.plain import Plain
+from attnscope.question.queries import IN_A_RUN, parse_queries
+from attnscope.tokens.classes import ClassSet
+from attnscope.tokens.named import class_set, load_classes
 
 __all__ = [
     "MEASURES",
@@ -49,25 +51,19 @@ PAIR_MEASURES = ("lambda", "uniformity", "value_similarity", "affine")
 rest_ratio; `affine` gives affine_lambda, affine_sigma and affine_r2."""
 MEASURES = (*CLASS_MEASURES, *HEAD_MEASURES, *PAIR_MEASURES, "profile")
 
-_QUERIES = ("all", "last", "sample:K", "after:REGION", "region:REGION")
+OF_READERS = ("combine", "normalise")
+"""Keys that say how numbers are shown; none of the numbers depends on them."""
 _KEYS = ("all", "not-first", "the name of a region")
 
 
 def _queries(value: Any) -> Any:
-    if value in ("all", "last"):
-        return value
-    kind, _, what = value.partition(":") if isinstance(value, str) else ("", "", "")
-    if kind == "sample" and what.isdecimal() and int(what) >= 4:
-        return value
-    if kind in ("after", "region") and what:
-        return value
     if value == "generated":
         raise ValueError(
             "queries 'generated': a run reads prompts and generates nothing; use attnscope.watch "
-            f"around model.generate for that, or one of {', '.join(_QUERIES)}"
+            f"around model.generate for that, or one of {', '.join(IN_A_RUN)}"
         )
-    hint = "; K is a whole number of at least 4" if kind == "sample" else ""
-    raise ValueError(f"unknown queries {value!r}; known: {', '.join(_QUERIES)}{hint}")
+    parse_queries(value)
+    return value
 
 
 def _key(value: Any) -> Any:
@@ -80,24 +76,6 @@ def _measure(value: Any) -> Any:
     if value not in MEASURES:
         raise unknown("measure", value, MEASURES)
     return value
-
-
-def _position(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(f"unknown position {value!r}; {_POSITIONS}")
-    if isinstance(value, int):
-        if value < 0:
-            raise ValueError(f"position {value} is before the first character; {_POSITIONS}")
-        return value
-    side, _, region = value.partition(":")
-    if value not in POSITIONS and not (side in ("before", "after") and region):
-        raise ValueError(f"unknown position {value!r}; {_POSITIONS}")
-    return value
-
-
-_POSITIONS = (
-    f"known: {', '.join(POSITIONS)}, before:REGION, after:REGION, or the number of a character"
-)
 
 
 def _numbers(value: Any) -> Any:
@@ -125,28 +103,57 @@ def _listed(value: Any) -> Any:
     return value if isinstance(value, list | tuple) else [value]
 
 
-def _classes(value: Any) -> Any:
-    if not isinstance(value, str):
-        raise ValueError(f"a class set is a name or the path of a YAML file, not {value!r}")
-    load_classes(value)
-    return value
+def _class_sets(value: Any) -> Any:
+    """Label to rules. Names and files are their own labels; a label may also have its rules."""
+    if not isinstance(value, dict):
+        named = _listed(value)
+        value = {}
+        for source in named:
+            if not isinstance(source, str):
+                raise ValueError(
+                    f"a class set is a name or the path of a YAML file, not {source!r}"
+                )
+            label = _label_of(source)
+            if label in value:
+                raise ValueError(
+                    f"two class sets have the same name: {', '.join(map(_label_of, named))}; a set "
+                    "from a file is called by the file's name, without its ending, unless it is "
+                    "given a label: 'label: FILE.yaml'"
+                )
+            value[label] = source
+    return {_word(label): _class_set(label, source) for label, source in value.items()}
+
+
+def _class_set(label: str, source: Any) -> ClassSet:
+    if isinstance(source, str | ClassSet):
+        return load_classes(source)
+    if not isinstance(source, list | tuple) or not source:
+        raise ValueError(
+            f"class set {label!r} is a name, the path of a YAML file or a list of rules, "
+            f"not {source!r}"
+        )
+    return class_set(source)
+
+
+def _rules(sets: dict[str, ClassSet]) -> dict[str, list[dict[str, Any]]]:
+    return {label: classes.rules for label, classes in sets.items()}
+
+
+def _word(label: Any) -> str:
+    if not isinstance(label, str) or not label:
+        raise ValueError(f"{label!r} is no label; give a word")
+    return label
 
 
 Queries = Annotated[StrictStr, BeforeValidator(_queries)]
 Keys = Annotated[StrictStr, BeforeValidator(_key)]
 Measure = Annotated[StrictStr, BeforeValidator(_measure)]
-Classes = Annotated[StrictStr, BeforeValidator(_classes)]
+ClassSets = Annotated[dict[str, ClassSet], PlainValidator(_class_sets), PlainSerializer(_rules)]
 Numbers = Literal["all"] | tuple[int, ...]
 OneOrMore = BeforeValidator(_listed)
 
 
-class _Plain(BaseModel):
-    """Frozen, nothing unknown, nothing converted behind the user's back."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
-
-
-class SpatialPrompts(_Plain):
+class SpatialPrompts(Plain):
     """Maps with a shape, from `attnscope.prompts.spatial`."""
 
     source: Literal["spatial"] = "spatial"
@@ -157,7 +164,7 @@ class SpatialPrompts(_Plain):
     size: Annotated[StrictInt, Field(ge=7)] = 9
 
 
-class MathPrompts(_Plain):
+class MathPrompts(Plain):
     """Word problems, from `attnscope.prompts.math`."""
 
     source: Literal["math"] = "math"
@@ -173,7 +180,7 @@ class MathPrompts(_Plain):
         return self
 
 
-class FilePrompts(_Plain):
+class FilePrompts(Plain):
     """The records of a file, from `attnscope.prompts.datasets`."""
 
     source: Literal["file"] = "file"
@@ -181,48 +188,14 @@ class FilePrompts(_Plain):
     count: Annotated[StrictInt, Field(ge=1)] | None = None
     """The first so many records; all of them where it is not given."""
     template: StrictStr = "{question}"
-    fields: dict[StrictStr, StrictStr] = {}
+    fields: dict[StrictStr, StrictStr] = Field(default_factory=dict)
     system: StrictStr | None = None
 
 
 Prompts = Annotated[SpatialPrompts | MathPrompts | FilePrompts, Field(discriminator="source")]
 
 
-class Insert(_Plain):
-    """What is inserted: the fields of `attnscope.prompts.Filler`."""
-
-    kind: StrictStr = "repeat"
-    unit: StrictStr | None = None
-    count: Annotated[StrictInt, Field(ge=0)] = 55
-    seed: StrictInt = 0
-    """Prompt n gets the filler of seed + n, so that many prompts have many sentences."""
-
-    @model_validator(mode="after")
-    def _possible(self) -> Insert:
-        if self.kind not in KINDS:
-            raise unknown("kind of filler", self.kind, KINDS)
-        self.filler(0)
-        return self
-
-    def filler(self, prompt: int) -> Filler:
-        """What goes into this prompt."""
-        return Filler(kind=self.kind, count=self.count, unit=self.unit, seed=self.seed + prompt)
-
-
-class Condition(_Plain):
-    """How a prompt is changed. The one without an insertion is the base."""
-
-    insert: Insert | None = None
-    position: Annotated[StrictInt | StrictStr, BeforeValidator(_position)] = "between"
-    by: Literal["text", "ids"] = "text"
-
-    @property
-    def is_base(self) -> bool:
-        """Whether this is the prompt as it is."""
-        return self.insert is None
-
-
-class Profiles(_Plain):
+class Profiles(Plain):
     """Of which layers and heads `profile` keeps a number per token, of those that are measured."""
 
     layers: Annotated[Numbers, BeforeValidator(_numbers)] = "all"
@@ -234,7 +207,7 @@ class Profiles(_Plain):
         return self.heads[label] if isinstance(self.heads, dict) else self.heads
 
 
-class Experiment(_Plain):
+class Experiment(Plain):
     """Models × prompts × conditions × layers × heads × queries × keys × classes × measures."""
 
     name: Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -244,15 +217,18 @@ class Experiment(_Plain):
     prompts: Prompts
     chat: StrictBool = True
     """Put every prompt into the model's chat template."""
-    conditions: dict[StrictStr, Condition] = {"base": Condition()}
+    conditions: dict[StrictStr, Condition] = Field(default_factory=lambda: {"base": Condition()})
+    base: StrictStr = ""
+    """The condition that the others are compared with; found where it is not given."""
     layers: Annotated[Numbers, BeforeValidator(_numbers)] = "all"
     heads: Annotated[Numbers | dict[str, Numbers], BeforeValidator(_heads)] = "all"
     """The heads to store: for every model, or by the model's label."""
     queries: Annotated[tuple[Queries, ...], OneOrMore] = ("all",)
     keys: Annotated[tuple[Keys, ...], OneOrMore] = ("all",)
     """For `mass` and `lambda`; the other measures are about all keys."""
-    classes: Annotated[tuple[Classes, ...], OneOrMore] = ("default",)
-    """Class sets for `mass` and `flow`: names, or paths of YAML files."""
+    classes: ClassSets = Field(default="default", validate_default=True)
+    """Class sets for `mass` and `flow`, by the labels that the tables have. As names or paths of
+    YAML files they are looked up once; the rules themselves are what is kept and written."""
     measures: Annotated[tuple[Measure, ...], OneOrMore] = ("mass",)
     profiles: Profiles = Profiles()
     """Profiles are long: `layers` and `heads` here leave some of them out."""
@@ -284,13 +260,10 @@ class Experiment(_Plain):
     def _whole(self) -> Experiment:
         if not self.models:
             raise ValueError("no models: list at least one under 'models'")
-        bases = [name for name, condition in self.conditions.items() if condition.is_base]
-        if len(bases) != 1:
-            raise ValueError(
-                f"{len(bases)} conditions are without an insertion ({', '.join(bases) or 'none'}); "
-                "exactly one is the base: 'base: {}'"
-            )
-        for what in ("queries", "keys", "classes", "measures"):
+        object.__setattr__(self, "base", base_of(self.conditions, self.base or None))
+        if not self.classes:
+            raise ValueError("classes is empty; name at least one")
+        for what in ("queries", "keys", "measures"):
             chosen = getattr(self, what)
             if not chosen:
                 raise ValueError(f"{what} is empty; name at least one")
@@ -314,12 +287,6 @@ class Experiment(_Plain):
         for label in self.models:
             _part_of("layers", self.profiles.layers, self.layers)
             _part_of("heads", self.profiles.heads_of(label), self.heads_of(label))
-        labels = list(self.class_sets)
-        if len(labels) < len(self.classes):
-            raise ValueError(
-                f"two class sets have the same name: {', '.join(labels)}; a set from a file is "
-                "called by the file's name, without its ending"
-            )
         if "flow" in self.measures:
             for label, classes in self.class_sets.items():
                 if any(one.judgement == "fraction" for one in classes):
@@ -330,19 +297,14 @@ class Experiment(_Plain):
         return self
 
     @property
-    def base(self) -> str:
-        """The name of the condition without an insertion."""
-        return next(name for name, condition in self.conditions.items() if condition.is_base)
-
-    @property
     def variants(self) -> tuple[str, ...]:
         """The names of the other conditions, in order."""
         return tuple(name for name in self.conditions if name != self.base)
 
-    @cached_property
-    def class_sets(self) -> dict[str, Any]:
+    @property
+    def class_sets(self) -> dict[str, ClassSet]:
         """The class sets by the names that the tables call them."""
-        return {_label_of(source): load_classes(source) for source in self.classes}
+        return self.classes
 
     def heads_of(self, label: str) -> Numbers:
         """The heads to store of a model."""
@@ -352,12 +314,19 @@ class Experiment(_Plain):
         """Every key with its value, as plain data: what is written into a run."""
         return self.model_dump(mode="json")
 
-    @cached_property
+    def measured(self) -> dict[str, Any]:
+        """What the numbers depend on: everything but what readers choose."""
+        return {key: value for key, value in self.complete().items() if key not in OF_READERS}
+
+    def changed(self, **keys: Any) -> Experiment:
+        """The same question but for these keys, checked again."""
+        return made(**{**self.complete(), **keys})
+
+    @property
     def digest(self) -> str:
-        """A hash of all of it; of a class set in a file, the rules."""
-        rules = {label: classes.fingerprint for label, classes in self.class_sets.items()}
-        text = json.dumps([self.complete(), rules], sort_keys=True, ensure_ascii=False)
-        return hashlib.sha256(text.encode()).hexdigest()
+        """A hash of what is measured."""
+        text = json.dumps(self.measured(), sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
     def __hash__(self) -> int:
         return hash(self.digest)
@@ -380,8 +349,6 @@ def _label_of(source: str) -> str:
 
 def made(**keys: Any) -> Experiment:
     """An experiment from Python; what is wrong with it is an `InputError`."""
-    from pydantic import ValidationError
-
     try:
         return Experiment(**keys)
     except ValidationError as error:

@@ -1,0 +1,83 @@
+"""Conditions: how a prompt is changed. One of them, the base, leaves it as it is.
+
+Which one that is, is said by `Experiment.base`, and nobody else decides it.
+
+This module must not know models or how anything is measured.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, StrictInt, StrictStr, model_validator
+
+from attnscope.errors import InputError, unknown
+from attnscope.prompts.filler import KINDS, Filler
+from attnscope.prompts.insertion import POSITIONS
+from attnscope.question.plain import Plain
+
+__all__ = ["Condition", "Insert", "base_of"]
+
+_POSITIONS = (
+    f"known: {', '.join(POSITIONS)}, before:REGION, after:REGION, or the number of a character"
+)
+
+
+def _position(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"unknown position {value!r}; {_POSITIONS}")
+    if isinstance(value, int):
+        if value < 0:
+            raise ValueError(f"position {value} is before the first character; {_POSITIONS}")
+        return value
+    side, _, region = value.partition(":")
+    if value not in POSITIONS and not (side in ("before", "after") and region):
+        raise ValueError(f"unknown position {value!r}; {_POSITIONS}")
+    return value
+
+
+class Insert(Plain):
+    """What is inserted: the fields of `attnscope.prompts.Filler`."""
+
+    kind: StrictStr = "repeat"
+    unit: StrictStr | None = None
+    count: Annotated[StrictInt, Field(ge=0)] = 55
+    """0 inserts nothing: a variant of its own that says what the base says."""
+    seed: StrictInt = 0
+    """Prompt n gets the filler of seed + n, so that many prompts have many sentences."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Insert:
+        if self.kind not in KINDS:
+            raise unknown("kind of filler", self.kind, KINDS)
+        self.filler(0)
+        return self
+
+    def filler(self, prompt: int) -> Filler:
+        """What goes into this prompt."""
+        return Filler(kind=self.kind, count=self.count, unit=self.unit, seed=self.seed + prompt)
+
+
+class Condition(Plain):
+    """How a prompt is changed."""
+
+    insert: Insert | None = None
+    position: Annotated[StrictInt | StrictStr, BeforeValidator(_position)] = "between"
+    by: Literal["text", "ids"] = "text"
+
+
+def base_of(conditions: dict[str, Condition], said: str | None) -> str:
+    """The condition that the others are compared with: the one without an insertion."""
+    unchanged = [name for name, condition in conditions.items() if condition.insert is None]
+    if said is not None and said not in conditions:
+        raise unknown("condition as base:", said, conditions)
+    if len(unchanged) != 1:
+        raise InputError(
+            f"{len(unchanged)} conditions are without an insertion "
+            f"({', '.join(unchanged) or 'none'}); exactly one is the base: 'base: {{}}'"
+        )
+    if said is not None and said != unchanged[0]:
+        raise InputError(
+            f"the base is {said!r}, which inserts something; only {unchanged[0]!r} does not"
+        )
+    return unchanged[0]
