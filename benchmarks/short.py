@@ -21,7 +21,7 @@ import torch
 from transformers.utils import logging
 
 import attnscope
-from attnscope.experiment.passes import forward
+from attnscope.experiment.forward import forward
 
 MODELS = ("zoo:math-qwen2", "zoo:spatial-phys")
 
@@ -46,10 +46,12 @@ def contenders(
         layers(**inputs, use_cache=False)
 
     def watched() -> None:
-        forward(model, inputs, queries=queries)
+        with forward(model, inputs, {queries: queries}):
+            pass
 
     def read() -> None:
-        scope = forward(model, inputs, queries=queries)
+        with forward(model, inputs, {queries: queries}) as (scopes, _):
+            scope = scopes[queries]
         for layer in scope.layers:
             scope.received(layer)
             scope.average(layer)

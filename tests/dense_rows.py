@@ -136,6 +136,9 @@ def number(row: dict[str, Any], A: Array, old: Array | None, cell: Any, base: An
         return float(of_filler.std() / of_filler.mean())
     assert old is not None
     assert base is not None
+    if measure in ("even_slope", "even_ratio"):  # the same of matrices that are even
+        A, old = (np.where(B > 0, 1 / (B > 0).sum(1, keepdims=True), 0.0) for B in (A, old))
+        measure = {"even_slope": "lambda", "even_ratio": "lambda_ratio"}[measure]
     x_all, y_all = average(old, counted(row["queries"], base)), average(A, queries)
     pairs = [
         (x_all[twin], y_all[position])
@@ -153,11 +156,15 @@ def number(row: dict[str, Any], A: Array, old: Array | None, cell: Any, base: An
     if measure == "lambda_r2":
         line = float(x @ y / (x @ x)) * x
         return float(1 - ((y - line) ** 2).sum() / ((y - y.mean()) ** 2).sum())
-    spikes = np.argsort(-x, kind="stable")[: int(np.ceil(len(x) / 10))]
-    part = np.isin(np.arange(len(x)), spikes) == (measure == "spike_ratio")
+    # The largest by both sides together; the share in hundredths, so that rounding up is exact.
+    hundredths = round(100 * float(row["item"]))
+    spikes = np.argsort(-np.sqrt(x * y), kind="stable")[: -(-hundredths * len(x) // 100)]
+    part = np.isin(np.arange(len(x)), spikes) == (measure != "rest_ratio")
     assert row["tokens"] == part.sum()
+    if measure == "spike_fall":
+        return float((x - y)[part].sum() / (x - y).sum()) if (x - y).sum() > 0 else np.nan
     assert measure in ("spike_ratio", "rest_ratio")
-    return float(y[part].mean() / x[part].mean())
+    return float(y[part].mean() / x[part].mean()) if part.any() else np.nan
 
 
 def check(run: Any, folders: dict[str, str]) -> dict[str, int]:

@@ -24,7 +24,7 @@ from transformers.utils import logging
 logging.disable_progress_bar()
 from attnscope.question.yaml import read_experiment
 from attnscope.experiment.execute import run
-import attnscope.experiment.measure, attnscope.loading
+import attnscope.experiment.batch, attnscope.loading
 import transformers.models.qwen2.modeling_qwen2
 experiment = read_experiment(sys.argv[1])
 for line in sys.stdin:

@@ -26,7 +26,16 @@ def test_rows_are_those_of_eager_attention(small, folder, tmp_path):
         queries=["all", "last", "after:question", "region:question"],
         keys=["all", "not-first", "question", "filler"],
         classes=["default", "maps"],
-        measures=["mass", "entropy", "first_token", "lambda", "uniformity", "profile"],
+        measures=[
+            "mass",
+            "entropy",
+            "first_token",
+            "lambda",
+            "even_slope",
+            "spikes",
+            "uniformity",
+            "profile",
+        ],
     )
     run(experiment, tmp_path / "run")
     opened_run = attnscope.open_run(tmp_path / "run")

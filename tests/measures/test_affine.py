@@ -6,8 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnscope.measures import pairs
 from attnscope.measures.affine import affine_fit
+from attnscope.measures.slope import slope
+from attnscope.measures.spikes import spikes
 
 
 @given(st.floats(-2, 2), st.integers(3, 30), st.integers(0, 100))
@@ -65,9 +66,9 @@ def test_known_lambda_is_recovered_from_average_attention(share: float) -> None:
     base = ((made.A * after).sum(0) / count)[:-1].numpy()
     variant = ((made.A_filled[:, 20:] * after).sum(0) / count)[:-1].numpy()
     everyone = np.ones(n - 1, dtype=bool)
-    slope, ratio, _, _ = pairs.slope(base, variant, everyone)
-    spikes, rest, *_ = pairs.spike_and_rest(base, variant, everyone)
-    assert [slope, ratio, spikes, rest] == pytest.approx([1 - share] * 4, abs=1e-9)
+    factor, ratio, _, _ = slope(base, variant, everyone)
+    at, rest, *_ = spikes(base, variant, everyone, 0.1)
+    assert [factor, ratio, at, rest] == pytest.approx([1 - share] * 4, abs=1e-9)
 
 
 def test_what_is_not_affine_does_not_fit() -> None:

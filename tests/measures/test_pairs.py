@@ -5,7 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from attnscope.measures import pairs
+from attnscope.measures.seen import on_variant
+from attnscope.measures.slope import slope as slope_of
+from attnscope.measures.spikes import SHARES, spikes
+from attnscope.measures.uniformity import uniformity
 
 WEIGHTS = st.one_of(st.just(np.nan), st.floats(2.0**-10, 1.0, width=32))
 
@@ -28,7 +31,7 @@ def used(base, variant, keys, b, h):
 @settings(max_examples=60, deadline=None)
 @given(two_profiles())
 def test_slope_is_least_squares_through_the_origin(profiles):
-    slope, ratio, _, size = pairs.slope(*profiles)
+    slope, ratio, _, size = slope_of(*profiles)
     for b, h in np.ndindex(slope.shape):
         x, y = used(*profiles, b, h)
         assert size[b, h] == len(x)
@@ -42,26 +45,52 @@ def test_slope_is_least_squares_through_the_origin(profiles):
 
 
 @settings(max_examples=60, deadline=None)
-@given(two_profiles())
-def test_spikes_are_the_largest_tenth(profiles):
-    spikes, rest, of_spikes, of_rest = pairs.spike_and_rest(*profiles)
-    for b, h in np.ndindex(spikes.shape):
+@given(two_profiles(), st.sampled_from(SHARES))
+def test_spikes_are_the_largest_of_both_sides_together(profiles, share):
+    at, rest, fall, of_spikes, of_rest = spikes(*profiles, share)
+    for b, h in np.ndindex(at.shape):
         x, y = used(*profiles, b, h)
-        order = sorted(range(len(x)), key=lambda n: (-x[n], n))
-        top, others = order[: -(-len(x) // 10)], order[-(-len(x) // 10) :]
+        order = sorted(range(len(x)), key=lambda n: (-x[n] * y[n], n))
+        n = -(-round(100 * share) * len(x) // 100)
+        top, others = order[:n], order[n:]
         assert (of_spikes[b, h], of_rest[b, h]) == (len(top), len(others))
-        for found, part in ((spikes, top), (rest, others)):
+        for found, part in ((at, top), (rest, others)):
             if part:
                 np.testing.assert_allclose(found[b, h], y[part].mean() / x[part].mean(), rtol=1e-9)
             else:
                 assert np.isnan(found[b, h])
+        whole = (x - y).sum()
+        if whole > 1e-9:
+            np.testing.assert_allclose(fall[b, h], (x - y)[top].sum() / whole, rtol=1e-6, atol=1e-9)
+        elif whole < -1e-9:
+            assert np.isnan(fall[b, h])
+
+
+def test_noise_alone_makes_no_spikes_fall():
+    """One factor for all tokens and equal noise on both sides: spikes chosen by the base would
+    fall by about a hundredth more than the rest."""
+    draw = np.random.default_rng(0)
+    truth = draw.lognormal(size=(1, 4000, 60)) / 60
+    base, variant = (
+        side * np.exp(0.1 * draw.normal(size=truth.shape)) for side in (truth, 0.6 * truth)
+    )
+    keys = np.ones((1, 1, 60), dtype=bool)
+    at, rest, *_ = spikes(base, variant, keys, 0.1)
+    error = (at - rest).std() / np.sqrt(at.size)
+    assert abs((at - rest).mean()) < 4 * error
+    rank = np.argsort(np.argsort(-base, axis=-1), axis=-1)
+    by_base = [
+        np.where(part, variant, 0).sum(-1) / np.where(part, base, 0).sum(-1)
+        for part in (rank < 6, rank >= 6)
+    ]
+    assert (by_base[0] - by_base[1]).mean() < -0.005
 
 
 @settings(max_examples=60, deadline=None)
 @given(two_profiles())
 def test_uniformity_is_the_coefficient_of_variation(profiles):
     average, _, filler = profiles
-    value, size = pairs.uniformity(average, filler)
+    value, size = uniformity(average, filler)
     for b, h in np.ndindex(value.shape):
         inside = average[b, h][np.isfinite(average[b, h]) & filler[b, 0]]
         assert size[b, h] == len(inside)
@@ -76,10 +105,10 @@ def test_uniformity_is_the_coefficient_of_variation(profiles):
 @given(two_profiles(), st.floats(0.1, 3.0))
 def test_one_factor_for_all_is_found_exactly(profiles, factor):
     base, _, keys = profiles
-    slope, ratio, fit, size = pairs.slope(base, factor * base, keys)
-    spikes, _, _, _ = pairs.spike_and_rest(base, factor * base, keys)
+    slope, ratio, fit, size = slope_of(base, factor * base, keys)
+    at, *_ = spikes(base, factor * base, keys, 0.1)
     there = size > 0
-    for found in (slope, ratio, spikes):
+    for found in (slope, ratio, at):
         np.testing.assert_allclose(found[there], factor, rtol=1e-9)
     np.testing.assert_allclose(fit[np.isfinite(fit)], 1.0, atol=1e-6)
 
@@ -88,7 +117,7 @@ def test_one_factor_for_all_is_found_exactly(profiles, factor):
 @given(two_profiles())
 def test_the_fit_is_r_squared_of_the_line_through_the_origin(profiles):
     base, variant, keys = profiles
-    slope, _, fit, _ = pairs.slope(base, variant, keys)
+    slope, _, fit, _ = slope_of(base, variant, keys)
     for b, h in np.ndindex(fit.shape):
         used = np.isfinite(base[b, h]) & np.isfinite(variant[b, h]) & keys[b, 0]
         x, y = base[b, h][used], variant[b, h][used]
@@ -100,7 +129,7 @@ def test_the_fit_is_r_squared_of_the_line_through_the_origin(profiles):
 
 def test_no_fit_where_nothing_varies():
     flat = np.full((1, 1, 6), 0.5859375)
-    _, _, fit, _ = pairs.slope(flat, 1.4974506710529791 * flat, np.ones((1, 1, 6), dtype=bool))
+    _, _, fit, _ = slope_of(flat, 1.4974506710529791 * flat, np.ones((1, 1, 6), dtype=bool))
     assert np.isnan(fit).all()
 
 
@@ -109,12 +138,12 @@ def test_scatter_lowers_the_fit_where_slope_and_ratio_would_not_tell():
     base = draw.lognormal(size=(1, 1, 4000))
     variant = 0.6 * base * np.exp(draw.normal(size=base.shape) - 0.5)
     keys = np.ones((1, 1, 4000), dtype=bool)
-    slope, ratio, fit, _ = pairs.slope(base, variant, keys)
+    slope, ratio, fit, _ = slope_of(base, variant, keys)
     assert abs(slope - ratio).item() < 0.1
     assert fit.item() < 0.9
 
 
 def test_twins_bring_the_base_to_the_variant():
     base = np.array([[[0.1, 0.2, 0.3]]])
-    moved = pairs.on_variant(base, np.array([[0, -1, -1, 1, 2]]))
+    moved = on_variant(base, np.array([[0, -1, -1, 1, 2]]))
     np.testing.assert_array_equal(moved, [[[0.1, np.nan, np.nan, 0.2, 0.3]]])

@@ -27,7 +27,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
             "slashes": {"insert": {"kind": "repeat", "unit": "/", "count": 20}, "by": "ids"},
             "sentence": {"insert": {"kind": "sentence", "count": 20}, "by": "ids"},
         },
-        measures=["mass", "lambda", "uniformity", "value_similarity", "affine", "profile"],
+        measures=[
+            "mass",
+            "lambda",
+            "spikes",
+            "uniformity",
+            "value_similarity",
+            "affine",
+            "profile",
+        ],
     )
     carry_out(experiment, folder / "out")
     return open_run(folder / "out")

@@ -127,6 +127,8 @@ class Exposure:
     """float64 [B, keys]: those of them after the key."""
     uniform: Tensor
     """float64 [B, keys]: what the key would receive if every query spread its attention evenly."""
+    uniform_later: Tensor
+    """float64 [B, keys]: the part of it from queries after the key."""
     groups: Tensor
     """float64 [B, classes]: counted queries per class; no classes, no columns."""
 
@@ -196,5 +198,6 @@ class Selection:
             eligible=pile(one, stop).round(),
             eligible_later=pile(one, before_own).round(),
             uniform=pile(one / seen.clamp(min=1), stop),
+            uniform_later=pile(one / seen.clamp(min=1), before_own),
             groups=groups,
         )

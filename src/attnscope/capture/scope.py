@@ -1,5 +1,6 @@
 """What a watched model's attention did: the numbers of the definitions, read layer by layer."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,11 +9,13 @@ from torch import Tensor
 from attnscope.capture.frame import Exposure
 from attnscope.capture.queries import Queries
 from attnscope.capture.totals import LayerTotals, join_exposures
-from attnscope.errors import ConservationError, InputError, ScopeError
+from attnscope.errors import ConservationError, InputError, ScopeError, unknown
 from attnscope.kernels import Totals
-from attnscope.measures import flow as flows
-from attnscope.measures import mass as masses
-from attnscope.measures import per_query, received
+from attnscope.measures.flow import flow
+from attnscope.measures.mass import lift, mass, shares_of
+from attnscope.measures.received import standard_error
+from attnscope.measures.registry import MEASURES
+from attnscope.measures.seen import Seen, Sums, mean_over_queries, or_nan
 
 __all__ = ["Scope"]
 
@@ -60,50 +63,46 @@ class Scope:
         """[B, H, K]: standard error of `received` (and of its later part) when sampled, else 0."""
         totals, sums, _ = self._read(layer)
         variance = None if sums.variance is None else sums.variance[..., : totals.keys]
-        return received.standard_error(variance, sums.received[..., : totals.keys])
+        return standard_error(variance, sums.received[..., : totals.keys])
 
     def average(self, layer: int) -> Tensor:
         """[B, H, K]: average attention weight, from later tokens; nan where none could look."""
-        totals, sums, _ = self._read(layer)
-        later = sums.later[..., : totals.keys]
-        return received.average(later, self._exposed(layer, "eligible_later"))
+        return self.sums(layer).average
 
     def average_error(self, layer: int) -> Tensor:
         """[B, H, K]: standard error of `average` when sampled, else 0; nan as in `average`."""
-        return received.average(self.received_error(layer), self._exposed(layer, "eligible_later"))
+        could = self._exposed(layer, "eligible_later").float()
+        return self.received_error(layer) / or_nan(could)[:, None]
 
     def eligible(self, layer: int) -> Tensor:
         """[B, K]: the number of queries that could see each key."""
-        return self._exposed(layer, "eligible")
+        return self._exposed(layer, "eligible").float()
 
     def uniform(self, layer: int) -> Tensor:
         """[B, K]: what each key would receive if every query spread its attention evenly."""
-        return self._exposed(layer, "uniform")
+        return self._exposed(layer, "uniform").float()
 
     def mass(self, layer: int, class_ids: Any, n: int) -> Tensor:
         """[B, H, n]: mean over the queries of their attention to each class.
 
         `class_ids` is int [B, K], in 0 … n - 1, -1 for no class.
         """
-        totals, sums, count = self._read(layer)
-        ids = self._class_ids(totals, class_ids, n)
-        return masses.mass(sums.received[..., : totals.keys], ids, n, count.float())
+        sums = self.sums(layer)
+        return mass(sums.received, self._shares(layer, class_ids, n), sums.count).float()
 
     def mass_error(self, layer: int, class_ids: Any, n: int) -> Tensor:
         """[B, H, n]: an upper bound of the standard error of `mass` when sampled, else 0.
 
         The errors of a class's keys are added up, as if all erred the same way.
         """
-        totals, _, count = self._read(layer)
-        ids = self._class_ids(totals, class_ids, n)
-        return masses.mass(self.received_error(layer), ids, n, count.float())
+        shares = self._shares(layer, class_ids, n)
+        return mass(self.received_error(layer), shares, self.sums(layer).count).float()
 
     def lift(self, layer: int, class_ids: Any, n: int) -> Tensor:
         """[B, H, n]: `mass` over what it would be under even attention; 1 is no preference."""
-        totals, _, count = self._read(layer)
-        ids = self._class_ids(totals, class_ids, n)
-        even = masses.mass(self.uniform(layer)[:, None], ids, n, count.float())
-        return masses.lift(self.mass(layer, class_ids, n), even)
+        sums, shares = self.sums(layer), self._shares(layer, class_ids, n)
+        even = mass(self.uniform(layer)[:, None], shares, sums.count)
+        return lift(mass(sums.received, shares, sums.count), even).float()
 
     def flow(self, layer: int) -> Tensor:
         """[B, H, n, n]: mean over the queries of class c of their mass on class d.
@@ -111,54 +110,66 @@ class Scope:
         The classes are those given as `watch(…, classes=…)`: attention from a class cannot be
         told apart after the fact.
         """
-        totals, sums, _ = self._read(layer)
+        sums = self.sums(layer)
         if sums.flow is None or self._classes is None:
             raise ScopeError("flow needs the classes beforehand: watch(model, classes=class_ids)")
-        ids = torch.full((len(totals.first), totals.keys), -1, dtype=torch.int64)
-        known = min(self._classes.shape[1], totals.keys)
+        ids = torch.full((len(sums.first), sums.received.shape[-1]), -1, dtype=torch.int64)
+        known = min(self._classes.shape[1], ids.shape[1])
         ids[:, :known] = self._classes[:, :known]
-        groups = self._exposure(totals).groups.float().to(sums.flow.device)
-        return flows.flow(
-            sums.flow[..., : totals.keys], ids.to(sums.flow.device), self._groups, groups
-        )
+        shares = shares_of(ids.to(sums.flow.device), self._groups)
+        each = torch.eye(self._groups, dtype=torch.float64, device=sums.flow.device)
+        return flow(sums.flow, shares, sums.exposed("groups"), each).float()
+
+    def measure(self, name: str, layer: int) -> Tensor:
+        """[B, H]: any measure by its name that is one number per head."""
+        one = {m.name for m in MEASURES.values() if m.level == "head" and not m.pair and not m.over}
+        if name not in one:
+            raise unknown("measure", name, sorted(one))
+        return torch.as_tensor(MEASURES[name].numbers(Seen(sums=self.sums(layer))).value)
 
     def entropy(self, layer: int) -> Tensor:
         """[B, H]: mean over the queries of -sum_j A ln A, in nats."""
-        _, sums, count = self._read(layer)
-        return per_query.mean_over_queries(sums.entropy, count)
+        return self.measure("entropy", layer)
 
     def entropy_error(self, layer: int) -> Tensor:
         """[B, H]: standard error of `entropy` when sampled, else 0."""
         _, sums, count = self._read(layer)
         variance = sums.entropy_variance
         error = torch.zeros_like(sums.entropy) if variance is None else variance.sqrt()
-        return per_query.mean_over_queries(error, count)
+        return mean_over_queries(error, count)
 
     def first_token(self, layer: int) -> Tensor:
         """[B, H]: mean over the queries of their attention to the first real token."""
-        totals, sums, count = self._read(layer)
-        first = totals.first.to(count.device)[:, None, None].expand(-1, sums.mass.shape[1], 1)
-        return per_query.mean_over_queries(sums.received.gather(2, first)[..., 0], count)
+        return self.measure("first_token", layer)
 
     def self_mass(self, layer: int) -> Tensor:
         """[B, H]: mean over the queries of their attention to themselves."""
-        _, sums, count = self._read(layer)
-        return per_query.mean_over_queries(sums.own, count)
+        return self.measure("self_mass", layer)
 
     def distance(self, layer: int) -> Tensor:
         """[B, H]: mean over the queries of how far back they look, in tokens."""
-        totals, sums, count = self._read(layer)
-        total = count[:, None].expand_as(sums.mass)
-        positions = self._exposure(totals).position.to(count.device)[:, None].expand_as(sums.mass)
-        if totals.sink is not None and totals.sink_position is not None:
-            total, positions = total - totals.sink, positions - totals.sink_position
-        return per_query.distance(sums.received[..., : totals.keys], positions, count, total)
+        return self.measure("distance", layer)
 
     def sink_mass(self, layer: int) -> Tensor:
         """[B, H]: mean over the queries of what a learned sink took; 0 in models without one."""
+        return self.measure("sink_mass", layer)
+
+    def sums(self, layer: int) -> Sums:
+        """What the counted queries add up to: what measures are functions of."""
         totals, sums, count = self._read(layer)
-        taken = torch.zeros_like(sums.mass) if totals.sink is None else totals.sink
-        return per_query.mean_over_queries(taken, count)
+        K = totals.keys
+        return Sums(
+            count=count,
+            received=sums.received[..., :K],
+            later=sums.later[..., :K],
+            entropy=sums.entropy,
+            own=sums.own,
+            first=totals.first,
+            exposed=partial(self._exposed, layer),
+            sink=totals.sink,
+            sink_position=totals.sink_position,
+            flow=None if sums.flow is None else sums.flow[..., :K],
+        )
 
     def top_keys(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         """The keys each query looks at most, as asked for with `watch(…, top=k)`.
@@ -204,7 +215,7 @@ class Scope:
     def _exposed(self, layer: int, name: str) -> Tensor:
         totals, sums, _ = self._read(layer)
         value: Tensor = getattr(self._exposure(totals), name)
-        return value.to(sums.received.device, torch.float32)
+        return value.to(sums.received.device)
 
     def _exposure(self, totals: LayerTotals) -> Exposure:
         """What could be seen so far; layers under the same masks share the answer."""
@@ -213,7 +224,8 @@ class Scope:
             self._exposures = {key: join_exposures(totals.selections, totals.keys)}
         return self._exposures[key]
 
-    def _class_ids(self, totals: LayerTotals, class_ids: Any, n: int) -> Tensor:
+    def _shares(self, layer: int, class_ids: Any, n: int) -> Tensor:
+        totals, sums, _ = self._read(layer)
         ids = torch.as_tensor(class_ids)
         wanted = [len(totals.first), totals.keys]
         if list(ids.shape) != wanted or ids.is_floating_point() or ids.dtype == torch.bool:
@@ -226,8 +238,7 @@ class Scope:
                 f"class_ids must lie in -1 … {n - 1} for n={n}; "
                 f"found {int(ids.min())} … {int(ids.max())}"
             )
-        assert totals.sums is not None
-        return ids.long().to(totals.sums.received.device)
+        return shares_of(ids.long().to(sums.received.device), n)
 
     def _check(self, dtype: torch.dtype) -> None:
         """Conservation: what the keys received and the sinks took is the number of queries."""

@@ -94,6 +94,7 @@ def join_exposures(selections: list[Selection], keys: int) -> Exposure:
         eligible=total("eligible"),
         eligible_later=total("eligible_later"),
         uniform=total("uniform"),
+        uniform_later=total("uniform_later"),
         groups=torch.stack([s.exposure.groups for s in selections]).sum(0),
     )
 

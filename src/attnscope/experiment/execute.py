@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import InputError
+from attnscope.experiment.batch import measure_batch
 from attnscope.experiment.environment import describe, describe_model, same_or_refuse
-from attnscope.experiment.measure import measure_batch
+from attnscope.experiment.measured import Measured
 from attnscope.experiment.plan import Batch, ModelPlan, Plan, make_plan
-from attnscope.experiment.readings import Measured
-from attnscope.experiment.rows import TokenColumns, cell_tables
+from attnscope.experiment.to_tables import TokenColumns, cell_tables
 from attnscope.question.spec import Experiment
 from attnscope.run.writer import Directory, opened
 

@@ -1,1 +1,1 @@
-"""The words of the definitions, one idea per file: pure functions of the kernels' totals."""
+"""The words of the definitions, one idea per file: its function, and its declaration."""

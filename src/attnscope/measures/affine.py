@@ -1,11 +1,24 @@
-"""The affine fit: are the attention outputs with an insertion an affine image of those without?"""
+"""The affine fit: are the attention outputs with an insertion an affine image of those without?
 
+Of the layer's output, after the output projection, and of its heads' outputs side by side, before
+it: the projection mixes heads, so that one may fit where the other does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+import numpy as np
 
-__all__ = ["Affine", "affine_fit"]
+from attnscope.measures.measure import Measure, Numbers
+from attnscope.measures.seen import Seen
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["AFFINE", "AFFINE_HEADS", "Affine", "affine_fit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +44,8 @@ def affine_fit(old: Tensor, new: Tensor) -> Affine:
 
     nan where it is not determined: fewer than two tokens, or outputs that do not vary.
     """
+    import torch
+
     old, new = old.double(), new.double()
     n = len(old)
     if n == 0:
@@ -46,3 +61,48 @@ def affine_fit(old: Tensor, new: Tensor) -> Affine:
     left = (new - slope * old).square().sum()
     r2 = float(1 - left / all_of_new) if all_of_new > least_new else torch.nan
     return Affine(float(slope), mean_new - slope * mean_old, r2, n)
+
+
+def _reader(point: str) -> Callable[[Seen], Numbers]:
+    def read(seen: Seen) -> Numbers:
+        assert seen.pair is not None
+        old, new = (made[point].float().cpu() for made in (seen.pair.made, seen.made))
+        fits = []
+        for row, twin in enumerate(seen.pair.twin):
+            there = np.flatnonzero(twin >= 0)
+            fits.append(affine_fit(old[row, twin[there]], new[row, there]))
+        value = np.array([[[fit.slope, fit.sigma, fit.r2]] for fit in fits])
+        return Numbers(value, tokens=np.array([[[float(fit.tokens)]] for fit in fits]))
+
+    return read
+
+
+def _columns(prefix: str, what: str) -> dict[str, str]:
+    return {
+        f"{prefix}_lambda": f"λ of the least squares `new ≈ λ · old + σ` on {what}",
+        f"{prefix}_sigma": "‖σ‖ of the same fit",
+        f"{prefix}_r2": "the share of the variation that it explains",
+    }
+
+
+AFFINE = Measure(
+    name="affine",
+    about="an affine fit of the layer's attention output, after the output projection",
+    level="layer",
+    needs=frozenset({"outputs"}),
+    columns=_columns("affine", "the outputs of aligned tokens, after the output projection"),
+    pair=True,
+    function=_reader("outputs"),
+)
+
+AFFINE_HEADS = Measure(
+    name="affine_heads",
+    about="an affine fit of the heads' outputs side by side, before the output projection",
+    level="layer",
+    needs=frozenset({"heads"}),
+    columns=_columns(
+        "affine_heads", "the heads' outputs of aligned tokens, before the output projection"
+    ),
+    pair=True,
+    function=_reader("heads"),
+)

@@ -1,19 +1,48 @@
 """Flow from class to class: mean over the queries of class c of their mass on class d."""
 
-import torch
-from torch import Tensor
+from __future__ import annotations
 
-from attnscope.measures.mass import mass
+from typing import TYPE_CHECKING
 
-__all__ = ["flow"]
+from attnscope.measures.measure import Measure
+from attnscope.measures.seen import Seen, or_nan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["FLOW", "flow"]
 
 
-def flow(received_from: Tensor, class_ids: Tensor, n: int, queries: Tensor) -> Tensor:
-    """[B, H, n, n], from row to column; nan in the rows of classes without a query.
+def flow(received_from: Tensor, shares: Tensor, queries: Tensor, groups: Tensor) -> Tensor:
+    """float64 [B, H, C, D], from row to column; nan in the rows of classes without a query.
 
-    `received_from` is [B, H, n, K], `queries` the number of queries per class [B, n].
+    `received_from` is [B, H, groups, K], `queries` the number of queries per group [B, groups],
+    `groups` [groups, C] says of which class c a group is, `shares` [B, K, D] of which class d a
+    key. Groups may be finer than classes, so that one pass serves several sets of classes.
     """
-    rows = [
-        mass(received_from[:, :, c], class_ids, n, queries[:, c]) for c in range(queries.shape[1])
-    ]
-    return torch.stack(rows, 2)
+    import torch
+
+    shares = shares.double()
+    # A group at a time: all of them in float64 would be the largest tensor of the pass.
+    parts = [received_from[:, :, g].double() @ shares for g in range(len(groups))]
+    sums = torch.einsum("bhgd,gc->bhcd", torch.stack(parts, 2), groups.double())
+    return sums / or_nan(queries.double() @ groups.double())[:, None, :, None]
+
+
+def _read(seen: Seen) -> Tensor:
+    sums = seen.sums
+    assert sums.flow is not None
+    assert seen.shares is not None
+    assert seen.groups is not None
+    found = flow(sums.flow, seen.shares, sums.exposed("groups"), seen.groups)
+    return found.flatten(2)
+
+
+FLOW = Measure(
+    name="flow",
+    about="mean over the queries of one class of their mass on another",
+    level="head",
+    needs=frozenset({"sums", "flow"}),
+    over=frozenset({"class pairs"}),
+    function=_read,
+)

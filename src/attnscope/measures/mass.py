@@ -1,27 +1,53 @@
 """The mass of a class: the share of a query's attention that falls on keys of that class."""
 
-import torch
-from torch import Tensor
+from __future__ import annotations
 
-__all__ = ["lift", "mass"]
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnscope.measures.measure import Measure, Numbers
+from attnscope.measures.seen import Seen, or_nan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["MASS", "lift", "mass", "shares_of"]
 
 
-def mass(received: Tensor, class_ids: Tensor, n: int, count: Tensor) -> Tensor:
-    """[B, H, n]: mean over the queries of their attention to each class; -1 is no class.
+def mass(received: Tensor, shares: Tensor, count: Tensor) -> Tensor:
+    """float64 [B, H, C]: mean over the queries of their attention to each class.
 
+    `shares` [B, K, C] is the share of each token in each class. Also of what keys *would* receive.
     nan for a sequence without queries.
     """
-    B, H, K = received.shape
-    slots = torch.where(class_ids < 0, n, class_ids)  # the slot past the end takes no class
-    sums = received.new_zeros(B, H, n + 1)
-    sums.scatter_add_(2, slots[:, None].expand(B, H, K), received)
-    return sums[..., :n] / _or_nan(count)[:, None, None]
+    return received.double() @ shares.double() / or_nan(count)[:, None, None]
+
+
+def shares_of(class_ids: Tensor, n: int) -> Tensor:
+    """[B, K, n]: tokens that are of one class each, int [B, K]; -1 is no class."""
+    return class_ids[..., None].eq(class_ids.new_tensor(range(n))).double()
 
 
 def lift(mass: Tensor, uniform: Tensor) -> Tensor:
     """Mass over the mass under even attention; nan for a class that no query could see."""
-    return torch.where(uniform > 0, mass / uniform, torch.nan)
+    return (mass / uniform).where(uniform > 0, np.nan)
 
 
-def _or_nan(count: Tensor) -> Tensor:
-    return torch.where(count > 0, count, torch.nan)
+def _read(seen: Seen) -> Numbers:
+    sums, shares = seen.sums, seen.shares
+    assert shares is not None
+    return Numbers(
+        mass(sums.received, shares, sums.count),
+        uniform=mass(sums.exposed("uniform").float()[:, None], shares, sums.count),
+        tokens=shares.nan_to_num().sum(1, keepdim=True),
+    )
+
+
+MASS = Measure(
+    name="mass",
+    about="mean over the queries of their attention to the keys of a class",
+    level="head",
+    over=frozenset({"keys", "classes"}),
+    function=_read,
+)

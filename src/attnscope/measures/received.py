@@ -1,17 +1,18 @@
 """Attention received by each key: its sum, and its average over the queries that come after it."""
 
-import torch
-from torch import Tensor
+from __future__ import annotations
 
-__all__ = ["average", "standard_error"]
+from typing import TYPE_CHECKING
+
+from attnscope.measures.measure import Measure, Numbers
+from attnscope.measures.seen import Seen
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["PROFILE", "standard_error"]
 
 NEIGHBOURS = 32
-
-
-def average(later: Tensor, eligible_later: Tensor) -> Tensor:
-    """Average attention weight [B, H, K]: nan (never 0) where no later query could look."""
-    could = eligible_later[:, None]
-    return torch.where(could > 0, later / could.clamp(min=1), torch.nan)
 
 
 def standard_error(variance: Tensor | None, received: Tensor) -> Tensor:
@@ -20,6 +21,8 @@ def standard_error(variance: Tensor | None, received: Tensor) -> Tensor:
     A key whose few heavy queries were all missed looks both low and certain. So its relative
     variance is taken to be at least the mean of its neighbours'.
     """
+    import torch
+
     if variance is None:
         return torch.zeros_like(received)
     relative = variance / received.square().clamp(min=1e-30)
@@ -28,3 +31,21 @@ def standard_error(variance: Tensor | None, received: Tensor) -> Tensor:
     )
     around = around.where(variance > 0, 0.0)  # keys with nothing sampled stay exact
     return torch.maximum(variance, around * received.square()).sqrt()
+
+
+def _read(seen: Seen) -> Numbers:
+    import torch
+
+    return Numbers(torch.stack([seen.sums.average, seen.sums.received], -1))
+
+
+PROFILE = Measure(
+    name="profile",
+    about="what each token receives",
+    level="token",
+    columns={
+        "average": "mean of A[i, j] over the queries after the token that could see it",
+        "received": "sum of A[i, j] over the queries",
+    },
+    function=_read,
+)

@@ -1,24 +1,35 @@
 """Value similarity: how alike are the value vectors of a span of tokens?"""
 
-import torch
-from torch import Tensor
+from __future__ import annotations
 
-__all__ = ["value_similarity"]
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnscope.measures.measure import Measure, Numbers
+from attnscope.measures.seen import Seen
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["VALUE_SIMILARITY", "value_similarity"]
 
 # Tokens turned to float64 at a time.
 CHUNK = 4096
 
 
 def value_similarity(values: Tensor, span: Tensor) -> Tensor:
-    """Mean pairwise cosine [B, H] of the value vectors [B, H, K, D] over a span, bool [B, K].
+    """Mean pairwise cosine [B, G] of the value vectors [B, G, K, D] over a span, bool [B, K].
 
     The squared length of the sum of n unit vectors is n plus the cosines of all ordered pairs, so
     no n × n matrix is needed. A vector of length 0 has no direction and is left out; nan for fewer
     than two.
     """
-    B, H, K, D = values.shape
-    total = values.new_zeros(B, H, D, dtype=torch.float64)
-    count = values.new_zeros(B, H, dtype=torch.float64)
+    import torch
+
+    B, G, K, D = values.shape
+    total = values.new_zeros(B, G, D, dtype=torch.float64)
+    count = values.new_zeros(B, G, dtype=torch.float64)
     for at in range(0, K, CHUNK):
         vectors = values[:, :, at : at + CHUNK].double()
         length = vectors.norm(dim=-1)
@@ -28,3 +39,22 @@ def value_similarity(values: Tensor, span: Tensor) -> Tensor:
         count += there.sum(2)
     cosines = (total.square().sum(-1) - count) / (count * (count - 1))
     return cosines.where(count > 1, torch.nan)
+
+
+def _read(seen: Seen) -> Numbers:
+    import torch
+
+    assert seen.pair is not None
+    inserted = seen.pair.inserted
+    value = value_similarity(seen.made["values"], torch.from_numpy(inserted))
+    return Numbers(value, tokens=inserted.sum(axis=1).astype(np.float64)[:, None])
+
+
+VALUE_SIMILARITY = Measure(
+    name="value_similarity",
+    about="mean pairwise cosine of the inserted tokens' value vectors",
+    level="key/value head",
+    needs=frozenset({"values"}),
+    pair=True,
+    function=_read,
+)

@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from attnscope.errors import InputError, unknown
+from attnscope.measures.registry import MEASURES
 from attnscope.prompts.math import LEVELS
 from attnscope.question.conditions import Condition, Insert, base_of
 from attnscope.question.plain import Plain
@@ -33,8 +34,6 @@ from attnscope.tokens.classes import ClassSet
 from attnscope.tokens.named import class_set, load_classes
 
 __all__ = [
-    "MEASURES",
-    "PAIR_MEASURES",
     "Condition",
     "Experiment",
     "FilePrompts",
@@ -43,13 +42,6 @@ __all__ = [
     "Prompts",
     "SpatialPrompts",
 ]
-
-CLASS_MEASURES = ("mass", "flow")
-HEAD_MEASURES = ("entropy", "first_token", "self_mass", "distance", "sink_mass")
-PAIR_MEASURES = ("lambda", "uniformity", "value_similarity", "affine")
-"""Of a variant against its base. `lambda` also gives lambda_ratio, lambda_r2, spike_ratio and
-rest_ratio; `affine` gives affine_lambda, affine_sigma and affine_r2."""
-MEASURES = (*CLASS_MEASURES, *HEAD_MEASURES, *PAIR_MEASURES, "profile")
 
 OF_READERS = ("combine", "normalise")
 """Keys that say how numbers are shown; none of the numbers depends on them."""
@@ -278,7 +270,7 @@ class Experiment(Plain):
         return self._possible()
 
     def _possible(self) -> Experiment:
-        pairs = [measure for measure in self.measures if measure in PAIR_MEASURES]
+        pairs = [measure for measure in self.measures if MEASURES[measure].pair]
         if pairs and len(self.conditions) == 1:
             raise ValueError(
                 f"{pairs[0]!r} compares a condition with the base, and there is only the base; "

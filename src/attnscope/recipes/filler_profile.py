@@ -43,6 +43,8 @@ def filler_profile(
         "measures": [
             "profile",
             "lambda",
+            "even_slope",
+            "spikes",
             "uniformity",
             "value_similarity",
             "affine",

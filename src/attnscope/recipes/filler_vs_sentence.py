@@ -60,6 +60,8 @@ def filler_vs_sentence(
             "uniformity",
             "value_similarity",
             "lambda",
+            "even_slope",
+            "spikes",
             "affine",
             "mass",
             "entropy",

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from attnscope.measures.registry import COLUMNS
 from attnscope.stats import tables
 from attnscope.stats.claims import Claim, Part
 from attnscope.stats.paired import MINIMUM, paired_figures
@@ -23,13 +24,6 @@ __all__ = [
     "measures",
     "missing",
 ]
-
-# What an experiment lists under `measures` to get a measure, where the names differ.
-_ASKED_AS = {
-    **dict.fromkeys(("lambda_ratio", "lambda_r2", "spike_ratio", "rest_ratio"), "lambda"),
-    **dict.fromkeys(("affine_lambda", "affine_sigma", "affine_r2"), "affine"),
-}
-_OF_PAIRS = {"lambda", "uniformity", "value_similarity", "affine", *_ASKED_AS}
 
 
 class NotMeasuredError(Exception):
@@ -85,8 +79,10 @@ def measures(part: Part) -> list[str]:
 
 def missing(measure: str) -> NotMeasuredError:
     """The error for a measure that a run does not have: says how it would."""
-    asked = _ASKED_AS.get(measure, measure)
-    also = ", with a condition that has an insertion" if measure in _OF_PAIRS else ""
+    declared = COLUMNS.get(measure)
+    asked = measure if declared is None else declared.name
+    pair = declared is not None and declared.pair
+    also = ", with a condition that has an insertion" if pair else ""
     return NotMeasuredError(
         f"{measure!r} was not measured; add {asked!r} to the experiment's measures{also}"
     )
@@ -96,7 +92,8 @@ def default_condition(claim: Claim, facts: Facts) -> str:
     """The selector of the condition that a claim is about: what it says, else what has values."""
     if claim.condition is not None:
         return claim.condition
-    of_pairs = all(m in _OF_PAIRS for part in claim.parts for m in measures(part))
+    asked = {m for part in claim.parts for m in measures(part)}
+    of_pairs = all(m in COLUMNS and COLUMNS[m].pair for m in asked)
     return "variant" if of_pairs and facts.kinds else "base"
 
 
@@ -192,6 +189,11 @@ def _amounts(table: pl.DataFrame, part: Part) -> pl.DataFrame:
     """One value per prompt, layer and head: heads combined, classes added up, normalised."""
     quantity = part.quantity
     table = tables.combine(table, part.scope.heads)
+    declared = COLUMNS.get(quantity.measure)
+    if declared is not None and declared.items:
+        item = quantity.item[0] if quantity.item else declared.default
+        # Runs of before they had items have one number.
+        return table.filter(pl.col("item").is_null() | (pl.col("item") == item))
     if quantity.measure not in ("mass", "flow"):
         return table
     if quantity.normalise == "share":

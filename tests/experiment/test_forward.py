@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from attnscope.experiment.passes import forward
+from attnscope.experiment.forward import forward
 from families import build
 
 
@@ -15,5 +15,6 @@ def test_no_cache_is_filled_that_nobody_reads() -> None:
     layer.register_forward_pre_hook(
         lambda module, args, kwargs: caches.append(kwargs.get("past_key_values")), with_kwargs=True
     )
-    forward(model, {"input_ids": ids})
+    with forward(model, {"input_ids": ids}, {"all": "all"}):
+        pass
     assert caches == [None]

@@ -12,12 +12,12 @@ This module must not know models, prompts or files.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Array", "Column", "Mask", "Measured", "Reading"]
+__all__ = ["Array", "Column", "Mask", "Measured", "Profile", "Reading"]
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -46,14 +46,21 @@ class Reading:
     uniform: list[Array] = field(default_factory=list)
     tokens: list[Array] = field(default_factory=list)
 
-    def add(
-        self, columns: list[Column], value: Array, uniform: Any = np.nan, tokens: Any = np.nan
-    ) -> None:
-        """Columns and their numbers [B, S, C]; what is not given is nan."""
+    def add(self, columns: list[Column], value: Array, uniform: Array, tokens: Array) -> None:
+        """Columns and their numbers [B, S, C]."""
         self.columns += columns
         self.value.append(value)
-        self.uniform.append(np.broadcast_to(uniform, value.shape))
-        self.tokens.append(np.broadcast_to(tokens, value.shape))
+        self.uniform.append(uniform)
+        self.tokens.append(tokens)
+
+
+class Profile(NamedTuple):
+    """A number for each token of some heads."""
+
+    heads: list[tuple[int, int]]
+    """[S] layer and head."""
+    columns: dict[str, NDArray[np.float32]]
+    """By name [B, S, K]."""
 
 
 @dataclass(eq=False)
@@ -61,5 +68,5 @@ class Measured:
     """The numbers of one condition of a batch."""
 
     readings: list[Reading]
-    profiles: dict[str, tuple[list[tuple[int, int]], NDArray[np.float32], NDArray[np.float32]]]
-    """By queries: layers and heads [S], average and received [B, S, K]; empty if not asked for."""
+    profiles: dict[str, Profile]
+    """By queries; empty if not asked for."""

@@ -1,29 +1,30 @@
 """The cells of one condition as a rectangle of tokens, and what its tokens are.
 
 Padded on the right, so that a token's column is its position. Shapes: B prompts, K tokens of the
-longest, C columns.
+longest, C classes.
 
 This module must not know models or attention.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from attnscope.experiment.measured import Mask
 from attnscope.experiment.plan import Cell, ModelPlan
-from attnscope.experiment.readings import Column, Mask
 from attnscope.question.queries import parse_queries
 from attnscope.question.spec import Experiment
 from attnscope.tokens import TokenizedPrompt, pad
 
-__all__ = ["Text"]
+__all__ = ["Padded"]
 
 
-class Text:
+class Padded:
     """The cells of one condition as a rectangle, and what its tokens are. Padded on the right."""
 
     def __init__(self, experiment: Experiment, plan: ModelPlan, cells: tuple[Cell, ...]):
@@ -31,18 +32,35 @@ class Text:
         self.batch = pad([cell.tokens for cell in cells], plan.tokenizer, side="right")
         self.real: Mask = self.batch.attention_mask.astype(bool)
         self.tokenizer = plan.tokenizer
-        self.keys = {name: self._keys(name) for name in experiment.keys}
-        self.columns: list[Column] = []
-        shares = []
-        if "mass" in experiment.measures:
-            for keys, (mask, there) in self.keys.items():
-                inside = np.where(there[:, None], mask, np.nan)
-                for label, classes in experiment.class_sets.items():
-                    table = classes.weights(self.batch.input_ids, plan.tokenizer, self.real)
-                    shares.append(table * inside[..., None])
-                    self.columns += [Column(keys, label, "mass", c, None) for c in classes.names]
-        self.shares = np.concatenate(shares, axis=2, dtype=np.float64) if shares else None
-        """[B, K, C] the share of each token in each column of `mass`; nan without the region."""
+        self.class_sets = experiment.class_sets
+
+    def shares(self, keys: str, label: str) -> NDArray[np.float64]:
+        """[B, K, C] the share of each token in each class of a set, 0 where it is not among the
+        keys; nan where a prompt has no such keys."""
+        mask = self.keys(keys)
+        inside = np.where(_any(mask)[:, None], mask, np.nan)
+        table = self.class_sets[label].weights(self.batch.input_ids, self.tokenizer, self.real)
+        shares: NDArray[np.float64] = (table * inside[..., None]).astype(np.float64)
+        return shares
+
+    def groups(self) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float64]]]:
+        """Queries that are of the same class in every class set: [B, K] the group of each token,
+        -1 for none, and for each set [groups, C] which class a group is of."""
+        ids = [
+            classes.ids(self.batch.input_ids, self.tokenizer, self.real)
+            for classes in self.class_sets.values()
+        ]
+        there = (np.stack(ids) >= 0).any(axis=0)
+        kinds, which = np.unique(np.stack(ids)[:, there], axis=1, return_inverse=True)
+        group = np.full(self.real.shape, -1, dtype=np.int64)
+        group[there] = which.ravel()
+        if not there.any():  # a group of nobody
+            kinds = np.full((len(ids), 1), -1)
+        tables = {
+            label: (kind[:, None] == np.arange(len(classes))).astype(np.float64)
+            for (label, classes), kind in zip(self.class_sets.items(), kinds, strict=True)
+        }
+        return group, tables
 
     def region(self, name: str) -> Mask:
         """[B, K] the tokens of a region; none where the prompt has no such region."""
@@ -51,14 +69,13 @@ class Text:
             inside[row, : len(cell.tokens)] = _region(cell.tokens, name)
         return inside
 
-    def _keys(self, name: str) -> tuple[Mask, Mask]:
-        """[B, K] which tokens are meant, and [B] whether the prompt has such tokens."""
+    def keys(self, name: str) -> Mask:
+        """[B, K] which tokens are meant."""
+        if name not in ("all", "not-first"):
+            return self.region(name)
         mask = self.real.copy()
-        if name == "not-first":
-            mask[:, 0] = False
-        elif name != "all":
-            mask = self.region(name)
-        return mask, _any(mask)
+        mask[:, 0] &= name == "all"
+        return mask
 
     def queries(self, name: str) -> Any:
         """What `watch` takes; None where no token of the batch is meant."""
@@ -80,6 +97,7 @@ class Text:
             del given["attention_mask"]
         return given
 
+    @cached_property
     def twin(self) -> NDArray[np.int64]:
         """[B, K] the base token that each token was; -1 for none."""
         twin = np.full(self.real.shape, -1, dtype=np.int64)
@@ -88,7 +106,8 @@ class Text:
             twin[row, cell.alignment.variant] = cell.alignment.base
         return twin
 
-    def filler(self) -> Mask:
+    @cached_property
+    def inserted(self) -> Mask:
         """[B, K] the inserted tokens."""
         inside = np.zeros_like(self.real)
         for row, cell in enumerate(self.cells):

@@ -16,8 +16,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from attnscope.experiment.measured import Column, Measured
 from attnscope.experiment.plan import Cell, ModelPlan
-from attnscope.experiment.readings import Column, Measured
 from attnscope.question.spec import Experiment
 from attnscope.run.schemas import POSITIONS, TOKENS, VALUES
 from attnscope.tokens import read_vocabulary
@@ -116,15 +116,16 @@ def position_tables(
 def _positions(label: str, cell: Cell, row: int, measured: Measured) -> pl.DataFrame:
     n = len(cell.tokens)
     parts = []
-    for queries, (heads, average, received) in measured.profiles.items():
-        layers, numbers = np.array(heads, dtype=np.int16).T
-        columns = {
+    for queries, (heads, profiled) in measured.profiles.items():
+        layers, numbers = np.array(heads, dtype=np.int16).reshape(-1, 2).T
+        columns: dict[str, Any] = {
             "queries": _repeated(queries, n * len(heads)),
             "layer": np.repeat(layers, n),
             "head": np.repeat(numbers, n),
             "position": np.tile(np.arange(n, dtype=np.int32), len(heads)),
-            "average": pl.Series(average[row, :, :n].ravel(), nan_to_null=True),
-            "received": pl.Series(received[row, :, :n].ravel(), nan_to_null=True),
+        } | {
+            name: pl.Series(found[row, :, :n].ravel(), nan_to_null=True)
+            for name, found in profiled.items()
         }
         parts.append(_frame(POSITIONS, _whose(label, cell, n * len(heads)) | columns))
     return pl.concat(parts)

@@ -1,0 +1,239 @@
+"""One batch through one model: every number the experiment asks for.
+
+The base goes first; its sums and outputs are held while the variants are compared with them. What
+is measured, of what, and under which of the experiment's choices is what each measure declares.
+
+Shapes: B prompts, K tokens of the longest, S stored heads (of all layers, one after the other).
+
+This module must not know files or tables, or any single measure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from attnscope.capture.activations import Activations
+from attnscope.capture.scope import Scope
+from attnscope.errors import InputError
+from attnscope.experiment.forward import forward
+from attnscope.experiment.measured import Array, Column, Measured, Profile, Reading
+from attnscope.experiment.padded import Padded
+from attnscope.experiment.plan import Batch, ModelPlan
+from attnscope.measures.measure import Measure, Numbers
+from attnscope.measures.registry import MEASURES
+from attnscope.measures.seen import Pair, Seen, Sums
+from attnscope.question.spec import Experiment
+
+__all__ = ["measure_batch"]
+
+Made = dict[int, dict[str, Any]]
+"""What each layer made, by the name that measures call it."""
+
+
+def measure_batch(
+    experiment: Experiment, plan: ModelPlan, model: Any, batch: Batch
+) -> dict[str, Measured]:
+    """Every condition of a batch, the base first."""
+    base: _Pass | None = None
+    measured = {}
+    for condition, cells in batch.cells.items():
+        asked = [
+            measure
+            for measure in MEASURES.values()
+            if measure.name in experiment.measures
+            and not (measure.pair and condition == experiment.base)
+        ]
+        padded = Padded(experiment, plan, cells)
+        choices = {name: padded.queries(name) for name in experiment.queries}
+        groups = None
+        if any("flow" in measure.needs for measure in asked):
+            groups = padded.groups()
+        points = {need for name in experiment.measures for need in MEASURES[name].needs} & _POINTS
+        with forward(
+            model,
+            {name: value.to(model.device) for name, value in padded.inputs.items()},
+            # Where no token is meant, there is no number; the pass shows its shape.
+            {name: "all" if chosen is None else chosen for name, chosen in choices.items()},
+            layers=None if plan.layers is None else list(plan.layers),
+            backend=experiment.backend,
+            seed=experiment.seed,
+            classes=None if groups is None else groups[0],
+            activations=bool(points),
+        ) as (scopes, held):
+            seen = _Pass(
+                padded=padded,
+                sums={name: _stored(scopes[name], plan, choices[name]) for name in choices},
+                made={} if held is None else _made(held, points),
+                tables={} if groups is None else groups[1],
+                base=base,
+            )
+            measured[condition] = _measure(experiment, plan, asked, seen)
+            if condition == experiment.base:
+                # Value vectors are compared within a prompt, so they need not be held.
+                seen.made = {
+                    layer: {
+                        name: what.float().cpu() for name, what in of.items() if name != "values"
+                    }
+                    for layer, of in seen.made.items()
+                }
+                base = seen
+    return measured
+
+
+_POINTS = {"values", "heads", "outputs"}
+
+
+def _made(held: Activations, points: set[Any]) -> Made:
+    read = {"values": held.values, "outputs": held.outputs}
+    return {layer: {point: read[point](layer) for point in points} for layer in held.layers}
+
+
+def _stored(scope: Scope, plan: ModelPlan, chosen: Any) -> dict[int, tuple[list[int], Sums]]:
+    """By layer: the heads that are stored, and their sums."""
+    found = {}
+    for layer in scope.layers:
+        sums = scope.sums(layer)
+        there = sums.received.shape[1]
+        heads = list(range(there)) if plan.heads is None else list(plan.heads)
+        if beyond := [head for head in heads if head >= there]:
+            raise InputError(
+                f"model {plan.label!r} has no head {beyond[0]} in layer {layer}: "
+                f"it has heads 0 to {there - 1}"
+            )
+        sums = sums.of_heads(heads)
+        found[layer] = heads, sums if chosen is not None else sums.of_nobody()
+    return found
+
+
+@dataclass(eq=False, kw_only=True)
+class _Pass:
+    """What one condition showed, and the base it is compared with."""
+
+    padded: Padded
+    sums: dict[str, dict[int, tuple[list[int], Sums]]]
+    """By queries and layer."""
+    made: Made
+    tables: dict[str, Array]
+    """By class set: of which class each group of queries is."""
+    base: _Pass | None
+
+    def layers(self, queries: str) -> Iterator[tuple[int, list[int], Seen]]:
+        """Number, stored heads, and all there is to see."""
+        for layer, (heads, sums) in self.sums[queries].items():
+            pair = None
+            if self.base is not None:
+                pair = Pair(
+                    base=self.base.sums[queries][layer][1],
+                    twin=self.padded.twin,
+                    inserted=self.padded.inserted,
+                    made=self.base.made.get(layer, {}),
+                )
+            yield layer, heads, Seen(sums=sums, made=self.made.get(layer, {}), pair=pair)
+
+
+Layers = list[tuple[int, list[int], Seen]]
+
+
+def _measure(
+    experiment: Experiment, plan: ModelPlan, asked: list[Measure], seen: _Pass
+) -> Measured:
+    readings: list[Reading] = []
+    profiles: dict[str, Profile] = {}
+    for queries in experiment.queries:
+        layers = list(seen.layers(queries))
+        stored = Reading(queries, [(layer, head) for layer, heads, _ in layers for head in heads])
+        for measure in asked:
+            if measure.level == "token":
+                profiles[queries] = _profile(measure, plan, layers)
+            elif "sums" in measure.needs:
+                _add(stored, measure, experiment, layers, seen)
+            elif queries == experiment.queries[0]:  # every choice of queries makes the same
+                heads = _heads_of_layers(measure, layers)
+                alone = Reading("all", heads)
+                _add(alone, measure, experiment, layers, seen)
+                readings.append(alone)
+        if stored.columns:
+            readings.append(stored)
+    return Measured(readings, profiles)
+
+
+def _heads_of_layers(measure: Measure, layers: Layers) -> list[tuple[int, int | None]]:
+    """Layers and heads of a measure that has others than the stored query heads."""
+    if measure.level == "layer":
+        return [(layer, None) for layer, _, _ in layers]
+    return [
+        (layer, head) for layer, _, seen in layers for head in range(seen.made["values"].shape[1])
+    ]
+
+
+def _add(
+    reading: Reading, measure: Measure, experiment: Experiment, layers: Layers, seen: _Pass
+) -> None:
+    """The numbers of a measure, under each of the experiment's choices that it goes over."""
+    by_class = measure.over & {"classes", "class pairs"}
+    for keys in experiment.keys if "keys" in measure.over else ("all",):
+        mask = seen.padded.keys(keys)
+        for label in experiment.class_sets if by_class else (None,):
+            columns = _columns(measure, experiment, keys, label)
+            found = []
+            for _, _, of_layer in layers:
+                view = replace(of_layer, keys=mask)
+                if label is not None:
+                    device = of_layer.sums.received.device
+                    shares = torch.from_numpy(seen.padded.shares(keys, label)).to(device)
+                    view = replace(view, shares=shares)
+                    if label in seen.tables:
+                        groups = torch.from_numpy(seen.tables[label]).to(device)
+                        view = replace(view, groups=groups)
+                found.append(_arrays(measure.numbers(view), len(columns)))
+            parts = [np.concatenate(part, axis=1) for part in zip(*found, strict=True)]
+            reading.add(columns, *parts)
+
+
+def _columns(
+    measure: Measure, experiment: Experiment, keys: str, label: str | None
+) -> list[Column]:
+    items: list[tuple[str | None, str | None]] = [(item, None) for item in measure.items or (None,)]
+    if label is not None:
+        names = experiment.class_sets[label].names
+        items = [(c, None) for c in names]
+        if "class pairs" in measure.over:
+            items = [(c, d) for c in names for d in names]
+    return [Column(keys, label, name, *item) for item in items for name in measure.columns]
+
+
+def _arrays(numbers: Numbers, width: int) -> tuple[Array, Array, Array]:
+    """Value, uniform and tokens, float64 [B, heads, columns] each; what there is not is nan."""
+    value = _array(numbers.value)
+    shape = (*value.shape[:2], width)
+    value = value.reshape(shape)
+
+    def beside(given: Any) -> Array:
+        if given is None:
+            return np.full(shape, np.nan)
+        array = _array(given)
+        return np.broadcast_to(array[..., None] if array.ndim == 2 else array, shape)
+
+    return value, beside(numbers.uniform), beside(numbers.tokens)
+
+
+def _array(given: Any) -> Array:
+    array = given.cpu().numpy() if isinstance(given, torch.Tensor) else given
+    return np.asarray(array, dtype=np.float64)
+
+
+def _profile(measure: Measure, plan: ModelPlan, layers: Layers) -> Profile:
+    heads: list[tuple[int, int]] = []
+    parts = []
+    for layer, stored, seen in layers:
+        kept = [n for n, head in enumerate(stored) if plan.keeps(layer, head)]
+        heads += [(layer, stored[n]) for n in kept]
+        of_kept = replace(seen, sums=seen.sums.of_heads(kept))
+        parts.append(torch.as_tensor(measure.numbers(of_kept).value).cpu())
+    found = torch.cat(parts, dim=1).float().numpy()
+    return Profile(heads, {name: found[..., n].copy() for n, name in enumerate(measure.columns)})

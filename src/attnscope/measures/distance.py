@@ -1,0 +1,39 @@
+"""Distance: how far back queries look."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attnscope.measures.measure import Measure
+from attnscope.measures.seen import Seen, mean_over_queries
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["DISTANCE", "distance"]
+
+
+def distance(seen: Seen) -> Tensor:
+    """[B, H]: mean over the queries of sum_j A[i, j] (i - j), from what the keys received.
+
+    The rows of a head really add up to a hair less or more than they should; the sum of the
+    queries' positions is scaled by that hair, or long texts would turn it into whole tokens.
+    """
+    sums = seen.sums
+    total = sums.count[:, None].expand_as(sums.own)
+    positions = sums.exposed("position")[:, None].expand_as(sums.own)
+    if sums.sink is not None and sums.sink_position is not None:
+        total, positions = total - sums.sink, positions - sums.sink_position
+    received = sums.received.double()
+    where = received.new_tensor(range(received.shape[-1]))
+    got = received.sum(-1)
+    hair = (got / total.clamp(min=1e-30)).where(total > 0, 1.0)
+    return mean_over_queries(positions * hair - received @ where, sums.count)
+
+
+DISTANCE = Measure(
+    name="distance",
+    about="mean over the queries of how far back they look, in tokens",
+    level="head",
+    function=distance,
+)

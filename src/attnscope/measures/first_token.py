@@ -1,0 +1,29 @@
+"""First-token mass: what the first real token of the text receives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attnscope.measures.measure import Measure
+from attnscope.measures.seen import Seen, mean_over_queries
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["FIRST_TOKEN", "first_token"]
+
+
+def first_token(seen: Seen) -> Tensor:
+    """[B, H]: mean over the queries of their attention to the first real token."""
+    sums = seen.sums
+    first = sums.first.clamp(min=0).to(sums.count.device)[:, None, None]
+    first = first.expand(-1, sums.received.shape[1], 1)
+    return mean_over_queries(sums.received.gather(2, first)[..., 0], sums.count)
+
+
+FIRST_TOKEN = Measure(
+    name="first_token",
+    about="mean over the queries of their attention to the first token",
+    level="head",
+    function=first_token,
+)

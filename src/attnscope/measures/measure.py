@@ -1,0 +1,67 @@
+"""A measure, declared: everything that the spec, the runner, the claims and the docs have to know
+about it, beside its definition. This module must not know any measure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from attnscope.measures.seen import Array, Seen
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Level", "Measure", "Need", "Numbers"]
+
+Level = Literal["head", "key/value head", "layer", "token"]
+Need = Literal["sums", "flow", "values", "heads", "outputs"]
+Over = Literal["keys", "classes", "class pairs"]
+
+
+@dataclass(eq=False)
+class Numbers:
+    """What a measure found. The last axis goes over columns, items, or classes."""
+
+    value: Tensor | Array
+    """[B, heads] or [B, heads, …]; nan where a number is not defined."""
+    uniform: Tensor | Array | None = None
+    """What even attention would give; it may have fewer heads, as may the next."""
+    tokens: Tensor | Array | None = None
+    """How many tokens a number is about."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """One idea: how it is asked for, what it needs, and the numbers it gives."""
+
+    name: str
+    """What an experiment lists under `measures`."""
+    about: str
+    """The definition in a line."""
+    level: Level
+    """What there is one number of (of `token`: a number for each token of each head)."""
+    function: Callable[[Seen], Numbers | Tensor]
+    needs: frozenset[Need] = frozenset({"sums"})
+    """What has to be kept of a forward pass. Without `sums` or `flow`, no choice of queries
+    matters, and the numbers stand under `all`."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """The names its numbers have in a run, each with its definition; its own, if it has one."""
+    items: tuple[str, ...] = ()
+    """Each number comes once for each of these; they stand under `item`."""
+    default: str | None = None
+    """Which of the items is meant when nobody says."""
+    over: frozenset[Over] = frozenset()
+    """Which choices of an experiment it is measured under, each in turn."""
+    pair: bool = False
+    """Whether it compares a variant with its base."""
+
+    def __post_init__(self) -> None:
+        if not self.columns:
+            object.__setattr__(self, "columns", {self.name: self.about})
+
+    def numbers(self, seen: Seen) -> Numbers:
+        """Measure."""
+        found: Any = self.function(seen)
+        return found if isinstance(found, Numbers) else Numbers(found)

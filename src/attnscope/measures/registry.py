@@ -1,0 +1,44 @@
+"""Every measure there is. The spec's choices, the runner, the evidence for claims and the table in
+docs/measures.md are made from this.
+"""
+
+from attnscope.measures.affine import AFFINE, AFFINE_HEADS
+from attnscope.measures.distance import DISTANCE
+from attnscope.measures.entropy import ENTROPY
+from attnscope.measures.first_token import FIRST_TOKEN
+from attnscope.measures.flow import FLOW
+from attnscope.measures.mass import MASS
+from attnscope.measures.measure import Measure
+from attnscope.measures.received import PROFILE
+from attnscope.measures.self_mass import SELF_MASS
+from attnscope.measures.sink_mass import SINK_MASS
+from attnscope.measures.slope import EVEN_SLOPE, LAMBDA
+from attnscope.measures.spikes import SPIKES
+from attnscope.measures.uniformity import UNIFORMITY
+from attnscope.measures.values import VALUE_SIMILARITY
+
+__all__ = ["COLUMNS", "MEASURES"]
+
+MEASURES: dict[str, Measure] = {
+    "mass": MASS,
+    "flow": FLOW,
+    "entropy": ENTROPY,
+    "first_token": FIRST_TOKEN,
+    "self_mass": SELF_MASS,
+    "distance": DISTANCE,
+    "sink_mass": SINK_MASS,
+    "lambda": LAMBDA,
+    "even_slope": EVEN_SLOPE,
+    "spikes": SPIKES,
+    "uniformity": UNIFORMITY,
+    "value_similarity": VALUE_SIMILARITY,
+    "affine": AFFINE,
+    "affine_heads": AFFINE_HEADS,
+    "profile": PROFILE,
+}
+"""By the name that an experiment lists under `measures`."""
+
+COLUMNS: dict[str, Measure] = {
+    column: measure for measure in MEASURES.values() for column in measure.columns
+}
+"""By the name that its numbers have in a run."""

@@ -1,0 +1,158 @@
+"""What a measure may look at: one layer of a batch, under one choice of queries.
+
+Shapes: B sequences, H query heads, G key/value heads, K keys (positions), C classes. Tensors are on
+the layer's own device.
+
+The measures are declared for rooms that never load torch, so nothing here imports it: functions
+keep to the tensors' own methods, or import it when they are called. This room must not know models,
+prompts or files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Array", "Mask", "Pair", "Seen", "Sums", "mean_over_queries", "or_nan"]
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+def or_nan(count: Tensor) -> Tensor:
+    """A number to divide by: nan in place of 0."""
+    return count.where(count > 0, np.nan)
+
+
+def mean_over_queries(total: Tensor, count: Tensor) -> Tensor:
+    """[B, H] sums over queries to means; nan for a sequence without queries."""
+    return (total / or_nan(count)[:, None]).float()
+
+
+@dataclass(eq=False, kw_only=True)
+class Sums:
+    """What the counted queries of one layer add up to, as the kernels have it."""
+
+    count: Tensor
+    """float64 [B]: the number of queries, |Q|."""
+    received: Tensor
+    """float32 [B, H, K]"""
+    later: Tensor
+    """float32 [B, H, K]: received from queries after the key."""
+    entropy: Tensor
+    """float32 [B, H]"""
+    own: Tensor
+    """float32 [B, H]: what queries give to themselves."""
+    first: Tensor
+    """int64 [B]: position of the first real token."""
+    exposed: Callable[[str], Tensor]
+    """What visibility alone decides, by its name: the fields of `capture.frame.Exposure`."""
+    sink: Tensor | None = None
+    """float64 [B, H]: what learned sinks took; None where the layer has none."""
+    sink_position: Tensor | None = None
+    """float64 [B, H]: the same, times the position of the query."""
+    flow: Tensor | None = None
+    """float32 [B, H, groups, K]: received from each group of queries."""
+
+    @cached_property
+    def average(self) -> Tensor:
+        """float32 [B, H, K]: average attention weight; nan where no later query could look."""
+        could = self.exposed("eligible_later").float()[:, None]
+        return (self.later / could.clamp(min=1)).where(could > 0, np.nan)
+
+    @cached_property
+    def averages(self) -> Array:
+        """The same in float64, for measures that compare token by token."""
+        return numpy_of(self.average)
+
+    @cached_property
+    def even(self) -> Array:
+        """float64 [B, 1, K]: what `average` would be if every query spread its attention evenly
+        over the keys it sees. The same for every head, since visibility alone decides it."""
+        could = numpy_of(self.exposed("eligible_later"))
+        given = numpy_of(self.exposed("uniform_later"))
+        return np.where(could > 0, given / np.maximum(could, 1), np.nan)[:, None]
+
+    def of_heads(self, heads: Sequence[int]) -> Sums:
+        """These heads alone."""
+        if list(heads) == list(range(self.received.shape[1])):
+            return self
+        picked = list(heads)
+        return replace(self, **{name: sums[:, picked] for name, sums in self._of_heads().items()})
+
+    def of_nobody(self) -> Sums:
+        """As if no query had counted: of the same shape, and every mean of it is nan."""
+        nothing = {name: sums.new_zeros(sums.shape) for name, sums in self._of_heads().items()}
+
+        def exposed(name: str) -> Tensor:
+            real = self.exposed(name)
+            return real.new_zeros(real.shape)
+
+        return replace(
+            self, count=self.count.new_zeros(len(self.count)), exposed=exposed, **nothing
+        )
+
+    def _of_heads(self) -> dict[str, Any]:
+        names = ("received", "later", "entropy", "own", "sink", "sink_position", "flow")
+        return {name: sums for name in names if (sums := getattr(self, name)) is not None}
+
+
+@dataclass(eq=False, kw_only=True)
+class Pair:
+    """The base that a variant is compared with, and which tokens are twins."""
+
+    base: Sums
+    twin: NDArray[np.int64]
+    """[B, K of variant]: the base token of each token, -1 for none."""
+    inserted: Mask
+    """[B, K of variant]"""
+    made: Mapping[str, Tensor] = field(default_factory=dict)
+    """What the base's layer made, as in `Seen.made`."""
+
+    @cached_property
+    def averages(self) -> Array:
+        """[B, H, K of variant]: the base's averages, at the places of their twins."""
+        return on_variant(self.base.averages, self.twin)
+
+    @cached_property
+    def even(self) -> Array:
+        """[B, 1, K of variant]: the same under even attention."""
+        return on_variant(self.base.even, self.twin)
+
+
+@dataclass(eq=False, kw_only=True)
+class Seen:
+    """One layer of a batch, under one choice of queries."""
+
+    sums: Sums
+    made: Mapping[str, Tensor] = field(default_factory=dict)
+    """What the layer made, by the name in `Measure.needs`: values [B, G, K, size], heads and
+    outputs [B, K, size]."""
+    keys: Mask | None = None
+    """[B, K]: the keys that count."""
+    shares: Tensor | None = None
+    """float64 [B, K, C]: the share of each token in each class, 0 for keys that do not count; nan
+    where a prompt has no such keys."""
+    groups: Tensor | None = None
+    """float64 [groups, C]: 1 where a group of queries is of a class."""
+    pair: Pair | None = None
+
+
+def on_variant(base: Array, twin: NDArray[np.int64]) -> Array:
+    """Numbers of the base's tokens [B, H, K of base], at the places of their twins; else nan."""
+    where = np.broadcast_to(np.maximum(twin, 0)[:, None], (*base.shape[:2], twin.shape[1]))
+    return np.where((twin < 0)[:, None], np.nan, np.take_along_axis(base, where, axis=2))
+
+
+def numpy_of(tensor: Tensor) -> Array:
+    """A tensor as float64 on the CPU."""
+    array: Array = tensor.cpu().double().numpy()
+    return array

@@ -1,0 +1,26 @@
+"""Self mass: what queries give to their own token."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attnscope.measures.measure import Measure
+from attnscope.measures.seen import Seen, mean_over_queries
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["SELF_MASS", "self_mass"]
+
+
+def self_mass(seen: Seen) -> Tensor:
+    """[B, H]: mean over the queries of their attention to themselves."""
+    return mean_over_queries(seen.sums.own, seen.sums.count)
+
+
+SELF_MASS = Measure(
+    name="self_mass",
+    about="mean over the queries of their attention to themselves",
+    level="head",
+    function=self_mass,
+)

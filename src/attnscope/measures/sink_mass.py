@@ -1,0 +1,28 @@
+"""Sink mass: what a learned sink takes before any key gets something."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attnscope.measures.measure import Measure
+from attnscope.measures.seen import Seen, mean_over_queries
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["SINK_MASS", "sink_mass"]
+
+
+def sink_mass(seen: Seen) -> Tensor:
+    """[B, H]: mean over the queries of what a learned sink took; 0 in models without one."""
+    sums = seen.sums
+    taken = sums.own.new_zeros(sums.own.shape) if sums.sink is None else sums.sink
+    return mean_over_queries(taken, sums.count)
+
+
+SINK_MASS = Measure(
+    name="sink_mass",
+    about="mean over the queries of what a learned sink took; 0 in models without one",
+    level="head",
+    function=sink_mass,
+)

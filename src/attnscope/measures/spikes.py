@@ -1,0 +1,81 @@
+"""Spikes: do the tokens that stand out fall more than the rest?
+
+Chosen by both sides together (the geometric mean of their averages). Chosen by one of the two
+sides, and then divided by it, noise alone would make spikes fall: what is large by chance is
+smaller the second time.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attnscope.measures.measure import Measure, Numbers
+from attnscope.measures.seen import Array, Mask, Seen
+from attnscope.measures.slope import ratio, usable
+
+__all__ = ["SHARES", "SPIKES", "spikes"]
+
+SHARES = (0.02, 0.05, 0.1, 0.2, 0.3)
+"""How many of the aligned tokens are spikes, rounded up: each is measured, so that a reader can
+see whether it matters."""
+
+
+def spikes(
+    base: Array, variant: Array, keys: Mask, share: float
+) -> tuple[Array, Array, Array, Array, Array]:
+    """Ratio of means over the spikes and over the rest; the share of the fall that is at the
+    spikes; the number of tokens of each.
+
+    Spikes are the share of the tokens (rounded up) with the largest product of both averages; of
+    equal ones, the earlier. The share of the fall is nan where there is no fall.
+    """
+    used = usable(base, variant, keys)
+    order = np.argsort(np.where(used, -(base * variant), np.inf), axis=-1, kind="stable")
+    rank = np.empty_like(order)
+    np.put_along_axis(rank, order, np.broadcast_to(np.arange(order.shape[-1]), order.shape), -1)
+    # 0.1 · 30 is a hair more than 3.
+    wanted = np.ceil(share * used.sum(-1, keepdims=True) - 1e-9)
+    at = used & (rank < wanted)
+    rest = used & ~at
+    (old, new), (old_rest, new_rest) = (
+        [np.where(part, side, 0.0).sum(-1) for side in (base, variant)] for part in (at, rest)
+    )
+    fall, all_fall = old - new, old - new + old_rest - new_rest
+    sizes = [part.sum(-1).astype(np.float64) for part in (at, rest)]
+    return (
+        ratio(new, old),
+        ratio(new_rest, old_rest),
+        np.where(all_fall > 0, ratio(fall, all_fall), np.nan),
+        sizes[0],
+        sizes[1],
+    )
+
+
+def _read(seen: Seen) -> Numbers:
+    assert seen.pair is not None
+    assert seen.keys is not None
+    value, tokens = [], []
+    for share in SHARES:
+        at, rest, fall, of_spikes, of_rest = spikes(
+            seen.pair.averages, seen.sums.averages, seen.keys[:, None], share
+        )
+        value += [at, rest, fall]
+        tokens += [of_spikes, of_rest, of_spikes]
+    return Numbers(np.stack(value, axis=2), tokens=np.stack(tokens, axis=2))
+
+
+SPIKES = Measure(
+    name="spikes",
+    about="whether the tokens with the largest averages (of both sides together) fall more",
+    level="head",
+    columns={
+        "spike_ratio": "mean of the variant's averages over the mean of the base's, at the spikes",
+        "rest_ratio": "the same at all other tokens",
+        "spike_fall": "the spikes' part of the whole fall; not defined where there is no fall",
+    },
+    items=tuple(f"{share:g}" for share in SHARES),
+    default="0.1",
+    over=frozenset({"keys"}),
+    pair=True,
+    function=_read,
+)

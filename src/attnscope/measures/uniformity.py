@@ -1,0 +1,35 @@
+"""Filler uniformity: how evenly do the inserted tokens receive?"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attnscope.measures.measure import Measure, Numbers
+from attnscope.measures.seen import Array, Mask, Seen
+from attnscope.measures.slope import ratio
+
+__all__ = ["UNIFORMITY", "uniformity"]
+
+
+def uniformity(average: Array, inserted: Mask) -> tuple[Array, Array]:
+    """Coefficient of variation of the averages over the inserted tokens, and their number."""
+    used = np.isfinite(average) & inserted
+    size = used.sum(-1).astype(np.float64)
+    mean = ratio(np.where(used, average, 0.0).sum(-1), size)
+    off = np.where(used, average - mean[..., None], 0.0)
+    return ratio(np.sqrt(ratio((off * off).sum(-1), size)), mean), size
+
+
+def _read(seen: Seen) -> Numbers:
+    assert seen.pair is not None
+    value, size = uniformity(seen.sums.averages, seen.pair.inserted[:, None])
+    return Numbers(value, tokens=size)
+
+
+UNIFORMITY = Measure(
+    name="uniformity",
+    about="coefficient of variation of the inserted tokens' averages; 0 is even",
+    level="head",
+    pair=True,
+    function=_read,
+)

@@ -1,0 +1,41 @@
+"""What every declared measure promises."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from attnscope.measures import measure as declared
+from attnscope.measures.registry import COLUMNS, MEASURES
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_a_declaration_is_whole(name: str) -> None:
+    measure = MEASURES[name]
+    assert measure.name == name
+    assert measure.needs <= set(get_args(declared.Need))
+    assert measure.over <= set(get_args(declared.Over))
+    assert measure.level in get_args(declared.Level)
+    assert all([measure.about, *measure.columns.values()])
+    assert bool(measure.items) == (measure.default is not None)
+    assert measure.default is None or measure.default in measure.items
+
+
+def test_no_two_measures_give_numbers_of_the_same_name() -> None:
+    assert len(COLUMNS) == sum(len(measure.columns) for measure in MEASURES.values())
+
+
+def test_declarations_need_no_torch() -> None:
+    probe = "import sys, attnscope.measures.registry; print('torch' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "False"
+
+
+def test_every_file_that_declares_is_listed() -> None:
+    folder = Path(declared.__file__).parent
+    files = {p.stem for p in folder.glob("*.py")} - {"__init__", "measure", "registry", "seen"}
+    assert {
+        sys.modules[m.function.__module__].__name__.split(".")[-1] for m in MEASURES.values()
+    } == files
