@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from typer.testing import CliRunner
 
+from attnscope.cli import app
 from attnscope.measures import measure as declared
 from attnscope.measures.registry import COLUMNS, MEASURES
+from attnscope.measures.table import lines, markdown
 
 
 @pytest.mark.parametrize("name", MEASURES)
@@ -35,7 +38,19 @@ def test_declarations_need_no_torch() -> None:
 
 def test_every_file_that_declares_is_listed() -> None:
     folder = Path(declared.__file__).parent
-    files = {p.stem for p in folder.glob("*.py")} - {"__init__", "measure", "registry", "seen"}
+    rest = {"__init__", "measure", "registry", "seen", "table"}
+    files = {p.stem for p in folder.glob("*.py")} - rest
     assert {
         sys.modules[m.function.__module__].__name__.split(".")[-1] for m in MEASURES.values()
     } == files
+
+
+def test_the_docs_are_current() -> None:
+    page = Path(__file__).parents[2] / "docs" / "measures.md"
+    again = "python -m attnscope.measures.table > docs/measures.md"
+    assert page.read_text(encoding="utf-8") == markdown(), f"make it again: {again}"
+
+
+def test_the_help_lists_every_measure() -> None:
+    shown = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "200"}).output
+    assert all(line in shown for line in lines())

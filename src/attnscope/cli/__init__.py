@@ -8,8 +8,10 @@ means a bug.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
 from attnscope.cli.comparing import compare
 from attnscope.cli.drawing import describe, figure, report
@@ -32,8 +34,18 @@ def _commands() -> None:
     """Where does a language model's attention go?"""
 
 
+class _Running(TyperCommand):
+    """A command that measures: its help ends with what there is to measure."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from attnscope.measures.table import lines
+
+        self.epilog = "Measures:\n\n" + "\n\n".join(lines())
+        super().format_help(ctx, formatter)
+
+
 for command in (reproduce, run, figure, describe, report, compare, query, look, models):
-    app.command()(command)
+    app.command(cls=_Running if command is run else TyperCommand)(command)
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 docs/measures.md are made from this.
 """
 
-from attnscope.measures.affine import AFFINE, AFFINE_HEADS
+from attnscope.measures.affine import AFFINE
 from attnscope.measures.distance import DISTANCE
 from attnscope.measures.entropy import ENTROPY
 from attnscope.measures.first_token import FIRST_TOKEN
@@ -33,7 +33,6 @@ MEASURES: dict[str, Measure] = {
     "uniformity": UNIFORMITY,
     "value_similarity": VALUE_SIMILARITY,
     "affine": AFFINE,
-    "affine_heads": AFFINE_HEADS,
     "profile": PROFILE,
 }
 """By the name that an experiment lists under `measures`."""
