@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from polars.testing import assert_frame_equal
 
 import attnscope
 from attnscope.errors import InputError, ModelError
@@ -356,3 +357,23 @@ def test_readers_choices_refuse_no_directory(small, tmp_path):
     assert [name for name in before if before[name] != after[name]] == ["experiment.yaml"]
     opened_run = attnscope.open_run(tmp_path / "run")
     assert (opened_run.experiment.combine, opened_run.experiment.normalise) == ("max", "lift")
+
+
+def test_a_region_as_one_number(small, tmp_path):
+    keys = ["all", "question"]
+    run(small(measures=["mass"], keys=keys, classes=["default", "whole"]), tmp_path / "run")
+    values = attnscope.open_run(tmp_path / "run").values.collect()
+    by = ["prompt", "condition", "keys", "layer", "head"]
+    added = values.filter(classes="default").group_by(by).agg(pl.col("value", "tokens").sum())
+    whole = values.filter(classes="whole").select(*by, "value", "tokens")
+    assert set(values.filter(classes="whole")["item"]) == {"all"}
+    assert_frame_equal(whole.sort(by), added.sort(by), abs_tol=1e-12)
+
+
+def test_flow_of_a_class_that_asks_nothing_is_unknown(small, tmp_path):
+    """The last token is of one class; what the others would look at is not 0."""
+    run(small(measures=["flow"], queries=["last"], conditions={"base": {}}), tmp_path / "run")
+    values = attnscope.open_run(tmp_path / "run").values.collect()
+    for _, of_prompt in values.group_by("prompt"):
+        said = of_prompt.group_by("item").agg(pl.col("value").is_null().all())
+        assert said["value"].sum() == len(said) - 1

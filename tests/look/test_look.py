@@ -2,6 +2,7 @@
 
 import io
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +18,8 @@ import attnscope
 from attnscope.cli import main
 from attnscope.errors import InputError
 from attnscope.look import Look, look
-from attnscope.look.paint import visible_text
+from attnscope.look.measure import PART
+from attnscope.look.paint import back_colours, visible_text
 from attnscope.tokens import DEFAULT, ClassSet, Prompt, TokenClass, pad, tokenize
 from made_tokenizers import CHATML
 
@@ -150,7 +152,43 @@ def test_text_is_shown_never_obeyed(model: Any, byte_level: Any) -> None:
 
 
 def test_what_cannot_be_seen_gets_a_sign() -> None:
-    assert visible_text("a\n\t\x1b\x7f\u202e\u200bé") == "a↵\n→\t␛␡\ufffd\ufffdé"
+    assert visible_text("a\n\t\x1b\x7f\u202e\u200bé") == "a↵\n→\t␛␡‹202e›‹200b›é"
+
+
+def test_families_of_emoji_stay_together() -> None:
+    family = "\U0001f468\u200d\U0001f467"
+    assert visible_text(family) == family
+    assert visible_text("\u200d") == "‹200d›"
+
+
+@pytest.mark.parametrize("text", ["你好，世界", "a 😀👍🏽 b", "naïve Ω ﬁ", TEXT])
+def test_characters_are_shown_whole(tokenizer: Any, text: str) -> None:
+    """Whatever the tokens are: pieces of characters, words without their spaces."""
+    seen = look(tiny(len(tokenizer)), tokenizer, text)
+    said = [name for name, kind in zip(seen.tokens, seen.classes, strict=True) if kind != "special"]
+    if tokenizer.unk_token is None or not any(tokenizer.unk_token in name for name in seen.tokens):
+        assert "".join(said).replace(PART, "").strip() == text
+    assert "\ufffd" not in shown(seen)
+    assert "\ufffd" not in seen._repr_html_()
+
+
+def test_black_text_can_be_read_on_every_class(model: Any, byte_level: Any) -> None:
+    def light(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return float(np.dot([0.2126, 0.7152, 0.0722], linear))
+
+    colours = back_colours(look(model, byte_level, TEXT))
+    assert min((light(colour) + 0.05) / 0.05 for colour in colours.values()) > 7
+    assert len(set(colours.values())) == len(colours)
+
+
+def test_a_system_prompt_goes_into_the_template(model: Any, byte_level: Any) -> None:
+    byte_level.chat_template = CHATML
+    said = "".join(look(model, byte_level, "How?", system="Be brief.").tokens)
+    assert said.index("system") < said.index("Be brief.") < said.index("user") < said.index("How?")
+    with pytest.raises(InputError, match="region 'system'"):
+        look(model, byte_level, Prompt("How?"), system="Be brief.")
 
 
 def test_in_a_notebook(model: Any, byte_level: Any) -> None:
@@ -216,10 +254,25 @@ def test_on_the_command_line(command: Any) -> None:
     assert "conjunction" not in out, "'and' comes after the query, which cannot see it"
 
 
+def test_the_text_from_elsewhere(
+    command: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
+    code, from_file, _ = command("look", "m", "--file", str(tmp_path / "text.txt"))
+    assert code == 0
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
+    assert command("look", "m", "-")[1] == from_file == command("look", "m", TEXT)[1]
+    (tmp_path / "text.txt").write_bytes(b"\xff\xfe")
+    assert "is not UTF-8" in command("look", "m", "--file", str(tmp_path / "text.txt"))[2]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["m", ""], "prompt is empty"),
+        (["m"], "give one text"),
+        (["m", TEXT, "--file", "x"], "give one text"),
+        (["m", "--file", "nowhere.txt"], "cannot read 'nowhere.txt': No such file"),
         (["m", TEXT, "--layer", "7"], "layer 7"),
         (["m", TEXT, "--head", "-1"], "no head -1"),
         (["m", TEXT, "--query", "zzz"], "says 'zzz'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,13 +24,20 @@ def look(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Bundled (zoo:NAME), hub id or folder.")
     ],
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text to look at.")],
+    text: Annotated[
+        str | None,
+        typer.Argument(metavar="TEXT", help="The text to look at; - is stdin."),
+    ] = None,
+    file: Annotated[Path | None, typer.Option(help="Read the text from a file.")] = None,
     layer: Annotated[int | None, typer.Option(help="One layer, from 0; else the mean.")] = None,
     head: Annotated[int | None, typer.Option(help="One head, from 0; else the mean.")] = None,
     query: Annotated[str | None, typer.Option(help="One token's gaze: its index or text.")] = None,
     colour: Annotated[Colour, typer.Option(help="What colours mean.")] = Colour.by_class,
     classes: Annotated[str, typer.Option(help="Class set: default, or a YAML file.")] = "default",
     chat: Annotated[bool, typer.Option("--chat", help="Use the chat template.")] = False,
+    system: Annotated[
+        str | None, typer.Option(help="A system prompt, in the chat template.")
+    ] = None,
 ) -> None:
     """Where does the model look? Tokens in colour, and what each class of them receives."""
     from rich.console import Console
@@ -40,20 +48,40 @@ def look(
 
     # Before a large model is loaded, what can be wrong without it.
     class_set = load_classes(classes)
-    Prompt(text)
+    said = _text(text, file)
+    Prompt(said)
     loaded, tokenizer = attnscope.load(model)
     seen = look_at(
         loaded,
         tokenizer,
-        text,
+        said,
         layer=layer,
         head=head,
         query=query,
         classes=class_set,
         colour=colour.value,
         chat=chat,
+        system=system,
     )
     Console().print(seen)
+
+
+def _text(text: str | None, file: Path | None) -> str:
+    """What is to be looked at, from wherever it comes."""
+    import sys
+
+    from attnscope.errors import InputError
+
+    if (text is None) == (file is None):
+        raise InputError("give one text: TEXT, - (from stdin), or --file FILE")
+    try:
+        if file is not None:
+            return file.read_text(encoding="utf-8")
+        return sys.stdin.buffer.read().decode() if text == "-" else str(text)
+    except OSError as error:
+        raise InputError(f"cannot read {str(file)!r}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{str(file or 'stdin')!r} is not UTF-8 text: {error.reason}") from error
 
 
 def models(

@@ -80,7 +80,9 @@ def reproduce(
     heads: Annotated[
         str | None, typer.Option(help="all, or 0,1,7; from 0. Filler recipes: of profiles.")
     ] = None,
-    classes: Annotated[str | None, typer.Option(help="default, maps, a YAML file; or a,b.")] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="default, maps, whole, a YAML file; or a,b.")
+    ] = None,
     normalise: Annotated[
         str | None, typer.Option(help="mass, per-token, share or lift: what is shown of mass.")
     ] = None,

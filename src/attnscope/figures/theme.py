@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attnscope.errors import InputError, unknown
+from attnscope.tokens.colours import CLASS_COLOURS, OTHER_COLOURS, class_colours
 
 __all__ = ["PUBLISHED", "SAFE", "THEMES", "Theme", "theme_named"]
 
@@ -74,15 +75,7 @@ class Theme:
 
     def class_colours(self, names: Iterable[str]) -> list[str]:
         """A colour for every class: its own, or the next of `others`."""
-        spare = 0
-        colours = []
-        for name in names:
-            if name in self.classes:
-                colours.append(self.classes[name])
-            else:
-                colours.append(self.others[spare % len(self.others)])
-                spare += 1
-        return colours
+        return class_colours(names, self.classes, self.others)
 
     def series_colours(self, count: int) -> list[str]:
         """Colours for `count` lines that are models or layers."""
@@ -155,21 +148,8 @@ class Theme:
 
 PUBLISHED = Theme(
     name="published",
-    classes={
-        "hash": "#d62728",
-        "star": "#1f77b4",
-        "whitespace": "#9a9a9a",
-        "slash": "#8c564b",
-        "newline": "#c7c7c7",
-        "digit": "#2ca02c",
-        "operator": "#9467bd",
-        "conjunction": "#e377c2",
-        "punctuation": "#bcbd22",
-        "word": "#ff7f0e",
-        "special": "#17becf",
-        "other": "#6b7683",
-    },
-    others=("#393b79", "#637939", "#b5812b", "#843c39", "#7b4173", "#3182bd", "#31a354"),
+    classes=CLASS_COLOURS,
+    others=OTHER_COLOURS,
     models=("#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#d62728", "#17becf", "#8c564b", "#e377c2"),
     without="#e8603c",
     filled="#1a9e96",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from html import escape
 
 from attnscope.look.measure import Look
-from attnscope.look.paint import class_colours, full_colour, shades, visible_text
+from attnscope.look.paint import back_colours, full_colour, shades, visible_text
 
 __all__ = ["render"]
 
@@ -26,7 +26,7 @@ def render(look: Look) -> str:
 
 
 def _tokens(look: Look) -> str:
-    colours = class_colours(look)
+    colours = back_colours(look)
     backs = shades(look) if look.colour == "attention" else [colours[c] for c in look.classes]
     spans = []
     for n, (token, back) in enumerate(zip(look.tokens, backs, strict=True)):
@@ -40,7 +40,7 @@ def _tokens(look: Look) -> str:
 
 
 def _table(look: Look) -> str:
-    colours = class_colours(look)
+    colours = back_colours(look)
     rows = "".join(
         f'<tr><td style="background:{colours[row.name]};color:#000">{escape(row.name)}</td>'
         f"<td>{row.tokens:.4g}</td><td>{row.mass:.4f}</td><td>{row.lift:.2f}</td></tr>"

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from attnscope import zoo
 from attnscope.errors import InputError
+from attnscope.measures.mass import lift, mass
 from attnscope.tokens import (
     DEFAULT,
     ClassSet,
@@ -32,9 +33,10 @@ from attnscope.tokens import (
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["ClassRow", "Look", "look"]
+__all__ = ["PART", "ClassRow", "Look", "look"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class Look:
     """What was seen. Shows itself in a terminal (rich) and in a notebook (HTML)."""
 
     tokens: tuple[str, ...]
-    """The text of each token; special tokens by their name."""
+    """What each token adds to the text, spaces in front included; special tokens by their name. A
+    character that several tokens make is shown at the first, and `PART` at the others."""
     classes: tuple[str | None, ...]
     """The class of each token; of a divided one, the class with the largest share."""
     weights: NDArray[np.float64]
@@ -93,6 +96,7 @@ def look(
     classes: ClassSet = DEFAULT,
     colour: str = "class",
     chat: bool = False,
+    system: str | None = None,
 ) -> Look:
     """Run the model on a text and look where its attention goes.
 
@@ -102,15 +106,22 @@ def look(
     classes       the class set of the table
     colour        colour tokens by `class` or by `attention`
     chat          put the text into the model's chat template first, as the user's question
+    system        with this system prompt in front of it, in the chat template
     """
+    import torch
+
     if colour not in ("class", "attention"):
         raise InputError(f"unknown colour {colour!r}; known: class, attention")
     prompt = text if isinstance(text, Prompt) else join([("question", text)])
-    if chat:
+    if system is not None:
+        if isinstance(text, Prompt):
+            raise InputError("system goes with a plain text; a Prompt has a region 'system'")
+        prompt = join([("system", system), ("question", text)])
+    if chat or system is not None:
         prompt = apply_chat_template(prompt, tokenizer)
     tokens = tokenize(prompt, tokenizer)
-    shares = classes.weights(tokens.ids, tokenizer).astype(np.float64)
-    if not shares.any():
+    shares = torch.from_numpy(classes.weights(tokens.ids, tokenizer)).double()
+    if not bool(shares.any()):
         raise InputError(
             f"no token of this text is in any class of the set ({', '.join(classes.names)})"
         )
@@ -121,8 +132,8 @@ def look(
     return Look(
         tokens=names,
         classes=tuple(classes.names[c] if c >= 0 else None for c in table.tolist()),
-        weights=weights,
-        visible=visible,
+        weights=weights.numpy(),
+        visible=visible.numpy(),
         names=classes.names,
         rows=_rows(classes, shares, weights, even, visible),
         title=_title(model, names, layer, head, heads, asked),
@@ -131,10 +142,21 @@ def look(
     )
 
 
+PART = "₊"
+"""Stands for a token that only has more bytes of a character that is shown already."""
+
+
 def _names(tokens: TokenizedPrompt, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    texts = read_vocabulary(tokenizer).texts
+    """What each token adds to the text, by its place there: tokens split characters, drop spaces
+    and change capitals, and the text knows better."""
+    special = read_vocabulary(tokenizer).special
     pieces = tokenizer.convert_ids_to_tokens(tokens.ids.tolist())
-    return tuple(texts[id] or piece for id, piece in zip(tokens.ids.tolist(), pieces, strict=True))
+    names, shown = [], 0
+    text, places = tokens.prompt.text, tokens.offsets.tolist()
+    for id, piece, (start, end) in zip(tokens.ids.tolist(), pieces, places, strict=True):
+        names.append(text[shown:start] + piece if id in special else text[shown:end] or PART)
+        shown = max(shown, end)
+    return tuple(names)
 
 
 def _find(query: int | str, names: tuple[str, ...]) -> int:
@@ -161,7 +183,7 @@ def _measure(
     layer: int | None,
     head: int | None,
     query: int | None,
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_], int]:
+) -> tuple[Tensor, Tensor, Tensor, int]:
     """[K] received, [K] received under even attention (both per query), [K] visible, heads."""
     import torch
 
@@ -174,38 +196,32 @@ def _measure(
     inputs = {name: value.to(model.device) for name, value in pad([tokens]).inputs.items()}
     with torch.no_grad(), attnscope.watch(model, layers=layer, queries=queries) as scope:
         model(**inputs)
-    received, even = np.zeros(len(tokens)), np.zeros(len(tokens))
-    visible = np.zeros(len(tokens), dtype=bool)
+    received, even = torch.zeros(2, len(tokens), dtype=torch.float64)
+    visible = torch.zeros(len(tokens), dtype=torch.bool)
     heads = 0
     for number in scope.layers:
-        by_head = scope.received(number)[0].double().cpu().numpy()
+        by_head = scope.received(number)[0].double().cpu()
         heads = max(heads, len(by_head))
         if head is not None and not 0 <= head < len(by_head):
             raise InputError(
                 f"there is no head {head} in layer {number}; it has 0 to {len(by_head) - 1}"
             )
         count = float(scope.count(number)[0]) * len(scope.layers)
-        received += (by_head.mean(axis=0) if head is None else by_head[head]) / count
-        even += scope.uniform(number)[0].double().cpu().numpy() / count
-        visible |= scope.eligible(number)[0].cpu().numpy() > 0
+        received += (by_head.mean(0) if head is None else by_head[head]) / count
+        even += scope.uniform(number)[0].double().cpu() / count
+        visible |= scope.eligible(number)[0].cpu() > 0
     return received, even, visible, heads
 
 
 def _rows(
-    classes: ClassSet,
-    shares: NDArray[np.float64],
-    weights: NDArray[np.float64],
-    even: NDArray[np.float64],
-    visible: NDArray[np.bool_],
+    classes: ClassSet, shares: Tensor, weights: Tensor, even: Tensor, visible: Tensor
 ) -> tuple[ClassRow, ...]:
-    counts = shares[visible].sum(axis=0)
-    masses = weights @ shares
-    evens = even @ shares
-    return tuple(
-        ClassRow(name, float(count), float(mass), float(mass / level))
-        for name, count, mass, level in zip(classes.names, counts, masses, evens, strict=True)
-        if count > 0
-    )
+    # Of the average query of the average head: one sequence, one head, one query.
+    of_keys, one = shares[None], shares.new_ones(1)
+    found, level = (mass(of[None, None], of_keys, one) for of in (weights, even))
+    columns = (shares[visible].sum(0), found[0, 0], lift(found, level)[0, 0])
+    rows = zip(classes.names, *(column.tolist() for column in columns), strict=True)
+    return tuple(ClassRow(*row) for row in rows if row[1] > 0)
 
 
 def _title(

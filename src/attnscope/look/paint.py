@@ -14,34 +14,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.look.measure import Look
+from attnscope.tokens.colours import class_colours
 
-__all__ = ["NO_CLASS", "class_colours", "full_colour", "shades", "visible_text"]
+__all__ = ["back_colours", "full_colour", "shades", "visible_text"]
 
-# Light enough for black text, and apart from each other also for the colour-blind where it
-# matters most: hash, star and whitespace are what the published figures compare.
-_PALETTE = (
-    "#f4a582",
-    "#92c5de",
-    "#fee391",
-    "#d9d9d9",
-    "#bdbdbd",
-    "#b8e186",
-    "#f1b6da",
-    "#c2a5cf",
-    "#dfc27d",
-    "#e6f5d0",
-    "#80cdc1",
-    "#f7f7f7",
-)
 NO_CLASS = "#ffffff"
+# How much white there is in a token's colour: black text stands on it.
+TINT = 0.55
+STRONGEST, UNSEEN = "#f06543", "#cccccc"
 
 
-def class_colours(look: Look) -> dict[str | None, str]:
-    """A colour for each class of the set, the same for every text."""
-    colours: dict[str | None, str] = {
-        name: _PALETTE[n % len(_PALETTE)] for n, name in enumerate(look.names)
-    }
-    return colours | {None: NO_CLASS}
+def back_colours(look: Look) -> dict[str | None, str]:
+    """A background for each class of the set, the same for every text."""
+    tints = [_mixed(colour, TINT) for colour in class_colours(look.names)]
+    return {**dict(zip(look.names, tints, strict=True)), None: NO_CLASS}
+
+
+def _mixed(colour: str, white: float) -> str:
+    parts = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
+    return "#" + "".join(f"{round(part + white * (255 - part)):02x}" for part in parts)
 
 
 def full_colour(look: Look) -> float:
@@ -57,17 +48,22 @@ def shades(look: Look) -> list[str]:
     """White to orange-red by attention received; grey where nobody could look."""
     full = full_colour(look)
     strength: NDArray[np.float64] = np.clip(look.weights / full if full > 0 else 0, 0, 1)
-    white, strong = np.array([255, 255, 255]), np.array([240, 101, 67])
-    found = []
-    for share, visible in zip(strength.tolist(), look.visible.tolist(), strict=True):
-        red, green, blue = (white + share * (strong - white)).round().astype(int).tolist()
-        found.append(f"#{red:02x}{green:02x}{blue:02x}" if visible else "#cccccc")
-    return found
+    return [
+        _mixed(STRONGEST, 1 - share) if visible else UNSEEN
+        for share, visible in zip(strength.tolist(), look.visible.tolist(), strict=True)
+    ]
 
 
 def visible_text(token: str) -> str:
     """A token's text with a visible sign for what cannot be seen; line breaks keep breaking."""
-    return "".join(_visible(letter) for letter in token)
+    # Inside a token, a joiner makes one sign of two (families of emoji, Indic letters).
+    inside = token[1:-1]
+    return "".join(
+        letter if letter in _JOINERS and letter in inside else _visible(letter) for letter in token
+    )
+
+
+_JOINERS = ("\u200c", "\u200d")
 
 
 def _visible(letter: str) -> str:
@@ -79,5 +75,5 @@ def _visible(letter: str) -> str:
         return chr(0x2400 + ord(letter))
     if letter == "\x7f":
         return "␡"
-    # Unseen controls, directions and private signs; U+FFFD already stands for part of a character.
-    return "\ufffd" if unicodedata.category(letter).startswith("C") else letter
+    # Unseen controls, directions and private signs, by their number.
+    return f"‹{ord(letter):x}›" if unicodedata.category(letter).startswith("C") else letter

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attnscope.look.measure import Look
-from attnscope.look.paint import class_colours, full_colour, shades, visible_text
+from attnscope.look.paint import back_colours, full_colour, shades, visible_text
 
 __all__ = ["render"]
 
@@ -25,7 +25,7 @@ def render(look: Look) -> RenderableType:
 
 
 def _tokens(look: Look) -> Text:
-    colours = class_colours(look)
+    colours = back_colours(look)
     backs = shades(look) if look.colour == "attention" else [colours[c] for c in look.classes]
     text = Text()
     for n, (token, back) in enumerate(zip(look.tokens, backs, strict=True)):
@@ -42,7 +42,7 @@ def _table(look: Look) -> Table:
     table.add_column("tokens", justify="right", footer=f"{total_tokens:g}")
     table.add_column("mass", justify="right", footer=f"{total_mass:.4f}")
     table.add_column("lift", justify="right")
-    colours = class_colours(look)
+    colours = back_colours(look)
     for row in look.rows:
         style = f"#000000 on {colours[row.name]}" if look.colour == "class" else ""
         count = f"{row.tokens:.4g}"

@@ -17,7 +17,7 @@ from typing import Any
 from attnscope.errors import InputError, unknown
 from attnscope.tokens.classes import ClassSet, TokenClass
 
-__all__ = ["DEFAULT", "MAPS", "class_set", "load_classes"]
+__all__ = ["DEFAULT", "MAPS", "WHOLE", "class_set", "load_classes"]
 
 _CONJUNCTIONS = (
     "and|or|but|nor|so|yet|for|if|then|because|since|while|although|though|unless|until|when|"
@@ -52,7 +52,10 @@ MAPS = ClassSet(
     )
 )
 
-NAMED = {"default": DEFAULT, "maps": MAPS}
+# One class for all: the mass of a region as one number.
+WHOLE = ClassSet((TokenClass(name="all", every="token"),))
+
+NAMED = {"default": DEFAULT, "maps": MAPS, "whole": WHOLE}
 _EXPECTED = {
     "name": "text",
     "characters": "text in quotes",
@@ -65,7 +68,7 @@ _EXPECTED = {
 
 
 def load_classes(source: str | Path | ClassSet) -> ClassSet:
-    """A class set by its name (`default`, `maps`) or from a YAML file.
+    """A class set by its name (`default`, `maps`, `whole`) or from a YAML file.
 
     The file has a list under `classes`. An entry is a class of one's own, with the fields of
     `TokenClass`, or the bare name of a class of the default set:
