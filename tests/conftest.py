@@ -15,6 +15,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from made_tokenizers import CHAT_TEMPLATES, KINDS, made
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nothing is read from the user's cache, and nothing is left in it."""
+    os.environ["ATTNSCOPE_HOME"] = str(tmp_path_factory.mktemp("home"))
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)

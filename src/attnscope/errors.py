@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 __all__ = [
     "AttnscopeError",
+    "AttnscopeWarning",
     "ConservationError",
     "InputError",
     "ModelError",
@@ -24,6 +25,10 @@ __all__ = [
 
 class AttnscopeError(Exception):
     """The root: `except AttnscopeError` catches everything attnscope raises on purpose."""
+
+
+class AttnscopeWarning(UserWarning):
+    """What a user should know and may be right about; the command line prints it in one line."""
 
 
 class InputError(AttnscopeError, ValueError):

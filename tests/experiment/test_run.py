@@ -170,10 +170,7 @@ def test_cells_of_a_model_that_changed_are_refused(small, tmp_path):
     run(experiment, tmp_path / "run")
     ids = {cell.id for cell in make_plan(experiment).models[0].cells()}
     # The same shape, the same configuration, other weights.
-    from attnscope.experiment import revision
-
     save_model(tmp_path / "model", seed=2)
-    revision._digest_of.cache_clear()
     assert not ids & {cell.id for cell in make_plan(experiment).models[0].cells()}
     with pytest.raises(InputError, match="a model, a file of prompts or of classes"):
         run(experiment, tmp_path / "run")

@@ -83,7 +83,7 @@ def estimate(plan: Plan) -> list[Estimate]:
 
 def _estimate(plan: Plan, model: ModelPlan, speed: float) -> Estimate:
     experiment = plan.experiment
-    config = load_config(model.facts.name)
+    config = load_config(model.facts.pinned)
     text = config.get_text_config()
     parameters = _parameters(config)
     passes = len(experiment.queries)

@@ -100,10 +100,15 @@ def _run_model(
     count: _Count,
 ) -> None:
     from attnscope.capture.attention import watch
-    from attnscope.loading import load
+    from attnscope.loading import find, load
 
     experiment = plan.experiment
-    model, _ = load(of_model.facts.name, device=experiment.device, dtype=experiment.dtype)
+    model, _ = load(of_model.facts.pinned, device=experiment.device, dtype=experiment.dtype)
+    if find(of_model.facts.pinned).revision != of_model.facts.revision:
+        raise InputError(
+            f"model {of_model.label!r} ({of_model.facts.name}) changed while it was loaded; start "
+            "again, when it is finished"
+        )
     with watch(model, layers=_listed(of_model.layers), backend=experiment.backend) as scope:
         backend = scope.backend  # no pass: only to see that the layers exist, and what measures
     environment["models"][of_model.label] = describe_model(of_model, model, backend)

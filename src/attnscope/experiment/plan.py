@@ -21,6 +21,7 @@ from typing import Any
 from attnscope.errors import InputError
 from attnscope.experiment.revision import ModelFacts, chosen_heads, chosen_layers, facts_of
 from attnscope.loading import load_tokenizer
+from attnscope.loading.device import chosen_device
 from attnscope.prompts import Sample, insert, math_samples, read, spatial_samples
 from attnscope.question.conditions import Condition
 from attnscope.question.queries import parse_queries
@@ -104,7 +105,7 @@ class Plan:
 def make_plan(experiment: Experiment) -> Plan:
     """Build the prompts and lay out the cells. Needs tokenizers and configurations, no weights."""
     samples = samples_of(experiment)
-    device = experiment.device or _device()
+    device = chosen_device(experiment.device)
     models = [
         _plan_model(experiment, label, name, samples, device)
         for label, name in experiment.models.items()
@@ -132,12 +133,6 @@ def samples_of(experiment: Experiment) -> list[Sample]:
     return list(spatial_samples(prompts.count, **options))
 
 
-def _device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def _plan_model(
     experiment: Experiment, label: str, name: str, samples: list[Sample], device: str
 ) -> ModelPlan:
@@ -146,7 +141,7 @@ def _plan_model(
     heads = chosen_heads(facts, label, experiment.heads_of(label))
     profile_layers = chosen_layers(facts, label, experiment.profiles.layers)
     profile_heads = chosen_heads(facts, label, experiment.profiles.heads_of(label))
-    tokenizer = load_tokenizer(name)
+    tokenizer = load_tokenizer(facts.pinned)
     rows = _rows(experiment, label, [sample.prompt for sample in samples], tokenizer)
     _check_regions(experiment, rows[0])
     identity = {

