@@ -1,8 +1,6 @@
 """Folders with something missing or broken: an error that says what, never random numbers."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from test_load import some_tokenizer
 from transformers import BertConfig, BertForMaskedLM, BertModel
 
 import attnscope
+from attnscope.cli import main
 from attnscope.errors import AttnscopeWarning, ModelError
 from made_models import save_model
 
@@ -195,21 +194,13 @@ def test_an_index_whose_files_are_gone(folder: Path) -> None:
         attnscope.load(folder)
 
 
-def test_on_the_command_line_one_line_and_no_traceback(folder: Path) -> None:
+def test_on_the_command_line_one_line_and_no_traceback(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     set_config(folder, num_hidden_layers=3, layer_types=None)
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from attnscope.cli import main; main()",
-            "look",
-            str(folder),
-            "hello",
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert len(done.stderr.splitlines()) == 1
+    monkeypatch.setattr("sys.argv", ["attnscope", "look", str(folder), "hello"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: ")
