@@ -9,7 +9,6 @@ is where they come from and what they must be. This module must not know how mod
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -60,7 +59,7 @@ class Card:
     exact_match: dict[str, float]
     """Share of exact answers on fresh samples, by difficulty."""
     base: str | None = None
-    """Of an adapter: what it goes on top of."""
+    """Of an adapter: the name that it goes on top of."""
     about: str
     """The card itself, as Markdown."""
 
@@ -123,8 +122,7 @@ def is_adapter(name: str) -> bool:
 
 def base_of(name: str) -> str:
     """What a bundled adapter goes on top of: another name of the zoo."""
-    config = json.loads((folder(name) / "adapter_config.json").read_text(encoding="utf-8"))
-    return str(config["base_model_name_or_path"])
+    return f"{PREFIX}{card(name).base}"
 
 
 def folder(name: str) -> Path:
