@@ -12,7 +12,8 @@ import polars as pl
 from attnscope.measures.registry import COLUMNS
 from attnscope.stats import tables
 from attnscope.stats.claims import Claim, Part
-from attnscope.stats.paired import MINIMUM, paired_figures
+from attnscope.stats.contrast import Settings, paired_contrast
+from attnscope.stats.intervals import MINIMUM
 from attnscope.stats.tables import Matrix, matrix, ranges
 
 __all__ = [
@@ -45,7 +46,7 @@ class Facts:
     measures: list[str]
     first: dict[str, list[str]]
     """Queries, keys and classes, in the order in which the experiment lists them."""
-    settings: dict[str, Any]
+    settings: Settings
 
     def matching(self, selector: str) -> list[str]:
         """The conditions a selector means; at least one, or it was not measured."""
@@ -126,7 +127,8 @@ def evidence(
     table = _amounts(table, part)
     a, b = _sides(table, part, models, conditions)
     by = ["layer", "head"]
-    figures = paired_figures(a, b, by, facts.settings)
+    family = np.zeros(b.columns.height, dtype=np.intp)  # all rows of a part are one
+    figures = paired_contrast(a.x, b.x, family, facts.settings)
     made = b.columns.with_columns(
         *(pl.Series(name, np.asarray(figure)) for name, figure in figures.items())
     ).with_columns(pl.selectors.float().fill_nan(None))

@@ -1,7 +1,10 @@
-"""Two models, or two conditions, compared prompt by prompt: for every layer, head and measure at
-once, with effect sizes, intervals, permutation tests and the correction for their number.
+"""Models, or conditions, compared prompt by prompt: for every layer, head and measure at once,
+with effect sizes, intervals, permutation tests and the correction for their number.
 """
 
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,25 +12,38 @@ import polars as pl
 from numpy.typing import NDArray
 
 from attnscope.errors import InputError, unknown
-from attnscope.stats import resample, tables
-from attnscope.stats.tables import Matrix, Values, matrix, ranges
+from attnscope.stats import tables
+from attnscope.stats.contrast import Settings, paired_contrast, unpaired_contrast
+from attnscope.stats.correction import corrected
+from attnscope.stats.intervals import MINIMUM
+from attnscope.stats.sources import Sources
+from attnscope.stats.tables import Values, matrix, ranges
 
-__all__ = ["MINIMUM", "compare", "paired_figures"]
-
-MINIMUM = 6
-"""Prompts that a p-value needs: of 5 signs, the rarest pattern and its opposite have p = 0.0625."""
+__all__ = ["MINIMUM", "OUTCOMES", "compare", "family_of"]
 
 Floats = NDArray[np.float64]
+Pair = tuple[str, str]
+
+OUTCOMES = ("different", "different, but small", "no difference", "undetermined")
+"""What a row comes to: its q is below 0.05 and its interval excludes 0; the same, but it lies
+within the smallest difference of interest; it lies within that, and 0 is not excluded; neither."""
+_IDENTITY = ["queries", "keys", "classes", "measure", "item", "target", "layer", "head"]
 
 
 def compare(
     values: Values,
     *,
     over: str = "model",
-    pair: tuple[str, str] | None = None,
+    pair: Pair | str | None = None,
+    pairs: Sequence[Pair] | None = None,
     combine: str = "each",
     normalise: str = "mass",
     paired: bool | None = None,
+    facts: pl.DataFrame | None = None,
+    cluster: str | Sequence[str] | None = None,
+    strata: str | None = None,
+    families: str = "each",
+    smallest: float | str | None = None,
     level: float = 0.95,
     resamples: int = 10_000,
     seed: int = 0,
@@ -35,86 +51,134 @@ def compare(
     """The second of a pair against the first: one row per layer, head and thing measured.
 
     over        what differs, "model" or "condition"; the other is held fixed, row by row
-    pair        first and second; needed where there are more than two
+    pair        first and second, or "all" pairs; needed where there are more than two
+    pairs       several pairs at once, in place of `pair`; all are corrected together
     combine     heads by "mean", "sum" or "max", or "each" by itself
     normalise   of masses: "mass", "per-token", "share" or "lift"
     paired      by prompt (True) or as two independent groups (False); by default paired, unless
                 the two have no prompt in common
+    facts       a column `prompt` and what is known of each: level, document, …
+    cluster     the fact whose values are the units, in place of prompts; of several, nested, the
+                outermost first
+    strata      the fact whose values any set of prompts holds in the same proportion
+    families    layers × heads of the same thing are a family of tests: corrected "each" by
+                itself, "pooled", or at "two-level"s
+    smallest    the smallest difference of interest, a number or "5%" of the first's mean: with it,
+                no difference is a finding too
 
-    | column | |
-    | --- | --- |
-    | n, n_a, n_b | prompts: pairs, or those of each side |
-    | mean_a, mean_b, difference, ratio | means over those prompts; second less first, over first |
-    | effect | difference over the standard deviation of the paired differences (unpaired: pooled) |
-    | low, high | BCa interval of the difference |
-    | p, q | sign-flip (unpaired: relabelling) test; q over layers × heads of the same thing |
-    | paired, note | how it was compared, and what to know about this row |
+    docs/statistics.md says what the columns are.
     """
     if over not in ("model", "condition"):
         raise unknown("comparison over", over, ("model", "condition"))
-    first, second = _pair(values, over, pair)
-    held = "condition" if over == "model" else "model"
-    by = [held, "queries", "keys", "classes", "measure", "item", "target", "layer", "head"]
-    table = values.lazy().filter(pl.col(over).is_in([first, second])).collect()
-    table = tables.normalise(tables.combine(table, combine), normalise)
-    sides = (table.filter(pl.col(over) == first), table.filter(pl.col(over) == second))
-    if paired is None:
-        paired = not _disjoint(sides)
-    if paired:
-        _no_orphans(sides, (first, second), over, held)
-    # What only one side has (pair measures, which the base lacks) is not compared.
-    has = [side.select(by).unique() for side in sides]
-    sides = (
-        sides[0].join(has[1], on=by, how="semi", nulls_equal=True),
-        sides[1].join(has[0], on=by, how="semi", nulls_equal=True),
+    settings = Settings(
+        level=level, resamples=resamples, seed=seed, families=families, smallest=smallest
     )
-    if sides[0].is_empty():
-        raise InputError(f"{over}s {first!r} and {second!r} have no measured quantity in common")
-    prompts = [None, None] if not paired else [sorted(sides[0]["prompt"].unique())] * 2
-    a, b = (matrix(side, by, of) for side, of in zip(sides, prompts, strict=True))
-    settings: dict[str, Any] = {"level": level, "resamples": resamples, "seed": seed}
-    figures = paired_figures(a, b, by, settings) if paired else _unpaired(a, b, by, settings)
+    sources = Sources(facts, cluster, strata)
+    chosen = list(pairs) if pairs is not None else _pairs(values, over, pair)
+    held = "condition" if over == "model" else "model"
+    by = [held, *_IDENTITY]
+    names = sorted({name for two in chosen for name in two})
+    table = values.lazy().filter(pl.col(over).is_in(names)).collect()
+    table = tables.normalise(tables.combine(table, combine), normalise)
+    sides = [_sides(table, over, two, held, by, paired) for two in chosen]
+    if all(side.paired for side in sides):
+        columns, figures, warnings = _together(sides, by, settings, sources)
+    else:
+        columns, figures, warnings = _apart(sides, by, settings, sources)
     label = pl.when(pl.col("measure") == "mass").then(pl.lit(normalise)).alias("normalise")
-    made = a.columns.with_columns(
+    made = columns.with_columns(
         label,
         pl.lit(combine).alias("combine"),
-        pl.lit(first).alias("a"),
-        pl.lit(second).alias("b"),
         *(_series(name, figure) for name, figure in figures.items()),
-        pl.lit(paired).alias("paired"),
     )
-    order = ["a", "b", *by[:5], "normalise", *by[5:7], "combine", *by[7:], *figures, "paired"]
-    made = made.select(order).sort(by, nulls_last=False)
-    return made.with_columns(_note(over, first, second))
+    made = made.with_columns(_outcome(made.columns, settings), _note(warnings))
+    order = ["a", "b", *by[:5], "normalise", *by[5:7], "combine", *by[7:]]
+    number = {two: at for at, two in enumerate(chosen)}
+    first = pl.Series("pair", [number[two] for two in made.select("a", "b").iter_rows()])
+    made = made.with_columns(first).sort(["pair", *by])
+    return made.select(*order, *figures, "outcome", "paired", "note")
 
 
-def _pair(values: Values, over: str, pair: tuple[str, str] | None) -> tuple[str, str]:
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """First and second of a pair."""
+
+    columns: pl.DataFrame
+    """What each column is, with `a`, `b`, `paired` and what to note of all its rows."""
+    prompts: tuple[list[int], list[int]]
+    x: tuple[Floats, Floats]
+    paired: bool
+
+
+def _pairs(values: Values, over: str, pair: Pair | str | None) -> list[Pair]:
     there: list[str] = (
         values.lazy().select(pl.col(over).unique(maintain_order=True)).collect()[over].to_list()
     )
+    if pair == "all" or (pair is None and len(there) == 2):
+        if len(there) < 2:
+            raise InputError(f"two {over}s are compared, and here is one: {', '.join(there)}")
+        return list(itertools.combinations(there, 2))
     if pair is None:
-        if len(there) != 2:
-            raise InputError(
-                f"a pair of {over}s is compared, and here are {len(there)}: {', '.join(there)}; "
-                "say which two"
-            )
-        return there[0], there[1]
+        raise InputError(
+            f"a pair of {over}s is compared, and here are {len(there)}: {', '.join(there)}; "
+            "say which two, or 'all'"
+        )
+    if isinstance(pair, str):
+        raise InputError(f"pair={pair!r}: first and second, or 'all'")
     for name in pair:
         if name not in there:
             raise unknown(over, name, there)
     if pair[0] == pair[1]:
         raise InputError(f"{over} {pair[0]!r} cannot be compared with itself")
-    return pair
+    return [pair]
 
 
-def _disjoint(sides: tuple[pl.DataFrame, pl.DataFrame]) -> bool:
-    a, b = (set(side["prompt"]) for side in sides)
-    return not a & b
+def _sides(
+    table: pl.DataFrame, over: str, pair: Pair, held: str, by: list[str], paired: bool | None
+) -> _Sides:
+    first, second = (table.filter(pl.col(over) == name) for name in pair)
+    if paired is None:
+        paired = bool(set(first["prompt"]) & set(second["prompt"]))
+    if paired:
+        _no_orphans((first, second), pair, over, held)
+    # What only one side has (pair measures, which the base lacks) is not compared.
+    has = [side.select(by).unique() for side in (first, second)]
+    common = [
+        side.join(other, on=by, how="semi", nulls_equal=True)
+        for side, other in ((first, has[1]), (second, has[0]))
+    ]
+    if common[0].is_empty():
+        raise InputError(f"{over}s {pair[0]!r} and {pair[1]!r} have no measured quantity in common")
+    prompts = [None, None] if not paired else [sorted(common[0]["prompt"].unique())] * 2
+    a, b = (matrix(side, by, of) for side, of in zip(common, prompts, strict=True))
+    columns = a.columns.with_columns(
+        pl.lit(pair[0]).alias("a"),
+        pl.lit(pair[1]).alias("b"),
+        pl.lit(paired).alias("paired"),
+        pl.lit(_unlike(first, second, pair)).alias("unlike"),
+        pl.lit(
+            None
+            if paired
+            else f"unpaired: {over}s {pair[0]} and {pair[1]} were measured on different prompts"
+        ).alias("unpaired"),
+    )
+    return _Sides(columns, (a.prompts, b.prompts), (a.x, b.x), paired)
 
 
-def _no_orphans(
-    sides: tuple[pl.DataFrame, pl.DataFrame], pair: tuple[str, str], over: str, held: str
-) -> None:
+def _unlike(first: pl.DataFrame, second: pl.DataFrame, pair: Pair) -> str | None:
+    """Layers and heads are matched by number; where the two differ in them, that is said."""
+    said = []
+    for what in ("layer", "head"):
+        there = [set(side[what].drop_nulls()) for side in (first, second)]
+        if there[0] != there[1]:
+            said.append(
+                f"{what}s are matched by number, and {pair[0]} has {ranges(there[0])}, "
+                f"{pair[1]} {ranges(there[1])}: the others are left out"
+            )
+    return "; ".join(said) or None
+
+
+def _no_orphans(sides: tuple[pl.DataFrame, pl.DataFrame], pair: Pair, over: str, held: str) -> None:
     """Every prompt of one side has its partner on the other."""
     there = [set(side.select(held, "prompt").unique().iter_rows()) for side in sides]
     wrong = []
@@ -129,135 +193,121 @@ def _no_orphans(
         )
 
 
-def paired_figures(a: Matrix, b: Matrix, by: list[str], settings: dict[str, Any]) -> dict[str, Any]:
-    """What `compare` says of matrices with the same prompts and columns, as arrays."""
-    d = b.x - a.x
-    both = ~np.isnan(d)
-    n = both.sum(0)
-    mean_a, mean_b = (_mean(np.where(both, side.x, np.nan)) for side in (a, b))
-    scale = np.where(both, np.maximum(np.abs(a.x), np.abs(b.x)), 0.0).max(0, initial=0.0)
-    d = _without_rounding(d, scale)
-    difference, spread = _mean(d), _spread(d, 1)
-    low, high = resample.bca(d, **settings)
-    flips = _flips(a.columns, by, settings["resamples"])
-    p = resample.sign_flip(d, resamples=flips, seed=settings["seed"])
-    p = np.where(n >= MINIMUM, p, np.nan)
-    return {
-        "n": n,
-        "n_a": n,
-        "n_b": n,
-        **_figures(mean_a, mean_b, difference, spread),
-        "low": low,
-        "high": high,
-        "p": p,
-        "q": _corrected(a.columns, by, p),
-        "left_out": len(a.prompts) - n,
-    }
+def _together(
+    sides: list[_Sides], by: list[str], settings: Settings, sources: Sources
+) -> tuple[pl.DataFrame, dict[str, Any], list[str]]:
+    """Pairs of the same prompts: one sample with the columns of all, flipped together."""
+    prompts = sorted({prompt for side in sides for prompt in side.prompts[0]})
+    row = {prompt: at for at, prompt in enumerate(prompts)}
+    whole = []
+    for at in (0, 1):
+        x = np.full((len(prompts), sum(side.columns.height for side in sides)), np.nan)
+        done = 0
+        for side in sides:
+            rows = [row[prompt] for prompt in side.prompts[0]]
+            x[rows, done : done + side.columns.height] = side.x[at]
+            done += side.columns.height
+        whole.append(x)
+    columns = pl.concat([side.columns for side in sides])
+    labels = sources.labels(prompts)
+    figures = paired_contrast(whole[0], whole[1], family_of(columns, by), settings, labels)
+    if len(sides) > 1:  # a prompt that another pair alone has is not left out of this one
+        own = np.concatenate([np.full(s.columns.height, len(s.prompts[0])) for s in sides])
+        figures["left_out"] = own - figures["n"]
+    return columns, figures, sources.warnings(whole[1] - whole[0], prompts)
 
 
-def _unpaired(a: Matrix, b: Matrix, by: list[str], settings: dict[str, Any]) -> dict[str, Any]:
-    n_a, n_b = ((~np.isnan(side.x)).sum(0) for side in (a, b))
-    mean_a, mean_b = _mean(a.x), _mean(b.x)
-    degrees = n_a + n_b - 2
-    squares = sum(np.nan_to_num(_spread(m.x, 0)) ** 2 * k for m, k in ((a, n_a), (b, n_b)))
-    pooled = np.sqrt(np.where(degrees > 0, squares / np.maximum(degrees, 1), np.nan))
-    low, high = resample.bca_unpaired(a.x, b.x, **settings)
-    flips = _flips(a.columns, by, settings["resamples"])
-    p = resample.relabel(a.x, b.x, resamples=flips, seed=settings["seed"])
-    p = np.where(np.minimum(n_a, n_b) >= MINIMUM, p, np.nan)
-    return {
-        "n": n_a + n_b,
-        "n_a": n_a,
-        "n_b": n_b,
-        **_figures(mean_a, mean_b, mean_b - mean_a, pooled),
-        "low": low,
-        "high": high,
-        "p": p,
-        "q": _corrected(a.columns, by, p),
-        "left_out": len(a.prompts) + len(b.prompts) - n_a - n_b,
-    }
+def _apart(
+    sides: list[_Sides], by: list[str], settings: Settings, sources: Sources
+) -> tuple[pl.DataFrame, dict[str, Any], list[str]]:
+    """Pairs of other prompts, each by itself; the correction is over all of them."""
+    made, warnings = [], []
+    for side in sides:
+        labels = [sources.labels(of) for of in side.prompts]
+        family = family_of(side.columns, by)
+        if side.paired:
+            made.append(paired_contrast(*side.x, family, settings, labels[0]))
+        else:
+            made.append(unpaired_contrast(*side.x, family, settings, (labels[0], labels[1])))
+        for x, of in zip(side.x, side.prompts, strict=True):
+            warnings += sources.warnings(x, of)
+    figures = {name: np.concatenate([one[name] for one in made]) for name in made[0]}
+    columns = pl.concat([side.columns for side in sides])
+    if len(sides) > 1:
+        family = family_of(columns, by)
+        for p, q in (("p", "q"), ("p_equal", "q_equal")):
+            if p in figures:
+                figures[q] = corrected(figures[p], family, settings.families)
+        figures["p_max"] = np.minimum(figures["p_max"] * len(sides), 1.0)
+    return columns, figures, list(dict.fromkeys(warnings))
 
 
-def _figures(
-    mean_a: Floats, mean_b: Floats, difference: Floats, spread: Floats
-) -> dict[str, Floats]:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(mean_a != 0, mean_b / mean_a, np.nan)
-        effect = np.where(spread > 0, difference / spread, np.nan)
-    return {
-        "mean_a": mean_a,
-        "mean_b": mean_b,
-        "difference": difference,
-        "ratio": ratio,
-        "effect": effect,
-    }
-
-
-def _without_rounding(d: Floats, scale: Floats) -> Floats:
-    """Differences that are all one number but for float64 rounding become that number."""
-    middle = _mean(d)
-    middle = np.where(np.abs(middle) <= 1e-14 * scale, 0.0, middle)
-    apart = np.where(np.isnan(d), 0.0, np.abs(d - middle)).max(0, initial=0.0)
-    return np.where((apart <= 1e-14 * scale) & ~np.isnan(d), middle, d)
-
-
-def _mean(x: Floats) -> Floats:
-    n = (~np.isnan(x)).sum(0)
-    return np.where(n > 0, np.nansum(x, 0) / np.maximum(n, 1), np.nan)
-
-
-def _spread(x: Floats, less: int) -> Floats:
-    """Standard deviation over n - `less`; exactly 0 where all values are one."""
-    known = ~np.isnan(x)
-    n = known.sum(0)
-    spread = np.sqrt(np.nansum((x - _mean(x)) ** 2, 0) / np.maximum(n - less, 1))
-    least, most = np.where(known, x, np.inf).min(0), np.where(known, x, -np.inf).max(0)
-    return np.where(n > less, np.where(least == most, 0.0, spread), np.nan)
-
-
-def _family(columns: pl.DataFrame, by: list[str]) -> NDArray[Any]:
-    """Which tests are corrected together: all layers and heads of the same thing."""
+def family_of(columns: pl.DataFrame, by: list[str]) -> NDArray[Any]:
+    """Which tests are corrected together: all layers and heads of the same thing, in all pairs."""
     same = [name for name in by if name not in ("layer", "head")]
     if not same:
         return np.zeros(columns.height, dtype=np.intp)
     families = columns.select(same).unique(maintain_order=True).with_row_index("family")
-    return columns.join(families, on=same, how="left", nulls_equal=True)["family"].to_numpy()
-
-
-def _flips(columns: pl.DataFrame, by: list[str], resamples: int) -> int:
-    """Enough that one head alone can pass the correction: the least p is half of 0.05 / tests."""
-    return max(resamples, 40 * int(np.bincount(_family(columns, by)).max(initial=1)))
-
-
-def _corrected(columns: pl.DataFrame, by: list[str], p: Floats) -> Floats:
-    family = _family(columns, by)
-    q = np.full(len(p), np.nan)
-    for number in np.unique(family):
-        q[family == number] = resample.false_discovery(p[family == number])
-    return q
+    return columns.join(families, on=same, how="left", nulls_equal=True, maintain_order="left")[
+        "family"
+    ].to_numpy()
 
 
 def _series(name: str, figure: Any) -> pl.Series:
     series = pl.Series(name, np.asarray(figure))
+    if series.dtype == pl.Boolean:
+        return series
     return series.fill_nan(None) if series.dtype.is_float() else series.cast(pl.Int64)
 
 
-def _note(over: str, first: str, second: str) -> pl.Expr:
-    few = (pl.col("n_a") < MINIMUM) | (pl.col("n_b") < MINIMUM)
-    why = pl.format(
-        "no p-value: {} prompts, and fewer than 6 cannot reach p < 0.05 whatever they show",
-        pl.min_horizontal("n_a", "n_b"),
+def _outcome(columns: Sequence[str], settings: Settings) -> pl.Expr:
+    found = pl.col("q") <= settings.alpha
+    found = (found & ((pl.col("low") > 0) | (pl.col("high") < 0))).fill_null(False)
+    small = pl.lit(False)
+    if "q_equal" in columns:
+        small = (pl.col("q_equal") <= settings.alpha).fill_null(False)
+    return (
+        pl.when(found & small)
+        .then(pl.lit(OUTCOMES[1]))
+        .when(found)
+        .then(pl.lit(OUTCOMES[0]))
+        .when(small)
+        .then(pl.lit(OUTCOMES[2]))
+        .otherwise(pl.lit(OUTCOMES[3]))
+        .alias("outcome")
     )
+
+
+def _note(warnings: list[str]) -> pl.Expr:
+    few = pl.col("units") < MINIMUM
+    constant = (pl.col("n") > 1) & (pl.col("effect").is_null())
     parts = [
-        pl.when(~pl.col("paired")).then(
-            pl.lit(f"unpaired: {over}s {first} and {second} were measured on different prompts")
+        pl.col("unpaired"),
+        pl.col("unlike"),
+        pl.when(few).then(
+            pl.format(
+                "no interval and no p-value: {} units, and fewer than 6 cannot reach p < 0.05 "
+                "whatever they show",
+                "units",
+            )
         ),
-        pl.when(few).then(why),
         pl.when(pl.col("left_out") > 0).then(
             pl.format("{} prompts without a value left out", "left_out")
         ),
-        pl.when((pl.col("n") > 1) & pl.col("effect").is_null()).then(
-            pl.lit("constant: the differences do not vary, so there is no standardised effect")
+        pl.when(constant & ~few).then(
+            pl.lit(
+                "constant: no two differences differ, so there is no interval and no standardised "
+                "effect"
+            )
         ),
+        pl.when(pl.col("doubtful")).then(
+            pl.lit(
+                "doubtful interval: BCa and Student's t disagree, a few prompts dominate; take more"
+            )
+        ),
+        pl.when(pl.col("ratio").is_null() & (pl.col("n") > 0)).then(
+            pl.lit("no ratio: a mean is not above 0")
+        ),
+        *(pl.lit(warning) for warning in warnings),
     ]
     return pl.concat_str(parts, separator="; ", ignore_nulls=True).alias("note")

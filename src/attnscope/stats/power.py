@@ -1,32 +1,57 @@
-"""How many prompts an effect needs: power of the comparisons in `paired.py`, before they are run.
+"""How many prompts an effect needs, and which effect so many prompts can find: power of the
+comparisons in `paired.py`, before they are run.
 
-A permutation test of a mean has, but for a few per cent at small n, the power of the t-test, which
-has a formula. The correction over heads enters as the p-value that a head has to reach, given how
-many heads have the effect.
+A permutation test of a mean has, but for a few per cent, the power of the t-test, which has a
+formula; what it has not is a p below its floor: of n signs the rarest pattern and its opposite
+have 2 / 2ⁿ. The correction over heads enters as the p-value that a head has to reach, given how
+many heads have the effect. Where that is below the floor, nothing can be found: power is 0.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from attnscope.errors import InputError
-from attnscope.stats.paired import MINIMUM
+from attnscope.errors import InputError, unknown
+from attnscope.stats.intervals import MINIMUM
 
-__all__ = ["power", "prompts_needed", "threshold"]
+__all__ = ["CORRECTIONS", "detectable", "floor", "power", "prompts_needed", "threshold"]
 
 MOST = 10_000_000
+CORRECTIONS = ("fdr", "max")
+"""Benjamini–Hochberg, or the step-down maximum."""
+
+
+def floor(units: int, *, paired: bool = True) -> float:
+    """The smallest p that permutations of so many units (a side) can give."""
+    if paired:
+        return 2.0 ** (1 - units)
+    ways = special.gammaln(2 * units + 1) - 2 * special.gammaln(units + 1)
+    return float(2 * np.exp(-ways))
 
 
 def threshold(
-    share_found: float, *, level: float = 0.05, tests: int = 1, effects: int = 1
+    share_found: float,
+    *,
+    level: float = 0.05,
+    tests: int = 1,
+    effects: int = 1,
+    correction: str = "fdr",
 ) -> float:
-    """The p-value a head has to reach after Benjamini–Hochberg over `tests` heads, of which
-    `effects` have an effect and `share_found` of those are found.
+    """The p-value a head has to reach among `tests` heads, of which `effects` have an effect and
+    `share_found` of those are found.
+
+    The maximum's is that of independent heads; heads that depend on one another are found more
+    easily.
     """
     if not 1 <= effects <= tests:
         raise InputError(f"effects={effects!r}: from 1 to all of the {tests} heads tested")
+    if correction not in CORRECTIONS:
+        raise unknown("correction", correction, CORRECTIONS)
+    if correction == "max":
+        return -math.expm1(math.log1p(-level) / tests)
     null = tests - effects
     return min(level, level * max(effects * share_found, 1) / (tests - level * null))
 
@@ -38,44 +63,48 @@ def power(
     level: float = 0.05,
     tests: int = 1,
     effects: int = 1,
+    correction: str = "fdr",
     paired: bool = True,
+    cluster_size: int = 1,
+    icc: float = 0.0,
 ) -> float:
-    """The share of heads with this standardised effect that n prompts (a side) will find."""
-    _check(effect, level)
-    if n < 2:
+    """The share of heads with this standardised effect that n prompts (a side) will find.
+
+    Prompts in clusters of `cluster_size`, whose intraclass correlation is `icc`, are tested by
+    cluster: there are n / `cluster_size` units, and n a little more than a multiple of it adds
+    nothing.
+    """
+    _check(effect, level, cluster_size, icc)
+    units = n // cluster_size
+    if units < MINIMUM:
         return 0.0
-    degrees = n - 1 if paired else 2 * n - 2
-    shift = abs(effect) * math.sqrt(n if paired else n / 2)
+    of_unit = abs(effect) * math.sqrt(cluster_size / (1 + (cluster_size - 1) * icc))
+    degrees = units - 1 if paired else 2 * units - 2
+    shift = of_unit * math.sqrt(units if paired else units / 2)
     spreads = np.sqrt(stats.chi2.ppf(_SHARES, degrees) / degrees)
+    # The maximum's own permutations say how far its heads have to go: its floor is one test's.
+    least = floor(units, paired=paired)
     found = 1.0
     for _ in range(1000):  # falls to the largest share that agrees with its own threshold
-        reach = threshold(found, level=level, tests=tests, effects=effects)
-        limit = stats.t.isf(reach / 2, degrees)
-        now = _beyond(limit, shift, spreads)
+        reach = threshold(found, level=level, tests=tests, effects=effects, correction=correction)
+        if least > (level if correction == "max" else reach):
+            return 0.0
+        now = _beyond(stats.t.isf(reach / 2, degrees), shift, spreads)
         if found - now < 1e-9:
             return now
         found = now
     return found
 
 
-def prompts_needed(
-    effect: float,
-    *,
-    power: float = 0.8,
-    level: float = 0.05,
-    tests: int = 1,
-    effects: int = 1,
-    paired: bool = True,
-) -> int:
-    """The fewest prompts (a side) that find this standardised effect with this power."""
-    _check(effect, level)
-    if not 0 < power < 1:
-        raise InputError(f"power={power!r}: lies between 0 and 1")
-    wanted = power
+def prompts_needed(effect: float, *, power: float = 0.8, **design: Any) -> int:
+    """The fewest prompts (a side) that find this standardised effect with this power; `design` as
+    for `power`."""
+    size = design.get("cluster_size", 1)
+    _check(effect, design.get("level", 0.05), size, design.get("icc", 0.0))
+    _share(power)
 
-    def enough(n: int) -> bool:
-        found = _power(effect, n, level=level, tests=tests, effects=effects, paired=paired)
-        return found >= wanted
+    def enough(units: int) -> bool:
+        return _power(effect, units * size, **design) >= power
 
     high = MINIMUM
     while not enough(high):
@@ -86,6 +115,22 @@ def prompts_needed(
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
+    return int(high * size)
+
+
+def detectable(n: int, *, power: float = 0.8, **design: Any) -> float:
+    """The smallest standardised effect that n prompts (a side) find with this power; nan where
+    they find none, however large. `design` as for `power`."""
+    _share(power)
+    high = 1.0
+    while _power(high, n, **design) < power:
+        high *= 2
+        if high > 1e6:
+            return float("nan")
+    low = 0.0
+    while high - low > 1e-4 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if _power(middle, n, **design) >= power else (middle, high)
     return high
 
 
@@ -102,8 +147,17 @@ _SHARES = (np.arange(2000) + 0.5) / 2000
 _power = power
 
 
-def _check(effect: float, level: float) -> None:
+def _share(power: float) -> None:
+    if not 0 < power < 1:
+        raise InputError(f"power={power!r}: lies between 0 and 1")
+
+
+def _check(effect: float, level: float, cluster_size: int, icc: float) -> None:
     if not (math.isfinite(effect) and effect != 0):
         raise InputError(f"effect={effect!r}: a standardised effect is a number other than 0")
     if not 0 < level < 1:
         raise InputError(f"level={level!r}: lies between 0 and 1")
+    if cluster_size < 1:
+        raise InputError(f"cluster_size={cluster_size!r}: prompts in a cluster, 1 or more")
+    if not 0 <= icc <= 1:
+        raise InputError(f"icc={icc!r}: an intraclass correlation lies between 0 and 1")

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from attnscope.stats.resample import bca
+from attnscope.stats.intervals import intervals
+from attnscope.stats.sources import Sources
 from attnscope.stats.tables import IDENTITY, Values, matrix
+from attnscope.stats.units import units
 
 __all__ = ["summary"]
 
@@ -15,21 +17,29 @@ def summary(
     values: Values,
     by: Sequence[str] = IDENTITY,
     *,
+    facts: pl.DataFrame | None = None,
+    cluster: str | Sequence[str] | None = None,
+    strata: str | None = None,
     level: float = 0.95,
     resamples: int = 10_000,
     seed: int = 0,
 ) -> pl.DataFrame:
-    """One row per combination of `by`: mean over prompts, BCa interval (low, high) and n.
+    """One row per combination of `by`: mean over prompts, its interval (low, high), how many
+    prompts have a value (n), how many units they are, and whether the interval is doubtful.
 
-    n counts the prompts with a value; low and high are null for fewer than two.
+    low and high are null for fewer than 6 units, and where no two values differ. `facts`,
+    `cluster` and `strata` are as in `compare`.
     """
     made = matrix(values, by)
-    low, high = bca(made.x, level=level, resamples=resamples, seed=seed)
+    sample = units(made.x, **Sources(facts, cluster, strata).labels(made.prompts))
+    found = intervals(sample.x, degrees=sample.degrees, level=level, resamples=resamples, seed=seed)
     n = (~np.isnan(made.x)).sum(0)
     mean = np.where(n > 0, np.nansum(made.x, 0) / np.maximum(n, 1), np.nan)
     return made.columns.with_columns(
         pl.Series("mean", mean).fill_nan(None),
-        pl.Series("low", low).fill_nan(None),
-        pl.Series("high", high).fill_nan(None),
+        pl.Series("low", found.low).fill_nan(None),
+        pl.Series("high", found.high).fill_nan(None),
         pl.Series("n", n.astype(np.int64)),
+        pl.Series("units", sample.n.astype(np.int64)),
+        pl.Series("doubtful", found.doubtful),
     )

@@ -44,6 +44,7 @@ def combine(values: Values, how: str = "mean") -> pl.DataFrame:
 
     by = ["prompt", *(c for c in IDENTITY if c != "head")]
     table = table.with_columns(pl.col("value", "uniform").fill_nan(None))
+    _once(table, [*by, "head"])
     made = table.group_by(by, maintain_order=True).agg(
         together("value"),
         together("uniform"),
@@ -51,6 +52,17 @@ def combine(values: Values, how: str = "mean") -> pl.DataFrame:
         pl.lit(None, dtype=whole.schema["head"]).alias("head"),
     )
     return pl.concat([made.select(whole.columns), whole])
+
+
+def _once(table: pl.DataFrame, by: Sequence[str]) -> None:
+    """A head counts once: a row that stands twice would be added up twice."""
+    if table.select(by).is_duplicated().any():
+        twice = table.filter(table.select(by).is_duplicated()).select(by).row(0, named=True)
+        raise InputError(
+            "the same value stands twice in the table: "
+            f"{', '.join(f'{k} {v!r}' for k, v in twice.items() if v is not None)}; "
+            "leave out one of the two before heads are combined"
+        )
 
 
 def normalise(values: Values, how: str = "mass") -> pl.DataFrame:

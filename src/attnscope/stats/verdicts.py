@@ -11,6 +11,7 @@ import polars as pl
 
 from attnscope.question.spec import Experiment
 from attnscope.stats.claims import Claim, Part
+from attnscope.stats.contrast import Settings
 from attnscope.stats.evidence import (
     Facts,
     NotMeasuredError,
@@ -78,7 +79,7 @@ def judge(
         first={
             what: list(getattr(experiment, what, ())) for what in ("queries", "keys", "classes")
         },
-        settings={"level": 0.95, "resamples": resamples, "seed": seed},
+        settings=Settings(resamples=resamples, seed=seed),
     )
     return [verdict for claim in claims for verdict in _judged(claim, tables, facts, pair)]
 

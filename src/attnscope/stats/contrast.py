@@ -1,0 +1,361 @@
+"""Two samples of the same columns held against each other: difference, ratio and standardised
+effect with their intervals, tests, and what the sample could have found. Knows arrays and
+settings; no tables, no heads, no models.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
+from attnscope.errors import InputError
+from attnscope.stats import correction
+from attnscope.stats.intervals import (
+    MINIMUM,
+    Moments,
+    intervals,
+    intervals_unpaired,
+    moments,
+    moments_unpaired,
+    one_sided,
+    skewed_interval,
+    t_interval,
+    two_sided,
+)
+from attnscope.stats.permute import least, relabel, sign_flip
+from attnscope.stats.power import detectable
+from attnscope.stats.units import Units, design_effect, intraclass, units
+
+__all__ = ["Settings", "paired_contrast", "smallest_of", "unpaired_contrast"]
+
+Floats = NDArray[np.float64]
+Labels = dict[str, Any]
+"""`cluster` and `strata` of the rows of a sample, as `units` takes them."""
+
+# A mean this many standard errors from 0 can be divided by; nearer, the ratio has no interval.
+AWAY = 3.0
+MOST_FLIPS = 200_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How intervals and tests are made."""
+
+    level: float = 0.95
+    resamples: int = 10_000
+    """At the least; tests of many columns draw more."""
+    seed: int = 0
+    families: str = "each"
+    """See `correction.FAMILIES`."""
+    smallest: float | str | None = None
+    """The smallest difference of interest, or "5%" of the first's mean."""
+
+    @property
+    def alpha(self) -> float:
+        """What q is held to."""
+        return round(1 - self.level, 12)
+
+
+def paired_contrast(
+    a: Floats, b: Floats, family: ArrayLike, settings: Settings, labels: Labels | None = None
+) -> dict[str, Any]:
+    """Figures of `b` against `a`, both [prompts, columns] of the same prompts, as arrays."""
+    labels = labels or {}
+    d = b - a
+    both = ~np.isnan(d)
+    a, b = np.where(both, a, np.nan), np.where(both, b, np.nan)
+    scale = np.maximum(np.abs(a), np.abs(b))
+    d = _without_rounding(d, np.where(both, scale, 0.0).max(0, initial=0.0))
+    made = units(d, **labels)
+    found = moments(made.x, made.degrees)
+    flips = _flips(family, settings)
+    p, stepped = sign_flip(made.parts, family=family, resamples=flips, seed=settings.seed)
+    mean_a, mean_b = _mean(a), _mean(b)
+    spread = _spread(d)
+    n = both.sum(0)
+    return {
+        "n": n,
+        "units": made.n,
+        "n_a": n,
+        "n_b": n,
+        "mean_a": mean_a,
+        "mean_b": mean_b,
+        **_of_difference(found, made, settings),
+        **_ratio(a, b, mean_a, mean_b, settings.level, labels),
+        **_effect(d, found.estimate, spread, settings.level, labels),
+        **_tested(p, stepped, found, made.n, family, flips, mean_a, settings),
+        **_sources(d, made, labels),
+        "left_out": len(d) - n,
+    }
+
+
+def unpaired_contrast(
+    a: Floats,
+    b: Floats,
+    family: ArrayLike,
+    settings: Settings,
+    labels: tuple[Labels, Labels] | None = None,
+) -> dict[str, Any]:
+    """The same for two independent samples; their columns are the same, their prompts are not."""
+    of_a, of_b = labels or ({}, {})
+    units_a, units_b = units(a, **of_a), units(b, **of_b)
+    found = moments_unpaired(units_a.x, units_b.x)
+    n_a, n_b = (~np.isnan(a)).sum(0), (~np.isnan(b)).sum(0)
+    mean_a, mean_b = _mean(a), _mean(b)
+    flips = _flips(family, settings)
+    p, stepped = relabel(units_a.x, units_b.x, family=family, resamples=flips, seed=settings.seed)
+    fewest = np.minimum(units_a.n, units_b.n)
+    made = intervals_unpaired(
+        units_a.x,
+        units_b.x,
+        level=settings.level,
+        resamples=settings.resamples,
+        seed=settings.seed,
+    )
+    difference = {
+        "difference": found.estimate,
+        "low": made.low,
+        "high": made.high,
+        "doubtful": made.doubtful,
+        "detectable": _detectable(found, fewest, paired=False),
+    }
+    icc_a, icc_b = _sources(a, units_a, of_a), _sources(b, units_b, of_b)
+    return {
+        "n": n_a + n_b,
+        "units": fewest,
+        "n_a": n_a,
+        "n_b": n_b,
+        "mean_a": mean_a,
+        "mean_b": mean_b,
+        **difference,
+        **_ratio_unpaired(a, b, mean_a, mean_b, settings.level, (of_a, of_b)),
+        **_effect_unpaired(a, b, mean_b - mean_a, settings.level, (of_a, of_b)),
+        **_tested(p, stepped, found, fewest, family, flips, mean_a, settings),
+        **{name: np.fmax(icc_a[name], icc_b[name]) for name in icc_a},
+        "left_out": len(a) + len(b) - n_a - n_b,
+    }
+
+
+def smallest_of(smallest: float | str | None, mean_a: Floats) -> Floats | None:
+    """The smallest difference of interest, by column."""
+    if smallest is None:
+        return None
+    try:
+        relative = isinstance(smallest, str) and smallest.strip().endswith("%")
+        size = float(str(smallest).strip().removesuffix("%"))
+    except ValueError:
+        size = -1.0
+        relative = False
+    if not (np.isfinite(size) and size > 0):
+        raise InputError(
+            f"smallest={smallest!r}: the smallest difference of interest is a number above 0, or a "
+            "share of the first's mean, as 5%"
+        )
+    return size / 100 * np.abs(mean_a) if relative else np.full(mean_a.shape, size)
+
+
+def _flips(family: ArrayLike, settings: Settings) -> int:
+    """Enough that one head alone can pass the correction: the least p is half of 0.05 / tests."""
+    numbers = np.asarray(family)
+    largest = int(np.bincount(numbers).max(initial=1)) if len(numbers) else 1
+    tests = largest if settings.families == "each" else max(len(numbers), 1)
+    return max(settings.resamples, min(40 * tests, max(MOST_FLIPS, 40 * largest)))
+
+
+def _of_difference(found: Moments, made: Units, settings: Settings) -> dict[str, Any]:
+    interval = intervals(
+        made.x,
+        degrees=made.degrees,
+        level=settings.level,
+        resamples=settings.resamples,
+        seed=settings.seed,
+    )
+    return {
+        "difference": found.estimate,
+        "low": interval.low,
+        "high": interval.high,
+        "doubtful": interval.doubtful,
+        "detectable": _detectable(found, made.n, paired=True),
+    }
+
+
+def _detectable(found: Moments, n: NDArray[Any], *, paired: bool) -> Floats:
+    """The smallest difference that one test of so many units finds four times in five."""
+    standard = np.array([_standard(int(k), paired) for k in n])
+    with np.errstate(invalid="ignore"):
+        size = found.error * np.sqrt(n if paired else n / 2)
+        return np.where(found.error > 0, standard * size, np.nan)
+
+
+@cache
+def _standard(n: int, paired: bool) -> float:
+    return detectable(n, paired=paired)
+
+
+def _tested(
+    p: Floats,
+    stepped: Floats,
+    found: Moments,
+    n: NDArray[Any],
+    family: ArrayLike,
+    flips: int,
+    mean_a: Floats,
+    settings: Settings,
+) -> dict[str, Any]:
+    """p-values and their corrections. A p is the larger of the permutation test's, which is exact
+    for symmetric differences, and that of a t corrected for skewness, which needs no symmetry."""
+    skewed = two_sided(found)
+    enough = n >= MINIMUM
+    p, stepped = (np.where(enough, np.fmax(one, skewed), np.nan) for one in (p, stepped))
+    made: dict[str, Any] = {
+        "p": p,
+        "q": correction.corrected(p, family, settings.families),
+        "p_max": stepped,
+        "floor": np.where(enough, least(n, flips), np.nan),
+    }
+    if (bound := smallest_of(settings.smallest, mean_a)) is not None:
+        sides = (one_sided(found, bound, "less"), one_sided(found, -bound, "more"))
+        equal = np.where(enough, np.maximum(*sides), np.nan)
+        made["smallest"] = bound
+        made["p_equal"] = equal
+        made["q_equal"] = correction.corrected(equal, family, settings.families)
+    return made
+
+
+def _sources(x: Floats, made: Units, labels: Labels) -> dict[str, Floats]:
+    none = np.full(x.shape[1], np.nan)
+    cluster = labels.get("cluster")
+    return {
+        "icc": none if cluster is None else intraclass(x, cluster),
+        "design_effect": design_effect(x, made)
+        if any(v is not None for v in labels.values())
+        else none,
+    }
+
+
+def _hull(found: Moments, level: float, enough: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    plain, skewed = t_interval(found, level), skewed_interval(found, level)
+    there = enough & (found.error > 0)
+    low, high = np.minimum(plain[0], skewed[0]), np.maximum(plain[1], skewed[1])
+    return np.where(there, low, np.nan), np.where(there, high, np.nan)
+
+
+def _ratio(
+    a: Floats, b: Floats, mean_a: Floats, mean_b: Floats, level: float, labels: Labels
+) -> dict[str, Floats]:
+    """Ratio of means, and its interval from what each prompt adds to its logarithm."""
+    of_a = units(a, **labels)
+    sure = _away(moments(of_a.x, of_a.degrees)) & (mean_b > 0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shares = np.log(mean_b / mean_a) + b / mean_b - a / mean_a
+    made = units(np.where(sure, shares, np.nan), **labels)
+    low, high = _hull(moments(made.x, made.degrees), level, made.n >= MINIMUM)
+    return _ratio_figures(mean_a, mean_b, low, high)
+
+
+def _ratio_unpaired(
+    a: Floats,
+    b: Floats,
+    mean_a: Floats,
+    mean_b: Floats,
+    level: float,
+    labels: tuple[Labels, Labels],
+) -> dict[str, Floats]:
+    sides = []
+    sure = mean_b > 0
+    for x, mean, of in ((a, mean_a, labels[0]), (b, mean_b, labels[1])):
+        own = units(x, **of)
+        sure = sure & _away(moments(own.x, own.degrees))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            sides.append(units(np.where(mean > 0, np.log(mean) + x / mean - 1, np.nan), **of))
+    found = moments_unpaired(sides[0].x, sides[1].x)
+    enough = np.minimum(sides[0].n, sides[1].n) >= MINIMUM
+    low, high = _hull(found, level, enough & sure)
+    return _ratio_figures(mean_a, mean_b, low, high)
+
+
+def _away(found: Moments) -> NDArray[np.bool_]:
+    with np.errstate(invalid="ignore"):
+        return np.asarray((found.estimate > 0) & (found.estimate > AWAY * found.error))
+
+
+def _ratio_figures(mean_a: Floats, mean_b: Floats, low: Floats, high: Floats) -> dict[str, Floats]:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where((mean_a > 0) & (mean_b >= 0), mean_b / mean_a, np.nan)
+    return {"ratio": ratio, "ratio_low": np.exp(low), "ratio_high": np.exp(high)}
+
+
+def _effect(
+    d: Floats, difference: Floats, spread: Floats, level: float, labels: Labels
+) -> dict[str, Floats]:
+    """Difference over the standard deviation of the differences, with Hedges' correction for few
+    prompts, and its interval from what each prompt adds to it."""
+    n = (~np.isnan(d)).sum(0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        raw = np.where(spread > 0, difference / spread, np.nan)
+        z = (d - difference) / spread
+        added = raw + z - raw / 2 * (z**2 - 1)
+    made = units(np.where(spread > 0, added, np.nan), **labels)
+    found = replace(moments(made.x, made.degrees), estimate=raw)
+    low, high = _hull(found, level, made.n >= MINIMUM)
+    return _effect_figures(raw, low, high, n - 1)
+
+
+def _effect_unpaired(
+    a: Floats, b: Floats, difference: Floats, level: float, labels: tuple[Labels, Labels]
+) -> dict[str, Floats]:
+    n_a, n_b = (~np.isnan(a)).sum(0), (~np.isnan(b)).sum(0)
+    squares = [
+        np.nan_to_num(_spread(x)) ** 2 * np.maximum(n - 1, 0) for x, n in ((a, n_a), (b, n_b))
+    ]
+    degrees = n_a + n_b - 2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        pooled = np.sqrt(np.where(degrees > 0, (squares[0] + squares[1]) / degrees, np.nan))
+        raw = np.where(pooled > 0, difference / pooled, np.nan)
+        sides = []
+        for x, n, sign, of in ((a, n_a, -1, labels[0]), (b, n_b, 1, labels[1])):
+            z = (x - _mean(x)) / pooled
+            own = z - sign * raw / 2 * (n / (n_a + n_b)) * (z**2 - np.nanmean(z**2, 0))
+            sides.append(units(np.where(pooled > 0, own, np.nan), **of))
+    found = replace(moments_unpaired(sides[0].x, sides[1].x), estimate=raw)
+    enough = np.minimum(sides[0].n, sides[1].n) >= MINIMUM
+    low, high = _hull(found, level, enough)
+    return _effect_figures(raw, low, high, degrees)
+
+
+def _effect_figures(
+    raw: Floats, low: Floats, high: Floats, degrees: NDArray[Any]
+) -> dict[str, Floats]:
+    free = np.maximum(degrees, 1) / 2
+    few = np.where(
+        degrees > 1,
+        np.exp(special.gammaln(free) - special.gammaln(np.maximum(free - 0.5, 0.25)))
+        / np.sqrt(free),
+        np.nan,
+    )
+    return {"effect": raw * few, "effect_low": low * few, "effect_high": high * few}
+
+
+def _without_rounding(d: Floats, scale: Floats) -> Floats:
+    """Differences that are all one number but for float64 rounding become that number."""
+    middle = _mean(d)
+    middle = np.where(np.abs(middle) <= 1e-14 * scale, 0.0, middle)
+    apart = np.where(np.isnan(d), 0.0, np.abs(d - middle)).max(0, initial=0.0)
+    return np.where((apart <= 1e-14 * scale) & ~np.isnan(d), middle, d)
+
+
+def _mean(x: Floats) -> Floats:
+    n = (~np.isnan(x)).sum(0)
+    return np.where(n > 0, np.nansum(x, 0) / np.maximum(n, 1), np.nan)
+
+
+def _spread(x: Floats) -> Floats:
+    """Standard deviation over n - 1; exactly 0 where all values are one."""
+    known = ~np.isnan(x)
+    n = known.sum(0)
+    spread = np.sqrt(np.nansum((x - _mean(x)) ** 2, 0) / np.maximum(n - 1, 1))
+    least, most = np.where(known, x, np.inf).min(0), np.where(known, x, -np.inf).max(0)
+    return np.where(n > 1, np.where(least == most, 0.0, spread), np.nan)

@@ -1,0 +1,66 @@
+"""Many tests at once: the false discovery rate within families of tests, over all of them, or at
+two levels. Knows p-values and the families they belong to, nothing else.
+"""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+from attnscope.errors import unknown
+
+__all__ = ["FAMILIES", "corrected", "false_discovery", "two_level"]
+
+Floats = NDArray[np.float64]
+
+FAMILIES = ("each", "pooled", "two-level")
+"""How families of tests are corrected: each by itself, all as one, or families first and then
+their tests."""
+
+
+def corrected(p: ArrayLike, family: ArrayLike, how: str = "each") -> Floats:
+    """q-values of tests in families; a nan stands outside its family and stays nan."""
+    if how not in FAMILIES:
+        raise unknown("way to correct families", how, FAMILIES)
+    p, family = np.asarray(p, dtype=float), np.asarray(family)
+    if how == "pooled":
+        return false_discovery(p)
+    if how == "two-level":
+        return two_level(p, family)
+    q = np.full(p.shape, np.nan)
+    for number in np.unique(family):
+        q[family == number] = false_discovery(p[family == number])
+    return q
+
+
+def false_discovery(p: ArrayLike) -> Floats:
+    """Benjamini–Hochberg q-values; a nan stands outside the family and stays nan."""
+    p = np.asarray(p, dtype=float)
+    q = np.full(p.shape, np.nan)
+    known = ~np.isnan(p)
+    if known.any():
+        q[known] = stats.false_discovery_control(p[known], method="bh")
+    return q
+
+
+def two_level(p: ArrayLike, family: ArrayLike) -> Floats:
+    """Benjamini and Bogomolov (2014): families are chosen first, each by its Simes p, and tests
+    within a chosen one are held to the level times the share of families chosen.
+
+    A q is the smallest level at which its test is found. So the average false discovery rate over
+    the chosen families is controlled, which correcting each family by itself does not do.
+    """
+    p, family = np.asarray(p, dtype=float), np.asarray(family)
+    numbers = [n for n in np.unique(family) if not np.isnan(p[family == n]).all()]
+    within = [false_discovery(p[family == number]) for number in numbers]
+    q = np.full(p.shape, np.nan)
+    if not numbers:
+        return q
+    simes = np.array([np.nanmin(some) for some in within])
+    of_family = false_discovery(simes)
+    steps = np.sort(of_family)
+    chosen = np.arange(1, len(steps) + 1)
+    for number, some, own in zip(numbers, within, of_family, strict=True):
+        # At a level from the k-th smallest on, k families are chosen.
+        levels = np.maximum(np.maximum(steps, own), some[:, None] * len(steps) / chosen)
+        q[family == number] = np.minimum(levels.min(1), 1.0)
+    return q

@@ -1,0 +1,164 @@
+"""Permutation tests over units, for many columns at once: sign flips of paired differences, with
+the step-down maximum beside them, and relabelling of two independent samples. Knows arrays only.
+
+A sample is float [n units, m columns]; nan is a unit without a value in that column.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from attnscope.stats import intervals
+from attnscope.stats.intervals import as_columns, blocks, check, two_samples
+
+__all__ = ["least", "relabel", "sign_flip"]
+
+Floats = NDArray[np.float64]
+
+
+def sign_flip(
+    differences: ArrayLike,
+    *,
+    family: ArrayLike | None = None,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> tuple[Floats, Floats]:
+    """Two-sided p of each column [m]: is the mean 0, if every difference may change its sign? And
+    the p of the step-down maximum (Westfall and Young 1993) over the columns of its `family`: the
+    chance that any column without an effect is called one is at most that, however the columns
+    depend on one another.
+
+    Every pattern of signs is tried where there are no more than `resamples` of them; else as many
+    are drawn, and the data's own pattern counts as one more: p is never 0.
+    """
+    d = as_columns(differences)
+    check(0.95, resamples)
+    values = ~np.isnan(d)
+    n, m = d.shape
+    d = np.where(values, d, 0.0)  # whatever its sign, it adds nothing
+    if not n or not m:
+        return np.full(m, np.nan), np.full(m, np.nan)
+    exact = n <= 1000 and 2**n <= resamples
+    members = _families(m, family)
+    # A column's flips share their sum of squares, so this orders columns as t does.
+    length = np.sqrt((d**2).sum(0))
+    length = np.where(length > 0, length, 1.0)
+    total = np.abs(d.sum(0))
+    as_far = total * (1 - 1e-9) - intervals.SAME * np.abs(d).sum(0)
+    order = [of[np.argsort(-total[of] / length[of], kind="stable")] for of in members]
+    alone, together, patterns = np.zeros(m), np.zeros(m), 0
+    for signs in _signs(n, exact, resamples, seed, max(1, intervals.HELD // max(n, m))):
+        patterns += len(signs)
+        flipped = np.abs(signs @ d)
+        alone += (flipped >= as_far).sum(0)
+        flipped /= length
+        for of in order:
+            together[of] += (_largest(flipped, of) >= as_far[of] / length[of]).sum(0)
+    own = 0 if exact else 1
+    p, stepped = ((count + own) / (patterns + own) for count in (alone, together))
+    _monotone(stepped, order)
+    there = values.any(0)
+    return np.where(there, p, np.nan), np.where(there, stepped, np.nan)
+
+
+def relabel(
+    first: ArrayLike,
+    second: ArrayLike,
+    *,
+    family: ArrayLike | None = None,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> tuple[Floats, Floats]:
+    """Two-sided p of each column [m]: are two independent samples' means equal? Welch's t,
+    permuted (Janssen 1997): exact if the samples differ in nothing, and right for large ones if
+    they differ in spread and size. And the p of the step-down maximum over its `family`. Always
+    drawn, never enumerated.
+    """
+    a, b = two_samples(first, second)
+    check(0.95, resamples)
+    pooled = np.concatenate([a, b])
+    known = ~np.isnan(pooled)
+    n, m = pooled.shape
+    enough = (known[: len(a)].sum(0) > 1) & (known[len(a) :].sum(0) > 1)
+    if not n or not m:
+        return np.full(m, np.nan), np.full(m, np.nan)
+    middle = np.where(known, pooled, 0.0).sum(0) / np.maximum(known.sum(0), 1)
+    pooled = np.where(known, pooled - middle, 0.0)
+    in_b = np.concatenate([np.zeros(len(a)), np.ones(len(b))])
+    sums = _Sums(known.astype(float), pooled, pooled**2)
+    observed = np.abs(sums.welch(in_b[None]))[0] * (1 - 1e-9)
+    order = [of[np.argsort(-observed[of], kind="stable")] for of in _families(m, family)]
+    alone, together = np.zeros(m), np.zeros(m)
+    rng = np.random.default_rng(seed)
+    for size in blocks(resamples, max(1, intervals.HELD // max(n, m) // 4)):
+        t = np.abs(sums.welch(rng.permuted(np.broadcast_to(in_b, (size, n)), axis=1)))
+        alone += (t >= observed).sum(0)
+        for of in order:
+            together[of] += (_largest(t, of) >= observed[of]).sum(0)
+    p, stepped = ((count + 1) / (resamples + 1) for count in (alone, together))
+    _monotone(stepped, order)
+    return np.where(enough, p, np.nan), np.where(enough, stepped, np.nan)
+
+
+def least(n: ArrayLike, resamples: int) -> Floats:
+    """The smallest p that sign flips of n units can give."""
+    n = np.asarray(n, dtype=float)
+    exact = 2.0 ** np.minimum(n, 1000) <= resamples
+    return np.asarray(np.where(exact, 2.0 ** (1 - n), 1 / (resamples + 1)))
+
+
+class _Sums:
+    """Sums over the second group for many labellings at once; the first has the rest."""
+
+    def __init__(self, known: Floats, values: Floats, squares: Floats):
+        self.parts = (known, values, squares)
+        self.whole = [part.sum(0) for part in self.parts]
+
+    def welch(self, in_b: Floats) -> Floats:
+        """Welch's t of each labelling and column; 0 where nothing varies, or there is nothing."""
+        n_b, sum_b, squares_b = (in_b @ part for part in self.parts)
+        n_a, sum_a, squares_a = (
+            whole - of_b for whole, of_b in zip(self.whole, (n_b, sum_b, squares_b), strict=True)
+        )
+        with np.errstate(invalid="ignore", divide="ignore"):
+            error = sum(
+                np.maximum(square - total**2 / n, 0.0) / (n - 1) / n
+                for n, total, square in ((n_a, sum_a, squares_a), (n_b, sum_b, squares_b))
+            )
+            apart = sum_b / n_b - sum_a / n_a
+            # What rounding leaves of no spread at all is far below any that is there.
+            scale = intervals.SAME * self.whole[2] / np.maximum(self.whole[0], 1)
+            t = np.where(error > scale, apart / np.sqrt(error), np.sign(apart) * np.inf)
+        return np.where(np.abs(apart) > np.sqrt(scale), np.nan_to_num(t, posinf=np.inf), 0.0)
+
+
+def _families(m: int, family: ArrayLike | None) -> list[NDArray[np.intp]]:
+    if family is None:
+        return [np.arange(m)]
+    numbers = np.asarray(family)
+    return [np.flatnonzero(numbers == number) for number in np.unique(numbers)]
+
+
+def _largest(statistic: Floats, of: NDArray[np.intp]) -> Floats:
+    """The largest of each column and those after it in the order of a family."""
+    return np.asarray(np.maximum.accumulate(statistic[:, of[::-1]], axis=1)[:, ::-1])
+
+
+def _monotone(stepped: Floats, order: list[NDArray[np.intp]]) -> None:
+    """A step is never easier than the one before."""
+    for of in order:
+        stepped[of] = np.maximum.accumulate(stepped[of])
+
+
+def _signs(n: int, exact: bool, resamples: int, seed: int, block: int) -> Iterator[Floats]:
+    if exact:
+        # A pattern and its opposite are equally far from 0: half of them will do.
+        patterns = np.arange(2 ** (n - 1))
+        for at in range(0, len(patterns), block):
+            bits = patterns[at : at + block, None] >> np.arange(n) & 1
+            yield (1 - 2 * bits).astype(np.float64)
+    else:
+        rng = np.random.default_rng(seed)
+        for size in blocks(resamples, block):
+            yield (rng.integers(0, 2, (size, n)) * 2 - 1).astype(np.float64)

@@ -1,0 +1,102 @@
+"""What prompts come from: the facts that a run stores of each (level, action, document, an
+author's own columns), as labels of clusters and strata, and a warning where one of them explains
+much and was not used. Must not know tests or verdicts.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from attnscope.errors import InputError
+from attnscope.stats.units import explained
+
+__all__ = ["MUCH", "Sources", "no_sources"]
+
+MUCH = 0.1
+"""The share of the variance from which on a fact is said to explain much: 10 prompts of each kind
+then have nearly twice the variance of independent ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Facts of prompts, and which of them say what is resampled."""
+
+    facts: pl.DataFrame | None = None
+    """A column `prompt`, and one for each fact."""
+    cluster: str | Sequence[str] | None = None
+    """The fact whose values are the units; of several, nested, the first is the outermost."""
+    strata: str | None = None
+    """The fact whose values every new set of prompts would hold in the same proportion."""
+
+    def __post_init__(self) -> None:
+        for name in self.used:
+            if name not in self.names:
+                stored = ", ".join(self.names) or "none"
+                raise InputError(f"unknown fact {name!r} of a prompt; stored with it: {stored}")
+
+    @property
+    def names(self) -> list[str]:
+        """The facts there are."""
+        return [] if self.facts is None else [c for c in self.facts.columns if c != "prompt"]
+
+    @property
+    def used(self) -> list[str]:
+        """The facts that say what is resampled."""
+        nested = [self.cluster] if isinstance(self.cluster, str) else list(self.cluster or ())
+        return [*nested, *([] if self.strata is None else [self.strata])]
+
+    def labels(self, prompts: Sequence[int]) -> dict[str, NDArray[Any] | None]:
+        """`cluster` and `strata` of prompts, as `units` takes them."""
+        outer = self.cluster if isinstance(self.cluster, str) else self._outermost(prompts)
+        return {
+            "cluster": None if outer is None else self._of(outer, prompts),
+            "strata": None if self.strata is None else self._of(self.strata, prompts),
+        }
+
+    def warnings(self, x: NDArray[np.float64], prompts: Sequence[int]) -> list[str]:
+        """A sentence for each fact that explains much of a sample [prompts, columns], unused."""
+        said = []
+        for name in self.names:
+            if name in self.used:
+                continue
+            label = self._of(name, prompts, missing="")
+            share = explained(x, label)
+            if share > MUCH:
+                said.append(
+                    f"prompts of one {name} are alike (intraclass correlation {share:.2f}): "
+                    f"cluster by {name!r}, or make it the strata"
+                )
+        return said
+
+    def _of(self, name: str, prompts: Sequence[int], missing: str | None = None) -> NDArray[Any]:
+        assert self.facts is not None
+        known = dict(self.facts.select("prompt", pl.col(name).cast(pl.String())).iter_rows())
+        found = [known.get(prompt) for prompt in prompts]
+        without = [p for p, value in zip(prompts, found, strict=True) if value is None]
+        if without and missing is None:
+            raise InputError(
+                f"{len(without)} prompts have no {name!r}, the first is {without[0]}; every "
+                "prompt needs one to be clustered or stratified by it"
+            )
+        return np.array([missing if value is None else value for value in found], dtype=str)
+
+    def _outermost(self, prompts: Sequence[int]) -> str | None:
+        """The outermost of several facts; each value of an inner one lies in one of an outer."""
+        names = list(self.cluster or ())
+        for outer, inner in itertools.pairwise(names):
+            pairs = set(zip(self._of(inner, prompts), self._of(outer, prompts), strict=True))
+            if len(pairs) > len({value for value, _ in pairs}):
+                raise InputError(
+                    f"{inner!r} does not lie within {outer!r}: clusters are nested, outermost first"
+                )
+        return names[0] if names else None
+
+
+def no_sources() -> Sources:
+    """Every prompt by itself."""
+    return Sources()

@@ -1,0 +1,163 @@
+"""What is resampled: prompts, or what they come from. Prompts that share a source (a template, a
+document, a question asked again) are alike, and n of them say less than n others would. Knows
+arrays and labels only.
+
+A cluster's share in a mean is one number, so clusters are units like any other: `units` turns
+[prompts, columns] into [units, columns], whose mean is that of the prompts and whose spread is
+that of the clusters. Of clusters within clusters, the outermost are the units; what lies within
+is in their spread already. Strata, which every new set of prompts would hold in the same
+proportion, take the spread between them out.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from attnscope.errors import InputError
+from attnscope.stats.intervals import as_columns
+
+__all__ = ["Units", "design_effect", "explained", "intraclass", "units"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """A sample of units; nan where a unit has no value in a column."""
+
+    x: Floats
+    """[units, columns]: the mean, plus the unit's influence on it."""
+    parts: Floats
+    """[units, columns]: the units' parts of the mean, whose signs may change together."""
+    degrees: Floats
+    """[columns], of freedom."""
+    n: NDArray[np.int64]
+    """[columns]: units with a value."""
+
+
+def units(
+    samples: ArrayLike, cluster: ArrayLike | None = None, strata: ArrayLike | None = None
+) -> Units:
+    """Samples [prompts, columns] as units; `cluster` and `strata` [prompts] are labels."""
+    x = as_columns(samples)
+    known = ~np.isnan(x)
+    if cluster is None:
+        values, parts, layers = x, x, None if strata is None else np.asarray(strata)
+    else:
+        groups, of = _labels(cluster, len(x), "cluster")
+        sums, sizes = _grouped(np.where(known, x, 0.0), of), _grouped(known.astype(float), of)
+        total, some = sizes.sum(0), sizes > 0
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean = np.where(total > 0, sums.sum(0) / total, np.nan)
+            scale = some.sum(0) / total
+            parts = np.where(some, sums * scale, np.nan)
+            values = np.where(some, mean + (sums - mean * sizes) * scale, np.nan)
+        layers = None if strata is None else _of_groups(strata, of, len(groups), groups)
+    there = ~np.isnan(values)
+    n = there.sum(0)
+    if layers is None:
+        return Units(values, parts, n - 1.0, n)
+    return Units(*_within(values, layers), n)
+
+
+def intraclass(samples: ArrayLike, cluster: ArrayLike) -> Floats:
+    """Intraclass correlation of each column: the share of the variance that lies between clusters
+    (one-way analysis of variance). nan where no cluster has two values, or nothing varies.
+    """
+    x = as_columns(samples)
+    known = ~np.isnan(x)
+    _, of = _labels(cluster, len(x), "cluster")
+    sizes = _grouped(known.astype(float), of)
+    total, some = sizes.sum(0), (sizes > 0).sum(0)
+    filled = np.where(known, x, 0.0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        centred = np.where(known, filled - filled.sum(0) / total, 0.0)
+        sums = _grouped(centred, of)
+        between = np.where(sizes > 0, sums**2 / sizes, 0.0).sum(0)
+        whole = (centred**2).sum(0)
+        of_between = between / (some - 1)
+        of_within = np.maximum(whole - between, 0.0) / (total - some)
+        size = (total - (sizes**2).sum(0) / total) / (some - 1)
+        share = (of_between - of_within) / (of_between + (size - 1) * of_within)
+    there = (some > 1) & (total > some) & (whole > 0)
+    return np.where(there, share, np.nan)
+
+
+def design_effect(samples: ArrayLike, made: Units) -> Floats:
+    """How many times larger the variance of a mean is for these units than it would be for as many
+    independent prompts."""
+    x = as_columns(samples)
+    n = (~np.isnan(x)).sum(0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        plain = _squares(x) / n / (n - 1)
+        actual = _squares(made.x) / made.n / (made.n - 1)
+        return np.where((plain > 0) & (n > 1) & (made.n > 1), actual / plain, np.nan)
+
+
+def explained(samples: ArrayLike, label: ArrayLike) -> float:
+    """The median, over columns, of what a label explains: how much a source matters. nan where
+    that cannot be said: one group, or no two prompts of any."""
+    names = np.asarray(label)
+    if len(np.unique(names)) in (1, len(names)):
+        return float("nan")
+    shares = intraclass(samples, names)
+    shares = shares[~np.isnan(shares)]
+    return float(np.median(shares)) if len(shares) else float("nan")
+
+
+def _within(values: Floats, layers: NDArray[np.generic]) -> tuple[Floats, Floats, Floats]:
+    """Units less their stratum's mean, scaled so that the plain formula of a mean's error gives
+    the stratified one; and the degrees of freedom."""
+    _, of = _labels(layers, len(values), "strata")
+    there = ~np.isnan(values)
+    sizes = _grouped(there.astype(float), of)
+    n = there.sum(0)
+    if (sizes == 1).any():
+        raise InputError(
+            "a stratum with a single unit has no spread of its own; join strata, or leave out "
+            "strata="
+        )
+    filled = np.where(there, values, 0.0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = filled.sum(0) / n
+        of_stratum = _grouped(filled, of) / sizes
+        stretch = np.sqrt((n - 1) / n * sizes / (sizes - 1))
+    made = np.where(there, mean + (filled - of_stratum[of]) * stretch[of], np.nan)
+    return made, made, n - (sizes > 0).sum(0).astype(float)
+
+
+def _labels(labels: ArrayLike, n: int, what: str) -> tuple[NDArray[np.generic], NDArray[np.intp]]:
+    names = np.asarray(labels)
+    if names.shape != (n,):
+        raise InputError(f"{what}: a label for each of the {n} prompts; got {names.shape}")
+    groups, of = np.unique(names, return_inverse=True)
+    return groups, of.reshape(-1)
+
+
+def _of_groups(
+    strata: ArrayLike, of: NDArray[np.intp], count: int, groups: NDArray[np.generic]
+) -> NDArray[np.generic]:
+    """The stratum of each cluster, which has to be one."""
+    names, which = _labels(strata, len(of), "strata")
+    table = np.zeros((count, len(names)), dtype=bool)
+    table[of, which] = True
+    if (several := np.flatnonzero(table.sum(1) > 1)).size:
+        raise InputError(
+            f"cluster {groups[several[0]]!r} lies in several strata "
+            f"({', '.join(map(str, names[table[several[0]]]))}); a cluster belongs to one"
+        )
+    return np.asarray(names[table.argmax(1)])
+
+
+def _grouped(x: Floats, of: NDArray[np.intp]) -> Floats:
+    made = np.zeros((of.max(initial=-1) + 1, x.shape[1]))
+    np.add.at(made, of, x)
+    return made
+
+
+def _squares(x: Floats) -> Floats:
+    known = ~np.isnan(x)
+    n = np.maximum(known.sum(0), 1)
+    mean = np.where(known, x, 0.0).sum(0) / n
+    return np.asarray((np.where(known, x - mean, 0.0) ** 2).sum(0))
