@@ -3,12 +3,16 @@
 import numpy as np
 import polars as pl
 import pytest
-from scipy import stats
+from scipy import special, stats
 
 from attnscope.errors import InputError
 from attnscope.stats.paired import compare
-from attnscope.stats.resample import bca_unpaired, expanded
+from attnscope.stats.intervals import intervals, intervals_unpaired, moments, two_sided
+from attnscope.stats.permute import relabel
 from made_values import masses, measured
+
+
+DOUBTFUL = "doubtful interval: BCa and Student's t disagree, a few prompts dominate; take more"
 
 
 def columns(table: pl.DataFrame, over: str, pair: tuple[str, str], **where: object) -> list:
@@ -30,31 +34,26 @@ def test_every_head_is_what_numpy_and_scipy_say(over: str, seed: int) -> None:
     for row in made.iter_rows(named=True):
         a, b = columns(table, over, pair, **{key: row[key] for key in keys})
         d = b - a
-        interval = stats.bootstrap(
-            (d,),
-            np.mean,
-            n_resamples=999,
-            confidence_level=expanded(0.95, 11),
-            method="BCa",
-            rng=np.random.default_rng(3),
-        ).confidence_interval
+        interval = intervals(d, resamples=999, seed=3)  # itself checked against scipy
         p = stats.permutation_test(
             (d,), np.mean, permutation_type="samples", n_resamples=np.inf
         ).pvalue
+        p = max(p, two_sided(moments(d))[0])
+        hedges = np.exp(special.gammaln(5) - special.gammaln(4.5)) / np.sqrt(5)
         by_hand = {
             "n": 11,
             "mean_a": a.mean(),
             "mean_b": b.mean(),
             "difference": d.mean(),
             "ratio": b.mean() / a.mean(),
-            "effect": d.mean() / d.std(ddof=1),
-            "low": interval.low,
-            "high": interval.high,
+            "effect": hedges * d.mean() / d.std(ddof=1),
+            "low": interval.low[0],
+            "high": interval.high[0],
         }
         for name, value in by_hand.items():
             assert row[name] == pytest.approx(value, abs=1e-9), name
         assert row["paired"]
-        assert row["note"] == ""
+        assert row["note"] == (DOUBTFUL if interval.doubtful[0] else "")
         assert abs(row["p"] - p) < 4.5 * np.sqrt(p * (1 - p) / 999) + 2e-3
         expected_p.setdefault((row[held], row["item"]), []).append((row["p"], row["q"]))
     for family in expected_p.values():  # layers × heads of one item, and no others
@@ -72,7 +71,7 @@ def test_p_is_exact_where_all_signs_can_be_tried() -> None:
         theirs = stats.permutation_test(
             (b - a,), np.mean, permutation_type="samples", n_resamples=np.inf
         ).pvalue
-        assert row["p"] == pytest.approx(theirs, abs=1e-9)
+        assert row["p"] == pytest.approx(max(theirs, two_sided(moments(b - a))[0]), abs=1e-9)
 
 
 def test_combined_heads_are_one_row_a_layer() -> None:
@@ -117,32 +116,38 @@ def test_different_prompts_are_compared_as_groups_and_it_says_so() -> None:
     for row in made.iter_rows(named=True):
         where = {key: row[key] for key in ("layer", "head", "item")}
         a, b = columns(table, "model", ("base", "tuned"), **where)
-        low, high = bca_unpaired(a, b, resamples=999, seed=3)  # itself checked against scipy
+        interval = intervals_unpaired(a, b, resamples=999, seed=3)  # itself checked
         pooled = np.sqrt((8 * a.var(ddof=1) + 10 * b.var(ddof=1)) / 18)
+        hedges = np.exp(special.gammaln(9) - special.gammaln(8.5)) / np.sqrt(9)
         assert (row["n"], row["n_a"], row["n_b"]) == (20, 9, 11)
         assert row["difference"] == pytest.approx(b.mean() - a.mean(), abs=1e-9)
-        assert row["effect"] == pytest.approx((b.mean() - a.mean()) / pooled, abs=1e-9)
-        assert (row["low"], row["high"]) == pytest.approx((low[0], high[0]), abs=1e-9)
+        assert row["effect"] == pytest.approx(hedges * (b.mean() - a.mean()) / pooled, abs=1e-9)
+        assert row["low"] == pytest.approx(interval.low[0], abs=1e-9)
+        assert row["high"] == pytest.approx(interval.high[0], abs=1e-9)
+        assert row["p"] >= relabel(a, b, resamples=999, seed=3)[0][0] - 1e-9
         assert not row["paired"]
         assert row["note"].startswith("unpaired: models base and tuned")
 
 
-def test_fewer_than_six_prompts_have_no_p_value_and_say_why() -> None:
+def test_fewer_than_six_prompts_have_no_interval_no_p_value_and_say_why() -> None:
     made = compare(masses(prompts=range(5)))
-    assert made["p"].null_count() == made["q"].null_count() == made.height
+    for name in ("p", "q", "p_max", "low", "high", "effect_low", "ratio_high", "detectable"):
+        assert made[name].null_count() == made.height, name
     assert made["difference"].null_count() == 0
-    assert "no p-value: 5 prompts, and fewer than 6" in made["note"][0]
+    assert "no interval and no p-value: 5 units, and fewer than 6" in made["note"][0]
     assert compare(masses(prompts=range(6)))["p"].null_count() == 0
 
 
-def test_constant_differences() -> None:
+def test_constant_differences_have_no_interval() -> None:
     made = compare(masses(lambda m, *at: 0.1 if m == "base" else 0.3))
     row = made.row(0, named=True)
-    assert row["low"] == row["high"] == row["difference"] == pytest.approx(0.2)
-    assert row["effect"] is None
-    assert "constant" in row["note"]
+    assert row["difference"] == pytest.approx(0.2)
+    assert (row["low"], row["high"], row["effect"]) == (None, None, None)
+    assert row["p"] == pytest.approx(2 / 2**12)  # all of one sign
+    assert row["outcome"] == "undetermined"
+    assert "constant: no two differences differ" in row["note"]
     same = compare(masses(lambda m, p, *at: 0.1 * p)).row(0, named=True)
-    assert (same["difference"], same["low"], same["high"], same["p"]) == (0, 0, 0, 1)
+    assert (same["difference"], same["low"], same["high"], same["p"]) == (0, None, None, 1)
 
 
 def test_rounding_is_not_an_effect() -> None:
@@ -183,7 +188,7 @@ def _lambdas() -> pl.DataFrame:
 
 def test_which_pair() -> None:
     table = masses(models=("a", "b", "c"))
-    with pytest.raises(InputError, match=r"here are 3: a, b, c; say which two"):
+    with pytest.raises(InputError, match=r"here are 3: a, b, c; say which two, or 'all'"):
         compare(table)
     with pytest.raises(InputError, match=r"unknown model 'd'; known: a, b, c"):
         compare(table, pair=("a", "d"))
@@ -193,3 +198,153 @@ def test_which_pair() -> None:
     back = compare(table, pair=("a", "c"))
     np.testing.assert_allclose(made["difference"], -back["difference"].to_numpy(), atol=1e-12)
     np.testing.assert_allclose(made["p"], back["p"], atol=1e-12)
+
+
+def test_all_pairs_are_corrected_together() -> None:
+    table = masses(models=("a", "b", "c"), items=["hash"])
+    made = compare(table, pair="all")
+    assert made.select("a", "b").unique(maintain_order=True).rows() == [
+        ("a", "b"),
+        ("a", "c"),
+        ("b", "c"),
+    ]
+    np.testing.assert_allclose(made["q"], stats.false_discovery_control(made["p"]), atol=1e-9)
+    alone = compare(table, pair=("a", "c"))
+    same = made.filter(a="a", b="c")
+    for name in ("difference", "low", "high", "p"):
+        np.testing.assert_allclose(same[name], alone[name], atol=1e-12)
+    assert (same["p_max"] >= alone["p_max"]).all()
+    with pytest.raises(InputError, match="pair='a': first and second, or 'all'"):
+        compare(table, pair="a")
+
+
+def test_models_with_other_numbers_of_heads_say_so() -> None:
+    """Heads are matched by number, which means little between two architectures."""
+    table = pl.concat([masses(models=["a"], heads=2), masses(models=["b"], heads=5, layers=3)])
+    made = compare(table)
+    assert made.select("layer", "head").n_unique() == 4
+    assert made["note"].str.contains("heads are matched by number, and a has 0–1, b 0–4").all()
+    assert made["note"].str.contains("layers are matched by number, and a has 0–1, b 0–2").all()
+
+
+FACTS = pl.DataFrame(
+    {
+        "prompt": range(24),
+        "level": [i % 3 for i in range(24)],
+        "document": [f"d{i // 3}" for i in range(24)],
+    }
+)
+
+
+def alike(m: str, p: int, c: str, layer: int, head: int, item: str) -> float:
+    """Differences that prompts of one document share, but for a little."""
+    rng = np.random.default_rng([p // 3, layer, head])
+    own = np.random.default_rng([p, layer, head, 1])
+    return 1.0 + (m == "tuned") * float(rng.normal(0.3, 1) + own.normal(0, 0.1))
+
+
+def test_clusters_are_the_units() -> None:
+    table = masses(alike, prompts=range(24), items=["hash"])
+    plain = compare(table, facts=FACTS)
+    made = compare(table, facts=FACTS, cluster="document")
+    assert plain["units"].to_list() == plain["n"].to_list() == [24] * 6
+    assert made["units"].to_list() == [8] * 6
+    assert made["n"].to_list() == [24] * 6
+    np.testing.assert_allclose(made["difference"], plain["difference"], atol=1e-12)
+    wider = (made["high"] - made["low"]).to_numpy() / (plain["high"] - plain["low"]).to_numpy()
+    assert (wider > 1.4).all()
+    assert (made["icc"] > 0.9).all()
+    assert (made["design_effect"] > 2).all()
+    assert plain["note"].str.contains("prompts of one document are alike").all()
+    assert not made["note"].str.contains("alike").any()
+    # The clusters' means, by themselves.
+    means = (
+        table.with_columns(pl.col("prompt") // 3)
+        .group_by([c for c in table.columns if c not in ("value", "uniform", "tokens")])
+        .agg(pl.col("value", "uniform", "tokens").mean())
+        .select(table.columns)
+    )
+    by_hand = compare(means.sort("model", "prompt", "layer", "head"))
+    for name in ("difference", "low", "high", "p", "q", "p_max"):
+        np.testing.assert_allclose(made[name], by_hand[name], atol=1e-9)
+
+
+def test_few_clusters_decide_nothing() -> None:
+    facts = FACTS.with_columns(document=pl.col("prompt") // 6)
+    made = compare(masses(alike, prompts=range(24)), facts=facts, cluster="document")
+    assert made["low"].null_count() == made["p"].null_count() == made.height
+    assert "4 units" in made["note"][0]
+
+
+def test_strata_narrow_the_interval() -> None:
+    def value(m: str, p: int, c: str, layer: int, head: int, item: str) -> float:
+        own = np.random.default_rng([p, layer, head]).normal()
+        return 5.0 + (m == "tuned") * (p % 3 + 0.1 * float(own))
+
+    table = masses(value, prompts=range(24), items=["hash"])
+    plain, made = (compare(table, facts=FACTS, strata=s) for s in (None, "level"))
+    assert ((made["high"] - made["low"]) < 0.3 * (plain["high"] - plain["low"])).all()
+    assert (made["design_effect"] < 0.1).all()
+    with pytest.raises(InputError, match="unknown fact 'levle'"):
+        compare(table, facts=FACTS, strata="levle")
+
+
+def test_no_difference_is_a_finding() -> None:
+    def value(m: str, p: int, c: str, layer: int, head: int, item: str) -> float:
+        shift = {0: 0.0, 1: 0.02, 2: 0.5}[head] * (m == "tuned")
+        own = np.random.default_rng([p, layer, head, m == "tuned"]).normal()
+        return 1.0 + shift + 0.02 * float(own)
+
+    table = masses(value, prompts=range(40), layers=1, items=["hash"])
+    open_, by_number, by_share = (compare(table, smallest=s) for s in (None, 0.1, "10%"))
+    assert open_["outcome"].to_list() == ["undetermined", "different", "different"]
+    assert "q_equal" not in open_.columns
+    for made in (by_number, by_share):
+        assert made["outcome"].to_list() == ["no difference", "different, but small", "different"]
+        assert made["smallest"].to_list() == pytest.approx([0.1] * 3, abs=0.01)
+    # Two one-sided tests agree with the 90 % interval lying within.
+    narrow = compare(table, level=0.9)
+    inside = (narrow["low"] > -0.1) & (narrow["high"] < 0.1)
+    assert (by_number["p_equal"] < 0.05).to_list() == inside.to_list()
+    for bad in (0, -1, "many", "0%"):
+        with pytest.raises(InputError, match="smallest difference of interest"):
+            compare(table, smallest=bad)
+
+
+def test_a_ratio_needs_means_above_0() -> None:
+    def value(m: str, p: int, c: str, layer: int, head: int, item: str) -> float:
+        own = float(np.random.default_rng([p, layer, head, m == "tuned"]).normal())
+        return {0: 2.0 + (m == "tuned") + 0.1 * own, 1: own, 2: -2.0 + 0.1 * own}[head]
+
+    made = compare(masses(value, prompts=range(30), layers=1, items=["hash"]))
+    clear, unclear, negative = made.iter_rows(named=True)
+    assert clear["ratio_low"] < 1.5 < clear["ratio_high"]
+    assert clear["ratio_high"] - clear["ratio_low"] < 0.1
+    assert unclear["ratio_low"] is None  # dividing by what may be 0
+    assert negative["ratio"] is None
+    assert "no ratio: a mean is not above 0" in negative["note"]
+
+
+def test_what_could_have_been_found() -> None:
+    rng = np.random.default_rng(0)
+    base = rng.normal(size=40)
+    d = base - base.mean() + 0.0
+    made = compare(
+        masses(
+            lambda m, p, *at: 3.0 + (m == "tuned") * float(d[p]),
+            prompts=range(40),
+            layers=1,
+            heads=1,
+            items=["hash"],
+        )
+    ).row(0, named=True)
+    # Cohen: 0.8 at 40 pairs is an effect of about 0.45.
+    assert made["detectable"] == pytest.approx(0.454 * d.std(ddof=1), abs=0.01)
+
+
+def test_two_level_families() -> None:
+    table = masses(prompts=range(20))
+    apart, two = (compare(table, families=how) for how in ("each", "two-level"))
+    assert (two["q"] >= apart["q"] - 1e-12).all()
+    with pytest.raises(InputError, match="unknown way to correct families 'both'"):
+        compare(table, families="both")

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from attnscope.errors import InputError
-from attnscope.stats.power import power, prompts_needed, threshold
+from attnscope.stats.correction import false_discovery
+from attnscope.stats.permute import sign_flip
+from attnscope.stats.power import detectable, floor, power, prompts_needed, threshold
 
 
 def test_textbook() -> None:
@@ -63,7 +65,68 @@ def test_threshold_is_bonferronis_for_one_effect() -> None:
     assert threshold(1, tests=784, effects=784) == 0.05
 
 
+def test_nothing_is_found_below_the_floor_of_p() -> None:
+    """Of 12 signs the rarest p is 2 / 4096, and one head among 784 needs 0.05 / 784."""
+    assert floor(12) == 2 / 2**12
+    assert floor(6, paired=False) == pytest.approx(2 / 924)
+    assert power(5, 12, tests=784, effects=1) == 0
+    assert power(2.5, 12, tests=784, effects=5) == 0
+    assert power(5, 16, tests=784, effects=1) > 0.9
+    assert prompts_needed(5, tests=784) == 15  # 2 / 2**15 is the first below 0.05 / 784
+    # The maximum is tested by its own permutations: its floor is that of one test.
+    assert power(2.5, 12, tests=784, effects=5, correction="max") > 0.9
+    assert power(5, 5) == 0
+    with pytest.raises(InputError, match="unknown correction 'holm'; known: fdr, max"):
+        power(0.5, 20, correction="holm")
+
+
+def test_the_floor_in_a_simulation() -> None:
+    """Five heads of 784 with effects of 2.5, and 12 prompts: Benjamini–Hochberg finds nothing,
+    the step-down maximum nearly all."""
+    found = {"q": 0.0, "p_max": 0.0}
+    for seed in range(4):
+        d = np.random.default_rng(seed).normal(size=(12, 784))
+        d[:, :5] += 2.5
+        p, stepped = sign_flip(d, family=np.zeros(784, dtype=int))
+        found["q"] += (false_discovery(p)[:5] <= 0.05).mean() / 4
+        found["p_max"] += (stepped[:5] <= 0.05).mean() / 4
+    assert found["q"] <= 0.1
+    expected = power(2.5, 12, tests=784, effects=5, correction="max")
+    assert found["p_max"] == pytest.approx(expected, abs=0.15)
+
+
+def test_clusters() -> None:
+    # Without correlation clusters cost degrees of freedom; alike throughout, they are one prompt.
+    assert power(0.5, 60, cluster_size=5) < power(0.5, 60)
+    assert power(0.5, 60, cluster_size=5, icc=1) == pytest.approx(power(0.5, 12))
+    assert prompts_needed(0.5, cluster_size=5, icc=1) == 5 * prompts_needed(0.5)
+    assert prompts_needed(0.5, cluster_size=5, icc=0.3) % 5 == 0
+    rng = np.random.default_rng(0)
+    x = np.sqrt(0.3) * rng.normal(size=(4000, 12, 1)) + np.sqrt(0.7) * rng.normal(
+        size=(4000, 12, 5)
+    )
+    found = (stats.ttest_1samp(x.mean(2) + 0.5, 0, axis=1).pvalue < 0.05).mean()
+    assert power(0.5, 60, cluster_size=5, icc=0.3) == pytest.approx(found, abs=0.025)
+
+
+@given(st.integers(6, 300), st.floats(0.5, 0.95))
+@settings(deadline=None, max_examples=20)
+def test_the_smallest_effect_is_found(n: int, wanted: float) -> None:
+    smallest = detectable(n, power=wanted)
+    assert power(smallest, n) >= wanted
+    assert power(0.99 * smallest, n) < wanted
+
+
+def test_too_few_prompts_detect_nothing() -> None:
+    assert np.isnan(detectable(5))
+    assert np.isnan(detectable(12, tests=784))
+
+
 def test_bad_input() -> None:
+    with pytest.raises(InputError, match="icc=1.5"):
+        power(0.5, 10, icc=1.5)
+    with pytest.raises(InputError, match="cluster_size=0"):
+        prompts_needed(0.5, cluster_size=0)
     with pytest.raises(InputError, match="other than 0"):
         prompts_needed(0)
     with pytest.raises(InputError, match="power=80"):

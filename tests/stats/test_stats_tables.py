@@ -102,6 +102,25 @@ def test_summary_counts_the_prompts_with_a_value() -> None:
     assert made["mean"].unique().to_list() == [0.5]
 
 
+def test_summary_of_clusters_and_of_few_prompts() -> None:
+    table = masses(models=["base"], heads=1)
+    facts = pl.DataFrame({"prompt": range(12), "pair": [p // 2 for p in range(12)]})
+    made = summary(table, facts=facts, cluster="pair")
+    assert made["units"].unique().to_list() == [6]
+    assert made["n"].unique().to_list() == [12]
+    assert made["low"].null_count() == 0
+    few = summary(table.filter(pl.col("prompt") < 5))
+    assert few["low"].null_count() == few["high"].null_count() == few.height
+    assert few["mean"].null_count() == 0
+
+
+@pytest.mark.parametrize("how", ["mean", "sum", "max"])
+def test_a_row_that_stands_twice_is_refused(how: str) -> None:
+    table = masses()
+    with pytest.raises(InputError, match="stands twice in the table: prompt 0, model 'base'"):
+        combine(pl.concat([table, table.head(1)]), how)
+
+
 def test_several_values_per_prompt_are_refused() -> None:
     with pytest.raises(InputError, match="combine the heads first"):
         summary(masses(), ["model", "layer", "item"])

@@ -27,7 +27,7 @@ def sign_flip(
     """Two-sided p of each column [m]: is the mean 0, if every difference may change its sign? And
     the p of the step-down maximum (Westfall and Young 1993) over the columns of its `family`: the
     chance that any column without an effect is called one is at most that, however the columns
-    depend on one another.
+    depend on one another. Without families it is nan.
 
     Every pattern of signs is tried where there are no more than `resamples` of them; else as many
     are drawn, and the data's own pattern counts as one more: p is never 0.
@@ -40,26 +40,25 @@ def sign_flip(
     if not n or not m:
         return np.full(m, np.nan), np.full(m, np.nan)
     exact = n <= 1000 and 2**n <= resamples
-    members = _families(m, family)
     # A column's flips share their sum of squares, so this orders columns as t does.
     length = np.sqrt((d**2).sum(0))
     length = np.where(length > 0, length, 1.0)
     total = np.abs(d.sum(0))
     as_far = total * (1 - 1e-9) - intervals.SAME * np.abs(d).sum(0)
-    order = [of[np.argsort(-total[of] / length[of], kind="stable")] for of in members]
+    order = _ordered(family, total / length)
     alone, together, patterns = np.zeros(m), np.zeros(m), 0
     for signs in _signs(n, exact, resamples, seed, max(1, intervals.HELD // max(n, m))):
         patterns += len(signs)
         flipped = np.abs(signs @ d)
         alone += (flipped >= as_far).sum(0)
-        flipped /= length
+        if order:
+            flipped /= length
         for of in order:
             together[of] += (_largest(flipped, of) >= as_far[of] / length[of]).sum(0)
     own = 0 if exact else 1
     p, stepped = ((count + own) / (patterns + own) for count in (alone, together))
-    _monotone(stepped, order)
     there = values.any(0)
-    return np.where(there, p, np.nan), np.where(there, stepped, np.nan)
+    return np.where(there, p, np.nan), np.where(there, _steps(stepped, order), np.nan)
 
 
 def relabel(
@@ -72,8 +71,8 @@ def relabel(
 ) -> tuple[Floats, Floats]:
     """Two-sided p of each column [m]: are two independent samples' means equal? Welch's t,
     permuted (Janssen 1997): exact if the samples differ in nothing, and right for large ones if
-    they differ in spread and size. And the p of the step-down maximum over its `family`. Always
-    drawn, never enumerated.
+    they differ in spread and size. And the p of the step-down maximum over its `family`, as for
+    `sign_flip`. Always drawn, never enumerated.
     """
     a, b = two_samples(first, second)
     check(0.95, resamples)
@@ -88,7 +87,7 @@ def relabel(
     in_b = np.concatenate([np.zeros(len(a)), np.ones(len(b))])
     sums = _Sums(known.astype(float), pooled, pooled**2)
     observed = np.abs(sums.welch(in_b[None]))[0] * (1 - 1e-9)
-    order = [of[np.argsort(-observed[of], kind="stable")] for of in _families(m, family)]
+    order = _ordered(family, observed)
     alone, together = np.zeros(m), np.zeros(m)
     rng = np.random.default_rng(seed)
     for size in blocks(resamples, max(1, intervals.HELD // max(n, m) // 4)):
@@ -97,8 +96,7 @@ def relabel(
         for of in order:
             together[of] += (_largest(t, of) >= observed[of]).sum(0)
     p, stepped = ((count + 1) / (resamples + 1) for count in (alone, together))
-    _monotone(stepped, order)
-    return np.where(enough, p, np.nan), np.where(enough, stepped, np.nan)
+    return np.where(enough, p, np.nan), np.where(enough, _steps(stepped, order), np.nan)
 
 
 def least(n: ArrayLike, resamples: int) -> Floats:
@@ -133,11 +131,13 @@ class _Sums:
         return np.where(np.abs(apart) > np.sqrt(scale), np.nan_to_num(t, posinf=np.inf), 0.0)
 
 
-def _families(m: int, family: ArrayLike | None) -> list[NDArray[np.intp]]:
+def _ordered(family: ArrayLike | None, statistic: Floats) -> list[NDArray[np.intp]]:
+    """The columns of each family, those with the largest statistic first."""
     if family is None:
-        return [np.arange(m)]
+        return []
     numbers = np.asarray(family)
-    return [np.flatnonzero(numbers == number) for number in np.unique(numbers)]
+    order = np.lexsort((-statistic, numbers))
+    return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
 
 
 def _largest(statistic: Floats, of: NDArray[np.intp]) -> Floats:
@@ -145,10 +145,12 @@ def _largest(statistic: Floats, of: NDArray[np.intp]) -> Floats:
     return np.asarray(np.maximum.accumulate(statistic[:, of[::-1]], axis=1)[:, ::-1])
 
 
-def _monotone(stepped: Floats, order: list[NDArray[np.intp]]) -> None:
+def _steps(stepped: Floats, order: list[NDArray[np.intp]]) -> Floats:
     """A step is never easier than the one before."""
+    made = np.full(len(stepped), np.nan)
     for of in order:
-        stepped[of] = np.maximum.accumulate(stepped[of])
+        made[of] = np.maximum.accumulate(stepped[of])
+    return made
 
 
 def _signs(n: int, exact: bool, resamples: int, seed: int, block: int) -> Iterator[Floats]:

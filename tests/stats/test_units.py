@@ -1,0 +1,137 @@
+"""Clusters and strata: against the textbook's formulas by hand."""
+
+import numpy as np
+import polars as pl
+import pytest
+
+from attnscope.errors import InputError
+from attnscope.stats.intervals import moments
+from attnscope.stats.sources import Sources
+from attnscope.stats.units import design_effect, explained, intraclass, units
+
+
+def sample(n: int = 24, m: int = 3, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(n, m))
+
+
+def test_prompts_are_units_unless_said() -> None:
+    x = sample()
+    made = units(x)
+    np.testing.assert_array_equal(made.x, x)
+    np.testing.assert_array_equal(made.parts, x)
+    assert made.degrees.tolist() == [23] * 3
+
+
+def test_equal_clusters_are_their_means() -> None:
+    x, cluster = sample(), np.repeat(np.arange(6), 4)
+    made = units(x, cluster)
+    means = x.reshape(6, 4, 3).mean(1)
+    np.testing.assert_allclose(made.x, means, atol=1e-12)
+    np.testing.assert_allclose(made.parts, means, atol=1e-12)
+
+
+def test_unequal_clusters_have_the_ratio_estimators_error() -> None:
+    x, cluster = sample(m=1), np.repeat(np.arange(7), [1, 2, 3, 4, 4, 5, 5])
+    made = units(x, cluster)
+    assert made.x.mean() == pytest.approx(x.mean())
+    assert made.parts.mean() == pytest.approx(x.mean())
+    totals = np.array([(x[cluster == g] - x.mean()).sum() for g in range(7)])
+    by_hand = np.sqrt(7 / 6 * (totals**2).sum()) / 24
+    assert moments(made.x).error[0] == pytest.approx(by_hand)
+
+
+def test_a_prompt_without_a_value_is_left_out() -> None:
+    x, cluster = sample(), np.repeat(np.arange(6), 4)
+    x[[0, 5], 1] = np.nan
+    x[8:12, 2] = np.nan  # a whole cluster
+    made = units(x, cluster)
+    there = ~np.isnan(x)
+    assert made.n.tolist() == [6, 6, 5]
+    for column in range(3):
+        rows = there[:, column]
+        alone = units(x[rows, column], cluster[rows])
+        np.testing.assert_allclose(
+            made.x[~np.isnan(made.x[:, column]), column], alone.x[:, 0], atol=1e-12
+        )
+
+
+def test_strata_take_out_what_lies_between_them() -> None:
+    strata = np.repeat([0, 1, 2], [6, 8, 10])
+    x = sample(m=1) + 10 * strata[:, None]
+    made = units(x, strata=strata)
+    parts = [x[strata == s, 0] for s in range(3)]
+    by_hand = np.sqrt(sum((len(p) / 24) ** 2 * p.var(ddof=1) / len(p) for p in parts))
+    assert made.x.mean() == pytest.approx(x.mean())
+    assert moments(made.x, made.degrees).error[0] == pytest.approx(by_hand)
+    assert made.degrees.tolist() == [21]
+
+
+def test_clusters_lie_in_one_stratum() -> None:
+    x, cluster = sample(), np.repeat(np.arange(12), 2)
+    made = units(x, cluster, strata=np.repeat([0, 1], 12))
+    assert made.degrees.tolist() == [10] * 3
+    with pytest.raises(InputError, match="lies in several strata"):
+        units(x, cluster, strata=np.tile([0, 1], 12))
+    with pytest.raises(InputError, match="a single unit"):
+        units(x, strata=np.append(np.zeros(23), 1))
+
+
+def test_intraclass_correlation() -> None:
+    # Analysis of variance by hand, of equal clusters.
+    x, cluster = sample(), np.repeat(np.arange(6), 4)
+    x += np.random.default_rng(1).normal(size=(6, 1))[cluster]
+    groups = x.reshape(6, 4, 3)
+    between = 4 * groups.mean(1).var(0, ddof=1)
+    within = groups.var(1, ddof=1).mean(0)
+    by_hand = (between - within) / (between + 3 * within)
+    np.testing.assert_allclose(intraclass(x, cluster), by_hand, atol=1e-12)
+    assert np.isnan(intraclass(x, np.arange(24))).all()
+    assert np.isnan(intraclass(np.ones((24, 1)), cluster)).all()
+
+
+def test_the_design_effect_is_what_the_correlation_says() -> None:
+    rng = np.random.default_rng(0)
+    cluster = np.repeat(np.arange(200), 5)
+    x = np.sqrt(0.3) * rng.normal(size=(200, 40))[cluster] + np.sqrt(0.7) * rng.normal(
+        size=(1000, 40)
+    )
+    effect = design_effect(x, units(x, cluster))
+    assert effect.mean() == pytest.approx(1 + 4 * 0.3, abs=0.1)
+    assert explained(x, cluster) == pytest.approx(0.3, abs=0.03)
+    assert np.isnan(explained(x, np.zeros(1000)))
+
+
+FACTS = pl.DataFrame(
+    {
+        "prompt": range(24),
+        "level": [i % 4 for i in range(24)],
+        "document": [f"d{i // 4}" for i in range(24)],
+        "author": [f"a{i // 8}" for i in range(24)],
+    }
+)
+
+
+def test_facts_are_labels() -> None:
+    assert Sources().labels(range(3)) == {"cluster": None, "strata": None}
+    labels = Sources(FACTS, "document", None).labels([0, 5, 23])
+    assert labels["cluster"] is not None
+    assert labels["cluster"].tolist() == ["d0", "d1", "d5"]
+    nested = Sources(FACTS, ["author", "document"]).labels([0, 5, 23])["cluster"]
+    assert nested is not None
+    assert nested.tolist() == ["a0", "a0", "a2"]
+    with pytest.raises(InputError, match="'level' does not lie within 'document'"):
+        Sources(FACTS, ["document", "level"]).labels(range(24))
+    with pytest.raises(InputError, match="unknown fact 'topic'.*level, document, author"):
+        Sources(FACTS, "topic")
+    with pytest.raises(InputError, match="unknown fact 'topic'.*none"):
+        Sources(None, "topic")
+    with pytest.raises(InputError, match="1 prompts have no 'level', the first is 24"):
+        Sources(FACTS, "level").labels(range(25))
+
+
+def test_a_fact_that_explains_much_is_said() -> None:
+    x = sample() + 5 * np.arange(24)[:, None] // 4
+    said = Sources(FACTS).warnings(x, range(24))
+    assert any("prompts of one document are alike" in one for one in said)
+    assert not any("level" in one for one in said)
+    assert not any("document" in one for one in Sources(FACTS, "document").warnings(x, range(24)))
