@@ -69,7 +69,7 @@ def one(what: str, items: int) -> None:
 
 
 def coverage(sets: int = 10_000) -> None:
-    from attnscope.stats.resample import bca
+    from attnscope.stats.intervals import bca
 
     def draws(n: int):  # type: ignore[no-untyped-def]
         rng = np.random.default_rng([0, n])

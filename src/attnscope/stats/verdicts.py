@@ -252,8 +252,10 @@ def _said(part: Part, rows: pl.DataFrame, outcome: str) -> str:
             f"oppose, share needed {part.rule.share:g}, n {n}: {outcome}"
         )
     row = rows.row(0, named=True)
-    if row["low"] is None:
+    if row["difference"] is None:
         return f"{name}: no values"
+    if row["low"] is None:
+        return f"{name}: all {n} values are the same, so there is no interval: {outcome}"
     tested = f", q {row['q']:.2g}" if part.rule.kind != "within" else ""
     return (
         f"{name} ({wanted}): {row['mean_b']:.4g} against {row['mean_a']:.4g}, {row['scale']} "
