@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,8 @@ import numpy as np
 import polars as pl
 
 from attnscope.question.spec import Experiment, made
-from attnscope.question.yaml import written
 from attnscope.run.schemas import CELLS, POSITIONS, TOKENS, VALUES
+from attnscope.run.writer import opened
 
 CLASSES = ("hash", "star", "whitespace", "word", "other")
 
@@ -68,6 +67,7 @@ def made_run(
                         "tokens": total,
                         "filler_tokens": filler,
                         "seam_tokens": seams,
+                        "base_seam_tokens": 0,
                     }
                 )
                 tokens += _tokens(where, length, filler, classes, texts)
@@ -216,20 +216,19 @@ def _profile(row: dict[str, Any], length: int, filler: int, seed: int) -> pl.Dat
     return frame.with_columns(pl.col("average", "received").fill_nan(None)).cast(dict(POSITIONS))
 
 
+BATCH = "0123456789abcdef01234567"
+"""The one batch that a made run has."""
+
+
 def write_run(run: MadeRun, folder: Path) -> Path:
     """The run as a directory."""
-    cells = folder / "cells"
-    cells.mkdir(parents=True)
-    on = ["model", "prompt", "condition"]
-    for row in run.cells.iter_rows(named=True):
-        keep = [pl.col(c) == row[c] for c in on]
-        cell = row["cell"]
-        run.values.filter(keep).collect().write_parquet(cells / f"{cell}.parquet")
-        run.tokens.filter(keep).collect().write_parquet(cells / f"{cell}.tokens.parquet")
-        positions = run.positions.filter(keep).collect()
-        if not positions.is_empty():
-            positions.write_parquet(cells / f"{cell}.positions.parquet")
-    (folder / "experiment.yaml").write_text(written(run.experiment))
-    (folder / "environment.json").write_text(json.dumps(run.environment))
-    (folder / "manifest.json").write_text(json.dumps({"cells": run.cells.rows()}))
+    tables = {"values": run.values.collect(), "tokens": run.tokens.collect()}
+    positions = run.positions.collect()
+    if not positions.is_empty():
+        tables["positions"] = positions
+    with opened(folder, run.experiment) as directory:
+        directory.write_json("environment.json", {"threads": 1, **run.environment})
+        directory.write_lines("facts.jsonl", [{} for _ in run.cells["prompt"].unique()])
+        directory.write_batch(BATCH, [list(row) for row in run.cells.rows()], tables)
+        directory.finish(run.experiment, [BATCH])
     return folder

@@ -108,7 +108,7 @@ def test_interrupt_says_how_to_go_on(attnscope, file, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("attnscope.experiment.execute.measure_batch", stop)
+        patch.setattr("attnscope.experiment.local.measure_batch", stop)
         code, out, err = attnscope("run", file, "--out", tmp_path / "run")
     assert (code, out) == (130, "")
     assert "the same command continues there" in err

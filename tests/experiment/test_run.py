@@ -1,6 +1,7 @@
 """A run: its numbers, how it continues, and what it refuses."""
 
 import errno
+import json
 import os
 from pathlib import Path
 
@@ -11,11 +12,12 @@ from polars.testing import assert_frame_equal
 
 import attnscope
 from attnscope.errors import InputError, ModelError
-from attnscope.experiment import execute as running
+from attnscope.experiment import local
 from attnscope.experiment.execute import run
 from attnscope.experiment.plan import make_plan
+from attnscope.question.yaml import read_experiment
 from attnscope.run.schemas import CELLS, POSITIONS, TOKENS, VALUES
-from attnscope.run.writer import Directory, opened
+from attnscope.run.writer import opened
 from dense_rows import check
 from made_models import save_model
 from run_bytes import bytes_of
@@ -114,24 +116,171 @@ def test_same_experiment_same_bytes(small, tmp_path):
     assert len(make_plan(small()).models[0].batches) > 1
 
 
-def test_what_is_missing_is_measured_again_to_the_byte(small, tmp_path):
+def test_what_is_missing_or_damaged_is_measured_again_to_the_byte(small, tmp_path):
     out = tmp_path / "run"
-    whole = run(small(), out)
+    whole = run(small(batch_tokens=128), out)
     assert (whole.cells, whole.measured) == (12, 12)
     before = bytes_of(out)
-    cells = sorted((out / "cells").glob("*.parquet"))
-    for path in [cells[0], cells[7], cells[20], out / "manifest.json"]:
-        path.unlink()
-    (out / "cells" / f"{cells[0].name}.part").write_bytes(b"half")
-    assert not attnscope.open_run(out).complete
-    untouched = {p: p.stat().st_mtime_ns for p in cells if p.exists()}
-    again = run(small(), out)
-    assert 1 <= again.measured <= 3
+    batches = attnscope.open_run(out).batches
+    assert len(batches) >= 4
+    batches[0].file(out, "tokens").unlink()
+    batches[1].file(out, "values").write_bytes(b"")
+    flipped = bytearray(before[f"cells/{batches[2].id}.positions.parquet"])
+    flipped[len(flipped) // 2] ^= 1
+    batches[2].file(out, "positions").write_bytes(flipped)
+    (out / "cells" / f"{batches[0].id}.json.attnscope.part").write_bytes(b"half")
+    untouched = {batch.file(out, "values"): None for batch in batches[3:]}
+    untouched = {path: path.stat().st_mtime_ns for path in untouched}
+    again = run(small(batch_tokens=128), out)
+    assert again.measured == sum(len(batch.cells) for batch in batches[:3])
     assert bytes_of(out) == before
-    lost = {cells[n].name.split(".")[0] for n in (0, 7, 20)}
     for path, at in untouched.items():
-        if path.name.split(".")[0] not in lost:
-            assert path.stat().st_mtime_ns == at  # written once
+        assert path.stat().st_mtime_ns == at  # written once
+
+
+def test_a_run_being_mended_is_not_complete(small, tmp_path, monkeypatch):
+    run(small(), tmp_path / "run")
+    attnscope.open_run(tmp_path / "run").batches[0].file(tmp_path / "run", "values").unlink()
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("attnscope.experiment.local.measure_batch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(small(), tmp_path / "run")
+    assert not (tmp_path / "run" / "manifest.json").exists()
+
+
+def test_without_its_environment_everything_is_measured_again(small, tmp_path):
+    """Nobody would know with what the cells were measured."""
+    run(small(), tmp_path / "run")
+    before = bytes_of(tmp_path / "run")
+    (tmp_path / "run" / "environment.json").unlink()
+    assert run(small(), tmp_path / "run").measured == 12
+    assert bytes_of(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"models": {}}', "\x80"])
+def test_a_damaged_environment_is_refused(small, tmp_path, content):
+    run(small(), tmp_path / "run")
+    (tmp_path / "run" / "environment.json").write_text(content, encoding="latin-1")
+    with pytest.raises(InputError, match=r"environment.json is damaged.*delete it"):
+        run(small(), tmp_path / "run")
+
+
+def test_what_a_user_left_there_stays(small, tmp_path):
+    run(small(), tmp_path / "run")
+    for name in ("mine.part", "cells/mine.part", "notes.txt"):
+        (tmp_path / "run" / name).write_text("mine")
+    run(small(), tmp_path / "run")
+    assert (tmp_path / "run" / "mine.part").read_text() == "mine"
+    assert (tmp_path / "run" / "cells" / "mine.part").read_text() == "mine"
+
+
+def test_a_second_process_changes_nothing_before_it_has_the_lock(small, tmp_path):
+    """It used to look first and lock later, and then write its own experiment over the other's."""
+    with opened(tmp_path / "run", small()):
+        before = bytes_of(tmp_path / "run")
+        with pytest.raises(InputError, match="another process"):
+            run(small(combine="max"), tmp_path / "run")
+        with pytest.raises(InputError, match="another process"):
+            run(small(seed=7), tmp_path / "run")
+        assert bytes_of(tmp_path / "run") == before
+
+
+def test_the_number_of_threads_is_kept_to_and_given_back(small, tmp_path):
+    import torch
+
+    run(small(), tmp_path / "run")
+    before = bytes_of(tmp_path / "run")
+    attnscope.open_run(tmp_path / "run").batches[0].file(tmp_path / "run", "values").unlink()
+    recorded = torch.get_num_threads()
+    torch.set_num_threads(recorded + 1)
+    try:
+        run(small(), tmp_path / "run")
+        assert torch.get_num_threads() == recorded + 1
+    finally:
+        torch.set_num_threads(recorded)
+    assert bytes_of(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("target", ["nowhere", "run"])
+def test_a_link_that_leads_nowhere(small, tmp_path, target):
+    (tmp_path / "run").symlink_to(tmp_path / target)
+    with pytest.raises(InputError, match="link that leads nowhere"):
+        run(small(), tmp_path / "run")
+
+
+def test_a_name_that_is_too_long(small, tmp_path):
+    with pytest.raises(InputError, match="name is too long"):
+        run(small(), tmp_path / ("x" * 300))
+
+
+def test_a_directory_that_goes_away_in_the_middle(small, tmp_path, monkeypatch):
+    measure, batches = local.measure_batch, 0
+
+    def moved(*args):
+        nonlocal batches
+        batches += 1
+        if batches == 2:
+            (tmp_path / "run").rename(tmp_path / "elsewhere")
+        return measure(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(local, "measure_batch", moved)
+        with pytest.raises(InputError, match="was moved or deleted while it was written"):
+            run(small(), tmp_path / "run")
+    run(small(), tmp_path / "elsewhere")
+    assert attnscope.open_run(tmp_path / "elsewhere").complete
+
+
+def test_another_executor_needs_no_other_writer(small, tmp_path):
+    """Batches may come in any order, measured by anybody: the bytes are the same."""
+
+    def backwards(plan, pending, *, threads):
+        yield from reversed(list(local.local(plan, pending, threads=threads)))
+
+    run(small(), tmp_path / "one")
+    run(small(), tmp_path / "two", executor=backwards)
+    assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "two")
+
+
+def test_a_run_explains_itself_anywhere(small, tmp_path):
+    """The prompts' file and the class rules go with it: nothing in it points outside."""
+    file, classes = tmp_path / "problems.jsonl", tmp_path / "mine.yaml"
+    file.write_text(
+        '{"question": "What is 1 + 1?", "topic": "sums", "n": 1}\n'
+        '{"question": "And 2 + 2?", "topic": "more", "n": [2]}\n'
+    )
+    classes.write_text("classes: [digit, {name: other, every: token}]\n")
+    experiment = small(prompts={"source": "file", "path": str(file)}, classes=[str(classes)])
+    run(experiment, tmp_path / "run")
+    for path in (file, classes):
+        path.unlink()
+    (tmp_path / "far").mkdir()
+    away = (tmp_path / "run").rename(tmp_path / "far" / "away")
+    assert str(tmp_path / "problems") not in (away / "experiment.yaml").read_text()
+    opened_run = attnscope.open_run(away)
+    assert opened_run.prompts.columns == ["prompt", "topic", "n"]
+    assert opened_run.prompts["topic"].to_list() == ["sums", "more"]
+    assert opened_run.prompts["n"].to_list() == ["1", "[2]"]
+    again = read_experiment(away / "experiment.yaml")
+    assert run(again, away).measured == 0
+    run(again, tmp_path / "twice")
+    assert bytes_of(tmp_path / "twice") == bytes_of(away)
+    (away / "prompts.jsonl").write_text('{"question": "Another?"}\n')
+    with pytest.raises(InputError, match="is not the file that the experiment asks for"):
+        run(again, away)
+
+
+def test_seams_on_both_sides_are_counted(small, tmp_path):
+    run(small(), tmp_path / "run")
+    cells = attnscope.open_run(tmp_path / "run").cells
+    plan = make_plan(small()).models[0]
+    seams = {cell.id: len(cell.alignment.base_seam) for cell in plan.cells() if cell.alignment}
+    stored = dict(cells.filter(condition="filler").select("cell", "base_seam_tokens").iter_rows())
+    assert stored == seams
+    assert set(cells.filter(condition="base")["base_seam_tokens"]) == {0}
 
 
 def test_nothing_to_do_loads_no_model(small, tmp_path, monkeypatch):
@@ -225,7 +374,8 @@ def test_a_disk_that_refuses_loses_nothing(small, tmp_path, monkeypatch, number,
         patch.setattr("attnscope.run.writer.os.replace", sometimes)
         with pytest.raises(InputError, match=said) as caught:
             run(small(), tmp_path / "run")
-    kept = len(Directory(tmp_path / "run").done())
+    indices = [json.loads(path.read_text()) for path in (tmp_path / "run").glob("cells/*.json")]
+    kept = sum(len(index["cells"]) for index in indices)
     assert kept > 0
     assert f"{kept} finished cells are kept" in str(caught.value)
     assert "start the same command again" in str(caught.value)
@@ -249,7 +399,7 @@ def test_a_directory_without_permission(small, tmp_path):
 
 def test_an_interrupt_leaves_what_is_finished(small, tmp_path, monkeypatch):
     run(small(), tmp_path / "whole")
-    measure, batches = running.measure_batch, 0
+    measure, batches = local.measure_batch, 0
 
     def interrupted(*args):
         nonlocal batches
@@ -259,7 +409,7 @@ def test_an_interrupt_leaves_what_is_finished(small, tmp_path, monkeypatch):
         return measure(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(running, "measure_batch", interrupted)
+        patch.setattr(local, "measure_batch", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(small(), tmp_path / "run")
     run(small(), tmp_path / "run")

@@ -1,5 +1,6 @@
 """Reading a run: frames, SQL, and nothing heavy."""
 
+import shutil
 import subprocess
 import sys
 
@@ -25,6 +26,7 @@ def done(tmp_path_factory, folder):
         prompts={"source": "math", "count": 3, "level": 1},
         conditions=conditions,
         measures=["mass", "lambda"],
+        batch_tokens=256,
     )
     run(experiment, out)
     return out
@@ -63,38 +65,111 @@ def test_sql_that_does_not_work_says_what_there_is(done, query):
         attnscope.open_run(done).sql(query)
 
 
-def test_a_run_that_is_not_finished(done, tmp_path):
-    import shutil
-
-    whole = attnscope.open_run(done)
-    part = tmp_path / "part"
-    shutil.copytree(done, part)
-    (part / "manifest.json").unlink()
-    lost = whole.ids[2]
-    (part / "cells" / f"{lost}.parquet").unlink()
-    opened = attnscope.open_run(part)
-    assert not opened.complete
-    there = whole.cells.filter(pl.col("cell") != lost)
-    assert opened.cells.sort("cell").equals(there.sort("cell"))
-    prompts = opened.values.filter(measure="mass").select("prompt", "condition").unique().collect()
-    assert len(prompts) == 5
-    for path in (part / "cells").iterdir():
-        path.unlink()
-    assert attnscope.open_run(part).cells.is_empty()
-    assert attnscope.open_run(part).values.collect().schema == VALUES
-
-
-def test_a_damaged_run_says_so(done, tmp_path):
-    import shutil
-
+@pytest.fixture
+def copy(done, tmp_path):
     shutil.copytree(done, tmp_path / "run")
-    lost = attnscope.open_run(done).ids[0]
-    (tmp_path / "run" / "cells" / f"{lost}.parquet").unlink()
-    with pytest.raises(InputError, match=rf"damaged.*1 of them are gone.*{lost}"):
-        attnscope.open_run(tmp_path / "run")
-    (tmp_path / "run" / "manifest.json").write_text("{")
-    with pytest.raises(InputError, match=r"manifest.json is damaged"):
-        attnscope.open_run(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_run_that_is_not_finished(done, copy):
+    whole = attnscope.open_run(done)
+    assert len(whole.batches) > 1
+    (copy / "manifest.json").unlink()
+    lost = whole.batches[1]
+    (copy / "cells" / f"{lost.id}.json").unlink()
+    opened = attnscope.open_run(copy)
+    assert not opened.complete
+    assert "not finished" in repr(opened)
+    gone = [row[0] for row in lost.cells]
+    assert opened.cells.equals(whole.cells.filter(~pl.col("cell").is_in(gone)))
+    prompts = opened.values.filter(measure="mass").select("prompt", "condition").unique().collect()
+    assert len(prompts) == len(opened.cells) == 6 - len(gone)
+    for path in (copy / "cells").iterdir():
+        path.unlink()
+    assert attnscope.open_run(copy).cells.is_empty()
+    assert attnscope.open_run(copy).values.collect().schema == VALUES
+
+
+def test_a_run_says_in_a_line_what_it_is(done):
+    assert repr(attnscope.open_run(done)) == f"<Run small in {done}: 6 cells>"
+
+
+def test_facts_of_prompts_are_columns(done):
+    opened = attnscope.open_run(done)
+    assert opened.prompts["prompt"].to_list() == [0, 1, 2]
+    assert opened.prompts["level"].to_list() == [1, 1, 1]
+    assert opened.sql("SELECT count(*) AS n FROM prompts WHERE level = 1")["n"].item() == 3
+
+
+def files_of(run):
+    """Every file that a run's numbers depend on."""
+    return sorted(path for path in run.rglob("*") if path.is_file())
+
+
+def damages(content: bytes):
+    """What can happen to a file."""
+    yield "emptied", b""
+    yield "cut", content[: len(content) // 2]
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1
+    yield "flipped", bytes(flipped)
+    for text in (b"null", b"[]", b"{}", b"\xff\xfe"):
+        yield str(text), text
+
+
+def read_all(run):
+    opened = attnscope.open_run(run)
+    return opened.values.collect(), opened.tokens.collect(), opened.cells
+
+
+def test_whatever_is_damaged_is_noticed(done, copy):
+    """No wrong number, no traceback: every reader says which file it is."""
+    whole = attnscope.open_run(done)
+    tried = 0
+    for path in files_of(copy):
+        content = path.read_bytes()
+        for what, damaged in [("gone", None), *damages(content)]:
+            path.unlink(missing_ok=True)
+            if damaged is not None:
+                path.write_bytes(damaged)
+            if path.name == "manifest.json" and what == "gone":
+                opened = attnscope.open_run(copy)
+                assert not opened.complete  # that is all
+                assert opened.values.collect().equals(whole.values.collect())
+            else:
+                with pytest.raises(InputError) as caught:
+                    read_all(copy)
+                tried += 1
+                # What a manifest says wrongly shows in the file that it says it of.
+                assert path.name in str(caught.value) or path.name == "manifest.json"
+            path.write_bytes(content)
+    assert tried > 50
+    assert attnscope.open_run(copy).values.collect().equals(whole.values.collect())
+
+
+def test_a_damaged_run_says_how_to_mend_it(copy):
+    lost = attnscope.open_run(copy).batches[0]
+    lost.file(copy, "values").write_bytes(b"")
+    with pytest.raises(InputError, match=rf"damaged.*{lost.id}.*attnscope run .*--out {copy}"):
+        attnscope.open_run(copy)
+
+
+def test_a_question_that_was_not_run(copy):
+    file = copy / "experiment.yaml"
+    file.write_text(file.read_text().replace("combine: mean", "combine: max"))
+    assert attnscope.open_run(copy).experiment.combine == "max"  # a reader's choice
+    file.write_text(file.read_text().replace("\nseed: 0", "\nseed: 1"))
+    with pytest.raises(InputError, match="is not the experiment that was run there"):
+        attnscope.open_run(copy)
+
+
+def test_a_run_of_an_earlier_version_says_how_to_make_it_again(copy):
+    for path in (copy / "cells").iterdir():
+        path.unlink()
+    (copy / "cells" / "0123456789abcdef01234567.parquet").write_bytes(b"PAR1")
+    (copy / "manifest.json").write_text('{"experiment": "x", "cells": []}')
+    with pytest.raises(InputError, match=r"format 1, this version reads 2.*attnscope run"):
+        attnscope.open_run(copy)
 
 
 def test_what_is_not_a_run(done, tmp_path):

@@ -15,12 +15,14 @@ from typer.testing import CliRunner
 from attnscope.cli import app
 from attnscope.errors import InputError
 from attnscope.question.spec import made
+from attnscope.run.schemas import CELLS, POSITIONS, TOKENS
 from attnscope.stats.claims import Claim, Part, built_in, load_claims
 from attnscope.stats.evidence import _decided
 from attnscope.stats.intervals import intervals
 from attnscope.stats.paired import compare
 from attnscope.stats.printing import as_json, as_tables
 from attnscope.stats.verdicts import Verdict, _outcome, judge, verdict_table
+from made_runs import MadeRun, write_run
 from made_values import masses, measured
 
 ASKED: dict[str, Any] = {
@@ -427,19 +429,22 @@ def test_files_that_are_not_claims(tmp_path: Path) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    folder = tmp_path / "run"
-    (folder / "cells").mkdir(parents=True)
-    asked = {
-        **ASKED,
-        "conditions": {"none": {"insert": None}},
-        "measures": ["mass"],
-        "combine": "mean",
-        "normalise": "mass",
-    }
-    (folder / "experiment.yaml").write_text(yaml.safe_dump(asked, sort_keys=False))
+    asked = made(**{**ASKED, "conditions": {"none": {"insert": None}}, "measures": ["mass"]})
     table = masses(tuned_looks_more, layers=3, prompts=range(8))
-    table.write_parquet(folder / "cells" / "all.parquet")
-    return folder
+    cells = [
+        [f"{model}-{prompt}", model, prompt, "none", 9, 0, 0, 0]
+        for model in ("base", "tuned")
+        for prompt in range(8)
+    ]
+    empty = {"positions": POSITIONS.to_frame().lazy(), "tokens": TOKENS.to_frame().lazy()}
+    run = MadeRun(
+        values=table.lazy(),
+        **empty,
+        cells=pl.DataFrame(cells, schema=CELLS, orient="row"),
+        experiment=asked,
+        environment={"models": {"base": {}, "tuned": {}}},
+    )
+    return write_run(run, tmp_path / "run")
 
 
 def test_compare_prints_table_and_verdicts(run: Path) -> None:

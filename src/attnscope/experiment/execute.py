@@ -1,8 +1,8 @@
 """`run`: measure what an experiment asks for, into a directory that can be continued.
 
-Model by model, batch by batch. A batch with a missing cell is measured whole, as the plan laid it
-out, and only the missing cells are written, so that a run that was stopped ends with the same
-bytes as one that was not. Tables are built and written in a thread beside the model.
+An executor measures, batch by batch, as the plan laid them out; here the tables are built and
+written, in a thread beside it. A run that was stopped ends with the same bytes as one that was
+not, because a batch is there whole or is measured again.
 
 This module must not know charts, or what the numbers mean.
 """
@@ -12,18 +12,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from attnscope.errors import InputError
-from attnscope.experiment.batch import measure_batch
-from attnscope.experiment.environment import describe, describe_model, same_or_refuse
-from attnscope.experiment.measured import Measured
-from attnscope.experiment.plan import Batch, ModelPlan, Plan, make_plan
+from attnscope.experiment.environment import describe, same_or_refuse
+from attnscope.experiment.executor import Done, Executor, Work
+from attnscope.experiment.local import local
+from attnscope.experiment.plan import Batch, Plan, make_plan
 from attnscope.experiment.to_tables import TokenColumns, cell_tables
 from attnscope.question.spec import Experiment
+from attnscope.run.schemas import CELLS
 from attnscope.run.writer import Directory, opened
 
 __all__ = ["Outcome", "Progress", "run", "run_plan"]
@@ -46,90 +50,136 @@ class Outcome:
     """This time; the others were there."""
 
 
-def run(experiment: Experiment, folder: str | Path, *, progress: Progress | None = None) -> Outcome:
+def run(
+    experiment: Experiment,
+    folder: str | Path,
+    *,
+    executor: Executor = local,
+    progress: Progress | None = None,
+) -> Outcome:
     """Run an experiment into a directory, or continue it there."""
-    return run_plan(make_plan(experiment), folder, progress=progress)
+    return run_plan(make_plan(experiment), folder, executor=executor, progress=progress)
 
 
-def run_plan(plan: Plan, folder: str | Path, *, progress: Progress | None = None) -> Outcome:
+def run_plan(
+    plan: Plan,
+    folder: str | Path,
+    *,
+    executor: Executor = local,
+    progress: Progress | None = None,
+) -> Outcome:
     """Run what was planned."""
     with opened(Path(folder), plan.experiment) as directory:
-        planned = {cell.id for model in plan.models for batch in model.batches for cell in batch}
-        done = directory.done()
-        _refuse_strangers(directory, done - planned)
+        work = [Work(model, batch) for model in plan.models for batch in model.batches]
+        _refuse_strangers(directory, {one.batch.id for one in work})
+        directory.write_lines("facts.jsonl", plan.facts)
         environment = _environment(plan, directory)
-        count = _Count(plan, done, progress)
-        for model in plan.models:
-            pending = [batch for batch in model.batches if any(c.id not in done for c in batch)]
-            if pending:
-                _run_model(plan, model, pending, directory, environment, done, count)
-        directory.write_json("manifest.json", _manifest(plan))
-        return Outcome(directory.folder, len(planned), len(planned - done))
+        profiles = ("positions",) if "profile" in plan.experiment.measures else ()
+        done = directory.done(
+            {
+                one.batch.id: ("values", "tokens", *profiles)
+                for one in work
+                if one.model.label in environment["models"]  # else nobody knows what made it
+            }
+        )
+        pending = [one for one in work if one.batch.id not in done]
+        if pending:
+            directory.unfinish()
+            count = _Count(work, done, progress)
+            _carry_out(plan, pending, directory, environment, executor, count)
+        directory.finish(plan.experiment, [one.batch.id for one in work])
+        cells = sum(len(one.batch) for one in work)
+        return Outcome(directory.folder, cells, sum(len(one.batch) for one in pending))
 
 
-def _refuse_strangers(directory: Directory, strangers: set[str]) -> None:
+def _refuse_strangers(directory: Directory, planned: set[str]) -> None:
+    strangers = directory.batches() - planned
     if strangers:
         raise InputError(
-            f"{directory.folder} holds {len(strangers)} cells that this experiment does not have: "
-            "since they were made, a model, a file of prompts or of classes, or the device has "
-            "changed. Give another directory with --out"
+            f"{directory.folder} holds {len(strangers)} batches of cells that this experiment does "
+            "not have: since they were made, a model, a file of prompts or of classes, or the "
+            "device has changed. Give another directory with --out"
         )
 
 
 def _environment(plan: Plan, directory: Directory) -> dict[str, Any]:
-    """Recorded at the first start; the number of threads is kept to, since sums depend on it."""
+    """Recorded at the first start."""
     here, there = describe(plan), directory.environment()
     if there:
         same_or_refuse(there, here, directory.folder)
-        if there["threads"] != here["threads"]:
-            import torch
-
-            torch.set_num_threads(there["threads"])
         return there
     directory.write_json("environment.json", here)
     return here
 
 
-def _run_model(
+def _carry_out(
     plan: Plan,
-    of_model: ModelPlan,
-    pending: list[Batch],
+    pending: list[Work],
     directory: Directory,
     environment: dict[str, Any],
-    done: set[str],
+    executor: Executor,
     count: _Count,
 ) -> None:
-    from attnscope.capture.attention import watch
-    from attnscope.loading import find, load
+    columns = lru_cache(maxsize=1)(lambda model: TokenColumns(plan.experiment, model))
 
-    experiment = plan.experiment
-    model, _ = load(of_model.facts.pinned, device=experiment.device, dtype=experiment.dtype)
-    if find(of_model.facts.pinned).revision != of_model.facts.revision:
-        raise InputError(
-            f"model {of_model.label!r} ({of_model.facts.name}) changed while it was loaded; start "
-            "again, when it is finished"
-        )
-    with watch(model, layers=_listed(of_model.layers), backend=experiment.backend) as scope:
-        backend = scope.backend  # no pass: only to see that the layers exist, and what measures
-    environment["models"][of_model.label] = describe_model(of_model, model, backend)
-    directory.write_json("environment.json", environment)
-    vocabulary = TokenColumns(experiment, of_model)
-
-    def store(batch: Batch, measured: dict[str, Measured]) -> None:
-        for condition, cells in batch.cells.items():
-            made = cell_tables(of_model.label, cells, measured[condition], vocabulary)
-            for cell, tables in made:
-                if cell.id not in done:
-                    directory.write_cell(cell.id, tables)
+    def store(done: Done) -> None:
+        batch = done.work.batch
+        tables = _tables(done, columns(done.work.model))
+        rows = [_row(plan, done, cell) for cell in batch.by_prompt()]
+        directory.write_batch(batch.id, rows, tables)
         count.finished(batch)
 
-    with _beside() as submit:
-        for batch in pending:
-            submit(store, batch, measure_batch(experiment, of_model, model, batch))
+    measuring = executor(plan, pending, threads=environment["threads"])
+    with closing(measuring), _beside() as submit:
+        for done in measuring:
+            if _recorded(plan, environment, done):
+                directory.write_json("environment.json", environment)
+            submit(store, done)
 
 
-def _listed(layers: tuple[int, ...] | None) -> list[int] | None:
-    return None if layers is None else list(layers)
+def _recorded(plan: Plan, environment: dict[str, Any], done: Done) -> bool:
+    """Whether a model was entered that was not there; the entries keep the plan's order."""
+    label, entries = done.work.model.label, environment["models"]
+    if label not in entries:
+        entries[label] = done.about
+        known = [model.label for model in plan.models if model.label in entries]
+        environment["models"] = {label: entries[label] for label in known}
+        return True
+    if entries[label] != done.about:
+        differing = [key for key in done.about if entries[label].get(key) != done.about[key]]
+        raise InputError(
+            f"model {label!r} is not as it was when the run began: its {', '.join(differing)} "
+            "differ; give another directory with --out"
+        )
+    return False
+
+
+def _tables(done: Done, columns: TokenColumns) -> dict[str, pl.DataFrame]:
+    """The tables of a batch, cell after cell."""
+    label, batch = done.work.model.label, done.work.batch
+    of_cell = {
+        cell.id: tables
+        for condition, cells in batch.cells.items()
+        for cell, tables in cell_tables(label, cells, done.measured[condition], columns)
+    }
+    ordered = [of_cell[cell.id] for cell in batch.by_prompt()]
+    return {name: pl.concat([tables[name] for tables in ordered]) for name in ordered[0]}
+
+
+def _row(plan: Plan, done: Done, cell: Any) -> list[Any]:
+    """The row of the table `cells`."""
+    pair = cell.alignment
+    row = {
+        "cell": cell.id,
+        "model": done.work.model.label,
+        "prompt": cell.prompt,
+        "condition": cell.condition,
+        "tokens": len(cell.tokens),
+        "filler_tokens": 0 if pair is None else len(pair.filler),
+        "seam_tokens": 0 if pair is None else len(pair.variant_seam),
+        "base_seam_tokens": 0 if pair is None else len(pair.base_seam),
+    }
+    return [row[name] for name in CELLS]
 
 
 @contextmanager
@@ -155,38 +205,18 @@ def _beside() -> Iterator[Callable[..., None]]:
 class _Count:
     """How far a run is."""
 
-    def __init__(self, plan: Plan, done: set[str], progress: Progress | None):
-        batches = [batch for model in plan.models for batch in model.batches]
-        self.cells = len(done)
-        self.done = done
+    def __init__(self, work: list[Work], done: set[str], progress: Progress | None):
+        self.cells = sum(len(one.batch) for one in work if one.batch.id in done)
         self.progress = progress
-        self.total = sum(b.tokens for b in batches if any(cell.id not in done for cell in b))
+        self.total = sum(one.batch.tokens for one in work if one.batch.id not in done)
         self.tokens = 0
-        if progress is not None:
-            progress(self.cells, self.tokens, self.total)
+        self._tell()
 
     def finished(self, batch: Batch) -> None:
-        self.cells += sum(cell.id not in self.done for cell in batch)
+        self.cells += len(batch)
         self.tokens += batch.tokens
+        self._tell()
+
+    def _tell(self) -> None:
         if self.progress is not None:
             self.progress(self.cells, self.tokens, self.total)
-
-
-def _manifest(plan: Plan) -> dict[str, Any]:
-    """The rows of the table `cells`."""
-    return {
-        "experiment": plan.experiment.digest,
-        "cells": [
-            [
-                cell.id,
-                model.label,
-                cell.prompt,
-                cell.condition,
-                len(cell.tokens),
-                0 if cell.alignment is None else len(cell.alignment.filler),
-                0 if cell.alignment is None else len(cell.alignment.variant_seam),
-            ]
-            for model in plan.models
-            for cell in model.cells()
-        ],
-    }

@@ -16,22 +16,21 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from attnscope.errors import InputError
 from attnscope.experiment.revision import ModelFacts, chosen_heads, chosen_layers, facts_of
 from attnscope.loading import load_tokenizer
 from attnscope.loading.device import chosen_device
-from attnscope.prompts import Sample, insert, math_samples, read, spatial_samples
+from attnscope.prompts import Layout, Sample, insert, math_samples, read, spatial_samples
 from attnscope.question.conditions import Condition
 from attnscope.question.queries import parse_queries
 from attnscope.question.spec import Experiment, FilePrompts, MathPrompts
+from attnscope.run.layout import FORMAT, digest_of
 from attnscope.tokens import Alignment, Prompt, TokenizedPrompt, apply_chat_template, tokenize_all
 
 __all__ = ["Batch", "Cell", "ModelPlan", "Plan", "make_plan", "samples_of"]
-
-# The tables and their meaning: a change of either is a change of every cell.
-FORMAT = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,11 +49,20 @@ class Cell:
 class Batch:
     """Prompts that run together, under every condition in turn."""
 
+    id: str
     cells: dict[str, tuple[Cell, ...]]
     """By condition; row n is the same prompt in each."""
 
     def __iter__(self) -> Iterator[Cell]:
         return (cell for cells in self.cells.values() for cell in cells)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.cells.values()))
+
+    def by_prompt(self) -> list[Cell]:
+        """In the order of prompts, then conditions."""
+        rows = sorted(zip(*self.cells.values(), strict=True), key=lambda row: row[0].prompt)
+        return [cell for row in rows for cell in row]
 
     @cached_property
     def tokens(self) -> int:
@@ -95,6 +103,8 @@ class Plan:
     experiment: Experiment
     models: tuple[ModelPlan, ...]
     device: str
+    facts: tuple[dict[str, Any], ...]
+    """What is known of each prompt beside its text."""
 
     @property
     def size(self) -> int:
@@ -104,13 +114,42 @@ class Plan:
 
 def make_plan(experiment: Experiment) -> Plan:
     """Build the prompts and lay out the cells. Needs tokenizers and configurations, no weights."""
+    experiment = _identified(experiment)
     samples = samples_of(experiment)
     device = chosen_device(experiment.device)
     models = [
         _plan_model(experiment, label, name, samples, device)
         for label, name in experiment.models.items()
     ]
-    return Plan(experiment, tuple(models), device)
+    return Plan(experiment, tuple(models), device, tuple(_facts(experiment, samples)))
+
+
+def _identified(experiment: Experiment) -> Experiment:
+    """The experiment with the digest of the file that its prompts come from."""
+    prompts = experiment.prompts
+    if not isinstance(prompts, FilePrompts):
+        return experiment
+    path = Path(prompts.path)
+    if not path.is_file():
+        raise InputError(f"there is no file {path}")
+    digest = digest_of(path)
+    if prompts.digest not in (None, digest):
+        raise InputError(
+            f"{path} is not the file that the experiment asks for: its SHA-256 begins with "
+            f"{digest[:12]}, and prompts.digest with {str(prompts.digest)[:12]}; bring the file "
+            "back, or leave digest out"
+        )
+    return experiment.changed(prompts=prompts.model_dump() | {"digest": digest})
+
+
+def _facts(experiment: Experiment, samples: list[Sample]) -> Iterator[dict[str, Any]]:
+    """What a source knows, but not what is written in the prompt itself."""
+    told: set[str] = set()
+    if isinstance(experiment.prompts, FilePrompts):
+        layout = Layout(template=experiment.prompts.template, fields=experiment.prompts.fields)
+        told = {layout.fields.get(slot, slot) for slot in layout.slots}
+    for sample in samples:
+        yield {name: fact for name, fact in sample.facts.items() if name not in told}
 
 
 def samples_of(experiment: Experiment) -> list[Sample]:
@@ -248,7 +287,10 @@ def _batch(common: Any, rows: list[tuple[int, _Row]]) -> Batch:
             digest.update(f"{place}:{number}:{condition}".encode())
             id = digest.hexdigest()[:24]
             cells.setdefault(condition, []).append(Cell(id, number, condition, tokens, alignment))
-    return Batch({condition: tuple(found) for condition, found in cells.items()})
+    return Batch(
+        together.hexdigest()[:24],
+        {condition: tuple(found) for condition, found in cells.items()},
+    )
 
 
 def _print_of(tokens: TokenizedPrompt) -> bytes:

@@ -182,6 +182,8 @@ class FilePrompts(Plain):
     template: StrictStr = "{question}"
     fields: dict[StrictStr, StrictStr] = Field(default_factory=dict)
     system: StrictStr | None = None
+    digest: StrictStr | None = None
+    """SHA-256 of the file, filled in by a run; one that is given must be right."""
 
 
 Prompts = Annotated[SpatialPrompts | MathPrompts | FilePrompts, Field(discriminator="source")]
@@ -307,8 +309,10 @@ class Experiment(Plain):
         return self.model_dump(mode="json")
 
     def measured(self) -> dict[str, Any]:
-        """What the numbers depend on: everything but what readers choose."""
-        return {key: value for key, value in self.complete().items() if key not in OF_READERS}
+        """What the numbers depend on: not what readers choose, and not where a file lies."""
+        asked = {key: value for key, value in self.complete().items() if key not in OF_READERS}
+        asked["prompts"] = {key: v for key, v in asked["prompts"].items() if key != "path"}
+        return asked
 
     def changed(self, **keys: Any) -> Experiment:
         """The same question but for these keys, checked again."""

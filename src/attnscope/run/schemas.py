@@ -6,7 +6,7 @@ must not know models, files or charts.
 
 import polars as pl
 
-__all__ = ["CELLS", "POSITIONS", "TOKENS", "VALUES"]
+__all__ = ["CELLS", "POSITIONS", "TABLES", "TOKENS", "VALUES"]
 
 CELLS = pl.Schema(
     {
@@ -17,6 +17,7 @@ CELLS = pl.Schema(
         "tokens": pl.Int32(),
         "filler_tokens": pl.Int32(),
         "seam_tokens": pl.Int32(),
+        "base_seam_tokens": pl.Int32(),
     }
 )
 """One row per cell: a model, a prompt and a condition."""
@@ -71,3 +72,6 @@ TOKENS = pl.Schema(
     }
 )
 """One row per token of a cell's prompt: what it is, where it is, and which base token it was."""
+
+TABLES = {"values": VALUES, "tokens": TOKENS, "positions": POSITIONS}
+"""What is stored of every cell, by name; `positions` only where profiles were asked for."""

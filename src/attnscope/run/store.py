@@ -1,12 +1,16 @@
 """Reading a run: `open_run` gives its tables as polars frames, and SQL over them.
 
-The right side of the wall begins here, so this module must not know torch, transformers, or how
-anything was measured. Writing is `writer.py`.
+Nothing that is damaged is read: what was written is compared with what is there. The right side
+of the wall begins here, so this module must not know torch, transformers, or how anything was
+measured. Writing is `writer.py`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,23 +21,25 @@ import polars as pl
 from attnscope.errors import InputError
 from attnscope.question.spec import Experiment
 from attnscope.question.yaml import read_experiment
-from attnscope.run.schemas import CELLS, POSITIONS, TOKENS, VALUES
+from attnscope.run.layout import (
+    FORMAT,
+    BatchIndex,
+    DamageError,
+    batch_of,
+    digest_of,
+    read_index,
+    read_json,
+)
+from attnscope.run.schemas import CELLS, TABLES
 
-__all__ = ["TABLES", "Run", "cell_file", "open_run"]
+__all__ = ["Run", "open_run", "refuse_other_formats"]
 
-TABLES = {"values": "", "tokens": ".tokens", "positions": ".positions"}
-"""A table's name to what its files have between the cell's ID and `.parquet`."""
 HELD = 4_000_000
-"""Tables of up to so many rows are read once and held: opening many files takes longer."""
-_SCHEMAS = {"values": VALUES, "tokens": TOKENS, "positions": POSITIONS}
+"""Tables of up to so many rows are read once and held, in the order of models, prompts and
+conditions; of longer ones, only what is asked for is read, in any order."""
 
 
-def cell_file(folder: Path, cell: str, table: str) -> Path:
-    """Where a cell's part of a table is, in the run directory `folder`."""
-    return folder / "cells" / f"{cell}{TABLES[table]}.parquet"
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Run:
     """A run directory, read. The frames are lazy: ask, then `collect()`."""
 
@@ -44,8 +50,13 @@ class Run:
     """Versions, device, and an entry per model."""
     complete: bool
     """Whether every cell is there. What is there can be read in any case."""
-    ids: tuple[str, ...]
-    """The cells that are there."""
+    batches: tuple[BatchIndex, ...]
+    """What is there, by the batches it was measured in."""
+
+    def __repr__(self) -> str:
+        finished = "" if self.complete else ", not finished"
+        cells = sum(len(batch.cells) for batch in self.batches)
+        return f"<Run {self.experiment.name} in {self.path}: {cells} cells{finished}>"
 
     @cached_property
     def values(self) -> pl.LazyFrame:
@@ -65,22 +76,32 @@ class Run:
     @cached_property
     def cells(self) -> pl.DataFrame:
         """One row per cell."""
-        manifest = _json(self.path / "manifest.json") if self.complete else {}
-        if self.complete:
-            return pl.DataFrame(manifest["cells"], schema=CELLS, orient="row")
-        files = [cell_file(self.path, id, "tokens") for id in self.ids]
-        found = [
-            _summary(id, pl.read_parquet(file)) for id, file in zip(self.ids, files, strict=True)
-        ]
-        return pl.concat(found) if found else CELLS.to_frame()
+        rows = [row for batch in self.batches for row in batch.cells]
+        try:
+            return self._in_order(pl.DataFrame(rows, schema=CELLS, orient="row"))
+        except (pl.exceptions.PolarsError, TypeError, OverflowError) as error:
+            raise _damaged(self.path, "an index in cells/ is not what was written") from error
+
+    @cached_property
+    def prompts(self) -> pl.DataFrame:
+        """One row per prompt: its number, and what is known of it (a level, a document, the
+        fields of its record), a column each.
+        """
+        return _facts(self.path / "facts.jsonl")
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The cells that are there."""
+        return tuple(self.cells["cell"])
 
     def sql(self, query: str) -> pl.DataFrame:
-        """The answer to an SQL query over `values`, `positions`, `tokens` and `cells`."""
+        """The answer to an SQL query over `values`, `positions`, `tokens`, `cells`, `prompts`."""
         tables = {
             "values": self.values,
             "positions": self.positions,
             "tokens": self.tokens,
             "cells": self.cells.lazy(),
+            "prompts": self.prompts.lazy(),
         }
         try:
             with pl.SQLContext(tables) as context:
@@ -88,22 +109,36 @@ class Run:
                 return answer.collect()
         except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
             columns = "\n".join(
-                f"  {name}: {', '.join(schema)}"
-                for name, schema in {**_SCHEMAS, "cells": CELLS}.items()
+                f"  {name}: {', '.join(table.collect_schema())}" for name, table in tables.items()
             )
             raise InputError(
                 f"the query does not work: {error}\nThe tables and their columns are\n{columns}"
             ) from error
 
     def _table(self, table: str) -> pl.LazyFrame:
-        files = [cell_file(self.path, id, table) for id in self.ids]
-        if table == "positions":  # a run has them for every cell, or for none
-            files = [file for file in files if file.exists()]
-        if not files:
-            return _SCHEMAS[table].to_frame().lazy()
-        scan = pl.scan_parquet(files, schema=_SCHEMAS[table], glob=False)
-        rows = scan.select(pl.len()).collect().item()
-        return scan.collect().lazy() if rows <= HELD else scan
+        schema = TABLES[table]
+        held = [batch for batch in self.batches if table in batch.files]
+        if not held:
+            return schema.to_frame().lazy()
+        try:
+            if sum(batch.files[table].rows for batch in held) > HELD:
+                for batch in held:
+                    batch.check(self.path, [table], whole=True)
+                files = [batch.file(self.path, table) for batch in held]
+                return pl.scan_parquet(files, schema=schema, glob=False)
+            parts = [_read(batch, self.path, table) for batch in held]
+            return self._in_order(pl.concat(parts).match_to_schema(schema)).lazy()
+        except (DamageError, pl.exceptions.PolarsError) as error:
+            raise _damaged(self.path, str(error)) from error
+
+    def _in_order(self, frame: pl.DataFrame) -> pl.DataFrame:
+        asked = self.experiment
+        return frame.sort(
+            pl.col("model").cast(pl.Enum(list(asked.models))),
+            "prompt",
+            pl.col("condition").cast(pl.Enum([asked.base, *asked.variants])),
+            maintain_order=True,
+        )
 
 
 def open_run(folder: str | Path) -> Run:
@@ -111,52 +146,111 @@ def open_run(folder: str | Path) -> Run:
     folder = Path(folder)
     asked = folder / "experiment.yaml"
     if not asked.is_file():
-        inside = sorted(path.parent.name for path in folder.glob("*/experiment.yaml"))
-        hint = f"; there are runs inside it: {', '.join(inside)}" if inside else ""
-        raise InputError(
-            f"{folder} is not a run directory: it has no experiment.yaml{hint}"
-            if folder.is_dir()
-            else f"there is no directory {folder}"
-        )
-    environment = folder / "environment.json"
-    complete = (folder / "manifest.json").is_file()
-    there = {
-        path.name.removesuffix(".parquet")
-        for path in (folder / "cells").glob("*.parquet")
-        if path.name.count(".") == 1
-    }
-    ids = sorted(there)
-    if complete:
-        ids = [cell[0] for cell in _json(folder / "manifest.json")["cells"]]
-        lost = [id for id in ids if id not in there]
-        if lost:
-            raise InputError(
-                f"{folder} is damaged: its manifest lists {len(ids)} cells, and {len(lost)} of "
-                f"them are gone (such as {cell_file(folder, lost[0], 'values')}); delete its "
-                "manifest.json and run the experiment again to measure them anew"
-            )
-    return Run(
-        path=folder,
-        experiment=read_experiment(asked),
-        environment=_json(environment) if environment.is_file() else {},
-        complete=complete,
-        ids=tuple(ids),
-    )
-
-
-def _json(path: Path) -> Any:
+        raise _no_run(folder)
+    refuse_other_formats(folder)
+    experiment = read_experiment(asked)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path} is damaged: {error}") from error
+        environment = read_json(folder / "environment.json")
+        complete = (folder / "manifest.json").is_file()
+        batches = _listed(folder, experiment) if complete else _there(folder)
+        for batch in batches:
+            batch.check(folder, whole=False)
+    except DamageError as error:
+        raise _damaged(folder, str(error)) from error
+    return Run(folder, experiment, environment, complete, tuple(batches))
 
 
-def _summary(id: str, tokens: pl.DataFrame) -> pl.DataFrame:
-    """The row of `cells` for a cell, from its tokens."""
-    return tokens.select(
-        pl.lit(id).alias("cell"),
-        pl.col("model", "prompt", "condition").first(),
-        pl.len().alias("tokens"),
-        (pl.col("role") == "filler").sum().alias("filler_tokens"),
-        (pl.col("role") == "seam").sum().alias("seam_tokens"),
-    ).cast(dict(CELLS))  # type: ignore[arg-type]
+def _listed(folder: Path, experiment: Experiment) -> list[BatchIndex]:
+    """The batches of a finished run."""
+    manifest = read_json(folder / "manifest.json")
+    ids, files = manifest.get("batches"), manifest.get("files")
+    if not isinstance(ids, dict) or not isinstance(files, dict):
+        raise DamageError(f"{folder / 'manifest.json'} is not what was written")
+    if manifest.get("experiment") != experiment.digest:
+        raise InputError(
+            f"{folder / 'experiment.yaml'} is not the experiment that was run there: only what "
+            "readers choose (combine, normalise) may be changed; run it into another directory"
+        )
+    for name, digest in files.items():
+        if not (folder / name).is_file() or digest_of(folder / name) != digest:
+            raise DamageError(f"{folder / name} is gone, or not what was written")
+    return [read_index(folder, id, digest) for id, digest in ids.items()]
+
+
+def _there(folder: Path) -> list[BatchIndex]:
+    """The batches of a run that is not finished."""
+    names = sorted(path.name for path in (folder / "cells").glob("*.json"))
+    return [read_index(folder, id) for name in names if (id := batch_of(name)) is not None]
+
+
+def _read(batch: BatchIndex, folder: Path, table: str) -> pl.DataFrame:
+    """A table of a batch, the same bytes that were checked."""
+    path = batch.file(folder, table)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DamageError(f"{path} cannot be read: {error}") from error
+    if hashlib.sha256(content).hexdigest() != batch.files[table].digest:
+        raise DamageError(f"{path} is not what was written")
+    return pl.read_parquet(io.BytesIO(content))
+
+
+def _facts(path: Path) -> pl.DataFrame:
+    try:
+        with path.open(encoding="utf-8") as file:
+            rows = [json.loads(line) for line in file]
+    except FileNotFoundError:
+        rows = []
+    except (OSError, ValueError) as error:
+        raise _damaged(path.parent, f"{path} cannot be read: {error}") from error
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = [pl.Series("prompt", range(len(rows)), dtype=CELLS["prompt"])]
+    for name in names:
+        label = name if name != "prompt" else "prompt_"  # the record's own field of that name
+        columns.append(_column(label, [row.get(name) for row in rows]))
+    return pl.DataFrame(columns)
+
+
+def _column(name: str, values: list[Any]) -> pl.Series:
+    """Numbers and words as they are; anything else, or a mixture, as JSON."""
+    kinds = {type(value) for value in values if value is not None}
+    if kinds == {int, float}:
+        kinds = {float}
+    if len(kinds) <= 1 and kinds <= {str, int, float, bool}:
+        try:
+            return pl.Series(name, values, strict=False)
+        except OverflowError:
+            pass
+    told = [None if v is None else v if isinstance(v, str) else json.dumps(v) for v in values]
+    return pl.Series(name, told, dtype=pl.String)
+
+
+def _no_run(folder: Path) -> InputError:
+    if not folder.is_dir():
+        return InputError(f"there is no directory {folder}")
+    inside = sorted(path.parent.name for path in folder.glob("*/experiment.yaml"))
+    hint = f"; there are runs inside it: {', '.join(inside)}" if inside else ""
+    return InputError(f"{folder} is not a run directory: it has no experiment.yaml{hint}")
+
+
+def refuse_other_formats(folder: Path) -> None:
+    """Refuse a run that another version made, and say how to make it again."""
+    try:
+        made = read_json(folder / "manifest.json").get("format", 1)
+    except DamageError:
+        return  # said later, with what to do
+    names: Iterable[str] = (path.name for path in (folder / "cells").glob("*.parquet"))
+    old = any(name.count(".") == 1 for name in names)
+    if old or ((folder / "manifest.json").is_file() and made != FORMAT):
+        raise InputError(
+            f"{folder} was made by another version of attnscope (its tables have format {made}, "
+            f"this version reads {FORMAT}). Its question is still good: make it again with "
+            f"attnscope run {folder / 'experiment.yaml'} --out ANOTHER_DIRECTORY"
+        )
+
+
+def _damaged(folder: Path, what: str) -> InputError:
+    return InputError(
+        f"{folder} is damaged: {what}. To measure again what is lost, and nothing else: "
+        f"attnscope run {folder / 'experiment.yaml'} --out {folder}"
+    )

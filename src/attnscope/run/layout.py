@@ -1,0 +1,136 @@
+"""What lies where in a run directory, and whether it is still what was written.
+
+    experiment.yaml             the whole question
+    environment.json            where it was measured, and an entry per model
+    facts.jsonl                 what is known of each prompt
+    prompts.*                   the file that the prompts came from, if they came from one
+    cells/BATCH.TABLE.parquet   the cells of a batch: a file per table
+    cells/BATCH.json            its index: the cells, and size and digest of each file; after them
+    manifest.json               the digests of all indices; last of all, so that it means complete
+
+So every byte that is read was vouched for by what was written after it. This module must not know
+models, or what the tables say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnscope.errors import InputError
+from attnscope.run.schemas import CELLS, TABLES
+
+__all__ = [
+    "FORMAT",
+    "BatchIndex",
+    "DamageError",
+    "StoredFile",
+    "batch_of",
+    "digest_of",
+    "read_index",
+    "read_json",
+]
+
+FORMAT = 2
+"""Of the directory and its tables; 1 had a file per cell."""
+_NAME = re.compile(rf"([0-9a-f]{{24}})\.(?:json|(?:{'|'.join(TABLES)})\.parquet)")
+
+
+class DamageError(InputError):
+    """A file of a run that is not what was written."""
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A table of a batch."""
+
+    rows: int
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True, eq=False)
+class BatchIndex:
+    """The cells that were measured together, and the files that hold them."""
+
+    id: str
+    cells: list[list[Any]]
+    """Rows of the table `cells`."""
+    files: dict[str, StoredFile]
+    """By table."""
+
+    def file(self, folder: Path, table: str) -> Path:
+        """Where a table of it is, in the run directory `folder`."""
+        return folder / "cells" / f"{self.id}.{table}.parquet"
+
+    def content(self) -> bytes:
+        """What the index says, as it is written."""
+        files = {name: [f.rows, f.size, f.digest] for name, f in self.files.items()}
+        return (json.dumps({"files": files, "cells": self.cells}) + "\n").encode()
+
+    def check(self, folder: Path, tables: Iterable[str] | None = None, *, whole: bool) -> None:
+        """See that files are there and as long as they were; `whole`: and the same bytes."""
+        for table in self.files if tables is None else tables:
+            stored, path = self.files[table], self.file(folder, table)
+            try:
+                size = path.stat().st_size
+                same = size == stored.size and (not whole or digest_of(path) == stored.digest)
+            except FileNotFoundError:
+                raise DamageError(f"{path} is gone") from None
+            except OSError as error:
+                raise DamageError(f"{path} cannot be read: {error}") from error
+            if not same:
+                raise DamageError(f"{path} is not what was written")
+
+
+def read_index(folder: Path, id: str, digest: str | None = None) -> BatchIndex:
+    """The index of a batch; with the `digest` that it had, if anybody knows."""
+    path = folder / "cells" / f"{id}.json"
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise DamageError(f"{path} is gone") from None
+    except OSError as error:
+        raise DamageError(f"{path} cannot be read: {error}") from error
+    if digest is not None and hashlib.sha256(content).hexdigest() != digest:
+        raise DamageError(f"{path} is not what was written")
+    try:
+        data = json.loads(content)
+        files = {str(name): StoredFile(*about) for name, about in data["files"].items()}
+        index = BatchIndex(id, list(data["cells"]), files)
+        good = all(len(row) == len(CELLS) for row in index.cells) and set(files) <= set(TABLES)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise DamageError(f"{path} is not what was written") from error
+    if not good or not index.cells:
+        raise DamageError(f"{path} is not what was written")
+    return index
+
+
+def batch_of(name: str) -> str | None:
+    """The batch that a file in `cells` belongs to; None if it is no file of ours."""
+    found = _NAME.fullmatch(name)
+    return found[1] if found else None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of a run; empty where there is no such file."""
+    try:
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamageError(f"{path} is damaged: {error}") from error
+    if not isinstance(data, dict) or not data:
+        raise DamageError(f"{path} is damaged: it is no JSON object with something in it")
+    return data
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
