@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from attnscope.measures.seen import on_variant
+from attnscope.measures.layer import on_variant
 from attnscope.measures.slope import slope as slope_of
 from attnscope.measures.spikes import SHARES, spikes
 from attnscope.measures.uniformity import uniformity

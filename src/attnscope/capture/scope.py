@@ -12,10 +12,10 @@ from attnscope.capture.totals import LayerTotals, join_exposures
 from attnscope.errors import ConservationError, InputError, ScopeError, unknown
 from attnscope.kernels import Totals
 from attnscope.measures.flow import flow
+from attnscope.measures.layer import Layer, Sums, mean_over_queries, or_nan
 from attnscope.measures.mass import lift, mass, shares_of
 from attnscope.measures.received import standard_error
 from attnscope.measures.registry import MEASURES
-from attnscope.measures.seen import Seen, Sums, mean_over_queries, or_nan
 
 __all__ = ["Scope"]
 
@@ -125,7 +125,7 @@ class Scope:
         one = {m.name for m in MEASURES.values() if m.level == "head" and not m.pair and not m.over}
         if name not in one:
             raise unknown("measure", name, sorted(one))
-        return torch.as_tensor(MEASURES[name].numbers(Seen(sums=self.sums(layer))).value)
+        return torch.as_tensor(MEASURES[name].numbers(Layer(sums=self.sums(layer))).value)
 
     def entropy(self, layer: int) -> Tensor:
         """[B, H]: mean over the queries of -sum_j A ln A, in nats."""

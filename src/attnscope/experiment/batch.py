@@ -24,9 +24,9 @@ from attnscope.experiment.forward import forward
 from attnscope.experiment.measured import Array, Column, Measured, Profile, Reading
 from attnscope.experiment.padded import Padded
 from attnscope.experiment.plan import Batch, ModelPlan
+from attnscope.measures.layer import Layer, Pair, Sums
 from attnscope.measures.measure import Measure, Numbers
 from attnscope.measures.registry import MEASURES
-from attnscope.measures.seen import Pair, Seen, Sums
 from attnscope.question.spec import Experiment
 
 __all__ = ["measure_batch"]
@@ -122,7 +122,7 @@ class _Pass:
     """By class set: of which class each group of queries is."""
     base: _Pass | None
 
-    def layers(self, queries: str) -> Iterator[tuple[int, list[int], Seen]]:
+    def layers(self, queries: str) -> Iterator[tuple[int, list[int], Layer]]:
         """Number, stored heads, and all there is to see."""
         for layer, (heads, sums) in self.sums[queries].items():
             pair = None
@@ -133,10 +133,10 @@ class _Pass:
                     inserted=self.padded.inserted,
                     made=self.base.made.get(layer, {}),
                 )
-            yield layer, heads, Seen(sums=sums, made=self.made.get(layer, {}), pair=pair)
+            yield layer, heads, Layer(sums=sums, made=self.made.get(layer, {}), pair=pair)
 
 
-Layers = list[tuple[int, list[int], Seen]]
+Layers = list[tuple[int, list[int], Layer]]
 
 
 def _measure(

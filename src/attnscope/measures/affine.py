@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnscope.measures.layer import Layer
 from attnscope.measures.measure import Measure, Numbers
-from attnscope.measures.seen import Seen
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,12 +63,11 @@ def affine_fit(old: Tensor, new: Tensor) -> Affine:
     return Affine(float(slope), mean_new - slope * mean_old, r2, n)
 
 
-def _reader(point: str) -> Callable[[Seen], Numbers]:
-    def read(seen: Seen) -> Numbers:
-        assert seen.pair is not None
-        old, new = (made[point].float().cpu() for made in (seen.pair.made, seen.made))
+def _reader(point: str) -> Callable[[Layer], Numbers]:
+    def read(layer: Layer) -> Numbers:
+        old, new = (made[point].float().cpu() for made in (layer.against.made, layer.made))
         fits = []
-        for row, twin in enumerate(seen.pair.twin):
+        for row, twin in enumerate(layer.against.twin):
             there = np.flatnonzero(twin >= 0)
             fits.append(affine_fit(old[row, twin[there]], new[row, there]))
         value = np.array([[[fit.slope, fit.sigma, fit.r2]] for fit in fits])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from attnscope.measures.layer import Layer, mean_over_queries
 from attnscope.measures.measure import Measure
-from attnscope.measures.seen import Seen, mean_over_queries
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 __all__ = ["DISTANCE", "distance"]
 
 
-def distance(seen: Seen) -> Tensor:
+def distance(layer: Layer) -> Tensor:
     """[B, H]: mean over the queries of sum_j A[i, j] (i - j), from what the keys received.
 
     The rows of a head really add up to a hair less or more than they should; the sum of the
     queries' positions is scaled by that hair, or long texts would turn it into whole tokens.
     """
-    sums = seen.sums
+    sums = layer.sums
     total = sums.count[:, None].expand_as(sums.own)
     positions = sums.exposed("position")[:, None].expand_as(sums.own)
     if sums.sink is not None and sums.sink_position is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from attnscope.measures.layer import Layer, mean_over_queries
 from attnscope.measures.measure import Measure
-from attnscope.measures.seen import Seen, mean_over_queries
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 __all__ = ["ENTROPY", "entropy"]
 
 
-def entropy(seen: Seen) -> Tensor:
+def entropy(layer: Layer) -> Tensor:
     """[B, H]: mean over the queries of -sum_j A ln A, in nats."""
-    return mean_over_queries(seen.sums.entropy, seen.sums.count)
+    return mean_over_queries(layer.sums.entropy, layer.sums.count)
 
 
 ENTROPY = Measure(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from attnscope.measures.layer import Layer, mean_over_queries
 from attnscope.measures.measure import Measure
-from attnscope.measures.seen import Seen, mean_over_queries
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 __all__ = ["FIRST_TOKEN", "first_token"]
 
 
-def first_token(seen: Seen) -> Tensor:
+def first_token(layer: Layer) -> Tensor:
     """[B, H]: mean over the queries of their attention to the first real token."""
-    sums = seen.sums
+    sums = layer.sums
     first = sums.first.clamp(min=0).to(sums.count.device)[:, None, None]
     first = first.expand(-1, sums.received.shape[1], 1)
     return mean_over_queries(sums.received.gather(2, first)[..., 0], sums.count)

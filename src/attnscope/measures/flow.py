@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from attnscope.measures.layer import Layer, or_nan
 from attnscope.measures.measure import Measure
-from attnscope.measures.seen import Seen, or_nan
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,12 +29,12 @@ def flow(received_from: Tensor, shares: Tensor, queries: Tensor, groups: Tensor)
     return sums / or_nan(queries.double() @ groups.double())[:, None, :, None]
 
 
-def _read(seen: Seen) -> Tensor:
-    sums = seen.sums
+def _read(layer: Layer) -> Tensor:
+    sums = layer.sums
     assert sums.flow is not None
-    assert seen.shares is not None
-    assert seen.groups is not None
-    found = flow(sums.flow, seen.shares, sums.exposed("groups"), seen.groups)
+    assert layer.shares is not None
+    assert layer.groups is not None
+    found = flow(sums.flow, layer.shares, sums.exposed("groups"), layer.groups)
     return found.flatten(2)
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnscope.measures.layer import Layer, or_nan
 from attnscope.measures.measure import Measure, Numbers
-from attnscope.measures.seen import Seen, or_nan
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,8 +34,8 @@ def lift(mass: Tensor, uniform: Tensor) -> Tensor:
     return (mass / uniform).where(uniform > 0, np.nan)
 
 
-def _read(seen: Seen) -> Numbers:
-    sums, shares = seen.sums, seen.shares
+def _read(layer: Layer) -> Numbers:
+    sums, shares = layer.sums, layer.shares
     assert shares is not None
     return Numbers(
         mass(sums.received, shares, sums.count),

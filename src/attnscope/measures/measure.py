@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from attnscope.measures.seen import Array, Seen
+from attnscope.measures.layer import Array, Layer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +42,7 @@ class Measure:
     """The definition in a line."""
     level: Level
     """What there is one number of (of `token`: a number for each token of each head)."""
-    function: Callable[[Seen], Numbers | Tensor]
+    function: Callable[[Layer], Numbers | Tensor]
     needs: frozenset[Need] = frozenset({"sums"})
     """What has to be kept of a forward pass. Without `sums` or `flow`, no choice of queries
     matters, and the numbers stand under `all`."""
@@ -61,7 +61,7 @@ class Measure:
         if not self.columns:
             object.__setattr__(self, "columns", {self.name: self.about})
 
-    def numbers(self, seen: Seen) -> Numbers:
+    def numbers(self, layer: Layer) -> Numbers:
         """Measure."""
-        found: Any = self.function(seen)
+        found: Any = self.function(layer)
         return found if isinstance(found, Numbers) else Numbers(found)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from attnscope.measures.layer import Layer
 from attnscope.measures.measure import Measure, Numbers
-from attnscope.measures.seen import Seen
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,10 +33,10 @@ def standard_error(variance: Tensor | None, received: Tensor) -> Tensor:
     return torch.maximum(variance, around * received.square()).sqrt()
 
 
-def _read(seen: Seen) -> Numbers:
+def _read(layer: Layer) -> Numbers:
     import torch
 
-    return Numbers(torch.stack([seen.sums.average, seen.sums.received], -1))
+    return Numbers(torch.stack([layer.sums.average, layer.sums.received], -1))
 
 
 PROFILE = Measure(

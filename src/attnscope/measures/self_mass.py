@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from attnscope.measures.layer import Layer, mean_over_queries
 from attnscope.measures.measure import Measure
-from attnscope.measures.seen import Seen, mean_over_queries
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 __all__ = ["SELF_MASS", "self_mass"]
 
 
-def self_mass(seen: Seen) -> Tensor:
+def self_mass(layer: Layer) -> Tensor:
     """[B, H]: mean over the queries of their attention to themselves."""
-    return mean_over_queries(seen.sums.own, seen.sums.count)
+    return mean_over_queries(layer.sums.own, layer.sums.count)
 
 
 SELF_MASS = Measure(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from attnscope.measures.layer import Layer, mean_over_queries
 from attnscope.measures.measure import Measure
-from attnscope.measures.seen import Seen, mean_over_queries
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 __all__ = ["SINK_MASS", "sink_mass"]
 
 
-def sink_mass(seen: Seen) -> Tensor:
+def sink_mass(layer: Layer) -> Tensor:
     """[B, H]: mean over the queries of what a learned sink took; 0 in models without one."""
-    sums = seen.sums
+    sums = layer.sums
     taken = sums.own.new_zeros(sums.own.shape) if sums.sink is None else sums.sink
     return mean_over_queries(taken, sums.count)
 

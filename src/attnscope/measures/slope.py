@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from attnscope.measures.layer import Array, Layer, Mask
 from attnscope.measures.measure import Measure, Numbers
-from attnscope.measures.seen import Array, Mask, Seen
 
 __all__ = ["EVEN_SLOPE", "LAMBDA", "ratio", "slope", "usable"]
 
@@ -43,19 +43,15 @@ def ratio(above: Array, below: Array) -> Array:
     return np.where(there, above / np.where(there, below, 1.0), np.nan)
 
 
-def _lambda(seen: Seen) -> Numbers:
-    assert seen.pair is not None
-    assert seen.keys is not None
-    *found, size = slope(seen.pair.averages, seen.sums.averages, seen.keys[:, None])
+def _lambda(layer: Layer) -> Numbers:
+    *found, size = slope(layer.against.averages, layer.sums.averages, layer.keys[:, None])
     return Numbers(np.stack(found, axis=2), tokens=size[..., None])
 
 
-def _even(seen: Seen) -> Numbers:
+def _even(layer: Layer) -> Numbers:
     """The same for every head, and given for each, so that λ can be judged head by head."""
-    assert seen.pair is not None
-    assert seen.keys is not None
-    factor, means, _, size = slope(seen.pair.even, seen.sums.even, seen.keys[:, None])
-    heads = (seen.sums.received.shape[0], seen.sums.received.shape[1], 2)
+    factor, means, _, size = slope(layer.against.even, layer.sums.even, layer.keys[:, None])
+    heads = (layer.sums.received.shape[0], layer.sums.received.shape[1], 2)
     return Numbers(
         np.broadcast_to(np.stack([factor, means], axis=2), heads), tokens=size[..., None]
     )

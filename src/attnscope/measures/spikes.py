@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from attnscope.measures.layer import Array, Layer, Mask
 from attnscope.measures.measure import Measure, Numbers
-from attnscope.measures.seen import Array, Mask, Seen
 from attnscope.measures.slope import ratio, usable
 
 __all__ = ["SHARES", "SPIKES", "spikes"]
@@ -51,13 +51,11 @@ def spikes(
     )
 
 
-def _read(seen: Seen) -> Numbers:
-    assert seen.pair is not None
-    assert seen.keys is not None
+def _read(layer: Layer) -> Numbers:
     value, tokens = [], []
     for share in SHARES:
         at, rest, fall, of_spikes, of_rest = spikes(
-            seen.pair.averages, seen.sums.averages, seen.keys[:, None], share
+            layer.against.averages, layer.sums.averages, layer.keys[:, None], share
         )
         value += [at, rest, fall]
         tokens += [of_spikes, of_rest, of_spikes]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from attnscope.measures.layer import Array, Layer, Mask
 from attnscope.measures.measure import Measure, Numbers
-from attnscope.measures.seen import Array, Mask, Seen
 from attnscope.measures.slope import ratio
 
 __all__ = ["UNIFORMITY", "uniformity"]
@@ -20,9 +20,8 @@ def uniformity(average: Array, inserted: Mask) -> tuple[Array, Array]:
     return ratio(np.sqrt(ratio((off * off).sum(-1), size)), mean), size
 
 
-def _read(seen: Seen) -> Numbers:
-    assert seen.pair is not None
-    value, size = uniformity(seen.sums.averages, seen.pair.inserted[:, None])
+def _read(layer: Layer) -> Numbers:
+    value, size = uniformity(layer.sums.averages, layer.against.inserted[:, None])
     return Numbers(value, tokens=size)
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnscope.measures.layer import Layer
 from attnscope.measures.measure import Measure, Numbers
-from attnscope.measures.seen import Seen
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,12 +41,11 @@ def value_similarity(values: Tensor, span: Tensor) -> Tensor:
     return cosines.where(count > 1, torch.nan)
 
 
-def _read(seen: Seen) -> Numbers:
+def _read(layer: Layer) -> Numbers:
     import torch
 
-    assert seen.pair is not None
-    inserted = seen.pair.inserted
-    value = value_similarity(seen.made["values"], torch.from_numpy(inserted))
+    inserted = layer.against.inserted
+    value = value_similarity(layer.made["values"], torch.from_numpy(inserted))
     return Numbers(value, tokens=inserted.sum(axis=1).astype(np.float64)[:, None])
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Array", "Mask", "Pair", "Seen", "Sums", "mean_over_queries", "or_nan"]
+__all__ = ["Array", "Layer", "Mask", "Pair", "Sums", "mean_over_queries", "or_nan"]
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -115,7 +115,7 @@ class Pair:
     inserted: Mask
     """[B, K of variant]"""
     made: Mapping[str, Tensor] = field(default_factory=dict)
-    """What the base's layer made, as in `Seen.made`."""
+    """What the base's layer made, as in `Layer.made`."""
 
     @cached_property
     def averages(self) -> Array:
@@ -129,21 +129,27 @@ class Pair:
 
 
 @dataclass(eq=False, kw_only=True)
-class Seen:
+class Layer:
     """One layer of a batch, under one choice of queries."""
 
     sums: Sums
     made: Mapping[str, Tensor] = field(default_factory=dict)
     """What the layer made, by the name in `Measure.needs`: values [B, G, K, size], heads and
     outputs [B, K, size]."""
-    keys: Mask | None = None
-    """[B, K]: the keys that count."""
+    keys: Mask = field(default_factory=lambda: np.ones((1, 1), dtype=bool))
+    """[B, K]: the keys that count; all of them, if nobody says."""
     shares: Tensor | None = None
     """float64 [B, K, C]: the share of each token in each class, 0 for keys that do not count; nan
     where a prompt has no such keys."""
     groups: Tensor | None = None
     """float64 [groups, C]: 1 where a group of queries is of a class."""
     pair: Pair | None = None
+
+    @property
+    def against(self) -> Pair:
+        """The base: there is one for every measure that declares `pair`."""
+        assert self.pair is not None
+        return self.pair
 
 
 def on_variant(base: Array, twin: NDArray[np.int64]) -> Array:
