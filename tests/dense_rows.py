@@ -129,6 +129,8 @@ def number(row: dict[str, Any], A: Array, old: Array | None, cell: Any, base: An
         return float(A[queries].mean(0) @ of_class) if keys.any() else np.nan
     if measure == "entropy":
         return float(-np.where(A > 0, A * np.log(np.where(A > 0, A, 1)), 0).sum(1)[queries].mean())
+    if measure == "effective_tokens":
+        return float(np.exp(number({**row, "measure": "entropy"}, A, old, cell, base)))
     if measure == "first_token":
         return float(A[queries, 0].mean())
     if measure == "uniformity":

@@ -4,6 +4,7 @@ docs/measures.md are made from this.
 
 from attnscope.measures.affine import AFFINE
 from attnscope.measures.distance import DISTANCE
+from attnscope.measures.effective_tokens import EFFECTIVE_TOKENS
 from attnscope.measures.entropy import ENTROPY
 from attnscope.measures.first_token import FIRST_TOKEN
 from attnscope.measures.flow import FLOW
@@ -23,6 +24,7 @@ MEASURES: dict[str, Measure] = {
     "mass": MASS,
     "flow": FLOW,
     "entropy": ENTROPY,
+    "effective_tokens": EFFECTIVE_TOKENS,
     "first_token": FIRST_TOKEN,
     "self_mass": SELF_MASS,
     "distance": DISTANCE,

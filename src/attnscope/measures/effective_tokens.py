@@ -1,0 +1,27 @@
+"""Effective tokens: entropy as a number of keys."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attnscope.measures.entropy import entropy
+from attnscope.measures.layer import Layer
+from attnscope.measures.measure import Measure
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["EFFECTIVE_TOKENS", "effective_tokens"]
+
+
+def effective_tokens(layer: Layer) -> Tensor:
+    """[B, H]: over how many keys queries would spread their attention, if evenly."""
+    return entropy(layer).exp()
+
+
+EFFECTIVE_TOKENS = Measure(
+    name="effective_tokens",
+    about="the exponential of entropy: over how many keys attention is spread",
+    level="head",
+    function=effective_tokens,
+)
