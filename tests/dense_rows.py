@@ -155,6 +155,9 @@ def number(row: dict[str, Any], A: Array, old: Array | None, cell: Any, base: An
         return float(np.linalg.lstsq(x[:, None], y, rcond=None)[0][0])
     if measure == "lambda_ratio":
         return float(y.mean() / x.mean())
+    if measure == "reshaping":
+        assert row["tokens"] == len(x)
+        return float(1 - np.minimum(x / x.sum(), y / y.sum()).sum())
     if measure == "lambda_r2":
         line = float(x @ y / (x @ x)) * x
         return float(1 - ((y - line) ** 2).sum() / ((y - y.mean()) ** 2).sum())

@@ -37,7 +37,7 @@ def test_rows_are_those_of_eager_attention(small, folder, tmp_path):
             "even_slope",
             "spikes",
             "uniformity",
-            *("profile", "effective_tokens"),
+            *("profile", "effective_tokens", "reshaping"),
         ],
     )
     run(experiment, tmp_path / "run")

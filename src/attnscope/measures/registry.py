@@ -11,6 +11,7 @@ from attnscope.measures.flow import FLOW
 from attnscope.measures.mass import MASS
 from attnscope.measures.measure import Measure
 from attnscope.measures.received import PROFILE
+from attnscope.measures.reshaping import RESHAPING
 from attnscope.measures.self_mass import SELF_MASS
 from attnscope.measures.sink_mass import SINK_MASS
 from attnscope.measures.slope import EVEN_SLOPE, LAMBDA
@@ -32,6 +33,7 @@ MEASURES: dict[str, Measure] = {
     "lambda": LAMBDA,
     "even_slope": EVEN_SLOPE,
     "spikes": SPIKES,
+    "reshaping": RESHAPING,
     "uniformity": UNIFORMITY,
     "value_similarity": VALUE_SIMILARITY,
     "affine": AFFINE,
