@@ -13,7 +13,7 @@ _HEAD = """\
 Made from the declarations in `src/attnscope/measures` by `python -m attnscope.measures.table`. An
 experiment lists names of the first column under `measures`; its numbers stand in the table `values`
 of a run under the names of the second, in the column `measure`. [concepts.md](concepts.md) has the
-definitions they rest on.
+definitions they rest on, [extending.md](extending.md) how to add one.
 """
 
 _OVER = {
