@@ -6,11 +6,10 @@ import pytest
 from scipy import special, stats
 
 from attnscope.errors import InputError
-from attnscope.stats.paired import compare
 from attnscope.stats.intervals import intervals, intervals_unpaired, moments, two_sided
+from attnscope.stats.paired import compare
 from attnscope.stats.permute import relabel
 from made_values import masses, measured
-
 
 DOUBTFUL = "doubtful interval: BCa and Student's t disagree, a few prompts dominate; take more"
 

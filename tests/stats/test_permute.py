@@ -58,7 +58,7 @@ def test_drawn_sign_flips_come_near_the_exact_p() -> None:
 def test_the_step_down_maximum_is_its_definition() -> None:
     """Westfall and Young: the largest column against the maximum of all, the next against that of
     those left, and so on; never smaller than the step before. The statistic is |t|."""
-    d = np.random.default_rng(0).normal(size=(9, 5)) + [0, 0.3, 0.6, 1.2, 2]
+    d = np.random.default_rng(0).normal([0, 0.3, 0.6, 1.2, 2], size=(9, 5))
 
     def t(x: np.ndarray) -> np.ndarray:
         return np.abs(x.mean(0) / x.std(0, ddof=1))

@@ -123,7 +123,7 @@ def test_too_few_prompts_detect_nothing() -> None:
 
 
 def test_bad_input() -> None:
-    with pytest.raises(InputError, match="icc=1.5"):
+    with pytest.raises(InputError, match=r"icc=1\.5"):
         power(0.5, 10, icc=1.5)
     with pytest.raises(InputError, match="cluster_size=0"):
         prompts_needed(0.5, cluster_size=0)

@@ -121,9 +121,9 @@ def test_facts_are_labels() -> None:
     assert nested.tolist() == ["a0", "a0", "a2"]
     with pytest.raises(InputError, match="'level' does not lie within 'document'"):
         Sources(FACTS, ["document", "level"]).labels(range(24))
-    with pytest.raises(InputError, match="unknown fact 'topic'.*level, document, author"):
+    with pytest.raises(InputError, match=r"unknown fact 'topic'.*level, document, author"):
         Sources(FACTS, "topic")
-    with pytest.raises(InputError, match="unknown fact 'topic'.*none"):
+    with pytest.raises(InputError, match=r"unknown fact 'topic'.*none"):
         Sources(None, "topic")
     with pytest.raises(InputError, match="1 prompts have no 'level', the first is 24"):
         Sources(FACTS, "level").labels(range(25))
