@@ -140,8 +140,10 @@ def _survival(choices: pl.DataFrame) -> Table:
 
 def _dull(rows: pl.DataFrame, name: str) -> bool:
     """Says the same in every row, so it goes under the table."""
-    labels = ("queries", "keys", "classes", "normalise", "combine", "model", "condition", "n")
-    labels += ("units",)
+    labels = (
+        *("queries", "keys", "classes", "normalise", "combine", "model", "condition", "n"),
+        "units",
+    )
     return name in labels and rows[name].n_unique() == 1 and rows[name][0] is not None
 
 
