@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attnscope.capture.attention import watch
     from attnscope.capture.scope import Scope
+    from attnscope.capture.watch import watch
     from attnscope.errors import AttnscopeError
     from attnscope.loading import load
     from attnscope.run.store import open_run
@@ -23,7 +23,7 @@ _HOME = {
     "Scope": "attnscope.capture.scope",
     "load": "attnscope.loading",
     "open_run": "attnscope.run.store",
-    "watch": "attnscope.capture.attention",
+    "watch": "attnscope.capture.watch",
 }
 
 

@@ -9,7 +9,7 @@ import torch
 from transformers import AttentionInterface
 
 import attnscope
-from attnscope.capture import activations, sites
+from attnscope.capture import seam, sites
 from attnscope.capture.activations import record
 from attnscope.errors import InputError, ScopeError
 from families import FAMILIES, VOCABULARY, build
@@ -43,7 +43,8 @@ def test_outputs_are_the_projected_sums_of_values(name: str) -> None:
     with record(model) as held:
         model(**text)
         found = sites.find(model)
-        for module, layer in found.modules.items():
+        for module, site in found.modules.items():
+            layer = site.layer
             A = weights[found.layers.index(layer)]
             assert held.values(layer).shape[0::2] == (B, N)
             summed = made_by_hand(model, layer, A, held)
@@ -101,8 +102,8 @@ def test_the_model_is_left_as_it_was() -> None:
     model(**inputs())
     assert AttentionInterface.get_interface is not before
     assert not context.__exit__(RuntimeError, RuntimeError("from inside"), None)
-    assert AttentionInterface.get_interface is before is activations._get_interface
-    assert not activations._listeners
+    assert AttentionInterface.get_interface is before
+    assert not seam._done
     for module in model.modules():
         assert not module._forward_hooks
         assert not module._forward_pre_hooks
@@ -123,7 +124,7 @@ def test_two_records_leave_in_any_order() -> None:
     two(**text)
     assert b.values(0).shape[1] == 4
     second_record.__exit__(None, None, None)
-    assert not activations._listeners
+    assert not seam._done
 
 
 @torch.no_grad()

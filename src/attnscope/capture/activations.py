@@ -6,15 +6,17 @@ Value vectors are taken where every family hands them over, at the call of trans
 interface; outputs behind the layer's output projection, before anything is added to them.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
-from attnscope.capture import sites
+from attnscope.capture import seam, sites
+from attnscope.capture.families import BYPASSING, OUTPUT_PROJECTIONS
+from attnscope.capture.seam import Seen
+from attnscope.capture.sites import Site
 from attnscope.errors import InputError, ScopeError
 
 __all__ = ["Activations", "record"]
@@ -71,42 +73,41 @@ def record(model: nn.Module, layers: Any = None) -> AbstractContextManager[Activ
     return _recording(found, Activations(sorted(sites.restrict(found, layers))))
 
 
+class _Values:
+    """Keeps the value vectors of the last pass; needs no description of who sees whom."""
+
+    describes = False
+
+    def __init__(self, held: Activations):
+        self.held = held
+
+    def begin(self, stack: str, cache: Any) -> None:
+        self.held._forget()
+
+    def wants(self, site: Site) -> bool:
+        return site.kind == "self" and site.layer in self.held.layers
+
+    def see(self, seen: Seen) -> None:
+        if seen.values is not None:
+            self.held._values[seen.site.layer] = seen.values.detach()
+
+    def end(self, stack: str, *, finished: bool) -> None:
+        self.held._complete = finished
+
+
 @contextmanager
 def _recording(found: sites.Sites, held: Activations) -> Iterator[Activations]:
     with ExitStack() as undo:
-        # A compiled graph would not call us: compiled parts run as written while recorded.
-        undo.enter_context(torch.compiler.set_stance("force_eager"))
         undo.callback(held._forget)
-
-        def begin(module: nn.Module, args: Any) -> None:
-            held._forget()
-
-        def end(module: nn.Module, args: Any, output: Any) -> None:
-            held._complete = True
-
-        undo.callback(found.base.register_forward_pre_hook(begin).remove)
-        undo.callback(found.base.register_forward_hook(end).remove)
-        parents = {child: module for module in found.base.modules() for child in module.children()}
-        for module, layer in found.modules.items():
-            if layer not in held.layers:
-                continue
-            _take_outputs(module, parents.get(module), layer, held, undo)
-            if found.interface:
-                _listen(module, _keep(held._values, layer), undo)
-            else:
-                _take_projected_values(module, layer, held, undo)
+        undo.enter_context(seam.install(found, observer=_Values(held)))
+        base = found.base
+        parents = {child: module for module in base.modules() for child in module.children()}
+        for module, site in found.modules.items():
+            if site.kind == "self" and site.layer in held.layers:
+                _take_outputs(module, parents.get(module), site.layer, held, undo)
+                if module in found.bypassing:
+                    _take_projected_values(module, site.layer, held, undo)
         yield held
-
-
-def _keep(where: dict[int, Tensor], layer: int) -> Callable[[Tensor], None]:
-    def keep(tensor: Tensor) -> None:
-        where[layer] = tensor.detach()
-
-    return keep
-
-
-# The output projection goes by these names, inside the attention module.
-_PROJECTIONS = ("o_proj", "out_proj", "c_proj", "dense", "Wo")
 
 
 def _take_outputs(
@@ -115,64 +116,38 @@ def _take_outputs(
     """Behind the projection, because some modules add the residual before they return, and
     BERT's project in the module beside.
     """
-    found = next((getattr(module, name) for name in _PROJECTIONS if hasattr(module, name)), None)
+    inside = (getattr(module, name, None) for name in OUTPUT_PROJECTIONS)
+    found = next((projection for projection in inside if projection is not None), None)
     beside = getattr(getattr(parent, "output", None), "dense", None)
     source: nn.Module = found if found is not None else beside if beside is not None else module
 
-    def take(module: nn.Module, args: Any, output: Any) -> None:
+    def keep(output: Any) -> None:
         tensor = output[0] if isinstance(output, tuple) else output
         held._outputs[layer] = tensor.detach()
 
-    undo.callback(source.register_forward_hook(take).remove)
+    _listen(source, keep, undo)
 
 
-# Whom to tell the value vectors of a module's attention call. `get_interface` is ours while
-# anybody listens, and that of transformers again when nobody does, in whatever order they leave.
-_listeners: dict[nn.Module, list[Callable[[Tensor], None]]] = {}
-_get_interface = AttentionInterface.get_interface
-
-
-def _telling(self: AttentionInterface, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-    attention = _get_interface(self, *args, **kwargs)
-
-    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        for tell in _listeners.get(module, ()):
-            tell(kwargs["value"] if "value" in kwargs else args[2])
-        return attention(module, *args, **kwargs)
-
-    return call
-
-
-def _listen(module: nn.Module, tell: Callable[[Tensor], None], undo: ExitStack) -> None:
-    _listeners.setdefault(module, []).append(tell)
-    AttentionInterface.get_interface = _telling
-
-    def stop() -> None:
-        _listeners[module].remove(tell)
-        if not _listeners[module]:
-            del _listeners[module]
-        if not _listeners:
-            AttentionInterface.get_interface = _get_interface
-
-    undo.callback(stop)
-
-
-def _take_projected_values(module: Any, layer: int, held: Activations, undo: ExitStack) -> None:
+def _take_projected_values(
+    module: nn.Module, layer: int, held: Activations, undo: ExitStack
+) -> None:
     """Families without the interface: from the projection that makes their value vectors."""
-    fused = getattr(module, "query_key_value", None)
-    source = getattr(module, "v_proj", None) if fused is None else fused
-    if source is None:
+    family = BYPASSING.get(type(module).__name__)
+    if family is None:
         return
 
-    def take(projection: nn.Module, args: Any, made: Tensor) -> None:
-        if fused is None:  # gptj
-            made = made.view(*made.shape[:2], -1, module.head_dim).transpose(1, 2)
-        elif hasattr(module, "_reshape"):  # bloom
-            made = module._reshape(made)[2]
-        elif hasattr(module, "_split_heads"):  # falcon
-            made = module._split_heads(made)[2].transpose(1, 2)
-        else:
-            return
-        held._values[layer] = made.detach()
+    def keep(made: Tensor) -> None:
+        held._values[layer] = family.values(module, made).detach()
+
+    _listen(getattr(module, family.projection), keep, undo)
+
+
+def _listen(source: nn.Module, keep: Callable[[Any], None], undo: ExitStack) -> None:
+    """Keep what a module makes in this thread; a copy of the module is not listened to."""
+    thread = threading.get_ident()
+
+    def take(module: nn.Module, args: Any, output: Any) -> None:
+        if module is source and threading.get_ident() == thread:
+            keep(output)
 
     undo.callback(source.register_forward_hook(take).remove)

@@ -1,14 +1,16 @@
-"""Models that bypass the attention interface: take each layer's matrix where it is made, and
-reduce it before the next layer makes its own.
+"""Weights as they are, one layer's matrix at a time: for attention that nothing smaller describes.
 
-The model runs as it always does. Where its layers compute weights, they are taken from what the
-attention module returns; where they call torch's sdpa, the call is seen and its weights computed
-beside it. One layer's n × n matrix at a time is the price, so this is for a few thousand tokens.
+Modules that bypass the attention interface run as they always do. Where they return weights,
+those are taken; where they call torch's sdpa, the call is seen and its weights computed beside
+it. The matrix is reduced before the next layer makes its own; one is the price, so this is for
+a few thousand tokens.
 """
 
 import math
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,15 +18,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from attnscope.capture import masks, sites
+from attnscope.capture import masks
+from attnscope.capture.calls import Pass
 from attnscope.capture.frame import Frame, Selection
+from attnscope.capture.sites import argument
 from attnscope.capture.totals import LayerTotals
 from attnscope.errors import ConservationError, ModelError
 from attnscope.kernels import reference
 
-__all__ = ["install", "reduce"]
+__all__ = ["frame", "hook", "reduce"]
 
-Measure = Callable[[nn.Module, Frame, Tensor], None]
+Listens = Callable[[nn.Module], bool]
+Tell = Callable[[nn.Module, Any, Tensor], None]
 
 
 class _SeeSdpa(TorchFunctionMode):
@@ -66,53 +71,107 @@ def _weights(
     return torch.softmax(scores, -1).nan_to_num(0.0)
 
 
-def install(found: sites.Sites, measure: Measure, undo: ExitStack) -> None:
-    """Take the weights each attention module makes."""
-    padding: list[Tensor | None] = [None]
-    seeing = _SeeSdpa()
+class _Looking(threading.local):
+    """The call of a module under way in this thread."""
 
-    def remember(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        mask = sites.argument(module, "attention_mask", args, kwargs)
-        padding[0] = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
+    def __init__(self) -> None:
+        self.seeing: _SeeSdpa | None = None
+        self.mask: Any = None
 
-    def look(module: nn.Module, args: Any) -> None:
-        seeing.A = None
-        seeing.__enter__()  # type: ignore[no-untyped-call]
 
-    def look_away(module: nn.Module, args: Any, output: Any) -> None:
-        seeing.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+def hook(module: nn.Module, listens: Listens, tell: Tell) -> ExitStack:
+    """Tell of the weights this module makes where somebody listens, until undone.
 
-    def take(module: nn.Module, args: Any, output: Any) -> Any:
+    A copy of the module, which carries the hooks for ever, tells nothing.
+    """
+    looking, undo = _Looking(), ExitStack()
+
+    def look(this: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if this is module and listens(module):
+            looking.mask = argument(module, "attention_mask", args, kwargs)
+            looking.seeing = _SeeSdpa()
+            looking.seeing.__enter__()  # type: ignore[no-untyped-call]
+
+    def look_away(this: nn.Module, args: Any, output: Any) -> None:
+        if this is module and looking.seeing is not None:
+            looking.seeing.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def take(this: nn.Module, args: Any, output: Any) -> None:
+        if this is not module or looking.seeing is None:
+            return
+        seen, looking.seeing = looking.seeing.A, None
         A = output[1] if isinstance(output, tuple) and len(output) > 1 else None
-        A, seeing.A = A if isinstance(A, Tensor) else seeing.A, None
+        A = A if isinstance(A, Tensor) else seen
         if A is None or A.ndim != 4:
             raise ModelError(
                 f"{type(module).__name__} made no attention weights that attnscope can see; if it "
                 "was loaded with a flash implementation, load it with attn_implementation='eager'"
             )
-        measure(module, _frame(A.detach(), padding[0]), A.detach())
-        return (output[0], None, *output[2:]) if isinstance(output, tuple) else output
+        tell(module, looking.mask, A.detach())
 
-    undo.callback(found.base.register_forward_pre_hook(remember, with_kwargs=True).remove)
-    for module in found.modules:
-        undo.callback(module.register_forward_pre_hook(look).remove)
-        undo.callback(module.register_forward_hook(look_away, always_call=True).remove)
-        undo.callback(module.register_forward_hook(take).remove)
+    undo.callback(module.register_forward_pre_hook(look, with_kwargs=True).remove)
+    undo.callback(module.register_forward_hook(look_away, always_call=True).remove)
+    undo.callback(module.register_forward_hook(take).remove)
+    return undo
 
 
-def _frame(A: Tensor, padding: Tensor | None) -> Frame:
-    """Who saw whom, read off the weights: a key is visible where any head looked at it at all."""
-    Q, K = A.shape[2:]
-    real = None
-    if padding is not None and not bool(padding.all()):
-        real = padding[:, :K].bool().cpu()
+def frame(A: Tensor, mask: Any, given: Pass | None) -> Frame:
+    """Who could see whom, where a module made A under this mask.
+
+    The mask may be one we do not understand, and the module may hide more than it says. How far
+    any query looked back and ahead, over all rows and heads, tells a window and causality; a
+    weight that is 0 by rounding alone hides nothing.
+    """
+    given = given or Pass()
+    B, _, Q, K = A.shape
+    first = K - Q if given.past is None else given.past
     seen = (A > 0).any(1)
-    if real is not None:  # a padding query sees nothing, whatever eager attention made of its row
-        seen = seen & real[:, K - Q :, None].to(A.device) & real[:, None].to(A.device)
-    order = torch.arange(K, device=A.device)
-    start = torch.where(seen, order, K).amin(-1).cpu()
-    stop = torch.where(seen, order + 1, 0).amax(-1).cpu()
-    return masks.build_frame(start, torch.maximum(stop, start), real, K - Q, 0, K, A.device)
+    said = _said(mask, A, given)
+    if said is not None:
+        rows = torch.ones(B, Q, dtype=torch.bool)
+        if said.real_queries is not None:
+            rows = said.real_queries
+        hidden = ~said.visibility().to(A.device).any(1)
+        if bool((seen & hidden & rows[..., None].to(A.device)).any()):
+            said = None  # it means something else
+        else:
+            seen = seen & ~hidden & rows[..., None].to(A.device)
+            first = said.first_query
+    padding = None
+    if said is None and given.padding is not None and not bool(given.padding.all()):
+        padding = given.padding[:, :K].bool().cpu()
+        # A padding query sees nothing, whatever eager attention made of its row.
+        real = padding.to(A.device)
+        seen = seen & real[:, first : first + Q, None] & real[:, None]
+    own, order = torch.arange(first, first + Q, device=A.device), torch.arange(K, device=A.device)
+    back = torch.where(seen, own[:, None] - order, -K).amax().item()
+    ahead = torch.where(seen, order - own[:, None], -K).amax().item()
+    at = own.cpu()
+    start = (at - int(back)).clamp(0, K).expand(B, Q)
+    stop = (at + int(ahead) + 1).clamp(0, K).expand(B, Q)
+    if said is None:
+        return masks.build_frame(start, torch.maximum(stop, start), padding, first, 0, K, A.device)
+    low, high = said.intervals
+    start, stop = torch.maximum(start, low), torch.minimum(stop, high)
+    return replace(
+        said,
+        form="interval",
+        bounds=(start, torch.maximum(stop, start)),
+        selections={},
+        elsewhere={},
+        device=A.device,
+    )
+
+
+def _said(mask: Any, A: Tensor, given: Pass) -> Frame | None:
+    """What the mask says, as far as it is of a kind we know."""
+    B, _, Q, K = A.shape
+    if isinstance(mask, masks.MaskTensor):
+        fits = (mask.frame.batch, mask.frame.queries, mask.frame.keys) == (B, Q, K)
+        return mask.frame if fits and mask.frame.first_key == 0 else None
+    if isinstance(mask, Tensor) and mask.ndim == 4 and mask.shape[-1] == K:
+        return masks.frame_of_dense(mask, A, K, given.past, given.padding)[0]
+    return None
 
 
 def reduce(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from attnscope.errors import ScopeError
 from attnscope.kernels.call import Form, Visible
 
 __all__ = ["Exposure", "Frame", "Part", "Selection"]
@@ -37,10 +38,16 @@ class Frame:
     """bool [B, Q] on the CPU; None where no query is padding."""
     real_keys: Tensor | None = None
     """bool [B, K] on the CPU, given only when padding lies inside the intervals."""
+    seen: Tensor | None = None
+    """bool [B or 1, H or 1, Q, K] on the model's device, given only where the intervals have gaps:
+    who sees whom. Only the fallback can measure such attention."""
+    cross: bool = False
+    """Whether the keys are those of another text: then no query has a key of its own."""
     selections: dict[Any, "Selection | None"] = field(default_factory=dict)
     """Selections already made, by the choice that made them."""
-    elsewhere: dict[torch.device, "Frame"] = field(default_factory=dict)
-    """The same frame on other devices, for models that are spread over several."""
+    elsewhere: dict[Any, "Frame"] = field(default_factory=dict)
+    """The same frame on other devices, for models that are spread over several, and as that of
+    another text's queries."""
 
     @cached_property
     def intervals(self) -> tuple[Tensor, Tensor]:
@@ -72,8 +79,41 @@ class Frame:
             self.elsewhere[device] = replace(self, device=device, selections={}, elsewhere={})
         return self.elsewhere[device]
 
+    def visibility(self) -> Tensor:
+        """bool [B, 1 or H, Q, K]: V, spelled out, for those who hold a matrix of weights anyway."""
+        start, stop = self.intervals
+        order = torch.arange(self.keys)
+        seen = (order >= start[..., None]) & (order < stop[..., None])
+        if self.real_keys is not None:
+            seen &= self.real_keys[:, None]
+        seen = seen[:, None].to(self.device)
+        return seen if self.seen is None else seen & self.seen
+
+    def with_gaps(self, seen: Tensor) -> "Frame":
+        """This frame where who sees whom is no interval."""
+        return replace(
+            self, form="interval", bounds=self.intervals, seen=seen, selections={}, elsewhere={}
+        )
+
+    def across(self, past: int, padding: Tensor | None) -> "Frame":
+        """This frame where the queries are those of another text, which began `past` tokens ago.
+
+        `padding` is the mask of that text, [B, tokens], 0 at padding.
+        """
+        real = None if padding is None else padding[:, past : past + self.queries].bool().cpu()
+        if real is not None and (real.shape != (self.batch, self.queries) or bool(real.all())):
+            real = None
+        key = "across", past
+        if key not in self.elsewhere:
+            self.elsewhere[key] = replace(
+                self, first_query=past, real_queries=real, cross=True, selections={}, elsewhere={}
+            )
+        return self.elsewhere[key]
+
     def own(self) -> Tensor:
-        """int64 [Q]: where each query's own token is among the keys."""
+        """int64 [Q]: where each query's own token is among the keys; beyond them if nowhere."""
+        if self.cross:
+            return torch.full((self.queries,), self.keys)
         return torch.arange(self.queries) + (self.first_query - self.first_key)
 
     def positions(self) -> Tensor:
@@ -81,7 +121,9 @@ class Frame:
         return torch.arange(self.queries) + self.first_query
 
     def first_real(self) -> Tensor:
-        """int64 [B]: index of the first query that is not padding."""
+        """int64 [B]: position of the first token of the keys that is not padding."""
+        if self.cross:
+            return self.intervals[0].amin(1)
         if self.real_queries is None:
             return torch.zeros(self.batch, dtype=torch.int64)
         return self.real_queries.int().argmax(1)
@@ -175,11 +217,23 @@ class Selection:
 
     @cached_property
     def exposure(self) -> Exposure:
-        """How often each key could be looked at, by counting where intervals open and close."""
+        """How often each key could be looked at."""
         frame, counted = self.frame, self.counted_queries()
+        groups = torch.zeros(frame.batch, self.groups, dtype=torch.float64)
+        if self.group is not None:
+            member = self.group[..., None] == torch.arange(self.groups)
+            groups = (member & counted[..., None]).sum(1).double()
+        position = (frame.positions() * counted).sum(1).double()
+        columns = self._by_intervals(counted) if frame.seen is None else self._by_matrix(counted)
+        return Exposure(
+            position=position * torch.nan if frame.cross else position, groups=groups, **columns
+        )
+
+    def _by_intervals(self, counted: Tensor) -> dict[str, Tensor]:
+        """What there is of every key, by counting where intervals open and close."""
+        frame = self.frame
         start, stop = frame.intervals
-        own = frame.own()
-        before_own = torch.maximum(torch.minimum(stop, own), start)
+        before_own = torch.maximum(torch.minimum(stop, frame.own()), start)
         seen = frame.counts()
         one = (counted & (seen > 0)).double()
 
@@ -189,15 +243,29 @@ class Selection:
             total = ends.cumsum(1)[:, : frame.keys]
             return total if frame.real_keys is None else total * frame.real_keys
 
-        groups = torch.zeros(frame.batch, self.groups, dtype=torch.float64)
-        if self.group is not None:
-            member = self.group[..., None] == torch.arange(self.groups)
-            groups = (member & counted[..., None]).sum(1).double()
-        return Exposure(
-            position=(frame.positions() * counted).sum(1).double(),
-            eligible=pile(one, stop).round(),
-            eligible_later=pile(one, before_own).round(),
-            uniform=pile(one / seen.clamp(min=1), stop),
-            uniform_later=pile(one / seen.clamp(min=1), before_own),
-            groups=groups,
-        )
+        share = one / seen.clamp(min=1)
+        return {
+            "eligible": pile(one, stop).round(),
+            "eligible_later": pile(one, before_own).round(),
+            "uniform": pile(share, stop),
+            "uniform_later": pile(share, before_own),
+        }
+
+    def _by_matrix(self, counted: Tensor) -> dict[str, Tensor]:
+        """The same where the intervals have gaps."""
+        frame = self.frame
+        seen = frame.visibility().cpu() & counted[:, None, :, None]
+        if seen.shape[1] > 1:
+            raise ScopeError(
+                "every head of this model sees keys of its own, so what depends on who could look "
+                "(average, eligible, uniform, lift) is not defined for a key; received is"
+            )
+        one = seen[:, 0].double()
+        share = one / one.sum(-1, keepdim=True).clamp(min=1)
+        later = torch.arange(frame.keys) < frame.own()[:, None]
+        return {
+            "eligible": one.sum(1),
+            "eligible_later": (one * later).sum(1),
+            "uniform": share.sum(1),
+            "uniform_later": (share * later).sum(1),
+        }

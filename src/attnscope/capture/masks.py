@@ -6,19 +6,22 @@ All of this is arithmetic on two integers per query, done on the CPU once per ma
 """
 
 from collections.abc import Callable
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from transformers import masking_utils
 
 from attnscope.capture.frame import Frame
 from attnscope.errors import ModelError
 from attnscope.kernels.call import Form
 
-__all__ = ["MaskTensor", "build_frame", "frame_of_dense", "frame_without_mask", "mask_function"]
+__all__ = ["MaskTensor", "build_frame", "describe", "frame_of_dense", "frame_without_mask"]
 
 MaskFunction = Callable[..., Any]
+MaskBuilder = Callable[..., Any]
 Interval = tuple[Tensor, Tensor]
 
 FAR = 1 << 30
@@ -27,13 +30,15 @@ EVALUATED = 1 << 20
 
 
 class MaskTensor(torch.Tensor):
-    """bool [B, 1, 1, K], True at real keys: a mask small enough to exist, with its frame aboard.
+    """A mask as a description: its frame, and how transformers would have made it.
 
     Models hand masks on to their attention layers untouched, or moved to another device; both
-    keep the frame. Anything else yields an ordinary tensor, and the frame is gone.
+    keep the description. To whatever else looks at it, it is the mask that transformers would
+    have made, and is made only then.
     """
 
     frame: Frame
+    dense: "Dense"
 
     @classmethod
     def __torch_function__(
@@ -43,24 +48,96 @@ class MaskTensor(torch.Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        with torch._C.DisableTorchFunctionSubclass():
-            result = func(*args, **(kwargs or {}))
-        if not isinstance(result, Tensor):
-            return result
-        keeps = func in (Tensor.to, Tensor.contiguous, Tensor.clone, Tensor.detach, Tensor.cuda)
-        if keeps and isinstance(args[0], MaskTensor):
-            return attach(result.as_subclass(Tensor), args[0].frame)
-        return result.as_subclass(Tensor) if isinstance(result, MaskTensor) else result
+        kwargs = kwargs or {}
+        mask = args[0] if args and isinstance(args[0], MaskTensor) else None
+        if mask is not None and func in _MOVES:
+            with torch._C.DisableTorchFunctionSubclass():
+                moved = func(mask.as_subclass(Tensor), *args[1:], **kwargs)
+            if moved.dtype == torch.bool or moved.dtype == mask.dense.dtype:
+                return attach(moved.bool(), mask.frame, mask.dense)
+        if mask is not None and func in _SAYS:
+            return _SAYS[func](mask.dense, *args[1:], **kwargs)
+        if func in _SAYS_AS_IT_IS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        args, kwargs = tree_map_only(MaskTensor, _made, (args, kwargs))
+        return func(*args, **kwargs)
 
 
-def attach(tensor: Tensor, frame: Frame) -> MaskTensor:
+def _made(mask: MaskTensor) -> Tensor:
+    with torch._C.DisableTorchFunctionSubclass():
+        return mask.dense.tensor().to(mask.device)
+
+
+_MOVES = {Tensor.to, Tensor.contiguous, Tensor.clone, Tensor.detach, Tensor.cuda, Tensor.cpu}
+_SAYS: dict[Any, Callable[..., Any]] = {
+    Tensor.shape.__get__: lambda dense: dense.shape,  # type: ignore[attr-defined]
+    Tensor.dtype.__get__: lambda dense: dense.dtype,  # type: ignore[attr-defined]
+    Tensor.ndim.__get__: lambda dense: len(dense.shape),  # type: ignore[attr-defined]
+    Tensor.dim: lambda dense: len(dense.shape),
+    Tensor.size: lambda dense, dim=None: dense.shape if dim is None else dense.shape[dim],
+    Tensor.is_floating_point: lambda dense: dense.dtype.is_floating_point,
+}
+_SAYS_AS_IT_IS = {
+    Tensor.device.__get__,
+    Tensor.is_cuda.__get__,  # type: ignore[attr-defined]
+    Tensor.requires_grad.__get__,  # type: ignore[attr-defined]
+    Tensor.as_subclass,
+    Tensor.__hash__,
+}
+
+
+class Dense:
+    """The mask that transformers would have made, made once and only if somebody looks at it."""
+
+    def __init__(self, make: MaskBuilder, given: dict[str, Any], dtype: torch.dtype):
+        self.make = make
+        self.given = given
+        self.dtype = dtype
+        self.shape = torch.Size((given["batch_size"], 1, given["q_length"], given["kv_length"]))
+
+    @cached_property
+    def plain(self) -> Any:
+        """Just what the model would have been given: None where its attention needs no mask."""
+        return self.make(**self.given)
+
+    def tensor(self) -> Tensor:
+        """The same, spelled out."""
+        if isinstance(self.plain, Tensor):
+            return self.plain
+        if self._spelled is None:
+            whole = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+            self._spelled = self.make(**self.given | whole)
+        spelled: Tensor = self._spelled
+        return spelled
+
+    _spelled: Tensor | None = None
+
+
+def attach(tensor: Tensor, frame: Frame, dense: Dense) -> MaskTensor:
     """The tensor as a mask that carries its frame."""
     tagged = tensor.as_subclass(MaskTensor)
     tagged.frame = frame
+    tagged.dense = dense
     return tagged
 
 
-def mask_function(
+def describe(make: MaskBuilder, implementation: str, **given: Any) -> Any:
+    """What transformers calls in place of a mask builder of its own, `make`.
+
+    The names of what is `given` are those of transformers.
+    """
+    attention_mask: Tensor | None = given.get("attention_mask")
+    if attention_mask is not None and attention_mask.ndim != 2:
+        return make(**given)
+    frame = _frame(**given)
+    dtype = given.get("dtype", torch.float32) if implementation == "eager" else torch.bool
+    stand_in = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=frame.device)
+    return attach(stand_in, frame, Dense(make, given, dtype))
+
+
+def _frame(
+    *,
     batch_size: int,
     q_length: int,
     kv_length: int,
@@ -70,9 +147,9 @@ def mask_function(
     attention_mask: Tensor | None = None,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
-    **kwargs: Any,
-) -> MaskTensor:
-    """What transformers calls in place of its own mask builders; the names are theirs."""
+    **_: Any,
+) -> Frame:
+    """The frame of a mask; the names are those of transformers."""
     q_offset, kv_offset = int(q_offset), int(kv_offset)
     device = torch.device(device)
     real: Tensor | None = None
@@ -82,23 +159,19 @@ def mask_function(
     if _is_causal(mask_function, q_offset + q_length - kv_offset):
         # Keys of a static cache that do not exist yet are seen by nobody, and cut.
         kv_length = min(kv_length, q_offset + q_length - kv_offset)
-        bounds = None
+        bounds = seen = None
     else:
-        bounds = _intervals(
+        start, stop, seen = _intervals(
             mask_function, batch_size, q_length, kv_length, q_offset, kv_offset, use_vmap, device
         )
-        kv_length = max(int(bounds[1].max()), 1)
+        bounds = start, stop
+        kv_length = max(int(stop.max()), 1)
     if real is not None and bool(real[:, : kv_offset + kv_length].all()):
         real = None
     if bounds is None:
-        frame = _causal_frame(batch_size, q_length, kv_length, q_offset, kv_offset, real, device)
-    else:
-        frame = build_frame(*bounds, real, q_offset, kv_offset, kv_length, device)
-    if real is None:
-        shown = torch.ones(batch_size, 1, 1, kv_length, dtype=torch.bool, device=device)
-    else:
-        shown = real[:, None, None, kv_offset : kv_offset + kv_length].to(device)
-    return attach(shown, frame)
+        return _causal_frame(batch_size, q_length, kv_length, q_offset, kv_offset, real, device)
+    frame = build_frame(*bounds, real, q_offset, kv_offset, kv_length, device)
+    return frame if seen is None else frame.with_gaps(seen[..., :kv_length])
 
 
 def _causal_frame(
@@ -135,24 +208,53 @@ def frame_without_mask(q: Tensor, k: Tensor, *, causal: bool) -> Frame:
     return build_frame(*bounds, None, max(K - Q, 0), 0, K, q.device)
 
 
-def frame_of_dense(mask: Tensor, q: Tensor, k: Tensor) -> Frame:
-    """The frame of a user's own 4-D mask, boolean or additive; it must consist of intervals."""
-    B, Q, K = q.shape[0], q.shape[2], k.shape[2]
-    if mask.ndim != 4 or mask.shape[2] != Q or mask.shape[3] < K or mask.shape[1] != 1:
+# An additive mask hides a key from here on down. Weights are computed with the number itself,
+# unless it is so low that no score makes up for it.
+HIDES = -1e4
+HIDES_FOR_SURE = -1e6
+
+
+def frame_of_dense(
+    mask: Tensor, q: Tensor, K: int, past: int | None, padding: Tensor | None
+) -> tuple[Frame, Tensor | None]:
+    """The frame of a 4-D mask, boolean or additive, and what it adds to scores, if anything.
+
+    `past` is the number of tokens in the cache, `padding` the 2-D mask [B, keys] of the text.
+    """
+    B, Q = q.shape[0], q.shape[2]
+    rows, columns = mask.shape[2:] if mask.ndim == 4 else (0, 0)
+    if rows not in (1, Q) or columns < K or mask.shape[0] not in (1, B):
         raise ModelError(
             f"this model changed its attention mask to shape {list(mask.shape)} on the way to a "
-            f"layer with {Q} queries and {K} keys; watch it with backend='eager-fallback'"
+            f"layer with {Q} queries and {K} keys, which attnscope cannot read"
         )
-    bounds = []
-    step = max(1, EVALUATED // K)
-    for first in range(0, Q, step):
-        rows = mask[:, 0, first : first + step, :K]
-        seen = rows if rows.dtype == torch.bool else rows > torch.finfo(rows.dtype).min / 2
-        bounds.append(_bounds(seen))
+    mask = mask[..., :K]
+    first = K - Q if past is None else past
+    boolean = mask.dtype == torch.bool
+    bounds, gaps, bias = [], False, None
+    step = max(1, EVALUATED // (K * mask.shape[1]))
+    for low in range(0, rows, step):
+        some = mask[:, :, low : low + step]
+        seen = some if boolean else some > HIDES
+        if not boolean and bias is None:
+            sure = torch.finfo(mask.dtype).min if mask.dtype == torch.float16 else HIDES_FOR_SURE
+            if bool(((some != 0) & (some > sure)).any()):
+                bias = mask
+        alike = mask.shape[1] == 1 or bool((seen == seen[:, :1]).all())
+        start, stop, whole = _bounds(seen.any(1))
+        gaps = gaps or not whole or not alike
+        bounds.append((start, stop))
     start, stop = (torch.cat(side, 1).expand(B, Q) for side in zip(*bounds, strict=True))
-    real = torch.ones(B, max(K, Q), dtype=torch.bool)
-    real[:, K - Q : K] = stop > start
-    return build_frame(start, stop, None if bool(real.all()) else real, K - Q, 0, K, q.device)
+    real = torch.ones(B, max(K, first + Q), dtype=torch.bool)
+    real[:, first : first + Q] = stop > start
+    if padding is not None:
+        known = min(padding.shape[1], real.shape[1])
+        real[:, :known] &= padding[:, :known].bool().cpu()
+    frame = build_frame(start, stop, None if bool(real.all()) else real, first, 0, K, q.device)
+    if gaps:
+        everything = mask if boolean else mask > HIDES
+        frame = frame.with_gaps(everything)
+    return frame, bias
 
 
 def build_frame(
@@ -203,10 +305,10 @@ class _UnknownMaskError(Exception):
 
 def _is_causal(function: MaskFunction, length: int) -> bool:
     """Whether a mask function says no more than "not the future" for texts of this length."""
-    code = getattr(function, "__code__", None)
-    if code is masking_utils.causal_mask_function.__code__:
+    read = _known().get(getattr(function, "__code__", None))
+    if read is _causal:
         return True
-    if _KNOWN.get(code) is _all_of:
+    if read is _all_of:
         (parts,) = _closed_over(function)
         plain = [p for p in parts if not _reaches(p, length)]
         return len(plain) == 1 and _is_causal(plain[0], length)
@@ -215,7 +317,7 @@ def _is_causal(function: MaskFunction, length: int) -> bool:
 
 def _reaches(function: MaskFunction, length: int) -> bool:
     """Whether this is a window as long as the text, which hides nothing."""
-    if _KNOWN.get(getattr(function, "__code__", None)) is not _window:
+    if _known().get(getattr(function, "__code__", None)) is not _window:
         return False
     (window,) = _closed_over(function)
     return bool(window >= length)
@@ -230,24 +332,61 @@ def _intervals(
     kv_offset: int,
     use_vmap: bool,
     device: torch.device,
-) -> Interval:
-    """First and one past last visible key of each query [B, Q], among the keys of the call."""
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """First and one past last visible key of each query [B, Q], among the keys of the call.
+
+    And who sees whom, [B, 1, Q, K], where there are gaps between them.
+    """
     queries = torch.arange(q_offset, q_offset + Q).expand(B, -1)
+    seen = None
     try:
         start, stop = _interval(function, queries)
     except _UnknownMaskError:
-        start, stop = _evaluate(function, B, Q, K, q_offset, kv_offset, use_vmap, device)
+        ask = partial(_ask, function, B, K, kv_offset, use_vmap, device)
+        step = max(1, EVALUATED // (B * K))
+        parts = [
+            _bounds(ask(q_offset + first, min(step, Q - first))[:, 0])
+            for first in range(0, Q, step)
+        ]
+        start = torch.cat([low for low, _, _ in parts], 1) + kv_offset
+        stop = torch.cat([high for _, high, _ in parts], 1) + kv_offset
+        if not all(whole for _, _, whole in parts):
+            seen = ask(q_offset, Q)
     start = (start - kv_offset).clamp(0, K)
-    return start, torch.maximum((stop - kv_offset).clamp(0, K), start)
+    return start, torch.maximum((stop - kv_offset).clamp(0, K), start), seen
+
+
+def _ask(
+    function: MaskFunction,
+    B: int,
+    K: int,
+    kv_offset: int,
+    use_vmap: bool,
+    device: torch.device,
+    first: int,
+    rows: int,
+) -> Tensor:
+    """bool [B, 1, rows, K]: what a mask function we do not know says of some rows."""
+    seen: Tensor = masking_utils.sdpa_mask(
+        batch_size=B,
+        q_length=rows,
+        kv_length=K,
+        q_offset=first,
+        kv_offset=kv_offset,
+        mask_function=function,
+        allow_is_causal_skip=False,
+        use_vmap=use_vmap,
+        device=device,
+    )
+    return seen
 
 
 def _interval(function: MaskFunction, queries: Tensor) -> Interval:
     """First and one past last visible key of each query [B, Q], in absolute positions."""
-    code: Any = getattr(function, "__code__", None)
-    if code not in _KNOWN:
+    read = _known().get(getattr(function, "__code__", None))
+    if read is None:
         raise _UnknownMaskError
-    named = dict(zip(code.co_freevars, _closed_over(function), strict=True))
-    return _KNOWN[code](queries, **named)
+    return read(queries, *_closed_over(function))
 
 
 def _closed_over(function: MaskFunction) -> list[Any]:
@@ -292,57 +431,53 @@ def _all_of(i: Tensor, mask_functions: tuple[MaskFunction, ...]) -> Interval:
 
 
 # Closures share one code object however often they are made, so a code object names a builder.
+# Which builder, what it closes over (in the order of the closure), and how to read it.
 _SOME = torch.zeros(1, dtype=torch.int64)
-_KNOWN: dict[Any, Callable[..., Interval]] = {
-    masking_utils.causal_mask_function.__code__: _causal,
-    masking_utils.bidirectional_mask_function.__code__: _everything,
-    masking_utils.sliding_window_overlay(1).__code__: _window,
-    masking_utils.sliding_window_bidirectional_overlay(1).__code__: _two_sided_window,
-    masking_utils.chunked_overlay(1, _SOME).__code__: _chunk,
-    masking_utils.packed_sequence_mask_function(_SOME).__code__: _packed,
-    masking_utils.and_masks().__code__: _all_of,
-}
+_BUILDERS: list[tuple[Callable[[], MaskFunction], tuple[str, ...], Callable[..., Interval]]] = [
+    (lambda: masking_utils.causal_mask_function, (), _causal),
+    (lambda: masking_utils.bidirectional_mask_function, (), _everything),
+    (lambda: masking_utils.sliding_window_overlay(1), ("sliding_window",), _window),
+    (
+        lambda: masking_utils.sliding_window_bidirectional_overlay(1),
+        ("sliding_window",),
+        _two_sided_window,
+    ),
+    (
+        lambda: masking_utils.chunked_overlay(1, _SOME),
+        ("chunk_size", "left_padding"),
+        _chunk,
+    ),
+    (
+        lambda: masking_utils.packed_sequence_mask_function(_SOME),
+        ("packed_sequence_mask",),
+        _packed,
+    ),
+    (lambda: masking_utils.and_masks(), ("mask_functions",), _all_of),
+]
 
 
-def _evaluate(
-    function: MaskFunction,
-    B: int,
-    Q: int,
-    K: int,
-    q_offset: int,
-    kv_offset: int,
-    use_vmap: bool,
-    device: torch.device,
-) -> Interval:
-    """Intervals of a mask function we do not know, by asking transformers a few rows at a time."""
-    bounds = []
-    step = max(1, EVALUATED // (B * K))
-    for first in range(0, Q, step):
-        seen = masking_utils.sdpa_mask(
-            batch_size=B,
-            q_length=min(step, Q - first),
-            kv_length=K,
-            q_offset=q_offset + first,
-            kv_offset=kv_offset,
-            mask_function=function,
-            allow_is_causal_skip=False,
-            use_vmap=use_vmap,
-            device=device,
-        )
-        bounds.append(_bounds(seen[:, 0]))
-    start, stop = (torch.cat(side, 1) for side in zip(*bounds, strict=True))
-    return start + kv_offset, stop + kv_offset
+@cache
+def _known() -> dict[Any, Callable[..., Interval]]:
+    """The builders of this version of transformers that are as we know them.
+
+    One that is gone, or closes over something else, is not among them: its masks are asked.
+    """
+    known: dict[Any, Callable[..., Interval]] = {}
+    for build, closed_over, read in _BUILDERS:
+        try:
+            code: Any = build().__code__
+        except (AttributeError, TypeError):
+            continue
+        if code.co_freevars == closed_over:
+            known[code] = read
+    return known
 
 
-def _bounds(seen: Tensor) -> Interval:
-    """First and one past last True of each row of [B, rows, K]; a row with gaps is an error."""
+def _bounds(seen: Tensor) -> tuple[Tensor, Tensor, bool]:
+    """First and one past last True of each row of [B, rows, K]; whether there are no gaps."""
     order = torch.arange(seen.shape[-1], device=seen.device)
     start = torch.where(seen, order, seen.shape[-1]).amin(-1).cpu()
     stop = torch.where(seen, order + 1, 0).amax(-1).cpu()
     count = seen.sum(-1).cpu()
-    if bool(((stop - start) != count)[count > 0].any()):
-        raise ModelError(
-            "this mask lets a query see keys with gaps between them, which attnscope cannot "
-            "stream; watch the model with backend='eager-fallback'"
-        )
-    return start, torch.maximum(stop, start)
+    whole = bool(((stop - start) == count)[count > 0].all())
+    return start, torch.maximum(stop, start), whole

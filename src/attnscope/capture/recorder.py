@@ -1,24 +1,20 @@
-"""One watch at work: takes a model's attention calls as they come, and keeps the sums.
+"""One watch at work: an observer of a model's attention that keeps the sums."""
 
-Called by transformers in place of sdpa (the parameter names of `attention` are theirs), and by
-hooks where a forward pass begins and ends.
-"""
-
-import warnings
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnscope import kernels
-from attnscope.capture import fallback, masks, sites
+from attnscope.capture import fallback, sites
 from attnscope.capture.frame import Frame, Part, Selection
 from attnscope.capture.queries import select
 from attnscope.capture.scope import Scope
+from attnscope.capture.seam import Seen
+from attnscope.capture.sites import Site
 from attnscope.capture.totals import LayerTotals
 from attnscope.errors import ConservationError, ModelError, ScopeError
 from attnscope.kernels import AttentionCall, Rows
-from attnscope.kernels.attend import attend
 from attnscope.kernels.top import top_keys
 
 __all__ = ["Recorder", "device_of"]
@@ -38,51 +34,89 @@ def device_of(found: sites.Sites) -> torch.device:
 
 
 class Recorder:
-    """One watch at work: receives the attention calls of a model and keeps its scope up to date."""
+    """One watch at work: observes the attention of a model and keeps its scopes up to date."""
 
-    def __init__(self, found: sites.Sites, scope: Scope, top: int):
-        self.found = found
-        self.scope = scope
+    describes = True
+
+    def __init__(self, parts: dict[str, Scope], backend: str, device: torch.device, top: int):
+        self.parts = parts
+        """By part: a stack, or "cross"."""
+        self.backend = backend
+        self.device = device
         self.top = top
-        self.seen: set[int] | None = None
-        """Layers seen in the pass under way; None between passes (and while gradient
+        self.seen: dict[str, set[Site]] = {}
+        """Sites seen in the passes under way, by stack; none between passes (and while gradient
         checkpointing runs layers a second time)."""
-        self.plain: str = cast(Any, found.base).config._attn_implementation
-        """What the model was loaded with, and runs when nobody watches."""
         self.dtype = torch.float32
-        self.device = device_of(found)
         self.guarded: Any = None
         """The cache under way; only one, or a long loop would keep them all."""
 
-    def hooks(self) -> list[Any]:
-        """Mark where a forward pass begins and ends."""
-        base = self.found.base
-        return [
-            base.register_forward_pre_hook(self._begin, with_kwargs=True),
-            base.register_forward_hook(self._end),
-        ]
+    def begin(self, stack: str, cache: Any) -> None:
+        """A forward pass of a stack begins."""
+        self.seen[stack] = set()
+        for scope in self._of(stack):
+            scope._complete = False
+        self._guard(cache)
 
-    def _begin(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        self.seen = set()
-        self.scope._complete = False
-        self._guard(sites.argument(module, "past_key_values", args, kwargs))
+    def wants(self, site: Site) -> bool:
+        """Whether this site is measured, now."""
+        if site.stack not in self.seen:
+            return False
+        if site in self.seen[site.stack]:
+            raise ModelError(
+                f"layer {site.layer} attends twice in one forward pass (layers that share a "
+                "module), so its numbers cannot be told apart"
+            )
+        self.seen[site.stack].add(site)
+        return site.part in self.parts and site.layer in self.parts[site.part].layers
 
-    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
-        seen, self.seen = self.seen, None
-        for totals in self.scope._layers.values():
-            if totals.selections:
-                totals.selections[-1].forget()
+    def see(self, seen: Seen) -> None:
+        """Add one attention to the sums."""
+        assert seen.frame is not None
+        scope = self.parts[seen.site.part]
+        selection = self._select(scope, seen.site.layer, seen.frame)
+        if selection is None:
+            return
+        if seen.weights is not None:
+            self.dtype = seen.weights.dtype
+            scope.backend = "eager-fallback"
+            fallback.reduce(
+                seen.weights,
+                seen.frame,
+                selection,
+                scope._layers[seen.site.layer],
+                scope._groups,
+                self.top,
+                has_sinks=seen.sinks,
+            )
+            return
+        assert seen.call is not None
+        self._measure(scope, seen.call, seen.frame, selection, seen.lse)
+
+    def end(self, stack: str, *, finished: bool) -> None:
+        """The pass is over, or broke off: then there is nothing to read."""
+        seen = self.seen.pop(stack, set())
+        if not finished:
+            return
         if not seen:
             raise ModelError(
-                f"{type(module).__name__} ran without a single attention that attnscope can see; "
-                "models without attention have no attention to measure"
+                "the model ran without a single attention that attnscope can see; models without "
+                "attention have no attention to measure"
             )
-        try:
-            self.scope._check(self.dtype)
-        except ConservationError:
-            self.scope._layers.clear()
-            raise
-        self.scope._complete = True
+        for scope in self._of(stack):
+            for totals in scope._layers.values():
+                if totals.selections:
+                    totals.selections[-1].forget()
+            try:
+                scope._check(self.dtype)
+            except ConservationError:
+                scope._layers.clear()
+                raise
+            scope._complete = True
+
+    def _of(self, stack: str) -> list[Scope]:
+        """The scopes that a pass of this stack fills."""
+        return [scope for scope in self.parts.values() if scope._stack == stack]
 
     # A cache whose rows are shuffled (beam search) or cut (assisted generation) between steps no
     # longer matches the sums so far. Never a wrong number: say so at once.
@@ -110,88 +144,11 @@ class Recorder:
             vars(self.guarded).pop(method, None)
         self.guarded = None
 
-    def attention(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        dropout: float = 0.0,
-        scaling: float | None = None,
-        is_causal: bool | None = None,
-        softcap: float | None = None,
-        s_aux: Tensor | None = None,
-        position_bias: Tensor | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, None]:
-        """What the model calls in place of sdpa; the names are those of transformers."""
-        if position_bias is not None:
-            raise ModelError(
-                f"{type(module).__name__} adds a position bias to its scores, which attnscope "
-                "cannot stream; watch it with backend='eager-fallback'"
-            )
-        if self.plain == "sdpa" and (softcap is not None or s_aux is not None):
-            # Old versions of transformers let sdpa drop them: measure what the model does.
-            warnings.warn(
-                f"{type(module).__name__} has a soft-cap or sinks, and sdpa, which this model was "
-                "loaded with, leaves them out; load it with attn_implementation='eager'",
-                stacklevel=2,
-            )
-            softcap = s_aux = None
-        frame = self._frame(module, query, key, attention_mask, is_causal)
-        if frame.keys < key.shape[2]:
-            key, value = key[:, :, : frame.keys], value[:, :, : frame.keys]
-        call = AttentionCall(
-            layer=self.found.modules.get(module, -1),
-            q=query,
-            k=key,
-            v=value,
-            scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
-            visible=frame.visible,
-            softcap=softcap,
-            sinks=s_aux,
-        )
-        measured = call.layer in self.scope.layers and self.seen is not None
-        selection = self._select(call.layer, frame) if measured else None
-        out, lse = attend(call, dropout=dropout, need_lse=selection is not None)
-        if self.seen is not None and call.layer >= 0:
-            self._once(call.layer)
-        if selection is not None:
-            with torch.no_grad():
-                self._measure(call, frame, selection, lse)
-        return out.transpose(1, 2).contiguous(), None
-
-    def _frame(
-        self,
-        module: nn.Module,
-        q: Tensor,
-        k: Tensor,
-        mask: Tensor | None,
-        is_causal: bool | None,
-    ) -> Frame:
-        if isinstance(mask, masks.MaskTensor):
-            return mask.frame.on(q.device)
-        if mask is not None:
-            return masks.frame_of_dense(mask, q, k)
-        causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
-        return masks.frame_without_mask(q, k, causal=causal)
-
-    def _once(self, layer: int) -> None:
-        assert self.seen is not None
-        if layer in self.seen:
-            raise ModelError(
-                f"layer {layer} attends twice in one forward pass (layers that share a module, or "
-                "cross-attention beside self-attention), so its numbers cannot be told apart"
-            )
-        self.seen.add(layer)
-
-    def _select(self, layer: int, frame: Frame) -> Selection | None:
+    def _select(self, scope: Scope, layer: int, frame: Frame) -> Selection | None:
         """The counted rows of this call; begins a new sequence where there is no past."""
-        scope = self.scope
         if frame.first_query == 0:
             scope._layers[layer] = LayerTotals(
-                prompt=frame.first_key + frame.keys,
+                prompt=frame.first_query + frame.queries,
                 first=frame.first_real(),
             )
         elif layer not in scope._layers:
@@ -200,34 +157,41 @@ class Recorder:
                 "run the whole sequence inside it"
             )
         totals = scope._layers[layer]
-        position = frame.first_key + frame.keys
-        if frame.first_query > 0 and frame.first_query != totals.keys:
+        position = frame.first_query + frame.queries
+        if frame.first_query > 0 and frame.first_query != totals.position:
             raise ScopeError(
-                f"this forward pass continues at token {frame.first_query}, but {totals.keys} "
+                f"this forward pass continues at token {frame.first_query}, but {totals.position} "
                 "tokens were seen so far; run the whole sequence inside the with block"
             )
-        totals.keys = position
-        if totals.prompt not in frame.selections:
-            frame.selections[totals.prompt] = select(
+        totals.position = position
+        totals.keys = frame.first_key + frame.keys
+        key = self, totals.prompt
+        if key not in frame.selections:
+            frame.selections[key] = select(
                 scope._queries, frame, totals.prompt, scope._classes, scope._groups
             )
-        return frame.selections[totals.prompt]
+        return frame.selections[key]
 
     def _measure(
-        self, call: AttentionCall, frame: Frame, selection: Selection, lse: Tensor | None
+        self,
+        scope: Scope,
+        call: AttentionCall,
+        frame: Frame,
+        selection: Selection,
+        lse: Tensor | None,
     ) -> None:
         self.dtype = call.q.dtype
-        backend = self.scope.backend
+        backend = self.backend
         if backend == "triton" and call.q.device.type != self.device.type:
             backend = "streaming"  # a layer of a model spread over devices
         reduce = kernels.kernel(backend)
-        totals = self.scope._layers[call.layer]
+        totals = scope._layers[call.layer]
         if selection.sampled and lse is None:  # every part needs the log-sum-exp of whole rows
-            lse = reduce(_rows(call, selection.whole, None, self.scope._groups)).lse
+            lse = reduce(_rows(call, selection.whole, None, scope._groups)).lse
         if selection.sampled and lse is not None:
             _audit(call, frame, lse)
         for part in selection.parts:
-            sums = reduce(_rows(call, part, lse, self.scope._groups))
+            sums = reduce(_rows(call, part, lse, scope._groups))
             totals.add(sums, frame.first_key)
         totals.selections.append(selection)
         totals.sampled |= selection.sampled
@@ -244,27 +208,6 @@ class Recorder:
             where = where.where(selection.rows(selection.counted_queries()), -1)
             keys = keys.where(keys < 0, keys + frame.first_key)
             totals.top.append((where.to(keys.device), keys, weights))
-
-    def measure_weights(self, module: nn.Module, frame: Frame, A: Tensor) -> None:
-        """The fallback: a layer's whole matrix, reduced before the next layer runs."""
-        layer = self.found.modules[module]
-        if self.seen is None:
-            return
-        self._once(layer)
-        if layer not in self.scope.layers:
-            return
-        selection = self._select(layer, frame)
-        self.dtype = A.dtype
-        if selection is not None:
-            fallback.reduce(
-                A,
-                frame,
-                selection,
-                self.scope._layers[layer],
-                self.scope._groups,
-                self.top,
-                has_sinks=getattr(module, "sinks", None) is not None,
-            )
 
 
 def _rows(call: AttentionCall, part: Part, lse: Tensor | None, groups: int) -> Rows:

@@ -31,11 +31,23 @@ class Scope:
     own device. Padding is neither query nor key: its columns are 0 (nan in `average`).
     """
 
-    def __init__(self, *, layers: list[int], backend: str, queries: Queries, groups: int):
+    def __init__(
+        self,
+        *,
+        layers: list[int],
+        backend: str,
+        queries: Queries,
+        groups: int,
+        stack: str = "decoder",
+        cross: bool = False,
+    ):
         self.layers = layers
         """The layers being measured, in the model's own numbering."""
         self.backend = backend
         """"reference", "streaming", "triton" or "eager-fallback"."""
+        self._stack = stack
+        self._cross = cross
+        self._parts: dict[str, Scope] = {}
         self._queries = queries
         self._groups = groups
         self._classes: Tensor | None = None
@@ -49,6 +61,18 @@ class Scope:
             f"<Scope of {len(self.layers)} layers, queries {self._queries.name!r}, "
             f"backend {self.backend!r}: {state}>"
         )
+
+    @property
+    def parts(self) -> list[str]:
+        """The parts of the model that were measured: "encoder", "decoder", "cross"."""
+        return list(self._parts)
+
+    def __getitem__(self, part: str) -> "Scope":
+        """The scope of one part: self-attention of a stack, or "cross", where the queries are a
+        decoder's and the keys an encoder's."""
+        if part not in self._parts:
+            raise unknown("part", part, self._parts)
+        return self._parts[part]
 
     def count(self, layer: int) -> Tensor:
         """[B]: how many queries counted, |Q|."""
@@ -111,6 +135,8 @@ class Scope:
         told apart after the fact.
         """
         sums = self.sums(layer)
+        if self._cross:
+            raise ScopeError("in cross-attention queries and keys are two texts: there is no flow")
         if sums.flow is None or self._classes is None:
             raise ScopeError("flow needs the classes beforehand: watch(model, classes=class_ids)")
         ids = torch.full((len(sums.first), sums.received.shape[-1]), -1, dtype=torch.int64)
@@ -158,12 +184,15 @@ class Scope:
         """What the counted queries add up to: what measures are functions of."""
         totals, sums, count = self._read(layer)
         K = totals.keys
+        later, own = sums.later[..., :K], sums.own
+        if self._cross:  # no query is a key, or comes after one
+            later, own = torch.full_like(later, torch.nan), torch.full_like(own, torch.nan)
         return Sums(
             count=count,
             received=sums.received[..., :K],
-            later=sums.later[..., :K],
+            later=later,
             entropy=sums.entropy,
-            own=sums.own,
+            own=own,
             first=totals.first,
             exposed=partial(self._exposed, layer),
             sink=totals.sink,
@@ -188,6 +217,11 @@ class Scope:
 
     def _read(self, layer: int) -> tuple[LayerTotals, Totals, Tensor]:
         """The totals of a layer, and |Q| [B] in float64 beside them."""
+        if not self.layers:
+            raise ScopeError(
+                "this model attends to more than one text; read one part of it: "
+                + ", ".join(f"scope[{part!r}]" for part in self._parts)
+            )
         if isinstance(layer, bool) or layer not in self.layers:
             known = ", ".join(map(str, self.layers))
             raise InputError(f"layer {layer!r} was not measured; measured: {known}")

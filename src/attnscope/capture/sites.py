@@ -1,34 +1,66 @@
-"""Where a model attends: its self-attention modules, by layer, in the model's own numbering."""
+"""Where a model attends: its attention modules, each with the name of its place."""
 
 import inspect
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from torch import nn
 from transformers import PreTrainedModel
 
+from attnscope.capture.families import CROSS_ATTENTION
 from attnscope.errors import InputError, ModelError
 
-__all__ = ["Sites", "argument", "attends", "find", "restrict"]
+__all__ = ["Kind", "Site", "Sites", "argument", "attends", "find", "restrict"]
+
+Kind = Literal["self", "cross"]
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Site:
+    """A place in a model that attends."""
+
+    stack: str
+    """The stack of layers it belongs to: "decoder", "encoder" …"""
+    layer: int
+    """In the model's own numbering, from 0."""
+    kind: Kind = "self"
+    """Whether the queries look at their own text ("self") or at another one ("cross")."""
+
+    @property
+    def part(self) -> str:
+        """The part of a scope that tells of it: "cross", or else its stack."""
+        return "cross" if self.kind == "cross" else self.stack
 
 
 @dataclass(frozen=True, slots=True)
 class Sites:
-    """The attention modules of one stack of layers."""
+    """The attention modules of a model."""
 
-    modules: dict[nn.Module, int]
-    """Module to layer."""
-    base: nn.Module
-    """The innermost model around all of them: one call of it is one forward pass."""
-    interface: bool
-    """Whether they go through the attention interface of transformers."""
+    modules: dict[nn.Module, Site]
+    """Module to place."""
+    bases: dict[str, nn.Module]
+    """For every stack the innermost model around it: one call of that is one forward pass."""
+    bypassing: frozenset[nn.Module]
+    """The modules that do not go through the attention interface of transformers."""
+
+    @property
+    def base(self) -> nn.Module:
+        """The innermost model around the only stack of self-attention."""
+        (stack,) = self.stacks
+        return self.bases[stack]
+
+    @property
+    def stacks(self) -> list[str]:
+        """The stacks with self-attention of their own."""
+        return sorted({site.stack for site in self.modules.values() if site.kind == "self"})
 
     @property
     def layers(self) -> list[int]:
         """The layers that attend, in order."""
-        return sorted(self.modules.values())
+        return sorted({site.layer for site in self.modules.values()})
 
 
 def attends(model: nn.Module) -> bool:
@@ -38,16 +70,10 @@ def attends(model: nn.Module) -> bool:
 
 def find(model: nn.Module) -> Sites:
     """The attention modules of a model; a clear error where there are none or too many."""
-    name = type(model).__name__
     if not isinstance(model, PreTrainedModel):
-        raise ModelError(f"{name} is not a transformers model; watch the PreTrainedModel inside it")
-    parts = dict(model.named_children()) | dict(
-        getattr(model, "model", nn.Module()).named_children()
-    )
-    if {"encoder", "decoder"} <= set(parts):
         raise ModelError(
-            f"{name} has an encoder and a decoder, each with layers of its own; watch one of them: "
-            "watch(model.get_encoder()) or watch(model.get_decoder())"
+            f"{type(model).__name__} is not a transformers model; watch the PreTrainedModel "
+            "inside it"
         )
     try:
         return _resolve(model, _found[model])
@@ -60,9 +86,9 @@ def find(model: nn.Module) -> Sites:
 class _Names:
     """Where the sites are, by name: a reference to a module would keep its model alive."""
 
-    layers: dict[str, int]
-    base: str
-    interface: bool
+    sites: dict[str, Site]
+    bases: dict[str, str]
+    bypassing: frozenset[str]
 
 
 # Walking a large model takes milliseconds, as long as some forward passes.
@@ -70,45 +96,92 @@ _found: WeakKeyDictionary[nn.Module, _Names] = WeakKeyDictionary()
 
 
 def _resolve(model: nn.Module, names: _Names) -> Sites:
-    modules = {model.get_submodule(name): layer for name, layer in names.layers.items()}
-    return Sites(modules=modules, base=model.get_submodule(names.base), interface=names.interface)
-
-
-# Attention of a decoder to its encoder stands beside its self-attention, under names like these.
-_CROSS = re.compile(r"encoder_attn|cross_?attn|cross_?attention", re.IGNORECASE)
+    return Sites(
+        modules={model.get_submodule(name): site for name, site in names.sites.items()},
+        bases={stack: model.get_submodule(name) for stack, name in names.bases.items()},
+        bypassing=frozenset(map(model.get_submodule, names.bypassing)),
+    )
 
 
 def _search(model: PreTrainedModel) -> _Names:
     named = dict(model.named_modules())
-    attention = {
-        n: m for n, m in named.items() if _looks_like_attention(m) and not _CROSS.search(n)
-    }
-    interface = {n: m for n, m in attention.items() if _uses_interface(m)}
-    chosen = interface or {
-        n: m for n, m in attention.items() if not any(o.startswith(f"{n}.") for o in attention)
-    }
-    if not chosen:
+    attention = [name for name, module in named.items() if _looks_like_attention(module)]
+    if not attention:
         raise ModelError(
             f"{type(model).__name__} has no attention layers that attnscope can see; "
             "models without attention (Mamba, RWKV …) have no attention to measure"
         )
-    layers = {n: _layer(m, n) for n, m in chosen.items()}
-    if len(set(layers.values())) < len(layers):  # towers beside the text: keep the text
-        decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
-        inside = set(decoder.modules()) if decoder is not None else set()
-        layers = {n: layer for n, layer in layers.items() if named[n] in inside}
-    if not layers or len(set(layers.values())) < len(layers):
-        raise ModelError(
-            f"{type(model).__name__} has more than one stack of attention layers "
-            f"({', '.join(list(chosen)[:4])} …); watch the part you mean, for example "
-            "watch(model.language_model)"
-        )
+    interface = {name for name in attention if _uses_interface(named[name])}
+    stacks: dict[str, list[str]] = {}
+    for name in attention:
+        stacks.setdefault(_list_of_layers(name), []).append(name)
+    for prefix, names in stacks.items():
+        chosen = [name for name in names if name in interface]
+        innermost = [n for n in names if not any(o.startswith(f"{n}.") for o in attention)]
+        stacks[prefix] = chosen or innermost
+    stacks = _of_the_text(model, {prefix: names for prefix, names in stacks.items() if names})
+    sites: dict[str, Site] = {}
+    bases: dict[str, str] = {}
+    for prefix, names in stacks.items():
+        stack = _stack(prefix, named[names[0]])
+        if stack in bases:
+            raise _too_many(model, stacks)
+        for name in names:
+            kind: Kind = "cross" if CROSS_ATTENTION.search(name) else "self"
+            site = Site(stack, _layer(named[name], name), kind)
+            if site in sites.values():
+                raise _too_many(model, stacks)
+            sites[name] = site
+        bases[stack] = _innermost_model(named, names)
+    return _Names(sites=sites, bases=bases, bypassing=frozenset(sites.keys() - interface))
+
+
+def _of_the_text(model: PreTrainedModel, stacks: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Without towers that stand beside the text."""
+    if len(stacks) == 1 or getattr(model.config, "is_encoder_decoder", False):
+        return stacks
+    decoder: Any = model.get_decoder() if hasattr(model, "get_decoder") else None
+    inside = set(decoder.modules()) if decoder is not None else set()
+    text = {
+        prefix: names
+        for prefix, names in stacks.items()
+        if all(model.get_submodule(name) in inside for name in names)
+    }
+    if len(text) != 1:
+        raise _too_many(model, stacks)
+    return text
+
+
+def _too_many(model: nn.Module, stacks: dict[str, list[str]]) -> ModelError:
+    names = [name for names in stacks.values() for name in names[:2]]
+    return ModelError(
+        f"{type(model).__name__} has more than one stack of attention layers "
+        f"({', '.join(names[:4])} …); watch the part you mean, for example "
+        "watch(model.language_model)"
+    )
+
+
+def _innermost_model(named: dict[str, nn.Module], sites: Iterable[str]) -> str:
     around = [
-        n
-        for n, m in named.items()
-        if isinstance(m, PreTrainedModel) and all(f"{site}.".startswith(n) for site in layers)
+        name
+        for name, module in named.items()
+        if isinstance(module, PreTrainedModel)
+        and all(not name or site.startswith(f"{name}.") for site in sites)
     ]
-    return _Names(layers=layers, base=max(around, key=len), interface=bool(interface))
+    return max(around, key=len)
+
+
+def _list_of_layers(name: str) -> str:
+    """The list that a module's layer stands in: what comes before the first number."""
+    return re.split(r"(?:^|\.)\d+(?=\.|$)", name, maxsplit=1)[0]
+
+
+def _stack(prefix: str, module: nn.Module) -> str:
+    named = [part for part in prefix.split(".") if part in ("encoder", "decoder")]
+    if named:
+        return named[-1]
+    causal = getattr(module, "is_causal", getattr(module, "is_decoder", True))
+    return "decoder" if causal else "encoder"
 
 
 def restrict(sites: Sites, layers: Any) -> frozenset[int]:
@@ -141,7 +214,7 @@ def _uses_interface(module: nn.Module) -> bool:
 
 
 def _looks_like_attention(module: nn.Module) -> bool:
-    return "Attention" in type(module).__name__ and "Cross" not in type(module).__name__
+    return "Attention" in type(module).__name__
 
 
 def _layer(module: nn.Module, name: str) -> int:

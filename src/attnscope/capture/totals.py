@@ -22,6 +22,8 @@ class LayerTotals:
     """Keys of the pass that began the sequence."""
     first: Tensor
     """int64 [B], on the CPU: position of the first real token."""
+    position: int = 0
+    """Tokens of the queries' text seen so far."""
     keys: int = 0
     """Keys seen so far; the buffers may be longer, so that decoding does not copy them."""
     sums: Totals | None = None

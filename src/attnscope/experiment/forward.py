@@ -14,8 +14,8 @@ import torch
 
 from attnscope.capture import sites
 from attnscope.capture.activations import Activations, record
-from attnscope.capture.attention import watch
 from attnscope.capture.scope import Scope
+from attnscope.capture.watch import watch
 
 __all__ = ["forward"]
 
@@ -40,6 +40,7 @@ def forward(
         undo.enter_context(torch.no_grad())
         held = undo.enter_context(record(model, layers)) if activations else None
         for name, queries in choices.items():
-            with watch(model, layers=layers, queries=queries, **options) as scopes[name]:
-                base(**inputs)
+            watching = watch(model, layers=layers, queries=queries, **options)
+            scopes[name] = undo.enter_context(watching)
+        base(**inputs)
         yield scopes, held

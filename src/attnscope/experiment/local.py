@@ -32,7 +32,7 @@ def local(plan: Plan, pending: Sequence[Work], *, threads: int) -> Generator[Don
 
 
 def _loaded(plan: Plan, of_model: ModelPlan) -> tuple[Any, dict[str, Any]]:
-    from attnscope.capture.attention import watch
+    from attnscope.capture.watch import watch
     from attnscope.loading import find, load
 
     experiment = plan.experiment

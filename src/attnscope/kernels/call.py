@@ -77,6 +77,8 @@ class AttentionCall:
     stand for all that lies beyond them (T5's relative positions)."""
     first: int = 0
     """Index among the keys of query 0's own token, for `distance_bias`; the others follow it."""
+    bias: Tensor | None = None
+    """[B or 1, H or 1, Q, K], added likewise. No kernel takes it: such a call is made densely."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -1,0 +1,273 @@
+"""What a model asks of its attention function, read without guessing.
+
+Knows the names of transformers' arguments. One that it does not know, and that the model's own
+function heeds, is not passed over: then that function itself is asked for the weights.
+"""
+
+import dis
+import inspect
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from attnscope.capture import masks
+from attnscope.capture.frame import Frame
+from attnscope.capture.sites import Site, argument
+from attnscope.errors import ModelError
+from attnscope.kernels import AttentionCall
+
+__all__ = ["Asked", "Pass"]
+
+# What these say, the mask has said already, or it changes nothing that is computed.
+_SAID = {
+    "cache_position",
+    "deterministic",
+    "output_attentions",
+    "output_hidden_states",
+    "past_key_values",
+    "position_embeddings",
+    "position_ids",
+    "sliding_window",
+    "use_cache",
+}
+_KNOWN = {"dropout", "scaling", "is_causal", "softcap", "s_aux", "position_bias"}
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Pass:
+    """What a forward pass of a stack was given."""
+
+    past: int | None = None
+    """Tokens in its cache; None where there is no telling."""
+    padding: Tensor | None = None
+    """[B, K], 0 at padding, on the CPU: the mask of the stack's own text."""
+    attentions: bool = False
+    """Whether the caller wants weights returned."""
+
+    @classmethod
+    def of(cls, base: nn.Module, args: Any, kwargs: dict[str, Any]) -> "Pass":
+        """Read the arguments of a call of the base of a stack."""
+        cache = argument(base, "past_key_values", args, kwargs)
+        mask = argument(base, "attention_mask", args, kwargs)
+        asked = argument(base, "output_attentions", args, kwargs)
+        config = getattr(base, "config", None)
+        return cls(
+            past=0 if cache is None else _length(cache),
+            padding=mask if isinstance(mask, Tensor) and mask.ndim == 2 else None,
+            attentions=bool(
+                getattr(config, "output_attentions", False) if asked is None else asked
+            ),
+        )
+
+
+def _length(cache: Any) -> int | None:
+    try:
+        return int(cache.get_seq_length())
+    except (AttributeError, IndexError, TypeError, ValueError):  # not a cache of this kind
+        return None
+
+
+@dataclass(eq=False, kw_only=True)
+class Asked:
+    """One call of an attention function. The names of `options` are those of transformers."""
+
+    plain: Callable[..., Any]
+    """The function the model was loaded with."""
+    eager: Callable[..., Any]
+    """The one of its family that returns weights."""
+    implementation: str
+    module: nn.Module
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Any
+    options: dict[str, Any]
+    given: Pass = field(default_factory=Pass, init=False)
+    frame: Frame = field(init=False)
+    call: AttentionCall = field(init=False)
+
+    @classmethod
+    def read(
+        cls,
+        plain: Callable[..., Any],
+        eager: Callable[..., Any],
+        implementation: str,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> "Asked":
+        """Name the arguments of a call."""
+        order = ["query", "key", "value", "attention_mask", *list(_parameters(plain))[5:]]
+        named = dict(zip(order, args, strict=False)) | kwargs
+        return cls(
+            plain=plain,
+            eager=eager,
+            implementation=implementation,
+            module=module,
+            q=named.pop("query"),
+            k=named.pop("key"),
+            v=named.pop("value"),
+            mask=named.pop("attention_mask", None),
+            options=named,
+        )
+
+    def plainly(self) -> Any:
+        """What the model would have got."""
+        mask = self.mask.dense.plain if isinstance(self.mask, masks.MaskTensor) else self.mask
+        return self.plain(self.module, self.q, self.k, self.v, mask, **self.options)
+
+    def describe(self, site: Site, given: Pass | None) -> None:
+        """Work out the frame and the call."""
+        self.given = given or Pass()
+        self.frame, bias = self._frame_and_bias(site)
+        softcap, sinks = self._softcap_and_sinks()
+        position_bias = self.options.get("position_bias")
+        if position_bias is not None:
+            bias = position_bias if bias is None else position_bias + bias
+        scale = self.options.get("scaling")
+        keys = self.frame.keys
+        self.call = AttentionCall(
+            layer=site.layer,
+            q=self.q,
+            k=self.k if keys == self.k.shape[2] else self.k[:, :, :keys],
+            v=self.v if keys == self.v.shape[2] else self.v[:, :, :keys],
+            scale=self.q.shape[-1] ** -0.5 if scale is None else float(scale),
+            visible=self.frame.visible,
+            softcap=softcap,
+            sinks=sinks,
+            bias=None if bias is None else bias[..., :keys],
+        )
+
+    @property
+    def dropout(self) -> float:
+        """The share of weights that is dropped, in training."""
+        return float(self.options.get("dropout") or 0.0)
+
+    @property
+    def sinks(self) -> bool:
+        """Whether learned sinks take part."""
+        return self.call.sinks is not None
+
+    def needs_weights(self, call: AttentionCall) -> bool:
+        """Whether only the weights themselves tell what this call does."""
+        return bool(
+            call.bias is not None
+            or self.frame.seen is not None
+            or self.unknown
+            or (self.implementation == "eager" and self.given.attentions)
+        )
+
+    @cached_property
+    def unknown(self) -> list[str]:
+        """Arguments that we do not know and the model's function heeds."""
+        return [
+            name
+            for name, value in self.options.items()
+            if value is not None and name not in _KNOWN | _SAID and heeds(self.plain, name)
+        ]
+
+    def densely(self, call: AttentionCall) -> tuple[Any, Tensor]:
+        """What the attention function returns, and the weights [B, H, Q, K]."""
+        who, what = type(self.module).__name__, ", ".join(self.unknown)
+        if call is not self.call and self.unknown:
+            raise ModelError(
+                f"{who} tells its attention {what}, which attnscope does not know, so the call "
+                "cannot be changed"
+            )
+        if self.unknown and self.implementation not in ("eager", "sdpa"):
+            raise ModelError(
+                f"{who} tells its attention {what}, which attnscope does not know; load it with "
+                "attn_implementation='eager'"
+            )
+        if call is self.call and self.implementation == "eager":
+            output = self.plainly()
+            return output, output[1].detach()[..., : self.frame.keys]
+        keys = call.k.shape[2]
+        options = self.options | {"scaling": call.scale, "position_bias": call.bias}
+        mask = _additive(call, self.frame)
+        if "position_bias" not in _parameters(self.eager) and call.bias is not None:
+            mask = mask + call.bias
+        out, weights = self.eager(self.module, call.q, call.k, call.v, mask, **options)
+        output = self.plainly() if call is self.call else (out, None)
+        return output, weights.detach()[..., :keys]
+
+    def _frame_and_bias(self, site: Site) -> tuple[Frame, Tensor | None]:
+        q, k, mask, bias = self.q, self.k, self.mask, None
+        past = self.given.past
+        if isinstance(mask, masks.MaskTensor):
+            frame = mask.frame.on(q.device)
+            if frame.queries != q.shape[2] or frame.keys > k.shape[2] or frame.batch != q.shape[0]:
+                raise ModelError(
+                    f"{type(self.module).__name__} uses a mask of {frame.queries} queries and "
+                    f"{frame.keys} keys for {q.shape[2]} queries and {k.shape[2]} keys; attnscope "
+                    "cannot tell which keys these are"
+                )
+        elif mask is not None:
+            frame, bias = masks.frame_of_dense(mask, q, k.shape[2], past, self.given.padding)
+        else:
+            causal = self.options.get("is_causal")
+            if causal is None:
+                causal = bool(getattr(self.module, "is_causal", True))
+            # Eager attention hides nothing that no mask hides.
+            causal = causal and self.implementation != "eager"
+            frame = masks.frame_without_mask(q, k, causal=causal)
+        if site.kind == "cross":
+            frame = frame.across(past or 0, self.given.padding)
+        return frame, bias
+
+    def _softcap_and_sinks(self) -> tuple[float | None, Tensor | None]:
+        softcap, sinks = self.options.get("softcap"), self.options.get("s_aux")
+        if self.plain is sdpa_attention_forward and (softcap is not None or sinks is not None):
+            # Old versions of transformers let sdpa drop them: measure what the model does.
+            warnings.warn(
+                f"{type(self.module).__name__} has a soft-cap or sinks, and sdpa, which this model "
+                "was loaded with, leaves them out; load it with attn_implementation='eager'",
+                stacklevel=2,
+            )
+            return None, None
+        return softcap, sinks
+
+
+def _additive(call: AttentionCall, frame: Frame) -> Tensor:
+    """[B, 1 or H, Q, K]: who sees whom, as eager attention takes it."""
+    order = torch.arange(call.k.shape[2], device=call.q.device)
+    seen = (order >= call.visible.start[..., None]) & (order < call.visible.stop[..., None])
+    if call.visible.real is not None:
+        seen = seen & call.visible.real[:, None]
+    seen = seen[:, None]
+    if frame.seen is not None:
+        seen = seen & frame.seen
+    lowest = torch.finfo(call.q.dtype).min
+    return torch.zeros(seen.shape, dtype=call.q.dtype, device=seen.device).masked_fill(
+        ~seen, lowest
+    )
+
+
+@lru_cache(maxsize=256)
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
+
+
+@lru_cache(maxsize=1024)
+def heeds(function: Callable[..., Any], name: str) -> bool:
+    """Whether an attention function can make anything of an argument of this name."""
+    if name in _parameters(function):
+        return True
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return True
+    if function is sdpa_attention_forward:
+        return name in code.co_consts
+    swallowed = [
+        parameter.name
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is parameter.VAR_KEYWORD
+    ]
+    # A function that never reads what it swallowed cannot heed it.
+    return any(step.argval in swallowed for step in dis.get_instructions(code))

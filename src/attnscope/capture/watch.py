@@ -1,0 +1,115 @@
+"""`watch`: measure a model's attention while it runs, and leave the model as it was.
+
+The output comes from torch's own fused attention; the statistics from a second, streamed pass
+over queries and keys.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope import kernels
+from attnscope.capture import seam, sites
+from attnscope.capture.queries import parse
+from attnscope.capture.recorder import Recorder, device_of
+from attnscope.capture.scope import Scope
+from attnscope.errors import InputError
+
+__all__ = ["watch"]
+
+
+def watch(
+    model: nn.Module,
+    layers: Any = None,
+    queries: Any = "all",
+    backend: str = "auto",
+    *,
+    classes: Any = None,
+    top: int = 0,
+    seed: int = 0,
+) -> AbstractContextManager[Scope]:
+    """Measure where the attention of a transformers model goes, inside a `with` block.
+
+        with attnscope.watch(model) as scope:
+            model(**inputs)                  # or model.generate(**inputs)
+        scope.received(layer)
+
+    layers    which layers to measure, in the model's own numbering; all of them by default
+    queries   which tokens' attention counts: "all", "last" (prompt token), "generated",
+              "sample:K" (K queries spread over the text: estimates, with standard errors),
+              or a bool tensor [batch, keys]
+    backend   "auto", or "reference", "streaming", "triton", "eager-fallback"
+    classes   int [batch, keys], -1 for none: also tell attention *from* these classes, for `flow`
+    top       also keep, for each counted query, this many keys it looks at most
+    seed      of "sample:K"
+    """
+    found = sites.find(model)
+    measured = sites.restrict(found, layers)
+    chosen = parse(queries, seed)
+    if isinstance(top, bool) or not isinstance(top, int) or top < 0:
+        raise InputError(f"top={top!r}: the number of keys to keep is a whole number from 0")
+    ids, groups = _classes(classes)
+    if len(found.stacks) > 1 and (chosen.mask is not None or ids is not None):
+        raise InputError(
+            f"this model has {len(found.stacks)} texts, an encoder's and a decoder's, and a query "
+            "mask or classes are for one of them; watch them side by side: with "
+            "watch(model.get_encoder(), …) as encoder, watch(model.get_decoder(), …) as decoder"
+        )
+    if backend != "eager-fallback":
+        backend = kernels.choose(backend, device_of(found))
+        if found.bypassing == found.modules.keys():
+            backend = "eager-fallback"
+    parts: dict[str, Scope] = {}
+    for site in sorted(found.modules.values()):
+        if site.layer not in measured:
+            continue
+        if site.part not in parts:
+            parts[site.part] = Scope(
+                layers=[],
+                backend=backend,
+                queries=chosen,
+                groups=groups,
+                stack=site.stack,
+                cross=site.kind == "cross",
+            )
+            parts[site.part]._classes = ids
+        parts[site.part].layers.append(site.layer)
+    return _watching(found, parts, backend, top)
+
+
+def _classes(classes: Any) -> tuple[Tensor | None, int]:
+    if classes is None:
+        return None, 0
+    ids = torch.as_tensor(classes)
+    if ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool or ids.numel() == 0:
+        raise InputError(
+            "classes is an int tensor [batch, keys] with -1 for no class; got "
+            f"{str(ids.dtype).removeprefix('torch.')} {list(ids.shape)}"
+        )
+    return ids.long().cpu(), max(int(ids.max()) + 1, 1)
+
+
+@contextmanager
+def _watching(
+    found: sites.Sites, parts: dict[str, Scope], backend: str, top: int
+) -> Iterator[Scope]:
+    recorder = Recorder(parts, backend, device_of(found), top)
+    with seam.install(found, observer=recorder, dense=backend == "eager-fallback"):
+        try:
+            yield _whole(parts, backend)
+        finally:
+            recorder.release_cache()
+
+
+def _whole(parts: dict[str, Scope], backend: str) -> Scope:
+    """The scope of the only text, or one that has nothing but parts."""
+    texts = [scope for scope in parts.values() if not scope._cross] or list(parts.values())
+    whole = texts[0]
+    if len(texts) > 1:
+        whole = Scope(layers=[], backend=backend, queries=whole._queries, groups=0)
+    for scope in (whole, *parts.values()):
+        scope._parts = parts
+    return whole
