@@ -12,6 +12,7 @@ SOURCE = Path(attnscope.__file__).parent
 # Bottom to top. A room imports from rooms below it (and from itself), never from above.
 LADDER = [
     "errors",
+    "yaml_file",
     "tokens",
     "prompts",
     "kernels",

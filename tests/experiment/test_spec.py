@@ -207,3 +207,50 @@ def test_what_readers_choose_is_not_what_is_measured():
     other = one.changed(combine="max", normalise="lift")
     assert one.digest == other.digest
     assert one.digest != one.changed(seed=1).digest
+
+
+HEAD = "name: x\nmodels: [zoo:math-qwen2]\nprompts: {source: math}\n"
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (HEAD + "? [a, b]\n: c\n", "line 4: a key is a single word"),
+        (HEAD.replace("[zoo:math-qwen2]", "[1, '1']"), "1 is no name of a model"),
+        (HEAD + "keys: " + "[" * 500 + "]" * 500, "more than 40 levels deep"),
+        (HEAD.replace("name: x", "name: &a [*a]"), "more than 40 levels deep"),
+        (HEAD.replace("name: x", "name: &a [*a, *a]"), "more than"),
+        (BOMB + HEAD, "more than 100,000 values, aliases written out"),
+        (HEAD + "".join(f"k{n}: 1\n" for n in range(300_000)), "more than 100,000 values"),
+        (HEAD + "device: 'cpu:x'\n", "no device is called 'cpu:x'"),
+        (HEAD.replace("[zoo:math-qwen2]", '{"\\ud800": zoo:math-qwen2}'), "line 2: not a possible"),
+        (HEAD + "seed: " + "1" * 5000, "line 4: not a possible value"),
+        (HEAD + "seed: " + "1" * 50, "line 4: seed"),
+        (HEAD + "name2: 2023-99-99", "line 4: not a possible value"),
+        (
+            HEAD.replace("{source: math}", "{source: file, path: ~nosuchuser/x.jsonl}"),
+            "prompts.path '~nosuchuser/x.jsonl'",
+        ),
+        (
+            HEAD + "conditions: {base: {}, more: {insert: {count: 1000000000}}}",
+            "less than or equal to 1000000",
+        ),
+        (HEAD.replace("math}", "spatial, size: 1000000}"), "less than or equal to 99"),
+        (HEAD.replace("math}", "math, count: 1000000000}"), "less than or equal to 1000000"),
+        ("x" * (5 * 2**20), "at most 4,194,304 are read"),
+    ],
+)
+def test_a_strange_file_is_an_error_in_words_and_at_once(tmp_path, text, said):
+    file = tmp_path / "experiment.yaml"
+    file.write_text(text)
+    with pytest.raises(InputError) as caught:
+        read_experiment(file)
+    assert said in str(caught.value)
+
+
+def test_half_a_character_from_python():
+    with pytest.raises(InputError, match="half a character"):
+        made(name="x", models={"\ud800": "zoo:math-qwen2"}, prompts={"source": "math"})

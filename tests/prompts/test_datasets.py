@@ -143,3 +143,11 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(InputError, match=r"pip install 'attnscope\[data\]'"):
         from_hub("some/set", split="test")
+
+
+@pytest.mark.parametrize("value", ["1" * 5_000, "[" * 100_000 + "]" * 100_000])
+def test_json_that_python_cannot_hold(tmp_path: Path, value: str) -> None:
+    file = tmp_path / "odd.jsonl"
+    file.write_text('{"question": "x"}\n{"question": "x", "n": ' + value + "}\n")
+    with pytest.raises(InputError, match="line 2: broken JSON"):
+        list(read(file))

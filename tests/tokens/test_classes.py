@@ -223,7 +223,7 @@ def test_classes_from_yaml(tmp_path: Path, byte_level: Any) -> None:
     [
         ("classes: []", "expected a list of classes under 'classes'"),
         ("- hash", "expected a list of classes under 'classes'"),
-        ("classes: [", "not a YAML file"),
+        ("classes: [", "line 1: broken YAML"),
         ("classes: [hsh]", "unknown class 'hsh'; known: hash, star"),
         ("classes: [{characters: a}]", "a mapping with a name"),
         ("classes: [{name: a, chars: b}]", "unknown field of class 'a': 'chars'; known: name"),

@@ -67,6 +67,8 @@ def figure(
     opened = open_run(run)
     options = _options(
         settings,
+        theme=theme,
+        dark=dark,
         models=listed(models),
         layers=numbers("layers", layers),
         heads=_heads(heads),
@@ -82,12 +84,10 @@ def figure(
     folder = Path(out) if out is not None else Path(run) / "figures"
     if names:
         for name in names:
-            for path in save(
-                draw(opened, name, theme=theme, dark=dark, **options), folder, listed(formats)
-            ):
+            for path in save(draw(opened, name, **options), folder, listed(formats)):
                 print(path)
         return
-    drawn, missing = drawable(opened, theme=theme, dark=dark, **options)
+    drawn, missing = drawable(opened, **options)
     for one in drawn:
         for path in save(one, folder, listed(formats)):
             print(path)
@@ -152,12 +152,15 @@ def _heads(asked: str | None) -> list[int] | dict[str, int] | None:
 
 def _options(settings: list[str] | None, **given: Any) -> dict[str, Any]:
     """What was given, with `--set OPTION=VALUE` read as YAML would."""
-    import yaml
+    from attnscope.yaml_file import parse_yaml
 
     options = without_none(**given)
     for setting in settings or []:
         name, equals, value = setting.partition("=")
         if not equals:
             raise InputError(f"--set takes OPTION=VALUE, not {setting!r}")
-        options[name.replace("-", "_")] = yaml.safe_load(value)
+        name = name.replace("-", "_")
+        if name in ("run", "name"):
+            raise InputError(f"--set {setting}: {name} is given as an argument, not with --set")
+        options[name], _ = parse_yaml(value, f"--set {name}")
     return options

@@ -157,7 +157,7 @@ def _read_jsonl(path: Path) -> Iterator[tuple[str, Record]]:
         where = f"{path}, line {number}"
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also a number of 5,000 digits
             raise InputError(f"{where}: broken JSON: {error}") from error
         if not isinstance(record, dict):
             raise InputError(f"{where}: expected an object in braces, not {line.strip()[:40]!r}")

@@ -102,17 +102,21 @@ def _prose_text(
     draw = Random(f"{filler.kind}:{filler.seed}")
     parts = list(islice(pieces(draw), 2 * filler.count + 2))
     stop = "." if filler.count > 3 else ""
-    beginnings = ["".join(parts[: n + 1]) for n in range(len(parts)) if parts[n] != "."]
+    ends = [n + 1 for n in range(len(parts)) if parts[n] != "."]
+
+    def beginning(end: int) -> str:
+        return "".join(parts[:end])  # made when it is asked for: all of them would be n² characters
 
     def lengths(texts: list[str]) -> list[int]:
         return [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
 
-    fitting = bisect_right(beginnings, filler.count, key=lambda text: lengths([text + stop])[0])
-    longest = beginnings[fitting - 1] if fitting else ""
+    fitting = bisect_right(ends, filler.count, key=lambda end: lengths([beginning(end) + stop])[0])
+    longest = beginning(ends[fitting - 1]) if fitting else ""
     if longest and lengths([longest + stop]) == [filler.count]:
         return longest + stop
     words = [word for kind in last_words for word in word_list(kind)]
-    for text in ["", *beginnings[:fitting]][:-9:-1]:
+    for end in [0, *ends[:fitting]][:-9:-1]:
+        text = beginning(end)
         for _ in range(4):
             some = [f"{text} {word}".lstrip() for word in draw.sample(words, 64)]
             found = lengths([one + stop for one in some])

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, StrictInt, StrictStr, model_validat
 from attnscope.errors import InputError, unknown
 from attnscope.prompts.filler import KINDS, Filler
 from attnscope.prompts.insertion import POSITIONS
-from attnscope.question.plain import Plain
+from attnscope.question.plain import MOST, Plain, Seed
 
 __all__ = ["Condition", "Insert", "base_of"]
 
@@ -41,9 +41,9 @@ class Insert(Plain):
 
     kind: StrictStr = "repeat"
     unit: StrictStr | None = None
-    count: Annotated[StrictInt, Field(ge=0)] = 55
+    count: Annotated[StrictInt, Field(ge=0, le=MOST)] = 55
     """0 inserts nothing: a variant of its own that says what the base says."""
-    seed: StrictInt = 0
+    seed: Seed = 0
     """Prompt n gets the filler of seed + n, so that many prompts have many sentences."""
 
     @model_validator(mode="after")

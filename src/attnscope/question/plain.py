@@ -2,9 +2,16 @@
 user's back.
 """
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
 
-__all__ = ["Plain"]
+from pydantic import BaseModel, ConfigDict, Field, StrictInt
+
+__all__ = ["MOST", "Count", "Plain", "Seed"]
+
+MOST = 1_000_000
+"""Prompts of an experiment, and tokens of a filler: more is a slip of the finger."""
+Count = Annotated[StrictInt, Field(ge=1, le=MOST)]
+Seed = Annotated[StrictInt, Field(ge=-(2**62), le=2**62)]
 
 
 class Plain(BaseModel):

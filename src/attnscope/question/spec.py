@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -28,7 +29,7 @@ from attnscope.errors import InputError, unknown
 from attnscope.measures.registry import MEASURES
 from attnscope.prompts.math import LEVELS
 from attnscope.question.conditions import Condition, Insert, base_of
-from attnscope.question.plain import Plain
+from attnscope.question.plain import Count, Plain, Seed
 from attnscope.question.queries import IN_A_RUN, parse_queries
 from attnscope.tokens.classes import ClassSet
 from attnscope.tokens.named import class_set, load_classes
@@ -43,6 +44,8 @@ __all__ = [
     "SpatialPrompts",
 ]
 
+LARGEST_MAP = 99
+"""Rows and columns of a spatial map: its cells are their product."""
 OF_READERS = ("combine", "normalise")
 """Keys that say how numbers are shown; none of the numbers depends on them."""
 _KEYS = ("all", "not-first", "the name of a region")
@@ -67,6 +70,12 @@ def _key(value: Any) -> Any:
 def _measure(value: Any) -> Any:
     if value not in MEASURES:
         raise unknown("measure", value, MEASURES)
+    return value
+
+
+def _device(value: Any) -> Any:
+    if isinstance(value, str) and not re.fullmatch(r"[a-z]+(:[0-9]{1,3})?", value):
+        raise ValueError(f"no device is called {value!r}; such as cpu, cuda, cuda:1 or mps")
     return value
 
 
@@ -149,19 +158,19 @@ class SpatialPrompts(Plain):
     """Maps with a shape, from `attnscope.prompts.spatial`."""
 
     source: Literal["spatial"] = "spatial"
-    count: Annotated[StrictInt, Field(ge=1)] = 64
-    seed: StrictInt = 0
+    count: Count = 64
+    seed: Seed = 0
     task: Literal["action", "map"] = "action"
     split: Literal["train", "test"] | None = None
-    size: Annotated[StrictInt, Field(ge=7)] = 9
+    size: Annotated[StrictInt, Field(ge=7, le=LARGEST_MAP)] = 9
 
 
 class MathPrompts(Plain):
     """Word problems, from `attnscope.prompts.math`."""
 
     source: Literal["math"] = "math"
-    count: Annotated[StrictInt, Field(ge=1)] = 64
-    seed: StrictInt = 0
+    count: Count = 64
+    seed: Seed = 0
     level: StrictInt | None = None
     """1 to 5; all levels in turn where it is not given."""
 
@@ -177,7 +186,7 @@ class FilePrompts(Plain):
 
     source: Literal["file"] = "file"
     path: StrictStr
-    count: Annotated[StrictInt, Field(ge=1)] | None = None
+    count: Count | None = None
     """The first so many records; all of them where it is not given."""
     template: StrictStr = "{question}"
     fields: dict[StrictStr, StrictStr] = Field(default_factory=dict)
@@ -230,10 +239,10 @@ class Experiment(Plain):
     """How readers combine heads. Every head is stored, whatever this says."""
     normalise: Literal["mass", "per-token", "share", "lift"] = "mass"
     """What readers show of `mass`. What each needs is stored, whatever this says."""
-    seed: StrictInt = 0
+    seed: Seed = 0
     """Of `sample:K`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: StrictStr | None = None
+    device: Annotated[StrictStr | None, BeforeValidator(_device)] = None
     """As `attnscope.load` takes it; null is the first GPU there is, else the CPU."""
     backend: Literal["auto", "reference", "streaming", "triton", "eager-fallback"] = "auto"
     batch_tokens: Annotated[StrictInt, Field(ge=1)] = 8192
@@ -244,16 +253,22 @@ class Experiment(Plain):
     def _label(cls, data: Any) -> Any:
         if isinstance(data, dict) and isinstance(data.get("models"), str | list | tuple):
             named = _listed(data["models"])
-            if len(set(map(str, named))) < len(named):
-                twice = next(name for name in named if named.count(name) > 1)
-                raise ValueError(f"model {twice!r} is listed twice; give labels: 'a: {twice}'")
-            data = {**data, "models": {str(name): name for name in named}}
+            for name in named:
+                if not isinstance(name, str):
+                    raise ValueError(f"{name!r} is no name of a model; put it in quotes")
+                if named.count(name) > 1:
+                    raise ValueError(f"model {name!r} is listed twice; give labels: 'a: {name}'")
+            data = {**data, "models": {name: name for name in named}}
         return data
 
     @model_validator(mode="after")
     def _whole(self) -> Experiment:
         if not self.models:
             raise ValueError("no models: list at least one under 'models'")
+        try:
+            json.dumps(self.model_dump(), ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{error.object[error.start]!r} is half a character") from None
         object.__setattr__(self, "base", base_of(self.conditions, self.base or None))
         if not self.classes:
             raise ValueError("classes is empty; name at least one")

@@ -1,7 +1,6 @@
 """An experiment from YAML, with errors that name the line, and back to YAML.
 
-YAML is parsed to nodes first, which know their lines; what pydantic says about a place in the data
-is then said about a line of the file.
+What pydantic says about a place in the data is said about a line of the file.
 
 This module must not know what the keys mean: that is `spec.py`.
 """
@@ -18,10 +17,10 @@ from pydantic import BaseModel, ValidationError
 from attnscope.errors import InputError
 from attnscope.question.conditions import Condition, Insert
 from attnscope.question.spec import Experiment, FilePrompts, MathPrompts, SpatialPrompts
+from attnscope.yaml_file import Place, read_yaml
 
 __all__ = ["read_experiment", "written"]
 
-Place = tuple[Any, ...]
 _SOURCES: dict[str, type[BaseModel]] = {
     "spatial": SpatialPrompts,
     "math": MathPrompts,
@@ -34,20 +33,7 @@ def read_experiment(path: str | Path) -> Experiment:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"there is no experiment file {path}")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 text: {error}") from error
-    lines: dict[Place, int] = {}
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = _plain(node, (), lines, path) if node is not None else None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f", line {mark.line + 1}" if mark is not None else ""
-        raise InputError(f"{path}{line}: broken YAML: {error.problem or error}") from error
-    except yaml.YAMLError as error:
-        raise InputError(f"{path}: broken YAML: {error}") from error
+    data, lines = read_yaml(path)
     if not isinstance(data, dict):
         raise InputError(
             f"{path}: an experiment is a mapping with the keys {', '.join(Experiment.model_fields)}"
@@ -65,46 +51,24 @@ def written(experiment: Experiment) -> str:
     return yaml.safe_dump(experiment.complete(), sort_keys=False, allow_unicode=True, width=100)
 
 
-def _plain(node: yaml.Node, place: Place, lines: dict[Place, int], path: Path) -> Any:
-    """The node as Python data; `lines` learns where everything stands."""
-    lines.setdefault(place, node.start_mark.line + 1)
-    if isinstance(node, yaml.MappingNode):
-        data: dict[Any, Any] = {}
-        for key_node, value_node in node.value:
-            key = _scalar(key_node)
-            line = key_node.start_mark.line + 1
-            if key in data:
-                raise InputError(
-                    f"{path}, line {line}: {key!r} is there twice, first in line "
-                    f"{lines[(*place, key)]}"
-                )
-            lines[(*place, key)] = line
-            data[key] = _plain(value_node, (*place, key), lines, path)
-        return data
-    if isinstance(node, yaml.SequenceNode):
-        return [_plain(item, (*place, n), lines, path) for n, item in enumerate(node.value)]
-    return _scalar(node)
-
-
-def _scalar(node: yaml.Node) -> Any:
-    loader = yaml.SafeLoader("")
-    try:
-        return loader.construct_object(node, deep=True)
-    finally:
-        loader.dispose()
-
-
 def _find_files(data: dict[Any, Any], folder: Path) -> None:
     """Paths of prompts and class sets, from the folder of the experiment file."""
     prompts = data.get("prompts")
     if isinstance(prompts, dict) and isinstance(prompts.get("path"), str):
-        prompts["path"] = str((folder / Path(prompts["path"]).expanduser()).absolute())
+        prompts["path"] = str((folder / _expanded(prompts["path"])).absolute())
     classes = data.get("classes")
     if isinstance(classes, dict):
         data["classes"] = {label: _class_file(one, folder) for label, one in classes.items()}
     elif classes is not None:
         named = classes if isinstance(classes, list) else [classes]
         data["classes"] = [_class_file(one, folder) for one in named]
+
+
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise InputError(f"prompts.path {path!r}: {error}") from error
 
 
 def _class_file(name: Any, folder: Path) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 
 from attnscope.errors import InputError, unknown
 from attnscope.tokens.classes import ClassSet, TokenClass
+from attnscope.yaml_file import read_yaml
 
 __all__ = ["DEFAULT", "MAPS", "WHOLE", "class_set", "load_classes"]
 
@@ -89,12 +90,7 @@ def load_classes(source: str | Path | ClassSet) -> ClassSet:
         raise InputError(
             f"unknown class set {str(source)!r}: neither a file nor one of {', '.join(NAMED)}"
         )
-    import yaml  # only where a file is read
-
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not a YAML file: {error}") from error
+    content, _ = read_yaml(path)
     entries = content.get("classes") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not entries:
         raise InputError(f"{path}: expected a list of classes under 'classes'")

@@ -1,0 +1,139 @@
+"""YAML as plain data: bounded, with the line of everything, and no surprises.
+
+A file is at most 4 MB long, 40 levels deep and 100,000 values large, aliases written out, so that
+no file can take the machine with it. Keys are single words, none is there twice, and text is text.
+YAML is parsed to nodes first, because these know their lines.
+
+This module must not know what any key means.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnscope.errors import InputError
+
+if TYPE_CHECKING:
+    import yaml
+
+__all__ = ["DEEPEST", "LARGEST", "MOST", "Place", "parse_yaml", "read_yaml"]
+
+LARGEST = 4 * 2**20
+"""Bytes of a file."""
+DEEPEST = 40
+"""Levels, a list in a list being two."""
+MOST = 100_000
+"""Values, an alias counting for all that it stands for."""
+
+Place = tuple[Any, ...]
+"""Keys and numbers that lead to a value."""
+
+
+def read_yaml(path: Path) -> tuple[Any, dict[Place, int]]:
+    """What a file says, and the line of each value."""
+    try:
+        if path.stat().st_size > LARGEST:
+            raise InputError(
+                f"{path} has {path.stat().st_size:,} bytes; at most {LARGEST:,} are read"
+            )
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text: {error}") from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error}") from error
+    return parse_yaml(text, path)
+
+
+def parse_yaml(text: str, where: object) -> tuple[Any, dict[Place, int]]:
+    """What a text says, and the line of each value; errors begin with `where`."""
+    import yaml  # only where something is parsed
+
+    try:
+        _bounded(text, where)
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        reading = _Reading(where)
+        return (None if node is None else reading.plain(node, ())), reading.lines
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        raise InputError(f"{where}{line}: broken YAML: {error.problem or error}") from error
+    except yaml.YAMLError as error:
+        raise InputError(f"{where}: broken YAML: {error}") from error
+
+
+def _bounded(text: str, where: object) -> None:
+    """Refuse what is too deep or too large while it is still only a stream of events."""
+    import yaml
+
+    depth = 0
+    for number, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > DEEPEST or number > 2 * MOST:
+            raise _too_much(where, event.start_mark.line + 1, deep=depth > DEEPEST)
+
+
+def _too_much(where: object, line: int, *, deep: bool) -> InputError:
+    if deep:
+        return InputError(f"{where}, line {line}: nested more than {DEEPEST} levels deep")
+    return InputError(f"{where}, line {line}: more than {MOST:,} values, aliases written out")
+
+
+class _Reading:
+    """Nodes to data, counted."""
+
+    def __init__(self, where: object):
+        self.where = where
+        self.lines: dict[Place, int] = {}
+        self.count = 0
+
+    def plain(self, node: yaml.Node, place: Place) -> Any:
+        """The node as Python data; `lines` learns where everything stands."""
+        import yaml
+
+        line = node.start_mark.line + 1
+        self.lines.setdefault(place, line)
+        self.count += 1
+        if len(place) > DEEPEST or self.count > MOST:
+            raise _too_much(self.where, line, deep=len(place) > DEEPEST)
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, place)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.plain(item, (*place, n)) for n, item in enumerate(node.value)]
+        return self._scalar(node)
+
+    def _mapping(self, node: yaml.MappingNode, place: Place) -> dict[Any, Any]:
+        import yaml
+
+        data: dict[Any, Any] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise InputError(f"{self.where}, line {line}: a key is a single word, no list")
+            key = self._scalar(key_node)
+            if key in data:
+                first = self.lines[(*place, key)]
+                raise InputError(
+                    f"{self.where}, line {line}: {key!r} is there twice, first in line {first}"
+                )
+            self.lines[(*place, key)] = line
+            data[key] = self.plain(value_node, (*place, key))
+        return data
+
+    def _scalar(self, node: yaml.Node) -> Any:
+        import yaml
+
+        loader = yaml.SafeLoader("")
+        try:
+            value = loader.construct_object(node, deep=True)
+            if isinstance(value, str):
+                value.encode()
+            return value
+        except (ValueError, OverflowError) as error:  # no such date, a number of 5,000 digits …
+            line = node.start_mark.line + 1
+            raise InputError(f"{self.where}, line {line}: not a possible value: {error}") from error
+        finally:
+            loader.dispose()
