@@ -524,3 +524,32 @@ def test_flow_of_a_class_that_asks_nothing_is_unknown(small, tmp_path):
     for _, of_prompt in values.group_by("prompt"):
         said = of_prompt.group_by("item").agg(pl.col("value").is_null().all())
         assert said["value"].sum() == len(said) - 1
+
+
+def test_a_sample_of_queries_says_how_sure_it_is(small, folder, tmp_path):
+    """Estimates come with their standard errors; what is exact has none."""
+    file = tmp_path / "long.jsonl"
+    long = " ".join(f"{n} apples and {n + 3} pears, then" for n in range(200))
+    file.write_text(json.dumps({"question": long}) + "\n")
+    experiment = small(
+        prompts={"source": "file", "path": str(file)},
+        queries=["sample:64", "all"],
+        measures=["mass", "entropy", "first_token", "distance"],
+        conditions={"base": {}},
+    )
+    run(experiment, tmp_path / "run")
+    values = attnscope.open_run(tmp_path / "run").values.collect()
+    exact = values.filter(queries="all")
+    assert exact["error"].is_null().all()
+    sampled = values.filter(queries="sample:64")
+    known = sampled.filter(pl.col("measure") != "distance")
+    assert known["error"].is_not_null().all()
+    both = known.join(
+        exact, on=["layer", "head", "measure", "item"], nulls_equal=True, suffix="_exact"
+    )
+    assert len(both) == len(known)
+    away = both.with_columns((pl.col("value") - pl.col("value_exact")).abs().alias("off"))
+    assert away.filter(measure="entropy")["off"].max() > 1e-4  # it is an estimate
+    within = away.filter(pl.col("off") <= 3 * pl.col("error") + 1e-5)
+    assert len(within) / len(away) > 0.97
+    assert sampled.filter(measure="distance")["error"].is_null().all()  # not known

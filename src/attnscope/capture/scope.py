@@ -198,6 +198,8 @@ class Scope:
             sink=totals.sink,
             sink_position=totals.sink_position,
             flow=None if sums.flow is None else sums.flow[..., :K],
+            error=None if sums.variance is None else self.received_error(layer),
+            entropy_error=None if sums.entropy_variance is None else sums.entropy_variance.sqrt(),
         )
 
     def top_keys(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:

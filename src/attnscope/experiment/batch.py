@@ -207,8 +207,8 @@ def _columns(
     return [Column(keys, label, name, *item) for item in items for name in measure.columns]
 
 
-def _arrays(numbers: Numbers, width: int) -> tuple[Array, Array, Array]:
-    """Value, uniform and tokens, float64 [B, heads, columns] each; what there is not is nan."""
+def _arrays(numbers: Numbers, width: int) -> tuple[Array, Array, Array, Array]:
+    """Value, uniform, tokens and error, float64 [B, heads, columns] each; nan for what is not."""
     value = _array(numbers.value)
     shape = (*value.shape[:2], width)
     value = value.reshape(shape)
@@ -219,7 +219,7 @@ def _arrays(numbers: Numbers, width: int) -> tuple[Array, Array, Array]:
         array = _array(given)
         return np.broadcast_to(array[..., None] if array.ndim == 2 else array, shape)
 
-    return value, beside(numbers.uniform), beside(numbers.tokens)
+    return value, beside(numbers.uniform), beside(numbers.tokens), beside(numbers.error)
 
 
 def _array(given: Any) -> Array:

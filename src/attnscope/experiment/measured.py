@@ -42,16 +42,20 @@ class Reading:
     """[S] layer and head; None where a number is of the whole layer."""
     columns: list[Column] = field(default_factory=list)
     value: list[Array] = field(default_factory=list)
-    """[B, S, C] in parts, as are the two below; nan where there is no number."""
+    """[B, S, C] in parts, as are those below; nan where there is no number."""
     uniform: list[Array] = field(default_factory=list)
     tokens: list[Array] = field(default_factory=list)
+    error: list[Array] = field(default_factory=list)
 
-    def add(self, columns: list[Column], value: Array, uniform: Array, tokens: Array) -> None:
+    def add(
+        self, columns: list[Column], value: Array, uniform: Array, tokens: Array, error: Array
+    ) -> None:
         """Columns and their numbers [B, S, C]."""
         self.columns += columns
         self.value.append(value)
         self.uniform.append(uniform)
         self.tokens.append(tokens)
+        self.error.append(error)
 
 
 class Profile(NamedTuple):

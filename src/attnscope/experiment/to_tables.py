@@ -25,28 +25,23 @@ from attnscope.tokens import read_vocabulary
 __all__ = ["TokenColumns", "cell_tables"]
 
 
+_NUMBERS = ("value", "uniform", "tokens", "error")
+"""The columns of `values` that a reading has."""
+
+
 def value_tables(label: str, cells: tuple[Cell, ...], measured: Measured) -> list[pl.DataFrame]:
     """The `values` of each cell of a condition."""
     words: list[pl.DataFrame] = []
-    values: list[NDArray[np.float64]] = []
-    uniforms: list[NDArray[np.float64]] = []
-    tokens: list[NDArray[np.float64]] = []
+    flat: dict[str, list[NDArray[np.float64]]] = {name: [] for name in _NUMBERS}
     for reading in measured.readings:
         words.append(_words(reading.queries, tuple(reading.heads), tuple(reading.columns)))
-        for parts, flat in (
-            (reading.value, values),
-            (reading.uniform, uniforms),
-            (reading.tokens, tokens),
-        ):
-            flat.append(np.concatenate(parts, axis=2).reshape(len(cells), -1))
+        for name, parts in flat.items():
+            together = np.concatenate(getattr(reading, name), axis=2)
+            parts.append(together.reshape(len(cells), -1))
     if not words:
         return [VALUES.to_frame() for _ in cells]
     frame = pl.concat(words) if len(words) > 1 else words[0]
-    numbers = {
-        "value": np.concatenate(values, axis=1),
-        "uniform": np.concatenate(uniforms, axis=1),
-        "tokens": np.concatenate(tokens, axis=1),
-    }
+    numbers = {name: np.concatenate(parts, axis=1) for name, parts in flat.items()}
     said = {column.name: column for column in frame.get_columns()}
     return [
         _frame(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnscope.measures.layer import Layer, mean_over_queries
-from attnscope.measures.measure import Measure
+from attnscope.measures.measure import Measure, Numbers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,9 +18,17 @@ def entropy(layer: Layer) -> Tensor:
     return mean_over_queries(layer.sums.entropy, layer.sums.count)
 
 
+def _read(layer: Layer) -> Numbers:
+    error = layer.sums.entropy_error
+    return Numbers(
+        entropy(layer),
+        error=None if error is None else mean_over_queries(error, layer.sums.count),
+    )
+
+
 ENTROPY = Measure(
     name="entropy",
     about="mean over the queries of -sum_j A ln A, in nats",
     level="head",
-    function=entropy,
+    function=_read,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnscope.measures.layer import Layer, mean_over_queries
-from attnscope.measures.measure import Measure
+from attnscope.measures.measure import Measure, Numbers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,15 +15,23 @@ __all__ = ["FIRST_TOKEN", "first_token"]
 
 def first_token(layer: Layer) -> Tensor:
     """[B, H]: mean over the queries of their attention to the first real token."""
-    sums = layer.sums
-    first = sums.first.clamp(min=0).to(sums.count.device)[:, None, None]
-    first = first.expand(-1, sums.received.shape[1], 1)
-    return mean_over_queries(sums.received.gather(2, first)[..., 0], sums.count)
+    return _of_first(layer, layer.sums.received)
+
+
+def _of_first(layer: Layer, of_keys: Tensor) -> Tensor:
+    first = layer.sums.first.clamp(min=0).to(of_keys.device)[:, None, None]
+    first = first.expand(-1, of_keys.shape[1], 1)
+    return mean_over_queries(of_keys.gather(2, first)[..., 0], layer.sums.count)
+
+
+def _read(layer: Layer) -> Numbers:
+    error = layer.sums.error
+    return Numbers(first_token(layer), error=None if error is None else _of_first(layer, error))
 
 
 FIRST_TOKEN = Measure(
     name="first_token",
     about="mean over the queries of their attention to the first token",
     level="head",
-    function=first_token,
+    function=_read,
 )

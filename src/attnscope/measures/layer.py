@@ -61,6 +61,11 @@ class Sums:
     """float64 [B, H]: the same, times the position of the query."""
     flow: Tensor | None = None
     """float32 [B, H, groups, K]: received from each group of queries."""
+    error: Tensor | None = None
+    """float32 [B, H, K]: standard error of `received`; None where no query was left out, as in the
+    next."""
+    entropy_error: Tensor | None = None
+    """float32 [B, H]"""
 
     @cached_property
     def average(self) -> Tensor:
@@ -101,7 +106,8 @@ class Sums:
         )
 
     def _of_heads(self) -> dict[str, Any]:
-        names = ("received", "later", "entropy", "own", "sink", "sink_position", "flow")
+        always = ("received", "later", "entropy", "own")
+        names = (*always, "sink", "sink_position", "flow", "error", "entropy_error")
         return {name: sums for name in names if (sums := getattr(self, name)) is not None}
 
 

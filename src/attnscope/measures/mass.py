@@ -41,6 +41,8 @@ def _read(layer: Layer) -> Numbers:
         mass(sums.received, shares, sums.count),
         uniform=mass(sums.exposed("uniform").float()[:, None], shares, sums.count),
         tokens=shares.nan_to_num().sum(1, keepdim=True),
+        # The errors of a class's keys are added up, as if all erred the same way: a bound.
+        error=None if sums.error is None else mass(sums.error, shares, sums.count),
     )
 
 

@@ -30,6 +30,8 @@ class Numbers:
     """What even attention would give; it may have fewer heads, as may the next."""
     tokens: Tensor | Array | None = None
     """How many tokens a number is about."""
+    error: Tensor | Array | None = None
+    """The standard error of a number, where queries were sampled; None where it is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,6 +38,7 @@ VALUES = pl.Schema(
         "value": pl.Float64(),
         "uniform": pl.Float64(),
         "tokens": pl.Float64(),
+        "error": pl.Float64(),
     }
 )
 """One row per number that a cell has for a layer and head."""
