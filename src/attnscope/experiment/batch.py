@@ -11,6 +11,7 @@ This module must not know files or tables, or any single measure.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from attnscope.experiment.measured import Array, Column, Measured, Profile, Read
 from attnscope.experiment.padded import Padded
 from attnscope.experiment.plan import Batch, ModelPlan
 from attnscope.measures.layer import Layer, Pair, Sums
-from attnscope.measures.measure import Measure, Numbers
+from attnscope.measures.measure import Measure, Need, Numbers
 from attnscope.measures.registry import MEASURES
 from attnscope.question.spec import Experiment
 
@@ -38,57 +39,57 @@ Made = dict[int, dict[str, Any]]
 def measure_batch(
     experiment: Experiment, plan: ModelPlan, model: Any, batch: Batch
 ) -> dict[str, Measured]:
-    """Every condition of a batch, the base first."""
+    """Every condition of a batch, the base first: one forward pass each."""
+    wanted = [measure for measure in MEASURES.values() if measure.name in experiment.measures]
     base: _Pass | None = None
     measured = {}
     for condition, cells in batch.cells.items():
-        asked = [
-            measure
-            for measure in MEASURES.values()
-            if measure.name in experiment.measures
-            and not (measure.pair and condition == experiment.base)
-        ]
+        asked = [measure for measure in wanted if not measure.pair or base is not None]
         padded = Padded(experiment, plan, cells)
-        choices = {name: padded.queries(name) for name in experiment.queries}
-        groups = None
-        if any("flow" in measure.needs for measure in asked):
-            groups = padded.groups()
-        points = {need for name in experiment.measures for need in MEASURES[name].needs} & _POINTS
-        with forward(
-            model,
-            {name: value.to(model.device) for name, value in padded.inputs.items()},
-            # Where no token is meant, there is no number; the pass shows its shape.
-            {name: "all" if chosen is None else chosen for name, chosen in choices.items()},
-            layers=None if plan.layers is None else list(plan.layers),
-            backend=experiment.backend,
-            seed=experiment.seed,
-            classes=None if groups is None else groups[0],
-            activations=bool(points),
-        ) as (scopes, held):
-            seen = _Pass(
-                padded=padded,
-                sums={name: _stored(scopes[name], plan, choices[name]) for name in choices},
-                made={} if held is None else _made(held, points),
-                tables={} if groups is None else groups[1],
-                base=base,
-            )
-            measured[condition] = _measure(experiment, plan, asked, seen)
+        with _passed(experiment, plan, model, padded, wanted, base) as passed:
+            measured[condition] = _measure(experiment, plan, asked, passed)
             if condition == experiment.base:
-                # Value vectors are compared within a prompt, so they need not be held.
-                seen.made = {
-                    layer: {
-                        name: what.float().cpu() for name, what in of.items() if name != "values"
-                    }
-                    for layer, of in seen.made.items()
-                }
-                base = seen
+                base = passed.held()
     return measured
 
 
-_POINTS = {"values", "heads", "outputs"}
+@contextmanager
+def _passed(
+    experiment: Experiment,
+    plan: ModelPlan,
+    model: Any,
+    padded: Padded,
+    wanted: list[Measure],
+    base: _Pass | None,
+) -> Iterator[_Pass]:
+    """The forward pass of a condition; what layers made is there inside the `with` alone."""
+    needs = {need for measure in wanted for need in measure.needs}
+    choices = {name: padded.queries(name) for name in experiment.queries}
+    groups, tables = padded.groups() if "flow" in needs else (None, {})
+    with forward(
+        model,
+        {name: value.to(model.device) for name, value in padded.inputs.items()},
+        # Where no token is meant, there is no number; the pass shows its shape.
+        {name: "all" if chosen is None else chosen for name, chosen in choices.items()},
+        layers=None if plan.layers is None else list(plan.layers),
+        backend=experiment.backend,
+        seed=experiment.seed,
+        classes=groups,
+        activations=bool(needs & _POINTS),
+    ) as (scopes, held):
+        yield _Pass(
+            padded=padded,
+            sums={name: _stored(scopes[name], plan, choices[name]) for name in choices},
+            made={} if held is None else _made(held, needs & _POINTS),
+            tables=tables,
+            base=base,
+        )
 
 
-def _made(held: Activations, points: set[Any]) -> Made:
+_POINTS: set[Need] = {"values", "heads", "outputs"}
+
+
+def _made(held: Activations, points: set[Need]) -> Made:
     read = {"values": held.values, "outputs": held.outputs}
     return {layer: {point: read[point](layer) for point in points} for layer in held.layers}
 
@@ -122,6 +123,20 @@ class _Pass:
     """By class set: of which class each group of queries is."""
     base: _Pass | None
 
+    def held(self) -> _Pass:
+        """What variants are compared with, and no more: not what is only read within a prompt."""
+        sums = {
+            queries: {
+                layer: (heads, replace(of, flow=None)) for layer, (heads, of) in found.items()
+            }
+            for queries, found in self.sums.items()
+        }
+        made = {
+            layer: {name: what.float().cpu() for name, what in of.items() if name != "values"}
+            for layer, of in self.made.items()
+        }
+        return replace(self, sums=sums, made=made)
+
     def layers(self, queries: str) -> Iterator[tuple[int, list[int], Layer]]:
         """Number, stored heads, and all there is to see."""
         for layer, (heads, sums) in self.sums[queries].items():
@@ -140,22 +155,22 @@ Layers = list[tuple[int, list[int], Layer]]
 
 
 def _measure(
-    experiment: Experiment, plan: ModelPlan, asked: list[Measure], seen: _Pass
+    experiment: Experiment, plan: ModelPlan, asked: list[Measure], passed: _Pass
 ) -> Measured:
     readings: list[Reading] = []
     profiles: dict[str, Profile] = {}
     for queries in experiment.queries:
-        layers = list(seen.layers(queries))
+        layers = list(passed.layers(queries))
         stored = Reading(queries, [(layer, head) for layer, heads, _ in layers for head in heads])
         for measure in asked:
             if measure.level == "token":
                 profiles[queries] = _profile(measure, plan, layers)
             elif "sums" in measure.needs:
-                _add(stored, measure, experiment, layers, seen)
+                _add(stored, measure, experiment, layers, passed)
             elif queries == experiment.queries[0]:  # every choice of queries makes the same
                 heads = _heads_of_layers(measure, layers)
                 alone = Reading("all", heads)
-                _add(alone, measure, experiment, layers, seen)
+                _add(alone, measure, experiment, layers, passed)
                 readings.append(alone)
         if stored.columns:
             readings.append(stored)
@@ -172,27 +187,35 @@ def _heads_of_layers(measure: Measure, layers: Layers) -> list[tuple[int, int | 
 
 
 def _add(
-    reading: Reading, measure: Measure, experiment: Experiment, layers: Layers, seen: _Pass
+    reading: Reading, measure: Measure, experiment: Experiment, layers: Layers, passed: _Pass
 ) -> None:
     """The numbers of a measure, under each of the experiment's choices that it goes over."""
     by_class = measure.over & {"classes", "class pairs"}
     for keys in experiment.keys if "keys" in measure.over else ("all",):
-        mask = seen.padded.keys(keys)
         for label in experiment.class_sets if by_class else (None,):
             columns = _columns(measure, experiment, keys, label)
-            found = []
-            for _, _, of_layer in layers:
-                view = replace(of_layer, keys=mask)
-                if label is not None:
-                    device = of_layer.sums.received.device
-                    shares = torch.from_numpy(seen.padded.shares(keys, label)).to(device)
-                    view = replace(view, shares=shares)
-                    if label in seen.tables:
-                        groups = torch.from_numpy(seen.tables[label]).to(device)
-                        view = replace(view, groups=groups)
-                found.append(_arrays(measure.numbers(view), len(columns)))
-            parts = [np.concatenate(part, axis=1) for part in zip(*found, strict=True)]
-            reading.add(columns, *parts)
+            view: dict[str, Any] = {"keys": passed.padded.keys(keys)}
+            if label is not None:
+                view["shares"] = torch.from_numpy(passed.padded.shares(keys, label))
+            if label in passed.tables:
+                view["groups"] = torch.from_numpy(passed.tables[label])
+            found = [
+                _arrays(measure.numbers(_viewed(layer, view)), len(columns))
+                for _, _, layer in layers
+            ]
+            reading.add(
+                columns, *(np.concatenate(part, axis=1) for part in zip(*found, strict=True))
+            )
+
+
+def _viewed(layer: Layer, view: dict[str, Any]) -> Layer:
+    """A layer under a choice; tensors go where the layer is."""
+    device = layer.sums.received.device
+    moved: dict[str, Any] = {
+        name: part.to(device) if isinstance(part, torch.Tensor) else part
+        for name, part in view.items()
+    }
+    return replace(layer, **moved)
 
 
 def _columns(
