@@ -22,13 +22,14 @@ def attentions(folder: str, ids: list[int]) -> list[Array]:
     return [layer[0].double().numpy() for layer in found]
 
 
-def activations(folder: str, ids: list[int]) -> list[tuple[Array, Array]]:
-    """Value vectors [key/value heads, n, size] and attention outputs [n, hidden] per layer."""
+def activations(folder: str, ids: list[int]) -> list[tuple[Array, Array, Array]]:
+    """Value vectors [key/value heads, n, size] and attention outputs per layer: [n, hidden] after
+    the output projection, and [n, heads · size] before it."""
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
     found: list[list[Array]] = []
 
     def keep(module: Any, args: Any, output: Any) -> None:
-        found[-1].append(output[0].double().numpy())
+        found[-1] += [output[0].double().numpy(), args[0][0].double().numpy()]
 
     for layer in model.model.layers:
         layer.self_attn.v_proj.register_forward_hook(lambda *a: (found.append([]), keep(*a))[1])
@@ -36,7 +37,7 @@ def activations(folder: str, ids: list[int]) -> list[tuple[Array, Array]]:
     with torch.no_grad():
         model(input_ids=torch.tensor([ids]))
     heads = model.config.num_key_value_heads
-    return [(v.reshape(len(v), heads, -1).transpose(1, 0, 2), out) for v, out in found]
+    return [(v.reshape(len(v), heads, -1).transpose(1, 0, 2), o, i) for v, _, o, i in found]
 
 
 def of_activations(row: dict[str, Any], new: Any, old: Any, cell: Any) -> float:
@@ -49,7 +50,8 @@ def of_activations(row: dict[str, Any], new: Any, old: Any, cell: Any) -> float:
         return float(cosines[~np.eye(len(units), dtype=bool)].mean())
     aligned = [(p, twin) for p, twin in enumerate(cell["twin"].to_list()) if twin is not None]
     here, there = np.array(aligned).T
-    y, x = new[row["layer"]][1][here], old[row["layer"]][1][there]
+    point = 2 if row["measure"].startswith("affine_heads") else 1
+    y, x = new[row["layer"]][point][here], old[row["layer"]][point][there]
     assert row["head"] is None
     assert row["tokens"] == len(x)
     # One slope and a shift for every dimension: a plain least-squares problem.
@@ -61,7 +63,7 @@ def of_activations(row: dict[str, Any], new: Any, old: Any, cell: Any) -> float:
         "affine_lambda": float(fitted[0]),
         "affine_sigma": float(np.linalg.norm(fitted[1:])),
         "affine_r2": float(1 - left / ((y - y.mean(0)) ** 2).sum()),
-    }[row["measure"]]
+    }[row["measure"].replace("affine_heads", "affine")]
 
 
 def counted(queries: str, tokens: pl.DataFrame) -> Array:

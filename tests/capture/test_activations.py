@@ -60,6 +60,7 @@ def test_outputs_are_the_projected_sums_of_values(name: str) -> None:
             )
             if projection is None:
                 projection = model.encoder.layer[layer].attention.output.dense
+            torch.testing.assert_close(held.heads(layer), summed, rtol=1e-4, atol=1e-4)
             torch.testing.assert_close(
                 projection(summed), held.outputs(layer), rtol=1e-4, atol=1e-4
             )

@@ -1,10 +1,16 @@
 """The forward pass of an experiment."""
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+import attnscope
+from attnscope.capture import sites
+from attnscope.experiment.batch import measure_batch
 from attnscope.experiment.forward import forward
+from attnscope.experiment.plan import make_plan
 from families import build
 
 
@@ -18,3 +24,38 @@ def test_no_cache_is_filled_that_nobody_reads() -> None:
     with forward(model, {"input_ids": ids}, {"all": "all"}):
         pass
     assert caches == [None]
+
+
+def test_one_pass_serves_all_queries_and_class_sets(small: Any, tmp_path: Path) -> None:
+    """Three choices of queries and two class sets with flow: one pass a batch and condition, and
+    the numbers of runs that ask for one of them each."""
+    (tmp_path / "two.yaml").write_text("classes:\n- digit\n- {name: rest, every: token}\n")
+    sets = ["default", str(tmp_path / "two.yaml")]
+    asked = {"measures": ["mass", "flow", "entropy", "lambda", "affine", "affine_heads"]}
+    queries = ["all", "last", "after:question"]
+    experiment = small(**asked, queries=queries, classes=sets)
+    plan = make_plan(experiment).models[0]
+    model, _ = attnscope.load(plan.facts.name)
+    passes: list[Any] = []
+    sites.find(model).base.register_forward_pre_hook(lambda *_: passes.append(1))
+    batch = plan.batches[0]
+    together = measure_batch(experiment, plan, model, batch)
+    assert len(passes) == len(experiment.conditions)
+
+    def numbers(experiment: Any) -> dict[Any, Any]:
+        found = measure_batch(experiment, plan, model, batch)
+        return {
+            (condition, reading.queries, column): np.concatenate(reading.value, axis=2)[..., n]
+            for condition, measured in found.items()
+            for reading in measured.readings
+            for n, column in enumerate(reading.columns)
+        }
+
+    assert together.keys() == set(experiment.conditions)
+    all_at_once, one_by_one = numbers(experiment), {}
+    for one in queries:
+        for classes in sets:
+            one_by_one |= numbers(small(**asked, queries=[one], classes=[classes]))
+    assert all_at_once.keys() == one_by_one.keys()
+    for key, value in one_by_one.items():
+        np.testing.assert_allclose(all_at_once[key], value, rtol=0, atol=2e-6, err_msg=str(key))

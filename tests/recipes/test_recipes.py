@@ -106,6 +106,9 @@ def test_filler_profile(folders: dict[str, str], tmp_path: Path) -> None:
         "affine_lambda",
         "affine_sigma",
         "affine_r2",
+        "affine_heads_lambda",
+        "affine_heads_sigma",
+        "affine_heads_r2",
         "profile",
     }
     values = opened.values.filter(pl.col("measure") != "value_similarity").collect()

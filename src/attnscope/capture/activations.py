@@ -1,9 +1,11 @@
-"""`record`: hold what the attention layers of a model make in a forward pass: their value vectors
-and their outputs. Only of the last pass, and only inside the `with` block; the model stays as it
-was. Works beside `watch`, in either order. Must not know what is computed from them.
+"""`record`: hold what the attention layers of a model make in a forward pass: their value vectors,
+their heads' outputs, and their own. Only of the last pass, and only inside the `with` block; the
+model stays as it was. Works beside `watch`, in either order. Must not know what is computed from
+them.
 
 Value vectors are taken where every family hands them over, at the call of transformers' attention
-interface; outputs behind the layer's output projection, before anything is added to them.
+interface; outputs in front of the layer's output projection and behind it, before anything is
+added to them.
 """
 
 import threading
@@ -31,12 +33,18 @@ class Activations:
     def __init__(self, layers: list[int]):
         self.layers = layers
         self._values: dict[int, Tensor] = {}
+        self._heads: dict[int, Tensor] = {}
         self._outputs: dict[int, Tensor] = {}
         self._complete = False
 
     def values(self, layer: int) -> Tensor:
         """Value vectors [batch, key/value heads, keys, size], as the keys were attended to."""
         return self._held(self._values, layer, "value vectors")
+
+    def heads(self, layer: int) -> Tensor:
+        """The heads' outputs side by side [batch, tokens, heads · size], as the output projection
+        is given them (behind a gate, where a family has one)."""
+        return self._held(self._heads, layer, "heads' outputs")
 
     def outputs(self, layer: int) -> Tensor:
         """Attention outputs [batch, tokens, hidden], after the output projection."""
@@ -53,6 +61,7 @@ class Activations:
 
     def _forget(self) -> None:
         self._values.clear()
+        self._heads.clear()
         self._outputs.clear()
         self._complete = False
 
@@ -63,7 +72,8 @@ def record(model: nn.Module, layers: Any = None) -> AbstractContextManager[Activ
         with record(model, layers=[0]) as activations:
             model(**inputs)
             activations.values(0)            # [batch, key/value heads, keys, size]
-            activations.outputs(0)           # [batch, tokens, hidden]
+            activations.heads(0)             # [batch, tokens, heads · size], before the projection
+            activations.outputs(0)           # [batch, tokens, hidden], after it
 
     After the block they are gone, so that no model's worth of activations is kept by accident.
     Meant for passes over whole prompts; of a pass that continues a cache, outputs are those of
@@ -119,11 +129,14 @@ def _take_outputs(
     inside = (getattr(module, name, None) for name in OUTPUT_PROJECTIONS)
     found = next((projection for projection in inside if projection is not None), None)
     beside = getattr(getattr(parent, "output", None), "dense", None)
-    source: nn.Module = found if found is not None else beside if beside is not None else module
+    projection: nn.Module | None = found if found is not None else beside
+    source = module if projection is None else projection
 
-    def keep(output: Any) -> None:
+    def keep(given: Any, output: Any) -> None:
         tensor = output[0] if isinstance(output, tuple) else output
         held._outputs[layer] = tensor.detach()
+        if projection is not None:
+            held._heads[layer] = given.detach()
 
     _listen(source, keep, undo)
 
@@ -136,18 +149,18 @@ def _take_projected_values(
     if family is None:
         return
 
-    def keep(made: Tensor) -> None:
+    def keep(given: Any, made: Tensor) -> None:
         held._values[layer] = family.values(module, made).detach()
 
     _listen(getattr(module, family.projection), keep, undo)
 
 
-def _listen(source: nn.Module, keep: Callable[[Any], None], undo: ExitStack) -> None:
-    """Keep what a module makes in this thread; a copy of the module is not listened to."""
+def _listen(source: nn.Module, keep: Callable[[Any, Any], None], undo: ExitStack) -> None:
+    """Keep what a module is given and makes of it, in this thread; a copy is not listened to."""
     thread = threading.get_ident()
 
     def take(module: nn.Module, args: Any, output: Any) -> None:
         if module is source and threading.get_ident() == thread:
-            keep(output)
+            keep(args[0] if args else None, output)
 
     undo.callback(source.register_forward_hook(take).remove)

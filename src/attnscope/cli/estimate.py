@@ -33,7 +33,7 @@ class Estimate:
     cells: int
     batches: int
     passes: int
-    """Forward passes: batches × conditions × choices of queries."""
+    """Forward passes: batches × conditions."""
     tokens: int
     """Of all cells."""
     longest: int
@@ -86,23 +86,22 @@ def _estimate(plan: Plan, model: ModelPlan, speed: float) -> Estimate:
     config = load_config(model.facts.pinned)
     text = config.get_text_config()
     parameters = _parameters(config)
-    passes = len(experiment.queries)
-    if "flow" in experiment.measures:
-        passes *= len(experiment.classes)
     hidden = int(getattr(text, "hidden_size", 0) or 0)
     layers, heads = model.facts.layers or 0, model.facts.heads or 0
     measured = layers if model.layers is None else len(model.layers)
+    watches = len(experiment.queries)  # beside one another, in one pass
     flops = largest = rows = 0.0
     for batch in model.batches:
         for cells in batch.cells.values():
             width = max(len(cell.tokens) for cell in cells)
             tokens = width * len(cells)
             attended = tokens * width * hidden
-            flops += 2 * parameters * tokens + 4 * layers * attended + 12 * measured * attended
+            flops += 2 * parameters * tokens + 4 * layers * attended
+            flops += 12 * watches * measured * attended
             largest = max(largest, tokens)
             rows = max(rows, tokens * heads * measured)
     kind = plan.device.partition(":")[0]
-    runs = len(model.batches) * len(experiment.conditions) * passes
+    passes = len(model.batches) * len(experiment.conditions)
     width_of = 4 if _full(experiment, plan.device) else 2
     working = largest * (hidden * 12 + int(getattr(text, "intermediate_size", 0) or 0) * 2)
     walked = layers * PER_PROMPT + measured * (model.facts.kv_heads or 1) * PER_HEAD
@@ -112,14 +111,14 @@ def _estimate(plan: Plan, model: ModelPlan, speed: float) -> Estimate:
         name=model.facts.name,
         cells=len(lengths),
         batches=len(model.batches),
-        passes=runs,
+        passes=passes,
         tokens=sum(lengths),
         longest=max(lengths),
         parameters=parameters,
-        seconds=passes * flops / speed
-        + runs * layers * OVERHEAD.get(kind, OVERHEAD["cpu"])
-        + (passes * len(lengths) * walked if kind == "cpu" else 0.0),
-        bytes=int(parameters * width_of + working * width_of + rows * 8 * 3),
+        seconds=flops / speed
+        + passes * watches * layers * OVERHEAD.get(kind, OVERHEAD["cpu"])
+        + (watches * len(lengths) * walked if kind == "cpu" else 0.0),
+        bytes=int(parameters * width_of + working * width_of + watches * rows * 8 * 3),
     )
 
 

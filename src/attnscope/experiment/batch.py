@@ -90,7 +90,7 @@ _POINTS: set[Need] = {"values", "heads", "outputs"}
 
 
 def _made(held: Activations, points: set[Need]) -> Made:
-    read = {"values": held.values, "outputs": held.outputs}
+    read = {"values": held.values, "heads": held.heads, "outputs": held.outputs}
     return {layer: {point: read[point](layer) for point in points} for layer in held.layers}
 
 

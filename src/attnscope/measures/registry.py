@@ -2,7 +2,7 @@
 docs/measures.md are made from this.
 """
 
-from attnscope.measures.affine import AFFINE
+from attnscope.measures.affine import AFFINE, AFFINE_HEADS
 from attnscope.measures.distance import DISTANCE
 from attnscope.measures.effective_tokens import EFFECTIVE_TOKENS
 from attnscope.measures.entropy import ENTROPY
@@ -37,6 +37,7 @@ MEASURES: dict[str, Measure] = {
     "uniformity": UNIFORMITY,
     "value_similarity": VALUE_SIMILARITY,
     "affine": AFFINE,
+    "affine_heads": AFFINE_HEADS,
     "profile": PROFILE,
 }
 """By the name that an experiment lists under `measures`."""

@@ -48,6 +48,7 @@ def filler_profile(
             "uniformity",
             "value_similarity",
             "affine",
+            "affine_heads",
             "mass",
             "entropy",
             "first_token",

@@ -63,6 +63,7 @@ def filler_vs_sentence(
             "even_slope",
             "spikes",
             "affine",
+            "affine_heads",
             "mass",
             "entropy",
             "first_token",
