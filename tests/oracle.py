@@ -27,7 +27,7 @@ def statistics(A: Array, visible: Array, counted: Array, first: int) -> dict[str
         later = [i for i in queries if i > j and visible[i, j]]
         if later:
             average[j] = sum(A[i, j] for i in later) / len(later)
-    size = len(queries)
+    size = len(queries) or np.nan  # a mean over nothing is no number
     entropy = sum(-sum(a * np.log(a) for a in A[i] if a > 0) for i in queries) / size
     return {
         "received": received,
@@ -94,7 +94,7 @@ def compare(
                 for name, value in wanted.items():
                     per_head = name not in ("eligible", "uniform")
                     mine = got[name][b, h] if per_head else got[name][b]
-                    scale = max(1.0, float(np.nanmax(np.abs(value), initial=0)))
+                    scale = max(1.0, float(np.max(np.abs(np.nan_to_num(value)))))
                     np.testing.assert_allclose(
                         mine,
                         value,

@@ -203,7 +203,10 @@ def test_sampling_is_unbiased_and_knows_its_error(monkeypatch: pytest.MonkeyPatc
     with torch.no_grad():
         with attnscope.watch(model) as exact:
             model(ids)
+        classes = torch.arange(600)[None] // 150
+        average, mass = exact.average(1), exact.mass(1, classes, 4)
         estimates, errors, inside, entropy = [], [], [], []
+        averages, masses = [], []
         for seed in range(60):
             with attnscope.watch(model, queries="sample:100", seed=seed) as scope:
                 model(ids)
@@ -212,11 +215,21 @@ def test_sampling_is_unbiased_and_knows_its_error(monkeypatch: pytest.MonkeyPatc
             errors.append(scope.received_error(1))
             inside.append((off.abs() <= 3 * errors[-1] + 1e-4).float().mean().item())
             entropy.append((scope.entropy(1) - exact.entropy(1)) / scope.entropy_error(1))
+            off = (scope.average(1) - average)[..., :-1]
+            averages.append(off.abs() <= 3 * scope.average_error(1)[..., :-1] + 1e-5)
+            off = scope.mass(1, classes, 4) - mass
+            masses.append(off.abs() <= scope.mass_error(1, classes, 4) + 1e-5)
     bias = torch.stack(estimates).mean(0)
     spread = torch.stack(estimates).std(0)
     # The mean of 60 draws of each key lies within 4.5 of its own standard errors of 0.
     assert (bias.abs() <= 4.5 * spread / 60**0.5 + 1e-4).float().mean() > 0.995
     assert np.mean(inside) > 0.98
+    assert torch.stack(averages).float().mean() > 0.98
+    # An upper bound: of an exact standard error a third would lie outside.
+    assert torch.stack(masses).float().mean() > 0.95
+    assert scope.mass_error(1, classes, 4).max() < 0.2
+    assert not exact.average_error(1)[..., :-1].any()
+    assert not exact.mass_error(1, classes, 4).any()
     z = torch.stack(entropy)
     assert z.abs().mean() < 1.3
     assert z.mean().abs() < 0.5
@@ -475,7 +488,7 @@ def test_layers_of_a_hybrid_are_its_own() -> None:
     [
         (torch.ones(2, 5), "bool tensor .* got float32"),
         (torch.ones(5, dtype=torch.bool), r"bool tensor .* \[5\]"),
-        ("most", "unknown queries 'most'; known: all, last, generated, sample:K"),
+        ("most", "unknown queries 'most'; known: all, last, generated, predicts, sample"),
         ("sample:x", "whole number of at least 4"),
         ("sample:2", "whole number of at least 4"),
         (None, "unknown queries None"),
@@ -545,10 +558,14 @@ def test_not_a_transformers_model() -> None:
         attnscope.watch(torch.nn.Linear(2, 2))
 
 
-def test_beam_search_is_refused_and_the_cache_released() -> None:
+def test_a_shuffled_cache_is_refused_and_then_released() -> None:
     model = build("qwen2")
-    with pytest.raises(ScopeError, match="num_beams=1"), attnscope.watch(model):
-        model.generate(tokens(), num_beams=2, max_new_tokens=4, pad_token_id=0)
+    with attnscope.watch(model):
+        past = model(tokens(), use_cache=True).past_key_values
+        model(tokens(B, 1), past_key_values=past)
+        with pytest.raises(ScopeError, match="num_beams=1"):
+            past.reorder_cache(torch.tensor([1, 0]))
+    past.reorder_cache(torch.tensor([1, 0]))
     out = model.generate(tokens(), num_beams=2, max_new_tokens=4, pad_token_id=0)
     assert out.shape[1] == N + 4
 

@@ -121,12 +121,19 @@ class Frame:
         return torch.arange(self.queries) + self.first_query
 
     def first_real(self) -> Tensor:
-        """int64 [B]: position of the first token of the keys that is not padding."""
+        """int64 [B]: position of the first token of the keys that is not padding; -1 where this
+        pass has none."""
         if self.cross:
             return self.intervals[0].amin(1)
         if self.real_queries is None:
-            return torch.zeros(self.batch, dtype=torch.int64)
-        return self.real_queries.int().argmax(1)
+            return torch.full((self.batch,), self.first_query)
+        first = self.real_queries.int().argmax(1) + self.first_query
+        return torch.where(self.real_queries.any(1), first, -1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What the mask says; not what was worked out from it for a device."""
+        kept = {name: value for name, value in vars(self).items() if name != "visible"}
+        return kept | {"selections": {}, "elsewhere": {}}
 
     def counts(self) -> Tensor:
         """int64 [B, Q]: how many keys each query sees."""
@@ -202,6 +209,11 @@ class Selection:
         self.frame.visible.cache.clear()
         for part in (self.whole, *self.parts):
             part.cache.clear()
+
+    def without(self, sequences: Tensor) -> "Selection":
+        """This, less the queries of some sequences, bool [B]."""
+        counted = self.counted_queries() & ~sequences[:, None]
+        return replace(self, counted=counted, count=counted.sum(1).double())
 
     def rows(self, of_queries: Tensor) -> Tensor:
         """What there is for every query [B, Q], for the rows of `whole` [B, M]."""

@@ -1,6 +1,6 @@
 """Which queries count: parsing the `queries` argument, and choosing rows in a frame.
 
-"all" · "last" · "generated" · "sample:K" · a bool tensor [batch, keys].
+"all" · "last" · "generated" · "predicts" · "sample:K" · a bool tensor [batch, keys].
 """
 
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope.capture.frame import Frame, Part, Selection
+from attnscope.capture.generation import Reply
 from attnscope.errors import InputError
 from attnscope.question.queries import IN_A_WATCH, parse_queries
 
@@ -24,11 +25,20 @@ class Queries:
     """A choice of queries, as the user made it."""
 
     name: str
-    """"all", "last", "generated", "sample" or "mask"."""
+    """"all", "last", "generated", "predicts", "sample" or "mask"."""
     mask: Tensor | None = None
     """bool [batch, keys] on the CPU."""
     sample: int = 0
     seed: int = 0
+
+    def __str__(self) -> str:
+        return f"sample:{self.sample}" if self.name == "sample" else self.name
+
+    def tentative(self, frame: Frame, reply: Reply) -> bool:
+        """Whether a later pass of the same prompt may show that these queries do not count: its
+        last token is known once the prompt is over."""
+        only_prompt = frame.first_query + frame.queries <= reply.start
+        return self.name in ("last", "predicts") and only_prompt
 
 
 def parse(queries: object, seed: int) -> Queries:
@@ -48,13 +58,10 @@ def parse(queries: object, seed: int) -> Queries:
 
 
 def select(
-    queries: Queries, frame: Frame, prompt: int, classes: Tensor | None, groups: int
+    queries: Queries, frame: Frame, reply: Reply, classes: Tensor | None, groups: int
 ) -> Selection | None:
-    """The rows of this pass that count; None where there are none.
-
-    `prompt` is the number of keys of the pass that started the sequence.
-    """
-    counted = _counted(queries, frame, prompt)
+    """The rows of this pass that count; None where there are none."""
+    counted = _counted(queries, frame, reply)
     if counted is not None and not bool(counted.any()):
         return None
     count = torch.full((frame.batch,), float(frame.queries), dtype=torch.float64)
@@ -78,25 +85,32 @@ def select(
     )
 
 
-def _counted(queries: Queries, frame: Frame, prompt: int) -> Tensor | None:
+def _counted(queries: Queries, frame: Frame, reply: Reply) -> Tensor | None:
     """bool [B, Q]: the queries asked for, never padding; None for all of them."""
-    real = frame.real_queries
+    positions, real = frame.positions(), frame.real_queries
+    if reply.end is not None and int(reply.end.min()) < frame.first_query + frame.queries:
+        going_on = positions < reply.end[:, None]
+        real = going_on if real is None else real & going_on
     if queries.name in ("all", "sample"):
         return real
     shape = (frame.batch, frame.queries)
-    positions = frame.positions()
-    if queries.name == "generated":
-        wanted = (positions >= prompt).expand(shape)
-    elif queries.name == "last":
-        wanted = torch.zeros(shape, dtype=torch.bool)
-        if frame.first_query == 0:  # otherwise the prompt is over
-            last = torch.full((frame.batch,), frame.queries - 1)
-            if real is not None:
-                last = torch.where(real, positions, 0).amax(1)
-            wanted.scatter_(1, last[:, None], True)
-    else:
+    generated = (positions >= reply.start).expand(shape)
+    if queries.name == "mask":
         wanted = _masked(queries.mask, frame)
+    elif queries.name == "generated":
+        wanted = generated
+    else:
+        prompt = ~generated if real is None else ~generated & real
+        wanted = _last(prompt)
+        if queries.name == "predicts":
+            wanted |= generated
     return wanted if real is None else wanted & real
+
+
+def _last(which: Tensor) -> Tensor:
+    """bool [B, Q]: the last of these queries of each sequence; none where it has none."""
+    order = torch.arange(which.shape[1])
+    return which & (order == torch.where(which, order, -1).amax(1, keepdim=True))
 
 
 def _masked(mask: Tensor | None, frame: Frame) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 from attnscope import kernels
 from attnscope.capture import fallback, sites
 from attnscope.capture.frame import Frame, Part, Selection
+from attnscope.capture.generation import Generation
 from attnscope.capture.queries import select
 from attnscope.capture.scope import Scope
 from attnscope.capture.seam import Seen
@@ -38,12 +39,13 @@ class Recorder:
 
     describes = True
 
-    def __init__(self, parts: dict[str, Scope], backend: str, device: torch.device, top: int):
+    def __init__(self, found: sites.Sites, parts: dict[str, Scope], backend: str, top: int):
         self.parts = parts
         """By part: a stack, or "cross"."""
         self.backend = backend
-        self.device = device
+        self.device = device_of(found)
         self.top = top
+        self.generations = {stack: Generation(base) for stack, base in found.bases.items()}
         self.seen: dict[str, set[Site]] = {}
         """Sites seen in the passes under way, by stack; none between passes (and while gradient
         checkpointing runs layers a second time)."""
@@ -54,6 +56,7 @@ class Recorder:
     def begin(self, stack: str, cache: Any) -> None:
         """A forward pass of a stack begins."""
         self.seen[stack] = set()
+        self.generations[stack].begin_pass()
         for scope in self._of(stack):
             scope._complete = False
         self._guard(cache)
@@ -74,7 +77,7 @@ class Recorder:
         """Add one attention to the sums."""
         assert seen.frame is not None
         scope = self.parts[seen.site.part]
-        selection = self._select(scope, seen.site.layer, seen.frame)
+        selection, totals = self._select(scope, seen.site.layer, seen.frame)
         if selection is None:
             return
         if seen.weights is not None:
@@ -84,14 +87,14 @@ class Recorder:
                 seen.weights,
                 seen.frame,
                 selection,
-                scope._layers[seen.site.layer],
+                totals,
                 scope._groups,
                 self.top,
                 has_sinks=seen.sinks,
             )
             return
         assert seen.call is not None
-        self._measure(scope, seen.call, seen.frame, selection, seen.lse)
+        self._measure(scope, seen.call, seen.frame, selection, totals, seen.lse)
 
     def end(self, stack: str, *, finished: bool) -> None:
         """The pass is over, or broke off: then there is nothing to read."""
@@ -105,8 +108,9 @@ class Recorder:
             )
         for scope in self._of(stack):
             for totals in scope._layers.values():
-                if totals.selections:
-                    totals.selections[-1].forget()
+                for part in (totals, totals.tentative):
+                    if part is not None and part.selections:
+                        part.selections[-1].forget()
             try:
                 scope._check(self.dtype)
             except ConservationError:
@@ -144,33 +148,43 @@ class Recorder:
             vars(self.guarded).pop(method, None)
         self.guarded = None
 
-    def _select(self, scope: Scope, layer: int, frame: Frame) -> Selection | None:
-        """The counted rows of this call; begins a new sequence where there is no past."""
+    def _select(
+        self, scope: Scope, layer: int, frame: Frame
+    ) -> tuple[Selection | None, LayerTotals]:
+        """The counted rows of this call, and the sums to add them to; begins a new sequence where
+        there is no past."""
+        generation = self.generations[scope._stack]
+        reply = generation.reply(frame.first_query, frame.queries)
         if frame.first_query == 0:
-            scope._layers[layer] = LayerTotals(
-                prompt=frame.first_query + frame.queries,
-                first=frame.first_real(),
-            )
+            scope._layers[layer] = LayerTotals(first=frame.first_real(), turn=reply.turn)
         elif layer not in scope._layers:
             raise ScopeError(
                 "this forward pass continues a cache that was filled before the with block; "
                 "run the whole sequence inside it"
             )
         totals = scope._layers[layer]
-        position = frame.first_query + frame.queries
-        if frame.first_query > 0 and frame.first_query != totals.position:
-            raise ScopeError(
-                f"this forward pass continues at token {frame.first_query}, but {totals.position} "
-                "tokens were seen so far; run the whole sequence inside the with block"
-            )
-        totals.position = position
+        if frame.first_query > 0:
+            _continue(totals, frame)
+        totals.continued |= frame.first_query > 0 or generation.inside
+        totals.position = frame.first_query + frame.queries
         totals.keys = frame.first_key + frame.keys
-        key = self, totals.prompt
+        if totals.turn != reply.turn and scope._queries.name == "predicts":
+            totals.settle()
+        totals.turn = reply.turn
+        key = scope._queries, reply
         if key not in frame.selections:
             frame.selections[key] = select(
-                scope._queries, frame, totals.prompt, scope._classes, scope._groups
+                scope._queries, frame, reply, scope._classes, scope._groups
             )
-        return frame.selections[key]
+        selection = frame.selections[key]
+        if selection is None or not scope._queries.tentative(frame, reply):
+            return selection, totals
+        again = selection.count > 0
+        if totals.tentative is None or bool(again.all()):
+            totals.tentative = LayerTotals(first=totals.first)
+        else:
+            totals.tentative.drop(again)
+        return selection, totals.tentative
 
     def _measure(
         self,
@@ -178,6 +192,7 @@ class Recorder:
         call: AttentionCall,
         frame: Frame,
         selection: Selection,
+        totals: LayerTotals,
         lse: Tensor | None,
     ) -> None:
         self.dtype = call.q.dtype
@@ -185,7 +200,6 @@ class Recorder:
         if backend == "triton" and call.q.device.type != self.device.type:
             backend = "streaming"  # a layer of a model spread over devices
         reduce = kernels.kernel(backend)
-        totals = scope._layers[call.layer]
         if selection.sampled and lse is None:  # every part needs the log-sum-exp of whole rows
             lse = reduce(_rows(call, selection.whole, None, scope._groups)).lse
         if selection.sampled and lse is not None:
@@ -208,6 +222,17 @@ class Recorder:
             where = where.where(selection.rows(selection.counted_queries()), -1)
             keys = keys.where(keys < 0, keys + frame.first_key)
             totals.top.append((where.to(keys.device), keys, weights))
+
+
+def _continue(totals: LayerTotals, frame: Frame) -> None:
+    """Make sure that a pass with a past follows the one before it."""
+    if frame.first_query != totals.position:
+        raise ScopeError(
+            f"this forward pass continues at token {frame.first_query}, but {totals.position} "
+            "tokens were seen so far; run the whole sequence inside the with block"
+        )
+    if bool((totals.first < 0).any()):
+        totals.first = torch.where(totals.first < 0, frame.first_real(), totals.first)
 
 
 def _rows(call: AttentionCall, part: Part, lse: Tensor | None, groups: int) -> Rows:

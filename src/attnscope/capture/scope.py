@@ -1,12 +1,13 @@
 """What a watched model's attention did: the numbers of the definitions, read layer by layer."""
 
+import operator
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attnscope.capture.frame import Exposure
+from attnscope.capture.frame import Exposure, Selection
 from attnscope.capture.queries import Queries
 from attnscope.capture.totals import LayerTotals, join_exposures
 from attnscope.errors import ConservationError, InputError, ScopeError, unknown
@@ -21,6 +22,12 @@ __all__ = ["Scope"]
 
 # How far the rows of a head may add up to something other than the number of queries, relative.
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 2e-3, torch.float16: 2e-3}
+
+_NO_QUERY = {
+    "all": "every token is padding",
+    "generated": "no token was generated and fed back; call model.generate(…) for more than one "
+    "new token (the last one is never fed), or ask for queries='predicts'",
+}
 
 
 class Scope:
@@ -53,13 +60,20 @@ class Scope:
         self._classes: Tensor | None = None
         self._layers: dict[int, LayerTotals] = {}
         self._complete = False
-        self._exposures: dict[tuple[int, ...], Exposure] = {}
+        self._exposures: tuple[list[Selection], int, Exposure] | None = None
 
     def __repr__(self) -> str:
-        state = f"{len(self._layers)} measured" if self._layers else "no forward pass yet"
+        asked = f"{len(self.layers)} layers, queries {str(self._queries)!r}, {self.backend!r}"
+        if not self._layers:
+            return f"<Scope of {asked}: no forward pass yet>"
+        if not self._complete:
+            return f"<Scope of {asked}: the last forward pass did not finish>"
+        totals = next(iter(self._layers.values())).result()
+        counts = totals.count().int().tolist() if totals.selections else [0] * len(totals.first)
+        counted = ", ".join(map(str, counts[:4])) + (" …" if len(counts) > 4 else "")
         return (
-            f"<Scope of {len(self.layers)} layers, queries {self._queries.name!r}, "
-            f"backend {self.backend!r}: {state}>"
+            f"<Scope of {asked}: {len(counts)} sequences of {totals.keys} keys, "
+            f"{counted} queries counted>"
         )
 
     @property
@@ -231,20 +245,15 @@ class Scope:
             raise ScopeError("nothing measured yet; call the model inside the with block first")
         if not self._complete:
             raise ScopeError("the last forward pass did not finish, so there is nothing to read")
-        totals = self._layers[layer]
+        totals = self._layers[layer].result()
         mask = self._queries.mask
-        if mask is not None and mask.shape[1] > totals.keys:
+        if mask is not None and mask.shape[1] > totals.keys and not totals.continued:
             raise InputError(
                 f"the query mask has {mask.shape[1]} columns, and there were {totals.keys} keys; "
                 f"it must be [{mask.shape[0]}, {totals.keys}]"
             )
         if totals.sums is None:
-            hint = (
-                "no token was generated and fed back; call model.generate(…, use_cache=True) "
-                "for more than one new token"
-                if self._queries.name == "generated"
-                else "the query mask selects no real token"
-            )
+            hint = _NO_QUERY.get(self._queries.name, "the query mask selects no real token")
             raise ScopeError(f"no query counted: {hint}")
         return totals, totals.sums, totals.count().to(totals.sums.received.device)
 
@@ -255,10 +264,14 @@ class Scope:
 
     def _exposure(self, totals: LayerTotals) -> Exposure:
         """What could be seen so far; layers under the same masks share the answer."""
-        key = (totals.keys, *map(id, totals.selections))
-        if key not in self._exposures:
-            self._exposures = {key: join_exposures(totals.selections, totals.keys)}
-        return self._exposures[key]
+        now = totals.selections
+        if self._exposures is not None:  # held here, so that no other can take a selection's place
+            of, keys, exposure = self._exposures
+            if keys == totals.keys and len(of) == len(now) and all(map(operator.is_, of, now)):
+                return exposure
+        exposure = join_exposures(now, totals.keys)
+        self._exposures = [*now], totals.keys, exposure
+        return exposure
 
     def _shares(self, layer: int, class_ids: Any, n: int) -> Tensor:
         totals, sums, _ = self._read(layer)
@@ -279,7 +292,8 @@ class Scope:
     def _check(self, dtype: torch.dtype) -> None:
         """Conservation: what the keys received and the sinks took is the number of queries."""
         by_device: dict[torch.device, list[tuple[int, Tensor, Tensor]]] = {}
-        for layer, totals in self._layers.items():
+        for layer, so_far in self._layers.items():
+            totals = so_far.result()
             if totals.sums is None or totals.sampled:
                 continue  # estimates add up only on average; their rows are audited instead
             mass = totals.sums.mass if totals.sink is None else totals.sums.mass + totals.sink

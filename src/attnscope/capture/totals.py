@@ -3,6 +3,7 @@ decoding step with its longer row of keys.
 """
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,19 +14,27 @@ from attnscope.kernels import Totals
 
 __all__ = ["LayerTotals", "join_exposures"]
 
+BY_KEY = ("received", "later", "variance", "flow")
+BY_HEAD = ("mass", "entropy", "own", "entropy_variance")
+SUMS = BY_KEY + BY_HEAD
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class LayerTotals:
     """Sums over the counted queries so far. Keys are positions of the sequence."""
 
-    prompt: int
-    """Keys of the pass that began the sequence."""
     first: Tensor
-    """int64 [B], on the CPU: position of the first real token."""
+    """int64 [B], on the CPU: position of the first real token; -1 where none was seen yet."""
     position: int = 0
     """Tokens of the queries' text seen so far."""
     keys: int = 0
     """Keys seen so far; the buffers may be longer, so that decoding does not copy them."""
+    continued: bool = False
+    """Whether more than one pass could have come, or did."""
+    turn: int = 0
+    """Replies begun so far."""
+    tentative: "LayerTotals | None" = None
+    """Sums of what may turn out not to count: the last token of a prompt that may go on."""
     sums: Totals | None = None
     """None until a counted query has been seen."""
     selections: list[Selection] = field(default_factory=list)
@@ -37,6 +46,52 @@ class LayerTotals:
     sampled: bool = False
     top: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     """For each call: positions of the queries [B, M], their keys and weights [B, H, M, k]."""
+
+    def result(self) -> "LayerTotals":
+        """The sums as they stand over all keys, the tentative ones taken for certain."""
+        whole = self
+        if self.tentative is not None and self.tentative.sums is not None:
+            whole = replace(self, tentative=None, selections=[*self.selections], top=[*self.top])
+            if self.sums is not None:
+                whole.sums = _copied(self.sums)
+            whole.absorb(self.tentative)
+        if whole.sums is not None and (width := whole.sums.received.shape[-1]) < self.keys:
+            whole.sums = _resized(whole.sums, 0, self.keys - width)
+        return whole
+
+    def settle(self) -> None:
+        """The prompt is over: what was tentative counts."""
+        if self.tentative is not None:
+            self.absorb(self.tentative)
+            self.tentative = None
+
+    def absorb(self, other: "LayerTotals") -> None:
+        """Add another's sums to these."""
+        if other.sums is None:
+            return
+        self.add(other.sums, 0)
+        self.selections += other.selections
+        self.sampled |= other.sampled
+        self.top += other.top
+        if other.sink is not None and other.sink_position is not None:
+            self._sink(other.sink, other.sink_position)
+
+    def drop(self, sequences: Tensor) -> None:
+        """Forget these sequences, bool [B] on the CPU."""
+        if self.sums is None:
+            return
+        gone = sequences.to(self.sums.received.device)
+        for name in SUMS:
+            if (sums := getattr(self.sums, name)) is not None:
+                sums[gone] = 0.0
+        for taken in (self.sink, self.sink_position):
+            if taken is not None:
+                taken[gone] = 0.0
+        self.selections = [selection.without(sequences) for selection in self.selections]
+        self.top = [
+            (where.masked_fill(gone[:, None], -1), keys, weights)
+            for where, keys, weights in self.top
+        ]
 
     def count(self) -> Tensor:
         """float64 [B]: the number of queries, on the CPU."""
@@ -60,10 +115,10 @@ class LayerTotals:
                 entropy_variance=torch.zeros_like(self.sums.entropy),
             )
         there = slice(first_key, keys)
-        for name in ("received", "later", "variance", "flow"):
+        for name in BY_KEY:
             if (more := getattr(totals, name)) is not None:
                 getattr(self.sums, name)[..., there] += more
-        for name in ("mass", "entropy", "own", "entropy_variance"):
+        for name in BY_HEAD:
             if (more := getattr(totals, name)) is not None:
                 getattr(self.sums, name).add_(more)
 
@@ -73,7 +128,9 @@ class LayerTotals:
         positions = selection.frame.positions().expand(taken.shape[0], -1)
         where = selection.rows(positions)[:, None].to(taken.device)
         taken = taken.double() * counted
-        total, placed = taken.sum(-1), (taken * where).sum(-1)
+        self._sink(taken.sum(-1), (taken * where).sum(-1))
+
+    def _sink(self, total: Tensor, placed: Tensor) -> None:
         self.sink = total if self.sink is None else self.sink + total
         old = self.sink_position
         self.sink_position = placed if old is None else old + placed
@@ -99,6 +156,14 @@ def join_exposures(selections: list[Selection], keys: int) -> Exposure:
         uniform_later=total("uniform_later"),
         groups=torch.stack([s.exposure.groups for s in selections]).sum(0),
     )
+
+
+def _copied(sums: Totals) -> Totals:
+    copies: dict[str, Any] = {}
+    for name in SUMS:
+        value: Tensor | None = getattr(sums, name)
+        copies[name] = None if value is None else value.clone()
+    return replace(sums, **copies)
 
 
 def _resized(sums: Totals, left: int, right: int) -> Totals:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from attnscope import kernels
 from attnscope.capture import seam, sites
+from attnscope.capture.generation import listening
 from attnscope.capture.queries import parse
 from attnscope.capture.recorder import Recorder, device_of
 from attnscope.capture.scope import Scope
@@ -38,9 +39,10 @@ def watch(
         scope.received(layer)
 
     layers    which layers to measure, in the model's own numbering; all of them by default
-    queries   which tokens' attention counts: "all", "last" (prompt token), "generated",
-              "sample:K" (K queries spread over the text: estimates, with standard errors),
-              or a bool tensor [batch, keys]
+    queries   which tokens' attention counts: "all", "last" (prompt token), "generated" (and
+              fed back), "predicts" (what a new token was predicted from: the last prompt token
+              and the generated ones), "sample:K" (K queries spread over the text: estimates,
+              with standard errors), or a bool tensor [batch, keys], used as far as it goes
     backend   "auto", or "reference", "streaming", "triton", "eager-fallback"
     classes   int [batch, keys], -1 for none: also tell attention *from* these classes, for `flow`
     top       also keep, for each counted query, this many keys it looks at most
@@ -96,8 +98,11 @@ def _classes(classes: Any) -> tuple[Tensor | None, int]:
 def _watching(
     found: sites.Sites, parts: dict[str, Scope], backend: str, top: int
 ) -> Iterator[Scope]:
-    recorder = Recorder(parts, backend, device_of(found), top)
-    with seam.install(found, observer=recorder, dense=backend == "eager-fallback"):
+    recorder = Recorder(found, parts, backend, top)
+    with (
+        listening(recorder.generations.values()),
+        seam.install(found, observer=recorder, dense=backend == "eager-fallback"),
+    ):
         try:
             yield _whole(parts, backend)
         finally:

@@ -1,6 +1,6 @@
 """The grammar of `queries`: which rows of the attention count, as a word.
 
-"all" · "last" · "generated" · "sample:K" · "after:REGION" · "region:REGION"
+"all" · "last" · "generated" · "predicts" · "sample:K" · "after:REGION" · "region:REGION"
 
 Parsed here and nowhere else. Which of them make sense is for the user of a word to say: `watch`
 knows no regions, a run generates nothing.
@@ -17,7 +17,7 @@ from attnscope.errors import InputError
 
 __all__ = ["IN_A_RUN", "IN_A_WATCH", "Queries", "parse_queries"]
 
-IN_A_WATCH = ("all", "last", "generated", "sample:K")
+IN_A_WATCH = ("all", "last", "generated", "predicts", "sample:K")
 IN_A_RUN = ("all", "last", "sample:K", "after:REGION", "region:REGION")
 SMALLEST_SAMPLE = 4
 
@@ -27,7 +27,7 @@ class Queries:
     """A choice of queries."""
 
     kind: str
-    """`all`, `last`, `generated`, `sample`, `after` or `region`."""
+    """`all`, `last`, `generated`, `predicts`, `sample`, `after` or `region`."""
     region: str | None = None
     """Of `after` and `region`."""
     sample: int = 0

@@ -1,0 +1,183 @@
+"""What `generate` of transformers says of itself: where a reply begins, which sequences are over.
+
+While a model is watched, its `generate` is seen beginning and ending, and the verdicts of its
+stopping criteria are overheard as they fall: never guessed from token ids. Outside `generate` a
+pass says how many tokens it feeds, and nothing else. Must not know what is counted, or how.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin, StoppingCriteriaList
+
+from attnscope.errors import ScopeError
+
+__all__ = ["Generation", "Reply", "listening"]
+
+NEVER = torch.iinfo(torch.int64).max
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reply:
+    """Whose words the tokens of one pass are. Positions are those of the sequence."""
+
+    start: int
+    """Tokens before this position are the prompt's; those from it on were generated."""
+    end: Tensor | None
+    """int64 [B] on the CPU: tokens from here on came after the end of their sequence, that which
+    ended it included (alone in its batch, it would not have been fed); None where none did."""
+    turn: int
+    """How many replies have begun so far."""
+
+
+class Generation:
+    """The `generate` calls of one watched model, and the passes its user runs without them."""
+
+    def __init__(self, base: nn.Module):
+        self.base = base
+        self.thread = get_ident()
+        self.depth = 0
+        """`generate` calls under way, one inside the other."""
+        self.inside = False
+        """Whether their stopping criteria are overheard."""
+        self.position = 0
+        """How many tokens of the sequence have been fed."""
+        self.turn = 0
+        self.start: int | None = None
+        """Where the reply of the `generate` call under way began; None before its first token."""
+        self.passes = 0
+        """Passes since the last verdict."""
+        self.verdicts: list[Tensor] = []
+        """bool [B] for each token chosen and not yet looked at: whether it ended its sequence."""
+        self.chosen = 0
+        self._ends: Tensor | None = None
+        self._reply: tuple[Any, Reply] | None = None
+
+    def concerns(self, model: nn.Module) -> bool:
+        """Whether a call of this model, on this thread, runs what is watched."""
+        return get_ident() == self.thread and any(part is self.base for part in model.modules())
+
+    def begin(self, beams: int) -> None:
+        """A `generate` call is about to run."""
+        if beams > 1:
+            raise ScopeError(
+                f"num_beams={beams}: beam search shuffles the sequences of its batch at every "
+                "step, so attention cannot be added up by sequence; generate with num_beams=1, "
+                "or run the finished text through the model once more and measure that"
+            )
+        self.inside, self.start, self._ends = True, None, None
+        self.passes = self.chosen = 0
+        self.verdicts = []
+
+    def hear(self, verdict: Tensor) -> None:
+        """The next token is chosen, and this is what the stopping criteria say of it."""
+        if self.start is None:
+            self.start = self.position
+            self.turn += 1
+        self.verdicts.append(verdict)
+        self.chosen += 1
+        self.passes = 0
+
+    def begin_pass(self) -> None:
+        """The model is about to run once."""
+        self.passes += 1
+
+    def reply(self, first: int, queries: int) -> Reply:
+        """Whose words a pass feeds that begins at position `first`."""
+        if self.inside and first == 0 and self.passes > 1:
+            raise ScopeError(
+                "generate runs the model on a second sequence between two tokens of the first "
+                "(guidance_scale does), so their attention cannot be told apart; generate "
+                "without it"
+            )
+        key = first, queries, self.inside, self.start, self.chosen, self.passes
+        if self._reply is None or self._reply[0] != key:
+            self._reply = key, self._told(first, queries)
+        return self._reply[1]
+
+    def _told(self, first: int, queries: int) -> Reply:
+        self.position = first + queries
+        if self.inside:
+            start = self.position if self.start is None else self.start
+            return Reply(start, self._end(), self.turn)
+        # One token after others is how a loop of the user's own feeds what it has just chosen;
+        # several at once are a prompt, a piece of one, or the next turn.
+        alone = first > 0 and queries == 1
+        self.turn += alone
+        return Reply(first if alone else self.position, None, self.turn)
+
+    def _end(self) -> Tensor | None:
+        if self.verdicts and self.start is not None:
+            first = self.start + self.chosen - len(self.verdicts)
+            over = torch.stack(self.verdicts).cpu()
+            self.verdicts = []
+            ends = torch.where(over.any(0), over.int().argmax(0) + first, NEVER)
+            self._ends = ends if self._ends is None else torch.minimum(self._ends, ends)
+        ended = self._ends is not None and bool((self._ends < NEVER).any())
+        return self._ends if ended else None
+
+
+class _Overheard(StoppingCriteriaList):  # type: ignore[misc]
+    """Stopping criteria that also tell the watches what they decide."""
+
+    def __init__(self, prepared: Any, told: list[Generation]):
+        super().__init__(prepared)
+        self._told = told
+
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        verdict = super().__call__(input_ids, scores, **kwargs)
+        for generation in self._told:
+            generation.hear(verdict)
+        return verdict
+
+
+# Several watches may be open at once: one pair of functions is put in place for all of them.
+_listeners: list[Generation] = []
+_plain: dict[str, Callable[..., Any]] = {}
+
+
+@contextmanager
+def listening(generations: Iterable[Generation]) -> Iterator[None]:
+    """Tell these of the `generate` calls of their models."""
+    told = list(generations)
+    if not _listeners:
+        for name, ours in (("generate", _generate), ("_get_stopping_criteria", _criteria)):
+            _plain[name] = vars(GenerationMixin)[name]
+            setattr(GenerationMixin, name, functools.wraps(_plain[name])(ours))
+    _listeners.extend(told)
+    try:
+        yield
+    finally:
+        for generation in told:
+            _listeners.remove(generation)
+        if not _listeners:
+            for name, plain in _plain.items():
+                setattr(GenerationMixin, name, plain)
+            _plain.clear()
+
+
+def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:
+    told = [generation for generation in _listeners if generation.concerns(model)]
+    for generation in told:
+        generation.depth += 1
+    try:
+        return _plain["generate"](model, *args, **kwargs)
+    finally:
+        for generation in told:
+            generation.depth -= 1
+            generation.inside = generation.depth > 0
+
+
+def _criteria(model: Any, *args: Any, **kwargs: Any) -> Any:
+    prepared = _plain["_get_stopping_criteria"](model, *args, **kwargs)
+    told = [g for g in _listeners if g.depth > 0 and g.concerns(model)]
+    config = kwargs.get("generation_config", args[0] if args else None)
+    for generation in told:
+        generation.begin(getattr(config, "num_beams", None) or 1)
+    return _Overheard(prepared, told) if told else prepared
