@@ -32,7 +32,9 @@ def combine(values: Values, how: str = "mean") -> pl.DataFrame:
     """
     if how not in COMBINE:
         raise unknown("way to combine heads", how, COMBINE)
-    table = values.lazy().collect()
+    # The error of a sampled number varies from prompt to prompt with the number: it is in the
+    # spread over prompts already, and adding it would count it twice.
+    table = values.lazy().drop("error", strict=False).collect()
     if how == "each" or table.is_empty():
         return table
     whole = table.filter(pl.col("head").is_null())
