@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import polars as pl
 
-from attnscope.figures.words import plain
+
+def plain(markdown: str) -> str:
+    """A line of our Markdown as plain text."""
+    return html.unescape(re.sub(r"\\(.)", r"\1", markdown).replace("**", ""))
 
 
 def rows_of(spec: Mapping[str, Any]) -> pl.DataFrame:

@@ -8,11 +8,12 @@ from typing import Any
 
 import polars as pl
 import pytest
-from reading_back import section, table_of
+from reading_back import plain, section, table_of
 
-from attnscope.figures.describe import TIES, Words, describe
+from attnscope.figures.blocks import as_markdown
+from attnscope.figures.describe import TIES, Words, described
 from attnscope.figures.numbers import shown
-from attnscope.figures.words import plain
+from attnscope.stats.paired import OUTCOMES
 
 NUMBER = r"(-?[\d.]+(?:e[+-]?\d+)?)"
 
@@ -54,16 +55,20 @@ def random_table(seed: int) -> tuple[pl.DataFrame, Words, pl.DataFrame]:
                     "difference": rng.gauss(0, 1) * scale,
                     "low": None if (gone := rng.random() < 0.2) else rng.gauss(-0.5, 1) * scale,
                     "high": None if gone else rng.gauss(0.5, 1) * scale,
+                    "q": None if rng.random() < 0.2 else rng.choice([0.01, 0.049, 0.05, 0.3]),
+                    "outcome": rng.choice(OUTCOMES),
                     "n": rng.randint(1, 99),
                 }
                 for la in layers
                 for c in classes
             ],
-            schema_overrides={"low": pl.Float64, "high": pl.Float64},
+            schema_overrides={"low": pl.Float64, "high": pl.Float64, "q": pl.Float64},
         )
     )
     words = Words(
         title="A title",
+        caption=[],
+        models=[],
         overview="Something.",
         axes=["x: layer"],
         legend=["red: hash"],
@@ -82,7 +87,7 @@ def place(row: dict[str, Any]) -> str:
 @pytest.mark.parametrize("seed", range(200))
 def test_everything_stated_is_in_the_data(seed: int) -> None:
     data, words, differences = random_table(seed)
-    text = describe(data, words, differences).markdown
+    text = as_markdown(described(data, words, differences)[0])
 
     head, body = table_of(text)
     assert head == data.columns
@@ -110,7 +115,12 @@ def test_everything_stated_is_in_the_data(seed: int) -> None:
             found = re.fullmatch(rf"- {word} mass: {NUMBER} at (.*?)(?:; and (\d+) more)?\.", line)
             assert found
             assert float(found[1]) == extreme
-            tied = [place(row) for row in rows if row["value"] == extreme]
+            most = max(row["n"] for row in data.to_dicts())
+            tied = [
+                place(row) + ("" if row["n"] == most else f" (n = {row['n']})")
+                for row in rows
+                if row["value"] == extreme
+            ]
             assert found[2].split("; ") == tied[:TIES]
             assert int(found[3] or 0) == max(0, len(tied) - TIES)
     undefined = data["value"].null_count()
@@ -144,14 +154,14 @@ def check_differences(lines: list[str], differences: pl.DataFrame) -> None:
     kind = None
     found: dict[str, list[dict[str, Any]]] = {}
     for line in map(plain, lines):
-        heading = re.fullmatch(r"(Hold up|Do not hold up|No interval) \((\d+)\):", line)
+        heading = re.fullmatch(r"(Hold up|Do not hold up|Not tested) \((\d+)\):", line)
         if heading:
             kind = heading[1]
             found[kind] = []
             continue
         bullet = re.fullmatch(
             rf"- layer (\d+), (.*): .* minus other = {NUMBER} \((?:no interval|95 % interval "
-            rf"{NUMBER} to {NUMBER}), n = (\d+)\)",
+            rf"{NUMBER} to {NUMBER})(?:, q = {NUMBER})?, n = (\d+)\)",
             line,
         )
         if bullet and kind:
@@ -162,18 +172,19 @@ def check_differences(lines: list[str], differences: pl.DataFrame) -> None:
                     "difference": float(bullet[3]),
                     "low": float(bullet[4]) if bullet[4] else None,
                     "high": float(bullet[5]) if bullet[5] else None,
-                    "n": int(bullet[6]),
+                    "q": float(bullet[6]) if bullet[6] else None,
+                    "n": int(bullet[7]),
                 }
             )
     expected: dict[str, list[dict[str, Any]]] = {}
     for row in differences.drop("of", "minus").to_dicts():
-        if row["low"] is None:
-            expected.setdefault("No interval", []).append(row)
-        elif row["low"] > 0 or row["high"] < 0:
+        if row["q"] is None:
+            expected.setdefault("Not tested", []).append(row)
+        elif row["outcome"] == "different":
             expected.setdefault("Hold up", []).append(row)
         else:
             expected.setdefault("Do not hold up", []).append(row)
-    keys = ("layer", "class", "difference", "low", "high", "n")
+    keys = ("layer", "class", "difference", "low", "high", "q", "n")
     assert found == {k: [{c: row[c] for c in keys} for row in v] for k, v in expected.items()}
     tested = len(expected.get("Hold up", [])) + len(expected.get("Do not hold up", []))
     if tested:
@@ -183,7 +194,7 @@ def check_differences(lines: list[str], differences: pl.DataFrame) -> None:
 
 def test_the_short_form_is_plain_text() -> None:
     data, words, differences = random_table(3)
-    short = describe(data, words, differences).alt
+    short = described(data, words, differences)[1]
     assert short.startswith("A title. Something. Largest mass:")
     assert "\\" not in short or "back\\slash" in short
     assert "&lt;" not in short

@@ -5,18 +5,21 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
-from reading_back import rows_of, table_of
+from reading_back import plain, rows_of, table_of
 
 from attnscope.errors import InputError
-from attnscope.figures import FIGURES, SAFE, Figure, draw, drawable
+from attnscope.figures import FIGURES, SAFE, Drawing, Look, draw, drawable, figure_named
 from attnscope.figures.export import csv
-from attnscope.figures.words import inline, plain
+from attnscope.figures.registry import table
+from attnscope.figures.words import inline
 from attnscope.question.spec import Experiment, made
+from attnscope.stats.claims import built_in
 from made_runs import MadeRun, made_run
 
 MEASURES = ("mass", "flow", "entropy", "first_token", "lambda", "lambda_ratio", "uniformity")
@@ -39,7 +42,7 @@ def rich_run(prompts: int = 7, models: tuple[str, ...] = ("first", "second")) ->
 
 
 @cache
-def drawn(name: str) -> Figure:
+def drawn(name: str) -> Drawing:
     return draw(rich_run(), name)
 
 
@@ -299,13 +302,20 @@ def test_classes_without_a_token_are_left_out_and_named() -> None:
         assert not {"hash", "star"} & set(figure.data["class"])
 
 
-def test_the_chart_functions_take_the_data_of_their_figures() -> None:
-    import attnscope.figures as room
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_chart_can_be_made_of_a_table_of_ones_own(name: str) -> None:
+    data = drawn(name).data
+    spec = figure_named(name).chart(data, Look()).to_dict()
+    embedded = rows_of(spec).select(data.columns).cast(dict(data.schema))
+    assert_frame_equal(embedded, data, check_row_order=False)
 
-    for name in FIGURES:
-        function = getattr(room, {"lambda": "lambda_heads"}.get(name, name.replace("-", "_")))
-        spec = function(drawn(name).data).to_dict()
-        embedded = rows_of(spec).select(drawn(name).data.columns)
-        assert_frame_equal(
-            embedded.cast(dict(drawn(name).data.schema)), drawn(name).data, check_row_order=False
-        )
+
+def test_the_docs_list_what_is_declared() -> None:
+    docs = Path(__file__).parents[2] / "docs" / "figures.md"
+    assert table() in docs.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_has_the_name_it_is_listed_under(name: str) -> None:
+    assert figure_named(name).name == name
+    assert set(figure_named(name).claims) <= {claim.name for claim in built_in()}

@@ -52,7 +52,7 @@ def test_lambda_over_all_prompts_is_stated_with_its_interval() -> None:
     )
     text = draw(run, "filler-profile").description
     assert "layer 0, head 1: λ = 0.9" in text
-    assert "the fall holds up." in text
+    assert ", below 1; n = 12)" in text
     other = draw(run, "filler-vs-sentence").description
     assert "coefficient of variation over the span: slashes minus sentence =" in other
 

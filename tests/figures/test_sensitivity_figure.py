@@ -8,11 +8,10 @@ from typing import Any
 
 import polars as pl
 import pytest
-from reading_back import rows_of, section
+from reading_back import plain, rows_of, section
 
 from attnscope.errors import InputError
 from attnscope.figures import FIGURES, draw, save
-from attnscope.figures.words import plain
 from attnscope.stats.claims import Claim, built_in
 from attnscope.stats.sensitivity import CHOICES, sensitivity
 from made_runs import MadeRun, made_run

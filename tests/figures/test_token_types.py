@@ -13,7 +13,7 @@ from polars.testing import assert_frame_equal
 from reading_back import rows_of, table_of
 
 from attnscope.errors import InputError
-from attnscope.figures import draw, save, token_types
+from attnscope.figures import Look, draw, figure_named, save
 from attnscope.figures.export import csv
 from attnscope.stats.tables import combine
 from made_runs import made_run
@@ -104,7 +104,7 @@ def test_one_prompt_has_no_interval_and_says_so() -> None:
     figure = draw(made_run(prompts=1), "token-types")
     assert figure.data["low"].null_count() == figure.data.height
     assert "no intervals" in figure.caption
-    assert "No interval for any" in figure.description
+    assert "No test of any" in figure.description
     assert "whisker_low" not in figure.data.columns
 
 
@@ -139,7 +139,7 @@ def test_values_that_are_not_numbers_are_left_out_and_counted() -> None:
         ({"queries": "last"}, r"unknown queries 'last'; known: all"),
         ({"layers": []}, r"layers is empty"),
         ({"whiskers": "all"}, r"unknown whiskers 'all'; known: none, total, classes"),
-        ({"normalise": "lift"}, r"unknown normalisation"),
+        ({"normalise": "lifts"}, r"unknown normalisation 'lifts'; known: mass, per-token"),
         ({"wiskers": "total"}, r"unknown option of token-types 'wiskers'; known: whiskers"),
         ({"theme": "neon"}, r"unknown theme 'neon'; known: published, safe"),
         ({"width": 3}, r"width must be between"),
@@ -159,7 +159,7 @@ def test_the_chart_function_takes_a_plain_frame() -> None:
     frame = pl.DataFrame(
         {"model": ["m"], "layer": [0], "class": ["hash"], "bottom": [0.0], "top": [0.4]}
     )
-    spec = token_types(frame, whiskers="none").to_dict()
+    spec = figure_named("token-types").chart(frame, Look(), whiskers="none").to_dict()
     assert next(iter(spec["datasets"].values()))[0]["top"] == 0.4
 
 

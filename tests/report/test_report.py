@@ -6,17 +6,22 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from typer.testing import CliRunner
 
 from attnscope.cli import app
-from attnscope.figures.html import markdown_html
+from attnscope.figures import FIGURES, figure_named
+from attnscope.figures.blocks import Items, Lines, Section, Strong, as_html, as_markdown
 from attnscope.figures.page import script_json
 from attnscope.report import build, write_report
 from attnscope.run.store import open_run
+from attnscope.stats.claims import built_in
+from attnscope.stats.tables import IDENTITY
 from made_runs import MadeRun, made_run, write_run
 
 CHROMIUM = (
@@ -31,6 +36,8 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+DRAWN = len(FIGURES) - 1
+"""All figures but lambda-length, for which the run has no numbers."""
 EVIL = "<script>window.evil = 1</script>"
 QUOTED = "\"double\" and 'single' 😀 &amp; </pre></script><!--"
 NAME = "model<img src=x onerror=alert(1)>"
@@ -59,21 +66,23 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_has_every_part(report: Path) -> None:
     text = report.read_text()
-    parts = ("asked", "models", "prompts", "figures", "claims", "tables", "repeat", "environment")
-    for part in parts:
-        assert f'<section id="{part}">' in text
+    parts = ("found", "figures", "measured", "tables", "repeat")
+    places = [text.index(f'<section id="{part}">') for part in parts]
+    assert places == sorted(places)
+    for part in ("Models", "Prompts", "Environment", "Comparison"):
+        assert f"<h3>{part}</h3>" in text
     assert "tiny models trained for this project, not the published ones" in text
     assert "attnscope run experiment.yaml --out RUN" in text
     assert "torch" in text
-    assert text.count('class="chart"') == 11
+    assert text.count('class="chart"') == DRAWN
     assert "lambda-length" in text  # not drawn, and it says why
     assert "has filler of one length only" in text
 
 
 def test_claims_have_a_line_on_whether_they_survive(report: Path) -> None:
     text = report.read_text()
-    claims = text[text.index('<section id="claims">') : text.index('<section id="tables">')]
-    assert "Do they survive the choices?" in claims
+    claims = text[text.index('<section id="tables">') : text.index("<h3>Comparison</h3>")]
+    assert "Do the claims survive the choices?" in claims
     # 4 normalisations × 3 conditions, in 2 layers.
     line = re.search(r"<tr><td>map-characters</td>.*?</tr>", claims)
     assert line is not None
@@ -83,7 +92,7 @@ def test_claims_have_a_line_on_whether_they_survive(report: Path) -> None:
 
 def test_a_run_without_choices_has_no_table_of_survival() -> None:
     text = build(evil_run(prompts=2, measures=("entropy",), profile_heads=()))
-    assert "survive" not in text[text.index('<section id="claims">') :].split("<section")[1]
+    assert "survive" not in text[text.index('<section id="tables">') :].split("<section")[1]
 
 
 def test_text_from_outside_is_escaped_everywhere(report: Path) -> None:
@@ -93,8 +102,8 @@ def test_text_from_outside_is_escaped_everywhere(report: Path) -> None:
     assert "&lt;script&gt;window.evil = 1&lt;/script&gt;" in text
     assert "&quot;double&quot; and &#x27;single&#x27; 😀 &amp;amp; &lt;/pre&gt;" in text
     # The page's own scripts and no others.
-    assert len(re.findall(r"<script", text)) == 3
-    assert len(re.findall(r"</script>", text)) == 3
+    assert len(re.findall(r"<script", text)) == 4
+    assert len(re.findall(r"</script>", text)) == 4
 
 
 def test_it_asks_no_address(report: Path) -> None:
@@ -110,20 +119,28 @@ def test_json_cannot_leave_its_script() -> None:
         script_json(float("nan"))
 
 
-def test_markdown_becomes_escaped_html() -> None:
-    text = "### A\\_b\n- **x** &lt;i&gt; \\*\n\n| a | b |\n| --- | ---: |\n| \\| | 1 |"
-    assert markdown_html(text) == (
-        "<h4>A_b</h4>\n<ul><li><strong>x</strong> &lt;i&gt; *</li></ul>\n"
+def test_blocks_become_markdown_and_escaped_html() -> None:
+    frame = pl.DataFrame({"a": ["|\n"], "b": [1.0]})
+    made = [
+        Section("A_b", [Lines(["<b>&lt;", "q < 1"]), Items([(Strong("x"), " <i> *")], "see:")]),
+        Section("T", [frame]),
+    ]
+    assert as_html(made) == (
+        "<h4>A_b</h4>\n<p>&lt;b&gt;&amp;lt;</p>\n<p>q &lt; 1</p>\n<p>see:</p>\n"
+        "<ul><li><strong>x</strong> &lt;i&gt; *</li></ul>\n<h4>T</h4>\n"
         '<div class="scroll"><table><thead><tr><th>a</th><th>b</th></tr></thead><tbody>'
-        "<tr><td>|</td><td class=number>1</td></tr></tbody></table></div>"
+        '<tr><td>|⏎</td><td class="number">1</td></tr></tbody></table></div>'
     )
-    assert markdown_html("<b>&amp;lt;") == "<p>&lt;b&gt;&amp;lt;</p>"
+    assert as_markdown(made) == (
+        "### A\\_b\n&lt;b&gt;&amp;lt;\nq < 1\n\nsee:\n- **x** &lt;i&gt; \\*\n\n"
+        "### T\n| a | b |\n| --- | ---: |\n| \\|⏎ | 1 |"
+    )
 
 
 def test_a_run_without_figures_still_has_a_report() -> None:
     text = build(evil_run(measures=(), profile_heads=()))
     assert "this run has nothing to draw" in text
-    assert '<section id="prompts">' in text
+    assert "<h3>Prompts</h3>" in text
 
 
 def test_a_comparison_that_is_too_long_says_what_it_left_out(
@@ -148,13 +165,80 @@ def test_a_comparison_that_is_too_long_says_what_it_left_out(
 def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
     folder = write_run(evil_run(prompts=2), tmp_path / "run")
     (folder / "manifest.json").unlink()
-    assert "This run is not finished" in build(open_run(folder))
+    text = build(open_run(folder))
+    told = "The run is not finished: all this rests on the 12 cells so far."
+    assert f"<p><strong>{told}</strong></p>" in text
+    assert text.count(f"{told}</figcaption>") == text.count('class="chart"') > 0
+    drawn = CliRunner().invoke(app, ["figure", str(folder), "depth", "--formats", "md"])
+    assert "note: The run is not finished" in drawn.stderr
+    assert told in (folder / "figures" / "depth.md").read_text()
+
+
+def test_a_run_without_cells_has_a_report(tmp_path: Path) -> None:
+    folder = write_run(evil_run(prompts=1), tmp_path / "run")
+    shutil.rmtree(folder / "cells")
+    (folder / "manifest.json").unlink()
+    text = build(open_run(folder))
+    assert "this run has nothing to draw" in text
+    assert "No prompt has been measured yet" in text
+    assert "rests on the 0 cells so far" in text
+
+
+def test_it_begins_with_the_figure_that_shows_what_was_found(report: Path) -> None:
+    text = report.read_text()
+    found = text[text.index('<section id="found">') : text.index('<section id="figures">')]
+    assert re.search("<td>(supported|contradicted|undetermined)</td>", found)
+    (name,) = re.findall('<figure id="figure-(.*?)"><div class="chart" id="chart-0"', found)
+    assert figure_named(name).claims
+
+
+def test_every_claim_is_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import attnscope.figures.judged as judged
+
+    verdicts: list[str] = []
+    choices: list[str] = []
+    once, again = judged.judge_run, judged.sensitivity_of_run
+
+    def judge(run: Any, claims: Any) -> Any:
+        verdicts.extend(claim.name for claim in claims)
+        return once(run, claims)
+
+    def under(run: Any, claim: Any) -> Any:
+        choices.append(claim.name)
+        return again(run, claim)
+
+    monkeypatch.setattr(judged, "judge_run", judge)
+    monkeypatch.setattr(judged, "sensitivity_of_run", under)
+    build(evil_run(prompts=2, profile_heads=(), measures=("mass", "lambda", "uniformity")))
+    names = [claim.name for claim in built_in()]
+    assert sorted(verdicts) == sorted(names)
+    assert sorted(choices) == sorted(names)
+
+
+def test_no_two_rows_of_the_comparison_have_the_same_labels(tmp_path: Path) -> None:
+    run = evil_run(prompts=2, profile_heads=(), measures=("mass",))
+    more = [
+        run.values.with_columns(pl.lit(queries).alias("queries"), pl.lit(keys).alias("keys"))
+        for queries in ("all", "last")
+        for keys in ("all", "not-first")
+    ]
+    text = build(replace(run, values=pl.concat(more)))
+    table = text[text.index("<h3>Comparison</h3>") :].split("</table>")[0]
+    heads = re.findall(r"<th>(.*?)</th>", table)
+    rows = [
+        dict(zip(heads, re.findall(r"<td.*?>(.*?)</td>", row), strict=True))
+        for row in re.findall(r"<tr>(<td.*?)</tr>", table)
+    ]
+    labels = [name for name in heads if name in (*IDENTITY, "a", "b", "normalise", "combine")]
+    assert {"queries", "keys", "condition", "item", "layer"} <= set(labels)
+    assert len({tuple(row[name] for name in labels) for row in rows}) == len(rows) > 100
+    assert "Throughout: classes: default; measure: mass; normalise: mass; combine: mean" in text
 
 
 def test_one_model_and_one_prompt() -> None:
     text = build(evil_run(models=("alone",), prompts=1))
     assert "no intervals" in text
-    assert "an interval over prompts needs at least two" in text
+    assert "a test over prompts needs at least 6" in text
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +266,7 @@ def test_a_browser_draws_it_without_a_word(report: Path, browser: Any, scheme: s
     assert said == []
     assert asked == [report.as_uri()]
     assert page.evaluate("document.documentElement.dataset.drawn") == scheme
-    assert page.evaluate("document.querySelectorAll('.chart svg').length") == 11
+    assert page.evaluate("document.querySelectorAll('.chart svg').length") == DRAWN
     assert page.evaluate("typeof window.evil") == "undefined"
     prompts = page.evaluate("[...document.querySelectorAll('pre.prompt')].map(p => p.innerText)")
     assert EVIL in prompts[0]
@@ -190,6 +274,26 @@ def test_a_browser_draws_it_without_a_word(report: Path, browser: Any, scheme: s
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     back = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (back == "rgb(255, 255, 255)") == (scheme == "light")
+    page.close()
+
+
+def test_tables_can_be_sorted_and_filtered(report: Path, browser: Any) -> None:
+    page = browser.new_page()
+    page.goto(report.as_uri())
+    table = "[...document.querySelectorAll('#tables table.sortable')].at(-1)"
+    rows, heads = f"{table}.tBodies[0].rows", f"{table}.tHead.rows[0].cells"
+    names = page.evaluate(f"[...{heads}].map(h => h.textContent)")
+    at = names.index("difference")
+    read = f"[...{rows}].filter(r => !r.hidden).map(r => r.cells[{at}].textContent)"
+    page.evaluate(f"{heads}[{at}].click()")
+    up = [float(v) for v in page.evaluate(read) if v != "—"]
+    assert up == sorted(up)
+    page.evaluate(f"{heads}[{at}].click()")
+    assert [float(v) for v in page.evaluate(read) if v != "—"] == up[::-1]
+    page.locator("#tables .filter").last.fill("entropy slashes")
+    left = page.evaluate(f"[...{rows}].filter(r => !r.hidden).map(r => r.textContent)")
+    assert 0 < len(left) < len(up)
+    assert all("entropy" in text and "slashes" in text for text in left)
     page.close()
 
 

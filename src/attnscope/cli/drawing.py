@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from attnscope.cli.options import listed, numbers, without_none
 from attnscope.errors import InputError
+from attnscope.figures.registry import FIGURES
+
+if TYPE_CHECKING:
+    from attnscope.figures import Drawing
+    from attnscope.run.store import Run
 
 __all__ = ["describe", "figure", "report"]
 
@@ -34,7 +40,11 @@ ThemeName = Annotated[str, typer.Option(help="Colours: published, or safe for th
 def figure(
     run: RunArgument,
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Which; else all it can draw.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME]...",
+            help=f"Which; else all that the run has the numbers for: {', '.join(FIGURES)}.",
+        ),
     ] = None,
     out: Annotated[str | None, typer.Option(help="Where to; else RUN/figures.")] = None,
     formats: Annotated[
@@ -55,39 +65,18 @@ def figure(
     dark: Annotated[bool, typer.Option("--dark", help="On a dark background.")] = False,
     settings: Settings = None,
 ) -> None:
-    """Draw figures of a run: each as PNG, SVG, PDF, HTML, CSV and a description.
-
-    Without a NAME, every figure that the run has the numbers for. Names: token-types,
-    filler-profile, filler-vs-sentence, effect-heads, classes, lift, lambda, lambda-length, flow,
-    depth, text, sensitivity.
-    """
+    """Draw figures of a run: each as PNG, SVG, PDF, HTML, CSV and a description."""
     from attnscope.figures import draw, drawable, save
-    from attnscope.run.store import open_run
 
-    opened = open_run(run)
-    options = _options(
-        settings,
-        theme=theme,
-        dark=dark,
-        models=listed(models),
-        layers=numbers("layers", layers),
-        heads=_heads(heads),
-        conditions=listed(conditions),
-        prompts=numbers("prompts", prompts),
-        items=listed(items),
-        queries=queries,
-        keys=keys,
-        title=title,
-        width=width,
-        height=height,
-    )
+    opened = _opened(run)
+    chosen = _choice(models, layers, heads, conditions, prompts, items, queries, keys)
+    looks = without_none(title=title, width=width, height=height)
+    options = {**chosen, **looks, **_settings(settings), "theme": theme, "dark": dark}
     folder = Path(out) if out is not None else Path(run) / "figures"
-    if names:
-        for name in names:
-            for path in save(draw(opened, name, **options), folder, listed(formats)):
-                print(path)
-        return
-    drawn, missing = drawable(opened, **options)
+    missing: dict[str, str] = {}
+    drawn: Iterable[Drawing] = (draw(opened, name, **options) for name in names or ())
+    if not names:
+        drawn, missing = drawable(opened, **options)
     for one in drawn:
         for path in save(one, folder, listed(formats)):
             print(path)
@@ -97,7 +86,7 @@ def figure(
 
 def describe(
     run: RunArgument,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A figure, such as token-types.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(FIGURES)}.")],
     models: Models = None,
     layers: Layers = None,
     heads: Heads = None,
@@ -110,20 +99,9 @@ def describe(
 ) -> None:
     """Say in words what a figure of a run shows: every value, extremes, what holds up."""
     from attnscope.figures import draw
-    from attnscope.run.store import open_run
 
-    options = _options(
-        settings,
-        models=listed(models),
-        layers=numbers("layers", layers),
-        heads=_heads(heads),
-        conditions=listed(conditions),
-        prompts=numbers("prompts", prompts),
-        items=listed(items),
-        queries=queries,
-        keys=keys,
-    )
-    drawn = draw(open_run(run), name, **options)
+    chosen = _choice(models, layers, heads, conditions, prompts, items, queries, keys)
+    drawn = draw(_opened(run), name, **{**chosen, **_settings(settings)})
     print(f"## {drawn.title}\n\n{drawn.caption}\n\n{drawn.description}")
 
 
@@ -134,10 +112,43 @@ def report(
 ) -> None:
     """Write the report of a run: one HTML file with figures, tables and how to repeat it."""
     from attnscope.report import write_report
-    from attnscope.run.store import open_run
 
     path = Path(out) if out is not None else Path(run) / "report.html"
-    print(write_report(open_run(run), path, theme=theme))
+    print(write_report(_opened(run), path, theme=theme))
+
+
+def _opened(folder: str) -> Run:
+    """The run; that it is not finished is said, and stands in every caption too."""
+    from attnscope.figures.caption import unfinished
+    from attnscope.run.store import open_run
+
+    run = open_run(folder)
+    if not run.complete:
+        print(f"note: {unfinished(run)}", file=sys.stderr)
+    return run
+
+
+def _choice(
+    models: str | None,
+    layers: str | None,
+    heads: str | None,
+    conditions: str | None,
+    prompts: str | None,
+    items: str | None,
+    queries: str | None,
+    keys: str | None,
+) -> dict[str, Any]:
+    """What to show, as far as it was said."""
+    return without_none(
+        models=listed(models),
+        layers=numbers("layers", layers),
+        heads=_heads(heads),
+        conditions=listed(conditions),
+        prompts=numbers("prompts", prompts),
+        items=listed(items),
+        queries=queries,
+        keys=keys,
+    )
 
 
 def _heads(asked: str | None) -> list[int] | dict[str, int] | None:
@@ -150,17 +161,17 @@ def _heads(asked: str | None) -> list[int] | dict[str, int] | None:
     return {label: int(head) for label, _, head in pairs}
 
 
-def _options(settings: list[str] | None, **given: Any) -> dict[str, Any]:
-    """What was given, with `--set OPTION=VALUE` read as YAML would."""
+def _settings(settings: list[str] | None) -> dict[str, Any]:
+    """`--set OPTION=VALUE`, each value read as YAML would."""
     from attnscope.yaml_file import parse_yaml
 
-    options = without_none(**given)
+    options: dict[str, Any] = {}
     for setting in settings or []:
         name, equals, value = setting.partition("=")
         if not equals:
             raise InputError(f"--set takes OPTION=VALUE, not {setting!r}")
         name = name.replace("-", "_")
-        if name in ("run", "name"):
-            raise InputError(f"--set {setting}: {name} is given as an argument, not with --set")
+        if name in ("run", "name", "judged"):
+            raise InputError(f"--set {setting}: {name} is not an option of a figure")
         options[name], _ = parse_yaml(value, f"--set {name}")
     return options

@@ -1,45 +1,45 @@
-"""Figures that travel with their numbers: DataFrame in, chart out, with data and description.
+"""Figures that travel with their numbers: tables of a run in, charts with data and words out.
 
-Right of the wall: reads tables, never loads a model.
+A figure is one declaration in a file of its own, listed in `registry`. Right of the wall: reads
+tables, never loads a model. Importing this package draws in nothing heavy: each name is fetched
+from its module the first time it is used.
 """
 
-from attnscope.figures.classes import classes
-from attnscope.figures.depth import depth
-from attnscope.figures.draw import FIGURES, draw, drawable
-from attnscope.figures.effect_heads import effect_heads
-from attnscope.figures.export import save
-from attnscope.figures.figure import Figure
-from attnscope.figures.filler_profile import filler_profile
-from attnscope.figures.filler_vs_sentence import filler_vs_sentence
-from attnscope.figures.flow import flow
-from attnscope.figures.lambda_heads import lambda_heads
-from attnscope.figures.lambda_length import lambda_length
-from attnscope.figures.lift import lift
-from attnscope.figures.sensitivity import sensitivity
-from attnscope.figures.text import text
-from attnscope.figures.theme import PUBLISHED, SAFE, THEMES, Theme
-from attnscope.figures.token_types import token_types
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attnscope.figures.drawn import draw, drawable
+    from attnscope.figures.export import save
+    from attnscope.figures.figure import Drawing, Figure
+    from attnscope.figures.registry import FIGURES, figure_named
+    from attnscope.figures.theme import PUBLISHED, SAFE, THEMES, Look, Theme
 
 __all__ = [
     "FIGURES",
     "PUBLISHED",
     "SAFE",
     "THEMES",
+    "Drawing",
     "Figure",
+    "Look",
     "Theme",
-    "classes",
-    "depth",
     "draw",
     "drawable",
-    "effect_heads",
-    "filler_profile",
-    "filler_vs_sentence",
-    "flow",
-    "lambda_heads",
-    "lambda_length",
-    "lift",
+    "figure_named",
     "save",
-    "sensitivity",
-    "text",
-    "token_types",
 ]
+
+_HOME = {
+    **dict.fromkeys(["draw", "drawable"], "drawn"),
+    **dict.fromkeys(["Drawing", "Figure"], "figure"),
+    **dict.fromkeys(["FIGURES", "figure_named"], "registry"),
+    **dict.fromkeys(["PUBLISHED", "SAFE", "THEMES", "Look", "Theme"], "theme"),
+    "save": "export",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'attnscope.figures' has no attribute {name!r}")
+    return getattr(import_module(f"attnscope.figures.{_HOME[name]}"), name)

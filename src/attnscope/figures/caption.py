@@ -6,26 +6,41 @@ This module must not know charts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import polars as pl
 
-from attnscope.figures.choice import bundled
-from attnscope.figures.figure import Run
+from attnscope.figures.select import Selection
 from attnscope.figures.words import BUNDLED, count, join, numbers
+from attnscope.stats.intervals import MINIMUM
 
-__all__ = ["caption", "heads_said", "layers_said", "pairs_said", "prompts_said", "tiny"]
+if TYPE_CHECKING:
+    from attnscope.run.store import Run
+
+__all__ = [
+    "caption",
+    "heads_said",
+    "keys_said",
+    "layers_said",
+    "left_out",
+    "measured",
+    "pairs_said",
+    "prompts_said",
+    "tiny",
+    "unfinished",
+]
 
 
 def caption(run: Run, parts: Sequence[str], models: Sequence[str]) -> str:
-    """The parts as sentences, and what must be said of the models."""
-    said = [part.rstrip(".") for part in parts if part]
-    note = tiny(run, models)
-    return " ".join(f"{s}." for s in [*said, *([note] if note else [])])
+    """The parts as sentences, and what must be said of the models and the run."""
+    said = [part.rstrip(".") for part in (*parts, tiny(run, models), unfinished(run)) if part]
+    return " ".join(f"{s}." for s in said)
 
 
 def tiny(run: Run, models: Sequence[str]) -> str:
-    """What is said of bundled models, or nothing."""
-    small = bundled(run, models)
+    """What is said of bundled models, which are tiny and trained by this project; or nothing."""
+    known = run.environment.get("models", {})
+    small = [m for m in models if known.get(m, {}).get("bundled")]
     if not small:
         return ""
     what = (
@@ -34,33 +49,71 @@ def tiny(run: Run, models: Sequence[str]) -> str:
     return f"{join(small)}: {what}"
 
 
+def unfinished(run: Run) -> str:
+    """What is said of a run that was stopped, or nothing."""
+    if run.complete:
+        return ""
+    return (
+        f"The run is not finished: all this rests on the {count(run.cells.height, 'cell')} so far"
+    )
+
+
 def layers_said(layers: Sequence[int], total: int | None = None) -> str:
-    """`layers 0, 16, 20, 27`."""
+    """`layers 0, 16, 20, 27 (counted from 0)`, and of how many in the run where that is more."""
     word = "layer" if len(set(layers)) == 1 else "layers"
-    return f"{word} {numbers(layers)}" + (f" of {total}" if total else "") + " (counted from 0)"
+    some = f", of {total} in the run" if total is not None and len(layers) < total else ""
+    return f"{word} {numbers(layers)} (counted from 0){some}"
 
 
-def heads_said(run: Run, combine: str, frame: pl.DataFrame, models: Sequence[str]) -> str:
+def heads_said(run: Run, combine: str, found: Selection) -> str:
     """`mean over all heads`, `mean over heads 0, 1, 7 (of 8)`, `head 3`: those in the rows."""
-    heads = frame["head"].drop_nulls().unique().sort().to_list()
+    heads = found.frame["head"].drop_nulls().unique().sort().to_list()
     if not heads:
         return "the whole layer"
     if len(heads) == 1:
         return f"head {heads[0]} (counted from 0)"
-    sizes = {run.environment.get("models", {}).get(m, {}).get("heads") for m in models} - {None}
+    known = run.environment.get("models", {})
+    sizes = {known.get(m, {}).get("heads") for m in found.sources} - {None}
     every = not sizes or len(heads) >= max(sizes)
     of = f" (of {join([str(s) for s in sorted(sizes)], 'or')})" if sizes else ""
     which = "all heads" if every else f"heads {numbers(heads)}{of}"
-    return {"mean": "mean", "sum": "sum", "max": "maximum"}[combine] + f" over {which}"
+    said = {"mean": "mean", "sum": "sum", "max": "maximum"}[combine] + f" over {which}"
+    if run.experiment.combine == "each" and combine == "mean":
+        said += " (the experiment says each: `head-map` and `effect-heads` show every head)"
+    return said
 
 
-def prompts_said(counts: Sequence[int], *, interval: bool) -> str:
-    """`n = 64 prompts`, with what the interval is, or that there is none."""
-    least, most = min(counts), max(counts)
+def keys_said(keys: str) -> str:
+    """`keys: all`, and of what is left out that nothing takes its place."""
+    note = " (the first left out, the others not scaled up)" if keys == "not-first" else ""
+    return f"keys: {keys}{note}"
+
+
+def measured(found: Selection) -> str:
+    """`queries: all; keys: all; class set: default; condition: base`."""
+    parts = [f"queries: {found.queries}", keys_said(found.keys)]
+    if found.classes is not None:
+        parts.append(f"class set: {found.classes}")
+    return "; ".join([*parts, f"condition: {', '.join(found.conditions)}"])
+
+
+def left_out(found: Selection, why: str = "") -> list[str]:
+    """Classes without a token, and values that are not defined."""
+    undefined = found.undefined
+    return [
+        f"No text has a token of {join(found.absent, 'or')}" if found.absent else "",
+        f"{undefined} undefined values{why} are left out" if undefined else "",
+    ]
+
+
+def prompts_said(frame: pl.DataFrame, *, interval: bool, drawn: str = "") -> str:
+    """`n = 64 prompts`, with what the interval is and how it is drawn, or that there is none."""
+    least, most = min(frame["n"]), max(frame["n"])
     n = f"n = {count(most, 'prompt')}" if least == most else f"n = {least} to {most} prompts"
-    if most < 2:
-        return f"{n}, so there are no intervals"
-    return f"{n}; intervals: 95 %, BCa bootstrap over prompts" if interval else n
+    if most < MINIMUM:
+        return f"{n}, so there are no intervals (they need {MINIMUM})"
+    how = "95 %, Student's t widened for skewness, over prompts"
+    return f"{n}; intervals: {how}{drawn}" if interval else n
 
 
 def pairs_said(pairs: pl.DataFrame, count_from: int = 0) -> str:

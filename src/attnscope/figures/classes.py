@@ -1,146 +1,136 @@
-"""The mass of every class over all layers, as lines or as a stacked area.
+"""Every class of tokens over all layers, as lines or as a stacked area: its mass, or its lift.
 
 Drawn from `mass`. This module must not know how a mass is measured.
 """
 
 from __future__ import annotations
 
-from itertools import combinations
+from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
-from attnscope.errors import unknown
-from attnscope.figures.assemble import assemble
-from attnscope.figures.caption import caption, heads_said, layers_said, prompts_said
-from attnscope.figures.choice import Choice, Rows, heads_way, rows
+from attnscope.figures.caption import heads_said, layers_said, left_out, measured, prompts_said
+from attnscope.figures.charts.lines import layer_areas, layer_lines
+from attnscope.figures.charts.parts import legend_of
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import Figure, Run
-from attnscope.figures.layers import layer_areas, layer_lines
-from attnscope.figures.layout import label_of
-from attnscope.figures.numbers import differences, means, rank, shown
-from attnscope.figures.style import Style
-from attnscope.figures.theme import PUBLISHED, Theme
+from attnscope.figures.figure import COMBINE, Asked, Figure, Numbers, Option
+from attnscope.figures.numbers import between_models, in_order, intervals, means, shown
+from attnscope.figures.select import Selection, select
+from attnscope.figures.theme import Look
 from attnscope.figures.words import join, number
 from attnscope.stats.tables import combine, normalise
 
-__all__ = ["NEEDS", "classes", "draw", "of_classes"]
+__all__ = ["FIGURE", "HOLLOW", "NEEDS", "ByClass", "by_class", "chart", "words"]
 
 NEEDS = "an experiment with `mass` among its measures has it, such as the recipe token-types"
-FORMS = ("lines", "area")
-Y_TITLE = "Attention mass"
+HOLLOW = "Hollow points: too few prompts for an interval"
 
 
-def classes(
+@dataclass(frozen=True, kw_only=True)
+class ByClass(Numbers):
+    """With what the words tell of it."""
+
+    found: Selection
+    interval: bool
+
+
+def chart(
     frame: pl.DataFrame,
+    look: Look,
     *,
     form: str = "lines",
-    y_title: str = Y_TITLE,
+    y_title: str = "Attention mass",
     rule: float | None = None,
-    theme: Theme = PUBLISHED,
-    width: float = 780,
-    height: float = 260,
 ) -> Any:
-    """The chart of `frame`: a panel per `model`, `value` over `layer` for each `class`.
+    """A panel per `model`, `value` over `layer` for each `class`.
 
     Columns: `model`, `layer`, `class`, `value`, `low`, `high`, and for areas `bottom`, `top`.
     """
     names = frame["class"].unique(maintain_order=True).to_list()
-    colours = dict(zip(names, theme.class_colours(names), strict=True))
+    colours = dict(zip(names, look.theme.class_colours(names), strict=True))
     titles = dict.fromkeys(frame["model"].unique(maintain_order=True), y_title)
-    shared: dict[str, Any] = {
-        "series": "class",
-        "panel": "model",
-        "y_titles": titles,
-        "theme": theme,
-        "width": width,
-        "height": height,
-    }
+    shared: dict[str, Any] = {"series": "class", "panel": "model", "y_titles": titles}
     if form == "area":
-        return layer_areas(frame, colours, **shared)
-    return layer_lines(frame, colours, rule=rule, **shared)
+        return layer_areas(frame, look, colours, **shared)
+    return layer_lines(frame, look, colours, rule=rule, **shared)
 
 
-def of_classes(
-    found: Rows, heads: str, how: str
-) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame | None]:
-    """Per prompt; as shown; and the differences between models."""
-    values = normalise(combine(found.frame, heads), how)
+def by_class(asked: Asked, how: str, form: str = "lines", **settings: Any) -> ByClass:
+    """Means per model, layer and class, and the differences between models."""
+    found = select(asked.run, asked.choice, ["mass"], base_only=True)
+    values = normalise(combine(found.frame, asked.heads), how)
     frame = means(values, ["model", "layer", "item"]).rename({"item": "class"})
-    order = [rank("model", found.models), rank("class", found.items), rank("layer", found.layers)]
-    pairs = [(b, a) for a, b in combinations(found.models, 2)]
-    paired = None
-    if pairs:
-        paired = differences(values, "model", pairs, ["layer", "item"]).rename({"item": "class"})
-        paired = paired.sort(order[2], order[1], maintain_order=True)
-    return values, frame.sort(order), paired
-
-
-def draw(
-    run: Run, choice: Choice, style: Style, *, form: str = "lines", combine: str | None = None
-) -> Figure:
-    """The figure of a run, as "lines" with their intervals or as an "area"."""
-    if form not in FORMS:
-        raise unknown("form", form, FORMS)
-    heads = heads_way(run, combine)
-    found = rows(run, choice, ["mass"], NEEDS, base_only=True, fold=True)
-    _, frame, paired = of_classes(found, heads, "mass")
+    orders: dict[str, list[Any]] = {
+        "model": found.models,
+        "class": found.items,
+        "layer": found.layers,
+    }
+    frame = in_order(frame, **orders)
     if form == "area":
         # The first class of the legend stands on top.
         top = pl.col("value").cum_sum(reverse=True).over("model", "layer")
-        frame = frame.with_columns(top.alias("top")).with_columns(
-            (pl.col("top") - pl.col("value")).alias("bottom")
-        )
+        frame = frame.with_columns(top.alias("top"))
+        frame = frame.with_columns((pl.col("top") - pl.col("value")).alias("bottom"))
     frame = shown(frame)
-    interval = form == "lines" and frame["low"].null_count() < frame.height
-    said = caption(
-        run,
-        [
-            f"{join(found.sources)}, {layers_said(found.layers)}, "
-            + heads_said(run, heads, found.frame, found.sources),
-            "Attention summed over the keys of a class, mean over queries (mass); "
-            f"queries: {found.queries}; keys: {found.keys}; class set: {found.classes}; "
-            f"condition: {', '.join(found.conditions)}",
-            prompts_said(frame["n"].to_list(), interval=interval)
-            + (", drawn as bands" if interval else ""),
-            f"No text has a token of {join(found.absent, 'or')}" if found.absent else "",
-            f"{found.not_numbers} undefined values are left out" if found.not_numbers else "",
-        ],
-        found.sources,
+    paired = between_models(values, found.models, layer=found.layers, item=found.items)
+    return ByClass(
+        data=frame,
+        differences=None if paired is None else paired.rename({"item": "class"}),
+        settings={"form": form, **settings},
+        width={1: 480, 2: 700}.get(len(found.models), 800),
+        found=found,
+        interval=form == "lines" and intervals(frame),
     )
-    what = "A line per class, its 95 % interval as a band" if form == "lines" else "Stacked areas"
-    words = Words(
-        title=style.title or "Attention to every class of tokens, layer by layer",
-        overview=f"{what}, over {len(found.layers)} layers; a panel per model: "
-        f"{', '.join(found.models)}.",
-        axes=["x: layer, from 0", f"y: {Y_TITLE}, up to {number(frame['value'].max())}"],
-        legend=[
-            f"{label_of(c)}: {colour}"
-            for c, colour in zip(found.items, style.theme.class_colours(found.items), strict=True)
+
+
+def words(made: ByClass, asked: Asked, *, what: str, **said: Any) -> Words:
+    """What the figures of classes over layers say alike; `what` was measured."""
+    found = made.found
+    hollow = made.interval and made.data["low"].null_count() > 0
+    return Words(
+        caption=[
+            f"{join(found.sources)}, {layers_said(found.layers)}, "
+            + heads_said(asked.run, asked.heads, found),
+            f"{what}; {measured(found)}",
+            prompts_said(made.data, interval=made.interval, drawn=", drawn as bands"),
+            HOLLOW if hollow else "",
+            *left_out(found),
         ],
-        value="value",
-        quantity="mass",
+        models=found.sources,
+        legend=legend_of(found.items, asked.theme.class_colours(found.items)),
         places={"model": "{}", "layer": "layer {}", "class": "{}"},
         order="class",
         split=["model"],
-        no_differences="One model only: there is nothing to compare with.",
-    )
-    width = style.width or _width(found)
-
-    def chart() -> Any:
-        return classes(frame, form=form, theme=style.theme, width=width, height=style.height or 260)
-
-    return assemble(
-        "classes",
-        chart,
-        frame,
-        words,
-        caption=said,
-        style=style,
-        width=width + 50,
-        differences=paired,
+        **said,
     )
 
 
-def _width(found: Rows) -> float:
-    return {1: 480, 2: 700}.get(len(found.models), 800)
+def _words(made: ByClass, asked: Asked) -> Words:
+    area = asked.options["form"] == "area"
+    what = "Stacked areas" if area else "A line per class, its 95 % interval as a band"
+    return words(
+        made,
+        asked,
+        what="Attention summed over the keys of a class, mean over queries (mass)",
+        title="Attention to every class of tokens, layer by layer",
+        overview=f"{what}, over {len(made.found.layers)} layers; a panel per model: "
+        f"{', '.join(made.found.models)}.",
+        axes=["x: layer, from 0", f"y: Attention mass, up to {number(made.data['value'].max())}"],
+        quantity="mass",
+    )
+
+
+FIGURE = Figure(
+    name="classes",
+    shows="mass of every class over layers",
+    needs=NEEDS,
+    numbers=lambda asked: by_class(asked, "mass", asked.options["form"]),
+    chart=chart,
+    words=_words,
+    height=260,
+    options={
+        "form": Option(said="`form` lines, area", known=("lines", "area")),
+        "combine": COMBINE,
+    },
+)

@@ -13,9 +13,12 @@ from typing import Any
 
 import polars as pl
 
-from attnscope.figures.words import cell, count, inline, number, plain
+from attnscope.figures.blocks import Items, Lines, Section, Strong
+from attnscope.figures.numbers import LEVEL
+from attnscope.figures.words import count, number, visible
+from attnscope.stats.paired import MINIMUM, OUTCOMES
 
-__all__ = ["Description", "Words", "describe", "place_of", "table"]
+__all__ = ["Words", "described"]
 
 SAID = 6
 """The most statements about extremes in the short form."""
@@ -28,10 +31,14 @@ class Words:
     """What a figure says about itself beyond its numbers."""
 
     title: str
+    caption: Sequence[str]
+    """Sentences; what is empty is left out."""
+    models: Sequence[str]
+    """The models shown."""
     overview: str
     axes: Sequence[str]
     legend: Sequence[str]
-    value: str
+    value: str = "value"
     """The column of the data with the quantity shown."""
     quantity: str
     """Its name."""
@@ -44,58 +51,45 @@ class Words:
     split: Sequence[str] = ()
     """Places whose values each have their own extremes."""
     notes: Sequence[str] = ()
-    no_differences: str = "Nothing is compared here."
+    no_differences: str = "One model only: there is nothing to compare with."
     """Said where there are no differences."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Description:
-    """A description as Markdown, and in one paragraph."""
+def described(
+    data: pl.DataFrame,
+    words: Words,
+    differences: pl.DataFrame | None = None,
+    claims: Section | None = None,
+) -> tuple[list[Section], str]:
+    """The sections of a figure that shows `data`, and all of it in one paragraph."""
+    extremes = _extremes(data, words)
+    found, held = _differences(differences, words)
+    order, notes = _order(data, words), list(words.notes)
+    sections = [
+        Section("Overview", [Lines([words.overview])]),
+        Section("Axes", [Items(words.axes)]),
+        Section("Legend", [Items(words.legend)]),
+        Section("Largest and smallest", [Items(extremes)]),
+        *([Section("Order", [Items(order)])] if order else []),
+        Section("Differences", [Lines(found), *held]),
+        *([Section("Notes", [Items(notes)])] if notes else []),
+        *([claims] if claims is not None else []),
+        Section("Every value", [data]),
+    ]
+    some = extremes[:SAID]
+    if len(extremes) > SAID:
+        some = [*some, f"{len(extremes) - SAID} more such statements are in the description."]
+    return sections, " ".join([f"{words.title}.", words.overview, *some, found[0]])
 
-    markdown: str
-    alt: str
 
-
-def place_of(row: Mapping[str, Any], places: Mapping[str, str]) -> str:
+def _place(row: Mapping[str, Any], places: Mapping[str, str]) -> str:
     """`layer 0, Qwen-Phys, star`: where a row stands, with what is null left out."""
     named = [
-        form.format(inline(row[column]))
+        form.format(visible(row[column]))
         for column, form in places.items()
         if row.get(column) is not None
     ]
     return ", ".join(named)
-
-
-def table(frame: pl.DataFrame) -> str:
-    """A frame as a Markdown table: every row, every column."""
-    head = f"| {' | '.join(inline(c) for c in frame.columns)} |"
-    rule = "| " + " | ".join("---:" if t.is_numeric() else "---" for t in frame.dtypes) + " |"
-    body = ["| " + " | ".join(cell(v) for v in row) + " |" for row in frame.iter_rows()]
-    return "\n".join([head, rule, *body])
-
-
-def describe(
-    data: pl.DataFrame, words: Words, differences: pl.DataFrame | None = None
-) -> Description:
-    """The description of a figure that shows `data`."""
-    extremes = _extremes(data, words)
-    held = _differences(differences, words)
-    sections = [
-        ("Overview", [inline(words.overview)]),
-        ("Axes", [f"- {inline(line)}" for line in words.axes]),
-        ("Legend", [f"- {inline(line)}" for line in words.legend]),
-        ("Largest and smallest", [f"- {line}" for line in extremes]),
-        ("Order", [f"- {line}" for line in _order(data, words)]),
-        ("Differences", held),
-        ("Notes", [f"- {inline(line)}" for line in words.notes]),
-        ("Every value", [table(data)]),
-    ]
-    body = [f"### {name}\n" + "\n".join(lines) for name, lines in sections if lines]
-    some = extremes[:SAID]
-    if len(extremes) > SAID:
-        some = [*some, f"{len(extremes) - SAID} more such statements are in the description."]
-    alt = " ".join([f"{words.title}.", words.overview, *map(plain, [*some, held[0]])])
-    return Description(markdown="\n\n".join(body), alt=alt)
 
 
 def _parts(data: pl.DataFrame, words: Words) -> list[tuple[str, pl.DataFrame]]:
@@ -107,8 +101,8 @@ def _parts(data: pl.DataFrame, words: Words) -> list[tuple[str, pl.DataFrame]]:
         for group in groups:
             if group.is_empty():
                 continue
-            where = place_of(group.row(0, named=True), {c: words.places[c] for c in words.split})
-            said = ", ".join(x for x in (inline(name), where) if x)
+            where = _place(group.row(0, named=True), {c: words.places[c] for c in words.split})
+            said = ", ".join(x for x in (name, where) if x)
             found.append((f" ({said})" if said else "", group))
     return found
 
@@ -116,22 +110,28 @@ def _parts(data: pl.DataFrame, words: Words) -> list[tuple[str, pl.DataFrame]]:
 def _extremes(data: pl.DataFrame, words: Words) -> list[str]:
     lines = []
     places = {c: form for c, form in words.places.items() if c not in words.split}
-    quantity = inline(words.quantity)
+    # What rests on fewer prompts than the rest is told with its n.
+    most_prompts = data["n"].max() if "n" in data.columns else None
+
+    def place(row: Mapping[str, Any]) -> str:
+        few = most_prompts is not None and row["n"] != most_prompts
+        return (_place(row, places) or "all") + (f" (n = {row['n']})" if few else "")
+
     for name, part in _parts(data, words):
         known = part.filter(pl.col(words.value).is_not_null())
         undefined = part.height - known.height
         if known.is_empty():
-            lines.append(f"No {quantity}{name} is defined.")
+            lines.append(f"No {words.quantity}{name} is defined.")
             continue
         most, least = known[words.value].max(), known[words.value].min()
         if most == least and known.height > 1:
-            lines.append(f"Every {quantity}{name}: {number(most)} at {known.height} places.")
+            lines.append(f"Every {words.quantity}{name}: {number(most)} at {known.height} places.")
         else:
             for word, extreme in (("Largest", most), ("Smallest", least)):
                 tied = known.filter(pl.col(words.value) == extreme).to_dicts()
-                named = "; ".join(place_of(row, places) or "all" for row in tied[:TIES])
+                named = "; ".join(map(place, tied[:TIES]))
                 more = f"; and {len(tied) - TIES} more" if len(tied) > TIES else ""
-                lines.append(f"{word} {quantity}{name}: {number(extreme)} at {named}{more}.")
+                lines.append(f"{word} {words.quantity}{name}: {number(extreme)} at {named}{more}.")
         if undefined:
             lines.append(f"Not defined{name}: {count(undefined, 'place')}.")
     return lines
@@ -154,47 +154,57 @@ def _order(data: pl.DataFrame, words: Words) -> list[str]:
             for before, row in zip([None, *ranked], ranked, strict=False):
                 if before is not None:
                     said += " = " if before[words.value] == row[words.value] else " > "
-                said += f"{inline(row[words.order])} {number(row[words.value])}"
-            where = place_of(ranked[0], {c: words.places[c] for c in others}) or "all"
+                said += f"{visible(row[words.order])} {number(row[words.value])}"
+            where = _place(ranked[0], {c: words.places[c] for c in others}) or "all"
             lines.append(f"{where}: {said}.")
     return lines
 
 
-def _differences(found: pl.DataFrame | None, words: Words) -> list[str]:
+def _differences(found: pl.DataFrame | None, words: Words) -> tuple[list[str], list[Items]]:
+    """What holds up, as `compare` finds, and what does not: in general, and one by one."""
     if found is None or found.is_empty():
-        return [inline(words.no_differences)]
-    unknown = found.filter(pl.col("low").is_null() | pl.col("high").is_null())
-    tested = found.filter(pl.col("low").is_not_null() & pl.col("high").is_not_null())
-    holds = (pl.col("low") > 0) | (pl.col("high") < 0)
+        return [words.no_differences], []
+    untested = found.filter(pl.col("q").is_null())
+    tested = found.filter(pl.col("q").is_not_null())
+    holds = pl.col("outcome") == OUTCOMES[0]
     yes, no = tested.filter(holds), tested.filter(~holds)
     if tested.is_empty():
         lines = [
-            f"No interval for any of {count(found.height, 'difference')}: "
-            "an interval over prompts needs at least two."
+            f"No test of any of {count(found.height, 'difference')}: "
+            f"a test over prompts needs at least {MINIMUM}."
         ]
     else:
         lines = [
             f"{yes.height} of {count(tested.height, 'difference')} "
             f"{'holds' if yes.height == 1 else 'hold'} up: the 95 % interval over prompts "
-            "excludes 0.",
-            "The intervals are those of single differences, not corrected for their number; "
-            "differences are computed before rounding.",
+            f"excludes 0, and q < {LEVEL}.",
+            "q: sign-flip permutation test, corrected by Benjamini–Hochberg over the layers (and "
+            "heads) shown here. The intervals are those of single differences; differences are "
+            "computed before rounding.",
         ]
     if "paired" in found.columns and not found["paired"].all():
         lines[0] += " Unpaired: the two were measured on different prompts."
-    for title, part in (("Hold up", yes), ("Do not hold up", no), ("No interval", unknown)):
-        if not part.is_empty():
-            lines += ["", f"**{title}** ({part.height}):"]
-            lines += [f"- {_difference(row, words)}" for row in part.to_dicts()]
-    return lines
+    groups = (("Hold up", yes), ("Do not hold up", no), ("Not tested", untested))
+    return lines, [
+        Items(
+            [_difference(row, words) for row in part.to_dicts()],
+            (Strong(title), f" ({part.height}):"),
+        )
+        for title, part in groups
+        if not part.is_empty()
+    ]
 
 
 def _difference(row: Mapping[str, Any], words: Words) -> str:
-    where = place_of(row, {c: f for c, f in words.places.items() if c in row})
+    where = _place(row, {c: f for c, f in words.places.items() if c in row})
     said = (
-        f"{where}{': ' if where else ''}{inline(row['of'])} minus {inline(row['minus'])} = "
+        f"{where}{': ' if where else ''}{visible(row['of'])} minus {visible(row['minus'])} = "
         f"{number(row['difference'])}"
     )
-    if row["low"] is None or row["high"] is None:
-        return f"{said} (no interval, n = {row['n']})"
-    return f"{said} (95 % interval {number(row['low'])} to {number(row['high'])}, n = {row['n']})"
+    interval = (
+        "no interval"
+        if row["low"] is None or row["high"] is None
+        else f"95 % interval {number(row['low'])} to {number(row['high'])}"
+    )
+    tested = "" if row["q"] is None else f", q = {number(row['q'])}"
+    return f"{said} ({interval}{tested}, n = {row['n']})"

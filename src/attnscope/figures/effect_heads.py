@@ -5,194 +5,212 @@ Drawn from any measure that has heads. This module must not know how it was meas
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import polars as pl
 
-from attnscope.errors import InputError, unknown
-from attnscope.figures.assemble import assemble
-from attnscope.figures.caption import caption, layers_said
-from attnscope.figures.choice import Choice, base_conditions, rows
+from attnscope.errors import InputError
+from attnscope.figures.caption import keys_said, layers_said, left_out
+from attnscope.figures.charts.matrix import head_matrices
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import Figure, Run
-from attnscope.figures.matrix import matrices
-from attnscope.figures.numbers import Over, rank, shown
-from attnscope.figures.style import Style
-from attnscope.figures.theme import PUBLISHED, Theme
+from attnscope.figures.figure import Asked, Figure, Numbers, Option
+from attnscope.figures.numbers import LEVEL, Over, in_order, shown
+from attnscope.figures.select import (
+    AbsentError,
+    Selection,
+    select,
+    without_tokens,
+)
+from attnscope.figures.theme import Look
+from attnscope.figures.token_types import PREFERRED
 from attnscope.figures.words import count, join, number
 from attnscope.stats.paired import MINIMUM, compare
 
-__all__ = ["NEEDS", "draw", "effect_heads"]
+__all__ = ["FIGURE", "of_heads"]
 
-NEEDS = "an experiment that has this measure, with two models or two conditions, has it"
-LEVEL = 0.05
 SHOW = {"difference": "Difference", "effect": "Standardised effect"}
-PREFERRED = ("hash", "star", "whitespace")
 
 
-def effect_heads(
+@dataclass(frozen=True, kw_only=True)
+class Effects(Numbers):
+    """With what the words tell of it."""
+
+    found: Selection
+    measure: str
+    over: Over
+    of: str
+    minus: str
+    fixed: str
+    """The condition, or the model, that both are of."""
+    tested: str
+    """What was tested, in words."""
+
+
+def _chart(
     frame: pl.DataFrame,
+    look: Look,
     *,
     show: str = "difference",
     value_title: str = "Difference",
-    theme: Theme = PUBLISHED,
-    width: float = 780,
 ) -> Any:
-    """The chart of `frame`: a matrix of `layer` by `head` per `item`, dots where `significant`."""
+    """A matrix of `layer` by `head` per `item`, dots where `significant`.
+
+    Columns: these, and `difference` or `effect`, whichever is to `show`.
+    """
     most = max((abs(v) for v in frame[show].drop_nulls()), default=0.0) or 1.0
-    return matrices(
+    return head_matrices(
         frame,
-        x="head",
-        y="layer",
+        look,
         panel="item",
-        x_order=frame["head"].unique().sort().to_list(),
-        y_order=frame["layer"].unique().sort().to_list(),
-        x_title="Head",
-        y_title="Layer",
         value=show,
         value_title=value_title,
         domain=[-most, -most / 2, 0, most / 2, most],
-        colours=theme.diverging,
-        theme=theme,
-        width=width,
+        colours=look.theme.diverging,
         marked="significant",
     )
 
 
-def draw(
-    run: Run,
-    choice: Choice,
-    style: Style,
-    *,
-    measure: str = "mass",
-    over: str | None = None,
-    show: str = "difference",
-) -> Figure:
-    """The figure of a run: models compared, or where there is one, its variant with the base."""
-    if show not in SHOW:
-        raise unknown("quantity to show", show, SHOW)
-    known = run.values.select(pl.col("measure").unique()).collect()["measure"].sort().to_list()
-    if measure not in known and measure == "mass" and "entropy" in known:
-        measure = "entropy"
+def of_heads(asked: Asked) -> tuple[Selection, str]:
+    """The rows of the measure asked for, which has heads; else of mass, else of entropy."""
+    there = asked.run.values.select(pl.col("measure").unique()).collect()["measure"]
+    known = there.sort().to_list()
+    measure = asked.options["measure"] or ("mass" if "mass" in known else "entropy")
     if measure not in known:
-        raise InputError(f"this run has no {measure} (it has {', '.join(known)}); {NEEDS}")
-    found = rows(run, choice, [measure], NEEDS)
-    values = found.frame.filter(pl.col("head").is_not_null())
-    if values.is_empty():
+        asked_for = asked.options["measure"] or "mass"
+        raise AbsentError(f"this run has no {asked_for} (it has {', '.join(known)})")
+    found = select(asked.run, asked.choice, [measure])
+    if found.frame["head"].is_null().all():
         raise InputError(f"{measure} has no heads: it is a number of the whole layer")
-    kind, of, minus = _pair(run, found.models, found.conditions, over)
-    if kind == "model":
-        fixed = next(
-            (c for c in found.conditions if c in base_conditions(run)), found.conditions[0]
-        )
-        values = values.filter(pl.col("condition") == fixed)
-    else:
-        fixed = found.models[0]
-        values = values.filter(pl.col("model") == fixed)
-    items, absent = found.items, found.absent
-    if choice.items is None and measure == "mass":
+    return found, measure
+
+
+def _numbers(asked: Asked) -> Effects:
+    show = asked.options["show"]
+    found, measure = of_heads(asked)
+    over, of, minus = _pair(found, asked.run.experiment.base, asked.options["over"])
+    held = "condition" if over == "model" else "model"
+    fixed = found.conditions[0] if over == "model" else found.models[0]
+    values = found.frame.filter(pl.col("head").is_not_null(), pl.col(held) == fixed)
+    items = found.items
+    if asked.choice.items is None and measure == "mass":
         # Of the two that are compared: other conditions may well have tokens of a class.
-        two = values.filter(pl.col(kind).is_in([of, minus]))
-        tokens = dict(two.group_by("item").agg(pl.col("tokens").max()).iter_rows())
-        there = [name for name in items if tokens.get(name) != 0]
-        if there:
-            absent = absent + [name for name in items if name not in there]
-            items = there
-            values = values.filter(pl.col("item").is_in(items))
-    if choice.items is None and set(PREFERRED) <= set(items):
+        absent = without_tokens(values.filter(pl.col(over).is_in([of, minus])), items)
+        items = [c for c in items if c not in absent]
+        found = replace(found, absent=found.absent + absent)
+    if asked.choice.items is None and set(PREFERRED) <= set(items):
         items = list(PREFERRED)
+    if items:
         values = values.filter(pl.col("item").is_in(items))
-    frame = compare(
-        values.filter(pl.col("value").is_not_null()), over=kind, pair=(minus, of)
-    ).with_columns(
+    found = replace(found, frame=values.filter(pl.col(over).is_in([of, minus])))
+    frame = compare(values.filter(pl.col("value").is_not_null()), over=over, pair=(minus, of))
+    frame = frame.with_columns(
         pl.coalesce("item", pl.lit(measure)).alias("item"),
         (pl.col("q") < LEVEL).fill_null(False).alias("significant"),
     )
     if frame["target"].null_count() < frame.height:
         frame = frame.with_columns(pl.format("{} → {}", "item", "target").alias("item"))
         items = frame["item"].unique(maintain_order=True).to_list()
-    order = [rank("item", items or [measure]), pl.col("layer"), pl.col("head")]
     columns = ["item", "layer", "head", "difference", "effect", "low", "high", "n", "p", "q"]
-    frame = shown(frame.sort(order).select(*columns, "significant"))
-    tests = frame["q"].count()
-    hits = frame.filter("significant")
-    few = frame["n"].max()
-    assert isinstance(few, int)
+    frame = in_order(frame.sort("layer", "head"), item=items or [measure])
+    frame = shown(frame.select(*columns, "significant"))
+    tests, few = frame["q"].count(), max(frame["n"])
     tested = (
-        f"Dots: {hits.height} of {count(tests, 'test')} with q < {LEVEL} (sign-flip permutation "
-        "tests, Benjamini–Hochberg over layers × heads of a panel)"
+        f"Dots: {frame['significant'].sum()} of {count(tests, 'test')} with q < {LEVEL} (sign-flip "
+        "permutation tests, Benjamini–Hochberg over layers × heads of a panel)"
         if tests
         else f"No tests: {count(few, 'prompt')} are fewer than the {MINIMUM} that a p-value needs"
     )
-    said = caption(
-        run,
-        [
-            f"{of} minus {minus}, {'condition' if kind == 'model' else 'model'} {fixed}; "
-            f"{layers_said(found.layers)}, every head by itself",
-            f"{measure}, not normalised further; queries: {found.queries}; keys: {found.keys}"
-            + (f"; class set: {found.classes}" if found.classes else ""),
-            f"n = {count(few, 'prompt')}, paired by prompt",
-            tested,
-            f"No text has a token of {join(absent, 'or')}" if absent else "",
-            f"{found.not_numbers} undefined values are left out" if found.not_numbers else "",
-        ],
-        [of, minus] if kind == "model" else [fixed],
+    return Effects(
+        data=frame,
+        settings={
+            "show": show,
+            "value_title": f"{SHOW[show]} of {measure} ({of} minus {minus})",
+        },
+        width={1: 480, 2: 640}.get(frame["item"].n_unique(), 800),
+        margin=40,
+        found=found,
+        measure=measure,
+        over=over,
+        of=of,
+        minus=minus,
+        fixed=fixed,
+        tested=tested,
     )
-    value_title = f"{SHOW[show]} of {measure} ({of} minus {minus})"
-    listed = [
-        f"{row['item']}, layer {row['layer']}, head {row['head']}: {number(row[show])} "
-        f"(q = {number(row['q'])})"
-        for row in hits.iter_rows(named=True)
-    ]
-    words = Words(
-        title=style.title or f"{measure.capitalize()}: {of} against {minus}, head by head",
-        overview="Coloured matrices of layers by heads, a panel for each of "
-        f"{join(_names(frame))}: {value_title.lower()}. {tested}.",
+
+
+def _pair(found: Selection, base: str, over: str | None) -> tuple[Over, str, str]:
+    """What is compared: over models, or over conditions; the first, and what is taken from it."""
+    variants = [c for c in found.conditions if c != base]
+    if over != "condition" and len(found.models) > 1:
+        return "model", found.models[1], found.models[0]
+    if over != "model" and base in found.conditions and variants:
+        return "condition", variants[0], base
+    if over != "model" and len(variants) > 1:
+        return "condition", variants[1], variants[0]
+    raise InputError(
+        "a difference needs two models or two conditions; here are models "
+        f"{', '.join(found.models)} and conditions {', '.join(found.conditions)}; `head-map` shows "
+        "the values of one"
+    )
+
+
+def _words(made: Effects, asked: Asked) -> Words:
+    found, colours, show = made.found, asked.theme.diverging, asked.options["show"]
+    held = "condition" if made.over == "model" else "model"
+    classes = f"; class set: {found.classes}" if found.classes else ""
+    panels = join(made.data["item"].unique(maintain_order=True).to_list())
+    return Words(
+        title=f"{made.measure.capitalize()}: {made.of} against {made.minus}, head by head",
+        caption=[
+            f"{made.of} minus {made.minus}, {held} {made.fixed}; {layers_said(found.layers)}, "
+            "every head by itself",
+            f"{made.measure}, not normalised further; queries: {found.queries}; "
+            f"{keys_said(found.keys)}{classes}",
+            f"n = {count(max(made.data['n']), 'prompt')}, paired by prompt",
+            made.tested,
+            *left_out(found),
+        ],
+        models=[made.of, made.minus] if made.over == "model" else [made.fixed],
+        overview=f"Coloured matrices of layers by heads, a panel for each of {panels}: "
+        f"{made.settings['value_title'].lower()}. {made.tested}.",
         axes=["x: head, from 0", "y: layer, from 0 at the top"],
         legend=[
-            f"colour: from {style.theme.diverging[0]} (negative) over "
-            f"{style.theme.diverging[2]} (0) to {style.theme.diverging[-1]} (positive)",
+            f"colour: from {colours[0]} (negative) over {colours[2]} (0) to {colours[-1]} "
+            "(positive)",
             f"dot: q < {LEVEL}",
         ],
         value=show,
         quantity=SHOW[show].lower(),
         places={"item": "{}", "layer": "layer {}", "head": "head {}"},
         split=["item"],
-        notes=listed,
-        no_differences=f"{tested}. Heads with a dot are listed under Notes; the interval of every "
-        "head is in the table.",
-    )
-    width = style.width or {1: 480, 2: 640}.get(frame["item"].n_unique(), 800)
-
-    def chart() -> Any:
-        return effect_heads(
-            frame, show=show, value_title=value_title, theme=style.theme, width=width
-        )
-
-    return assemble(
-        "effect-heads", chart, frame, words, caption=said, style=style, width=width + 40
+        notes=[
+            f"{row['item']}, layer {row['layer']}, head {row['head']}: {number(row[show])} "
+            f"(q = {number(row['q'])})"
+            for row in made.data.filter("significant").iter_rows(named=True)
+        ],
+        no_differences=f"{made.tested}. Heads with a dot are listed under Notes; the interval of "
+        "every head is in the table.",
     )
 
 
-def _names(frame: pl.DataFrame) -> list[str]:
-    return frame["item"].unique(maintain_order=True).to_list()
-
-
-def _pair(
-    run: Run, models: list[str], conditions: list[str], over: str | None
-) -> tuple[Over, str, str]:
-    """What is compared: over models, or over conditions; the first, and what is taken from it."""
-    if over not in (None, "model", "condition"):
-        raise unknown("comparison over", over, ("model", "condition"))
-    base = [c for c in conditions if c in base_conditions(run)]
-    variants = [c for c in conditions if c not in base]
-    if over != "condition" and len(models) > 1:
-        return "model", models[1], models[0]
-    if over != "model" and base and variants:
-        return "condition", variants[0], base[0]
-    if over != "model" and len(variants) > 1:
-        return "condition", variants[1], variants[0]
-    raise InputError(
-        f"a difference needs two models or two conditions; here are models {', '.join(models)} and "
-        f"conditions {', '.join(conditions)}"
-    )
+FIGURE = Figure(
+    name="effect-heads",
+    shows="layers × heads: the difference of a measure; heads with q < 0.05 are dotted",
+    needs="an experiment that has this measure, with two models or two conditions, has it",
+    numbers=_numbers,
+    chart=_chart,
+    words=_words,
+    options={
+        "measure": Option(said="`measure`"),
+        "over": Option(
+            said="`over` model, condition",
+            known=(None, "model", "condition"),
+            what="comparison over",
+        ),
+        "show": Option(
+            said="`show` difference, effect", known=tuple(SHOW), what="quantity to show"
+        ),
+    },
+    claims=("maps", "map-characters"),
+)

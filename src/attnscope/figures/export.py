@@ -17,14 +17,15 @@ from pathlib import Path
 import vl_convert
 
 from attnscope.errors import InputError, unknown
-from attnscope.figures.figure import Figure
+from attnscope.figures.figure import Drawing
 from attnscope.figures.page import page
+from attnscope.figures.pdf import in_fixed_order
 from attnscope.figures.words import inline
 
 __all__ = ["FORMATS", "csv", "markdown", "png", "save", "write"]
 
 
-def png(figure: Figure, scale: float = 2.0) -> bytes:
+def png(figure: Drawing, scale: float = 2.0) -> bytes:
     """A figure as PNG; the alternative text travels inside."""
     image = bytes(vl_convert.svg_to_png(figure.svg, scale=scale))
     return _with_text(image, "Description", figure.alt)
@@ -38,14 +39,14 @@ def _with_text(image: bytes, key: str, text: str) -> bytes:
     return image[:33] + framed + image[33:]
 
 
-def csv(figure: Figure) -> str:
+def csv(figure: Drawing) -> str:
     """The data of a figure: every number shown, in the order shown."""
     out = io.StringIO()
     figure.data.write_csv(out)
     return out.getvalue()
 
 
-def markdown(figure: Figure) -> str:
+def markdown(figure: Drawing) -> str:
     """The description of a figure, headed by its picture and caption."""
     alt = inline(figure.alt.replace("\n", " "))
     return (
@@ -54,10 +55,10 @@ def markdown(figure: Figure) -> str:
     )
 
 
-FORMATS: Mapping[str, Callable[[Figure], bytes]] = {
+FORMATS: Mapping[str, Callable[[Drawing], bytes]] = {
     "png": png,
     "svg": lambda figure: figure.svg.encode(),
-    "pdf": lambda figure: bytes(vl_convert.svg_to_pdf(figure.svg)),
+    "pdf": lambda figure: in_fixed_order(bytes(vl_convert.svg_to_pdf(figure.svg))),
     "html": lambda figure: page([figure], title=figure.title).encode(),
     "csv": lambda figure: csv(figure).encode(),
     "md": lambda figure: markdown(figure).encode(),
@@ -85,7 +86,7 @@ def write(path: Path, content: bytes) -> None:
         ) from error
 
 
-def save(figure: Figure, folder: str | Path, formats: Sequence[str] | None = None) -> list[Path]:
+def save(figure: Drawing, folder: str | Path, formats: Sequence[str] | None = None) -> list[Path]:
     """Write a figure into `folder` as NAME.png, NAME.svg …; all six formats unless told."""
     chosen = list(FORMATS) if formats is None else list(formats)
     for wanted in chosen:

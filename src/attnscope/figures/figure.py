@@ -1,83 +1,158 @@
-"""A figure: a chart together with the numbers it shows and the words that say what it shows.
+"""A figure: what it needs, its numbers, its chart and its words, declared in one file of its own;
+and the one way to draw it.
 
-This module must not know how any figure is drawn.
+This module must not know any single figure.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import polars as pl
 
-from attnscope.figures.theme import Theme
-from attnscope.question.spec import Experiment
+from attnscope.errors import InputError, unknown
+from attnscope.figures.blocks import Section, as_markdown
+from attnscope.figures.caption import caption
+from attnscope.figures.describe import Words, described
+from attnscope.figures.judged import Judged
+from attnscope.figures.select import AbsentError, Choice
+from attnscope.figures.theme import Look, Theme, theme_named
 
-__all__ = ["VEGA_LITE", "Figure", "Run"]
+if TYPE_CHECKING:
+    from attnscope.run.store import Run
+
+__all__ = ["COMBINE", "VEGA_LITE", "Asked", "Drawing", "Figure", "Numbers", "Option", "draw"]
 
 VEGA_LITE = "6.4"
 """What altair writes and vl-convert reads."""
 
 
-class Run(Protocol):
-    """What a figure reads of a run; `attnscope.open_run` gives one."""
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """What a figure can be told beyond what all can; the first of `known` unless `default`."""
 
-    @property
-    def values(self) -> pl.LazyFrame:
-        """One row per number."""
+    said: str
+    """For the list of options in the docs."""
+    known: tuple[Any, ...] | None = None
+    """What it may be; None: the figure checks it."""
+    default: Any = None
+    what: str | None = None
+    """What an error calls it, where its name alone would not do."""
 
-    @property
-    def positions(self) -> pl.LazyFrame:
-        """One row per token of a profile."""
+    def read(self, name: str, value: Any) -> Any:
+        """The value, checked."""
+        # By type too: to Python, True is 1.
+        if self.known is not None and (type(value), value) not in [
+            (type(k), k) for k in self.known
+        ]:
+            raise unknown(self.what or name, value, [k for k in self.known if k is not None])
+        return value
 
-    @property
-    def tokens(self) -> pl.LazyFrame:
-        """One row per token of a prompt."""
 
-    @property
-    def cells(self) -> pl.DataFrame:
-        """One row per model, prompt and condition."""
-
-    @property
-    def experiment(self) -> Experiment:
-        """What was asked."""
-
-    @property
-    def environment(self) -> Mapping[str, Any]:
-        """With what it was measured."""
+COMBINE = Option(
+    said="`combine` mean, sum, max", known=(None, "mean", "sum", "max"), what="way to combine heads"
+)
+"""How heads become one number; None: as the experiment says."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
-    """A chart, its data and its description. In a notebook it shows itself."""
+class Asked:
+    """What is asked of a figure."""
+
+    run: Run
+    choice: Choice
+    theme: Theme
+    width: float | None
+    """Of the chart, if it was given."""
+    options: Mapping[str, Any]
+    judged: Judged
+
+    @property
+    def heads(self) -> str:
+        """How heads are combined: as asked, else as the experiment says, else by their mean."""
+        said = self.options.get("combine") or self.run.experiment.combine
+        return "mean" if said == "each" else str(said)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    """The numbers of a figure; figures add what their words need to know."""
+
+    data: pl.DataFrame
+    """Every number shown, rounded as shown."""
+    differences: pl.DataFrame | None = None
+    fine: pl.DataFrame | None = None
+    """The data for the screen, where print had to bin them."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What the chart is told beside the data."""
+    width: float = 780
+    """How wide the chart is unless told."""
+    margin: float = 50
+    """How much wider the caption is: axes and their labels."""
+
+
+N = TypeVar("N", bound=Numbers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure(Generic[N]):
+    """The declaration of a figure."""
+
+    name: str
+    shows: str
+    """In a few words, for the list of figures."""
+    needs: str
+    """Which experiment has the numbers: said where a run has not."""
+    numbers: Callable[[Asked], N]
+    chart: Callable[..., Any]
+    """From the data, a `Look` and the settings to an altair chart; its docstring names the
+    columns, so that a table of one's own can be drawn with it."""
+    words: Callable[[N, Asked], Words]
+    height: float = 240
+    """Of a panel, unless told."""
+    options: Mapping[str, Option] = field(default_factory=dict)
+    claims: Sequence[str] = ()
+    """The built-in claims that it shows the evidence for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """A figure of a run: chart, data and description. In a notebook it shows itself."""
 
     name: str
     title: str
-    on_paper: Callable[[], Mapping[str, Any]]
-    """Makes `spec`; only when it is asked for, because a chart takes its time."""
-    on_screen: Callable[[], Mapping[str, Any]] | None = None
-    """Makes `interactive`, where it is not the same."""
     data: pl.DataFrame
     """Every number shown, rounded as shown."""
     caption: str
-    description: str
-    """Markdown, computed from `data`."""
+    sections: Sequence[Section]
+    """The description, computed from `data`."""
     alt: str
     """One paragraph in place of the picture."""
     theme: Theme
+    make: Callable[[bool], Mapping[str, Any]]
+    """The chart as Vega-Lite, for print or (True) for the screen; only when it is asked for,
+    because a chart takes its time."""
+    zooms: bool
+    """Whether the two differ."""
+
+    @property
+    def description(self) -> str:
+        """What the figure shows, as Markdown."""
+        return as_markdown(self.sections)
 
     @cached_property
     def spec(self) -> Mapping[str, Any]:
         """The chart for print, as Vega-Lite; its embedded data are the rows of `data`."""
-        return self.on_paper()
+        return self.make(False)
 
     @cached_property
     def interactive(self) -> Mapping[str, Any]:
         """The chart for the screen: zoom, brush, and finer bins where the print had to bin."""
-        return self.spec if self.on_screen is None else self.on_screen()
+        return self.make(True) if self.zooms else self.spec
 
     @cached_property
     def svg(self) -> str:
@@ -103,3 +178,84 @@ class Figure:
             "image/png": base64.b64encode(png(self, scale=1.25)).decode(),
             "text/plain": f"{self.title}\n{self.caption}",
         }
+
+
+LOOKS = ("title", "width", "height")
+
+
+def _read(figure: Figure[Any], given: Mapping[str, Any]) -> tuple[Choice, dict[str, Any]]:
+    """What is chosen, and the options of the figure's own; anything else is an error."""
+    chosen = [f.name for f in fields(Choice)]
+    for name in given:
+        if name not in (*figure.options, *chosen, *LOOKS):
+            known = [*figure.options, *sorted(chosen), *sorted(LOOKS), "theme", "dark"]
+            raise unknown(f"option of {figure.name}", name, known)
+    for name in ("width", "height"):
+        size = given.get(name)
+        if size is not None and not 20 <= size <= 20_000:
+            raise InputError(f"{name} must be between 20 and 20,000 pixels, not {size!r}")
+    options = {
+        name: option.read(name, given[name])
+        if name in given
+        else (option.known[0] if option.known and option.default is None else option.default)
+        for name, option in figure.options.items()
+    }
+    return Choice(**{name: value for name, value in given.items() if name in chosen}), options
+
+
+def draw(
+    run: Run,
+    figure: Figure[N],
+    *,
+    theme: str | Theme = "published",
+    dark: bool = False,
+    judged: Judged | None = None,
+    **given: Any,
+) -> Drawing:
+    """A figure of a run: numbers, then words about them, then a chart of them."""
+    choice, options = _read(figure, given)
+    asked = Asked(
+        run=run,
+        choice=choice,
+        theme=theme_named(theme, dark=dark),
+        width=given.get("width"),
+        options=options,
+        judged=judged or Judged(run),
+    )
+    try:
+        found = figure.numbers(asked)
+    except AbsentError as error:
+        raise InputError(f"{error}; {figure.needs}") from None
+    words = figure.words(found, asked)
+    words = replace(words, title=given.get("title") or words.title)
+    said = caption(run, words.caption, words.models)
+    sections, alt_text = described(
+        found.data, words, found.differences, asked.judged.section(figure.claims)
+    )
+    width = asked.width or found.width
+    look = Look(theme=asked.theme, width=width, height=given.get("height") or figure.height)
+
+    def make(screen: bool) -> Mapping[str, Any]:
+        from attnscope.figures.charts.parts import finish
+
+        data = found.fine if screen and found.fine is not None else found.data
+        return finish(
+            figure.chart(data, replace(look, screen=screen), **found.settings),
+            title=words.title,
+            caption=said,
+            alt_text=alt_text,
+            width=width + found.margin,
+            theme=asked.theme,
+        )
+
+    return Drawing(
+        name=figure.name,
+        title=words.title,
+        data=found.data,
+        caption=said,
+        sections=sections,
+        alt=alt_text,
+        theme=asked.theme,
+        make=make,
+        zooms=found.fine is not None,
+    )

@@ -7,6 +7,7 @@ figure share. This module must not know charts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Any, Literal
 
 import polars as pl
@@ -15,7 +16,19 @@ from attnscope.figures.words import DIGITS
 from attnscope.stats.paired import compare
 from attnscope.stats.summary import summary
 
-__all__ = ["Over", "differences", "means", "rank", "shown"]
+__all__ = [
+    "LEVEL",
+    "Over",
+    "between_models",
+    "differences",
+    "in_order",
+    "intervals",
+    "means",
+    "shown",
+]
+
+LEVEL = 0.05
+"""What q must be below for a difference to hold up."""
 
 Over = Literal["model", "condition"]
 
@@ -27,11 +40,15 @@ def shown(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(floats.fill_nan(None).round_sig_figs(DIGITS) + 0.0)
 
 
-def rank(column: str, order: Sequence[Any]) -> pl.Expr:
-    """To sort by: the place of a column's value in `order`."""
-    return pl.col(column).replace_strict(
-        old=list(order), new=list(range(len(order))), return_dtype=pl.Int32
-    )
+def in_order(frame: pl.DataFrame, **orders: Sequence[Any]) -> pl.DataFrame:
+    """Sorted by the place that each column's value has in its order; those first named first."""
+    ranks = [
+        pl.col(column).replace_strict(
+            old=list(order), new=list(range(len(order))), return_dtype=pl.Int32
+        )
+        for column, order in orders.items()
+    ]
+    return frame.sort(ranks, maintain_order=True)
 
 
 def means(values: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
@@ -41,18 +58,34 @@ def means(values: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
     return found.select(*by, "value", "low", "high", "n")
 
 
+def intervals(frame: pl.DataFrame) -> bool:
+    """Whether any row has an interval."""
+    return frame["low"].null_count() < frame.height
+
+
 def differences(
     values: pl.DataFrame, over: Over, pairs: Sequence[tuple[str, str]], places: Sequence[str]
 ) -> pl.DataFrame:
     """Differences of pairs of models or conditions, paired by prompt: a row per place.
 
-    Columns: the places, `of`, `minus`, `difference`, `low`, `high`, `n`, `q`, `paired`.
+    Columns: the places, `of`, `minus`, `difference`, `low`, `high`, `n`, `q`, `outcome`, `paired`.
     """
+    columns = ["of", "minus", "difference", "low", "high", "n", "q", "outcome", "paired"]
     defined = values.filter(pl.col("value").is_not_null())
     parts = [
         compare(defined, over=over, pair=(minus, of))
         .with_columns(pl.lit(of).alias("of"), pl.lit(minus).alias("minus"))
-        .select(*places, "of", "minus", "difference", "low", "high", "n", "q", "paired")
+        .select(*places, *columns)
         for of, minus in pairs
     ]
     return shown(pl.concat(parts))
+
+
+def between_models(
+    values: pl.DataFrame, models: Sequence[str], **places: Sequence[Any]
+) -> pl.DataFrame | None:
+    """Every later model less every earlier one, at the places in their order; of one, nothing."""
+    pairs = [(b, a) for a, b in combinations(models, 2)]
+    if not pairs:
+        return None
+    return in_order(differences(values, "model", pairs, list(places)), **places)

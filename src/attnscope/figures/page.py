@@ -14,10 +14,13 @@ from typing import Any
 
 import vl_convert
 
-from attnscope.figures.figure import Figure
-from attnscope.figures.html import markdown_html
+from attnscope.figures.blocks import as_html
+from attnscope.figures.figure import Drawing
 
-__all__ = ["POLICY", "STYLE", "charts_script", "figure_html", "page", "script_json"]
+__all__ = ["SORTABLE", "charts_script", "figure_html", "page", "script_json", "whole_page"]
+
+SORTABLE = "sortable"
+"""The kind of table that a page's reader can sort and filter."""
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --faint: #5f6368; --paper: #ffffff;
@@ -50,6 +53,12 @@ pre { background: var(--card); border: 1px solid var(--line); padding: .75rem; o
   "Liberation Mono", Menlo, Consolas, monospace; }
 code { font-family: "DejaVu Sans Mono", "Liberation Mono", Menlo, Consolas, monospace;
   font-size: .9em; }
+table.sortable th { cursor: pointer; white-space: nowrap; }
+th[aria-sort="ascending"]::after { content: " ▲"; }
+th[aria-sort="descending"]::after { content: " ▼"; }
+.filter { font: inherit; font-size: .9rem; padding: .25rem .5rem; margin: .5rem .75rem 0 0;
+  width: 22rem; max-width: 100%; color: inherit; background: var(--card);
+  border: 1px solid var(--line); }
 summary { cursor: pointer; color: var(--accent); }
 .vega-embed, .vega-embed.has-actions { padding-right: 0; }
 @media print {
@@ -90,6 +99,53 @@ SCRIPT = """
 """
 
 
+# Tables of the kind `sortable`: a click on a head sorts, words in the box keep the rows with all of
+# them. Only text is read and rows are moved: nothing is ever made from it.
+TABLES = """
+(() => {
+  for (const table of document.querySelectorAll("table.sortable")) {
+    const body = table.tBodies[0], heads = [...table.tHead.rows[0].cells];
+    const rows = [...body.rows].map((row) => {
+      const cells = [...row.cells].map((cell) => cell.textContent);
+      return {row, cells, words: cells.join(" ").toLowerCase()};
+    });
+    const value = (text) => (text === "" || Number.isNaN(Number(text)) ? text : Number(text));
+    const before = (a, b) => {
+      if (a === "—" || b === "—") return (a === "—") - (b === "—");
+      [a, b] = [value(a), value(b)];
+      if (typeof a === "number" && typeof b === "number") return a - b;
+      return String(a).localeCompare(String(b));
+    };
+    heads.forEach((head, i) => {
+      head.tabIndex = 0;
+      const sort = () => {
+        const down = head.getAttribute("aria-sort") === "ascending";
+        heads.forEach((other) => other.removeAttribute("aria-sort"));
+        head.setAttribute("aria-sort", down ? "descending" : "ascending");
+        rows.sort((a, b) => (down ? -1 : 1) * before(a.cells[i], b.cells[i]));
+        body.append(...rows.map(({row}) => row));
+      };
+      head.addEventListener("click", sort);
+      head.addEventListener("keydown", (event) => { if (event.key === "Enter") sort(); });
+    });
+    const filter = document.createElement("input"), count = document.createElement("span");
+    Object.assign(filter, {type: "search", className: "filter screen",
+      placeholder: "only rows with these words"});
+    filter.setAttribute("aria-label", filter.placeholder);
+    count.className = "faint screen";
+    const narrow = () => {
+      const words = filter.value.toLowerCase().split(/\\s+/).filter(Boolean);
+      rows.forEach(({row, words: text}) => { row.hidden = !words.every((w) => text.includes(w)); });
+      count.textContent = `${rows.filter(({row}) => !row.hidden).length} of ${rows.length} rows`;
+    };
+    filter.addEventListener("input", narrow);
+    narrow();
+    table.parentElement.before(filter, count);
+  }
+})();
+"""
+
+
 def script_json(value: Any) -> str:
     """JSON that cannot end the script it stands in, whatever text is inside."""
     return (
@@ -121,7 +177,7 @@ def _bare(spec: Mapping[str, Any]) -> dict[str, Any]:
     return bare
 
 
-def charts_script(figures: Sequence[Figure]) -> str:
+def charts_script(figures: Sequence[Drawing]) -> str:
     """The scripts and specifications of a page; the charts go to #chart-0, #chart-1 …"""
     specs = [
         {
@@ -137,24 +193,30 @@ def charts_script(figures: Sequence[Figure]) -> str:
     )
 
 
-def figure_html(figure: Figure, number: int) -> str:
+def figure_html(figure: Drawing, number: int) -> str:
     """Place, caption and description of the chart with this number."""
     return (
         f'<figure id="figure-{escape(figure.name)}"><div class="chart" id="chart-{number}" '
         f'role="img" aria-label="{escape(figure.alt)}"></div>'
         f"<figcaption>{escape(figure.caption)}</figcaption>"
         f"<details><summary>Description of “{escape(figure.title)}”, with every value</summary>"
-        f"{markdown_html(figure.description)}</details></figure>"
+        f"{as_html(figure.sections)}</details></figure>"
     )
 
 
-def page(figures: Sequence[Figure], *, title: str) -> str:
-    """A page with nothing but figures."""
-    body = "\n".join(figure_html(figure, i) for i, figure in enumerate(figures))
+def whole_page(title: str, body: str, figures: Sequence[Drawing]) -> str:
+    """A page that needs nothing else, with the scripts for its figures and tables."""
+    tables = f"\n<script>{TABLES}</script>" if f'class="{SORTABLE}"' in body else ""
+    charts = f"\n{charts_script(figures)}" if figures else ""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'{POLICY}<link rel="icon" href="data:,"><title>{escape(title)}</title>'
-        f"<style>{STYLE}</style></head>\n"
-        f"<body>\n{body}\n{charts_script(figures)}\n</body></html>\n"
+        f"<style>{STYLE}</style></head>\n<body>\n{body}{charts}{tables}\n</body></html>\n"
     )
+
+
+def page(figures: Sequence[Drawing], *, title: str) -> str:
+    """A page with nothing but figures."""
+    body = "\n".join(figure_html(figure, i) for i, figure in enumerate(figures))
+    return whole_page(title, body, figures)

@@ -15,7 +15,7 @@ from typing import Any
 from attnscope.errors import InputError, unknown
 from attnscope.tokens.colours import CLASS_COLOURS, OTHER_COLOURS, class_colours
 
-__all__ = ["PUBLISHED", "SAFE", "THEMES", "Theme", "theme_named"]
+__all__ = ["PUBLISHED", "SAFE", "THEMES", "Look", "Theme", "theme_named"]
 
 # Liberation Sans is metrically Arial: what is drawn on a server looks the same in a browser.
 SANS = "Liberation Sans, Arial, Helvetica, DejaVu Sans, sans-serif"
@@ -186,6 +186,20 @@ SAFE = Theme(
     sequential=("#f2f4f8", "#b8d6e6", "#6aaed6", "#2070b4", "#08306b"),
     diverging=("#0072b2", "#8fc1de", "#f7f7f7", "#f0b27a", "#d55e00"),
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """How a chart is to look."""
+
+    theme: Theme = PUBLISHED
+    width: float = 780
+    """Of all panels in a row together, in pixels, without axes."""
+    height: float = 240
+    """Of one panel."""
+    screen: bool = False
+    """For the screen, where one can zoom, rather than for print."""
+
 
 THEMES: Mapping[str, Theme] = {"published": PUBLISHED, "safe": SAFE}
 """The themes that can be asked for by name."""

@@ -5,7 +5,6 @@ This module must not know figures or runs.
 
 from __future__ import annotations
 
-import html
 import re
 import textwrap
 from collections.abc import Sequence
@@ -13,13 +12,12 @@ from collections.abc import Sequence
 __all__ = [
     "BUNDLED",
     "DIGITS",
-    "cell",
     "count",
     "inline",
     "join",
     "number",
     "numbers",
-    "plain",
+    "visible",
     "wrap",
 ]
 
@@ -29,15 +27,11 @@ DIGITS = 6
 BUNDLED = "tiny model trained for this project, not the published one"
 """What is said wherever a bundled model is shown."""
 
-# Characters that Markdown or HTML would take for their own, and blanks that would not be seen.
-_MARKS = {c: "\\" + c for c in "\\`*_[]#|~"} | {
-    "<": "&lt;",
-    ">": "&gt;",
-    "&": "&amp;",
-    "\n": "⏎",
-    "\r": "␍",
-    "\t": "⇥",
-}
+# Blanks that would not be seen, or would break a line.
+_BLANKS = str.maketrans({"\n": "⏎", "\r": "␍", "\t": "⇥"})
+# Characters that Markdown or HTML would take for their own. Between blanks, < and > are signs.
+_MARKS = str.maketrans({c: "\\" + c for c in "\\`*_[]#|~"} | {"&": "&amp;"})
+_TAGS = re.compile("(?<! )[<>]|[<>](?! )")
 
 
 def number(value: object) -> str:
@@ -49,19 +43,15 @@ def number(value: object) -> str:
     return str(value)
 
 
-def inline(text: object) -> str:
-    """Text from outside, safe inside a line of Markdown."""
-    return "".join(_MARKS.get(c, c) for c in str(text))
+def visible(value: object) -> str:
+    """A value from outside as one line of text."""
+    return number(value).translate(_BLANKS)
 
 
-def plain(markdown: str) -> str:
-    """A line of our Markdown as plain text."""
-    return html.unescape(re.sub(r"\\(.)", r"\1", markdown).replace("**", ""))
-
-
-def cell(value: object) -> str:
-    """A value as a cell of a Markdown table."""
-    return number(value) if value is None or isinstance(value, int | float) else inline(value)
+def inline(value: object) -> str:
+    """A value from outside, safe inside a line of Markdown."""
+    marked = visible(value).translate(_MARKS)
+    return _TAGS.sub(lambda found: "&lt;" if found[0] == "<" else "&gt;", marked)
 
 
 def join(parts: Sequence[str], last: str = "and") -> str:

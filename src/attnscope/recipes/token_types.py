@@ -19,7 +19,7 @@ def token_types(
     prompts: int = 64,
     **keys: Any,
 ) -> Experiment:
-    """Attention to #, * and whitespace in the maps, per layer: two models, the same prompts."""
+    """Attention to #, * and whitespace in the maps, per layer, model beside model."""
     asked: dict[str, Any] = {
         "name": "token-types",
         "models": labelled(models),

@@ -1,32 +1,33 @@
-"""The report: what was asked, of which models and prompts, what came out, and how to repeat it.
+"""The report: what was found, the figures, how it was measured, the tables, how to repeat it.
 
 One HTML file, everything inside, no address asked. This module must not know any single figure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from attnscope.errors import AttnscopeError
-from attnscope.figures import Figure, Theme, drawable
-from attnscope.figures.caption import tiny
-from attnscope.figures.choice import base_conditions, conditions_in_order, models_in_order
+from attnscope.figures import Drawing, Theme, drawable, figure_named
+from attnscope.figures.blocks import facts, html_table
+from attnscope.figures.caption import tiny, unfinished
 from attnscope.figures.export import write
-from attnscope.figures.figure import Run
-from attnscope.figures.html import facts, frame_table
-from attnscope.figures.page import POLICY, STYLE, charts_script, figure_html
+from attnscope.figures.judged import Judged
+from attnscope.figures.numbers import in_order
+from attnscope.figures.page import SORTABLE, figure_html, whole_page
+from attnscope.figures.select import conditions_in_order, models_in_order
 from attnscope.figures.words import BUNDLED, count, join
 from attnscope.question.yaml import written
-from attnscope.stats.on_run import compare_run, judge_run, survival_of_run
+from attnscope.stats.on_run import compare_run
 from attnscope.stats.verdicts import verdict_table
 
 if TYPE_CHECKING:
-    from attnscope.run.store import Run as StoredRun
+    from attnscope.run.store import Run
 
 __all__ = ["build", "write_report"]
 
@@ -47,37 +48,34 @@ def write_report(run: Run, path: str | Path, *, theme: str | Theme = "published"
 
 def build(run: Run, *, theme: str | Theme = "published") -> str:
     """The report of a run as HTML."""
+    judged = Judged(run)
     try:
-        figures, missing = drawable(run, theme=theme)
+        figures, missing = drawable(run, theme=theme, judged=judged)
     except AttnscopeError as error:
         figures, missing = [], {"any": str(error)}
-    name = run.experiment.name
-    sections = [
-        ("asked", "What was asked", _asked(run)),
-        ("models", "Models", _models(run)),
-        ("prompts", "Prompts", _prompts(run)),
-        ("figures", "Figures", _figures(figures, missing)),
-        ("claims", "Claims", _claims(run)),
-        ("tables", "Comparison", _comparison(run)),
-        ("repeat", "How to repeat it", _repeat(run)),
-        ("environment", "Environment", _environment(run)),
-    ]
-    contents = "".join(f'<li><a href="#{key}">{title}</a></li>' for key, title, _ in sections)
-    body = "\n".join(
-        f'<section id="{key}"><h2>{title}</h2>{content}</section>'
-        for key, title, content in sections
+    first = _first(figures, judged)
+    sections = {
+        "found": ("What was found", _found(judged, figures[first] if figures else None)),
+        "figures": ("Figures", _figures(figures, first, missing)),
+        "measured": ("How it was measured", _measured(run)),
+        "tables": ("Tables", _survival(judged) + _comparison(run)),
+        "repeat": ("How to repeat it", _repeat(run)),
+    }
+    contents = "".join(f'<li><a href="#{k}">{title}</a></li>' for k, (title, _) in sections.items())
+    parts = "\n".join(
+        f'<section id="{k}"><h2>{title}</h2>{content}</section>'
+        for k, (title, content) in sections.items()
     )
-    state = "" if getattr(run, "complete", True) else _unfinished(run)
-    note = tiny(run, _labels(run))
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'{POLICY}<link rel="icon" href="data:,">'
-        f"<title>{escape(name)}: where attention goes</title><style>{STYLE}</style></head>\n"
-        f"<body><header><h1>{escape(name)}: where attention goes</h1>"
-        f"{f'<p><strong>{escape(note)}.</strong></p>' if note else ''}{state}"
+    title = f"{run.experiment.name}: where attention goes"
+    notes = [note for note in (tiny(run, _labels(run)), unfinished(run)) if note]
+    said = "".join(f"<p><strong>{escape(note)}.</strong></p>" for note in notes)
+    order = [*figures[first : first + 1], *(f for i, f in enumerate(figures) if i != first)]
+    return whole_page(
+        title,
+        f"<header><h1>{escape(title)}</h1>{said}"
         f'<nav class="screen"><ul class="contents">{contents}</ul></nav></header>\n'
-        f"<main>{body}</main>\n{charts_script(figures)}\n</body></html>\n"
+        f"<main>{parts}</main>",
+        order,
     )
 
 
@@ -85,39 +83,91 @@ def _labels(run: Run) -> list[str]:
     return models_in_order(run, run.cells["model"].unique())
 
 
-def _unfinished(run: Run) -> str:
+def _first(figures: Sequence[Drawing], judged: Judged) -> int:
+    """The figure that shows what was found: of a claim that was decided, else judged, else any."""
+    try:
+        verdicts = judged.verdicts()
+    except AttnscopeError:
+        return 0
+    for wanted in (("supported", "contradicted"), ("undetermined",)):
+        claims = {v.claim for v in verdicts if v.verdict in wanted}
+        for i, figure in enumerate(figures):
+            if claims & set(figure_named(figure.name).claims):
+                return i
+    return 0
+
+
+def _found(judged: Judged, figure: Drawing | None) -> str:
+    """The verdicts, and the one figure that shows them."""
+    shown = "" if figure is None else figure_html(figure, 0)
+    try:
+        table = verdict_table(judged.verdicts())
+    except AttnscopeError as error:
+        return f"<p>No claims were judged: {escape(str(error))}</p>{shown}"
+    measured = table.filter(pl.col("verdict") != "not measured")
+    others = table.filter(pl.col("verdict") == "not measured")
+    columns = ["verdict", "statement", "reason", "model", "condition", "layer"]
+    parts = ["<p>No claim could be judged on this run.</p>"]
+    if not measured.is_empty():
+        parts = [html_table(_telling(measured.select(columns), columns[:3]), kind=SORTABLE)]
+    if not others.is_empty():
+        items = [f"{row['statement']} — {row['reason']}" for row in others.iter_rows(named=True)]
+        parts.append(_folded(f"Not measured in this run ({others.height})", items))
+    return "\n".join([*parts, shown])
+
+
+def _telling(table: pl.DataFrame, always: Sequence[str]) -> pl.DataFrame:
+    """Without the columns that have nothing in any row."""
+    return table.select(
+        c for c in table.columns if c in always or table[c].null_count() < table.height
+    )
+
+
+def _folded(title: str, items: Sequence[str]) -> str:
+    lines = "".join(f"<li>{escape(item)}</li>" for item in items)
+    return f"<details><summary>{escape(title)}</summary><ul>{lines}</ul></details>"
+
+
+def _figures(figures: Sequence[Drawing], first: int, missing: Mapping[str, str]) -> str:
+    """The figures but for the one that was shown already, which has number 0."""
+    others = [figure for i, figure in enumerate(figures) if i != first]
+    parts = [figure_html(figure, i) for i, figure in enumerate(others, start=1)]
+    if missing:
+        title = f"Figures that this run has no numbers for ({len(missing)})"
+        parts.append(_folded(title, [f"{name}: {why}" for name, why in missing.items()]))
+    return "\n".join(parts)
+
+
+def _measured(run: Run) -> str:
+    about = {k: v for k, v in run.environment.items() if k != "models"}
+    revisions = [
+        f"{label}: {entry.get('name')} at {entry.get('revision')}"
+        for label, entry in run.environment.get("models", {}).items()
+    ]
     return (
-        f"<p><strong>This run is not finished</strong>: it has {count(run.cells.height, 'cell')} "
-        "so far, and everything below rests on these.</p>"
+        f"{_asked(run)}<h3>Models</h3>{_models(run)}<h3>Prompts</h3>{_prompts(run)}"
+        f"<h3>Environment</h3>{facts(about | {'models': join(revisions)})}"
     )
 
 
 def _asked(run: Run) -> str:
     cells = run.cells
-    sums = (
-        cells.group_by("model", "condition")
-        .agg(
-            pl.len().alias("prompts"),
-            pl.col("tokens").mean().alias("mean tokens"),
-            pl.col("filler_tokens").mean().alias("mean filler tokens"),
-            pl.col("seam_tokens").mean().alias("mean seam tokens"),
-        )
-        .sort("model", "condition")
+    models, conditions = _labels(run), conditions_in_order(run, cells["condition"].unique())
+    sums = cells.group_by("model", "condition").agg(
+        pl.len().alias("prompts"),
+        pl.col("tokens").mean().alias("mean tokens"),
+        pl.col("filler_tokens").mean().alias("mean filler tokens"),
+        pl.col("seam_tokens").mean().alias("mean seam tokens"),
     )
-    order = {m: i for i, m in enumerate(_labels(run))}
-    conditions = {c: i for i, c in enumerate(conditions_in_order(run, cells["condition"].unique()))}
-    sums = sums.sort(
-        pl.col("model").replace_strict(order, return_dtype=pl.Int32),
-        pl.col("condition").replace_strict(conditions, return_dtype=pl.Int32),
-    )
+    sums = in_order(sums, model=models, condition=conditions)
     keys = ("prompts", "conditions", "layers", "heads", "queries", "keys", "classes", "measures")
     complete = run.experiment.complete() | {"classes": list(run.experiment.classes)}
     asked = {k: complete[k] for k in (*keys, "combine", "normalise")}
     return (
-        f"<p>{count(cells.height, 'cell')}: {count(len(order), 'model')} × "
+        f"<p>{count(cells.height, 'cell')}: {count(len(models), 'model')} × "
         f"{count(cells['prompt'].n_unique(), 'prompt')} × "
         f"{count(len(conditions), 'condition')}.</p>{facts(asked)}"
-        f"<h3>Cells</h3>{frame_table(sums)}"
+        f"<h3>Cells</h3>{html_table(sums)}"
     )
 
 
@@ -132,9 +182,8 @@ def _models(run: Run) -> str:
         | {"note": BUNDLED if known.get(label, {}).get("bundled") else ""}
         for label in _labels(run)
     ]
-    return frame_table(
-        pl.DataFrame(rows, schema=dict.fromkeys(["label", *columns, "note"], pl.String))
-    )
+    schema = dict.fromkeys(["label", *columns, "note"], pl.String)
+    return html_table(pl.DataFrame(rows, schema=schema))
 
 
 def _text(value: Any) -> str | None:
@@ -145,74 +194,34 @@ def _text(value: Any) -> str | None:
 
 def _prompts(run: Run) -> str:
     """The first prompts as the first model read them; of every variant the first."""
-    label = _labels(run)[0]
+    labels = _labels(run)
+    if not labels:
+        return "<p>No prompt has been measured yet.</p>"
+    label, base = labels[0], run.experiment.base
     tokens = run.tokens.filter(pl.col("model") == label)
     numbers = run.cells.filter(pl.col("model") == label)["prompt"].unique().sort().to_list()
-    base = base_conditions(run)
     parts = [
         f"<p>{count(len(numbers), 'prompt')}. Shown as {escape(label)} read them: its tokens "
         "joined, chat template included.</p>"
     ]
     for condition in conditions_in_order(run, run.cells["condition"].unique()):
-        for number in numbers[: SHOWN if condition in base else 1]:
-            read = (
-                tokens.filter(pl.col("condition") == condition, pl.col("prompt") == number)
-                .sort("position")
-                .select("text")
-                .collect()["text"]
-            )
+        for number in numbers[: SHOWN if condition == base else 1]:
+            of_cell = (pl.col("condition") == condition) & (pl.col("prompt") == number)
+            read = tokens.filter(of_cell).sort("position").select("text").collect()["text"]
             if read.is_empty():
                 continue
             text = "".join(read.drop_nulls())
             cut = text[:LONGEST] + ("…" if len(text) > LONGEST else "")
             parts.append(
-                f"<h3>Prompt {number}, {escape(condition)} ({count(len(read), 'token')})</h3>"
+                f"<h4>Prompt {number}, {escape(condition)} ({count(len(read), 'token')})</h4>"
                 f'<pre class="prompt">{escape(cut)}</pre>'
             )
     return "\n".join(parts)
 
 
-def _figures(figures: Sequence[Figure], missing: dict[str, str]) -> str:
-    parts = [figure_html(figure, i) for i, figure in enumerate(figures)]
-    if missing:
-        items = "".join(
-            f"<li><code>{escape(k)}</code>: {escape(v)}</li>" for k, v in missing.items()
-        )
-        parts.append(
-            f"<details><summary>Figures that this run has no numbers for ({len(missing)})"
-            f"</summary><ul>{items}</ul></details>"
-        )
-    return "\n".join(parts)
-
-
-def _claims(run: Run) -> str:
-    try:
-        verdicts = judge_run(cast("StoredRun", run))
-    except AttnscopeError as error:
-        return f"<p>No claims were judged: {escape(str(error))}</p>"
-    table = verdict_table(verdicts)
-    measured = table.filter(pl.col("verdict") != "not measured")
-    parts = []
-    if not measured.is_empty():
-        shown = measured.select("verdict", "statement", "reason", "model", "condition", "layer")
-        parts.append(frame_table(shown))
-    others = table.filter(pl.col("verdict") == "not measured")
-    if not others.is_empty():
-        items = "".join(
-            f"<li>{escape(row['statement'])} — {escape(row['reason'])}</li>"
-            for row in others.iter_rows(named=True)
-        )
-        parts.append(
-            f"<details><summary>Not measured in this run ({others.height})</summary>"
-            f"<ul>{items}</ul></details>"
-        )
-    parts.append(_survival(run))
-    return "\n".join(parts)
-
-
-def _survival(run: Run) -> str:
+def _survival(judged: Judged) -> str:
     """A line for every claim that the run has several choices for."""
-    lines = survival_of_run(cast("StoredRun", run))
+    lines = judged.survival()
     if lines.is_empty():
         return ""
     of = pl.format("{} of {}", "same_verdict", "verdicts")
@@ -225,56 +234,52 @@ def _survival(run: Run) -> str:
         pl.col("overturned_by").list.join(". ").replace("", None).alias("overturned by"),
     )
     return (
-        "<h3>Do they survive the choices?</h3><p>Each claim again under every choice of queries, "
-        "keys, classes, normalisation and condition that this run has. The reference is the "
-        "claim’s own choice, and of what it leaves open the run’s first; it survives in a place "
-        "(a model or pair, a layer) where every choice has the reference’s verdict. The choices "
-        f"are the same data seen again, not further evidence.</p>{frame_table(shown)}"
+        "<h3>Do the claims survive the choices?</h3><p>Each claim again under every choice of "
+        "queries, keys, classes, normalisation and condition that this run has. The reference is "
+        "the claim’s own choice, and of what it leaves open the run’s first; it survives in a "
+        "place (a model or pair, a layer) where every choice has the reference’s verdict. The "
+        "choices are the same data seen again, not further evidence.</p>"
+        f"{html_table(shown, kind=SORTABLE)}"
     )
 
 
 def _comparison(run: Run) -> str:
+    """Every row of the comparison, with all columns that tell one from another."""
     try:
-        table = compare_run(cast("StoredRun", run))
+        table = compare_run(run)
     except AttnscopeError as error:
-        return f"<p>Nothing is compared: {escape(str(error))}</p>"
-    sizes = table["measure"].value_counts(sort=True, name="n")
+        return f"<h3>Comparison</h3><p>Nothing is compared: {escape(str(error))}</p>"
     left_out: list[str] = []
-    for measure, _ in sizes.iter_rows():
-        if table.height <= ROWS or len(left_out) == sizes.height - 1:
-            break
-        left_out.append(measure)
-        table = table.filter(pl.col("measure") != measure)
+    sizes = table["measure"].value_counts(sort=True, name="n")
+    for measure in sizes["measure"][: sizes.height - 1]:
+        if table.height > ROWS:
+            left_out.append(measure)
+            table = table.filter(pl.col("measure") != measure)
     longer = (
         f"<p>Left out for its length: {escape(join(left_out))}; <code>attnscope compare RUN "
         "--json</code> has every row.</p>"
         if left_out
         else ""
     )
-    wanted = ["a", "b", "measure", "item", "target", "layer", "head", "n", "mean_a", "mean_b"]
-    wanted += ["difference", "ratio", "effect", "low", "high", "p", "q", "note"]
-    kept = [c for c in wanted if c in table.columns and table[c].null_count() < table.height]
+    labels = ["a", "b", "model", "condition", "queries", "keys", "classes", "measure", "normalise"]
+    labels = [c for c in (*labels, "item", "target", "combine", "layer", "head") if c in table]
+    same = [c for c in labels if c not in "ab" and table[c].n_unique() == 1]
+    throughout = "; ".join(f"{c}: {table[c][0]}" for c in same if table[c][0] is not None)
+    wanted = [c for c in labels if c not in same]
+    wanted += ["n", "mean_a", "mean_b", "difference", "ratio", "effect", "low", "high", "p", "q"]
+    shown = _telling(table.select(c for c in (*wanted, "outcome", "note") if c in table), ())
     return (
-        "<p>Second (b) less first (a), paired by prompt unless the note says otherwise; "
-        "low and high: 95 % BCa interval over prompts; p: sign-flip permutation test; q: "
-        f"Benjamini–Hochberg over layers × heads.</p>{longer}{frame_table(table.select(kept))}"
+        "<h3>Comparison</h3><p>Second (b) less first (a), paired by prompt unless the note says "
+        "otherwise; low and high: 95 % interval over prompts; p: permutation test; "
+        f"q: Benjamini–Hochberg over layers × heads. Throughout: {escape(throughout)}.</p>{longer}"
+        f"{html_table(shown, kind=SORTABLE)}"
     )
 
 
 def _repeat(run: Run) -> str:
-    asked = written(run.experiment)
     return (
         "<p>Save this as <code>experiment.yaml</code> (it is in the run’s directory too), then</p>"
         "<pre>attnscope run experiment.yaml --out RUN\nattnscope figure RUN\n"
         "attnscope report RUN\nattnscope compare RUN</pre>"
-        f"<pre>{escape(asked)}</pre>"
+        f"<pre>{escape(written(run.experiment))}</pre>"
     )
-
-
-def _environment(run: Run) -> str:
-    about = {k: v for k, v in run.environment.items() if k != "models"}
-    revisions = {
-        label: f"{entry.get('name')} at {entry.get('revision')}"
-        for label, entry in run.environment.get("models", {}).items()
-    }
-    return facts(about | ({"models": join([f"{k}: {v}" for k, v in revisions.items()])}))

@@ -1,20 +1,32 @@
-"""The parts that charts share: rows as data, titles with captions, grids of panels, legends.
+"""The parts that charts share: titles with captions, rows of panels, legends, tooltips.
 
 Charts get their rows as plain values: altair changes no number. This module must not know runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import altair as alt
 import polars as pl
 
-from attnscope.figures.theme import Theme
+from attnscope.figures.theme import Look, Theme
 from attnscope.figures.words import wrap
 
-__all__ = ["CLASS_LABELS", "columns_for", "finish", "label_of", "nothing", "panel_title", "tips"]
+__all__ = [
+    "CLASS_LABELS",
+    "columns_for",
+    "finish",
+    "label_of",
+    "legend_of",
+    "nothing",
+    "panel_title",
+    "panels",
+    "rule_at",
+    "spread",
+    "tips",
+]
 
 CLASS_LABELS = {"hash": "# (hash)", "star": "* (star)", "slash": "/ (slash)"}
 """How classes that are one character are called in legends."""
@@ -28,6 +40,30 @@ def label_of(name: str) -> str:
 def nothing() -> alt.InlineData:
     """One row without a value, for marks that stand at given places."""
     return alt.InlineData(values=[{}])
+
+
+def legend_of(names: Sequence[str], colours: Sequence[str]) -> list[str]:
+    """A legend in words: what has which colour."""
+    return [f"{label_of(n)}: {colour}" for n, colour in zip(names, colours, strict=True)]
+
+
+def rule_at(value: float) -> Any:
+    """A dashed line across a panel."""
+    return (
+        alt.Chart(nothing())
+        .mark_rule(style="faint-rule", strokeDash=[5, 3])
+        .encode(y=alt.YDatum(value))
+    )
+
+
+def spread(
+    frame: pl.DataFrame, *also: float, of: Sequence[str] = ("value", "low", "high")
+) -> list[float]:
+    """From the least to the most of values and intervals, and of what else must be seen."""
+    found = [*also]
+    for column in of:
+        found += [v for v in (frame[column].min(), frame[column].max()) if isinstance(v, float)]
+    return [min(found), max(found)]
 
 
 def tips(frame: pl.DataFrame, columns: Sequence[str]) -> list[alt.Tooltip]:
@@ -66,6 +102,30 @@ def panel_title(lines: Sequence[str], width: float, theme: Theme, rise: float = 
         )
         .encode(x=alt.value(0), y=alt.value(0))
     )
+
+
+def panels(
+    frame: pl.DataFrame,
+    panel: str,
+    marks: Callable[[pl.DataFrame, bool, float], list[Any]],
+    look: Look,
+    *,
+    gap: float,
+    titled: bool = True,
+) -> Any:
+    """A panel for each value of a column, at most three in a row. `marks` gets the rows of a panel,
+    whether it is the first of its row, and its width.
+    """
+    names = frame[panel].unique(maintain_order=True).to_list()
+    columns = columns_for(len(names), 3)
+    wide = look.width / columns - (gap if columns > 1 else 0)
+    made = []
+    for i, name in enumerate(names):
+        drawn = marks(frame.filter(pl.col(panel) == name), i % columns == 0, wide)
+        if titled and len(names) > 1:
+            drawn.append(panel_title([name], wide, look.theme))
+        made.append(alt.layer(*drawn).properties(width=wide, height=look.height))
+    return alt.concat(*made, columns=columns, spacing={"row": 26, "column": 26})
 
 
 def finish(

@@ -1,0 +1,143 @@
+"""Descriptions as blocks: sections of lines, lists and tables, written as Markdown and as HTML.
+
+Both are written from the same blocks, and everything is escaped there, so nothing is trusted. This
+module must not know figures, runs or charts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import polars as pl
+
+from attnscope.figures.words import inline, visible
+
+__all__ = ["Items", "Lines", "Section", "Strong", "as_html", "as_markdown", "facts", "html_table"]
+
+
+class Strong(str):
+    """Text that stands out."""
+
+
+Text = str | tuple[str, ...]
+"""A line: plain text, or pieces of it, some of them `Strong`."""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Sentences, each on its line."""
+
+    lines: Sequence[Text]
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list, and the line that leads to it."""
+
+    items: Sequence[Text]
+    lead: Text | None = None
+
+
+Block = Lines | Items | pl.DataFrame
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a description under its heading."""
+
+    title: str
+    blocks: Sequence[Block]
+
+
+def as_markdown(sections: Sequence[Section]) -> str:
+    """A description as Markdown."""
+
+    def line(text: Text) -> str:
+        pieces = (text,) if isinstance(text, str) else text
+        return "".join(f"**{inline(p)}**" if isinstance(p, Strong) else inline(p) for p in pieces)
+
+    def block(made: Block) -> str:
+        if isinstance(made, pl.DataFrame):
+            return _markdown_table(made)
+        if isinstance(made, Lines):
+            return "\n".join(map(line, made.lines))
+        lead = [] if made.lead is None else [line(made.lead)]
+        return "\n".join([*lead, *(f"- {line(item)}" for item in made.items)])
+
+    return "\n\n".join(
+        f"### {inline(section.title)}\n" + "\n\n".join(map(block, section.blocks))
+        for section in sections
+    )
+
+
+def as_html(sections: Sequence[Section]) -> str:
+    """A description as HTML."""
+
+    def line(text: Text) -> str:
+        pieces = (text,) if isinstance(text, str) else text
+        return "".join(
+            f"<strong>{escape(visible(p))}</strong>"
+            if isinstance(p, Strong)
+            else escape(visible(p))
+            for p in pieces
+        )
+
+    def block(made: Block) -> list[str]:
+        if isinstance(made, pl.DataFrame):
+            return [html_table(made)]
+        if isinstance(made, Lines):
+            return [f"<p>{line(text)}</p>" for text in made.lines]
+        lead = [] if made.lead is None else [f"<p>{line(made.lead)}</p>"]
+        return [*lead, f"<ul>{''.join(f'<li>{line(item)}</li>' for item in made.items)}</ul>"]
+
+    parts: list[str] = []
+    for section in sections:
+        parts.append(f"<h4>{line(section.title)}</h4>")
+        for made in section.blocks:
+            parts += block(made)
+    return "\n".join(parts)
+
+
+def html_table(frame: pl.DataFrame, *, kind: str = "") -> str:
+    """A frame as a table that scrolls if it is long; of a `kind` that scripts and styles know."""
+    head = "".join(f"<th>{escape(visible(name))}</th>" for name in frame.columns)
+    opened = ['<td class="number">' if t.is_numeric() else "<td>" for t in frame.dtypes]
+    body = "".join(
+        "<tr>"
+        + "".join(f"{td}{escape(visible(v))}</td>" for td, v in zip(opened, row, strict=True))
+        + "</tr>"
+        for row in frame.iter_rows()
+    )
+    opening = f'<table class="{kind}">' if kind else "<table>"
+    return (
+        f'<div class="scroll">{opening}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+        "</div>"
+    )
+
+
+def _markdown_table(frame: pl.DataFrame) -> str:
+    head = f"| {' | '.join(map(inline, frame.columns))} |"
+    rule = "| " + " | ".join("---:" if t.is_numeric() else "---" for t in frame.dtypes) + " |"
+    body = ["| " + " | ".join(map(inline, row)) + " |" for row in frame.iter_rows()]
+    return "\n".join([head, rule, *body])
+
+
+def facts(values: Mapping[str, Any]) -> str:
+    """Names and values as an HTML table, nested ones in a line."""
+    rows = "".join(
+        f"<tr><th>{escape(str(k))}</th><td>{escape(_said(v))}</td></tr>" for k, v in values.items()
+    )
+    return f'<div class="scroll"><table><tbody>{rows}</tbody></table></div>'
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, Mapping | list | tuple) and not value:
+        return "—"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k}: {_said(v)}" for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(_said(v) for v in value)
+    return "—" if value is None else str(value)

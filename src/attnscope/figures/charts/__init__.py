@@ -1,0 +1,1 @@
+"""Charts: tables in, altair out. Nothing here knows runs, measures or words about them."""

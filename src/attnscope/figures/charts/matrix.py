@@ -1,0 +1,165 @@
+"""Coloured matrices: rows by columns, a panel per group, one colour scale for all.
+
+This module must not know runs or measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+import polars as pl
+
+from attnscope.figures.charts.parts import columns_for, panel_title, tips
+from attnscope.figures.theme import Look
+from attnscope.figures.words import wrap
+
+__all__ = ["head_matrices", "matrices"]
+
+
+def head_matrices(
+    frame: pl.DataFrame,
+    look: Look,
+    *,
+    panel: str,
+    value: str = "value",
+    value_title: str,
+    domain: Sequence[float],
+    colours: Sequence[str],
+    marked: str | None = None,
+) -> Any:
+    """`value` as colour at `layer` (down) and `head` (across)."""
+    return matrices(
+        frame,
+        look,
+        x="head",
+        y="layer",
+        panel=panel,
+        x_order=frame["head"].unique().sort().to_list(),
+        y_order=frame["layer"].unique().sort().to_list(),
+        x_title="Head",
+        y_title="Layer",
+        value=value,
+        value_title=value_title,
+        domain=domain,
+        colours=colours,
+        marked=marked,
+    )
+
+
+def matrices(
+    frame: pl.DataFrame,
+    look: Look,
+    *,
+    x: str,
+    y: str,
+    panel: str,
+    x_order: Sequence[Any],
+    y_order: Sequence[Any],
+    x_title: str,
+    y_title: str,
+    value: str = "value",
+    value_title: str,
+    domain: Sequence[float],
+    colours: Sequence[str],
+    marked: str | None = None,
+    texts: bool = False,
+    most: int = 3,
+) -> Any:
+    """`value` as colour at `x` and `y`, a panel per `panel`; `marked` rows get a dot."""
+    theme = look.theme
+    names = frame[panel].unique(maintain_order=True).to_list()
+    columns = columns_for(len(names), most)
+    wide = look.width / columns - (26 if columns > 1 else 0)
+    step = max(5.0, min(46.0 if texts else 26.0, wide / len(x_order)))
+    tall = max(5.0, min(30.0 if texts else 22.0, step))
+    colour = alt.Color(
+        f"{value}:Q",
+        scale=alt.Scale(domain=list(domain), range=list(colours), interpolate="rgb", clamp=True),
+        legend=alt.Legend(
+            orient="top",
+            title=wrap(value_title, max(look.width, 400), theme.size),
+            titleOrient="left" if len(value_title) < 60 else "top",
+            titleLimit=2_000,
+            titlePadding=10,
+            values=list(domain)[::2],
+            format=".2~g",
+        ),
+    )
+    across = _across(x, x_order, x_title, step, theme.size)
+    panels = []
+    for i, name in enumerate(names):
+        part = frame.filter(pl.col(panel) == name)
+        down = _down(y, y_order, y_title if i % columns == 0 else "", tall, theme.size)
+        base = alt.Chart(part).encode(x=across, y=down)
+        tip = tips(part, [panel, y, x, value, "low", "high", "n", "q"])
+        marks: list[Any] = [base.mark_rect().encode(color=colour, tooltip=tip)]
+        if texts:
+            marks += _texts(base, value, domain, theme.size)
+        if marked is not None:
+            dot = max(6, min(34, (min(step, tall) * 0.38) ** 2))
+            marks.append(_dots(base.transform_filter(alt.datum[marked]), dot))
+        if len(names) > 1:
+            marks.append(panel_title([name], step * len(x_order), theme))
+        size = {"width": step * len(x_order), "height": tall * len(y_order)}
+        panels.append(alt.layer(*marks).properties(**size))
+    return alt.concat(*panels, columns=columns, spacing={"row": 26, "column": 30}).resolve_scale(
+        color="shared"
+    )
+
+
+def _ticks(order: Sequence[Any], step: float, size: float) -> Any:
+    """Labels that fit: all, or every second, fifth …"""
+    if step >= size * 1.15 or not all(isinstance(v, int) for v in order):
+        return alt.Undefined
+    gap = next(g for g in (2, 5, 10, 20, 50, 100, 10_000) if g * step >= size * 1.4)
+    return [v for v in order if v % gap == 0]
+
+
+def _across(field: str, order: Sequence[Any], title: str, step: float, size: float) -> alt.X:
+    longest = max(len(str(v)) for v in order) * size * 0.56
+    every = max(1, int(-(-size * 1.5 // step)))
+    return alt.X(
+        f"{field}:O",
+        sort=list(order),
+        title=title,
+        axis=alt.Axis(
+            labelAngle=0 if longest < step * every else -45,
+            values=_ticks(order, step if longest < step else step * 0.6, size),
+            ticks=False,
+            domain=False,
+            labelOverlap=False,
+        ),
+        scale=alt.Scale(domain=list(order), paddingInner=0.04, paddingOuter=0),
+    )
+
+
+def _down(field: str, order: Sequence[Any], title: str, step: float, size: float) -> alt.Y:
+    return alt.Y(
+        f"{field}:O",
+        sort=list(order),
+        title=title,
+        axis=alt.Axis(
+            values=_ticks(order, step, size), ticks=False, domain=False, labelOverlap=False
+        ),
+        scale=alt.Scale(domain=list(order), paddingInner=0.04, paddingOuter=0),
+    )
+
+
+def _texts(base: Any, value: str, domain: Sequence[float], size: float) -> list[Any]:
+    """Numbers in the cells: dark on the light half of the scale, light on the dark."""
+    middle = domain[0] + 0.5 * (domain[-1] - domain[0])
+    halves = (("#ffffff", alt.datum[value] > middle), ("#111111", alt.datum[value] <= middle))
+    return [
+        base.transform_filter(keep)
+        .mark_text(fontSize=size - 1, color=colour)
+        .encode(text=alt.Text(f"{value}:Q", format=".2f"))
+        for colour, keep in halves
+    ]
+
+
+def _dots(base: Any, size: float) -> Any:
+    return base.mark_point(
+        filled=True, size=size, color="#111111", stroke="#ffffff", strokeWidth=0.8, opacity=1
+    )

@@ -1,0 +1,90 @@
+"""What a run says about claims: each is judged once, however many figures and pages tell of it.
+
+Verdicts come from `attnscope.stats`; here they are only kept and worded. This module must not know
+charts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from attnscope.errors import AttnscopeError
+from attnscope.figures.blocks import Items, Lines, Section, Strong
+from attnscope.stats.claims import Claim, built_in
+from attnscope.stats.on_run import judge_run, sensitivity_of_run
+from attnscope.stats.sensitivity import CHOICES, in_a_line
+from attnscope.stats.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from attnscope.run.store import Run
+
+__all__ = ["Judged"]
+
+
+class Judged:
+    """The built-in claims on one run: verdicts, and the same again under every choice."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._verdicts: dict[str, list[Verdict]] = {}
+        self._choices: dict[str, pl.DataFrame | AttnscopeError] = {}
+
+    def verdicts(self, names: Sequence[str] | None = None) -> list[Verdict]:
+        """The verdicts on these claims, or on all."""
+        wanted = [c for c in built_in() if names is None or c.name in names]
+        new = [claim for claim in wanted if claim.name not in self._verdicts]
+        if new:
+            for claim in new:
+                self._verdicts[claim.name] = []
+            for verdict in judge_run(self._run, new):
+                self._verdicts[verdict.claim].append(verdict)
+        return [verdict for claim in wanted for verdict in self._verdicts[claim.name]]
+
+    def under_choices(self, claim: Claim) -> pl.DataFrame:
+        """A built-in claim under every choice that the run has."""
+        if claim.name not in self._choices:
+            try:
+                self._choices[claim.name] = sensitivity_of_run(self._run, claim)
+            except AttnscopeError as error:
+                self._choices[claim.name] = error
+        found = self._choices[claim.name]
+        if isinstance(found, AttnscopeError):
+            raise found
+        return found
+
+    def survival(self) -> pl.DataFrame:
+        """A line for every claim that the run can judge under more than one choice."""
+        lines = []
+        for claim in built_in():
+            try:
+                table = self.under_choices(claim)
+            except AttnscopeError:
+                continue
+            if table.select(*CHOICES).n_unique() > 1:
+                lines.append(in_a_line(table))
+        overturned = {"overturned_by": pl.List(pl.String())}
+        return pl.DataFrame(lines, schema_overrides=overturned, infer_schema_length=None)
+
+    def section(self, names: Sequence[str]) -> Section | None:
+        """The verdicts on the claims that a figure is about; nothing if none was judged."""
+        if not names:
+            return None
+        try:
+            verdicts = self.verdicts(names)
+        except AttnscopeError:
+            return None
+        lines = [
+            (
+                f"{v.model}: {v.statement} " if v.model else f"{v.statement} ",
+                Strong(v.verdict),
+                f": {v.reason}",
+            )
+            for v in verdicts
+            if v.verdict != "not measured"
+        ]
+        if not lines:
+            return None
+        return Section("Claims", [Lines(["Judged on the whole run."]), Items(lines)])

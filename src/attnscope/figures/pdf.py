@@ -1,0 +1,57 @@
+"""PDF with the same bytes every time: vl-convert numbers its objects, and orders the names of
+fonts, differently at every call; here both get an order of their own.
+
+This module must not know figures.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["in_fixed_order"]
+
+_REFERENCE = re.compile(rb"\b(\d+) 0 R\b")
+_NAMES = re.compile(rb"(?<=<<\n)(?: +/\w+ \d+ 0 R\n){2,}")
+
+
+def in_fixed_order(pdf: bytes) -> bytes:
+    """The same document: names sorted, objects numbered as one comes upon them from its root."""
+    start = int(pdf[pdf.rindex(b"startxref") :].split()[1])
+    table, trailer = pdf[start:].split(b"trailer", 1)
+    # "xref", "0 N", then an entry of 20 bytes for each object, of which the first is not in use.
+    entries = table.split(b"\n", 2)[2]
+    starts = [int(entries[at : at + 10]) for at in range(20, len(entries) - 19, 20)]
+    ends = sorted([*starts, start])
+    objects = {}
+    for number, at in enumerate(starts, start=1):
+        body = pdf[at : ends[ends.index(at) + 1]].split(b"obj\n", 1)[1]
+        # What comes after is compressed, and refers to nothing.
+        head, mark, stream = body.partition(b"stream\n")
+        objects[number] = (_NAMES.sub(_sorted, head), mark + stream)
+    renumbered = {old: new for new, old in enumerate(_met(objects, trailer), start=1)}
+
+    def moved(part: bytes) -> bytes:
+        return _REFERENCE.sub(lambda found: b"%d 0 R" % renumbered[int(found[1])], part)
+
+    made, rows = bytearray(pdf[: ends[0]]), [entries[:20]]
+    for old, new in renumbered.items():
+        rows.append(b"%010d 00000 n\r\n" % len(made))
+        made += b"%d 0 obj\n" % new + moved(objects[old][0]) + objects[old][1]
+    end = [b"xref\n0 %d\n" % len(rows), *rows, b"trailer", moved(trailer.split(b"startxref")[0])]
+    return bytes(made) + b"".join(end) + b"startxref\n%d\n%%%%EOF" % len(made)
+
+
+def _sorted(found: re.Match[bytes]) -> bytes:
+    return b"".join(sorted(found[0].splitlines(keepends=True)))
+
+
+def _met(objects: dict[int, tuple[bytes, bytes]], trailer: bytes) -> list[int]:
+    """The objects in the order in which references lead to them; nothing refers to the rest."""
+    met: list[int] = []
+    waiting = [int(number) for number in _REFERENCE.findall(trailer)]
+    while waiting:
+        number = waiting.pop(0)
+        if number not in met:
+            met.append(number)
+            waiting += [int(n) for n in _REFERENCE.findall(objects[number][0])]
+    return met

@@ -1,0 +1,340 @@
+"""Which part of a run a figure shows: models, layers, heads, prompts, queries, keys, classes.
+
+Nothing here changes a number. What was asked for and does not exist is an error that lists what
+does. This module must not know charts or statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from attnscope.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from attnscope.run.store import Run
+
+__all__ = [
+    "AbsentError",
+    "Choice",
+    "Profiles",
+    "Selection",
+    "condition_fillers",
+    "conditions_in_order",
+    "evenly",
+    "models_in_order",
+    "one",
+    "only",
+    "select",
+    "select_profiles",
+    "without_tokens",
+]
+
+
+class AbsentError(InputError):
+    """The run has not measured this; a figure adds which experiment does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What to show; None is everything, or the first where only one can be shown."""
+
+    models: Sequence[str] | None = None
+    layers: Sequence[int] | None = None
+    heads: Sequence[int] | Mapping[str, int] | None = None
+    """Heads from 0, or one head per model by its label."""
+    conditions: Sequence[str] | None = None
+    prompts: Sequence[int] | None = None
+    queries: str | None = None
+    keys: str | None = None
+    classes: str | None = None
+    """Name of the class set."""
+    items: Sequence[str] | None = None
+    """Names of classes."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            one = isinstance(value, str) and field.name not in ("queries", "keys", "classes")
+            if one or isinstance(value, int):
+                object.__setattr__(self, field.name, (value,))
+            elif value is not None and not isinstance(value, str) and len(value) == 0:
+                raise InputError(f"{field.name} is empty; leave it out to show everything")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The rows of `values` that were chosen, and how they were measured."""
+
+    frame: pl.DataFrame
+    models: list[str]
+    """Labels of what is compared: models, or `model, condition` where conditions are folded in."""
+    sources: list[str]
+    """The models themselves."""
+    conditions: list[str]
+    layers: list[int]
+    items: list[str]
+    absent: list[str]
+    """Classes of the set that no shown text has a token of; not among `items`."""
+    queries: str
+    keys: str
+    classes: str | None
+
+    def only(
+        self, *, layers: Sequence[int] | None = None, items: Sequence[str] | None = None
+    ) -> Selection:
+        """These layers or classes alone, with their rows."""
+        frame = self.frame
+        if layers is not None:
+            frame = frame.filter(pl.col("layer").is_in(list(layers)))
+        if items is not None:
+            frame = frame.filter(pl.col("item").is_in(list(items)))
+        return replace(
+            self,
+            frame=frame,
+            layers=self.layers if layers is None else list(layers),
+            items=self.items if items is None else list(items),
+        )
+
+    @property
+    def undefined(self) -> int:
+        """Rows whose value is not defined (null or NaN): left out of every mean."""
+        return self.frame["value"].null_count()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profiles:
+    """The rows of `positions` that were chosen."""
+
+    frame: pl.DataFrame
+    models: list[str]
+    prompts: list[int]
+    queries: str
+    total: int
+    """How many heads there were to choose from."""
+
+
+def models_in_order(run: Run, found: Iterable[str]) -> list[str]:
+    """Models in the order of the experiment."""
+    present = set(found)
+    listed = [m for m in run.experiment.models if m in present]
+    return listed + sorted(present - set(listed))
+
+
+def conditions_in_order(run: Run, found: Iterable[str]) -> list[str]:
+    """Base first, then the experiment's order."""
+    present = set(found)
+    listed = [c for c in (run.experiment.base, *run.experiment.variants) if c in present]
+    return listed + sorted(present - set(listed))
+
+
+def condition_fillers(run: Run) -> dict[str, str]:
+    """What was inserted and where, whatever its length, by condition: `repeat '/', between`."""
+    asked = {n: c for n, c in run.experiment.conditions.items() if c.insert is not None}
+    several = len({what.by for what in asked.values()}) > 1
+    fillers = {}
+    for name, what in asked.items():
+        assert what.insert is not None
+        unit = f" {what.insert.unit!r}" if what.insert.unit is not None else ""
+        by = [f"by {what.by}"] if several else []
+        fillers[name] = ", ".join([f"{what.insert.kind}{unit}", str(what.position), *by])
+    return fillers
+
+
+def only(what: str, asked: Iterable[Any] | None, known: Sequence[Any]) -> list[Any]:
+    """What was asked for, checked; everything if nothing was."""
+    if asked is None:
+        return list(known)
+    chosen = list(dict.fromkeys(asked))
+    for value in chosen:
+        if value not in known:
+            raise unknown(what, value, known)
+    return chosen
+
+
+def one(run: Run, what: str, asked: str | None, found: Sequence[str]) -> str:
+    """The one asked for, checked; else the experiment's first, or the first that comes."""
+    first: list[str] = [x for x in getattr(run.experiment, what) if x in found]
+    known = first + [x for x in found if x not in first]
+    if asked is None:
+        return known[0]
+    if asked not in known:
+        raise unknown("class set" if what == "classes" else what, asked, known)
+    return asked
+
+
+class _Axes:
+    """What a table has along each of its axes, and what of it is asked for."""
+
+    def __init__(self, run: Run, choice: Choice, known: pl.DataFrame) -> None:
+        def found(column: str) -> list[Any]:
+            return known[column].drop_nulls().unique(maintain_order=True).to_list()
+
+        self.found = found
+        self.models = only("model", choice.models, models_in_order(run, found("model")))
+        every = conditions_in_order(run, found("condition"))
+        self.conditions = only("condition", choice.conditions, every)
+        self.layers = only("layer", choice.layers, sorted(found("layer")))
+        self.prompts = only("prompt", choice.prompts, sorted(found("prompt")))
+        self.queries = one(run, "queries", choice.queries, found("queries"))
+        self.heads: pl.Expr | None = None
+        if isinstance(choice.heads, Mapping):
+            only("head", choice.heads.values(), sorted(found("head")))
+            self.heads = pl.any_horizontal(
+                (pl.col("model") == m) & (pl.col("head") == h) for m, h in choice.heads.items()
+            )
+        elif choice.heads is not None:
+            self.heads = pl.col("head").is_in(only("head", choice.heads, sorted(found("head"))))
+
+    def kept(self) -> list[pl.Expr]:
+        """What rows of the choice fulfil."""
+        return [
+            pl.col("model").is_in(self.models),
+            pl.col("condition").is_in(self.conditions),
+            pl.col("layer").is_in(self.layers),
+            pl.col("prompt").is_in(self.prompts),
+            pl.col("queries") == self.queries,
+            *([self.heads] if self.heads is not None else []),
+        ]
+
+
+def select(
+    run: Run, choice: Choice, measures: Sequence[str], *, base_only: bool = False
+) -> Selection:
+    """The chosen rows of `values`.
+
+    `base_only` takes the base condition, unless others are asked for; several conditions then
+    become models of their own, so that they can stand beside each other.
+    """
+    lazy = run.values.filter(pl.col("measure").is_in(list(measures)))
+    columns = ["model", "condition", "queries", "keys", "classes", "layer", "head", "item"]
+    known = lazy.select(*columns, "prompt").unique(maintain_order=True).collect()
+    if known.is_empty():
+        raise AbsentError(f"this run has no {' or '.join(measures)}")
+    axes = _Axes(run, choice, known)
+    if base_only and choice.conditions is None:
+        axes.conditions = axes.conditions[:1]
+    keys = one(run, "keys", choice.keys, axes.found("keys"))
+    sets = axes.found("classes")
+    classes = one(run, "classes", choice.classes, sets) if sets else None
+    kept = [*axes.kept(), pl.col("keys") == keys]
+    items: list[str] = []
+    if classes is not None:
+        items = _items(run, choice, known, classes)
+        kept += [pl.col("classes") == classes, pl.col("item").is_in(items)]
+    frame = lazy.filter(kept).with_columns(pl.col("value").fill_nan(None)).collect()
+    if frame.is_empty():
+        raise InputError(
+            "nothing is left of the run by this choice of models, conditions, layers, heads, "
+            "prompts, queries and keys together; leave one of them out"
+        )
+    absent: list[str] = []
+    if choice.items is None and "mass" in measures:
+        absent = without_tokens(frame, items)
+        items = [c for c in items if c not in absent]
+        frame = frame.filter(pl.col("item").is_in(items))
+    if frame["value"].null_count() == frame.height:
+        raise InputError(
+            f"every chosen value of {' or '.join(measures)} is undefined (null or NaN): "
+            "there is nothing to draw"
+        )
+    selection = Selection(
+        frame=frame,
+        models=[m for m in axes.models if m in set(frame["model"])],
+        sources=[m for m in axes.models if m in set(frame["model"])],
+        conditions=[c for c in axes.conditions if c in set(frame["condition"])],
+        layers=axes.layers,
+        items=items,
+        absent=absent,
+        queries=axes.queries,
+        keys=keys,
+        classes=classes,
+    )
+    return _folded(selection) if base_only and len(selection.conditions) > 1 else selection
+
+
+def _items(run: Run, choice: Choice, known: pl.DataFrame, classes: str) -> list[str]:
+    """The classes of the set that are asked for, in its order."""
+    of_set = known.filter(pl.col("classes") == classes)["item"].drop_nulls()
+    present = of_set.unique(maintain_order=True).to_list()
+    named = run.environment.get("classes", {}).get(classes, {}).get("classes", [])
+    order = [c for c in named if c in present] + [c for c in present if c not in named]
+    return only("class", choice.items, order)
+
+
+def evenly(layers: Sequence[int], most: int) -> list[int]:
+    """At most so many layers, evenly spread from the first to the last."""
+    if len(layers) <= most:
+        return list(layers)
+    return sorted({layers[round(i * (len(layers) - 1) / (most - 1))] for i in range(most)})
+
+
+def without_tokens(frame: pl.DataFrame, items: Sequence[str]) -> list[str]:
+    """Classes that no text of these rows has a token of; none, where that would leave nothing."""
+    tokens = dict(frame.group_by("item").agg(pl.col("tokens").max()).iter_rows())
+    absent = [c for c in items if tokens.get(c) == 0]
+    return absent if len(absent) < len(items) else []
+
+
+def _folded(selection: Selection) -> Selection:
+    """Conditions as models of their own."""
+    models, conditions = selection.models, selection.conditions
+    several = len(models) > 1
+    label = pl.format("{}, {}", "model", "condition") if several else pl.col("condition")
+    frame = selection.frame.with_columns(
+        label.alias("model"), pl.lit(" + ".join(conditions)).alias("condition")
+    )
+    labels = [f"{m}, {c}" if several else c for m in models for c in conditions]
+    there = set(frame["model"])
+    return replace(selection, frame=frame, models=[x for x in labels if x in there])
+
+
+def select_profiles(
+    run: Run, choice: Choice, *, panels: int | None = None, per_model: int | None = None
+) -> Profiles:
+    """The chosen rows of `positions`.
+
+    Where no heads were asked for, the first `panels` in all or `per_model` of each are taken.
+    """
+    columns = ["model", "condition", "queries", "layer", "head", "prompt"]
+    known = run.positions.select(columns).unique(maintain_order=True).collect()
+    if known.is_empty():
+        raise AbsentError("this run has no profiles (positions)")
+    axes = _Axes(run, choice, known)
+    pairs = known.filter(axes.kept()).select("model", "layer", "head").unique()
+    order = {m: i for i, m in enumerate(axes.models)}
+    rank = pl.col("model").replace_strict(order, return_dtype=pl.Int32).alias("rank")
+    pairs = pairs.with_columns(rank).sort("rank", "layer", "head")
+    total = pairs.height
+    if total == 0:
+        raise InputError(
+            "this choice of models, conditions, layers, heads, prompts and queries has no profile; "
+            "leave one of them out"
+        )
+    if axes.heads is None:
+        if per_model is not None:
+            pairs = pairs.group_by("rank", maintain_order=True).head(per_model)
+        if panels is not None:
+            pairs = pairs.head(panels)
+    frame = (
+        run.positions.filter(
+            pl.col("condition").is_in(axes.conditions),
+            pl.col("prompt").is_in(axes.prompts),
+            pl.col("queries") == axes.queries,
+        )
+        .join(pairs.lazy(), on=["model", "layer", "head"])
+        .with_columns(pl.col("average", "received").cast(pl.Float64).fill_nan(None))
+        .sort("rank", "layer", "head", "prompt", "condition", "position")
+        .drop("rank")
+        .collect()
+    )
+    return Profiles(
+        frame=frame,
+        models=frame["model"].unique(maintain_order=True).to_list(),
+        prompts=sorted(frame["prompt"].unique().to_list()),
+        queries=axes.queries,
+        total=total,
+    )

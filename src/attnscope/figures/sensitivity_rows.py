@@ -1,0 +1,142 @@
+"""The rows of the figure of sensitivity: which claim, which of its choices, in which order.
+
+This module must not know charts, nor how a claim is judged.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+
+from attnscope.errors import AttnscopeError, InputError, unknown
+from attnscope.figures.figure import Asked
+from attnscope.figures.numbers import in_order, shown
+from attnscope.figures.select import AbsentError, Choice, evenly, models_in_order, only
+from attnscope.stats.claims import Claim, built_in, load_claims
+from attnscope.stats.sensitivity import CHOICES, sensitivity
+
+__all__ = ["NEEDS", "chosen", "laid_out", "selected"]
+
+NEEDS = (
+    "an experiment with several queries, keys, class sets or conditions, and the measure of a "
+    "claim, has them (examples/sensitivity-token-types.yaml, examples/sensitivity-filler.yaml)"
+)
+ROWS = 72
+"""The most rows below each other where no layers were asked for; further layers are left out."""
+
+
+def chosen(asked: Asked) -> tuple[Claim, pl.DataFrame]:
+    """The claim and its table under every choice: the claim asked for by name, of the built-in
+    ones or of those in the file `claims`; else the first that the run can judge under more than one
+    choice.
+    """
+    claim, part, file = (asked.options[name] for name in ("claim", "part", "claims"))
+    if asked.choice.items is not None:
+        raise InputError("sensitivity shows a claim, which names its own classes: leave items out")
+    if claim is None and part:
+        raise InputError(f"part {part!r} of which claim? Name it: claim=…")
+    known = built_in() if file is None else load_claims(file)
+    candidates = [claim] if isinstance(claim, Claim) else known
+    if isinstance(claim, str):
+        candidates = [one for one in known if one.name == claim]
+    if not candidates:
+        raise unknown("claim", claim, [one.name for one in known])
+    for one in candidates:
+        try:
+            table = _judged(asked, one)
+        except AttnscopeError:
+            if claim is not None:
+                raise
+            continue
+        table = table.filter(pl.col("difference").is_not_null())
+        if table.select(*CHOICES).n_unique() > 1:
+            return one, table
+        if claim is not None:
+            raise AbsentError(
+                f"claim {one.name!r} has one choice only in this run, so there is nothing to "
+                "survive"
+            )
+    raise AbsentError("this run has no claim that can be judged under more than one choice")
+
+
+def _judged(asked: Asked, claim: Claim) -> pl.DataFrame:
+    """The claim under every choice, of the models and prompts asked for."""
+    choice, part = asked.choice, asked.options["part"]
+    if choice.models is None and choice.prompts is None and not part and claim in built_in():
+        return asked.judged.under_choices(claim)
+    values = asked.run.values
+    pair = None
+    if choice.models is not None:
+        present = values.select(pl.col("model").unique()).collect()["model"]
+        models = only("model", choice.models, models_in_order(asked.run, present))
+        values = values.filter(pl.col("model").is_in(models))
+        pair = (models[0], models[1]) if len(models) == 2 else None
+    if choice.prompts is not None:
+        values = values.filter(pl.col("prompt").is_in(list(choice.prompts)))
+    return sensitivity(claim, values, experiment=asked.run.experiment, pair=pair, part=part)
+
+
+def selected(table: pl.DataFrame, choice: Choice) -> tuple[pl.DataFrame, int]:
+    """The rows to show of what was judged, and how many layers would be too many."""
+    heads = choice.heads
+    if isinstance(heads, dict):
+        heads = sorted(set(heads.values()))
+    wanted: dict[str, Any] = {
+        "layer": choice.layers,
+        "head": heads,
+        "condition": choice.conditions,
+        **{name: (getattr(choice, name),) for name in ("queries", "keys", "classes")},
+    }
+    for column, values in wanted.items():
+        if values is None or values == (None,):
+            continue
+        there = table[column].drop_nulls().unique(maintain_order=True).to_list()
+        kept = only(column, values, there or ["none: this claim has no such choice"])
+        table = table.filter(pl.col(column).is_in(kept))
+    if table.is_empty():
+        raise InputError("nothing is left of the claim's choices; leave one of the options out")
+    layers = table["layer"].drop_nulls().unique().sort().to_list()
+    rows = table.select("model", "queries", "keys", "classes", "condition").n_unique()
+    few = evenly(layers, max(2, ROWS // rows)) if choice.layers is None else layers
+    if len(few) == len(layers):
+        return table, 0
+    return table.filter(pl.col("layer").is_in(few)), len(layers) - len(few)
+
+
+def laid_out(table: pl.DataFrame) -> tuple[pl.DataFrame, str]:
+    """The data of the figure, and what the names of its rows are made of."""
+    varied = [
+        name for name in CHOICES if name != "normalise" and table[name].drop_nulls().n_unique() > 1
+    ]
+    several = [name for name in ("model", "layer") if table[name].drop_nulls().n_unique() > 1]
+    rows = table.to_dicts()
+    blocks = [
+        ", ".join(f"layer {row[n]}" if n == "layer" else str(row[n]) for n in several) or "all"
+        for row in rows
+    ]
+    labels = [" · ".join(_label(row, name) for name in varied) for row in rows]
+    if not varied:  # normalisations alone: the places are the rows
+        labels, blocks = blocks, ["all"] * len(rows)
+    made = table.with_columns(
+        pl.Series("panel", blocks, dtype=pl.String()),
+        pl.Series("choice", labels, dtype=pl.String()),
+        pl.coalesce("normalise", "measure").alias("quantity"),
+        pl.when("reference").then(pl.lit("nothing")).otherwise("changed").alias("changed"),
+    )
+    made = in_order(made, panel=list(dict.fromkeys(blocks)))
+    columns = ["panel", "choice", "quantity", "model", "layer", "head", *CHOICES]
+    columns += ["kind", "count", "position", "against", "scale", "difference", "low", "high", "n"]
+    columns += ["q", "verdict", "changed", "reference", "same_sign", "same_verdict"]
+    always = {"difference", "low", "high", "q", "same_sign", "same_verdict"}
+    kept = [c for c in columns if c in always or made[c].null_count() < made.height]
+    return shown(made.select(kept)), " · ".join(varied)
+
+
+def _label(row: dict[str, Any], name: str) -> str:
+    """A choice in a row's name; of a pair of conditions the second, of which the row is."""
+    if name != "condition" or row["kind"] is None:
+        return str(row[name])
+    where = f", {row['position']}" if row["position"] is not None else ""
+    name = row["condition"].removeprefix(f"{row['against']}, ")
+    return f"{name} ({row['count']} × {row['kind']}{where})"
