@@ -7,10 +7,12 @@ function heeds, is not passed over: then that function itself is asked for the w
 import dis
 import inspect
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +23,7 @@ from attnscope.capture.frame import Frame
 from attnscope.capture.sites import Site, argument
 from attnscope.errors import ModelError
 from attnscope.kernels import AttentionCall
+from attnscope.kernels.call import distance_index
 
 __all__ = ["Asked", "Pass"]
 
@@ -49,6 +52,19 @@ class Pass:
     """[B, K], 0 at padding, on the CPU: the mask of the stack's own text."""
     attentions: bool = False
     """Whether the caller wants weights returned."""
+    biases: dict[Any, Any] = field(default_factory=dict)
+    """What layers share of biases."""
+    turns: Counter[str] = field(default_factory=Counter)
+    """How often the modules of a stack attended in this pass."""
+    last: dict[nn.Module, tuple[Any, Any]] = field(default_factory=dict)
+    """Queries and keys of a module's last call, weakly held."""
+
+    def again(self, module: nn.Module, q: Tensor, k: Tensor) -> bool:
+        """Whether a module attends with the very queries and keys of its last call: the same
+        weights once more, for other values."""
+        old = self.last.get(module)
+        self.last[module] = ref(q), ref(k)
+        return old is not None and old[0]() is q and old[1]() is k
 
     @classmethod
     def of(cls, base: nn.Module, args: Any, kwargs: dict[str, Any]) -> "Pass":
@@ -125,11 +141,8 @@ class Asked:
     def describe(self, site: Site, given: Pass | None) -> None:
         """Work out the frame and the call."""
         self.given = given or Pass()
-        self.frame, bias = self._frame_and_bias(site)
+        self.frame, soft = self._frame_and_bias(site)
         softcap, sinks = self._softcap_and_sinks()
-        position_bias = self.options.get("position_bias")
-        if position_bias is not None:
-            bias = position_bias if bias is None else position_bias + bias
         scale = self.options.get("scaling")
         keys = self.frame.keys
         self.call = AttentionCall(
@@ -141,7 +154,8 @@ class Asked:
             visible=self.frame.visible,
             softcap=softcap,
             sinks=sinks,
-            bias=None if bias is None else bias[..., :keys],
+            first=self.frame.first_query - self.frame.first_key,
+            **self._biases([soft, self.options.get("position_bias")]),
         )
 
     @property
@@ -185,17 +199,26 @@ class Asked:
                 f"{who} tells its attention {what}, which attnscope does not know; load it with "
                 "attn_implementation='eager'"
             )
-        if call is self.call and self.implementation == "eager":
+        if call is self.call:
             output = self.plainly()
-            return output, output[1].detach()[..., : self.frame.keys]
-        keys = call.k.shape[2]
-        options = self.options | {"scaling": call.scale, "position_bias": call.bias}
-        mask = _additive(call, self.frame)
-        if "position_bias" not in _parameters(self.eager) and call.bias is not None:
-            mask = mask + call.bias
-        out, weights = self.eager(self.module, call.q, call.k, call.v, mask, **options)
-        output = self.plainly() if call is self.call else (out, None)
-        return output, weights.detach()[..., :keys]
+            if self.implementation == "eager":
+                return output, output[1].detach()[..., : call.k.shape[2]]
+            q, k, v, mask, options = self.q, self.k, self.v, self.mask, self.options
+            if not isinstance(mask, Tensor) or not mask.is_floating_point():
+                k, v, mask = call.k, call.v, _additive(call, self.frame)
+        else:
+            output, q, k, v = None, call.q, call.k, call.v
+            mask = _additive(call, self.frame)
+            options = self.options | {"softcap": call.softcap, "s_aux": call.sinks}
+            options |= {"position_bias": _total_bias(call, self.frame)}
+        options = options | {"scaling": call.scale}
+        if (
+            "position_bias" not in _parameters(self.eager)
+            and options.get("position_bias") is not None
+        ):
+            mask = mask + options["position_bias"]
+        out, weights = self.eager(self.module, q, k, v, mask, **options)
+        return (out, None) if output is None else output, weights.detach()[..., : call.k.shape[2]]
 
     def _frame_and_bias(self, site: Site) -> tuple[Frame, Tensor | None]:
         q, k, mask, bias = self.q, self.k, self.mask, None
@@ -221,6 +244,20 @@ class Asked:
             frame = frame.across(past or 0, self.given.padding)
         return frame, bias
 
+    def _biases(self, biases: list[Tensor | None]) -> dict[str, Tensor]:
+        """What is added to scores: by key and by distance as far as it goes, or else as it is.
+
+        Layers share their biases, and the answer.
+        """
+        given = [bias for bias in biases if bias is not None]
+        if not given:
+            return {}
+        key = tuple(map(id, (self.frame, *given)))
+        if key not in self.given.biases:
+            found = self.given.biases[key] = _split(given, self.frame, self.q.shape[1])
+            found["of"] = given, self.frame  # which must not be forgotten while their ids count
+        return {name: bias for name, bias in self.given.biases[key].items() if name != "of"}
+
     def _softcap_and_sinks(self) -> tuple[float | None, Tensor | None]:
         softcap, sinks = self.options.get("softcap"), self.options.get("s_aux")
         if self.plain is sdpa_attention_forward and (softcap is not None or sinks is not None):
@@ -232,6 +269,50 @@ class Asked:
             )
             return None, None
         return softcap, sinks
+
+
+def _split(biases: list[Tensor], frame: Frame, H: int) -> dict[str, Any]:
+    """Biases [B or 1, H or 1, Q or 1, K] as the arguments of an `AttentionCall`."""
+    by_key: list[Tensor] = []
+    by_distance: list[Tensor] = []
+    seen = frame.visibility()
+    biases = [bias[..., : frame.keys].detach() for bias in biases]
+    for bias in biases:
+        if masks.hides_unsurely(bias):
+            return {"bias": _sum(biases)}
+        column = masks.bias_by_key(bias, seen)
+        table = None if column is not None else masks.bias_by_distance(bias, seen, frame)
+        if column is not None:
+            by_key.append(column.expand(-1, H, -1))
+        elif table is not None and not by_distance:
+            by_distance.append(table.expand(H, -1))
+        else:
+            return {"bias": _sum(biases)}
+    found: dict[str, Any] = {}
+    if by_key:
+        found["key_bias"] = _sum(by_key)
+    if by_distance:
+        found["distance_bias"] = by_distance[0]
+    return found
+
+
+def _sum(tensors: list[Tensor]) -> Tensor:
+    total = tensors[0]
+    for tensor in tensors[1:]:
+        total = total + tensor
+    return total
+
+
+def _total_bias(call: AttentionCall, frame: Frame) -> Tensor | None:
+    """[B or 1, H or 1, Q, K]: all that a call adds to its scores."""
+    biases = [] if call.bias is None else [call.bias]
+    if call.key_bias is not None:
+        biases.append(call.key_bias[:, :, None])
+    if call.distance_bias is not None:
+        own = torch.arange(frame.queries, device=call.q.device) + call.first
+        index = distance_index(own, 0, call.k.shape[2], call.distance_bias.shape[1])
+        biases.append(call.distance_bias[None, :, index])
+    return _sum(biases) if biases else None
 
 
 def _additive(call: AttentionCall, frame: Frame) -> Tensor:

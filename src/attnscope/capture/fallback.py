@@ -32,10 +32,12 @@ Listens = Callable[[nn.Module], bool]
 Tell = Callable[[nn.Module, Any, Tensor], None]
 
 
-class _SeeSdpa(TorchFunctionMode):
-    """While active, computes the weights of every sdpa call beside the call itself."""
+class _SeeWeights(TorchFunctionMode):
+    """While active, keeps the weights that softmax makes, and computes those of sdpa beside it."""
 
-    A: Tensor | None = None
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Tensor] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -43,8 +45,11 @@ class _SeeSdpa(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             with torch.no_grad():
-                self.A = _weights(*args, **kwargs)
-        return func(*args, **kwargs)
+                self.found.append(_weights(*args, **kwargs))
+        made = func(*args, **kwargs)
+        if func in (F.softmax, torch.softmax, Tensor.softmax) and made.ndim == 4:
+            self.found.append(made.detach())
+        return made
 
 
 def _weights(
@@ -75,7 +80,7 @@ class _Looking(threading.local):
     """The call of a module under way in this thread."""
 
     def __init__(self) -> None:
-        self.seeing: _SeeSdpa | None = None
+        self.seeing: _SeeWeights | None = None
         self.mask: Any = None
 
 
@@ -89,7 +94,7 @@ def hook(module: nn.Module, listens: Listens, tell: Tell) -> ExitStack:
     def look(this: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if this is module and listens(module):
             looking.mask = argument(module, "attention_mask", args, kwargs)
-            looking.seeing = _SeeSdpa()
+            looking.seeing = _SeeWeights()
             looking.seeing.__enter__()  # type: ignore[no-untyped-call]
 
     def look_away(this: nn.Module, args: Any, output: Any) -> None:
@@ -99,14 +104,16 @@ def hook(module: nn.Module, listens: Listens, tell: Tell) -> ExitStack:
     def take(this: nn.Module, args: Any, output: Any) -> None:
         if this is not module or looking.seeing is None:
             return
-        seen, looking.seeing = looking.seeing.A, None
+        seen, looking.seeing = looking.seeing.found, None
         A = output[1] if isinstance(output, tuple) and len(output) > 1 else None
-        A = A if isinstance(A, Tensor) else seen
-        if A is None or A.ndim != 4:
-            raise ModelError(
-                f"{type(module).__name__} made no attention weights that attnscope can see; if it "
-                "was loaded with a flash implementation, load it with attn_implementation='eager'"
-            )
+        if not isinstance(A, Tensor) or A.ndim != 4:
+            if len(seen) != 1:
+                raise ModelError(
+                    f"{type(module).__name__} made {len(seen) or 'no'} attention weights that "
+                    "attnscope can see, where there should be one matrix; if it was loaded with a "
+                    "flash implementation, load it with attn_implementation='eager'"
+                )
+            A = seen[0]
         tell(module, looking.mask, A.detach())
 
     undo.callback(module.register_forward_pre_hook(look, with_kwargs=True).remove)
@@ -115,14 +122,15 @@ def hook(module: nn.Module, listens: Listens, tell: Tell) -> ExitStack:
     return undo
 
 
-def frame(A: Tensor, mask: Any, given: Pass | None) -> Frame:
+def frame(A: Tensor, mask: Any, given: Pass, *, cross: bool = False) -> Frame:
     """Who could see whom, where a module made A under this mask.
 
     The mask may be one we do not understand, and the module may hide more than it says. How far
     any query looked back and ahead, over all rows and heads, tells a window and causality; a
     weight that is 0 by rounding alone hides nothing.
     """
-    given = given or Pass()
+    if cross:
+        return _across(A, mask, given)
     B, _, Q, K = A.shape
     first = K - Q if given.past is None else given.past
     seen = (A > 0).any(1)
@@ -163,6 +171,16 @@ def frame(A: Tensor, mask: Any, given: Pass | None) -> Frame:
     )
 
 
+def _across(A: Tensor, mask: Any, given: Pass) -> Frame:
+    """The same where the keys are another text's: all of them, less what the mask hides."""
+    B, _, Q, K = A.shape
+    said = _said(mask, A, replace(given, padding=None, past=None))
+    if said is None:
+        bounds = torch.zeros(B, Q, dtype=torch.int64), torch.full((B, Q), K)
+        said = masks.build_frame(*bounds, None, 0, 0, K, A.device)
+    return said.across(given.past or 0, given.padding)
+
+
 def _said(mask: Any, A: Tensor, given: Pass) -> Frame | None:
     """What the mask says, as far as it is of a kind we know."""
     B, _, Q, K = A.shape
@@ -190,7 +208,7 @@ def reduce(
     if selection.whole.index is not None:
         index = selection.whole.index[:, None, :, None]
         A = A.gather(2, index.expand(-1, A.shape[1], -1, A.shape[3]))
-    A = A.float()
+    A = A.float().masked_fill(~counted[:, None, :, None], 0.0)  # which may be anything, nan too
     if frame.real_keys is not None:
         A = A * frame.real_keys[:, None, None].to(A.device)
     rowsum = A.sum(-1)

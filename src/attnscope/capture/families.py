@@ -10,12 +10,37 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["BYPASSING", "CROSS_ATTENTION", "OUTPUT_PROJECTIONS", "Family"]
+__all__ = [
+    "BYPASSING",
+    "CROSS_ATTENTION",
+    "IN_ORDER",
+    "LOOPS",
+    "NOT_ATTENTION",
+    "OUTPUT_PROJECTIONS",
+    "TOWERS",
+    "Family",
+]
 
 # Attention of a decoder to its encoder stands beside its self-attention, under names like these.
 CROSS_ATTENTION = re.compile(
     r"encoder_attn|cross_?attn|cross_?attention|encdecattention", re.IGNORECASE
 )
+
+# Towers that stand beside a text go by names like these.
+TOWERS = re.compile(r"vision|image|img_|audio|speech|visual", re.IGNORECASE)
+
+# Named attention, and are none themselves.
+NOT_ATTENTION = {"FunnelAttentionStructure"}
+
+# Modules that are called again and again in one pass, each time as the next layer: by class, how
+# many layers a configuration makes of them.
+LOOPS: dict[str, Callable[[Any], int]] = {
+    "AlbertAttention": lambda c: c.num_hidden_layers * c.inner_group_num,
+    "HrmTextAttention": lambda c: c.H_cycles * (c.L_cycles + 1) * c.num_layers_per_stack,
+}
+
+# Classes whose modules have no layer number of their own, or share one: counted as they stand.
+IN_ORDER = {"FunnelRelMultiheadAttention"}
 
 # The output projection goes by these names, inside the attention module.
 OUTPUT_PROJECTIONS = ("o_proj", "out_proj", "c_proj", "dense", "Wo")

@@ -5,7 +5,9 @@ evaluated by transformers itself, a few rows at a time, and must turn out to be 
 All of this is arithmetic on two integers per query, done on the CPU once per mask and forward.
 """
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -53,8 +55,8 @@ class MaskTensor(torch.Tensor):
         if mask is not None and func in _MOVES:
             with torch._C.DisableTorchFunctionSubclass():
                 moved = func(mask.as_subclass(Tensor), *args[1:], **kwargs)
-            if moved.dtype == torch.bool or moved.dtype == mask.dense.dtype:
-                return attach(moved.bool(), mask.frame, mask.dense)
+            if moved.dtype == mask.dense.dtype:
+                return attach(moved, mask.frame, mask.dense)
         if mask is not None and func in _SAYS:
             return _SAYS[func](mask.dense, *args[1:], **kwargs)
         if func in _SAYS_AS_IT_IS:
@@ -132,7 +134,7 @@ def describe(make: MaskBuilder, implementation: str, **given: Any) -> Any:
         return make(**given)
     frame = _frame(**given)
     dtype = given.get("dtype", torch.float32) if implementation == "eager" else torch.bool
-    stand_in = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=frame.device)
+    stand_in = torch.ones(1, 1, 1, 1, dtype=dtype, device=frame.device)
     return attach(stand_in, frame, Dense(make, given, dtype))
 
 
@@ -232,29 +234,72 @@ def frame_of_dense(
     first = K - Q if past is None else past
     boolean = mask.dtype == torch.bool
     bounds, gaps, bias = [], False, None
+    sure = -math.inf if boolean else _sure(mask)
     step = max(1, EVALUATED // (K * mask.shape[1]))
     for low in range(0, rows, step):
         some = mask[:, :, low : low + step]
         seen = some if boolean else some > HIDES
-        if not boolean and bias is None:
-            sure = torch.finfo(mask.dtype).min if mask.dtype == torch.float16 else HIDES_FOR_SURE
-            if bool(((some != 0) & (some > sure)).any()):
-                bias = mask
+        if not boolean and bias is None and bool(((some != 0) & (some > sure)).any()):
+            bias = mask
         alike = mask.shape[1] == 1 or bool((seen == seen[:, :1]).all())
         start, stop, whole = _bounds(seen.any(1))
         gaps = gaps or not whole or not alike
         bounds.append((start, stop))
     start, stop = (torch.cat(side, 1).expand(B, Q) for side in zip(*bounds, strict=True))
-    real = torch.ones(B, max(K, first + Q), dtype=torch.bool)
-    real[:, first : first + Q] = stop > start
-    if padding is not None:
+    # The rest of a static cache is seen by nobody, and cut.
+    K = min(max(int(stop.max()), first + Q), K)
+    real = None
+    if padding is not None and not bool(padding.all()):
+        real = torch.ones(B, max(K, first + Q), dtype=torch.bool)
         known = min(padding.shape[1], real.shape[1])
-        real[:, :known] &= padding[:, :known].bool().cpu()
-    frame = build_frame(start, stop, None if bool(real.all()) else real, first, 0, K, q.device)
+        real[:, :known] = padding[:, :known].bool().cpu()
+    frame = build_frame(start, stop, real, first, 0, K, q.device)
+    looking = stop > start
+    if not bool(looking.all()):  # who sees nothing is padding too
+        if frame.real_queries is not None:
+            looking = looking & frame.real_queries
+        frame = replace(frame, real_queries=looking)
     if gaps:
-        everything = mask if boolean else mask > HIDES
-        frame = frame.with_gaps(everything)
+        frame = frame.with_gaps((mask if boolean else mask > HIDES)[..., :K])
     return frame, bias
+
+
+def _sure(mask: Tensor) -> float:
+    return max(HIDES_FOR_SURE, torch.finfo(mask.dtype).min)
+
+
+def hides_unsurely(bias: Tensor) -> bool:
+    """Whether it hides keys by numbers that a large score could make up for."""
+    return bool(((bias <= HIDES) & (bias > _sure(bias))).any())
+
+
+def bias_by_key(bias: Tensor, seen: Tensor) -> Tensor | None:
+    """[B or 1, H or 1, K], where every query that sees a key adds the same to its score.
+
+    `bias` is [B or 1, H or 1, Q or 1, K], `seen` bool [B, H or 1, Q, K]; None where it is not so.
+    """
+    if bias.shape[2] == 1:
+        return bias[:, :, 0]
+    column = bias.masked_fill(~seen, -math.inf).amax(2)
+    alike = (bias == column[:, :, None]) | ~seen
+    return column.masked_fill(column == -math.inf, 0.0) if bool(alike.all()) else None
+
+
+def bias_by_distance(bias: Tensor, seen: Tensor, frame: Frame) -> Tensor | None:
+    """[H or 1, 2 N + 1], where what is added depends on the distance alone: entry `N + d` at `d`
+    tokens back. None where it does not."""
+    if frame.cross:
+        return None
+    H, N = bias.shape[1], frame.keys + frame.queries
+    own = frame.own().to(bias.device)
+    index = own[:, None] - torch.arange(frame.keys, device=bias.device) + N
+    table = torch.full((H, 2 * N + 1), -math.inf, dtype=bias.dtype, device=bias.device)
+    shown = bias.masked_fill(~seen, -math.inf).amax(0)
+    if shown.shape[0] != H:  # heads that see different keys
+        return None
+    table.scatter_reduce_(1, index.flatten().expand(H, -1), shown.flatten(1), "amax")
+    alike = (bias == table[:, index]) | ~seen
+    return table.masked_fill(table == -math.inf, 0.0) if bool(alike.all()) else None
 
 
 def build_frame(

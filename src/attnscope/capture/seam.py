@@ -214,43 +214,56 @@ def _attention(
     if not users.attending:  # gradient checkpointing attends again from a thread of torch's own
         users = next((some for some in _everybody if module in some.attending), users)
     here = users.attending.get(module, [])
-    if not any(user.describes for user in here):
-        for user in here:
-            if _wants(user, module):
-                _tell(user, module, values=asked.v)
+    if not here:
         return asked.plainly()
-    site = here[0].sites.modules[module]
-    asked.describe(site, users.passes.get(here[0].sites.bases[site.stack]))
+    base = here[0].sites.bases[here[0].sites.modules[module].stack]
+    given = users.passes.get(base) or Pass()
+    places = _places(here, module, given)
+    wanting = []
+    if not given.again(module, asked.q, asked.k):
+        wanting = [user for user in here if _wants(user, places[user])]
+    if not any(user.describes for user in here):
+        for user in wanting:
+            _tell(user, places[user], values=asked.v)
+        return asked.plainly()
+    asked.describe(places[here[0]], given)
     call = asked.call
     for user in here:
         if user.change is not None:
-            call = user.change(user.sites.modules[module], call, asked.frame)
-    wanting = [user for user in here if _wants(user, module)]
+            call = user.change(places[user], call, asked.frame)
     densely = asked.needs_weights(call) or any(user.dense for user in wanting)
     if densely and call is asked.call and not wanting:
         return asked.plainly()
+    seen: dict[str, Any] = {"values": call.v, "frame": asked.frame}
     if densely:
         output, weights = asked.densely(call)
-        for user in wanting:
-            _tell(
-                user, module, values=call.v, frame=asked.frame, weights=weights, sinks=asked.sinks
-            )
-        return output
-    need = any(user.observer is not None and user.observer.describes for user in wanting)
-    out, lse = attend(call, dropout=asked.dropout, need_lse=need)
+        seen |= {"weights": weights, "sinks": asked.sinks}
+    else:
+        need = any(user.describes for user in wanting)
+        out, lse = attend(call, dropout=asked.dropout, need_lse=need)
+        output = out.transpose(1, 2).contiguous(), None
+        seen |= {"call": call, "lse": lse}
     with torch.no_grad():
         for user in wanting:
-            _tell(user, module, values=call.v, frame=asked.frame, call=call, lse=lse)
-    return out.transpose(1, 2).contiguous(), None
+            _tell(user, places[user], **seen)
+    return output
 
 
-def _wants(user: _User, module: nn.Module) -> bool:
-    return user.observer is not None and user.observer.wants(user.sites.modules[module])
+def _places(users: list[_User], module: nn.Module, given: Pass) -> dict[_User, Site]:
+    """What each of them calls the place of this attention."""
+    stack = users[0].sites.modules[module].stack
+    turn = given.turns[stack]
+    given.turns[stack] += 1
+    return {user: user.sites.site(module, turn) for user in users}
 
 
-def _tell(user: _User, module: nn.Module, **seen: Any) -> None:
+def _wants(user: _User, site: Site) -> bool:
+    return user.observer is not None and user.observer.wants(site)
+
+
+def _tell(user: _User, site: Site, **seen: Any) -> None:
     if user.observer is not None:
-        user.observer.see(Seen(site=user.sites.modules[module], **seen))
+        user.observer.see(Seen(site=site, **seen))
 
 
 def _listens(module: nn.Module) -> bool:
@@ -261,13 +274,16 @@ def _listens(module: nn.Module) -> bool:
 def _bypassed(module: nn.Module, mask: Any, weights: Tensor) -> None:
     """The weights of a module that does not go through the interface."""
     users = _here.users
-    here = users.attending.get(module, [])
-    wanting = [user for user in here if user.describes and _wants(user, module)]
+    here = users.attending[module]
+    base = here[0].sites.bases[here[0].sites.modules[module].stack]
+    given = users.passes.get(base) or Pass()
+    places = _places(here, module, given)
+    wanting = [user for user in here if user.describes and _wants(user, places[user])]
     if wanting:
-        base = wanting[0].sites.bases[wanting[0].sites.modules[module].stack]
-        frame = fallback.frame(weights, mask, users.passes.get(base))
+        cross = places[here[0]].kind == "cross"
+        frame = fallback.frame(weights, mask, given, cross=cross)
         for user in wanting:
-            _tell(user, module, frame=frame, weights=weights)
+            _tell(user, places[user], frame=frame, weights=weights)
 
 
 def _mark_passes(base: nn.Module) -> ExitStack:

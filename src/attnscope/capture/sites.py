@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from transformers import PreTrainedModel
 
-from attnscope.capture.families import CROSS_ATTENTION
+from attnscope.capture.families import CROSS_ATTENTION, IN_ORDER, LOOPS, NOT_ATTENTION, TOWERS
 from attnscope.errors import InputError, ModelError
 
 __all__ = ["Kind", "Site", "Sites", "argument", "attends", "find", "restrict"]
@@ -45,6 +45,22 @@ class Sites:
     """For every stack the innermost model around it: one call of that is one forward pass."""
     bypassing: frozenset[nn.Module]
     """The modules that do not go through the attention interface of transformers."""
+    loops: dict[str, int]
+    """Stacks whose modules are called again and again, each time as the next layer: how many
+    layers that makes."""
+
+    @property
+    def places(self) -> list[Site]:
+        """All sites, in order."""
+        places = {site for site in self.modules.values() if site.stack not in self.loops}
+        for stack, layers in self.loops.items():
+            places |= {Site(stack, layer) for layer in range(layers)}
+        return sorted(places)
+
+    def site(self, module: nn.Module, turn: int) -> Site:
+        """The site of a module at a call, by how often its stack was called in this pass."""
+        site = self.modules[module]
+        return Site(site.stack, turn) if site.stack in self.loops else site
 
     @property
     def base(self) -> nn.Module:
@@ -60,7 +76,7 @@ class Sites:
     @property
     def layers(self) -> list[int]:
         """The layers that attend, in order."""
-        return sorted({site.layer for site in self.modules.values()})
+        return sorted({site.layer for site in self.places})
 
 
 def attends(model: nn.Module) -> bool:
@@ -89,6 +105,7 @@ class _Names:
     sites: dict[str, Site]
     bases: dict[str, str]
     bypassing: frozenset[str]
+    loops: dict[str, int]
 
 
 # Walking a large model takes milliseconds, as long as some forward passes.
@@ -100,6 +117,7 @@ def _resolve(model: nn.Module, names: _Names) -> Sites:
         modules={model.get_submodule(name): site for name, site in names.sites.items()},
         bases={stack: model.get_submodule(name) for stack, name in names.bases.items()},
         bypassing=frozenset(map(model.get_submodule, names.bypassing)),
+        loops=names.loops,
     )
 
 
@@ -112,6 +130,31 @@ def _search(model: PreTrainedModel) -> _Names:
             "models without attention (Mamba, RWKV …) have no attention to measure"
         )
     interface = {name for name in attention if _uses_interface(named[name])}
+    stacks = _of_the_text(model, _stacks(attention, interface))
+    sites: dict[str, Site] = {}
+    bases: dict[str, str] = {}
+    loops: dict[str, int] = {}
+    for prefix, names in stacks.items():
+        stack = _stack(prefix, named[names[0]])
+        loop = LOOPS.get(type(named[names[0]]).__name__)
+        if stack in bases and loop is None:
+            raise _too_many(model, stacks)
+        if loop is not None:
+            loops[stack] = loop(model.config)
+        for order, name in enumerate(names):
+            kind: Kind = "cross" if CROSS_ATTENTION.search(name) else "self"
+            counted = loop is not None or type(named[name]).__name__ in IN_ORDER
+            site = Site(stack, order if counted else _layer(named[name], name), kind)
+            if site in sites.values() and loop is None:
+                raise _too_many(model, stacks)
+            sites[name] = site
+        bases[stack] = _innermost_model(named, [n for n, s in sites.items() if s.stack == stack])
+    bypassing = frozenset(sites.keys() - interface)
+    return _Names(sites=sites, bases=bases, bypassing=bypassing, loops=loops)
+
+
+def _stacks(attention: list[str], interface: set[str]) -> dict[str, list[str]]:
+    """The modules that attend, by the list of layers they stand in."""
     stacks: dict[str, list[str]] = {}
     for name in attention:
         stacks.setdefault(_list_of_layers(name), []).append(name)
@@ -119,26 +162,18 @@ def _search(model: PreTrainedModel) -> _Names:
         chosen = [name for name in names if name in interface]
         innermost = [n for n in names if not any(o.startswith(f"{n}.") for o in attention)]
         stacks[prefix] = chosen or innermost
-    stacks = _of_the_text(model, {prefix: names for prefix, names in stacks.items() if names})
-    sites: dict[str, Site] = {}
-    bases: dict[str, str] = {}
-    for prefix, names in stacks.items():
-        stack = _stack(prefix, named[names[0]])
-        if stack in bases:
-            raise _too_many(model, stacks)
-        for name in names:
-            kind: Kind = "cross" if CROSS_ATTENTION.search(name) else "self"
-            site = Site(stack, _layer(named[name], name), kind)
-            if site in sites.values():
-                raise _too_many(model, stacks)
-            sites[name] = site
-        bases[stack] = _innermost_model(named, names)
-    return _Names(sites=sites, bases=bases, bypassing=frozenset(sites.keys() - interface))
+    return {prefix: names for prefix, names in stacks.items() if names}
 
 
 def _of_the_text(model: PreTrainedModel, stacks: dict[str, list[str]]) -> dict[str, list[str]]:
     """Without towers that stand beside the text."""
-    if len(stacks) == 1 or getattr(model.config, "is_encoder_decoder", False):
+    if len(stacks) > 1:
+        text = {prefix: names for prefix, names in stacks.items() if not TOWERS.search(prefix)}
+        stacks = text or stacks
+    looping = all(
+        type(model.get_submodule(names[0])).__name__ in LOOPS for names in stacks.values()
+    )
+    if len(stacks) == 1 or looping or getattr(model.config, "is_encoder_decoder", False):
         return stacks
     decoder: Any = model.get_decoder() if hasattr(model, "get_decoder") else None
     inside = set(decoder.modules()) if decoder is not None else set()
@@ -179,7 +214,7 @@ def _list_of_layers(name: str) -> str:
 def _stack(prefix: str, module: nn.Module) -> str:
     named = [part for part in prefix.split(".") if part in ("encoder", "decoder")]
     if named:
-        return named[-1]
+        return named[0]
     causal = getattr(module, "is_causal", getattr(module, "is_decoder", True))
     return "decoder" if causal else "encoder"
 
@@ -214,7 +249,8 @@ def _uses_interface(module: nn.Module) -> bool:
 
 
 def _looks_like_attention(module: nn.Module) -> bool:
-    return "Attention" in type(module).__name__
+    name = type(module).__name__
+    return ("Attention" in name or _uses_interface(module)) and name not in NOT_ATTENTION
 
 
 def _layer(module: nn.Module, name: str) -> int:
@@ -222,7 +258,7 @@ def _layer(module: nn.Module, name: str) -> int:
     index = getattr(module, "layer_idx", None)
     if isinstance(index, int):
         return index
-    numbers = re.findall(r"(?:^|\.)(\d+)(?=\.)", name)
+    numbers = re.findall(r"(?:^|\.)(\d+)(?=\.|$)", name)
     return int(numbers[0]) if numbers else 0
 
 

@@ -65,7 +65,7 @@ def watch(
         if found.bypassing == found.modules.keys():
             backend = "eager-fallback"
     parts: dict[str, Scope] = {}
-    for site in sorted(found.modules.values()):
+    for site in found.places:
         if site.layer not in measured:
             continue
         if site.part not in parts:

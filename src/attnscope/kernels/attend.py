@@ -134,6 +134,8 @@ def _by_blocks(call: AttentionCall, dropout: float = 0.0) -> tuple[Tensor, Tenso
         keys = piece.sequences, slice(None), slice(piece.low, piece.high)
         q, k, v = call.q[there], call.k[keys], call.v[keys]
         bias = _biases(call, piece, q.dtype)
+        if bias is not None and q.dtype == torch.float64:
+            bias = bias.double()  # the operator takes no mask of another width
         if fused:
             out[there], lse[there] = _flash_cpu(q, k, v, call.scale, causal=False, bias=bias)
             continue

@@ -1,0 +1,259 @@
+"""Masks of any kind are applied as the model applies them: nothing is dropped without a word."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from transformers import masking_utils
+
+import attnscope
+import oracle
+from attnscope.capture import masks
+from attnscope.errors import ModelError
+from families import VOCABULARY, build
+
+B, N = 2, 17
+ROWS = torch.ones(B, N, dtype=torch.bool)
+CAUSAL = torch.ones(N, N, dtype=torch.bool).tril()
+
+
+def tokens() -> torch.Tensor:
+    return torch.randint(5, VOCABULARY, (B, N))
+
+
+def additive(hidden: float, soft: torch.Tensor | None = None) -> torch.Tensor:
+    """A causal mask that hides by this number and adds that elsewhere."""
+    mask = torch.zeros(B, 1, N, N) if soft is None else soft.expand(B, -1, N, N).clone()
+    return mask.masked_fill(~CAUSAL, hidden)
+
+
+def check(model: Any, ids: torch.Tensor, mask: torch.Tensor, backend: str) -> None:
+    """Output as without us, numbers those of the model's own eager attention, causality kept."""
+    plain = model(ids, attention_mask=mask).logits
+    with attnscope.watch(model) as scope:
+        watched = model(ids, attention_mask=mask).logits
+    torch.testing.assert_close(watched, plain, rtol=0, atol=2e-5)
+    assert scope.backend == backend
+    eager = build("qwen2", "eager")(ids, attention_mask=mask, output_attentions=True)
+    for layer, weights in enumerate(eager.attentions):
+        wanted = weights.double().sum(2).float()
+        torch.testing.assert_close(scope.received(layer), wanted, rtol=0, atol=2e-5)
+        assert torch.equal(scope.eligible(layer)[0], torch.arange(N, 0, -1).float())
+
+
+@pytest.mark.parametrize("hidden", [-1e9, -1e30, -torch.inf, torch.finfo(torch.float32).min])
+@torch.no_grad()
+def test_a_finite_mask_hides(hidden: float) -> None:
+    check(build("qwen2"), tokens(), additive(hidden), "streaming")
+
+
+@torch.no_grad()
+def test_what_a_score_could_make_up_for_is_added_as_it_is() -> None:
+    """-1e4 hides, and yet a key with scores of tens of thousands would shine through it."""
+    check(build("qwen2"), tokens(), additive(-1e4), "eager-fallback")
+    model = build("qwen2")
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.k_proj.bias.mul_(0).add_(300)
+            layer.self_attn.q_proj.bias.mul_(0).add_(-300)
+    ids = tokens()
+    plain = model(ids, attention_mask=additive(-1e4)).logits
+    with attnscope.watch(model):
+        assert torch.equal(model(ids, attention_mask=additive(-1e4)).logits, plain)
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+@torch.no_grad()
+def test_a_bias_for_every_key_is_streamed(heads: int) -> None:
+    check(build("qwen2"), tokens(), additive(-1e9, torch.randn(B, heads, 1, N)), "streaming")
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+@torch.no_grad()
+def test_a_bias_by_distance_is_streamed(heads: int) -> None:
+    back = (torch.arange(N)[:, None] - torch.arange(N)).abs()
+    table = torch.randn(heads, N)
+    check(build("qwen2"), tokens(), additive(-torch.inf, table[None, :, back]), "streaming")
+
+
+@torch.no_grad()
+def test_any_other_bias_goes_to_the_fallback() -> None:
+    check(build("qwen2"), tokens(), additive(-1e9, torch.randn(B, 1, N, N)), "eager-fallback")
+    check(build("qwen2"), tokens(), additive(-1e9, torch.randn(B, 4, N, N)), "eager-fallback")
+
+
+@torch.no_grad()
+def test_a_soft_mask_where_nothing_is_measured() -> None:
+    """A layer that is left out runs as it always does."""
+    model, ids, mask = build("qwen2"), tokens(), additive(-1e9, torch.randn(B, 1, N, N))
+    plain = model(ids, attention_mask=mask).logits
+    with attnscope.watch(model, layers=[1]):
+        assert torch.equal(model(ids, attention_mask=mask).logits, plain)
+
+
+@torch.no_grad()
+def test_a_query_that_sees_nothing_is_seen_all_the_same() -> None:
+    model, ids, mask = build("qwen2"), tokens(), additive(-torch.inf)
+    mask[:, :, 5] = -torch.inf
+    with attnscope.watch(model, layers=[0]) as scope:
+        model(ids, attention_mask=mask)
+    assert scope.count(0).tolist() == [N - 1] * B
+    assert scope.eligible(0)[0, 5] == N - 6
+    assert (scope.received(0)[..., 5] > 0).all()
+
+
+@torch.no_grad()
+def test_a_mask_of_ones_own_with_a_static_cache() -> None:
+    model, ids, length = build("qwen2"), tokens(), 32
+    past = hf.StaticCache(config=model.config, max_cache_len=length)
+    seen = torch.ones(N, length, dtype=torch.bool).tril()[None, None].expand(B, 1, -1, -1)
+    with attnscope.watch(model) as scope:
+        model(ids, attention_mask=seen, past_key_values=past)
+    with attnscope.watch(model) as wanted:
+        model(ids)
+    torch.testing.assert_close(scope.received(1), wanted.received(1), rtol=0, atol=1e-5)
+
+
+# --- attention that is sparse by index ------------------------------------------------------------
+
+
+def deepseek(implementation: str) -> Any:
+    config = hf.DeepseekV32Config(
+        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, intermediate_size=48, moe_intermediate_size=16, q_lora_rank=12,
+        kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=6, n_group=1,
+        topk_group=1, n_routed_experts=4, num_experts_per_tok=2, index_topk=5, index_n_heads=4,
+        index_head_dim=8, max_position_embeddings=64, pad_token_id=0,
+        attn_implementation=implementation,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = hf.DeepseekV32ForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(5.0)
+    return model
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@torch.no_grad()
+def test_index_sparse_attention_stays_sparse(implementation: str) -> None:
+    model, ids = deepseek(implementation), tokens()
+    real = torch.ones_like(ids)
+    real[0, :4] = 0
+    plain = model(ids, attention_mask=real).logits
+    with attnscope.watch(model) as scope:
+        assert torch.equal(model(ids, attention_mask=real).logits, plain)
+    assert scope.backend == "eager-fallback"
+    eager = deepseek("eager")(ids, attention_mask=real, output_attentions=True)
+    for layer, weights in enumerate(eager.attentions):
+        assert int((weights[1, 0] > 0).sum(-1).max()) == 5
+        A = weights.double() * real[:, None, :, None] * real[:, None, None]
+        torch.testing.assert_close(scope.received(layer).double(), A.sum(2), rtol=0, atol=1e-5)
+        eligible = (A[:, 0] > 0).sum(1).float()
+        assert torch.equal(scope.eligible(layer), eligible)
+
+
+# --- arguments, outputs, versions -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "implementation"),
+    [("qwen2", "sdpa"), ("qwen2", "eager"), ("falcon", "eager"), ("gpt-oss", "eager")],
+)
+@torch.no_grad()
+def test_weights_that_are_asked_for_are_returned(name: str, implementation: str) -> None:
+    """As without us: eager attention has them, sdpa has none."""
+    model, ids = build(name, implementation), tokens()
+    plain = model(ids, output_attentions=True).attentions
+    with attnscope.watch(model) as scope:
+        watched = model(ids, output_attentions=True).attentions
+    assert len(watched) == len(plain)
+    for ours, theirs in zip(watched, plain, strict=True):
+        assert (ours is None) == (theirs is None)
+        if theirs is not None:
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+    assert scope.received(0).shape == (B, 4, N)
+
+
+@torch.no_grad()
+def test_an_argument_that_is_heeded_and_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's own function tells the weights; nothing is passed over."""
+    from transformers.models.qwen2 import modeling_qwen2
+
+    honest = modeling_qwen2.eager_attention_forward
+
+    def tempered(*args: Any, temperature: float | None = None, **kwargs: Any) -> Any:
+        scaling = kwargs.pop("scaling")
+        return honest(*args, scaling=scaling * (temperature or 1.0), **kwargs)
+
+    monkeypatch.setattr(modeling_qwen2, "eager_attention_forward", tempered)
+    model, ids = build("qwen2", "eager"), tokens()
+    plain = model(ids, temperature=0.1, output_attentions=True)
+    with attnscope.watch(model) as scope:
+        watched = model(ids, temperature=0.1)
+    assert torch.equal(watched.logits, plain.logits)
+    assert scope.backend == "eager-fallback"
+    oracle.compare(scope, dict(enumerate(plain.attentions)), ROWS, ROWS, 1e-5)
+    with attnscope.watch(model) as scope:
+        model(ids)
+    assert scope.backend == "streaming"
+
+
+@torch.no_grad()
+def test_an_argument_that_nobody_heeds() -> None:
+    model, ids = build("qwen2"), tokens()
+    with attnscope.watch(model) as scope:
+        model(ids, mood="sunny")
+    assert scope.backend == "streaming"
+
+
+@torch.no_grad()
+def test_a_mask_of_a_strange_shape_is_refused() -> None:
+    model = build("qwen2")
+    refused = pytest.raises(ModelError, match=r"attention mask to shape \[2, 1, 3, 17\]")
+    with refused, attnscope.watch(model):
+        model(tokens(), attention_mask=torch.zeros(B, 1, 3, N))
+
+
+@pytest.mark.parametrize("change", ["gone", "renamed"])
+@torch.no_grad()
+def test_another_version_of_the_mask_builders(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    """A builder that is gone or works otherwise is not read but asked, and the numbers hold."""
+
+    def sliding_window_overlay(window: int) -> Any:
+        def inner_mask(batch_idx: int, head_idx: int, q_idx: int, kv_idx: int) -> bool:
+            return kv_idx > q_idx - window
+
+        return inner_mask
+
+    model, ids = build("mistral"), tokens()
+    with attnscope.watch(model) as wanted:
+        model(ids)
+    masks._known.cache_clear()
+    if change == "gone":
+        monkeypatch.delattr(masking_utils, "chunked_overlay")
+    else:
+        monkeypatch.setattr(masking_utils, "sliding_window_overlay", sliding_window_overlay)
+    try:
+        with attnscope.watch(model) as scope:
+            model(ids)
+    finally:
+        masks._known.cache_clear()
+    torch.testing.assert_close(scope.received(1), wanted.received(1), rtol=0, atol=1e-6)
+    assert torch.equal(scope.eligible(1), wanted.eligible(1))
+
+
+@torch.no_grad()
+def test_a_weight_rounded_to_nothing_was_visible_all_the_same() -> None:
+    """Very sharp scores: some keys get exactly 0 from every head and query, and could be seen."""
+    model, ids = build("bloom"), tokens()
+    for block in model.transformer.h:
+        block.self_attention.beta = 1.0
+        block.self_attention.inv_norm_factor = 60.0
+    with attnscope.watch(model) as scope:
+        model(ids)
+    assert any(bool((scope.received(layer) == 0).any()) for layer in scope.layers)
+    for layer in scope.layers:
+        assert torch.equal(scope.eligible(layer)[0], torch.arange(N, 0, -1).float())
