@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+import attnscope
 from attnscope.cli import app
+from attnscope.errors import InputError
 from attnscope.measures import measure as declared
 from attnscope.measures.registry import COLUMNS, MEASURES
 from attnscope.measures.table import lines, markdown
+from families import build
 
 
 @pytest.mark.parametrize("name", MEASURES)
@@ -49,6 +53,29 @@ def test_the_docs_are_current() -> None:
     page = Path(__file__).parents[2] / "docs" / "measures.md"
     again = "python -m attnscope.measures.table > docs/measures.md"
     assert page.read_text(encoding="utf-8") == markdown(), f"make it again: {again}"
+
+
+def test_a_scope_gives_any_measure_of_a_head_by_name() -> None:
+    model, ids = build("qwen2"), torch.randint(5, 97, (2, 12))
+    with torch.no_grad(), attnscope.watch(model) as scope:
+        model(input_ids=ids)
+    torch.testing.assert_close(scope.measure("effective_tokens", 1), scope.entropy(1).exp())
+    with pytest.raises(InputError, match="unknown measure 'lambda'; known: distance, effective"):
+        scope.measure("lambda", 1)
+
+
+def test_classes_by_id_are_shares_of_ones_and_zeros() -> None:
+    model, ids = build("qwen2"), torch.randint(5, 97, (2, 12))
+    with torch.no_grad(), attnscope.watch(model) as scope:
+        model(input_ids=ids)
+    classes = ids % 4 - 1  # -1 is no class
+    shares = torch.eye(4)[classes][..., :3]  # -1 is the last
+    for read in (scope.mass, scope.lift):
+        torch.testing.assert_close(read(0, shares, 3), read(0, classes, 3))
+    half = scope.mass(0, shares / 2, 3)
+    torch.testing.assert_close(half, scope.mass(0, classes, 3) / 2)
+    with pytest.raises(InputError, match=r"or shares \[2, 12, 4\]; got float32 \[2, 12, 3\]"):
+        scope.mass(0, shares, 4)
 
 
 def test_the_help_lists_every_measure() -> None:

@@ -123,7 +123,8 @@ class Scope:
     def mass(self, layer: int, class_ids: Any, n: int) -> Tensor:
         """[B, H, n]: mean over the queries of their attention to each class.
 
-        `class_ids` is int [B, K], in 0 … n - 1, -1 for no class.
+        `class_ids` is int [B, K], in 0 … n - 1, -1 for no class; or float [B, K, n], the share of
+        each token in each class (`ClassSet.weights`), where tokens are divided.
         """
         sums = self.sums(layer)
         return mass(sums.received, self._shares(layer, class_ids, n), sums.count).float()
@@ -277,9 +278,11 @@ class Scope:
         totals, sums, _ = self._read(layer)
         ids = torch.as_tensor(class_ids)
         wanted = [len(totals.first), totals.keys]
+        if ids.is_floating_point() and list(ids.shape) == [*wanted, n]:
+            return ids.to(sums.received.device)
         if list(ids.shape) != wanted or ids.is_floating_point() or ids.dtype == torch.bool:
             raise InputError(
-                f"class_ids is an int tensor {wanted} ([batch, keys]); got "
+                f"class_ids is an int tensor {wanted} ([batch, keys]) or shares {[*wanted, n]}; got "
                 f"{str(ids.dtype).removeprefix('torch.')} {list(ids.shape)}"
             )
         if ids.numel() and (int(ids.max()) >= n or int(ids.min()) < -1):
