@@ -282,7 +282,8 @@ class Scope:
             return ids.to(sums.received.device)
         if list(ids.shape) != wanted or ids.is_floating_point() or ids.dtype == torch.bool:
             raise InputError(
-                f"class_ids is an int tensor {wanted} ([batch, keys]) or shares {[*wanted, n]}; got "
+                f"class_ids is an int tensor {wanted} ([batch, keys]) or shares "
+                f"{[*wanted, n]}; got "
                 f"{str(ids.dtype).removeprefix('torch.')} {list(ids.shape)}"
             )
         if ids.numel() and (int(ids.max()) >= n or int(ids.min()) < -1):

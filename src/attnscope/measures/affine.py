@@ -4,19 +4,13 @@ Of the layer's output, after the output projection, and of its heads' outputs si
 it: the projection mixes heads, so that one may fit where the other does not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnscope.measures.layer import Layer
+from attnscope.measures.layer import Layer, Tensor
 from attnscope.measures.measure import Measure, Numbers
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 __all__ = ["AFFINE", "AFFINE_HEADS", "Affine", "affine_fit"]
 

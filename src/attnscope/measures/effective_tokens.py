@@ -1,15 +1,8 @@
 """Effective tokens: entropy as a number of keys."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from attnscope.measures.entropy import entropy
-from attnscope.measures.layer import Layer
+from attnscope.measures.layer import Layer, Tensor
 from attnscope.measures.measure import Measure
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 __all__ = ["EFFECTIVE_TOKENS", "effective_tokens"]
 

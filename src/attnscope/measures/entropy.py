@@ -1,14 +1,7 @@
 """Entropy: over how many keys does a query spread its attention?"""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from attnscope.measures.layer import Layer, mean_over_queries
+from attnscope.measures.layer import Layer, Tensor, mean_over_queries
 from attnscope.measures.measure import Measure, Numbers
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 __all__ = ["ENTROPY", "entropy"]
 

@@ -1,14 +1,7 @@
 """First-token mass: what the first real token of the text receives."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from attnscope.measures.layer import Layer, mean_over_queries
+from attnscope.measures.layer import Layer, Tensor, mean_over_queries
 from attnscope.measures.measure import Measure, Numbers
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 __all__ = ["FIRST_TOKEN", "first_token"]
 

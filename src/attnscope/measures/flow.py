@@ -1,14 +1,7 @@
 """Flow from class to class: mean over the queries of class c of their mass on class d."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from attnscope.measures.layer import Layer, or_nan
+from attnscope.measures.layer import Layer, Tensor, or_nan
 from attnscope.measures.measure import Measure
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 __all__ = ["FLOW", "flow"]
 

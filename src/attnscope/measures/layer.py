@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from torch import Tensor
+else:
+    Tensor = Any
 
-__all__ = ["Array", "Layer", "Mask", "Pair", "Sums", "mean_over_queries", "or_nan"]
+__all__ = ["Array", "Layer", "Mask", "Pair", "Sums", "Tensor", "mean_over_queries", "or_nan"]
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]

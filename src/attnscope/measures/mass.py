@@ -1,16 +1,9 @@
 """The mass of a class: the share of a query's attention that falls on keys of that class."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from attnscope.measures.layer import Layer, or_nan
+from attnscope.measures.layer import Layer, Tensor, or_nan
 from attnscope.measures.measure import Measure, Numbers
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 __all__ = ["MASS", "lift", "mass", "shares_of"]
 

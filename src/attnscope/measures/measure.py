@@ -2,16 +2,11 @@
 about it, beside its definition. This module must not know any measure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from attnscope.measures.layer import Array, Layer
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from attnscope.measures.layer import Array, Layer, Tensor
 
 __all__ = ["Level", "Measure", "Need", "Numbers"]
 

@@ -1,14 +1,7 @@
 """Attention received by each key: its sum, and its average over the queries that come after it."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from attnscope.measures.layer import Layer
+from attnscope.measures.layer import Layer, Tensor
 from attnscope.measures.measure import Measure, Numbers
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 __all__ = ["PROFILE", "standard_error"]
 

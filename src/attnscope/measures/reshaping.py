@@ -1,7 +1,5 @@
 """Reshaping: how far an insertion moves attention between the tokens around it, factor aside."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from attnscope.measures.layer import Array, Layer, Mask

@@ -1,14 +1,7 @@
 """Self mass: what queries give to their own token."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from attnscope.measures.layer import Layer, mean_over_queries
+from attnscope.measures.layer import Layer, Tensor, mean_over_queries
 from attnscope.measures.measure import Measure
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 __all__ = ["SELF_MASS", "self_mass"]
 

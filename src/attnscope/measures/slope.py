@@ -5,8 +5,6 @@ Plain numpy over the last axis, so heads, layers and prompts may stand in front.
 tokens count; where none do, or a number is not defined, the answer is nan.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from attnscope.measures.layer import Array, Layer, Mask

@@ -5,8 +5,6 @@ sides, and then divided by it, noise alone would make spikes fall: what is large
 smaller the second time.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from attnscope.measures.layer import Array, Layer, Mask

@@ -1,7 +1,5 @@
 """Filler uniformity: how evenly do the inserted tokens receive?"""
 
-from __future__ import annotations
-
 import numpy as np
 
 from attnscope.measures.layer import Array, Layer, Mask

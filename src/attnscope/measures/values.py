@@ -1,16 +1,9 @@
 """Value similarity: how alike are the value vectors of a span of tokens?"""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from attnscope.measures.layer import Layer
+from attnscope.measures.layer import Layer, Tensor
 from attnscope.measures.measure import Measure, Numbers
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 __all__ = ["VALUE_SIMILARITY", "value_similarity"]
 
