@@ -8,7 +8,7 @@ BENCH_VENV := .venv-bench
 .PHONY: help demo test check format bench clean
 
 help:
-	@echo "make demo    the published figures on the bundled models, with reports: no downloads"
+	@echo "make demo    the published figures on SmolLM2 (fetched once) and on the bundled models"
 	@echo "make test    the test suite"
 	@echo "make check   formatting, lint, types, import ladder"
 	@echo "make format  apply formatting and safe fixes"
@@ -20,7 +20,13 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+# Real figures where the model is here or can be fetched; the tiny models need no connection.
 demo: $(STAMP)
+	@if $(BIN)/attnscope models --get smollm2; then \
+	  $(BIN)/attnscope reproduce --real --prompts 16 --out runs/smollm2; \
+	else \
+	  echo "without SmolLM2: going on with the bundled tiny models alone"; \
+	fi
 	$(BIN)/attnscope reproduce --out runs
 
 test: $(STAMP)

@@ -35,6 +35,7 @@ def tiny(vocabulary: int, **more: Any) -> Any:
         num_attention_heads=4,
         num_key_value_heads=2,
         initializer_range=0.5,
+        bos_token_id=None,
         **more,
     )
     return hf.LlamaForCausalLM(config).eval()
@@ -235,7 +236,7 @@ def command(
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["attnscope", *arguments])
         loading = ModuleType("attnscope.loading")
-        loading.load = lambda name: (model, byte_level)  # type: ignore[attr-defined]
+        loading.load = lambda name, **options: (model, byte_level)  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "attnscope.loading", loading)
         with pytest.raises(SystemExit) as left:
             main()

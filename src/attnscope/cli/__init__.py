@@ -8,6 +8,7 @@ means a bug.
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Any
 
 import typer
@@ -48,8 +49,20 @@ for command in (reproduce, run, figure, describe, report, compare, query, look, 
     app.command(cls=_Running if command is run else TyperCommand)(command)
 
 
+_warned: set[str] = set()
+
+
+def _warn(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+    """A warning in one line, once."""
+    said = f"warning: {message}"
+    if said not in _warned:
+        _warned.add(said)
+        print(said, file=sys.stderr)
+
+
 def main() -> None:
     """The program `attnscope`."""
+    warnings.showwarning = _warn
     try:
         app()
     except AttnscopeError as error:

@@ -165,7 +165,9 @@ def _prompts(experiment: Experiment) -> str:
     options = experiment.prompts.model_dump(exclude={"source", "count"}, exclude_none=True)
     told = ", ".join(f"{key} {value}" for key, value in options.items() if value != {})
     count = experiment.prompts.count or "all"
-    chat = "in the chat template" if experiment.chat else "without a chat template"
+    chat = "in the chat template" if experiment.chat else "as plain text"
+    if experiment.bos:
+        chat += ", begun with the begin-of-sequence token"
     return f"{count} {experiment.prompts.source} ({told}), {chat}"
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnscope.cli.options import Json, print_json
+from attnscope.cli.options import BeyondPositions, Bos, Json, print_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from attnscope.zoo import Card
 
 __all__ = ["look", "models"]
 
@@ -22,7 +27,7 @@ class Colour(StrEnum):
 
 def look(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Bundled (zoo:NAME), hub id or folder.")
+        str, typer.Argument(metavar="MODEL", help="zoo:NAME, hub id, folder, .gguf; BASE+ADAPTER.")
     ],
     text: Annotated[
         str | None,
@@ -38,6 +43,8 @@ def look(
     system: Annotated[
         str | None, typer.Option(help="A system prompt, in the chat template.")
     ] = None,
+    bos: Bos = False,
+    beyond_positions: BeyondPositions = False,
 ) -> None:
     """Where does the model look? Tokens in colour, and what each class of them receives."""
     from rich.console import Console
@@ -50,7 +57,7 @@ def look(
     class_set = load_classes(classes)
     said = _text(text, file)
     Prompt(said)
-    loaded, tokenizer = attnscope.load(model)
+    loaded, tokenizer = attnscope.load(model, bos=bos)
     seen = look_at(
         loaded,
         tokenizer,
@@ -62,6 +69,7 @@ def look(
         colour=colour.value,
         chat=chat,
         system=system,
+        beyond_positions=beyond_positions,
     )
     Console().print(seen)
 
@@ -85,25 +93,54 @@ def _text(text: str | None, file: Path | None) -> str:
 
 
 def models(
+    get: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Fetch a real model once, such as smollm2.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """The bundled tiny models with their measured accuracy, and what the hub's cache holds."""
+    """The models of the zoo: bundled, or real and fetched once; and what the hub's cache holds."""
     from dataclasses import asdict
 
-    from rich.box import SIMPLE_HEAD
     from rich.console import Console
+
+    from attnscope import zoo
+    from attnscope.errors import unknown
+    from attnscope.loading import cached, find
+    from attnscope.loading.fetch import where
+
+    if get is not None:
+        bare = get.removeprefix(zoo.PREFIX)
+        if bare not in zoo.FETCHED:
+            raise unknown("model to fetch", get, zoo.FETCHED)
+        print(f"{zoo.PREFIX}{bare} is in {find(zoo.PREFIX + bare).place}")
+        return
+    cards = [zoo.card(name) for name in (*zoo.names(), *zoo.adapters())]
+    here = {name: where(name) for name in zoo.FETCHED}
+    if json:
+        real = [
+            {**asdict(entry), "here": None if here[name] is None else str(here[name])}
+            for name, entry in zoo.FETCHED.items()
+        ]
+        held = [{"name": name, "bytes": size} for name, size in cached()]
+        print_json({"zoo": [asdict(card) for card in cards], "real": real, "cached": held})
+        return
+    console = Console()
+    console.print(_table(cards, here))
+    found = cached()
+    console.print(f"In the hub's cache on this machine: {len(found) or 'no'} models")
+    for name, size in found:
+        console.print(f"  {name}  {size / 1e9:.2f} GB")
+
+
+def _table(cards: list[Card], here: dict[str, Path | None]) -> Table:
+    """One line a model: the real ones first."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     from attnscope import zoo
-    from attnscope.loading import cached
 
-    cards = [zoo.card(name) for name in zoo.names()]
-    if json:
-        held = [{"name": name, "bytes": size} for name, size in cached()]
-        print_json({"zoo": [asdict(card) for card in cards], "cached": held})
-        return
     table = Table(
-        title="Bundled models: tiny, and trained for attnscope",
+        title="Models of the zoo: bundled are tiny ones, trained for attnscope",
         title_justify="left",
         caption=f"Exact match on {cards[0].fresh_samples:,} fresh samples each; the cards "
         "(docs/zoo.md) say more.",
@@ -111,21 +148,26 @@ def models(
         box=SIMPLE_HEAD,
         pad_edge=False,
     )
-    for column in ("name", "family", "layers × heads", "parameters", "exact match"):
-        table.add_column(column, no_wrap=column != "exact match")
-    for card in cards:
+    for column in ("name", "family", "layers × heads", "parameters", "exact match, or where"):
+        table.add_column(column, no_wrap=not column.startswith("exact"))
+    for name, entry in zoo.FETCHED.items():
+        state = "here" if here[name] else f"not here yet: attnscope models --get {name}"
+        table.add_row(
+            f"{zoo.PREFIX}{name}",
+            entry.architecture.removesuffix("ForCausalLM"),
+            f"{entry.layers} × {entry.heads}",
+            f"{entry.parameters / 1e6:.1f} M",
+            f"{entry.title}, {state}",
+        )
+    for card in sorted(cards, key=lambda card: card.base is None):
         shares = " ".join(f"{100 * share:.0f}" for share in card.exact_match.values())
         of_what = "actions" if len(card.exact_match) == 1 else "levels 1–5:"
+        on_top = f" (on {zoo.PREFIX}{card.base})" if card.base else ""
         table.add_row(
             f"{zoo.PREFIX}{card.name}",
             card.architecture.removesuffix("ForCausalLM"),
             f"{card.layers} × {card.heads}",
-            f"{card.parameters / 1e6:.1f} M",
-            f"{of_what} {shares} %",
+            f"{'+' if card.base else ''}{card.parameters / 1e6:.1f} M",
+            f"{of_what} {shares} %{on_top}",
         )
-    console = Console()
-    console.print(table)
-    found = cached()
-    console.print(f"In the hub's cache on this machine: {len(found) or 'no'} models")
-    for name, size in found:
-        console.print(f"  {name}  {size / 1e9:.2f} GB")
+    return table

@@ -8,10 +8,25 @@ import typer
 
 from attnscope.errors import InputError
 
-__all__ = ["Json", "Quiet", "listed", "numbers", "print_json", "without_none"]
+__all__ = [
+    "BeyondPositions",
+    "Bos",
+    "Json",
+    "Quiet",
+    "listed",
+    "numbers",
+    "print_json",
+    "without_none",
+]
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+Bos = Annotated[bool, typer.Option("--bos", help="Begin texts with the begin-of-sequence token.")]
+BeyondPositions = Annotated[
+    bool,
+    typer.Option("--beyond-positions", help="Allow texts longer than the model was made for."),
+]
 
 
 def listed(text: str | None) -> list[str] | None:

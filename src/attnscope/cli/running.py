@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnscope.cli.options import Json, Quiet, listed, print_json, without_none
+from attnscope.cli.options import (
+    BeyondPositions,
+    Bos,
+    Json,
+    Quiet,
+    listed,
+    print_json,
+    without_none,
+)
 from attnscope.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -86,6 +94,16 @@ def reproduce(
     normalise: Annotated[
         str | None, typer.Option(help="mass, per-token, share or lift: what is shown of mass.")
     ] = None,
+    chat: Annotated[
+        bool | None,
+        typer.Option(help="In the chat template, or plain; else as the models are made."),
+    ] = None,
+    bos: Bos = False,
+    beyond_positions: BeyondPositions = False,
+    real: Annotated[
+        bool,
+        typer.Option("--real", help="On zoo:smollm2 and its fine-tune, not on the tiny models."),
+    ] = False,
     out: Annotated[Path, typer.Option(help="A directory for the runs.")] = Path("runs"),
     quiet: Quiet = False,
     json: Json = False,
@@ -102,7 +120,7 @@ def reproduce(
     from attnscope.cli.estimate import choices
     from attnscope.experiment.plan import make_plan
     from attnscope.figures import draw, save
-    from attnscope.recipes import RECIPES
+    from attnscope.recipes import REAL, RECIPES
     from attnscope.report import write_report
     from attnscope.run.store import open_run
 
@@ -121,14 +139,19 @@ def reproduce(
         heads=_numbers(heads),
         classes=listed(classes),
         normalise=normalise,
+        chat=chat,
+        bos=bos or None,
+        beyond_positions=beyond_positions or None,
     )
+    if real and models:
+        raise InputError("--real names the models, and --models others; give one of them")
     _no_bars()
     outcomes = {}
     for name in [recipe] if recipe is not None else list(RECIPES):
-        experiment = RECIPES[name](prompts=prompts, **given)
+        chosen = {"models": REAL[name], **given} if real else given
+        plan = make_plan(RECIPES[name](prompts=prompts, **chosen))
         if not (quiet or json):
-            print(f"{name}: {RECIPES[name].__doc__}", *choices(experiment), sep="\n  ")
-        plan = make_plan(experiment)
+            print(f"{name}: {RECIPES[name].__doc__}", *choices(plan.experiment), sep="\n  ")
         outcomes[name] = _carry_out(plan, out / name, quiet=quiet or json)
         if not (quiet or json):
             print(f"{name}: drawing the figure and writing the report", flush=True)
@@ -237,10 +260,19 @@ def _numbers(text: str | None) -> Any:
 
 
 def _labelled(models: list[str] | None) -> dict[str, str] | list[str] | None:
+    from attnscope.recipes.names import label_of
+
     if not models or not any("=" in model for model in models):
         return models or None
-    pairs = [model.partition("=") for model in models]
-    return {label: name or label for label, _, name in pairs}
+    pairs = [
+        (label, name) if equals else (label_of(model), model)
+        for model in models
+        for label, equals, name in [model.partition("=")]
+    ]
+    for label, name in pairs:
+        if not label or not name or [other for other, _ in pairs].count(label) > 1:
+            raise InputError(f"--models: give each a label of its own, LABEL=NAME; not {label!r}")
+    return dict(pairs)
 
 
 def _no_bars() -> None:

@@ -36,7 +36,12 @@ def _loaded(plan: Plan, of_model: ModelPlan) -> tuple[Any, dict[str, Any]]:
     from attnscope.loading import find, load
 
     experiment = plan.experiment
-    model, _ = load(of_model.facts.pinned, device=experiment.device, dtype=experiment.dtype)
+    model, _ = load(
+        of_model.facts.pinned,
+        device=experiment.device,
+        dtype=experiment.dtype,
+        bos=experiment.bos,
+    )
     if find(of_model.facts.pinned).revision != of_model.facts.revision:
         raise InputError(
             f"model {of_model.label!r} ({of_model.facts.name}) changed while it was loaded; start "

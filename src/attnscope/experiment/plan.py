@@ -21,8 +21,9 @@ from typing import Any
 
 from attnscope.errors import InputError
 from attnscope.experiment.revision import ModelFacts, chosen_heads, chosen_layers, facts_of
-from attnscope.loading import load_tokenizer
+from attnscope.loading import load_config, load_tokenizer
 from attnscope.loading.device import chosen_device
+from attnscope.loading.fit import check_fit, warn_without_bos
 from attnscope.prompts import Layout, Sample, insert, math_samples, read, spatial_samples
 from attnscope.question.conditions import Condition
 from attnscope.question.queries import parse_queries
@@ -117,9 +118,15 @@ def make_plan(experiment: Experiment) -> Plan:
     experiment = _identified(experiment)
     samples = samples_of(experiment)
     device = chosen_device(experiment.device)
+    facts = {label: facts_of(name) for label, name in experiment.models.items()}
+    tokenizers = {
+        label: load_tokenizer(of_model.pinned, bos=experiment.bos)
+        for label, of_model in facts.items()
+    }
+    experiment = _with_chat_settled(experiment, tokenizers)
     models = [
-        _plan_model(experiment, label, name, samples, device)
-        for label, name in experiment.models.items()
+        _plan_model(experiment, label, facts[label], tokenizers[label], samples, device)
+        for label in experiment.models
     ]
     return Plan(experiment, tuple(models), device, tuple(_facts(experiment, samples)))
 
@@ -140,6 +147,20 @@ def _identified(experiment: Experiment) -> Experiment:
             "back, or leave digest out"
         )
     return experiment.changed(prompts=prompts.model_dump() | {"digest": digest})
+
+
+def _with_chat_settled(experiment: Experiment, tokenizers: dict[str, Any]) -> Experiment:
+    """With `auto` the chat template is used if there is one, and of all models or of none."""
+    if experiment.chat != "auto":
+        return experiment
+    having = [label for label, one in tokenizers.items() if getattr(one, "chat_template", None)]
+    lacking = [label for label in tokenizers if label not in having]
+    if having and lacking:
+        raise InputError(
+            f"model {having[0]!r} has a chat template and {lacking[0]!r} has none, so they would "
+            "not read the same; say chat: false (--no-chat) for plain text"
+        )
+    return experiment.changed(chat=bool(having))
 
 
 def _facts(experiment: Experiment, samples: list[Sample]) -> Iterator[dict[str, Any]]:
@@ -173,16 +194,20 @@ def samples_of(experiment: Experiment) -> list[Sample]:
 
 
 def _plan_model(
-    experiment: Experiment, label: str, name: str, samples: list[Sample], device: str
+    experiment: Experiment,
+    label: str,
+    facts: ModelFacts,
+    tokenizer: Any,
+    samples: list[Sample],
+    device: str,
 ) -> ModelPlan:
-    facts = facts_of(name)
     layers = chosen_layers(facts, label, experiment.layers)
     heads = chosen_heads(facts, label, experiment.heads_of(label))
     profile_layers = chosen_layers(facts, label, experiment.profiles.layers)
     profile_heads = chosen_heads(facts, label, experiment.profiles.heads_of(label))
-    tokenizer = load_tokenizer(facts.pinned)
     rows = _rows(experiment, label, [sample.prompt for sample in samples], tokenizer)
     _check_regions(experiment, rows[0])
+    _check_fit(experiment, label, facts.pinned, tokenizer, rows)
     identity = {
         "format": FORMAT,
         "label": label,
@@ -225,9 +250,24 @@ def _rows(experiment: Experiment, label: str, prompts: list[Prompt], tokenizer: 
     except InputError as error:
         hint = ""
         if experiment.chat and not getattr(tokenizer, "chat_template", None):
-            hint = ". In an experiment: chat: false"
+            hint = ". In an experiment: chat: false (--no-chat)"
         raise InputError(f"model {label!r}, prompt {number}: {error}{hint}") from error
     return rows
+
+
+def _check_fit(
+    experiment: Experiment, label: str, name: str, tokenizer: Any, rows: list[_Row]
+) -> None:
+    """Every text within the model's positions and vocabulary, and begun as the model expects."""
+    config = load_config(name)
+    for number, row in enumerate(rows):
+        for condition, (tokens, _) in row.items():
+            try:
+                check_fit(config, tokens.ids, beyond=experiment.beyond_positions)
+            except InputError as error:
+                where = f"model {label!r}, prompt {number}, condition {condition!r}"
+                raise InputError(f"{where}: {error}") from error
+    warn_without_bos(config, tokenizer, rows[0][experiment.base][0].ids, name)
 
 
 def _variant(

@@ -64,7 +64,9 @@ def load(
     where = chosen_device(device)
     source = find(name, revision=revision, adapter=adapter)
     config = _config(source, unpickle=unpickle, trust_remote_code=trust_remote_code)
-    tokenizer = _tokenizer(source, config, bos=bos, trust_remote_code=trust_remote_code)
+    tokenizer = _tokenizer(source, bos=bos, trust_remote_code=trust_remote_code)
+    if not writes_bos(tokenizer):
+        warn_without_bos(config, tokenizer, tokenizer("a").input_ids, source.name)
     number: Any = "auto" if dtype == "auto" else getattr(torch, dtype)
     if dtype == "auto" and where == "cpu":
         number = torch.float32
@@ -105,8 +107,7 @@ def _weights(
 
 def load_tokenizer(name: str | Path, *, bos: bool = False) -> Any:
     """The tokenizer alone, by the same names: enough to plan with."""
-    source = find(name)
-    return _tokenizer(source, _config(source), bos=bos)
+    return _tokenizer(find(name), bos=bos)
 
 
 def load_config(name: str | Path) -> Any:
@@ -127,9 +128,7 @@ def _config(source: Source, *, unpickle: bool = False, trust_remote_code: bool =
     return config
 
 
-def _tokenizer(
-    source: Source, config: Any, *, bos: bool = False, trust_remote_code: bool = False
-) -> Any:
+def _tokenizer(source: Source, *, bos: bool = False, trust_remote_code: bool = False) -> Any:
     import transformers
 
     with _explained(source):
@@ -139,10 +138,6 @@ def _tokenizer(
         check_vocabulary(tokenizer, source.name)
     if bos:
         add_bos(tokenizer, source.name)
-    elif not writes_bos(tokenizer):
-        warn_without_bos(
-            config, tokenizer, tokenizer("a").input_ids, f"tokenizer of {source.name!r}"
-        )
     return tokenizer
 
 

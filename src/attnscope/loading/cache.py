@@ -10,8 +10,8 @@ This module must not know what is kept.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,7 +42,8 @@ def kept_whole(target: Path, what: str) -> Iterator[Path]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _sweep(target.parent)
-        unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=target.parent))
+        unfinished = target.parent / f"{_UNFINISHED}{os.getpid()}-{secrets.token_hex(4)}"
+        unfinished.mkdir()
     except OSError as error:
         raise _cannot_keep(what, target.parent, error) from error
     try:

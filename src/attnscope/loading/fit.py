@@ -147,8 +147,8 @@ def warn_without_bos(config: Any, tokenizer: Any, ids: Any, whose: str) -> None:
     token = expected_bos(config, tokenizer)
     if token is not None and int(ids[0]) != tokenizer.bos_token_id:
         warnings.warn(
-            f"{whose}: the text does not begin with {token}, and the model was probably trained "
-            "with it: without it, its heads may do something else. Add it with bos=True (--bos on "
+            f"{whose}: texts do not begin with {token}, and the model was probably trained with "
+            "it: without it, its heads may do something else. Add it with bos=True (--bos on "
             "the command line, bos: true in an experiment)",
             AttnscopeWarning,
             stacklevel=3,

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from attnscope import zoo
 from attnscope.errors import InputError
+from attnscope.loading.fit import check_fit, warn_without_bos
 from attnscope.measures.mass import lift, mass
 from attnscope.tokens import (
     DEFAULT,
@@ -97,6 +98,7 @@ def look(
     colour: str = "class",
     chat: bool = False,
     system: str | None = None,
+    beyond_positions: bool = False,
 ) -> Look:
     """Run the model on a text and look where its attention goes.
 
@@ -107,6 +109,7 @@ def look(
     colour        colour tokens by `class` or by `attention`
     chat          put the text into the model's chat template first, as the user's question
     system        with this system prompt in front of it, in the chat template
+    beyond_positions   allow a text longer than the model was made for, where it can be computed
     """
     import torch
 
@@ -120,6 +123,8 @@ def look(
     if chat or system is not None:
         prompt = apply_chat_template(prompt, tokenizer)
     tokens = tokenize(prompt, tokenizer)
+    check_fit(model.config, tokens.ids, beyond=beyond_positions)
+    warn_without_bos(model.config, tokenizer, tokens.ids, _name(model))
     shares = torch.from_numpy(classes.weights(tokens.ids, tokenizer)).double()
     if not bool(shares.any()):
         raise InputError(
@@ -232,9 +237,12 @@ def _title(
     heads: int,
     query: int | None,
 ) -> str:
-    path = getattr(model, "name_or_path", "")
-    name = zoo.name_of(path) or path or type(model).__name__
     where = "mean over layers" if layer is None else f"layer {layer}"
     which = f"mean over {heads} heads" if head is None else f"head {head}"
     who = "all queries" if query is None else f"query {query} {names[query]!r}"
-    return f"{name} · {where} · {which} · {who}"
+    return f"{_name(model)} · {where} · {which} · {who}"
+
+
+def _name(model: PreTrainedModel) -> str:
+    path = getattr(model, "name_or_path", "")
+    return zoo.name_of(path) or path or type(model).__name__

@@ -218,8 +218,12 @@ class Experiment(Plain):
     models: dict[StrictStr, StrictStr]
     """Label to name. A list of names is its own labels."""
     prompts: Prompts
-    chat: StrictBool = True
-    """Put every prompt into the model's chat template."""
+    chat: StrictBool | Literal["auto"] = "auto"
+    """Put every prompt into the model's chat template; `auto` does if the models have one."""
+    bos: StrictBool = False
+    """Begin every text with the begin-of-sequence token, where the tokenizer does not."""
+    beyond_positions: StrictBool = False
+    """Allow prompts longer than a model was made for, where it can compute them at all."""
     conditions: dict[StrictStr, Condition] = Field(default_factory=lambda: {"base": Condition()})
     base: StrictStr = ""
     """The condition that the others are compared with; found where it is not given."""

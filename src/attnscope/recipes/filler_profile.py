@@ -9,23 +9,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attnscope.question.spec import Experiment, made
-from attnscope.recipes.names import labelled, with_the_first_three
+from attnscope.recipes.names import heads_of, labelled, with_the_first_three
 
 __all__ = ["filler_profile"]
+
+HEADS = (0, 1, 7)
+"""The heads shown, from 0: those that the paper calls 1, 2 and 8."""
 
 
 def filler_profile(
     models: Mapping[str, str] | Sequence[str] = ("zoo:math-qwen2",),
     prompts: int = 64,
     layers: Any = (0,),
-    heads: Any = (0, 1, 7),
+    heads: Any = None,
     **keys: Any,
 ) -> Experiment:
     """Average attention weight per token in the first layer, without and with 55 slashes."""
     # `layers` and `heads` are those whose profiles are kept; λ and the rest are of all heads.
+    chosen = labelled(models)
+    if heads is None:
+        heads = heads_of(chosen, dict.fromkeys(chosen, HEADS))
     asked: dict[str, Any] = {
         "name": "filler-profile",
-        "models": labelled(models),
+        "models": chosen,
         "prompts": {"source": "math", "count": prompts},
         "conditions": {
             "base": {},

@@ -9,23 +9,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attnscope.question.spec import Experiment, made
-from attnscope.recipes.names import labelled
+from attnscope.recipes.names import labelled, layers_of
 
 __all__ = ["token_types"]
+
+PUBLISHED, LAYERS = (0, 16, 20, 27), 28
+"""The layers of the published figure, and how many its model has."""
 
 
 def token_types(
     models: Mapping[str, str] | Sequence[str] = ("zoo:spatial-base", "zoo:spatial-phys"),
     prompts: int = 64,
+    layers: Any = None,
     **keys: Any,
 ) -> Experiment:
     """Attention to #, * and whitespace in the maps, per layer, model beside model."""
+    chosen = labelled(models)
     asked: dict[str, Any] = {
         "name": "token-types",
-        "models": labelled(models),
+        "models": chosen,
         # Problems that a model trained on the other split has not seen.
         "prompts": {"source": "spatial", "count": prompts, "task": "action", "split": "test"},
-        "layers": [0, 16, 20, 27],
+        "layers": layers_of(chosen, PUBLISHED, LAYERS) if layers is None else layers,
         "queries": ["all"],
         "keys": ["maps"],
         "classes": ["maps"],

@@ -1,0 +1,40 @@
+"""Recipes on models of other shapes than the published ones: their defaults fit, and say so."""
+
+from pathlib import Path
+
+import pytest
+
+from attnscope.errors import AttnscopeWarning
+from attnscope.recipes import REAL, RECIPES, filler_profile, token_types
+from attnscope.recipes.names import label_of
+from made_models import save_model
+
+
+def test_published_layers_at_the_same_depth(tmp_path: Path) -> None:
+    name = save_model(tmp_path / "shallow", layers=18)
+    with pytest.warns(AttnscopeWarning, match=r"18 layers: layers 0, 10, 13, 17 stand for"):
+        assert token_types([name]).layers == (0, 10, 13, 17)
+    assert token_types([name], layers=[1]).layers == (1,)
+    assert token_types(REAL["token-types"]).layers == (0, 16, 20, 27)
+
+
+def test_published_heads_that_there_are(tmp_path: Path) -> None:
+    name = save_model(tmp_path / "four", heads=4)
+    with pytest.warns(AttnscopeWarning, match=r"four has 4 heads: of the published 0, 1, 7"):
+        assert filler_profile([name]).profiles.heads == {"four": (0, 1)}
+    assert filler_profile().profiles.heads == {"math-qwen2": (0, 1, 7)}
+
+
+def test_labels() -> None:
+    assert label_of("zoo:chat-llama") == "chat-llama"
+    assert label_of("some/where/model.gguf") == "model"
+    assert label_of("owner/base@main+some/adapter/") == "adapter"
+    assert label_of("owner/model@main") == "model@main"
+
+
+def test_real_models_are_of_the_zoo() -> None:
+    assert set(REAL) == set(RECIPES)
+    assert {name for names in REAL.values() for name in names} <= {
+        "zoo:smollm2",
+        "zoo:smollm2-phys",
+    }
