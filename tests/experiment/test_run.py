@@ -448,7 +448,7 @@ def test_what_a_model_or_prompt_does_not_have(small, tmp_path, keys, said):
 def test_no_chat_template(small, tmp_path):
     name = save_model(tmp_path / "plain", chat=False)
     with pytest.raises(InputError, match=r"no chat template.*chat: false"):
-        run(small(models=[name]), tmp_path / "run")
+        run(small(models=[name], chat=True), tmp_path / "run")
     run(small(models=[name], chat=False), tmp_path / "run")
 
 
@@ -536,6 +536,7 @@ def test_a_sample_of_queries_says_how_sure_it_is(small, folder, tmp_path):
         queries=["sample:64", "all"],
         measures=["mass", "entropy", "first_token", "distance"],
         conditions={"base": {}},
+        beyond_positions=True,
     )
     run(experiment, tmp_path / "run")
     values = attnscope.open_run(tmp_path / "run").values.collect()
