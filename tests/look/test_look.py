@@ -192,6 +192,24 @@ def test_a_system_prompt_goes_into_the_template(model: Any, byte_level: Any) -> 
         look(model, byte_level, Prompt("How?"), system="Be brief.")
 
 
+def test_a_text_longer_than_the_model_is_made_for(byte_level: Any) -> None:
+    short = tiny(len(byte_level), max_position_embeddings=8)
+    with pytest.raises(InputError, match=r"was made for 8 positions.*--beyond-positions"):
+        look(short, byte_level, TEXT)
+    assert len(look(short, byte_level, TEXT, beyond_positions=True).tokens) > 8
+    learned = hf.BertConfig(vocab_size=len(byte_level), max_position_embeddings=8, **BERT)
+    with pytest.raises(InputError, match="there are no more; make the prompt shorter"):
+        look(hf.BertModel(learned).eval(), byte_level, TEXT, beyond_positions=True)
+
+
+BERT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+}
+
+
 def test_in_a_notebook(model: Any, byte_level: Any) -> None:
     html = look(model, byte_level, TEXT, query=4, colour="attention")._repr_html_()
     assert html.count("<span") == html.count("</span>") == len(look(model, byte_level, TEXT).tokens)
