@@ -27,8 +27,8 @@ Thresholds are ours and were set before any of this was measured. One rule was c
 many heads against a claim as for it had counted as support, and now decide nothing, which turned \
 one verdict (`one-factor-fit` on chat-gemma3, 4 heads to 4) from supported to undetermined. \
 [statistics.md](statistics.md) has the rules, \
-`src/attnscope/stats/claims.yaml` the claims. Made by `python benchmarks/findings.py`; layers and \
-heads count from 0.
+`src/attnscope/question/claims.yaml` the claims. Made by `python benchmarks/findings.py`; layers \
+and heads count from 0.
 """
 
 

@@ -28,6 +28,7 @@ class MadeRun:
     experiment: Experiment
     environment: Mapping[str, Any]
     complete: bool = True
+    prompts: pl.DataFrame | None = None
 
 
 def made_run(

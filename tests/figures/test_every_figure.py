@@ -18,8 +18,8 @@ from attnscope.figures import FIGURES, SAFE, Drawing, Look, draw, drawable, figu
 from attnscope.figures.export import csv
 from attnscope.figures.registry import table
 from attnscope.figures.words import inline
+from attnscope.question.claims import built_in
 from attnscope.question.spec import Experiment, made
-from attnscope.stats.claims import built_in
 from made_runs import MadeRun, made_run
 
 MEASURES = ("mass", "flow", "entropy", "first_token", "lambda", "lambda_ratio", "uniformity")

@@ -12,7 +12,7 @@ from reading_back import plain, rows_of, section
 
 from attnscope.errors import InputError
 from attnscope.figures import FIGURES, draw, save
-from attnscope.stats.claims import Claim, built_in
+from attnscope.question.claims import Claim, built_in
 from attnscope.stats.sensitivity import CHOICES, sensitivity
 from made_runs import MadeRun, made_run
 from made_values import masses

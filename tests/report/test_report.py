@@ -18,9 +18,9 @@ from attnscope.cli import app
 from attnscope.figures import FIGURES, figure_named
 from attnscope.figures.blocks import Items, Lines, Section, Strong, as_html, as_markdown
 from attnscope.figures.page import script_json
+from attnscope.question.claims import built_in
 from attnscope.report import build, write_report
 from attnscope.run.store import open_run
-from attnscope.stats.claims import built_in
 from attnscope.stats.tables import IDENTITY
 from made_runs import MadeRun, made_run, write_run
 

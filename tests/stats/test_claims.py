@@ -14,12 +14,13 @@ from typer.testing import CliRunner
 
 from attnscope.cli import app
 from attnscope.errors import InputError
+from attnscope.question.claims import Claim, Part, built_in, digest, frozen, load_claims
 from attnscope.question.spec import made
 from attnscope.run.schemas import CELLS, POSITIONS, TOKENS
-from attnscope.stats.claims import Claim, Part, built_in, load_claims
 from attnscope.stats.evidence import _decided
-from attnscope.stats.intervals import intervals
+from attnscope.stats.intervals import intervals, moments, two_sided
 from attnscope.stats.paired import compare
+from attnscope.stats.permute import sign_flip
 from attnscope.stats.printing import as_json, as_tables
 from attnscope.stats.verdicts import Verdict, _outcome, judge, verdict_table
 from made_runs import MadeRun, write_run
@@ -62,26 +63,30 @@ def verdicts(name: str, *parts: pl.DataFrame, **more: Any) -> list[Verdict]:
     return judge(chosen, pl.concat(parts), experiment=EXPERIMENT, resamples=500, **more)
 
 
-def falling(ratio: float, spike: float, rest: float) -> list[pl.DataFrame]:
+def falling(ratio: float, spike: float, rest: float, share: float = 0.7) -> list[pl.DataFrame]:
+    """λ, with an even λ of 0.8; the fall at the spikes, at the rest, and the spikes' share."""
     return [
-        fillers("lambda_ratio", ratio),
-        fillers("spike_ratio", spike),
-        fillers("rest_ratio", rest),
+        fillers("lambda_ratio", ratio, heads=6),
+        fillers("even_ratio", 0.8, heads=6),
+        fillers("spike_ratio", spike, heads=6, item="0.1"),
+        fillers("rest_ratio", rest, heads=6, item="0.1"),
+        fillers("spike_fall", share, heads=6, item="0.1"),
     ]
 
 
 @pytest.mark.parametrize(
-    ("ratio", "spike", "rest", "expected"),
+    ("ratio", "spike", "rest", "share", "expected"),
     [
-        (0.6, 0.4, 0.7, "supported"),
-        (0.6, 0.7, 0.4, "contradicted"),  # falls, but not at the spikes
-        (1.4, 0.4, 0.7, "contradicted"),  # does not fall
-        (0.6, 0.5, 0.5, "undetermined"),
+        (0.6, 0.4, 0.7, 0.7, "supported"),
+        (0.6, 0.7, 0.4, 0.7, "contradicted"),  # falls, but not at the spikes
+        (0.6, 0.4, 0.7, 0.3, "contradicted"),  # at the spikes, but not mostly
+        (0.8, 0.4, 0.7, 0.7, "contradicted"),  # as far as even attention would
+        (0.6, 0.48, 0.5, 0.7, "undetermined"),  # at the spikes by about 0.05
     ],
 )
-def test_the_fall(ratio: float, spike: float, rest: float, expected: str) -> None:
-    (verdict,) = verdicts("fall", *falling(ratio, spike, rest))
-    assert verdict.verdict == expected
+def test_the_fall(ratio: float, spike: float, rest: float, share: float, expected: str) -> None:
+    (verdict,) = verdicts("fall", *falling(ratio, spike, rest, share))
+    assert verdict.verdict == expected, verdict.reason
     assert (verdict.model, verdict.condition) == ("base", "slashes")
     assert "With slashes" in verdict.statement
 
@@ -90,30 +95,65 @@ def test_the_figures_that_decide_are_shown_and_right() -> None:
     (verdict,) = verdicts("fall", *falling(0.6, 0.4, 0.7))
     assert verdict.figures is not None
     row = verdict.figures.filter(part=0).row(0, named=True)
-    table = falling(0.6, 0.4, 0.7)[0].filter(layer=0)
-    mean = table.group_by("prompt", maintain_order=True).agg(pl.col("value").mean())["value"]
-    interval = intervals(mean.to_numpy() - 1, resamples=500)  # itself checked against scipy
-    assert row["mean_b"] == pytest.approx(mean.mean(), abs=1e-9)
-    assert row["mean_a"] == 1.0
-    assert (row["low"], row["high"]) == pytest.approx((interval.low[0], interval.high[0]), abs=1e-9)
+    sides = [
+        side.filter(layer=0).group_by("prompt", maintain_order=True).agg(pl.col("value").mean())
+        for side in falling(0.6, 0.4, 0.7)[:2]
+    ]
+    logs = np.log(sides[0]["value"].to_numpy()) - np.log(sides[1]["value"].to_numpy())
+    interval = intervals(logs, resamples=500)  # itself checked against scipy
+    assert row["difference"] == pytest.approx(np.exp(logs.mean()), abs=1e-9)
+    assert row["low"] == pytest.approx(np.exp(interval.low[0]), abs=1e-9)
+    assert row["high"] == pytest.approx(np.exp(interval.high[0]), abs=1e-9)
+    # The test is against what has to be exceeded: a factor of 1.05 down.
+    p = two_sided(moments(logs + np.log(1.05)))[0]
+    flips, _ = sign_flip(logs + np.log(1.05), resamples=500)
+    assert row["p"] == pytest.approx(max(p, flips[0]), abs=1e-9)
     assert f"[{row['low']:.4g}, {row['high']:.4g}]" in verdict.reason
+    assert "less by 0.05" in verdict.reason
     assert "n 12" in verdict.reason
-    assert "of 2 heads, 2 support" in verdict.reason
+    assert "of these 6 heads, 6 support" in verdict.reason
+    assert "so at least 0.61 of such heads, needed 0.5" in verdict.reason
 
 
 @pytest.mark.parametrize(
-    ("slope", "ratio", "spike", "rest", "expected"),
+    ("slope", "ratio", "r2", "spike", "rest", "expected"),
     [
-        (0.6, 0.6, 0.6, 0.6, "supported"),
-        (0.3, 0.6, 0.3, 0.7, "contradicted"),
-        (0.6, 0.6, 0.3, 0.7, "contradicted"),
-        (0.66, 0.6, 0.6, 0.6, "undetermined"),  # about 1.1, the edge of what is called close
+        (0.6, 0.6, 0.97, 0.6, 0.6, "supported"),
+        (0.8, 0.8, 0.97, 0.8, 0.8, "contradicted"),  # as far as even attention would
+        (0.6, 0.6, 0.5, 0.6, 0.6, "contradicted"),  # tokens scatter about the factor
+        (0.3, 0.6, 0.97, 0.3, 0.7, "contradicted"),
+        (0.6, 0.6, 0.97, 0.3, 0.7, "contradicted"),
+        (0.66, 0.6, 0.97, 0.6, 0.6, "undetermined"),  # about 1.1, the edge of what is close
     ],
 )
-def test_one_factor(slope: float, ratio: float, spike: float, rest: float, expected: str) -> None:
-    parts = [fillers("lambda", slope), *falling(ratio, spike, rest)]
+def test_one_factor(
+    slope: float, ratio: float, r2: float, spike: float, rest: float, expected: str
+) -> None:
+    parts = [
+        fillers("lambda", slope, heads=6),
+        fillers("lambda_r2", r2, heads=6),
+        *falling(ratio, spike, rest),
+    ]
     (verdict,) = verdicts("one-factor", *parts)
     assert verdict.verdict == expected, verdict.reason
+
+
+def test_claims_that_exclude_each_other_are_not_both_supported() -> None:
+    """Each by itself is, with numbers that no run could have."""
+    parts = pl.concat(
+        [
+            fillers("lambda", 0.6, heads=6),
+            fillers("lambda_r2", 0.97, heads=6),
+            *falling(0.6, 0.56, 0.62),
+        ]
+    )
+    chosen = [claim for claim in built_in() if claim.name in ("fall", "one-factor")]
+    alone = [judge([c], parts, experiment=EXPERIMENT, resamples=500)[0] for c in chosen]
+    assert [v.verdict for v in alone] == ["supported", "supported"]
+    both = judge(chosen, parts, experiment=EXPERIMENT, resamples=500)
+    assert [v.verdict for v in both] == ["undetermined", "undetermined"]
+    assert "so is 'one-factor', and the two exclude each other" in both[0].reason
+    assert "so is 'fall', and the two exclude each other" in both[1].reason
 
 
 @pytest.mark.parametrize(
@@ -125,11 +165,17 @@ def test_affine(r2: float, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("later", "expected"), [(0.5, "supported"), (0.99, "contradicted"), (0.9, "undetermined")]
+    ("first", "later", "expected"),
+    [
+        (0.96, 0.7, "supported"),
+        (0.96, 0.99, "contradicted"),
+        (0.7, 0.5, "contradicted"),  # worse in later layers, and no fit in the first
+        (0.96, 0.9, "undetermined"),
+    ],
 )
-def test_affine_in_the_first_layer_only(later: float, expected: str) -> None:
+def test_affine_in_the_first_layer_only(first: float, later: float, expected: str) -> None:
     def value(m: str, p: int, c: str, layer: int, h: None) -> float:
-        return (0.9 if layer == 0 else later) + 0.02 * noise(p, layer)
+        return (first if layer == 0 else later) + 0.02 * noise(p, layer)
 
     table = measured("affine_r2", value, conditions=["slashes"], heads=None)
     (verdict,) = verdicts("affine-first-layer-only", table)
@@ -141,16 +187,16 @@ def test_uniform_filler_compares_the_kinds_of_insertion() -> None:
     def value(m: str, p: int, c: str, *at: Any) -> float:
         return (0.2 if c == "slashes" else 0.8) + 0.02 * noise(p, c, *at)
 
-    table = measured("uniformity", value, conditions=("slashes", "sentence"))
+    table = measured("uniformity", value, conditions=("slashes", "sentence"), heads=6)
     (verdict,) = verdicts("uniform-filler", table)
-    assert verdict.verdict == "supported"
+    assert verdict.verdict == "supported", verdict.reason
     assert "filler (slashes)" in verdict.statement
     assert "sentence (sentence)" in verdict.statement
 
 
 def tuned_looks_more(m: str, p: int, c: str, layer: int, h: int, item: str) -> float:
-    """More in layer 1, less in layer 0, the same in layer 2."""
-    shift = {0: -0.05, 1: 0.05, 2: 0.0}[layer] * (m == "tuned")
+    """Less in layer 0, more in layer 1, and in layer 2 more by the 0.05 that is asked for."""
+    shift = {0: -0.05, 1: 0.05, 2: 0.01}[layer] * (m == "tuned")
     return 0.2 + shift + 0.01 * noise(m, p, layer, h, item)
 
 
@@ -163,7 +209,7 @@ def test_maps_has_a_verdict_for_every_layer() -> None:
         made["statement"][1] == "tuned puts more attention on the maps than base does, in layer 1."
     )
     swapped = verdict_table(verdicts("maps", table, pair=("tuned", "base")))
-    assert swapped["verdict"].to_list() == ["supported", "contradicted", "undetermined"]
+    assert swapped["verdict"].to_list() == ["supported", "contradicted", "contradicted"]
 
 
 def test_classes_are_added_up() -> None:
@@ -171,7 +217,9 @@ def test_classes_are_added_up() -> None:
     made = verdicts("map-characters", table)
     row = made[1].figures.row(0, named=True)  # type: ignore[union-attr]
     both = table.filter(pl.col("item") != "word", layer=1, model="tuned")
-    assert row["mean_b"] == pytest.approx(2 * both["value"].mean(), abs=1e-9)  # type: ignore[operator]
+    added = both.group_by("prompt", "head").agg(pl.col("value").sum())
+    by_prompt = added.group_by("prompt").agg(pl.col("value").mean())["value"]
+    assert row["mean_b"] == pytest.approx(float(np.exp(by_prompt.log().mean())), abs=1e-9)
     assert row["item"] == "hash+star"
 
 
@@ -210,9 +258,9 @@ def test_not_measured_says_what_to_measure() -> None:
     said = {verdict.claim: (verdict.verdict, verdict.reason) for verdict in everything}
     assert set(said) == {claim.name for claim in built_in()}
     assert {outcome for outcome, _ in said.values()} == {"not measured"}
-    assert "add 'lambda' to the experiment's measures" in said["fall"][1]
+    assert "add 'even_slope' to the experiment's measures" in said["fall"][1]
     assert "add 'affine'" in said["affine"][1]
-    assert "add 'lambda'" in said["one-factor-fit"][1]
+    assert "add 'lambda'" in said["fall-beyond-sentence"][1]
     assert "two models are compared, and this run has 1: base" in said["maps"][1]
 
 
@@ -240,7 +288,15 @@ def test_few_prompts_decide_nothing() -> None:
     parts = [part.filter(pl.col("prompt") < 5) for part in falling(0.6, 0.4, 0.7)]
     (verdict,) = verdicts("fall", *parts)
     assert verdict.verdict == "undetermined"
-    assert "fewer than 6" in verdict.reason
+    assert "n 5, and fewer than 6 units decide nothing" in verdict.reason
+
+
+def test_four_heads_are_too_few_to_speak_for_such_heads() -> None:
+    """All four agree: more than half of these, but at least 0.47 of such heads."""
+    parts = [part.filter(pl.col("head") < 4) for part in falling(0.6, 0.4, 0.7)]
+    (verdict,) = verdicts("fall", *parts)
+    assert verdict.verdict == "undetermined"
+    assert "4 support and 0 oppose, so at least 0.47 of such heads" in verdict.reason
 
 
 def test_prompts_without_a_partner_decide_nothing() -> None:
@@ -289,7 +345,7 @@ def test_under_the_null_few_layers_are_called_different() -> None:
 
 # What decides a row.
 
-ROW = {"n": 20, "difference": 0.3, "low": 0.1, "high": 0.5, "q": 0.01}
+ROW = {"n": 20, "units": 20, "left_out": 0, "difference": 0.3, "low": 0.1, "high": 0.5, "q": 0.01}
 
 
 def part(kind: str, direction: str | None = "more", **rule: Any) -> Part:
@@ -311,7 +367,8 @@ def part(kind: str, direction: str | None = "more", **rule: Any) -> Part:
         ("interval", {"q": 0.06}, False, False),  # the other way round
         ("interval", {"difference": -0.3, "low": -0.5, "high": -0.1}, False, True),
         ("interval", {"difference": -0.3, "low": -0.5, "high": 0.1}, False, False),
-        ("interval", {"n": 5}, False, False),
+        ("interval", {"units": 5}, False, False),
+        ("interval", {"left_out": 3}, False, False),  # more than a tenth have no value
         ("interval", {"q": None}, False, False),
         ("significant", {"low": -0.1}, True, False),
         ("significant", {"q": 0.06}, False, False),
@@ -320,20 +377,22 @@ def part(kind: str, direction: str | None = "more", **rule: Any) -> Part:
         ("within", {"high": 0.7}, False, False),
         ("within", {"low": 0.7, "high": 0.9}, False, True),
         ("within", {"low": -0.9, "high": -0.7}, False, True),
-        ("within", {"n": 5}, False, False),
+        ("within", {"units": 5}, False, False),
     ],
 )
 def test_what_decides_a_row(
     kind: str, change: dict[str, Any], supports: bool, opposes: bool
 ) -> None:
-    schema = {"n": pl.Int64, **dict.fromkeys(("difference", "low", "high", "q"), pl.Float64)}
+    schema = dict.fromkeys(("n", "units", "left_out"), pl.Int64) | {
+        **dict.fromkeys(("difference", "low", "high", "q"), pl.Float64)
+    }
     row = pl.DataFrame([{**ROW, **change}], schema=schema)
     within = kind == "within"
     rule = part(kind, None, bounds=[-0.6, 0.6]) if within else part(kind)
-    made = row.with_columns(*_decided(rule, 0.0))
+    made = row.with_columns(*_decided(rule))
     assert made.select("supports", "opposes").row(0) == (supports, opposes)
     if not within:
-        other = row.with_columns(*_decided(part(kind, "less"), 0.0))
+        other = row.with_columns(*_decided(part(kind, "less")))
         assert other.select("supports", "opposes").row(0) == (opposes, supports)
 
 
@@ -357,6 +416,141 @@ def test_how_many_rows_decide(share: float, supports: int, opposes: int, expecte
         }
     )
     assert _outcome(part("interval", share=share), rows) == expected
+
+
+@pytest.mark.parametrize(
+    ("supports", "opposes", "of", "expected"),
+    [
+        (7, 1, 8, "supported"),
+        (6, 2, 8, "undetermined"),  # more than half of these, not of such
+        (7, 4, 14, "undetermined"),
+        (1, 7, 8, "contradicted"),
+        (5, 0, 5, "supported"),
+        (4, 0, 4, "undetermined"),
+        (0, 0, 8, "undetermined"),
+    ],
+)
+def test_how_many_speak_for_such_rows(supports: int, opposes: int, of: int, expected: str) -> None:
+    rows = pl.DataFrame(
+        {
+            "supports": [n < supports for n in range(of)],
+            "opposes": [n >= of - opposes for n in range(of)],
+        }
+    )
+    assert _outcome(part("interval", share=0.5, vote="such"), rows) == expected
+
+
+def test_a_minimum_effect_is_what_is_tested() -> None:
+    def claim(by: float, scale: str = "difference") -> Claim:
+        return Claim.model_validate(
+            {
+                "name": "x",
+                "statement": "x",
+                "condition": "base",
+                "quantity": {"measure": "mass", "item": ["hash"]},
+                "comparison": {"over": "model", "by": by, "scale": scale},
+                "direction": "more",
+                "scope": {"layers": [0]},
+            }
+        )
+
+    table = masses(lambda m, p, *at: (0.13 if m == "tuned" else 0.1) + 0.002 * noise(m, p, *at))
+    found = {
+        by: judge([claim(by)], table, experiment=EXPERIMENT, resamples=500)[0].verdict
+        for by in (0.0, 0.02, 0.03, 0.05)
+    }
+    assert list(found.values()) == ["supported", "supported", "undetermined", "contradicted"]
+    (verdict,) = judge([claim(0.2, "ratio")], table, experiment=EXPERIMENT, resamples=500)
+    assert verdict.verdict == "supported"
+    assert verdict.figures is not None
+    row = verdict.figures.row(0, named=True)
+    assert row["difference"] == pytest.approx(1.3, abs=0.02)
+    assert row["mean_a"] == pytest.approx(0.1, abs=0.005)
+
+
+def test_a_ratio_that_meets_values_of_0_or_below_decides_nothing() -> None:
+    """Twenty-five of forty prompts have a slope below 0; the others alone would support it."""
+    parts = [
+        measured(
+            "lambda",
+            lambda m, p, *at: (0.6 if p >= 25 else -0.6) + 0.01 * noise(p, *at),
+            conditions=["slashes"],
+            prompts=range(40),
+            heads=6,
+        ),
+        measured(
+            "lambda_r2",
+            lambda m, p, *at: 0.97 + 0.01 * noise(p, *at),
+            conditions=["slashes"],
+            prompts=range(40),
+            heads=6,
+        ),
+        *(
+            measured(
+                name,
+                lambda m, p, *at, n=name, v=value: v + 0.01 * noise(n, p, *at),
+                conditions=["slashes"],
+                prompts=range(40),
+                heads=6,
+                item=item,
+            )
+            for name, value, item in (
+                ("lambda_ratio", 0.6, None),
+                ("even_ratio", 0.8, None),
+                ("spike_ratio", 0.6, "0.1"),
+                ("rest_ratio", 0.6, "0.1"),
+            )
+        ),
+    ]
+    (verdict,) = verdicts("one-factor", *parts)
+    assert verdict.verdict == "undetermined"
+    assert "values of 0 or below in up to 25 prompts" in verdict.reason
+
+
+def test_the_smallest_and_the_largest_n_are_said() -> None:
+    parts = [
+        part.with_columns(
+            value=pl.when((pl.col("prompt") == 0) & (pl.col("head") == 0))
+            .then(None)
+            .otherwise(pl.col("value"))
+        )
+        for part in falling(0.6, 0.4, 0.7)
+    ]
+    (verdict,) = verdicts("fall", *parts)
+    assert "n 11–12" in verdict.reason
+
+
+def test_units_of_a_claim_are_clusters() -> None:
+    parts = pl.concat(falling(0.6, 0.4, 0.7))
+    known = pl.DataFrame(
+        {
+            "prompt": range(12),
+            "text": [p // 2 for p in range(12)],
+            "level": [p // 3 for p in range(12)],
+        }
+    )
+    chosen = [claim for claim in built_in() if claim.name == "fall"]
+    more = {"experiment": EXPERIMENT, "prompts": known, "resamples": 500}
+    (verdict,) = judge(chosen, parts, cluster="text", **more)
+    assert "n 12 in 6 clusters" in verdict.reason
+    (verdict,) = judge(chosen, parts, cluster="level", **more)
+    assert verdict.verdict == "undetermined"
+    assert "fewer than 6 units" in verdict.reason
+
+
+def test_a_verdict_says_whether_its_claim_was_there_first() -> None:
+    table = fillers("affine_r2", 0.97, heads=None)
+    (claim,) = (claim for claim in built_in() if claim.name == "affine")
+    other = claim.model_copy(update={"name": "mine"})
+    more = {"experiment": EXPERIMENT, "resamples": 500}
+    assert judge([claim], table, **more)[0].frozen is None
+    written = frozen()
+    said = [v.frozen for v in judge([claim, other], table, frozen=written, **more)]
+    assert said == ["frozen before the run", "came after the run"]
+    changed = {**written, "affine": "0" * 16}
+    assert judge([claim], table, frozen=changed, **more)[0].frozen == "changed after the run"
+    assert digest(claim) == digest(other)  # of what it says, not of its name
+    assert frozen([other])["mine"] == digest(claim)
 
 
 # Claims of one's own.
@@ -396,6 +590,12 @@ def test_claims_of_ones_own(tmp_path: Path) -> None:
         ({"rule": {"kind": "within"}}, "needs bounds"),
         ({"rule": {"kind": "interval", "share": 2}}, "less than or equal to 1"),
         ({"quantity": {"measure": "mass", "itme": "star"}}, "itme"),
+        ({"quantity": {"measure": "first_tokn"}}, "unknown measure 'first_tokn'; known: mass, "),
+        (
+            {"comparison": {"over": "measure", "pair": ["entropy", "entropie"]}},
+            "unknown measure 'entropie'",
+        ),
+        ({"comparison": {"over": "model", "by": -1}}, "greater than or equal to 0"),
         ({"scope": {"layers": [-1]}}, "neither 'all' nor 'each' nor layers"),
         ({"colour": "red"}, "colour"),
     ],
@@ -427,10 +627,8 @@ def test_files_that_are_not_claims(tmp_path: Path) -> None:
 # The command.
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
+def stored(table: pl.DataFrame, folder: Path) -> Path:
     asked = made(**{**ASKED, "conditions": {"none": {"insert": None}}, "measures": ["mass"]})
-    table = masses(tuned_looks_more, layers=3, prompts=range(8))
     cells = [
         [f"{model}-{prompt}", model, prompt, "none", 9, 0, 0, 0]
         for model in ("base", "tuned")
@@ -444,7 +642,12 @@ def run(tmp_path: Path) -> Path:
         experiment=asked,
         environment={"models": {"base": {}, "tuned": {}}},
     )
-    return write_run(run, tmp_path / "run")
+    return write_run(run, folder)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return stored(masses(tuned_looks_more, layers=3, prompts=range(8)), tmp_path / "run")
 
 
 def test_compare_prints_table_and_verdicts(run: Path) -> None:
@@ -504,6 +707,54 @@ def test_compare_as_json(run: Path, tmp_path: Path) -> None:
     assert len(json.loads(each.stdout)["comparison"]) == 3 * 3 * 2
 
 
+def test_compare_shows_what_was_asked_for(run: Path) -> None:
+    def rows(*options: str) -> list[dict[str, Any]]:
+        result = CliRunner().invoke(app, ["compare", str(run), "--json", *options])
+        made: list[dict[str, Any]] = json.loads(result.stdout)["comparison"]
+        return made
+
+    assert {(r["layer"], r["item"]) for r in rows("--layer", "0,2", "--class", "star")} == {
+        (0, "star"),
+        (2, "star"),
+    }
+    assert len(rows("--measure", "mass")) == 6
+    assert {r["outcome"] for r in rows("--holds")} == {"different"}
+    assert {0, 1} <= {r["layer"] for r in rows("--holds")}
+    small = rows("--smallest", "50%", "--layer", "2")
+    assert {r["outcome"] for r in small} <= {"no difference", "different, but small"}
+
+
+def test_compare_says_how_it_was_made(run: Path) -> None:
+    options = ["compare", str(run), "--seed", "7", "--level", "0.9", "--resamples", "500"]
+    made = json.loads(CliRunner().invoke(app, [*options, "--json"]).stdout)
+    assert made["settings"] == {
+        "families": "each",
+        "smallest": None,
+        "level": 0.9,
+        "resamples": 500,
+        "seed": 7,
+    }
+    text = CliRunner().invoke(app, options, env={"COLUMNS": "200"}).output
+    assert "90 % interval" in text
+    assert "families each, level 0.9, resamples 500, seed 7" in text
+
+
+def test_the_least_p_is_not_printed_as_if_it_were_found(run: Path) -> None:
+    """Of 8 prompts the least p is 2 / 256."""
+    result = CliRunner().invoke(app, ["compare", str(run)], env={"COLUMNS": "200"})
+    assert "≤0.00781" in result.output
+
+
+def test_classes_that_never_occur_are_left_out(tmp_path: Path) -> None:
+    table = masses(tuned_looks_more, layers=3, prompts=range(8))
+    never = table.filter(item="star").with_columns(
+        item=pl.lit("emoji"), value=pl.lit(0.0), tokens=pl.lit(0.0)
+    )
+    run = stored(pl.concat([table, never]), tmp_path / "run")
+    made = json.loads(CliRunner().invoke(app, ["compare", str(run), "--json"]).stdout)
+    assert {row["item"] for row in made["comparison"]} == {"hash", "star"}
+
+
 def test_compare_under_other_choices(run: Path) -> None:
     options = ["compare", str(run), "--sensitivity", "map-characters"]
     result = CliRunner().invoke(app, options, env={"COLUMNS": "200"})
@@ -517,7 +768,13 @@ def test_compare_of_nothing(tmp_path: Path, run: Path) -> None:
     for options, says in [
         ([str(tmp_path)], "not a run directory"),
         ([str(run), "--pair", "base"], "two names with a comma"),
-        ([str(run), "--pair", "base,other"], "unknown model 'other'"),
+        ([str(run), "--pair", "base,other"], "unknown model or condition 'other'; models: base"),
+        ([str(run), "--pair", "none,nope"], "unknown model or condition 'nope'"),
+        ([str(run), "--pair", "base,none"], "not both models (base, tuned) nor both conditions"),
+        ([str(run), "--measure", "masss"], "unknown measure 'masss'; known: mass"),
+        ([str(run), "--layer", "7"], "unknown layer 7; known: 0, 1, 2"),
+        ([str(run), "--class", "hsh"], "unknown class 'hsh'; known: hash, star"),
+        ([str(run), "--cluster", "topic"], "unknown fact 'topic'"),
         ([str(run), "--over", "colour"], "unknown comparison over 'colour'"),
         ([str(run), "--claims", "none.yaml"], "there is no file"),
         ([str(run), "--sensitivity", "mapps"], "unknown claim 'mapps'; known: fall"),

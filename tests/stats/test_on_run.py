@@ -1,5 +1,6 @@
 """From a model to verdicts: a small run, measured for real."""
 
+import shutil
 from pathlib import Path
 
 import polars as pl
@@ -7,10 +8,16 @@ import pytest
 
 from attnscope.errors import InputError
 from attnscope.experiment.execute import run as carry_out
+from attnscope.question.claims import built_in
 from attnscope.question.spec import made
 from attnscope.run.store import Run, open_run
-from attnscope.stats.claims import built_in
-from attnscope.stats.on_run import compare_run, judge_run, sensitivity_of_run, survival_of_run
+from attnscope.stats.on_run import (
+    compare_run,
+    compare_runs,
+    judge_run,
+    sensitivity_of_run,
+    survival_of_run,
+)
 from attnscope.stats.sensitivity import survival
 from made_models import save_model
 
@@ -21,7 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     experiment = made(
         name="fillers",
         models={"qwen": save_model(folder / "model", layers=3)},
-        prompts={"source": "math", "count": 8},
+        prompts={"source": "math", "count": 12},
         conditions={
             "base": {},
             "slashes": {"insert": {"kind": "repeat", "unit": "/", "count": 20}, "by": "ids"},
@@ -30,6 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         measures=[
             "mass",
             "lambda",
+            "even_slope",
             "spikes",
             "uniformity",
             "value_similarity",
@@ -37,7 +45,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
             "profile",
         ],
     )
-    carry_out(experiment, folder / "out")
+    mine = built_in()[0].model_copy(update={"name": "mine"})
+    carry_out(experiment, folder / "out", claims=[mine])
     return open_run(folder / "out")
 
 
@@ -50,7 +59,7 @@ def test_every_claim_about_fillers_has_a_verdict(run: Run) -> None:
         else:
             assert verdict.verdict != "not measured", verdict.reason
             assert verdict.model == "qwen"
-            assert "n 8" in verdict.reason
+            assert "n 12" in verdict.reason
 
 
 def test_every_condition_is_compared_with_the_base(run: Run) -> None:
@@ -64,7 +73,7 @@ def test_every_condition_is_compared_with_the_base(run: Run) -> None:
     swapped = compare_run(run, pair=("slashes", "sentence"), resamples=500)
     assert "lambda" in swapped["measure"].to_list()  # both have it
     assert "lambda" not in made["measure"].to_list()
-    with pytest.raises(InputError, match="unknown model 'other'; known: qwen"):
+    with pytest.raises(InputError, match="unknown model or condition 'other'; models: qwen"):
         compare_run(run, pair=("qwen", "other"))
 
 
@@ -84,12 +93,40 @@ def test_every_claim_with_a_choice_has_a_line(run: Run) -> None:
     assert lines["claim"].to_list() == [
         "fall",
         "one-factor",
-        "one-factor-fit",
         "affine",
         "affine-first-layer-only",
     ]
-    assert lines["choices"].to_list() == [2] * 5
-    assert lines["places"].to_list() == [1] * 5
+    # And for the first two, five shares of spikes.
+    assert lines["choices"].to_list() == [10, 10, 2, 2]
+    assert lines["places"].to_list() == [1] * 4
     assert (lines["same_verdict"] >= lines["places"]).all()
     whole = lines.filter(pl.col("same_verdict") == pl.col("verdicts"))
     assert (whole["survives"] == whole["places"]).all()
+
+
+def test_claims_are_frozen_with_the_run(run: Run) -> None:
+    first = built_in()[0]
+    names = {"mine": first, "later": first, "fall": first}
+    claims = [claim.model_copy(update={"name": name}) for name, claim in names.items()]
+    said = [verdict.frozen for verdict in judge_run(run, claims, resamples=500)]
+    assert said == ["frozen before the run", "came after the run", "frozen before the run"]
+    (verdict,) = judge_run(run, [first], strata="level", resamples=500)
+    assert verdict.frozen == "frozen before the run, its units (level) chosen after it"
+
+
+def test_runs_are_compared_with_one_another(run: Run, tmp_path: Path) -> None:
+    again = open_run(shutil.copytree(run.path, tmp_path / "again"))
+    made = compare_runs([run, again], resamples=500)
+    assert made.select("a", "b").unique().rows() == [("out/qwen", "again/qwen")]
+    assert (made["difference"] == 0).all()
+    assert made["paired"].all()
+    assert set(made["condition"]) == {"base", "slashes", "sentence"}
+    with pytest.raises(InputError, match="over their models"):
+        compare_runs([run, run], over="condition")
+
+
+def test_facts_of_the_prompts_are_units(run: Run) -> None:
+    made = compare_run(run, strata="level", resamples=500)
+    assert made["design_effect"].null_count() < made.height
+    with pytest.raises(InputError, match="unknown fact 'topic' of a prompt; stored with it: level"):
+        compare_run(run, cluster="topic")

@@ -244,8 +244,8 @@ def alike(m: str, p: int, c: str, layer: int, head: int, item: str) -> float:
 
 def test_clusters_are_the_units() -> None:
     table = masses(alike, prompts=range(24), items=["hash"])
-    plain = compare(table, facts=FACTS)
-    made = compare(table, facts=FACTS, cluster="document")
+    plain = compare(table, prompts=FACTS)
+    made = compare(table, prompts=FACTS, cluster="document")
     assert plain["units"].to_list() == plain["n"].to_list() == [24] * 6
     assert made["units"].to_list() == [8] * 6
     assert made["n"].to_list() == [24] * 6
@@ -270,7 +270,7 @@ def test_clusters_are_the_units() -> None:
 
 def test_few_clusters_decide_nothing() -> None:
     facts = FACTS.with_columns(document=pl.col("prompt") // 6)
-    made = compare(masses(alike, prompts=range(24)), facts=facts, cluster="document")
+    made = compare(masses(alike, prompts=range(24)), prompts=facts, cluster="document")
     assert made["low"].null_count() == made["p"].null_count() == made.height
     assert "4 units" in made["note"][0]
 
@@ -281,11 +281,11 @@ def test_strata_narrow_the_interval() -> None:
         return 5.0 + (m == "tuned") * (p % 3 + 0.1 * float(own))
 
     table = masses(value, prompts=range(24), items=["hash"])
-    plain, made = (compare(table, facts=FACTS, strata=s) for s in (None, "level"))
+    plain, made = (compare(table, prompts=FACTS, strata=s) for s in (None, "level"))
     assert ((made["high"] - made["low"]) < 0.3 * (plain["high"] - plain["low"])).all()
     assert (made["design_effect"] < 0.1).all()
     with pytest.raises(InputError, match="unknown fact 'levle'"):
-        compare(table, facts=FACTS, strata="levle")
+        compare(table, prompts=FACTS, strata="levle")
 
 
 def test_no_difference_is_a_finding() -> None:

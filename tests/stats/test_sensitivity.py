@@ -7,8 +7,8 @@ import polars as pl
 import pytest
 
 from attnscope.errors import InputError
+from attnscope.question.claims import Claim, built_in
 from attnscope.question.spec import made as made_experiment
-from attnscope.stats.claims import Claim, built_in
 from attnscope.stats.sensitivity import in_a_line, sensitivity, survival
 from attnscope.stats.verdicts import judge
 from made_values import masses, measured
@@ -187,7 +187,9 @@ def test_a_verdict_on_all_heads_counts_once_in_a_line() -> None:
         return (0.95 if c == "slashes" else 0.3) + 0.01 * noise(p, c, *at)
 
     fits = measured("lambda_r2", value, conditions=("slashes", "short"), heads=5, layers=1)
-    made = sensitivity(claim("one-factor-fit"), fits, experiment=ASKED, resamples=300)
+    fit = claim("one-factor").parts[1]
+    alone = claim("one-factor").model_copy(update={"parts": (fit,)})
+    made = sensitivity(alone, fits, experiment=ASKED, resamples=300)
     assert made.height == 10
     told = in_a_line(made)
     assert (told["choices"], told["verdicts"], told["same_verdict"]) == (2, 2, 1)
@@ -207,12 +209,43 @@ def test_the_second_of_a_pair_of_conditions_is_varied() -> None:
     def value(m: str, p: int, c: str, *at: Any) -> float:
         return {"slashes": 0.2, "short": 0.9, "sentence": 0.5}[c] + 0.01 * noise(p, c, *at)
 
-    table = measured("uniformity", value, conditions=("slashes", "short", "sentence"), layers=1)
+    conditions = ("slashes", "short", "sentence")
+    table = measured("uniformity", value, conditions=conditions, layers=1, heads=6)
     made = sensitivity(claim("uniform-filler"), table, experiment=ASKED, resamples=300)
     said = dict(made.select("condition", "verdict").iter_rows())
     assert said["sentence, slashes"] == "supported"
     assert said["sentence, short"] == "contradicted"
     assert len(said) == 2  # nothing is compared with itself
+
+
+def test_the_share_of_spikes_is_a_choice() -> None:
+    """Of the tokens, a tenth falls more than the rest, and a third does not."""
+
+    def value(name: str, item: str | None) -> Any:
+        ratio = {"0.1": 0.4, "0.3": 0.7}.get(str(item), 0.6)
+        mean = {"spike_ratio": ratio, "spike_fall": 0.7, "even_ratio": 0.8}.get(name, 0.7)
+        mean = 0.6 if name == "lambda_ratio" else mean
+        return lambda *at: mean + 0.01 * noise(name, item, *at)
+
+    table = pl.concat(
+        [
+            measured(name, value(name, item), conditions=["slashes"], heads=6, layers=1, item=item)
+            for name, items in (
+                ("lambda_ratio", [None]),
+                ("even_ratio", [None]),
+                *((n, ["0.1", "0.3"]) for n in ("spike_ratio", "rest_ratio", "spike_fall")),
+            )
+            for item in items
+        ]
+    )
+    for part in (0, 2):
+        made = sensitivity(claim("fall"), table, experiment=ASKED, part=part, resamples=300)
+        assert dict(made.select("spikes", "verdict").iter_rows()) == {
+            "0.1": "supported",
+            "0.3": "contradicted",
+        }
+        assert made.filter("reference")["spikes"].to_list() == ["0.1"]
+        assert survival(made)["overturned_by"].to_list() == [["spikes 0.3"]]
 
 
 def test_a_claim_that_the_run_cannot_decide() -> None:

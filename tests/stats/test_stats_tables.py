@@ -105,7 +105,7 @@ def test_summary_counts_the_prompts_with_a_value() -> None:
 def test_summary_of_clusters_and_of_few_prompts() -> None:
     table = masses(models=["base"], heads=1)
     facts = pl.DataFrame({"prompt": range(12), "pair": [p // 2 for p in range(12)]})
-    made = summary(table, facts=facts, cluster="pair")
+    made = summary(table, prompts=facts, cluster="pair")
     assert made["units"].unique().to_list() == [6]
     assert made["n"].unique().to_list() == [12]
     assert made["low"].null_count() == 0

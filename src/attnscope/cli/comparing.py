@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnscope.cli.options import Json
+from attnscope.cli.options import Json, listed, numbers, without_none
 from attnscope.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    import polars as pl
 
 __all__ = ["compare"]
 
 
 def compare(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory.")],
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="A run directory, or several.")
+    ],
     over: Annotated[
         str | None, typer.Option(help="model or condition; else models if they are two.")
     ] = None,
     pair: Annotated[
-        str | None, typer.Option(help="FIRST,SECOND of what is compared: second against first.")
+        str | None,
+        typer.Option(help="FIRST,SECOND of what is compared: second against first; or all."),
     ] = None,
     combine: Annotated[
         str | None, typer.Option(help="Heads: mean, sum, max or each; else as the experiment says.")
@@ -27,6 +33,29 @@ def compare(
     normalise: Annotated[
         str | None, typer.Option(help="Masses: mass, per-token, share or lift; else as above.")
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="A fact of the prompts that are alike; of several, the outermost first."),
+    ] = None,
+    strata: Annotated[
+        str | None, typer.Option(help="A fact that any set of prompts holds in equal proportion.")
+    ] = None,
+    families: Annotated[
+        str, typer.Option(help="Corrected: each thing by itself, pooled, or two-level.")
+    ] = "each",
+    smallest: Annotated[
+        str | None,
+        typer.Option(help="The smallest difference of interest: a number, or 5% of the first."),
+    ] = None,
+    level: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
+    resamples: Annotated[int, typer.Option(help="At the least.")] = 10_000,
+    seed: Annotated[int, typer.Option(help="Of the resamples.")] = 0,
+    measure: Annotated[str | None, typer.Option(help="Show these measures only.")] = None,
+    layer: Annotated[str | None, typer.Option(help="Show these layers only: 0,1,7.")] = None,
+    classes: Annotated[str | None, typer.Option("--class", help="Show these classes only.")] = None,
+    holds: Annotated[
+        bool, typer.Option("--holds", help="Show only rows whose outcome is not undetermined.")
+    ] = False,
     claims: Annotated[
         str | None, typer.Option(help="A YAML file of claims, in place of the built-in ones.")
     ] = None,
@@ -35,35 +64,92 @@ def compare(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Is the difference real? Paired statistics of a run, and verdicts on claims about it."""
-    from rich.console import Console
+    """Is the difference real? Paired statistics of a run, and verdicts on claims about it.
 
+    Several runs of the same prompts are compared as models of one.
+    """
+    from attnscope.question.claims import built_in, load_claims
     from attnscope.run.store import open_run
     from attnscope.stats import on_run, printing
-    from attnscope.stats.claims import built_in, load_claims
 
-    two = tuple(pair.split(",")) if pair is not None else None
-    if two is not None and len(two) != 2:
-        raise InputError(f"--pair {pair}: two names with a comma between them, first and second")
+    two: Any = pair if pair in (None, "all") else tuple(pair.split(","))
+    if isinstance(two, tuple) and len(two) != 2:
+        raise InputError(
+            f"--pair {pair}: two names with a comma between them, first and second; or all"
+        )
     judged = built_in() if claims is None else load_claims(claims)
     varied = [claim for claim in judged if claim.name == sensitivity]
     if sensitivity is not None and not varied:
         raise unknown("claim", sensitivity, [claim.name for claim in judged])
-    opened = open_run(run)
-    several = len(opened.experiment.models) > 1 or len(opened.experiment.conditions) > 1
-    compared = (
-        on_run.compare_run(opened, over=over, pair=two, combine=combine, normalise=normalise)
-        if several
-        else None
-    )
-    models = None if two is None or two[0] not in opened.experiment.models else two
-    verdicts = on_run.judge_run(opened, judged, pair=models)
-    choices = on_run.sensitivity_of_run(opened, varied[0], pair=models) if varied else None
-    if json:
-        print(printing.as_json(compared, verdicts, choices))
+    units = without_none(cluster=_one_or_several(cluster), strata=strata)
+    drawn = {"resamples": resamples, "seed": seed}
+    settings = {**units, "families": families, "smallest": smallest, "level": level, **drawn}
+    how = {"combine": combine, "normalise": normalise, "over": over, "pair": two}
+    opened = [open_run(run) for run in runs]
+    if len(opened) > 1:
+        if varied:
+            raise InputError("--sensitivity takes one run")
+        compared: pl.DataFrame | None = on_run.compare_runs(opened, **how, **settings)
+        verdicts, choices = [], None
     else:
-        console = Console()
-        if not console.is_terminal and "COLUMNS" not in os.environ:
-            console.width = 160  # into a file or a pipe: nobody says how wide that is
-        narrow = console.width < 100
-        console.print(printing.as_tables(compared, verdicts, choices, narrow=narrow))
+        (run,) = opened
+        several = len(run.experiment.models) > 1 or len(run.experiment.conditions) > 1
+        compared = on_run.compare_run(run, **how, **settings) if several else None
+        models = two if isinstance(two, tuple) and two[0] in run.experiment.models else None
+        verdicts = on_run.judge_run(run, judged, pair=models, **units, **drawn)
+        choices = (
+            on_run.sensitivity_of_run(run, varied[0], pair=models, **units, **drawn)
+            if varied
+            else None
+        )
+    if compared is not None:
+        compared = _only(compared, listed(measure), numbers("layer", layer), listed(classes), holds)
+    if json:
+        print(printing.as_json(compared, verdicts, choices, settings=settings))
+    else:
+        _show(
+            lambda narrow: printing.as_tables(
+                compared, verdicts, choices, narrow=narrow, settings=settings
+            )
+        )
+
+
+def _one_or_several(text: str | None) -> Any:
+    names = listed(text)
+    return names[0] if names is not None and len(names) == 1 else names
+
+
+def _only(
+    compared: pl.DataFrame,
+    measures: list[str] | None,
+    layers: list[int] | None,
+    classes: list[str] | None,
+    holds: bool,
+) -> pl.DataFrame:
+    """The rows that were asked for; a name that no row has is an error."""
+    import polars as pl
+
+    from attnscope.stats.paired import OUTCOMES
+
+    for what, column, wanted in (
+        ("measure", "measure", measures),
+        ("layer", "layer", layers),
+        ("class", "item", classes),
+    ):
+        if wanted is None:
+            continue
+        there = compared[column].drop_nulls().unique(maintain_order=True).to_list()
+        for one in wanted:
+            if one not in there:
+                raise unknown(what, one, sorted(there))
+        compared = compared.filter(pl.col(column).is_in(wanted))
+    return compared.filter(pl.col("outcome") != OUTCOMES[-1]) if holds else compared
+
+
+def _show(tables: Any) -> None:
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 160  # into a file or a pipe: nobody says how wide that is
+    console.print(tables(console.width < 100))

@@ -22,6 +22,7 @@ from attnscope.errors import InputError, unknown
 if TYPE_CHECKING:
     from attnscope.experiment.execute import Outcome
     from attnscope.experiment.plan import Plan
+    from attnscope.question.claims import Claim
 
 __all__ = ["query", "reproduce", "run"]
 
@@ -34,6 +35,10 @@ def run(
     check: Annotated[
         bool, typer.Option("--check", help="Only validate, and print the plan.")
     ] = False,
+    claims: Annotated[
+        Path | None,
+        typer.Option(help="Claims of your own, written down with the run before it starts."),
+    ] = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -56,15 +61,18 @@ def run(
     in Python with attnscope.open_run(DIR).
     """
     from attnscope.experiment.plan import make_plan
+    from attnscope.question.claims import load_claims
     from attnscope.question.yaml import read_experiment
 
     experiment = read_experiment(file)
+    frozen = None if claims is None else load_claims(claims)
     _no_bars()
     plan = make_plan(experiment)
     if check:
         _print_plan(plan, quiet=quiet, json=json)
         return
-    outcome = _carry_out(plan, out or Path("runs") / experiment.name, quiet=quiet or json)
+    folder = out or Path("runs") / experiment.name
+    outcome = _carry_out(plan, folder, quiet=quiet or json, claims=frozen)
     _print_outcomes({experiment.name: outcome}, json=json)
 
 
@@ -189,14 +197,16 @@ def query(
         print(answer)
 
 
-def _carry_out(plan: Plan, folder: Path, *, quiet: bool) -> Outcome:
+def _carry_out(
+    plan: Plan, folder: Path, *, quiet: bool, claims: tuple[Claim, ...] | None = None
+) -> Outcome:
     """Run a plan with its progress on the terminal; Ctrl-C leaves it to be continued."""
     from attnscope.cli.progress import shown
     from attnscope.experiment.execute import run_plan
 
     try:
         with shown(plan.experiment.name, plan.size, quiet=quiet) as progress:
-            return run_plan(plan, folder, progress=progress)
+            return run_plan(plan, folder, progress=progress, claims=claims)
     except KeyboardInterrupt:
         print(
             f"stopped. What is finished is kept in {folder}; the same command continues there.",

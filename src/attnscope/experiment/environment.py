@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+from collections.abc import Iterable
 from typing import Any
 
 from attnscope import __version__
 from attnscope.errors import InputError
 from attnscope.experiment.plan import ModelPlan, Plan
+from attnscope.question.claims import Claim, frozen
 from attnscope.question.spec import Experiment
 
 __all__ = ["describe", "describe_model", "same_or_refuse"]
@@ -22,8 +24,9 @@ __all__ = ["describe", "describe_model", "same_or_refuse"]
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "polars")
 
 
-def describe(plan: Plan) -> dict[str, Any]:
-    """Everything but the models, which are added as they are loaded."""
+def describe(plan: Plan, claims: Iterable[Claim] | None = None) -> dict[str, Any]:
+    """Everything but the models, which are added as they are loaded. Claims by their digests, so
+    that a verdict can tell whether they were there before the numbers."""
     import torch
 
     cuda = plan.device.startswith("cuda") and torch.cuda.is_available()
@@ -41,6 +44,7 @@ def describe(plan: Plan) -> dict[str, Any]:
             label: {"fingerprint": kinds.fingerprint, "classes": list(kinds.names)}
             for label, kinds in plan.experiment.class_sets.items()
         },
+        "claims": frozen(claims),
         "models": {},
     }
 
@@ -68,7 +72,7 @@ def same_or_refuse(there: dict[str, Any], here: dict[str, Any], folder: Any) -> 
     differing = [
         f"{key}: {there.get(key)} there, {here[key]} here"
         for key in here
-        if key not in ("models", "threads") and there.get(key) != here[key]
+        if key not in ("models", "threads", "claims") and there.get(key) != here[key]
     ]
     if differing:
         raise InputError(

@@ -10,7 +10,7 @@ This module must not know charts, or what the numbers mean.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from attnscope.experiment.executor import Done, Executor, Work
 from attnscope.experiment.local import local
 from attnscope.experiment.plan import Batch, Plan, make_plan
 from attnscope.experiment.to_tables import TokenColumns, cell_tables
+from attnscope.question.claims import Claim
 from attnscope.question.spec import Experiment
 from attnscope.run.schemas import CELLS
 from attnscope.run.writer import Directory, opened
@@ -56,9 +57,12 @@ def run(
     *,
     executor: Executor = local,
     progress: Progress | None = None,
+    claims: Iterable[Claim] | None = None,
 ) -> Outcome:
-    """Run an experiment into a directory, or continue it there."""
-    return run_plan(make_plan(experiment), folder, executor=executor, progress=progress)
+    """Run an experiment into a directory, or continue it there. Claims of one's own, beside the
+    built-in ones, are frozen there at the first start."""
+    plan = make_plan(experiment)
+    return run_plan(plan, folder, executor=executor, progress=progress, claims=claims)
 
 
 def run_plan(
@@ -67,13 +71,14 @@ def run_plan(
     *,
     executor: Executor = local,
     progress: Progress | None = None,
+    claims: Iterable[Claim] | None = None,
 ) -> Outcome:
     """Run what was planned."""
     with opened(Path(folder), plan.experiment) as directory:
         work = [Work(model, batch) for model in plan.models for batch in model.batches]
         _refuse_strangers(directory, {one.batch.id for one in work})
         directory.write_lines("facts.jsonl", plan.facts)
-        environment = _environment(plan, directory)
+        environment = _environment(plan, directory, claims)
         profiles = ("positions",) if "profile" in plan.experiment.measures else ()
         done = directory.done(
             {
@@ -102,9 +107,11 @@ def _refuse_strangers(directory: Directory, planned: set[str]) -> None:
         )
 
 
-def _environment(plan: Plan, directory: Directory) -> dict[str, Any]:
+def _environment(
+    plan: Plan, directory: Directory, claims: Iterable[Claim] | None
+) -> dict[str, Any]:
     """Recorded at the first start."""
-    here, there = describe(plan), directory.environment()
+    here, there = describe(plan, claims), directory.environment()
     if there:
         same_or_refuse(there, here, directory.folder)
         return there

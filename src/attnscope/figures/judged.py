@@ -13,7 +13,7 @@ import polars as pl
 
 from attnscope.errors import AttnscopeError
 from attnscope.figures.blocks import Items, Lines, Section, Strong
-from attnscope.stats.claims import Claim, built_in
+from attnscope.question.claims import Claim, built_in
 from attnscope.stats.on_run import judge_run, sensitivity_of_run
 from attnscope.stats.sensitivity import CHOICES, in_a_line
 from attnscope.stats.verdicts import Verdict

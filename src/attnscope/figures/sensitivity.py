@@ -20,7 +20,7 @@ from attnscope.figures.numbers import intervals
 from attnscope.figures.select import models_in_order
 from attnscope.figures.sensitivity_rows import NEEDS, chosen, laid_out, selected
 from attnscope.figures.words import count, join
-from attnscope.stats.claims import Claim, Part
+from attnscope.question.claims import Claim, Part
 from attnscope.stats.sensitivity import CHOICES, in_a_line, survival
 from attnscope.stats.verdicts import stated
 

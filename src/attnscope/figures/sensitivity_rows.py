@@ -13,7 +13,7 @@ from attnscope.errors import AttnscopeError, InputError, unknown
 from attnscope.figures.figure import Asked
 from attnscope.figures.numbers import in_order, shown
 from attnscope.figures.select import AbsentError, Choice, evenly, models_in_order, only
-from attnscope.stats.claims import Claim, built_in, load_claims
+from attnscope.question.claims import Claim, built_in, load_claims
 from attnscope.stats.sensitivity import CHOICES, sensitivity
 
 __all__ = ["NEEDS", "chosen", "laid_out", "selected"]

@@ -3,17 +3,18 @@ prompt, and whether each supports or opposes it. Must not know other parts, or v
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import polars as pl
 
 from attnscope.measures.registry import COLUMNS
+from attnscope.question.claims import Claim, Part
 from attnscope.stats import tables
-from attnscope.stats.claims import Claim, Part
 from attnscope.stats.contrast import Settings, paired_contrast
 from attnscope.stats.intervals import MINIMUM
+from attnscope.stats.sources import Sources
 from attnscope.stats.tables import Matrix, matrix, ranges
 
 __all__ = [
@@ -22,9 +23,15 @@ __all__ = [
     "NotPairedError",
     "default_condition",
     "evidence",
+    "item_of",
     "measures",
     "missing",
+    "null_of",
 ]
+
+
+FEW = 0.1
+"""The share of prompts without a value, of those with one, from which on a row decides nothing."""
 
 
 class NotMeasuredError(Exception):
@@ -37,7 +44,7 @@ class NotPairedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a run has, and how to resample it."""
+    """What a run has, and what is resampled."""
 
     models: list[str]
     conditions: list[str]
@@ -47,6 +54,7 @@ class Facts:
     first: dict[str, list[str]]
     """Queries, keys and classes, in the order in which the experiment lists them."""
     settings: Settings
+    sources: Sources
 
     def matching(self, selector: str) -> list[str]:
         """The conditions a selector means; at least one, or it was not measured."""
@@ -126,18 +134,7 @@ def evidence(
     table = _in_scope(table, part)
     table = _amounts(table, part)
     a, b = _sides(table, part, models, conditions)
-    by = ["layer", "head"]
-    family = np.zeros(b.columns.height, dtype=np.intp)  # all rows of a part are one
-    figures = paired_contrast(a.x, b.x, family, facts.settings)
-    made = b.columns.with_columns(
-        *(pl.Series(name, np.asarray(figure)) for name, figure in figures.items())
-    ).with_columns(pl.selectors.float().fill_nan(None))
-    equal = 0.0
-    if part.comparison.scale == "ratio":
-        equal = 1.0
-        made = made.with_columns(pl.col("mean_a", "mean_b", "difference", "low", "high").exp())
-        made = made.with_columns(pl.col("difference").alias("ratio"))
-    made = made.with_columns(*_decided(part, equal))
+    made = _contrasted(a, b, part, facts).with_columns(*_decided(part))
     labels = {
         "part": number,
         "measure": quantity.measure,
@@ -145,13 +142,63 @@ def evidence(
         "scale": part.comparison.scale,
         "normalise": quantity.normalise if quantity.measure == "mass" else None,
         "item": None if quantity.item is None else "+".join(quantity.item),
+        "spikes": item_of(part),
         "combine": part.scope.heads,
         **chosen,
     }
     return made.select(
         *(pl.lit(value, dtype=_type(value)).alias(name) for name, value in labels.items()),
         pl.all(),
-    ).sort(by)
+    ).sort(["layer", "head"])
+
+
+def item_of(part: Part) -> str | None:
+    """Of a measure that comes once for each of several items: the one that is meant."""
+    declared = [COLUMNS[m] for m in measures(part) if m in COLUMNS and COLUMNS[m].items]
+    if not declared:
+        return None
+    wanted = part.quantity.item
+    return declared[0].default if wanted is None else wanted[0]
+
+
+def null_of(part: Part) -> float:
+    """The difference, or ratio, that has to be exceeded."""
+    sign = -1.0 if part.direction == "less" else 1.0
+    if part.comparison.scale == "ratio":
+        return float((1 + part.comparison.by) ** sign)
+    return sign * part.comparison.by
+
+
+def _contrasted(a: Matrix, b: Matrix, part: Part, facts: Facts) -> pl.DataFrame:
+    """Figures of the second against the first; the test is against what has to be exceeded."""
+    ratio = part.comparison.scale == "ratio"
+    not_positive = np.zeros(b.columns.height, dtype=int)
+    first, second = a.x, b.x
+    if ratio:
+        wrong = (first <= 0) | (second <= 0)
+        not_positive = wrong.sum(0)
+        # A logarithm of the others alone would be of another, chosen, set of prompts.
+        spoilt = wrong.any(0)
+        first, second = (np.log(np.where(spoilt | ~(x > 0), np.nan, x)) for x in (first, second))
+    shift = np.log(null_of(part)) if ratio else null_of(part)
+    figures = paired_contrast(
+        first + shift,
+        second,
+        np.zeros(b.columns.height, dtype=np.intp),  # all rows of a part are one family
+        replace(facts.settings, level=1 - part.rule.level),
+        facts.sources.labels(b.prompts),
+    )
+    figures["mean_a"] = figures["mean_a"] - shift
+    for name in ("difference", "low", "high"):
+        figures[name] = figures[name] + shift
+    made = b.columns.with_columns(
+        *(pl.Series(name, np.asarray(figure)) for name, figure in figures.items()),
+        pl.Series("not_positive", not_positive),
+    ).with_columns(pl.selectors.float().fill_nan(None))
+    if ratio:
+        made = made.with_columns(pl.col("mean_a", "mean_b", "difference", "low", "high").exp())
+        made = made.with_columns(pl.col("difference").alias("ratio"))
+    return made
 
 
 def _type(value: object) -> Any:
@@ -224,7 +271,7 @@ def _sides(
     if over is None:
         b = matrix(table, by)
         level = float(part.comparison.threshold or 0.0)
-        return _scaled(Matrix(b.columns, b.prompts, np.full_like(b.x, level)), b, part)
+        return Matrix(b.columns, b.prompts, np.full_like(b.x, level)), b
     pair: Sequence[Any] = part.comparison.pair or models
     if over == "condition":
         pair = conditions
@@ -241,33 +288,23 @@ def _sides(
         raise NotPairedError(
             f"{over} {pair[0]} and {pair[1]} do not have the same layers and heads"
         )
-    return _scaled(a, b, part)
+    return a, b
 
 
-def _scaled(a: Matrix, b: Matrix, part: Part) -> tuple[Matrix, Matrix]:
-    if part.comparison.scale == "difference":
-        return a, b
-
-    def logarithm(m: Matrix) -> Matrix:
-        x = np.where(m.x > 0, m.x, np.nan)
-        return Matrix(m.columns, m.prompts, np.log(x))
-
-    return logarithm(a), logarithm(b)
-
-
-def _decided(part: Part, equal: float) -> list[pl.Expr]:
+def _decided(part: Part) -> list[pl.Expr]:
     """Whether a row supports the claim, and whether it opposes it."""
-    rule = part.rule
+    rule, null = part.rule, null_of(part)
     low, high, difference = pl.col("low"), pl.col("high"), pl.col("difference")
-    enough = pl.col("n") >= MINIMUM
+    # A row that most prompts have no value for would be about the others alone.
+    enough = (pl.col("units") >= MINIMUM) & (pl.col("left_out") <= FEW * pl.col("n"))
     if rule.bounds is not None:
         supports = (low >= rule.bounds[0]) & (high <= rule.bounds[1])
         opposes = (low > rule.bounds[1]) | (high < rule.bounds[0])
     else:
         found = pl.col("q") < rule.level
-        above, below = found & (difference > equal), found & (difference < equal)
+        above, below = found & (difference > null), found & (difference < null)
         if rule.kind == "interval":
-            above, below = above & (low > equal), below & (high < equal)
+            above, below = above & (low > null), below & (high < null)
         supports, opposes = (above, below) if part.direction == "more" else (below, above)
     return [
         (enough & supports).fill_null(False).alias("supports"),

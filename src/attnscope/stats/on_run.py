@@ -2,60 +2,134 @@
 prints and a report shows.
 """
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import polars as pl
 
 from attnscope.errors import AttnscopeError, InputError
+from attnscope.question.claims import Claim, built_in
+from attnscope.question.spec import Experiment
 from attnscope.run.store import Run
-from attnscope.stats.claims import Claim, built_in
 from attnscope.stats.paired import compare
 from attnscope.stats.sensitivity import CHOICES, in_a_line, sensitivity
 from attnscope.stats.verdicts import Verdict, judge
 
-__all__ = ["compare_run", "judge_run", "sensitivity_of_run", "survival_of_run"]
+__all__ = ["compare_run", "compare_runs", "judge_run", "sensitivity_of_run", "survival_of_run"]
 
 
 def compare_run(
     run: Run,
     *,
     over: str | None = None,
-    pair: tuple[str, str] | None = None,
+    pair: tuple[str, str] | str | None = None,
     combine: str | None = None,
     normalise: str | None = None,
-    resamples: int = 10_000,
-    seed: int = 0,
+    **settings: Any,
 ) -> pl.DataFrame:
     """`compare` on a run. By default over what the pair names; else over its models, if they are
-    two, or every condition against the base. Heads and masses as the experiment says.
+    two, or every condition against the base. Heads and masses as the experiment says; `settings`
+    as for `compare`. Classes that no prompt has a token of are left out.
     """
     asked = run.experiment
-    if over is None:
-        models, conditions = len(asked.models), len(asked.conditions)
-        over = "model" if models == 2 or (models > 2 and conditions == 1) else "condition"
-        if pair is not None:
-            over = "condition" if set(pair) <= set(asked.conditions) else "model"
-    settings: dict[str, Any] = {
-        "over": over,
-        "combine": combine or asked.combine,
-        "normalise": normalise or asked.normalise,
-        "resamples": resamples,
-        "seed": seed,
-    }
-    values = run.values
-    pairs: list[tuple[str, str] | None] = [pair]
-    if pair is None and over == "model" and len(asked.models) == 2:
-        first, second = asked.models
-        pairs = [(first, second)]
-    if pair is None and over == "condition":
+    over = over or _over(asked, pair)
+    pairs = None
+    if over == "model" and (pair == "all" or (pair is None and len(asked.models) == 2)):
+        pairs = list(itertools.combinations(asked.models, 2))
+    elif pair == "all":
+        pairs = list(itertools.combinations(asked.conditions, 2))
+    elif pair is None and over == "condition":
         pairs = [(asked.base, name) for name in asked.variants]
         if not pairs:
             raise InputError(
                 "this run has one model and one condition, so there is nothing to compare; add a "
                 "model or a condition to its experiment"
             )
-    return pl.concat([compare(values, pair=one, **settings) for one in pairs])
+    return compare(
+        _occurring(run.values),
+        over=over,
+        pair=pair,
+        pairs=pairs,
+        combine=combine or asked.combine,
+        normalise=normalise or asked.normalise,
+        prompts=run.prompts,
+        **settings,
+    )
+
+
+def compare_runs(
+    runs: Sequence[Run],
+    *,
+    over: str | None = None,
+    pair: tuple[str, str] | str | None = None,
+    combine: str | None = None,
+    normalise: str | None = None,
+    **settings: Any,
+) -> pl.DataFrame:
+    """The models of several runs against one another, all pairs unless one is named. Models of
+    the same label are told apart by their run's directory. Paired by prompt where the runs asked
+    for the same prompts; otherwise independent groups."""
+    if over not in (None, "model"):
+        raise InputError(f"over {over!r}: several runs are compared over their models")
+    first = runs[0].experiment
+    labels = [label for run in runs for label in run.experiment.models]
+    apart = len(set(labels)) < len(labels)
+    names, tables = [], []
+    for run in runs:
+        before = f"{run.path.name}/" if apart else ""
+        names += [f"{before}{label}" for label in run.experiment.models]
+        renamed = pl.concat_str(pl.lit(before), "model").alias("model")
+        tables.append(run.values.with_columns(renamed))
+    if len(set(names)) < len(names):
+        raise InputError(f"runs of one name cannot be told apart: {', '.join(names)}")
+    same = all(run.experiment.prompts == first.prompts for run in runs)
+    shared = set.intersection(*(set(run.experiment.conditions) for run in runs))
+    if not shared:
+        raise InputError("the runs have no condition of the same name; nothing is compared")
+    values = pl.concat([table.filter(pl.col("condition").is_in(shared)) for table in tables])
+    return compare(
+        _occurring(values),
+        over="model",
+        pair=pair,
+        pairs=list(itertools.combinations(names, 2)) if pair in (None, "all") else None,
+        combine=combine or first.combine,
+        normalise=normalise or first.normalise,
+        paired=None if same else False,
+        prompts=runs[0].prompts if same else None,
+        **settings,
+    )
+
+
+def _over(asked: Experiment, pair: tuple[str, str] | str | None) -> str:
+    """What differs: what the names of a pair are, else models if they are two."""
+    models, conditions = list(asked.models), list(asked.conditions)
+    if pair is None or isinstance(pair, str):
+        several = len(models) == 2 or (len(models) > 2 and len(conditions) == 1)
+        return "model" if several else "condition"
+    for over, there in (("model", models), ("condition", conditions)):
+        if set(pair) <= set(there):
+            return over
+    wrong = [name for name in pair if name not in models and name not in conditions]
+    if wrong:
+        raise InputError(
+            f"unknown model or condition {wrong[0]!r}; models: {', '.join(models)}; conditions: "
+            f"{', '.join(conditions)}"
+        )
+    raise InputError(
+        f"{pair[0]!r} and {pair[1]!r} are not both models ({', '.join(models)}) nor both "
+        f"conditions ({', '.join(conditions)}); two of a kind are compared"
+    )
+
+
+def _occurring(values: pl.LazyFrame) -> pl.LazyFrame:
+    """Without the classes that no prompt has a token of: what is measured of them is always 0."""
+    by = ["classes", "item"]
+    counted = values.filter(pl.col("measure") == "mass").group_by(by)
+    never = counted.agg(pl.col("tokens").sum().alias("all")).filter(pl.col("all") == 0)
+    absent = values.join(never, on=by, how="anti", nulls_equal=True)
+    targets = never.rename({"item": "target"})
+    return absent.join(targets, on=["classes", "target"], how="anti", nulls_equal=True)
 
 
 def judge_run(
@@ -63,18 +137,17 @@ def judge_run(
     claims: Iterable[Claim] | None = None,
     *,
     pair: tuple[str, str] | None = None,
-    resamples: int = 10_000,
-    seed: int = 0,
+    **settings: Any,
 ) -> list[Verdict]:
-    """Verdicts on a run; on the built-in claims by default."""
-    chosen = built_in() if claims is None else tuple(claims)
+    """Verdicts on a run, on the built-in claims by default; `settings` as for `judge`."""
     return judge(
-        chosen,
+        built_in() if claims is None else tuple(claims),
         run.values,
         experiment=run.experiment,
         pair=pair,
-        resamples=resamples,
-        seed=seed,
+        frozen=run.environment.get("claims"),
+        prompts=run.prompts,
+        **settings,
     )
 
 
@@ -83,17 +156,16 @@ def sensitivity_of_run(
     claim: Claim,
     *,
     pair: tuple[str, str] | None = None,
-    resamples: int = 10_000,
-    seed: int = 0,
+    **settings: Any,
 ) -> pl.DataFrame:
-    """`sensitivity` of a claim on a run."""
+    """`sensitivity` of a claim on a run; `settings` as for it."""
     return sensitivity(
         claim,
         run.values,
         experiment=run.experiment,
         pair=pair,
-        resamples=resamples,
-        seed=seed,
+        prompts=run.prompts,
+        **settings,
     )
 
 
@@ -102,14 +174,13 @@ def survival_of_run(
     claims: Iterable[Claim] | None = None,
     *,
     pair: tuple[str, str] | None = None,
-    resamples: int = 10_000,
-    seed: int = 0,
+    **settings: Any,
 ) -> pl.DataFrame:
     """A line for every claim that a run can judge under more than one choice: see `in_a_line`."""
     lines = []
     for claim in built_in() if claims is None else claims:
         try:
-            table = sensitivity_of_run(run, claim, pair=pair, resamples=resamples, seed=seed)
+            table = sensitivity_of_run(run, claim, pair=pair, **settings)
         except AttnscopeError:
             continue
         if table.select(*CHOICES).n_unique() > 1:

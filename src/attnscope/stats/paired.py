@@ -39,7 +39,7 @@ def compare(
     combine: str = "each",
     normalise: str = "mass",
     paired: bool | None = None,
-    facts: pl.DataFrame | None = None,
+    prompts: pl.DataFrame | None = None,
     cluster: str | Sequence[str] | None = None,
     strata: str | None = None,
     families: str = "each",
@@ -57,7 +57,7 @@ def compare(
     normalise   of masses: "mass", "per-token", "share" or "lift"
     paired      by prompt (True) or as two independent groups (False); by default paired, unless
                 the two have no prompt in common
-    facts       a column `prompt` and what is known of each: level, document, …
+    prompts     what is known of each: a column `prompt`, and level, document, …
     cluster     the fact whose values are the units, in place of prompts; of several, nested, the
                 outermost first
     strata      the fact whose values any set of prompts holds in the same proportion
@@ -73,7 +73,7 @@ def compare(
     settings = Settings(
         level=level, resamples=resamples, seed=seed, families=families, smallest=smallest
     )
-    sources = Sources(facts, cluster, strata)
+    sources = Sources(prompts, cluster, strata)
     chosen = list(pairs) if pairs is not None else _pairs(values, over, pair)
     held = "condition" if over == "model" else "model"
     by = [held, *_IDENTITY]

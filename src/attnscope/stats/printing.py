@@ -1,6 +1,7 @@
 """Comparisons and verdicts as text: tables for a terminal, and JSON for programs."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,7 +39,7 @@ def as_json(
 ) -> str:
     """One object: `settings`, `comparison` (rows), `verdicts` (each with its figures),
     `sensitivity` (rows)."""
-    fields = ("claim", "statement", "verdict", "reason", "model", "condition", "layer")
+    fields = ("claim", "statement", "verdict", "reason", "model", "condition", "layer", "frozen")
     made: dict[str, Any] = {
         "settings": dict(settings or {}),
         "comparison": [] if compared is None else compared.to_dicts(),
@@ -180,6 +181,8 @@ def _verdict(verdict: Verdict) -> Text:
     about = ", ".join(part for part in where if part)
     text.append(f"  {verdict.claim}{f' ({about})' if about else ''}: {verdict.statement}\n")
     text.append(f"  {verdict.reason}", style="dim")
+    if verdict.frozen is not None:
+        text.append(f"\n  {verdict.frozen}", style="dim")
     if could := _could_have(verdict):
         text.append(f"\n  {could}", style="dim")
     return text
@@ -191,9 +194,9 @@ def _could_have(verdict: Verdict) -> str | None:
     if verdict.verdict != "undetermined" or figures is None or figures.height != 1:
         return None
     row = figures.row(0, named=True)
-    if row["detectable"] is None or row["scale"] == "ratio":
+    if row["detectable"] is None:
         return None
-    return (
-        f"{row['units']} units find a difference of {row['detectable']:.3g} four times in five; a "
-        "smaller one is left open"
-    )
+    size = f"a difference of {row['detectable']:.3g}"
+    if row["scale"] == "ratio":  # in logarithms
+        size = f"a factor of {math.exp(row['detectable']):.4g}"
+    return f"{row['units']} units find {size} four times in five; a smaller one is left open"

@@ -1,22 +1,23 @@
 """Does a conclusion survive the choices behind it? One claim, judged again for every choice of
-queries, keys, classes, normalisation and condition that a run has, as one table.
+queries, keys, classes, normalisation, condition and share of spikes that a run has, as one table.
 """
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import polars as pl
 
 from attnscope.errors import InputError, unknown
+from attnscope.question.claims import Claim, Part
 from attnscope.question.spec import Experiment
-from attnscope.stats.claims import Claim, Part
-from attnscope.stats.evidence import measures
+from attnscope.stats.evidence import item_of, measures
 from attnscope.stats.tables import NORMALISE, Values, combine
 from attnscope.stats.verdicts import Verdict, judge
 
 __all__ = ["CHOICES", "in_a_line", "sensitivity", "survival"]
 
-CHOICES = ("queries", "keys", "classes", "normalise", "condition")
+CHOICES = ("queries", "keys", "classes", "normalise", "condition", "spikes")
 """What is varied, where the run has more than one."""
 
 
@@ -27,6 +28,9 @@ def sensitivity(
     experiment: Experiment | None = None,
     pair: tuple[str, str] | None = None,
     part: int = 0,
+    prompts: pl.DataFrame | None = None,
+    cluster: str | Sequence[str] | None = None,
+    strata: str | None = None,
     resamples: int = 10_000,
     seed: int = 0,
 ) -> pl.DataFrame:
@@ -50,6 +54,9 @@ def sensitivity(
     settings: dict[str, Any] = {
         "experiment": experiment,
         "pair": pair,
+        "prompts": prompts,
+        "cluster": cluster,
+        "strata": strata,
         "resamples": resamples,
         "seed": seed,
     }
@@ -148,6 +155,8 @@ def _there(claim: Claim, table: pl.DataFrame, name: str, asked: Experiment | Non
         # All classes together have a share of 1, whatever the attention.
         whole = any(quantity.item is None for quantity in quantities)
         return [how for how in NORMALISE if how != "share" or not whole]
+    if name == "spikes":
+        return _items(claim, table)
     if name == "keys" and any(quantity.keys is not None for quantity in quantities):
         return [None]  # a claim about a region is about that region
     if name == "condition":
@@ -161,6 +170,13 @@ def _there(claim: Claim, table: pl.DataFrame, name: str, asked: Experiment | Non
     if name == "classes" and len(there) > 1 and all(q.item is None for q in quantities):
         there = _unlike(table, there)
     return there or [None]
+
+
+def _items(claim: Claim, table: pl.DataFrame) -> list[Any]:
+    """How many tokens count as spikes, where a claim is about them."""
+    about = {m for part in claim.parts if item_of(part) is not None for m in measures(part)}
+    there = table.filter(pl.col("measure").is_in(sorted(about)))["item"].drop_nulls()
+    return there.unique(maintain_order=True).to_list() or [None]
 
 
 def _unlike(table: pl.DataFrame, sets: list[str]) -> list[str]:
@@ -226,6 +242,8 @@ def _changed(claim: Claim, chosen: dict[str, Any]) -> Claim:
         if condition is not None and comparison.over == "condition" and comparison.pair:
             pair = (comparison.pair[0], condition)
             comparison = comparison.model_copy(update={"pair": pair})
+        if chosen["spikes"] is not None and item_of(old) is not None:
+            given["item"] = (chosen["spikes"],)
         quantity = old.quantity.model_copy(update=given)
         return old.model_copy(update={"quantity": quantity, "comparison": comparison})
 
@@ -245,7 +263,7 @@ _MADE = ("queries", "keys", "classes", "normalise")
 
 
 _TYPES = {
-    **{name: pl.String() for name in ("model", *_MADE, "condition", "item")},
+    **{name: pl.String() for name in ("model", *_MADE, "condition", "spikes", "item")},
     "layer": pl.Int64(),
     "head": pl.Int64(),
 }
@@ -257,9 +275,19 @@ def _reference(own: list[Verdict], part: int) -> dict[str | None, dict[str, Any]
     for verdict in own:
         if verdict.figures is not None and verdict.model not in made:
             first = verdict.figures.filter(pl.col("part") == part).row(0, named=True)
-            choices = {name: first[name] for name in _MADE}
-            made[verdict.model] = {**choices, "condition": verdict.condition}
+            made[verdict.model] = _choices(verdict, first)
     return made
+
+
+def _choices(verdict: Verdict, row: dict[str, Any]) -> dict[str, Any]:
+    """The choices behind a row; how many tokens count as spikes, in whichever part says so."""
+    assert verdict.figures is not None
+    spikes = verdict.figures["spikes"].drop_nulls()
+    return {
+        **{name: row[name] for name in _MADE},
+        "condition": verdict.condition,
+        "spikes": spikes[0] if len(spikes) else None,
+    }
 
 
 def _rows(
@@ -271,7 +299,7 @@ def _rows(
     reference = references.get(verdict.model) or next(iter(references.values()))
     made = []
     for row in verdict.figures.filter(pl.col("part") == part).iter_rows(named=True):
-        choices = {**{name: row[name] for name in _MADE}, "condition": verdict.condition}
+        choices = _choices(verdict, row)
         changed = [name for name in CHOICES if choices[name] != reference[name]]
         made.append(
             {

@@ -17,7 +17,7 @@ def summary(
     values: Values,
     by: Sequence[str] = IDENTITY,
     *,
-    facts: pl.DataFrame | None = None,
+    prompts: pl.DataFrame | None = None,
     cluster: str | Sequence[str] | None = None,
     strata: str | None = None,
     level: float = 0.95,
@@ -27,11 +27,11 @@ def summary(
     """One row per combination of `by`: mean over prompts, its interval (low, high), how many
     prompts have a value (n), how many units they are, and whether the interval is doubtful.
 
-    low and high are null for fewer than 6 units, and where no two values differ. `facts`,
+    low and high are null for fewer than 6 units, and where no two values differ. `prompts`,
     `cluster` and `strata` are as in `compare`.
     """
     made = matrix(values, by)
-    sample = units(made.x, **Sources(facts, cluster, strata).labels(made.prompts))
+    sample = units(made.x, **Sources(prompts, cluster, strata).labels(made.prompts))
     found = intervals(sample.x, degrees=sample.degrees, level=level, resamples=resamples, seed=seed)
     n = (~np.isnan(made.x)).sum(0)
     mean = np.where(n > 0, np.nansum(made.x, 0) / np.maximum(n, 1), np.nan)

@@ -3,14 +3,15 @@ that decide; or not measured, with what to measure. Must not know files or how i
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import polars as pl
+from scipy import stats
 
+from attnscope.question.claims import Claim, Part, digest
 from attnscope.question.spec import Experiment
-from attnscope.stats.claims import Claim, Part
 from attnscope.stats.contrast import Settings
 from attnscope.stats.evidence import (
     Facts,
@@ -22,11 +23,13 @@ from attnscope.stats.evidence import (
     missing,
 )
 from attnscope.stats.paired import MINIMUM
+from attnscope.stats.sources import Sources
 from attnscope.stats.tables import Values
 
-__all__ = ["VERDICTS", "Verdict", "judge", "stated", "verdict_table"]
+__all__ = ["FROZEN", "VERDICTS", "Verdict", "judge", "stated", "verdict_table"]
 
 VERDICTS = ("supported", "contradicted", "undetermined", "not measured")
+FROZEN = ("frozen before the run", "changed after the run", "came after the run")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,9 @@ class Verdict:
     layer: int | None = None
     figures: pl.DataFrame | None = None
     """One row per part, layer and head: the comparison, and whether it supports or opposes."""
+    frozen: str | None = None
+    """Whether the claim was there before the run: begins with one of `FROZEN`; None where nobody
+    knows."""
 
 
 def judge(
@@ -52,6 +58,10 @@ def judge(
     *,
     experiment: Experiment | None = None,
     pair: tuple[str, str] | None = None,
+    frozen: Mapping[str, str] | None = None,
+    prompts: pl.DataFrame | None = None,
+    cluster: str | Sequence[str] | None = None,
+    strata: str | None = None,
     resamples: int = 10_000,
     seed: int = 0,
 ) -> list[Verdict]:
@@ -60,6 +70,8 @@ def judge(
     experiment   what a run was asked (`Run.experiment`): which condition is the base, which kind
                  of insertion the others have, and the order of queries, keys and models
     pair         the two models that claims over models compare, first and second
+    frozen       digests of claims, as they were written down before the run
+    prompts      what is known of each prompt; `cluster` and `strata` as in `compare`
     """
     claims = list(claims)
     wanted = {measure for claim in claims for part in claim.parts for measure in measures(part)}
@@ -80,13 +92,63 @@ def judge(
             what: list(getattr(experiment, what, ())) for what in ("queries", "keys", "classes")
         },
         settings=Settings(resamples=resamples, seed=seed),
+        sources=Sources(prompts, cluster, strata),
     )
-    return [verdict for claim in claims for verdict in _judged(claim, tables, facts, pair)]
+    made = [
+        replace(verdict, frozen=_frozen(claim, frozen, facts.sources))
+        for claim in claims
+        for verdict in _judged(claim, tables, facts, pair)
+    ]
+    return _without_contradiction(made, claims)
+
+
+def _frozen(claim: Claim, written: Mapping[str, str] | None, sources: Sources) -> str | None:
+    if written is None:
+        return None
+    if claim.name not in written:
+        return FROZEN[2]
+    if written[claim.name] != digest(claim):
+        return FROZEN[1]
+    chosen = f", its units ({', '.join(sources.used)}) chosen after it" if sources.used else ""
+    return FROZEN[0] + chosen
+
+
+def _without_contradiction(verdicts: list[Verdict], claims: Sequence[Claim]) -> list[Verdict]:
+    """Of claims that exclude each other and are both supported, neither is: a rule let through
+    what it should not have, and nobody knows which."""
+    excluded = {claim.name: set(claim.excludes) for claim in claims}
+    place = {(v.claim, v.model, v.condition, v.layer) for v in verdicts if v.verdict == "supported"}
+
+    def other(verdict: Verdict) -> str | None:
+        where = (verdict.model, verdict.condition, verdict.layer)
+        if verdict.verdict != "supported":
+            return None
+        return next(
+            (
+                name
+                for name, their in excluded.items()
+                if (name, *where) in place
+                and (name in excluded[verdict.claim] or verdict.claim in their)
+            ),
+            None,
+        )
+
+    return [
+        verdict
+        if (name := other(verdict)) is None
+        else replace(
+            verdict,
+            verdict="undetermined",
+            reason=f"supported by itself, but so is {name!r}, and the two exclude each other: "
+            f"{verdict.reason}",
+        )
+        for verdict in verdicts
+    ]
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> pl.DataFrame:
     """Verdicts as a table, without their figures."""
-    names = ("claim", "model", "condition", "layer", "verdict", "statement", "reason")
+    names = ("claim", "model", "condition", "layer", "verdict", "frozen", "statement", "reason")
     schema = {name: pl.Int64() if name == "layer" else pl.String() for name in names}
     rows = [[getattr(verdict, name) for name in names] for verdict in verdicts]
     return pl.DataFrame(rows, schema=schema, orient="row")
@@ -228,7 +290,15 @@ def _bound(
 
 def _outcome(part: Part, rows: pl.DataFrame) -> str:
     needed = part.rule.share * rows.height
-    supports, opposes = rows["supports"].sum(), rows["opposes"].sum()
+    supports, opposes = int(rows["supports"].sum()), int(rows["opposes"].sum())
+    if part.rule.vote == "such" and rows.height > 1:
+        if _at_least(supports, rows.height) > part.rule.share:
+            return "supported"
+        return (
+            "contradicted"
+            if _at_least(opposes, rows.height) > 1 - part.rule.share
+            else "undetermined"
+        )
     if supports >= needed and supports > opposes:  # as many against as for decide nothing
         return "supported"
     if opposes > rows.height - needed:
@@ -236,31 +306,60 @@ def _outcome(part: Part, rows: pl.DataFrame) -> str:
     return "undetermined"
 
 
+def _at_least(some: int, of: int) -> float:
+    """The share of such rows that these show with 95 % (Clopper and Pearson)."""
+    return float(stats.beta.ppf(0.05, some, of - some + 1)) if some else 0.0
+
+
 def _said(part: Part, rows: pl.DataFrame, outcome: str) -> str:
     """The figures of a part in words."""
-    bounds = part.rule.bounds
+    comparison, bounds = part.comparison, part.rule.bounds
     wanted = part.direction if bounds is None else f"within {bounds[0]:g} to {bounds[1]:g}"
+    if comparison.by:
+        wanted = f"{wanted} by {comparison.by:g}"
     name = f"{part.quantity.measure} against {rows['against'][0]}"
-    n = max(rows["n"].to_list())
-    if n < MINIMUM:
-        return f"{name}: {n} prompts, and fewer than {MINIMUM} decide nothing"
-    if rows.height > 1:
-        supports, opposes = rows["supports"].sum(), rows["opposes"].sum()
-        what = "layers" if rows["head"].null_count() else "heads"
+    units, n = _span(rows, "units"), _span(rows, "n")
+    size = f"n {n}" if n == units else f"n {n} in {units} clusters"
+    if spoilt := max(rows["not_positive"].to_list()):
         return (
-            f"{name} ({wanted}): of {rows.height} {what}, {supports} support and {opposes} "
-            f"oppose, share needed {part.rule.share:g}, n {n}: {outcome}"
+            f"{name}: values of 0 or below in up to {spoilt} prompts of a row, and such a row "
+            f"has no ratio: {outcome}"
+        )
+    if max(rows["units"].to_list()) < MINIMUM:
+        return f"{name}: {size}, and fewer than {MINIMUM} units decide nothing"
+    if rows.height > 1:
+        supports, opposes = int(rows["supports"].sum()), int(rows["opposes"].sum())
+        what = "layers" if rows["head"].null_count() else "heads"
+        share = f"share needed {part.rule.share:g}"
+        if part.rule.vote == "such":
+            least = _at_least(supports, rows.height)
+            share = f"so at least {least:.2f} of such {what}, needed {part.rule.share:g}"
+        return (
+            f"{name} ({wanted}): of these {rows.height} {what}, {supports} support and {opposes} "
+            f"oppose, {share}, {size}: {outcome}"
         )
     row = rows.row(0, named=True)
     if row["difference"] is None:
         return f"{name}: no values"
     if row["low"] is None:
         return f"{name}: all {n} values are the same, so there is no interval: {outcome}"
-    tested = f", q {row['q']:.2g}" if part.rule.kind != "within" else ""
+    tested = ""
+    if bounds is None:
+        least = row["p"] is not None and row["p"] <= row["floor"] * (1 + 1e-9)
+        tested = f", q {'≤ ' if least else ''}{row['q']:.2g}"
+    few = f", undefined in {row['left_out']} prompts" if row["left_out"] else ""
+    doubt = ", interval doubtful" if row["doubtful"] else ""
     return (
         f"{name} ({wanted}): {row['mean_b']:.4g} against {row['mean_a']:.4g}, {row['scale']} "
-        f"{row['difference']:.4g} [{row['low']:.4g}, {row['high']:.4g}]{tested}, n {n}: {outcome}"
+        f"{row['difference']:.4g} [{row['low']:.4g}, {row['high']:.4g}]{tested}, "
+        f"{size}{few}{doubt}: {outcome}"
     )
+
+
+def _span(rows: pl.DataFrame, name: str) -> str:
+    """The smallest and the largest, where they differ."""
+    least, most = min(rows[name].to_list()), max(rows[name].to_list())
+    return str(least) if least == most else f"{least}–{most}"
 
 
 def stated(statement: str, known: dict[str, Any]) -> str:

@@ -1,8 +1,15 @@
 """A claim is a named statement about a run that its tables can decide: what is measured, what it
-is compared with, in which direction, where, and what decides. Plain data, read from YAML; how a
-claim is judged is `verdicts.py`. `claims.yaml` has the ones that come with attnscope.
+is compared with, in which direction, by how much, where, and what decides. Plain data, read from
+YAML; how a claim is judged is `stats/verdicts.py`. `claims.yaml` has the ones that come with
+attnscope.
+
+A claim is part of the question: its digest is written into a run before anything is measured, so
+that a verdict can say whether the claim was there first.
 """
 
+import hashlib
+import json
+from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,6 +27,7 @@ from pydantic import (
 )
 
 from attnscope.errors import InputError
+from attnscope.measures.registry import COLUMNS
 
 __all__ = [
     "Claim",
@@ -29,6 +37,8 @@ __all__ = [
     "Rule",
     "Scope",
     "built_in",
+    "digest",
+    "frozen",
     "load_claims",
 ]
 
@@ -57,7 +67,8 @@ class Quantity(_Plain):
 
     measure: StrictStr
     item: Annotated[tuple[StrictStr, ...], BeforeValidator(_listed)] | None = None
-    """Classes, added up. None: all classes of the set, or a measure without classes."""
+    """Classes, added up. None: all classes of the set, or a measure without classes. Of a measure
+    that comes once for each of several items (spikes, for each share of tokens), one of them."""
     target: StrictStr | None = None
     """Of `flow`: to which class."""
     queries: StrictStr | None = None
@@ -65,6 +76,11 @@ class Quantity(_Plain):
     keys: StrictStr | None = None
     classes: StrictStr | None = None
     normalise: Literal["mass", "per-token", "share", "lift"] = "mass"
+
+    @model_validator(mode="after")
+    def _declared(self) -> "Quantity":
+        _known(self.measure)
+        return self
 
 
 class Comparison(_Plain):
@@ -76,7 +92,10 @@ class Comparison(_Plain):
     by name, as `base`, or as `kind:KIND` of what they insert."""
     threshold: float | None = None
     scale: Literal["difference", "ratio"] = "difference"
-    """`ratio` takes the mean of logarithms: second over first, prompt by prompt."""
+    """`ratio` takes the mean of logarithms: second over first, prompt by prompt. It needs values
+    above 0."""
+    by: Annotated[float, Field(ge=0)] = 0.0
+    """At least by so much in the claimed direction; of a ratio 0.05 is a factor of 1.05."""
 
     @model_validator(mode="after")
     def _one_way(self) -> "Comparison":
@@ -90,6 +109,9 @@ class Comparison(_Plain):
             raise ValueError("over layer needs a pair of layers, counted from 0")
         if self.scale == "ratio" and self.threshold is not None and self.threshold <= 0:
             raise ValueError("a ratio to a threshold needs a threshold above 0")
+        if self.over == "measure":
+            for side in self.pair or ():
+                _known(str(side))
         return self
 
 
@@ -114,6 +136,9 @@ class Rule(_Plain):
     kind: Literal["interval", "significant", "within"] = "interval"
     share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Of the rows. Contradicted where so many rows oppose that this share cannot be reached."""
+    vote: Literal["these", "such"] = "these"
+    """Of `these` rows, counted; or of `such` rows, of which these are a sample: the 95 % bound of
+    the share has to lie above it."""
     level: Annotated[float, Field(gt=0, lt=1)] = 0.05
     bounds: tuple[float, float] | None = None
 
@@ -140,6 +165,8 @@ class Part(_Plain):
     def _directed(self) -> "Part":
         if (self.rule.kind == "within") != (self.direction is None):
             raise ValueError("a direction is needed, more or less; only the rule 'within' has none")
+        if self.rule.kind == "within" and self.comparison.by:
+            raise ValueError("the rule 'within' has bounds, and no 'by'")
         return self
 
 
@@ -151,6 +178,8 @@ class Claim(_Plain):
     """May say {a}, {b}, {condition}, {model} and {layer}."""
     condition: StrictStr | None = None
     """A name, `base`, `variant` (any with an insertion), or `kind:KIND`; a verdict for each."""
+    excludes: Annotated[tuple[StrictStr, ...], BeforeValidator(_listed)] = ()
+    """Claims that cannot hold where this one does."""
     parts: Annotated[tuple[Part, ...], Field(min_length=1)]
 
     @model_validator(mode="before")
@@ -163,9 +192,27 @@ class Claim(_Plain):
         return data
 
 
+def _known(measure: str) -> None:
+    if measure not in COLUMNS:
+        raise ValueError(f"unknown measure {measure!r}; known: {', '.join(COLUMNS)}")
+
+
+def digest(claim: Claim) -> str:
+    """Of everything a claim says but its name."""
+    said = claim.model_dump(mode="json", exclude={"name"})
+    text = json.dumps(said, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def frozen(claims: Iterable[Claim] | None = None) -> dict[str, str]:
+    """Digests by name: of the built-in claims, and of those given, which come first."""
+    made = {claim.name: digest(claim) for claim in built_in()}
+    return made | {claim.name: digest(claim) for claim in claims or ()}
+
+
 def built_in() -> tuple[Claim, ...]:
     """The claims that come with attnscope."""
-    source = files("attnscope.stats").joinpath("claims.yaml")
+    source = files("attnscope.question").joinpath("claims.yaml")
     return _parse(source.read_text(encoding="utf-8"), "claims.yaml")
 
 

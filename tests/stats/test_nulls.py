@@ -1,0 +1,35 @@
+"""No claim is supported by noise, and none is missed where it is true: every built-in claim, in
+the worlds of `benchmarks/nulls.py`, which has the same with more sets.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnscope.question.claims import built_in
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "nulls.py"
+found = importlib.util.spec_from_file_location("nulls", FILE)
+assert found is not None
+assert found.loader is not None
+nulls = sys.modules["nulls"] = importlib.util.module_from_spec(found)
+found.loader.exec_module(nulls)
+
+SETS = 12
+
+
+@pytest.mark.parametrize("case", nulls.cases(), ids=lambda case: f"{case.claim}: {case.world}")
+def test_a_claim_in_a_world(case) -> None:  # type: ignore[no-untyped-def]
+    supported = nulls.rates(case, SETS, resamples=200).get("supported", 0.0) * SETS
+    if case.true:
+        assert supported >= 0.8 * SETS
+    else:  # of 12 sets at 5 per cent each, 3 or more come up in one test of fifty
+        assert supported <= 2
+
+
+def test_every_claim_has_worlds_of_both_kinds() -> None:
+    for claim in built_in():
+        kinds = {case.true for case in nulls.cases() if case.claim == claim.name}
+        assert kinds == {True, False}, claim.name
