@@ -125,7 +125,8 @@ def test_the_rows_can_be_chosen(run: MadeRun) -> None:
     kept = whole.filter(layer=1, queries="last")  # q is corrected over all layers all the same
     assert figure.data["q"].to_list() == kept["q"].to_list()
     turned = draw(run, "sensitivity", claim="map-characters", models=["tuned", "base"])
-    assert turned.data["difference"].to_list() == (-whole["difference"]).to_list()
+    back = (1 / whole["difference"]).to_list()  # a ratio
+    assert turned.data["difference"].to_list() == pytest.approx(back, rel=1e-4)
     for wrong, message in (
         ({"layers": [7]}, "unknown layer 7; known: 0, 1"),
         ({"queries": "first"}, "unknown queries 'first'; known: all, last"),
@@ -211,7 +212,9 @@ def test_claims_of_ones_own(run: MadeRun, tmp_path: Path) -> None:
 
 def test_bad_input() -> None:
     run = choices_run()
-    with pytest.raises(InputError, match="unknown claim 'map'; known: fall, one-factor"):
+    with pytest.raises(
+        InputError, match="unknown claim 'map'; known: fall, fall-beyond-sentence, one-factor"
+    ):
         draw(run, "sensitivity", claim="map")
     with pytest.raises(InputError, match="'affine' is about affine_r2, which this run has not"):
         draw(run, "sensitivity", claim="affine")
@@ -245,5 +248,5 @@ def test_all_formats(run: MadeRun, tmp_path: Path) -> None:
     paths = save(figure, tmp_path)
     assert [path.suffix for path in paths] == [".png", ".svg", ".pdf", ".html", ".csv", ".md"]
     assert all(path.stat().st_size > 500 for path in paths)
-    assert set(CHOICES) - {"classes"} <= set(rows_of(figure.spec).columns)
+    assert set(CHOICES) - {"classes", "spikes"} <= set(rows_of(figure.spec).columns)
     assert list(FIGURES)[-1] == "sensitivity"

@@ -175,5 +175,5 @@ FIGURE = Figure(
     words=_words,
     height=140,
     options=OPTIONS,
-    claims=("fall", "one-factor", "one-factor-fit"),
+    claims=("fall", "one-factor"),
 )

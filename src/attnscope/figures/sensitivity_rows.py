@@ -97,7 +97,7 @@ def selected(table: pl.DataFrame, choice: Choice) -> tuple[pl.DataFrame, int]:
     if table.is_empty():
         raise InputError("nothing is left of the claim's choices; leave one of the options out")
     layers = table["layer"].drop_nulls().unique().sort().to_list()
-    rows = table.select("model", "queries", "keys", "classes", "condition").n_unique()
+    rows = table.select("model", "queries", "keys", "classes", "condition", "spikes").n_unique()
     few = evenly(layers, max(2, ROWS // rows)) if choice.layers is None else layers
     if len(few) == len(layers):
         return table, 0
@@ -135,6 +135,8 @@ def laid_out(table: pl.DataFrame) -> tuple[pl.DataFrame, str]:
 
 def _label(row: dict[str, Any], name: str) -> str:
     """A choice in a row's name; of a pair of conditions the second, of which the row is."""
+    if name == "spikes":
+        return f"spikes {row[name]}"
     if name != "condition" or row["kind"] is None:
         return str(row[name])
     where = f", {row['position']}" if row["position"] is not None else ""
