@@ -133,7 +133,7 @@ def test_what_rests_on_fewer_prompts_says_so() -> None:
     assert "layer 0, star (n = 1)" in largest
     assert "layer 1, star" in largest
     assert "layer 1, star (n" not in largest
-    assert "Hollow points: too few prompts for an interval" in figure.caption
+    assert "Hollow points have no interval" in figure.caption
     assert "datum.low === null" in str(figure.spec)
     assert "Hollow" not in draw(run, "lift").caption
 

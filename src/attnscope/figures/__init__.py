@@ -9,10 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attnscope.figures.drawn import draw, drawable
     from attnscope.figures.export import save
     from attnscope.figures.figure import Drawing, Figure
-    from attnscope.figures.registry import FIGURES, figure_named
+    from attnscope.figures.registry import FIGURES, draw, drawable, figure_named
     from attnscope.figures.theme import PUBLISHED, SAFE, THEMES, Look, Theme
 
 __all__ = [
@@ -31,9 +30,8 @@ __all__ = [
 ]
 
 _HOME = {
-    **dict.fromkeys(["draw", "drawable"], "drawn"),
     **dict.fromkeys(["Drawing", "Figure"], "figure"),
-    **dict.fromkeys(["FIGURES", "figure_named"], "registry"),
+    **dict.fromkeys(["FIGURES", "draw", "drawable", "figure_named"], "registry"),
     **dict.fromkeys(["PUBLISHED", "SAFE", "THEMES", "Look", "Theme"], "theme"),
     "save": "export",
 }

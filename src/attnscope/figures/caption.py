@@ -20,15 +20,20 @@ if TYPE_CHECKING:
 __all__ = [
     "caption",
     "heads_said",
+    "hollow",
     "keys_said",
     "layers_said",
     "left_out",
     "measured",
     "pairs_said",
     "prompts_said",
+    "shown_of",
     "tiny",
     "unfinished",
 ]
+
+
+HOLLOW = "Hollow points have no interval: too few prompts, or all alike"
 
 
 def caption(run: Run, parts: Sequence[str], models: Sequence[str]) -> str:
@@ -63,6 +68,18 @@ def layers_said(layers: Sequence[int], total: int | None = None) -> str:
     word = "layer" if len(set(layers)) == 1 else "layers"
     some = f", of {total} in the run" if total is not None and len(layers) < total else ""
     return f"{word} {numbers(layers)} (counted from 0){some}"
+
+
+def shown_of(run: Run, combine: str, found: Selection, total: int | None = None) -> str:
+    """Models, layers (of how many) and how heads are combined."""
+    layers = layers_said(found.layers, total)
+    return f"{join(found.sources)}, {layers}, {heads_said(run, combine, found)}"
+
+
+def hollow(frame: pl.DataFrame) -> str:
+    """What is said of points without an interval that others have, or nothing."""
+    none = frame["low"].null_count()
+    return HOLLOW if 0 < none < frame.height else ""
 
 
 def heads_said(run: Run, combine: str, found: Selection) -> str:

@@ -5,12 +5,11 @@ Drawn from `mass`. This module must not know how a mass is measured.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
-from attnscope.figures.caption import heads_said, layers_said, left_out, measured, prompts_said
+from attnscope.figures.caption import hollow, left_out, measured, prompts_said, shown_of
 from attnscope.figures.charts.lines import layer_areas, layer_lines
 from attnscope.figures.charts.parts import legend_of
 from attnscope.figures.describe import Words
@@ -18,21 +17,12 @@ from attnscope.figures.figure import COMBINE, Asked, Figure, Numbers, Option
 from attnscope.figures.numbers import between_models, in_order, intervals, means, shown
 from attnscope.figures.select import Selection, select
 from attnscope.figures.theme import Look
-from attnscope.figures.words import join, number
+from attnscope.figures.words import number
 from attnscope.stats.tables import combine, normalise
 
-__all__ = ["FIGURE", "HOLLOW", "NEEDS", "ByClass", "by_class", "chart", "words"]
+__all__ = ["FIGURE", "NEEDS", "by_class", "chart", "words"]
 
 NEEDS = "an experiment with `mass` among its measures has it, such as the recipe token-types"
-HOLLOW = "Hollow points: too few prompts for an interval"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ByClass(Numbers):
-    """With what the words tell of it."""
-
-    found: Selection
-    interval: bool
 
 
 def chart(
@@ -56,7 +46,7 @@ def chart(
     return layer_lines(frame, look, colours, rule=rule, **shared)
 
 
-def by_class(asked: Asked, how: str, form: str = "lines", **settings: Any) -> ByClass:
+def by_class(asked: Asked, how: str, form: str = "lines", **settings: Any) -> Numbers[Selection]:
     """Means per model, layer and class, and the differences between models."""
     found = select(asked.run, asked.choice, ["mass"], base_only=True)
     values = normalise(combine(found.frame, asked.heads), how)
@@ -74,27 +64,25 @@ def by_class(asked: Asked, how: str, form: str = "lines", **settings: Any) -> By
         frame = frame.with_columns((pl.col("top") - pl.col("value")).alias("bottom"))
     frame = shown(frame)
     paired = between_models(values, found.models, layer=found.layers, item=found.items)
-    return ByClass(
+    return Numbers(
         data=frame,
         differences=None if paired is None else paired.rename({"item": "class"}),
         settings={"form": form, **settings},
         width={1: 480, 2: 700}.get(len(found.models), 800),
-        found=found,
-        interval=form == "lines" and intervals(frame),
+        told=found,
     )
 
 
-def words(made: ByClass, asked: Asked, *, what: str, **said: Any) -> Words:
+def words(made: Numbers[Selection], asked: Asked, *, what: str, **said: Any) -> Words:
     """What the figures of classes over layers say alike; `what` was measured."""
-    found = made.found
-    hollow = made.interval and made.data["low"].null_count() > 0
+    found = made.told
+    interval = made.settings["form"] == "lines" and intervals(made.data)
     return Words(
         caption=[
-            f"{join(found.sources)}, {layers_said(found.layers)}, "
-            + heads_said(asked.run, asked.heads, found),
+            shown_of(asked.run, asked.heads, found),
             f"{what}; {measured(found)}",
-            prompts_said(made.data, interval=made.interval, drawn=", drawn as bands"),
-            HOLLOW if hollow else "",
+            prompts_said(made.data, interval=interval, drawn=", drawn as bands"),
+            hollow(made.data) if interval else "",
             *left_out(found),
         ],
         models=found.sources,
@@ -106,7 +94,7 @@ def words(made: ByClass, asked: Asked, *, what: str, **said: Any) -> Words:
     )
 
 
-def _words(made: ByClass, asked: Asked) -> Words:
+def _words(made: Numbers[Selection], asked: Asked) -> Words:
     area = asked.options["form"] == "area"
     what = "Stacked areas" if area else "A line per class, its 95 % interval as a band"
     return words(
@@ -114,8 +102,8 @@ def _words(made: ByClass, asked: Asked) -> Words:
         asked,
         what="Attention summed over the keys of a class, mean over queries (mass)",
         title="Attention to every class of tokens, layer by layer",
-        overview=f"{what}, over {len(made.found.layers)} layers; a panel per model: "
-        f"{', '.join(made.found.models)}.",
+        overview=f"{what}, over {len(made.told.layers)} layers; a panel per model: "
+        f"{', '.join(made.told.models)}.",
         axes=["x: layer, from 0", f"y: Attention mass, up to {number(made.data['value'].max())}"],
         quantity="mass",
     )

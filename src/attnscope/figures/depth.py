@@ -5,38 +5,22 @@ Drawn from `entropy` and `first_token`. This module must not know how they are m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
-from attnscope.figures.caption import (
-    heads_said,
-    keys_said,
-    layers_said,
-    left_out,
-    prompts_said,
-)
+from attnscope.figures.caption import hollow, keys_said, left_out, prompts_said, shown_of
 from attnscope.figures.charts.lines import layer_lines
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import COMBINE, Asked, Figure, Numbers
 from attnscope.figures.numbers import between_models, in_order, intervals, means, shown
 from attnscope.figures.select import Selection, select
 from attnscope.figures.theme import Look
-from attnscope.figures.words import join
 from attnscope.stats.tables import combine
 
 __all__ = ["FIGURE"]
 
 MEASURES = {"entropy": "Entropy (nats)", "first_token": "First-token mass"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Depth(Numbers):
-    """With what the words tell of it."""
-
-    found: Selection
-    measures: list[str]
 
 
 def _chart(frame: pl.DataFrame, look: Look) -> Any:
@@ -53,40 +37,40 @@ def _chart(frame: pl.DataFrame, look: Look) -> Any:
     )
 
 
-def _numbers(asked: Asked) -> Depth:
+def _numbers(asked: Asked) -> Numbers[Selection]:
     found = select(asked.run, asked.choice, list(MEASURES), base_only=True)
     values = combine(found.frame, asked.heads)
     frame = shown(means(values, ["measure", "model", "layer"]))
     measures = [m for m in MEASURES if m in set(frame["measure"])]
-    return Depth(
+    return Numbers(
         data=in_order(frame, measure=measures, model=found.models, layer=found.layers),
         differences=between_models(values, found.models, measure=measures, layer=found.layers),
         width=480 if len(measures) == 1 else 740,
         margin=60,
-        found=found,
-        measures=measures,
+        told=found,
     )
 
 
-def _words(made: Depth, asked: Asked) -> Words:
-    found, colours = made.found, asked.theme.series_colours(len(made.found.models))
-    missing = [m for m in MEASURES if m not in made.measures]
+def _words(made: Numbers[Selection], asked: Asked) -> Words:
+    found, colours = made.told, asked.theme.series_colours(len(made.told.models))
+    measures = made.data["measure"].unique(maintain_order=True).to_list()
+    missing = [m for m in MEASURES if m not in measures]
     return Words(
         title="Entropy and first-token mass, layer by layer",
         caption=[
-            f"{join(found.sources)}, {layers_said(found.layers)}, "
-            + heads_said(asked.run, asked.heads, found),
+            shown_of(asked.run, asked.heads, found),
             "Entropy of a query's attention in nats, and its attention on the first token, each "
             f"mean over queries; not normalised further; queries: {found.queries}; "
             f"{keys_said(found.keys)}; condition: {', '.join(found.conditions)}",
             prompts_said(made.data, interval=intervals(made.data), drawn=", drawn as bands"),
+            hollow(made.data),
             f"The run has no {' and no '.join(missing)}" if missing else "",
             *left_out(found),
         ],
         models=found.sources,
         overview=f"Lines over {len(found.layers)} layers, a panel per measure "
-        f"({', '.join(made.measures)}), a line per model ({', '.join(found.models)}).",
-        axes=["x: layer, from 0", *[f"y: {MEASURES[m]}" for m in made.measures]],
+        f"({', '.join(measures)}), a line per model ({', '.join(found.models)}).",
+        axes=["x: layer, from 0", *[f"y: {MEASURES[m]}" for m in measures]],
         legend=[f"{m}: {colour}" for m, colour in zip(found.models, colours, strict=True)],
         quantity="value",
         places={"measure": "{}", "model": "{}", "layer": "layer {}"},

@@ -15,11 +15,10 @@ from attnscope.figures.caption import keys_said, layers_said, left_out
 from attnscope.figures.charts.matrix import head_matrices
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import Asked, Figure, Numbers, Option
+from attnscope.figures.heads import MEASURE, of_heads
 from attnscope.figures.numbers import LEVEL, Over, in_order, shown
 from attnscope.figures.select import (
-    AbsentError,
     Selection,
-    select,
     without_tokens,
 )
 from attnscope.figures.theme import Look
@@ -27,14 +26,14 @@ from attnscope.figures.token_types import PREFERRED
 from attnscope.figures.words import count, join, number
 from attnscope.stats.paired import MINIMUM, compare
 
-__all__ = ["FIGURE", "of_heads"]
+__all__ = ["FIGURE"]
 
 SHOW = {"difference": "Difference", "effect": "Standardised effect"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Effects(Numbers):
-    """With what the words tell of it."""
+class Compared:
+    """What is compared, and how."""
 
     found: Selection
     measure: str
@@ -71,21 +70,7 @@ def _chart(
     )
 
 
-def of_heads(asked: Asked) -> tuple[Selection, str]:
-    """The rows of the measure asked for, which has heads; else of mass, else of entropy."""
-    there = asked.run.values.select(pl.col("measure").unique()).collect()["measure"]
-    known = there.sort().to_list()
-    measure = asked.options["measure"] or ("mass" if "mass" in known else "entropy")
-    if measure not in known:
-        asked_for = asked.options["measure"] or "mass"
-        raise AbsentError(f"this run has no {asked_for} (it has {', '.join(known)})")
-    found = select(asked.run, asked.choice, [measure])
-    if found.frame["head"].is_null().all():
-        raise InputError(f"{measure} has no heads: it is a number of the whole layer")
-    return found, measure
-
-
-def _numbers(asked: Asked) -> Effects:
+def _numbers(asked: Asked) -> Numbers[Compared]:
     show = asked.options["show"]
     found, measure = of_heads(asked)
     over, of, minus = _pair(found, asked.run.experiment.base, asked.options["over"])
@@ -121,7 +106,7 @@ def _numbers(asked: Asked) -> Effects:
         if tests
         else f"No tests: {count(few, 'prompt')} are fewer than the {MINIMUM} that a p-value needs"
     )
-    return Effects(
+    return Numbers(
         data=frame,
         settings={
             "show": show,
@@ -129,13 +114,15 @@ def _numbers(asked: Asked) -> Effects:
         },
         width={1: 480, 2: 640}.get(frame["item"].n_unique(), 800),
         margin=40,
-        found=found,
-        measure=measure,
-        over=over,
-        of=of,
-        minus=minus,
-        fixed=fixed,
-        tested=tested,
+        told=Compared(
+            found=found,
+            measure=measure,
+            over=over,
+            of=of,
+            minus=minus,
+            fixed=fixed,
+            tested=tested,
+        ),
     )
 
 
@@ -155,25 +142,26 @@ def _pair(found: Selection, base: str, over: str | None) -> tuple[Over, str, str
     )
 
 
-def _words(made: Effects, asked: Asked) -> Words:
-    found, colours, show = made.found, asked.theme.diverging, asked.options["show"]
-    held = "condition" if made.over == "model" else "model"
+def _words(made: Numbers[Compared], asked: Asked) -> Words:
+    told, colours, show = made.told, asked.theme.diverging, asked.options["show"]
+    found = told.found
+    held = "condition" if told.over == "model" else "model"
     classes = f"; class set: {found.classes}" if found.classes else ""
     panels = join(made.data["item"].unique(maintain_order=True).to_list())
     return Words(
-        title=f"{made.measure.capitalize()}: {made.of} against {made.minus}, head by head",
+        title=f"{told.measure.capitalize()}: {told.of} against {told.minus}, head by head",
         caption=[
-            f"{made.of} minus {made.minus}, {held} {made.fixed}; {layers_said(found.layers)}, "
+            f"{told.of} minus {told.minus}, {held} {told.fixed}; {layers_said(found.layers)}, "
             "every head by itself",
-            f"{made.measure}, not normalised further; queries: {found.queries}; "
+            f"{told.measure}, not normalised further; queries: {found.queries}; "
             f"{keys_said(found.keys)}{classes}",
             f"n = {count(max(made.data['n']), 'prompt')}, paired by prompt",
-            made.tested,
+            told.tested,
             *left_out(found),
         ],
-        models=[made.of, made.minus] if made.over == "model" else [made.fixed],
+        models=[told.of, told.minus] if told.over == "model" else [told.fixed],
         overview=f"Coloured matrices of layers by heads, a panel for each of {panels}: "
-        f"{made.settings['value_title'].lower()}. {made.tested}.",
+        f"{made.settings['value_title'].lower()}. {told.tested}.",
         axes=["x: head, from 0", "y: layer, from 0 at the top"],
         legend=[
             f"colour: from {colours[0]} (negative) over {colours[2]} (0) to {colours[-1]} "
@@ -189,7 +177,7 @@ def _words(made: Effects, asked: Asked) -> Words:
             f"(q = {number(row['q'])})"
             for row in made.data.filter("significant").iter_rows(named=True)
         ],
-        no_differences=f"{made.tested}. Heads with a dot are listed under Notes; the interval of "
+        no_differences=f"{told.tested}. Heads with a dot are listed under Notes; the interval of "
         "every head is in the table.",
     )
 
@@ -202,7 +190,7 @@ FIGURE = Figure(
     chart=_chart,
     words=_words,
     options={
-        "measure": Option(said="`measure`"),
+        "measure": MEASURE,
         "over": Option(
             said="`over` model, condition",
             known=(None, "model", "condition"),

@@ -29,6 +29,7 @@ __all__ = ["COMBINE", "VEGA_LITE", "Asked", "Drawing", "Figure", "Numbers", "Opt
 
 VEGA_LITE = "6.4"
 """What altair writes and vl-convert reads."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +80,13 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numbers:
-    """The numbers of a figure; figures add what their words need to know."""
+class Numbers(Generic[T]):
+    """The numbers of a figure, and what its words need to know of them."""
 
     data: pl.DataFrame
     """Every number shown, rounded as shown."""
+    told: T
+    """What the words tell of them: how they were selected, and whatever else."""
     differences: pl.DataFrame | None = None
     fine: pl.DataFrame | None = None
     """The data for the screen, where print had to bin them."""
@@ -95,11 +98,8 @@ class Numbers:
     """How much wider the caption is: axes and their labels."""
 
 
-N = TypeVar("N", bound=Numbers)
-
-
 @dataclass(frozen=True, kw_only=True)
-class Figure(Generic[N]):
+class Figure(Generic[T]):
     """The declaration of a figure."""
 
     name: str
@@ -107,11 +107,11 @@ class Figure(Generic[N]):
     """In a few words, for the list of figures."""
     needs: str
     """Which experiment has the numbers: said where a run has not."""
-    numbers: Callable[[Asked], N]
+    numbers: Callable[[Asked], Numbers[T]]
     chart: Callable[..., Any]
     """From the data, a `Look` and the settings to an altair chart; its docstring names the
     columns, so that a table of one's own can be drawn with it."""
-    words: Callable[[N, Asked], Words]
+    words: Callable[[Numbers[T], Asked], Words]
     height: float = 240
     """Of a panel, unless told."""
     options: Mapping[str, Option] = field(default_factory=dict)
@@ -205,7 +205,7 @@ def _read(figure: Figure[Any], given: Mapping[str, Any]) -> tuple[Choice, dict[s
 
 def draw(
     run: Run,
-    figure: Figure[N],
+    figure: Figure[T],
     *,
     theme: str | Theme = "published",
     dark: bool = False,

@@ -12,7 +12,7 @@ import polars as pl
 from attnscope.errors import InputError, unknown
 from attnscope.figures.charts.profile import Y_TITLE, profile_pairs
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import Asked, Figure
+from attnscope.figures.figure import Asked, Figure, Numbers
 from attnscope.figures.numbers import means, shown
 from attnscope.figures.profiles import (
     OPTIONS,
@@ -52,7 +52,7 @@ def _chart(frame: pl.DataFrame, look: Look, *, count_from: int = 0) -> Any:
     )
 
 
-def _numbers(asked: Asked) -> Panels:
+def _numbers(asked: Asked) -> Numbers[Panels]:
     base, variant = _conditions(asked)
     found, rows = rows_of(asked, [base, variant], panels=3)
     is_base = pl.col("condition") == base
@@ -92,8 +92,9 @@ def _conditions(asked: Asked) -> tuple[str, str]:
     return base, wanted[0]
 
 
-def _words(made: Panels, asked: Asked) -> Words:
-    (base, variant), data, theme = made.conditions, made.data, asked.theme
+def _words(made: Numbers[Panels], asked: Asked) -> Words:
+    (base, variant), data, theme = made.told.conditions, made.data, asked.theme
+    heads = count(made.told.heads.height, "head")
     over = "λ over all prompts is under Notes where it was measured."
 
     def along(panel: str) -> str:
@@ -105,9 +106,8 @@ def _words(made: Panels, asked: Asked) -> Words:
         asked,
         about=f"{variant} against {base}",
         title="Attention with and without filler",
-        overview=f"Line charts, two panels for each of {count(made.heads.height, 'head')}: above, "
-        "the original tokens without and with filler, indices aligned; below, the whole sequence "
-        "with filler, its span shaded.",
+        overview=f"Line charts, two panels for each of {heads}: above, the original tokens without "
+        "and with filler, indices aligned; below, the whole sequence with filler, its span shaded.",
         axes=[
             f"x, above: index of the original token, {along(ORIGINAL)}",
             f"x, below: index in the sequence with filler, {along(WHOLE)}",
@@ -130,7 +130,7 @@ def _head(row: dict[str, Any], asked: Asked) -> str:
     return f"{row['model']}, layer {row['layer'] + start}, head {row['head'] + start}"
 
 
-def _falls(made: Panels, asked: Asked) -> list[str]:
+def _falls(made: Numbers[Panels], asked: Asked) -> list[str]:
     """At how many of the shown places the line with filler is lower."""
     wide = made.data.filter(pl.col("panel") == ORIGINAL).pivot(
         on="series", index=[*PLACE, "position"], values="value"
@@ -145,9 +145,9 @@ def _falls(made: Panels, asked: Asked) -> list[str]:
     return said
 
 
-def _lambdas(made: Panels, asked: Asked) -> list[str]:
+def _lambdas(made: Numbers[Panels], asked: Asked) -> list[str]:
     """λ of the shown heads over all prompts, where the run has it."""
-    found = beside(asked, made, "lambda", made.conditions[1:])
+    found = beside(asked, made.told, "lambda", made.told.conditions[1:])
     if found is None:
         return []
     said = []

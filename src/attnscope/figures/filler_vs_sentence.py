@@ -14,7 +14,7 @@ import polars as pl
 from attnscope.errors import InputError
 from attnscope.figures.charts.profile import Y_TITLE, profile_pairs
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import Asked, Figure
+from attnscope.figures.figure import Asked, Figure, Numbers
 from attnscope.figures.numbers import differences, shown
 from attnscope.figures.profiles import (
     OPTIONS,
@@ -56,7 +56,7 @@ def _chart(frame: pl.DataFrame, look: Look, *, count_from: int = 0) -> Any:
     )
 
 
-def _numbers(asked: Asked) -> Panels:
+def _numbers(asked: Asked) -> Numbers[Panels]:
     filler, sentence = names = _two(asked)
     labels = {
         filler: "filler" if filler == "filler" else f"filler ({filler})",
@@ -97,34 +97,35 @@ def _two(asked: Asked) -> list[str]:
     return [filler[0], sentence[0]]
 
 
-def _uniformity(made: Panels, asked: Asked) -> pl.DataFrame | None:
+def _uniformity(made: Numbers[Panels], asked: Asked) -> pl.DataFrame | None:
     """Difference of the coefficient of variation, paired by prompt, where the run has it."""
-    filler, sentence = made.conditions
-    found = beside(asked, made, "uniformity", made.conditions)
+    filler, sentence = made.told.conditions
+    found = beside(asked, made.told, "uniformity", made.told.conditions)
     if found is None or found[0].drop_nulls("value")["condition"].n_unique() != 2:
         return None
     table = differences(found[0], "condition", [(filler, sentence)], PLACE)
-    order = made.heads.with_row_index("rank")
+    order = made.told.heads.with_row_index("rank")
     table = table.join(order, on=PLACE).sort("rank").drop("rank")
     said = f"coefficient of variation over the span{found[1]}"
     return table.with_columns(pl.lit(said).alias("panel"))
 
 
-def _words(made: Panels, asked: Asked) -> Words:
-    filler, sentence = made.conditions
+def _words(made: Numbers[Panels], asked: Asked) -> Words:
+    filler, sentence = made.told.conditions
     spans = made.data.filter(pl.col("panel") == SPAN)
     lengths = spans.group_by(*PLACE, "series").agg(pl.col("tokens").sum())
     unequal = lengths.group_by(PLACE).agg(pl.col("tokens").n_unique() > 1)["tokens"].any()
     names = made.data["series"].unique(maintain_order=True)
     colours = [asked.theme.filler, asked.theme.sentence]
+    heads = count(made.told.heads.height, "head")
     return profile_words(
         made,
         asked,
         about=f"conditions: {filler} and {sentence}; a y scale per panel",
         more="The two spans differ in length" if unequal else "",
         title="Filler against a random sentence in its place",
-        overview=f"Line charts for {count(made.heads.height, 'head')}, a column each: above, the "
-        f"inserted span, {filler} against {sentence}; below, the whole sequence, the span shaded.",
+        overview=f"Line charts for {heads}, a column each: above, the inserted span, {filler} "
+        f"against {sentence}; below, the whole sequence, the span shaded.",
         axes=[
             "x, above: index within the inserted span; below: index in the sequence",
             f"y: {Y_TITLE}, a scale of its own in each panel",
@@ -135,9 +136,9 @@ def _words(made: Panels, asked: Asked) -> Words:
     )
 
 
-def _evenness(made: Panels, start: int) -> list[str]:
+def _evenness(made: Numbers[Panels], start: int) -> list[str]:
     """How even the shown spans are."""
-    spans = made.full.filter(pl.col("panel") == SPAN)
+    spans = made.told.full.filter(pl.col("panel") == SPAN)
     even = spans.group_by(*PLACE, "series", maintain_order=True).agg(
         pl.col("value").mean().alias("mean"),
         (pl.col("value").std(ddof=0) / pl.col("value").mean()).alias("variation"),

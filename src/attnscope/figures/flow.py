@@ -5,12 +5,11 @@ Drawn from `flow`. This module must not know how it is measured.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
-from attnscope.figures.caption import heads_said, layers_said, left_out, measured, prompts_said
+from attnscope.figures.caption import left_out, measured, prompts_said, shown_of
 from attnscope.figures.charts.matrix import matrices
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import COMBINE, Asked, Figure, Numbers
@@ -26,15 +25,8 @@ WRITTEN = 8
 """The most classes whose numbers are written into the cells."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Flow(Numbers):
-    """With what the words tell of it."""
-
-    found: Selection
-    total: int
-    """Layers in the run."""
-    empty: list[str]
-    """Classes that get exactly nothing, from whomever."""
+Told = tuple[Selection, int, list[str]]
+"""The rows; how many layers the run has; classes that get exactly nothing, from whomever."""
 
 
 def _chart(frame: pl.DataFrame, look: Look) -> Any:
@@ -63,7 +55,7 @@ def _chart(frame: pl.DataFrame, look: Look) -> Any:
     )
 
 
-def _numbers(asked: Asked) -> Flow:
+def _numbers(asked: Asked) -> Numbers[Told]:
     found = select(asked.run, asked.choice, ["flow"], base_only=True)
     total = len(found.layers)
     if asked.choice.layers is None:
@@ -79,14 +71,12 @@ def _numbers(asked: Asked) -> Flow:
     orders = {"item": found.items, "target": _in_order(found.items, frame["target"])}
     frame = in_order(shown(frame), layer=found.layers, model=found.models, **orders)
     paired = between_models(values, found.models, layer=found.layers, **orders)
-    return Flow(
+    return Numbers(
         data=frame.rename(named),
         differences=None if paired is None else paired.rename(named),
         width=420 if len(found.layers) * len(found.models) == 1 else 780,
         margin=60,
-        found=found,
-        total=total,
-        empty=_in_order(found.items, empty),
+        told=(found, total, _in_order(found.items, empty)),
     )
 
 
@@ -94,17 +84,16 @@ def _in_order(classes: list[str], some: Any) -> list[str]:
     return [name for name in classes if name in set(some)] + sorted(set(some) - set(classes))
 
 
-def _words(made: Flow, asked: Asked) -> Words:
-    found, colours = made.found, asked.theme.sequential
+def _words(made: Numbers[Told], asked: Asked) -> Words:
+    (found, total, empty), colours = made.told, asked.theme.sequential
     return Words(
         title="Flow of attention between classes of tokens",
         caption=[
-            f"{join(found.sources)}, {layers_said(found.layers, made.total)}, "
-            + heads_said(asked.run, asked.heads, found),
+            shown_of(asked.run, asked.heads, found, total),
             "Flow: mean over the queries of a class (row) of their mass on a class of keys "
             f"(column); {measured(found)}; not normalised further",
             prompts_said(made.data, interval=False),
-            f"No column: {join(made.empty)}, to which exactly nothing goes" if made.empty else "",
+            f"No column: {join(empty)}, to which exactly nothing goes" if empty else "",
             *left_out(found, " (a class without queries)"),
         ],
         models=found.sources,

@@ -5,7 +5,6 @@ Drawn from `lambda`. This module must not know how a slope is fitted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -29,13 +28,6 @@ NEEDS = (
 TITLE = "λ (1: unchanged)"
 DOTS = 96
 """The most heads of a panel that are drawn as dots with whiskers; more become a matrix."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slopes(Numbers):
-    """With what the words tell of it."""
-
-    found: Selection
 
 
 def slope(found: Selection) -> str:
@@ -67,7 +59,7 @@ def _chart(frame: pl.DataFrame, look: Look) -> Any:
     )
 
 
-def _numbers(asked: Asked) -> Slopes:
+def _numbers(asked: Asked) -> Numbers[Selection]:
     found = select(asked.run, asked.choice, ["lambda"])
     frame = means(found.frame, ["model", "condition", "layer", "head"]).sort("layer", "head")
     frame = in_order(frame, model=found.models, condition=found.conditions)
@@ -76,11 +68,11 @@ def _numbers(asked: Asked) -> Slopes:
     differs = ((pl.col("low") > 1) | (pl.col("high") < 1)).fill_null(False)
     columns = ["model", "condition", "layer", "head", "value", "low", "high", "n"]
     frame = shown(frame.select(panel.alias("panel"), *columns, differs.alias("differs")))
-    return Slopes(data=frame, width=560 if frame["panel"].n_unique() == 1 else 780, found=found)
+    return Numbers(data=frame, width=560 if frame["panel"].n_unique() == 1 else 780, told=found)
 
 
-def _words(made: Slopes, asked: Asked) -> Words:
-    found, names = made.found, made.data["panel"].unique(maintain_order=True).to_list()
+def _words(made: Numbers[Selection], asked: Asked) -> Words:
+    found, names = made.told, made.data["panel"].unique(maintain_order=True).to_list()
     return Words(
         title="λ of every head",
         caption=[

@@ -6,13 +6,12 @@ is fitted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
 from attnscope.errors import InputError
-from attnscope.figures.caption import heads_said, layers_said, left_out, prompts_said
+from attnscope.figures.caption import hollow, left_out, prompts_said, shown_of
 from attnscope.figures.charts.lines import lines_over
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import COMBINE, Asked, Figure, Numbers
@@ -29,16 +28,9 @@ MOST = 8
 """The most layers shown where none were asked for."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lengths(Numbers):
-    """With what the words tell of it."""
-
-    found: Selection
-    total: int
-    """Layers in the run."""
-    fillers: list[str]
-    lone: list[str]
-    """Conditions whose filler has one length only: not shown."""
+Told = tuple[Selection, int, list[str], list[str]]
+"""The rows; how many layers the run has; the fillers; conditions whose filler has one length only,
+which are not shown."""
 
 
 def _chart(frame: pl.DataFrame, look: Look) -> Any:
@@ -47,7 +39,7 @@ def _chart(frame: pl.DataFrame, look: Look) -> Any:
     return lines_over(frame, look, **x, y_title=TITLE, rule=1.0)
 
 
-def _numbers(asked: Asked) -> Lengths:
+def _numbers(asked: Asked) -> Numbers[Told]:
     found = select(asked.run, asked.choice, ["lambda"])
     total = len(found.layers)
     if asked.choice.layers is None:
@@ -72,27 +64,25 @@ def _numbers(asked: Asked) -> Lengths:
     frame = in_order(frame.sort("filler", "layer", "filler_tokens"), model=found.models)
     columns = ["condition", "filler_tokens", "layer", "value", "low", "high", "n"]
     frame = shown(frame.select(panel.alias("panel"), *columns))
-    return Lengths(
+    return Numbers(
         data=frame,
         width={1: 520, 2: 720}.get(frame["panel"].n_unique(), 800),
-        found=found,
-        total=total,
-        fillers=drawn,
-        lone=[name for name in found.conditions if name in lone],
+        told=(found, total, drawn, [name for name in found.conditions if name in lone]),
     )
 
 
-def _words(made: Lengths, asked: Asked) -> Words:
-    found, colours = made.found, asked.theme.series_colours(len(made.found.layers))
-    lone = f"; not of several lengths, so not shown: {join(made.lone)}" if made.lone else ""
+def _words(made: Numbers[Told], asked: Asked) -> Words:
+    found, total, fillers, lone = made.told
+    colours = asked.theme.series_colours(len(found.layers))
+    others = f"; not of several lengths, so not shown: {join(lone)}" if lone else ""
     return Words(
         title="λ against the length of the filler",
         caption=[
-            f"{join(found.models)}, {layers_said(found.layers, made.total)}, "
-            + heads_said(asked.run, asked.heads, found),
-            f"Filler: {'; '.join(made.fillers)}{lone}",
+            shown_of(asked.run, asked.heads, found, total),
+            f"Filler: {'; '.join(fillers)}{others}",
             f"{slope(found)}; filler tokens: mean over prompts",
             prompts_said(made.data, interval=intervals(made.data), drawn=", drawn as bands"),
+            hollow(made.data),
             *left_out(found),
         ],
         models=found.models,

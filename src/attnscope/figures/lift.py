@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import polars as pl
 
-from attnscope.figures.classes import NEEDS, ByClass, by_class, chart, words
+from attnscope.figures.classes import NEEDS, by_class, chart, words
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import COMBINE, Asked, Figure
+from attnscope.figures.figure import COMBINE, Asked, Figure, Numbers
+from attnscope.figures.select import Selection
 from attnscope.figures.token_types import WHAT
 from attnscope.figures.words import number
 
@@ -29,14 +30,14 @@ def _against_one(frame: pl.DataFrame) -> str:
     )
 
 
-def _words(made: ByClass, asked: Asked) -> Words:
+def _words(made: Numbers[Selection], asked: Asked) -> Words:
     return words(
         made,
         asked,
         what=WHAT["lift"],
         title="Lift of every class of tokens, layer by layer",
         overview="A line per class, its 95 % interval as a band, and a dashed line at 1, which is "
-        f"no preference; a panel per model: {', '.join(made.found.models)}.",
+        f"no preference; a panel per model: {', '.join(made.told.models)}.",
         axes=["x: layer, from 0", f"y: lift, up to {number(made.data['value'].max())}"],
         quantity="lift",
         notes=[_against_one(made.data)],

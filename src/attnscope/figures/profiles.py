@@ -33,8 +33,8 @@ OPTIONS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Panels(Numbers):
-    """The rows of two panels per head, and how they came about."""
+class Panels:
+    """How the rows of two panels per head came about."""
 
     found: Profiles
     full: pl.DataFrame
@@ -42,11 +42,8 @@ class Panels(Numbers):
     conditions: Sequence[str]
     bins: tuple[int, int]
     """Tokens in a bin: in print, and on the screen."""
-
-    @property
-    def heads(self) -> pl.DataFrame:
-        """Model, layer and head of every column of panels."""
-        return self.data.select(PLACE).unique(maintain_order=True)
+    heads: pl.DataFrame
+    """Model, layer and head of every column of panels."""
 
 
 def rows_of(asked: Asked, conditions: Sequence[str], **some: int) -> tuple[Profiles, pl.DataFrame]:
@@ -72,7 +69,7 @@ def panels_of(
     conditions: Sequence[str],
     series: Sequence[str],
     **settings: Any,
-) -> Panels:
+) -> Numbers[Panels]:
     """The figure's numbers from the rows of its two panels, which have `series` and `position`."""
     named = [part.with_columns(pl.lit(panel).alias("panel")) for panel, part in rows.items()]
     both = pl.concat([part.select(*KEYS, "role", "token", "value") for part in named])
@@ -87,16 +84,16 @@ def panels_of(
         both = both.with_columns(pl.lit(1, pl.Int64).alias("n"))
     frame, coarse = _binned(both, PRINT, list(rows), series)
     fine, narrow = _binned(both, FINE, list(rows), series)
-    return Panels(
+    heads = frame.select(PLACE).unique(maintain_order=True)
+    return Numbers(
         data=frame,
         fine=fine,
         settings={"count_from": asked.options["count_from"], **settings},
-        width=780 if frame.select(PLACE).n_unique() > 1 else 620,
+        width=780 if heads.height > 1 else 620,
         margin=40,
-        found=found,
-        full=both,
-        conditions=conditions,
-        bins=(coarse, narrow),
+        told=Panels(
+            found=found, full=both, conditions=conditions, bins=(coarse, narrow), heads=heads
+        ),
     )
 
 
@@ -114,19 +111,21 @@ def _binned(
     return frame.select(columns), max(width for _, width in parts)
 
 
-def profile_words(made: Panels, asked: Asked, *, about: str, more: str = "", **said: Any) -> Words:
+def profile_words(
+    made: Numbers[Panels], asked: Asked, *, about: str, more: str = "", **said: Any
+) -> Words:
     """What such figures say alike; the caption is `about` these conditions, and says `more`."""
-    found, options = made.found, asked.options
-    many, shown_heads = len(found.prompts), made.heads.height
+    told, found, options = made.told, made.told.found, asked.options
+    many, shown_heads = len(found.prompts), told.heads.height
     if options["mean"]:
         n = f"Mean over n = {count(many, 'prompt')} at each index (fewer where a prompt is shorter)"
     else:
         of = f" of {many} in the run" if many > 1 else ", the only one"
         n = f"n = 1: prompt {found.prompts[0]}{of}"
-    coarse, fine = made.bins
+    coarse, fine = told.bins
     return Words(
         caption=[
-            pairs_said(made.heads, options["count_from"]),
+            pairs_said(told.heads, options["count_from"]),
             f"{Y_TITLE}: mean over the later queries that see the token; queries: "
             f"{found.queries}; not normalised further; {about}",
             n,
@@ -148,7 +147,7 @@ def profile_words(made: Panels, asked: Asked, *, about: str, more: str = "", **s
 
 
 def beside(
-    asked: Asked, made: Panels, measure: str, conditions: Sequence[str]
+    asked: Asked, told: Panels, measure: str, conditions: Sequence[str]
 ) -> tuple[pl.DataFrame, str] | None:
     """A measure of the heads drawn, over all prompts, where the run has it for the queries drawn;
     and which keys it is of, where there are several.
@@ -157,9 +156,9 @@ def beside(
         asked.run.values.filter(
             pl.col("measure") == measure,
             pl.col("condition").is_in(conditions),
-            pl.col("queries") == made.found.queries,
+            pl.col("queries") == told.found.queries,
         )
-        .join(made.heads.lazy(), on=PLACE, how="semi")
+        .join(told.heads.lazy(), on=PLACE, how="semi")
         .with_columns(pl.col("value").fill_nan(None))
         .collect()
     )

@@ -10,18 +10,22 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from attnscope.errors import unknown
+from attnscope.errors import AttnscopeError, InputError, unknown
 
 if TYPE_CHECKING:
-    from attnscope.figures.figure import Figure
+    from attnscope.figures.figure import Drawing, Figure
+    from attnscope.figures.judged import Judged
+    from attnscope.figures.theme import Theme
+    from attnscope.run.store import Run
 
-__all__ = ["FIGURES", "figure_named", "table"]
+__all__ = ["FIGURES", "draw", "drawable", "figure_named", "table"]
 
 FIGURES: Mapping[str, str] = {
     "token-types": "token_types",
     "filler-profile": "filler_profile",
     "filler-vs-sentence": "filler_vs_sentence",
     "effect-heads": "effect_heads",
+    "head-strip": "head_strip",
     "classes": "classes",
     "lift": "lift",
     "lambda": "lambda_heads",
@@ -40,6 +44,40 @@ def figure_named(name: str) -> Figure[Any]:
         raise unknown("figure", name, FIGURES)
     found: Figure[Any] = import_module(f"attnscope.figures.{FIGURES[name]}").FIGURE
     return found
+
+
+def draw(
+    run: Run, name: str, *, theme: str | Theme = "published", dark: bool = False, **options: Any
+) -> Drawing:
+    """The figure `name` of a run.
+
+    Options that all figures take: `models`, `layers`, `heads`, `conditions`, `prompts`, `queries`,
+    `keys`, `classes`, `items` choose what is shown; `title`, `width`, `height`, `theme`
+    ("published", "safe", or a `Theme`) and `dark` say how. A figure may have options of its own.
+    """
+    from attnscope.figures.figure import draw as draw_figure
+
+    return draw_figure(run, figure_named(name), theme=theme, dark=dark, **options)
+
+
+def drawable(
+    run: Run, *, judged: Judged | None = None, **options: Any
+) -> tuple[list[Drawing], dict[str, str]]:
+    """Every figure that the run has the numbers for; and for each other one, why not."""
+    from attnscope.figures.figure import draw as draw_figure
+    from attnscope.figures.judged import Judged
+
+    judged = judged or Judged(run)
+    drawn, missing = [], {}
+    for name in FIGURES:
+        try:
+            drawn.append(draw_figure(run, figure_named(name), judged=judged, **options))
+        except AttnscopeError as error:
+            missing[name] = str(error)
+    if not drawn:
+        reasons = "; ".join(f"{name}: {why}" for name, why in missing.items())
+        raise InputError(f"this run has nothing to draw: {reasons}")
+    return drawn, missing
 
 
 def table() -> str:

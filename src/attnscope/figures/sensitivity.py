@@ -30,8 +30,8 @@ HEADS = {"mean": "mean over heads", "sum": "sum over heads", "max": "maximum ove
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choices(Numbers):
-    """With what the words tell of it."""
+class Told:
+    """What the words tell of."""
 
     claim: Claim
     table: pl.DataFrame
@@ -42,7 +42,7 @@ class Choices(Numbers):
     """Layers that are not shown."""
 
 
-def _numbers(asked: Asked) -> Choices:
+def _numbers(asked: Asked) -> Numbers[Told]:
     claim, whole = chosen(asked)
     table, further = selected(whole, asked.choice)
     frame, rows_title = laid_out(table)
@@ -50,7 +50,7 @@ def _numbers(asked: Asked) -> Choices:
     models = _models(asked, claim)
     several = frame["quantity"].n_unique()
     label = max(len(text) for text in frame["choice"]) * asked.theme.size * 0.5
-    return Choices(
+    return Numbers(
         data=frame,
         settings={
             "bounds": part.rule.bounds or (),
@@ -59,16 +59,13 @@ def _numbers(asked: Asked) -> Choices:
         },
         width={1: 420, 2: 560, 3: 620}.get(several, 680),
         margin=min(label, 400) + 20,
-        claim=claim,
-        table=table,
-        models=models,
-        rows_title=rows_title,
-        further=further,
+        told=Told(claim=claim, table=table, models=models, rows_title=rows_title, further=further),
     )
 
 
-def _words(made: Choices, asked: Asked) -> Words:
-    claim, table, models, data = made.claim, made.table, made.models, made.data
+def _words(made: Numbers[Told], asked: Asked) -> Words:
+    told, data = made.told, made.data
+    claim, table, models = told.claim, told.table, told.models
     part = claim.parts[asked.options["part"]]
     layers = table["layer"].drop_nulls().unique().sort().to_list()
     survived = in_a_line(table)
@@ -89,7 +86,7 @@ def _words(made: Choices, asked: Asked) -> Words:
             f"Claim {claim.name}: {statement}",
             f"{' against '.join(reversed(models)) if _over_models(claim) else join(models)}, "
             f"{layers_said(layers)}, {heads or 'every head by itself'}"
-            + (f"; {count(made.further, 'further layer')} not shown" if made.further else ""),
+            + (f"; {count(told.further, 'further layer')} not shown" if told.further else ""),
             f"{what}; claimed: {_claimed(part)}{_whole(claim, asked.options['part'])}",
             f"Reference (shaded): {_reference(table)}",
             prompts_said(data, interval=intervals(data)),
@@ -97,12 +94,12 @@ def _words(made: Choices, asked: Asked) -> Words:
             "Every panel has its own scale" if data["panel"].n_unique() > 1 else "",
         ],
         models=models,
-        overview=f"A forest plot: rows are choices of {made.rows_title or 'normalisation alone'}"
+        overview=f"A forest plot: rows are choices of {told.rows_title or 'normalisation alone'}"
         f"{normalised}. Claim: {statement}. {agree}.",
         axes=[
             f"x: {what}, with its 95 % interval; a line at {'1' if ratio else '0'} is no "
             f"difference{said_bounds}",
-            f"y: {made.rows_title or 'where the claim was judged'}",
+            f"y: {told.rows_title or 'where the claim was judged'}",
         ],
         legend=[
             *(

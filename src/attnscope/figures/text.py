@@ -5,7 +5,6 @@ Drawn from `positions` and `tokens`. This module must not know how attention is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -29,18 +28,11 @@ MOST = 1_200
 """The most tokens that are drawn."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tokens(Numbers):
-    """With what the words tell of it."""
-
-    found: Profiles
-    of: dict[str, Any]
-    """Model, layer, head, prompt and condition."""
-    total: int
-    """Tokens of the prompt."""
+Told = tuple[Profiles, dict[str, Any], int]
+"""The profiles; model, layer, head, prompt and condition; how many tokens the prompt has."""
 
 
-def _numbers(asked: Asked) -> Tokens:
+def _numbers(asked: Asked) -> Numbers[Told]:
     by = asked.options["by"]
     found = select_profiles(asked.run, asked.choice, panels=1)
     first = found.frame.row(0, named=True)
@@ -61,28 +53,27 @@ def _numbers(asked: Asked) -> Tokens:
         raise InputError(f"no token of this prompt has a defined {by}: there is nothing to shade")
     frame = shown(laid_out(full.head(MOST), asked.width or 780, asked.theme))
     columns = ["position", "token", "class", "role", "value"]
-    return Tokens(
+    return Numbers(
         data=frame.select(*columns, "shown", "line", "column", "at", "end"),
         settings={"value_title": BY[by].split(":")[0]},
         margin=0,
-        found=found,
-        of=of,
-        total=full.height,
+        told=(found, of, full.height),
     )
 
 
-def _words(made: Tokens, asked: Asked) -> Words:
-    by, of, shades = asked.options["by"], made.of, asked.theme.sequential
+def _words(made: Numbers[Told], asked: Asked) -> Words:
+    found, of, total = made.told
+    by, shades = asked.options["by"], asked.theme.sequential
     return Words(
         title="The text, shaded by attention",
         caption=[
             pairs_said(pl.DataFrame([of])),
-            f"{BY[by]}; queries: {made.found.queries}; not normalised further; condition: "
+            f"{BY[by]}; queries: {found.queries}; not normalised further; condition: "
             f"{of['condition']}",
             f"n = 1: prompt {of['prompt']}",
-            f"1 of {made.found.total} heads in the run is shown" if made.found.total > 1 else "",
+            f"1 of {found.total} heads in the run is shown" if found.total > 1 else "",
             "First token left out" if asked.options["leave_out_first"] else "",
-            f"The first {MOST:,} of {made.total:,} tokens" if made.total > MOST else "",
+            f"The first {MOST:,} of {total:,} tokens" if total > MOST else "",
             "Shades go by the square root",
         ],
         models=[of["model"]],

@@ -84,54 +84,23 @@ class Theme:
     def config(self) -> dict[str, Any]:
         """The part of a chart that depends on the theme's background, fonts and sizes."""
         ink, faint, grid = self.ink, self.faints[self.dark], self.grids[self.dark]
-        small, large = self.size - 1, self.size + 1
+        small, middle, large = self.size - 1, self.size, self.size + 1
+        text: dict[str, Any] = {"labelColor": ink, "titleColor": ink, "titleFontWeight": "normal"}
+        text |= {"labelLimit": 400, "labelFontSize": middle, "titleFontSize": large}
+        rules = {"gridColor": grid, "domainColor": faint, "tickColor": faint, "titlePadding": 8}
+        keys = {"titleFontSize": middle, "titleLimit": 400}
+        title = {"color": ink, "fontSize": self.size + 3, "fontWeight": "bold", "offset": 12}
+        subtitle = {"subtitleColor": faint, "subtitleFontSize": small, "subtitlePadding": 5}
         return {
             "background": self.paper,
             "font": self.font,
             "padding": 12,
-            "title": {
-                "color": ink,
-                "subtitleColor": faint,
-                "fontSize": self.size + 3,
-                "subtitleFontSize": small,
-                "subtitleLineHeight": small + 3.5,
-                "subtitlePadding": 5,
-                "fontWeight": "bold",
-                "anchor": "start",
-                "frame": "bounds",
-                "offset": 12,
-            },
-            "axis": {
-                "labelColor": ink,
-                "titleColor": ink,
-                "gridColor": grid,
-                "domainColor": faint,
-                "tickColor": faint,
-                "labelFontSize": self.size,
-                "titleFontSize": large,
-                "titleFontWeight": "normal",
-                "labelLimit": 400,
-                "titlePadding": 8,
-            },
-            "header": {
-                "labelColor": ink,
-                "titleColor": ink,
-                "labelFontSize": large,
-                "titleFontSize": large,
-                "titleFontWeight": "normal",
-                "labelLimit": 400,
-            },
-            "legend": {
-                "labelColor": ink,
-                "titleColor": ink,
-                "labelFontSize": self.size,
-                "titleFontSize": self.size,
-                "titleFontWeight": "normal",
-                "labelLimit": 400,
-                "titleLimit": 400,
-                "gradientLength": 160,
-                "gradientThickness": 10,
-            },
+            "title": title
+            | subtitle
+            | {"subtitleLineHeight": small + 3.5, "anchor": "start", "frame": "bounds"},
+            "axis": text | rules,
+            "header": text | {"labelFontSize": large},
+            "legend": text | keys | {"gradientLength": 160, "gradientThickness": 10},
             "view": {"stroke": None},
             "style": {
                 "ink": {"color": ink, "stroke": ink, "fill": None},

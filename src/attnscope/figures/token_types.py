@@ -5,19 +5,17 @@ Drawn from `mass`. This module must not know how a mass is measured.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import polars as pl
 
 from attnscope.errors import InputError
-from attnscope.figures.caption import heads_said, layers_said, left_out, measured, prompts_said
+from attnscope.figures.caption import left_out, measured, prompts_said, shown_of
 from attnscope.figures.charts.bars import bars, bars_width
 from attnscope.figures.charts.parts import legend_of
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import COMBINE, Asked, Figure, Numbers, Option
 from attnscope.figures.numbers import between_models, in_order, intervals, means, shown
 from attnscope.figures.select import Selection, select
-from attnscope.figures.words import join, number
+from attnscope.figures.words import number
 from attnscope.stats.tables import NORMALISE, combine, normalise
 
 __all__ = ["FIGURE", "PREFERRED"]
@@ -42,16 +40,7 @@ ADD_UP = ("mass", "share")
 """What may be stacked: the others are not parts of a whole."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bars(Numbers):
-    """With what the words tell of it."""
-
-    found: Selection
-    how: str
-    interval: bool
-
-
-def _numbers(asked: Asked) -> Bars:
+def _numbers(asked: Asked) -> Numbers[tuple[Selection, str]]:
     options = asked.options
     how = options["normalise"] or asked.run.experiment.normalise
     if how not in ADD_UP and (options["uniform"] or options["counts"]):
@@ -74,7 +63,7 @@ def _numbers(asked: Asked) -> Bars:
             pl.col("top").max().over("model", "layer").alias("bar")
         )
     paired = between_models(values, found.models, layer=found.layers, item=classes)
-    return Bars(
+    return Numbers(
         data=frame,
         differences=None if paired is None else paired.rename({"item": "class"}),
         settings={
@@ -87,9 +76,7 @@ def _numbers(asked: Asked) -> Bars:
         },
         width=bars_width(found.models, found.layers),
         margin=60,
-        found=found,
-        how=how,
-        interval=interval,
+        told=(found, how),
     )
 
 
@@ -130,8 +117,8 @@ def _stacked(
     return shown(frame.with_columns(bar))
 
 
-def _words(made: Bars, asked: Asked) -> Words:
-    found, options = made.found, asked.options
+def _words(made: Numbers[tuple[Selection, str]], asked: Asked) -> Words:
+    (found, how), options = made.told, asked.options
     whiskers = made.settings["whiskers"]
     on = {"total": "; whiskers on the total of a bar", "classes": "; whiskers on each class"}
     stacked = made.settings["stacked"]
@@ -143,10 +130,9 @@ def _words(made: Bars, asked: Asked) -> Words:
     return Words(
         title="Attention by type of token",
         caption=[
-            f"{join(found.sources)}, {layers_said(found.layers)}, "
-            + heads_said(asked.run, asked.heads, found),
-            f"{WHAT[made.how]}; {measured(found)}",
-            prompts_said(made.data, interval=made.interval) + on.get(whiskers, ""),
+            shown_of(asked.run, asked.heads, found),
+            f"{WHAT[how]}; {measured(found)}",
+            prompts_said(made.data, interval=whiskers != "none") + on.get(whiskers, ""),
             "Line across a bar: the total under even attention" if options["uniform"] else "",
             "Numbers above a bar: mean number of tokens per class" if options["counts"] else "",
             *left_out(found),
@@ -156,10 +142,10 @@ def _words(made: Bars, asked: Asked) -> Words:
         f"({len(found.layers)}), in each a bar per model ({', '.join(found.models)}), {within}.",
         axes=[
             "x: layers as groups, models within a group",
-            f"y: {TITLES[made.how]}, from 0 to {number(made.data['top'].max())}",
+            f"y: {TITLES[how]}, from 0 to {number(made.data['top'].max())}",
         ],
         legend=legend_of(found.items, asked.theme.class_colours(found.items)),
-        quantity="attention" if made.how != "lift" else "lift",
+        quantity="attention" if how != "lift" else "lift",
         places={"layer": "layer {}", "model": "{}", "class": "{}"},
         order="class",
         parts={"a class": pl.col("class") != "total", "a whole bar": pl.col("class") == "total"},

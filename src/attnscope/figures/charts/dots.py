@@ -10,10 +10,15 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from attnscope.figures.charts.parts import panels, rule_at, spread, tips
+from attnscope.figures.charts.parts import nothing, panels, rule_at, spread, tips
 from attnscope.figures.theme import Look
 
-__all__ = ["head_dots"]
+__all__ = ["FEW", "head_dots", "head_strip"]
+
+NAMED = 5
+"""How many heads of a strip are named."""
+FEW = 96
+"""The most heads of a strip that have their intervals drawn."""
 
 
 def head_dots(frame: pl.DataFrame, look: Look, *, y_title: str, rule: float) -> Any:
@@ -46,3 +51,55 @@ def head_dots(frame: pl.DataFrame, look: Look, *, y_title: str, rule: float) -> 
         return [*drawn, point.encode(y=y, tooltip=tips(part, shown))]
 
     return panels(frame, "panel", marks, look, gap=20)
+
+
+def head_strip(frame: pl.DataFrame, look: Look, *, y_title: str = "Value") -> Any:
+    """`value` over `rank`, coloured by `layer`, a panel per `panel`, the first named in a corner.
+
+    Columns: these, `name`, and `low` and `high`, which are drawn where the heads are few.
+    """
+    layers, ends = frame["layer"].unique().sort().to_list(), look.theme.diverging
+    colour = alt.Color(
+        "layer:Q",
+        scale=alt.Scale(
+            domain=[layers[0], layers[-1]], range=[ends[0], ends[-1]], interpolate="rgb"
+        ),
+        legend=alt.Legend(
+            orient="top", title="Layer", titleOrient="left", format="d", tickMinStep=1
+        ),
+    )
+    most = max(frame["rank"])
+    few = most < FEW and frame["low"].null_count() < frame.height
+    x = alt.X(
+        "rank:Q",
+        title="Head, by rank",
+        axis=alt.Axis(grid=False, tickMinStep=1),
+        scale=alt.Scale(domain=[-0.02 * most - 0.5, most + 0.5], nice=False),
+    )
+    told = ("value", "low", "high") if few else ("value",)
+    scale = alt.Scale(domain=spread(frame, 0.0, of=told), nice=True, zero=False)
+
+    def marks(part: pl.DataFrame, first: bool, width: float) -> list[Any]:
+        said = y_title if first else ""
+        base = alt.Chart(part).encode(x=x)
+        drawn: list[Any] = []
+        if few:
+            interval = {"y": alt.Y("low:Q", title=said), "y2": "high:Q"}
+            drawn.append(base.mark_rule(strokeWidth=1.2).encode(**interval, color=colour))
+        size = max(5.0, min(30.0, (0.9 * width / part.height) ** 2))
+        point = base.mark_point(filled=True, size=size, opacity=1).encode(
+            y=alt.Y("value:Q", title=said, axis=alt.Axis(grid=True), scale=scale),
+            color=colour,
+            tooltip=tips(part, ["panel", "rank", "layer", "head", "value", "low", "high", "n"]),
+        )
+        names = ["First:", *part.sort("rank")["name"][:NAMED]]
+        corner = alt.Chart(nothing()).mark_text(
+            style="faint-text",
+            text=names,
+            align="right",
+            baseline="top",
+            lineHeight=look.theme.size + 2,
+        )
+        return [*drawn, point, corner.encode(x=alt.value(width), y=alt.value(2))]
+
+    return panels(frame, "panel", marks, look, gap=24).resolve_scale(color="shared")

@@ -29,14 +29,15 @@ def head_matrices(
     colours: Sequence[str],
     marked: str | None = None,
 ) -> Any:
-    """`value` as colour at `layer` (down) and `head` (across)."""
+    """`value` as colour at `layer` (down) and `head` (across); of many heads, few panels a row."""
+    heads = frame["head"].unique().sort().to_list()
     return matrices(
         frame,
         look,
         x="head",
         y="layer",
         panel=panel,
-        x_order=frame["head"].unique().sort().to_list(),
+        x_order=heads,
         y_order=frame["layer"].unique().sort().to_list(),
         x_title="Head",
         y_title="Layer",
@@ -45,6 +46,7 @@ def head_matrices(
         domain=domain,
         colours=colours,
         marked=marked,
+        most=max(1, min(3, int(look.width / (7 * len(heads))))),
     )
 
 

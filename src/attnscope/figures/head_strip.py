@@ -1,0 +1,76 @@
+"""Heads in the order of their values: how few of them do most, and which.
+
+Drawn from any measure that has heads. This module must not know how it was measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import polars as pl
+
+from attnscope.figures.charts.dots import FEW, head_strip
+from attnscope.figures.describe import Words
+from attnscope.figures.figure import Asked, Figure, Numbers
+from attnscope.figures.heads import MEASURE, OfHeads, heads_caption, means_of_heads
+from attnscope.figures.numbers import intervals
+from attnscope.figures.words import join, number
+
+__all__ = ["FIGURE"]
+
+TOP = 10
+"""How many heads the description names."""
+
+
+def _numbers(asked: Asked) -> Numbers[OfHeads]:
+    made = means_of_heads(asked)
+    name = pl.format("L{} H{}", "layer", "head").alias("name")
+    rank = pl.int_range(pl.len()).over("panel").alias("rank")
+    parts = [
+        part.sort("value", descending=True, nulls_last=True, maintain_order=True)
+        for part in made.data.partition_by("panel", maintain_order=True)
+    ]
+    frame = pl.concat(parts).with_columns(rank, name)
+    columns = ["panel", "rank", "name", "layer", "head", "value", "low", "high", "n"]
+    width = {1: 560, 2: 720}.get(len(made.told.panels), 840)
+    return replace(
+        made, data=frame.select(columns), settings={"y_title": made.told.measure}, width=width
+    )
+
+
+def _words(made: Numbers[OfHeads], asked: Asked) -> Words:
+    drawn = intervals(made.data) and max(made.data["rank"]) < FEW
+    return Words(
+        title=f"Heads by their {made.told.measure}",
+        caption=[
+            *heads_caption(made, asked, interval=drawn),
+            "Colour: layer; in the corner the first by name (L: layer, H: head)",
+        ],
+        models=made.told.found.sources,
+        overview="Every head as a dot, from the largest value to the smallest, a panel for each of "
+        f"{join(made.told.panels)}.",
+        axes=["x: heads, by rank from 0", f"y: {made.told.measure}"],
+        legend=["colour: layer, from the first to the last"],
+        quantity=made.told.measure,
+        places={"panel": "{}", "layer": "layer {}", "head": "head {}"},
+        split=["panel"],
+        notes=[_first(part) for part in made.data.partition_by("panel", maintain_order=True)],
+        no_differences="Values, not differences: `effect-heads` compares.",
+    )
+
+
+def _first(part: pl.DataFrame) -> str:
+    named = [f"{row['name']} {number(row['value'])}" for row in part.head(TOP).to_dicts()]
+    return f"{part['panel'][0]}: {', '.join(named)}."
+
+
+FIGURE = Figure(
+    name="head-strip",
+    shows="heads sorted by the value of a measure, coloured by layer",
+    needs="an experiment that has this measure has it",
+    numbers=_numbers,
+    chart=head_strip,
+    words=_words,
+    height=220,
+    options={"measure": MEASURE},
+)
