@@ -25,6 +25,7 @@ FIGURES: Mapping[str, str] = {
     "filler-profile": "filler_profile",
     "filler-vs-sentence": "filler_vs_sentence",
     "effect-heads": "effect_heads",
+    "head-map": "head_map",
     "head-strip": "head_strip",
     "classes": "classes",
     "lift": "lift",

@@ -1,0 +1,83 @@
+"""A value of every head: layers by heads, for one model and condition.
+
+Drawn from any measure that has heads. This module must not know how it was measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import polars as pl
+
+from attnscope.figures.charts.matrix import head_matrices
+from attnscope.figures.describe import Words
+from attnscope.figures.figure import Asked, Figure, Numbers
+from attnscope.figures.heads import MEASURE, OfHeads, heads_caption, means_of_heads
+from attnscope.figures.theme import Look
+from attnscope.figures.words import count, join
+
+__all__ = ["FIGURE"]
+
+
+def _chart(frame: pl.DataFrame, look: Look, *, value_title: str = "Value") -> Any:
+    """A matrix of `layer` by `head` per `panel`, coloured by `value`."""
+    known = frame["value"].drop_nulls().to_list() or [0.0]
+    low, high = min(known), max(known)
+    colours = look.theme.sequential
+    if low < 0 < high:
+        low, high, colours = -max(high, -low), max(high, -low), look.theme.diverging
+    elif 0 <= low < high / 2:
+        low = 0.0
+    step = (high - low or 1.0) / (len(colours) - 1)
+    return head_matrices(
+        frame,
+        look,
+        panel="panel",
+        value_title=value_title,
+        domain=[low + step * i for i in range(len(colours))],
+        colours=colours,
+    )
+
+
+def _numbers(asked: Asked) -> Numbers[OfHeads]:
+    made = means_of_heads(asked)
+    width = {1: 480, 2: 640}.get(len(made.told.panels), 800)
+    return replace(made, settings={"value_title": made.told.measure}, width=width)
+
+
+def _words(made: Numbers[OfHeads], asked: Asked) -> Words:
+    told, colours = made.told, asked.theme.sequential
+    return Words(
+        title=f"{told.measure.capitalize()} of every head",
+        caption=heads_caption(made, asked, interval=False),
+        models=told.found.sources,
+        overview=f"Coloured matrices of layers by heads, a panel for each of {join(told.panels)}.",
+        axes=["x: head, from 0", "y: layer, from 0 at the top"],
+        legend=[f"colour: from {colours[0]} (least) to {colours[-1]} (most)"],
+        quantity=told.measure,
+        places={"panel": "{}", "layer": "layer {}", "head": "head {}"},
+        split=["panel"],
+        notes=[_share(part) for part in made.data.partition_by("panel", maintain_order=True)],
+        no_differences="Values, not differences: `effect-heads` compares.",
+    )
+
+
+def _share(part: pl.DataFrame) -> str:
+    """How many heads have at least half of the largest value."""
+    known = part["value"].drop_nulls()
+    most = max(known, default=0.0)
+    many = int((known >= most / 2).sum())
+    name = part["panel"][0]
+    return f"{name}: {many} of {count(len(known), 'head')} have at least half of the largest."
+
+
+FIGURE = Figure(
+    name="head-map",
+    shows="layers × heads: the value of a measure, of one model and condition",
+    needs="an experiment that has this measure has it",
+    numbers=_numbers,
+    chart=_chart,
+    words=_words,
+    options={"measure": MEASURE},
+)

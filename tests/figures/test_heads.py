@@ -1,0 +1,81 @@
+"""Figures of single heads: a map of any value, and heads in the order of their values."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+from reading_back import section
+
+from attnscope.errors import InputError
+from attnscope.figures import draw
+from made_runs import made_run
+
+
+def test_a_cell_is_the_mean_over_prompts_of_one_head() -> None:
+    run = made_run(models=("one", "two"), conditions={"base": 0, "slashes": 9})
+    figure = draw(run, "head-map")
+    assert figure.data["panel"].unique(maintain_order=True).to_list() == [
+        "hash",
+        "star",
+        "whitespace",
+    ]
+    for row in figure.data.sample(7, seed=1).iter_rows(named=True):
+        of = run.values.filter(
+            pl.col("model") == "one",
+            pl.col("condition") == "base",
+            pl.col("measure") == "mass",
+            pl.col("item") == row["panel"],
+            pl.col("layer") == row["layer"],
+            pl.col("head") == row["head"],
+        ).collect()
+        assert row["value"] == pytest.approx(of["value"].mean(), rel=1e-5)
+        assert row["n"] == of.height == 12
+    assert "one; 1 of 2 models, layers 0–3" in figure.caption
+    assert "condition: base" in figure.caption
+
+
+def test_one_model_and_one_condition_have_a_map() -> None:
+    run = made_run(models=("alone",), measures=("entropy",))
+    for name in ("head-map", "head-strip"):
+        assert draw(run, name).data.height == 16
+    assert draw(run, "head-map").title == "Entropy of every head"
+    with pytest.raises(InputError, match=r"no lambda \(it has entropy\); an experiment that has"):
+        draw(run, "head-map", measure="lambda")
+
+
+def test_models_and_conditions_asked_for_have_panels_of_their_own() -> None:
+    run = made_run(models=("one", "two"), conditions={"base": 0, "slashes": 9})
+    both = draw(run, "head-map", models=["one", "two"], items=["star"])
+    assert both.data["panel"].unique(maintain_order=True).to_list() == ["one, star", "two, star"]
+    conditions = draw(run, "head-strip", conditions=["base", "slashes"], items=["star"])
+    panels = conditions.data["panel"].unique(maintain_order=True).to_list()
+    assert panels == ["base, star", "slashes, star"]
+    flow = draw(run, "head-map", measure="flow", items=["hash"]).data["panel"]
+    assert "hash → star" in set(flow)
+
+
+@pytest.mark.parametrize(("layers", "heads", "a_row"), [(28, 28, 3), (80, 64, 1)])
+def test_a_map_of_many_heads_has_cells_that_can_be_seen(
+    layers: int, heads: int, a_row: int
+) -> None:
+    run = made_run(models=("m",), prompts=1, layers=range(layers), heads=heads, measures=("mass",))
+    spec = draw(run, "head-map").spec
+    assert spec["columns"] == a_row
+    for panel in spec["concat"]:
+        assert panel["width"] >= 7 * heads
+        assert panel["height"] >= 7 * layers
+
+
+def test_heads_stand_in_the_order_of_their_values() -> None:
+    figure = draw(made_run(models=("one",)), "head-strip")
+    for part in figure.data.partition_by("panel"):
+        assert part["rank"].to_list() == list(range(16))
+        assert part["value"].to_list() == sorted(part["value"], reverse=True)
+        first = part.row(0, named=True)
+        assert first["name"] == f"L{first['layer']} H{first['head']}"
+    notes = section(figure.description, "Notes")
+    top = figure.data.row(0, named=True)
+    assert notes[0].startswith(f"- {top['panel']}: {top['name']} {top['value']:.6g}, ")
+    assert "intervals: 95 %" in figure.caption
+    many = made_run(models=("one",), prompts=6, layers=range(10), heads=10, measures=("entropy",))
+    assert "intervals" not in draw(many, "head-strip").caption
