@@ -14,7 +14,7 @@ from attnscope.figures.charts.matrix import head_matrices
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import Asked, Figure, Numbers
 from attnscope.figures.heads import MEASURE, OfHeads, heads_caption, means_of_heads
-from attnscope.figures.theme import Look
+from attnscope.figures.theme import Look, Theme
 from attnscope.figures.words import count, join
 
 __all__ = ["FIGURE"]
@@ -24,9 +24,9 @@ def _chart(frame: pl.DataFrame, look: Look, *, value_title: str = "Value") -> An
     """A matrix of `layer` by `head` per `panel`, coloured by `value`."""
     known = frame["value"].drop_nulls().to_list() or [0.0]
     low, high = min(known), max(known)
-    colours = look.theme.sequential
-    if low < 0 < high:
-        low, high, colours = -max(high, -low), max(high, -low), look.theme.diverging
+    colours = _colours(frame, look.theme)
+    if colours is look.theme.diverging:
+        low, high = -max(high, -low), max(high, -low)
     elif 0 <= low < high / 2:
         low = 0.0
     step = (high - low or 1.0) / (len(colours) - 1)
@@ -40,6 +40,12 @@ def _chart(frame: pl.DataFrame, look: Look, *, value_title: str = "Value") -> An
     )
 
 
+def _colours(frame: pl.DataFrame, theme: Theme) -> tuple[str, ...]:
+    """From little to much, or over none where some values are negative and some are not."""
+    known = frame["value"].drop_nulls().to_list() or [0.0]
+    return theme.diverging if min(known) < 0 < max(known) else theme.sequential
+
+
 def _numbers(asked: Asked) -> Numbers[OfHeads]:
     made = means_of_heads(asked)
     width = {1: 480, 2: 640}.get(len(made.told.panels), 800)
@@ -47,7 +53,7 @@ def _numbers(asked: Asked) -> Numbers[OfHeads]:
 
 
 def _words(made: Numbers[OfHeads], asked: Asked) -> Words:
-    told, colours = made.told, asked.theme.sequential
+    told, colours = made.told, _colours(made.data, asked.theme)
     return Words(
         title=f"{told.measure.capitalize()} of every head",
         caption=heads_caption(made, asked, interval=False),
