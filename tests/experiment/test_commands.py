@@ -1,7 +1,9 @@
 """The commands, as somebody types them."""
 
 import json
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,7 @@ from attnscope.cli import main
 from attnscope.question.spec import made
 from attnscope.question.yaml import written
 from made_models import save_model
+from made_runs import made_run, write_run
 
 
 @pytest.fixture
@@ -120,3 +123,35 @@ def test_help(attnscope, command):
     code, out, _ = attnscope(command, "--help")
     assert code == 0
     assert "--json" in out
+
+
+def test_every_command_says_that_a_run_is_not_finished(attnscope, tmp_path):
+    folder = write_run(made_run(prompts=8), tmp_path / "run")
+    (folder / "manifest.json").unlink()
+    asked = {
+        "query": [str(folder), "SELECT count(*) FROM cells"],
+        "compare": [str(folder)],
+        "figure": [str(folder), "classes", "--formats", "csv"],
+        "describe": [str(folder), "classes"],
+    }
+    for command, arguments in asked.items():
+        code, _, said = attnscope(command, *arguments)
+        assert code == 0, said
+        assert "the run is not finished; this is about the 16 cells so far" in said, command
+        assert f"attnscope run {folder}/experiment.yaml --out {folder}" in said
+
+
+def test_output_that_nobody_has_room_for():
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", "from attnscope.cli import main; main()", "--help"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr

@@ -61,9 +61,9 @@ def test_other_measures_are_those_of_a_scope(small, folder, tmp_path):
     run(experiment, tmp_path / "run")
     values = attnscope.open_run(tmp_path / "run").values.collect()
     model, _ = attnscope.load(folder)
-    names = experiment.class_sets["default"].names
+    names = experiment.classes["default"].names
     for cell in make_plan(experiment).models[0].cells():
-        ids = experiment.class_sets["default"].ids(
+        ids = experiment.classes["default"].ids(
             cell.tokens.ids[None], make_plan(experiment).models[0].tokenizer
         )
         with attnscope.watch(model, layers=[1], classes=ids) as scope:

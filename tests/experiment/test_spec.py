@@ -79,7 +79,7 @@ def test_paths_are_relative_to_the_file(tmp_path):
     text = GOOD.replace("{source: math, count: 8}", "{source: file, path: some.jsonl}")
     experiment = read(tmp_path, text + "classes: [default, mine.yaml]\n")
     assert experiment.prompts.path == str(tmp_path / "some.jsonl")
-    assert list(experiment.class_sets) == ["default", "mine"]
+    assert list(experiment.classes) == ["default", "mine"]
 
 
 WRONG = [

@@ -59,7 +59,18 @@ def test_sql(done):
     assert found["mass"].to_list() == pytest.approx([1, 1], abs=1e-5)
 
 
-@pytest.mark.parametrize("query", ["SELECT x FROM values", "SELECT * FROM value", "SELEC", ""])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT x FROM values",
+        "SELECT * FROM value",
+        "SELEC",
+        "",
+        "DROP TABLE values",
+        "SELECT * FROM read_csv('/etc/passwd')",
+        "SELECT " + "1+" * 50_000 + "1 FROM values",
+    ],
+)
 def test_sql_that_does_not_work_says_what_there_is(done, query):
     with pytest.raises(InputError, match=r"values: model, prompt, condition"):
         attnscope.open_run(done).sql(query)

@@ -7,6 +7,7 @@ means a bug.
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from typing import Any
@@ -64,7 +65,14 @@ def main() -> None:
     """The program `attnscope`."""
     warnings.showwarning = _warn
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except AttnscopeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:  # what the machine refuses, such as room for the output
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to flush
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

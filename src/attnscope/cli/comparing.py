@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnscope.cli.options import Json, listed, numbers, without_none
+from attnscope.cli.options import Json, listed, numbers, opened, without_none
 from attnscope.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -69,7 +69,6 @@ def compare(
     Several runs of the same prompts are compared as models of one.
     """
     from attnscope.question.claims import built_in, load_claims
-    from attnscope.run.store import open_run
     from attnscope.stats import on_run, printing
 
     two: Any = pair if pair in (None, "all") else tuple(pair.split(","))
@@ -85,14 +84,14 @@ def compare(
     drawn = {"resamples": resamples, "seed": seed}
     settings = {**units, "families": families, "smallest": smallest, "level": level, **drawn}
     how = {"combine": combine, "normalise": normalise, "over": over, "pair": two}
-    opened = [open_run(run) for run in runs]
-    if len(opened) > 1:
+    found = [opened(run) for run in runs]
+    if len(found) > 1:
         if varied:
             raise InputError("--sensitivity takes one run")
-        compared: pl.DataFrame | None = on_run.compare_runs(opened, **how, **settings)
+        compared: pl.DataFrame | None = on_run.compare_runs(found, **how, **settings)
         verdicts, choices = [], None
     else:
-        (run,) = opened
+        (run,) = found
         several = len(run.experiment.models) > 1 or len(run.experiment.conditions) > 1
         compared = on_run.compare_run(run, **how, **settings) if several else None
         models = two if isinstance(two, tuple) and two[0] in run.experiment.models else None

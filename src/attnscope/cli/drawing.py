@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnscope.cli.options import listed, numbers, without_none
+from attnscope.cli.options import listed, numbers, opened, without_none
 from attnscope.errors import InputError
 from attnscope.figures.registry import FIGURES
 
 if TYPE_CHECKING:
     from attnscope.figures import Drawing
-    from attnscope.run.store import Run
 
 __all__ = ["describe", "figure", "report"]
 
@@ -68,15 +67,15 @@ def figure(
     """Draw figures of a run: each as PNG, SVG, PDF, HTML, CSV and a description."""
     from attnscope.figures import draw, drawable, save
 
-    opened = _opened(run)
+    source = opened(run)
     chosen = _choice(models, layers, heads, conditions, prompts, items, queries, keys)
     looks = without_none(title=title, width=width, height=height)
     options = {**chosen, **looks, **_settings(settings), "theme": theme, "dark": dark}
     folder = Path(out) if out is not None else Path(run) / "figures"
     missing: dict[str, str] = {}
-    drawn: Iterable[Drawing] = (draw(opened, name, **options) for name in names or ())
+    drawn: Iterable[Drawing] = (draw(source, name, **options) for name in names or ())
     if not names:
-        drawn, missing = drawable(opened, **options)
+        drawn, missing = drawable(source, **options)
     for one in drawn:
         for path in save(one, folder, listed(formats)):
             print(path)
@@ -101,7 +100,7 @@ def describe(
     from attnscope.figures import draw
 
     chosen = _choice(models, layers, heads, conditions, prompts, items, queries, keys)
-    drawn = draw(_opened(run), name, **{**chosen, **_settings(settings)})
+    drawn = draw(opened(run), name, **{**chosen, **_settings(settings)})
     print(f"## {drawn.title}\n\n{drawn.caption}\n\n{drawn.description}")
 
 
@@ -114,18 +113,7 @@ def report(
     from attnscope.report import write_report
 
     path = Path(out) if out is not None else Path(run) / "report.html"
-    print(write_report(_opened(run), path, theme=theme))
-
-
-def _opened(folder: str) -> Run:
-    """The run; that it is not finished is said, and stands in every caption too."""
-    from attnscope.figures.caption import unfinished
-    from attnscope.run.store import open_run
-
-    run = open_run(folder)
-    if not run.complete:
-        print(f"note: {unfinished(run)}", file=sys.stderr)
-    return run
+    print(write_report(opened(run), path, theme=theme))
 
 
 def _choice(

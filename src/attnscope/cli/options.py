@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from attnscope.errors import InputError
+
+if TYPE_CHECKING:
+    from attnscope.run.store import Run
 
 __all__ = [
     "BeyondPositions",
@@ -15,6 +20,7 @@ __all__ = [
     "Quiet",
     "listed",
     "numbers",
+    "opened",
     "print_json",
     "without_none",
 ]
@@ -48,6 +54,20 @@ def numbers(what: str, text: str | None) -> list[int] | None:
 def without_none(**options: Any) -> dict[str, Any]:
     """The options that were given."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def opened(folder: str | Path) -> Run:
+    """The run in a directory; that it is not finished is said at once, for every command."""
+    from attnscope.run.store import open_run
+
+    run = open_run(folder)
+    if not run.complete:
+        print(
+            f"note: the run is not finished; this is about the {run.cells.height} cells so far. "
+            f"To continue it: attnscope run {Path(folder) / 'experiment.yaml'} --out {folder}",
+            file=sys.stderr,
+        )
+    return run
 
 
 def print_json(content: Any) -> None:

@@ -14,6 +14,7 @@ from attnscope.cli.options import (
     Json,
     Quiet,
     listed,
+    opened,
     print_json,
     without_none,
 )
@@ -125,7 +126,7 @@ def reproduce(
         attnscope reproduce token-types --models base=Qwen/Qwen2.5-1.5B-Instruct,tuned=FOLDER
         --queries last
     """
-    from attnscope.cli.estimate import choices
+    from attnscope.cli.choices import choices
     from attnscope.experiment.plan import make_plan
     from attnscope.figures import draw, save
     from attnscope.recipes import REAL, RECIPES
@@ -180,9 +181,7 @@ def query(
     """
     import polars as pl
 
-    from attnscope.run.store import open_run
-
-    answer = open_run(folder).sql(sql)
+    answer = opened(folder).sql(sql)
     if json:
         print(answer.write_json())
         return
@@ -236,7 +235,8 @@ def _print_outcomes(outcomes: dict[str, Outcome], *, json: bool, drawn: bool = F
 def _print_plan(plan: Plan, *, quiet: bool, json: bool) -> None:
     from dataclasses import asdict
 
-    from attnscope.cli.estimate import choices, estimate
+    from attnscope.cli.choices import choices
+    from attnscope.cli.estimate import estimate
 
     found = estimate(plan)
     if json:

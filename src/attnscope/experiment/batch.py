@@ -192,7 +192,7 @@ def _add(
     """The numbers of a measure, under each of the experiment's choices that it goes over."""
     by_class = measure.over & {"classes", "class pairs"}
     for keys in experiment.keys if "keys" in measure.over else ("all",):
-        for label in experiment.class_sets if by_class else (None,):
+        for label in experiment.classes if by_class else (None,):
             columns = _columns(measure, experiment, keys, label)
             view: dict[str, Any] = {"keys": passed.padded.keys(keys)}
             if label is not None:
@@ -223,7 +223,7 @@ def _columns(
 ) -> list[Column]:
     items: list[tuple[str | None, str | None]] = [(item, None) for item in measure.items or (None,)]
     if label is not None:
-        names = experiment.class_sets[label].names
+        names = experiment.classes[label].names
         items = [(c, None) for c in names]
         if "class pairs" in measure.over:
             items = [(c, d) for c in names for d in names]

@@ -42,7 +42,7 @@ def describe(plan: Plan, claims: Iterable[Claim] | None = None) -> dict[str, Any
         "experiment": plan.experiment.digest,
         "classes": {
             label: {"fingerprint": kinds.fingerprint, "classes": list(kinds.names)}
-            for label, kinds in plan.experiment.class_sets.items()
+            for label, kinds in plan.experiment.classes.items()
         },
         "claims": frozen(claims),
         "models": {},

@@ -32,14 +32,14 @@ class Padded:
         self.batch = pad([cell.tokens for cell in cells], plan.tokenizer, side="right")
         self.real: Mask = self.batch.attention_mask.astype(bool)
         self.tokenizer = plan.tokenizer
-        self.class_sets = experiment.class_sets
+        self.classes = experiment.classes
 
     def shares(self, keys: str, label: str) -> NDArray[np.float64]:
         """[B, K, C] the share of each token in each class of a set, 0 where it is not among the
         keys; nan where a prompt has no such keys."""
         mask = self.keys(keys)
         inside = np.where(_any(mask)[:, None], mask, np.nan)
-        table = self.class_sets[label].weights(self.batch.input_ids, self.tokenizer, self.real)
+        table = self.classes[label].weights(self.batch.input_ids, self.tokenizer, self.real)
         shares: NDArray[np.float64] = (table * inside[..., None]).astype(np.float64)
         return shares
 
@@ -48,7 +48,7 @@ class Padded:
         -1 for none, and for each set [groups, C] which class a group is of."""
         ids = [
             classes.ids(self.batch.input_ids, self.tokenizer, self.real)
-            for classes in self.class_sets.values()
+            for classes in self.classes.values()
         ]
         there = (np.stack(ids) >= 0).any(axis=0)
         kinds, which = np.unique(np.stack(ids)[:, there], axis=1, return_inverse=True)
@@ -58,7 +58,7 @@ class Padded:
             kinds = np.full((len(ids), 1), -1)
         tables = {
             label: (kind[:, None] == np.arange(len(classes))).astype(np.float64)
-            for (label, classes), kind in zip(self.class_sets.items(), kinds, strict=True)
+            for (label, classes), kind in zip(self.classes.items(), kinds, strict=True)
         }
         return group, tables
 

@@ -215,7 +215,7 @@ def _plan_model(
         "layers": layers,
         "heads": heads,
         "profiles": [profile_layers, profile_heads],
-        "classes": {name: kinds.fingerprint for name, kinds in experiment.class_sets.items()},
+        "classes": {name: kinds.fingerprint for name, kinds in experiment.classes.items()},
         **experiment.model_dump(
             mode="json", include={"conditions", "queries", "keys", "measures", "seed", "backend"}
         ),

@@ -137,7 +137,7 @@ class TokenColumns:
             [text or name or "" for text, name in zip(vocabulary.texts, names, strict=True)],
             dtype=pl.String,
         )
-        first: Any = next(iter(experiment.class_sets.values()))
+        first: Any = next(iter(experiment.classes.values()))
         table = first.table(plan.tokenizer)
         names = [*table.names, None]  # -1, no class, is the last
         self.classes = pl.Series([names[c] for c in table.classes.tolist()], dtype=pl.String)

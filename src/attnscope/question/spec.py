@@ -301,7 +301,7 @@ class Experiment(Plain):
             _part_of("layers", self.profiles.layers, self.layers)
             _part_of("heads", self.profiles.heads_of(label), self.heads_of(label))
         if "flow" in self.measures:
-            for label, classes in self.class_sets.items():
+            for label, classes in self.classes.items():
                 if any(one.judgement == "fraction" for one in classes):
                     raise ValueError(
                         f"flow cannot use the class set {label!r}: it is judged by fraction, so "
@@ -313,11 +313,6 @@ class Experiment(Plain):
     def variants(self) -> tuple[str, ...]:
         """The names of the other conditions, in order."""
         return tuple(name for name in self.conditions if name != self.base)
-
-    @property
-    def class_sets(self) -> dict[str, ClassSet]:
-        """The class sets by the names that the tables call them."""
-        return self.classes
 
     def heads_of(self, label: str) -> Numbers:
         """The heads to store of a model."""

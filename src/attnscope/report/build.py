@@ -158,6 +158,7 @@ def _asked(run: Run) -> str:
         pl.col("tokens").mean().alias("mean tokens"),
         pl.col("filler_tokens").mean().alias("mean filler tokens"),
         pl.col("seam_tokens").mean().alias("mean seam tokens"),
+        pl.col("base_seam_tokens").mean().alias("mean base tokens changed"),
     )
     sums = in_order(sums, model=models, condition=conditions)
     keys = ("prompts", "conditions", "layers", "heads", "queries", "keys", "classes", "measures")
