@@ -170,7 +170,7 @@ def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
     assert f"<p><strong>{told}</strong></p>" in text
     assert text.count(f"{told}</figcaption>") == text.count('class="chart"') > 0
     drawn = CliRunner().invoke(app, ["figure", str(folder), "depth", "--formats", "md"])
-    assert "note: The run is not finished" in drawn.stderr
+    assert "note: the run is not finished" in drawn.stderr
     assert told in (folder / "figures" / "depth.md").read_text()
 
 
