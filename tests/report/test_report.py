@@ -232,7 +232,7 @@ def test_no_two_rows_of_the_comparison_have_the_same_labels(tmp_path: Path) -> N
     labels = [name for name in heads if name in (*IDENTITY, "a", "b", "normalise", "combine")]
     assert {"queries", "keys", "condition", "item", "layer"} <= set(labels)
     assert len({tuple(row[name] for name in labels) for row in rows}) == len(rows) > 100
-    assert "Throughout: classes: default; measure: mass; normalise: mass; combine: mean" in text
+    assert "; classes: default; measure: mass; normalise: mass; combine: mean" in text
 
 
 def test_one_model_and_one_prompt() -> None:

@@ -54,6 +54,7 @@ pre { background: var(--card); border: 1px solid var(--line); padding: .75rem; o
 code { font-family: "DejaVu Sans Mono", "Liberation Mono", Menlo, Consolas, monospace;
   font-size: .9em; }
 table.sortable th { cursor: pointer; white-space: nowrap; }
+table.sortable td:last-child { min-width: 12rem; }
 th[aria-sort="ascending"]::after { content: " ▲"; }
 th[aria-sort="descending"]::after { content: " ▼"; }
 .filter { font: inherit; font-size: .9rem; padding: .25rem .5rem; margin: .5rem .75rem 0 0;
@@ -140,7 +141,7 @@ TABLES = """
     };
     filter.addEventListener("input", narrow);
     narrow();
-    table.parentElement.before(filter, count);
+    if (rows.length > 8) table.parentElement.before(filter, count);
   }
 })();
 """

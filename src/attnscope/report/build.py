@@ -264,7 +264,7 @@ def _comparison(run: Run) -> str:
     )
     labels = ["a", "b", "model", "condition", "queries", "keys", "classes", "measure", "normalise"]
     labels = [c for c in (*labels, "item", "target", "combine", "layer", "head") if c in table]
-    same = [c for c in labels if c not in ("a", "b") and table[c].n_unique() == 1]
+    same = [c for c in labels if table[c].n_unique() == 1]
     throughout = "; ".join(f"{c}: {table[c][0]}" for c in same if table[c][0] is not None)
     wanted = [c for c in labels if c not in same]
     wanted += ["n", "mean_a", "mean_b", "difference", "ratio", "effect", "low", "high", "p", "q"]

@@ -70,12 +70,10 @@ def bars(
     if rule is not None:
         dashed = alt.Chart().mark_rule(style="faint-rule", strokeDash=[5, 3])
         marks.append(dashed.encode(y=alt.YDatum(rule)))
-    if whiskers == "total":
-        marks += _whiskers("total", side, 0.0, bar)
-    if whiskers == "classes":
-        for i, name in enumerate(names):
-            shift = (i - (len(names) - 1) / 2) * bar / (len(names) + 1) if stacked else 0.0
-            marks += _whiskers(name, side, shift, bar)
+    which = {"none": [], "total": ["total"], "classes": names}[whiskers]
+    for i, name in enumerate(which):
+        shift = (i - (len(which) - 1) / 2) * bar / (len(which) + 1) if stacked else 0.0
+        marks += _whiskers(name, side, shift, bar)
     if counts:
         marks += _counts(names, x, colour, theme.size)
     return (
@@ -92,45 +90,27 @@ def _models(models: Sequence[str], step: float, size: float) -> alt.X:
     """Models along a group, their names turned where they would not fit."""
     turned = max(len(m) for m in models) * size * 0.56 > step
     steep = step < 2.2 * size
-    return alt.X(
-        "model:N",
-        sort=list(models),
-        title=None,
-        axis=alt.Axis(
-            labelAngle=(-90 if steep else -35) if turned else 0, ticks=False, labelPadding=5
-        ),
-        scale=alt.Scale(paddingInner=0.28, paddingOuter=0.28),
-    )
+    angle = (-90 if steep else -35) if turned else 0
+    axis = alt.Axis(labelAngle=angle, ticks=False, labelPadding=5)
+    scale = alt.Scale(paddingInner=0.28, paddingOuter=0.28)
+    return alt.X("model:N", sort=list(models), title=None, axis=axis, scale=scale)
 
 
 def _groups(layers: Sequence[int], wide: float, size: float) -> alt.Column:
     """A group per layer; where "Layer 27" would run into its neighbour, the number must do."""
     roomy = wide > 5 * size
-    return alt.Column(
-        "layer:O",
-        sort=list(layers),
-        title=None if roomy else "Layer",
-        header=alt.Header(
-            labelOrient="bottom",
-            titleOrient="bottom",
-            labelExpr="'Layer ' + datum.value" if roomy else "datum.value",
-            labelPadding=6,
-        ),
-    )
+    said = "'Layer ' + datum.value" if roomy else "datum.value"
+    header = alt.Header(labelOrient="bottom", titleOrient="bottom", labelExpr=said, labelPadding=6)
+    title = None if roomy else "Layer"
+    return alt.Column("layer:O", sort=list(layers), title=title, header=header)
 
 
 def _colour(names: Sequence[str], look: Look) -> alt.Color:
     labels = {k: v for k, v in CLASS_LABELS.items() if k in names}
-    return alt.Color(
-        "class:N",
-        scale=alt.Scale(domain=list(names), range=look.theme.class_colours(names)),
-        legend=alt.Legend(
-            orient="top",
-            title=None,
-            symbolType="square",
-            labelExpr=f"({labels})[datum.label] || datum.label",
-        ),
-    )
+    said = f"({labels})[datum.label] || datum.label"
+    scale = alt.Scale(domain=list(names), range=look.theme.class_colours(names))
+    legend = alt.Legend(orient="top", title=None, symbolType="square", labelExpr=said)
+    return alt.Color("class:N", scale=scale, legend=legend)
 
 
 def _whiskers(name: str, side: dict[str, Any], shift: float, bar: float) -> list[Any]:

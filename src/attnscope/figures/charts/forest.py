@@ -79,28 +79,26 @@ def _rows(
     if bold:
         test = f"indexof({json.dumps(list(dict.fromkeys(bold)))}, datum.value) >= 0"
         weight = {"condition": {"test": test, "value": "bold"}, "value": "normal"}
+    placed: dict[str, Any] = {
+        "titleAngle": 0,
+        "titleAlign": "right",
+        "titleAnchor": "start",
+        "titleX": -8,
+    }
+    placed |= {"titleY": -6, "titleBaseline": "bottom", "titleFontSize": theme.size - 1}
+    bare: dict[str, Any] = {"ticks": False, "domain": False, "grid": False, "labelOverlap": False}
+    labels: dict[str, Any] = {
+        "labels": labelled,
+        "labelFontWeight": weight,
+        "labelPadding": 8,
+        "labelLimit": 420,
+    }
     return alt.Y(
         "choice:N",
         sort=list(order),
         title=title if labelled and title else None,
         scale=alt.Scale(domain=list(order), paddingInner=0, paddingOuter=0),
-        axis=alt.Axis(
-            labels=labelled,
-            labelFontWeight=weight,
-            ticks=False,
-            domain=False,
-            grid=False,
-            labelPadding=8,
-            labelLimit=420,
-            labelOverlap=False,
-            titleAngle=0,
-            titleAlign="right",
-            titleAnchor="start",
-            titleBaseline="bottom",
-            titleX=-8,
-            titleY=-6,
-            titleFontSize=theme.size - 1,
-        ),
+        axis=alt.Axis(**labels, **bare, **placed),
     )
 
 

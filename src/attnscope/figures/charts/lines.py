@@ -5,7 +5,7 @@ This module must not know runs or measures.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import altair as alt
@@ -17,64 +17,52 @@ from attnscope.figures.theme import Look
 __all__ = ["layer_areas", "layer_lines", "lines_over"]
 
 
-def _layers(frame: pl.DataFrame) -> alt.X:
-    layers = frame["layer"].unique().sort().to_list()
-    few = len(layers) <= 12
+def _layers(part: pl.DataFrame) -> alt.X:
+    layers = part["layer"].unique().sort().to_list()
+    ticks = layers if len(layers) <= 12 else alt.Undefined
     return alt.X(
         "layer:Q",
         title="Layer",
-        axis=alt.Axis(
-            format="d", grid=False, tickMinStep=1, values=layers if few else alt.Undefined
-        ),
+        axis=alt.Axis(format="d", grid=False, tickMinStep=1, values=ticks),
         scale=alt.Scale(domain=[min(layers) - 0.3, max(layers) + 0.3], nice=False),
     )
 
 
 def _colour(series: str, colours: Mapping[str, str]) -> alt.Color:
     labels = {k: v for k, v in CLASS_LABELS.items() if k in colours}
+    said = f"({labels})[datum.label] || datum.label"
     return alt.Color(
         f"{series}:N",
         scale=alt.Scale(domain=list(colours), range=list(colours.values())),
-        legend=alt.Legend(
-            orient="top",
-            title=None,
-            columns=6,
-            symbolOpacity=1,
-            labelExpr=f"({labels})[datum.label] || datum.label",
-        ),
+        legend=alt.Legend(orient="top", title=None, columns=6, symbolOpacity=1, labelExpr=said),
     )
 
 
+def _field(x: alt.X) -> str:
+    return str(x["shorthand"]).partition(":")[0]
+
+
 def _marks(
-    part: pl.DataFrame,
-    x: alt.X,
-    y: alt.Y,
-    colour: alt.Color,
-    *,
-    y_title: str,
-    rule: float | None,
-    shown: Sequence[str],
-    many: bool,
-    size: float,
+    part: pl.DataFrame, x: alt.X, y: dict[str, Any], colour: alt.Color, tip: Any, size: float
 ) -> list[Any]:
-    """Rule, bands, lines and points of one panel; a point without an interval that others have,
-    for want of prompts, is hollow.
+    """Bands, lines and points of one panel; a point without an interval that others have is
+    hollow. Where there is one place only, bands are rules and there are no lines.
     """
     base = alt.Chart(part)
-    marks: list[Any] = [] if rule is None else [rule_at(rule)]
+    many = part[_field(x)].n_unique() > 1
+    marks: list[Any] = []
     bands = part["low"].null_count() < part.height
     if bands:
-        band = base.encode(x=x, y=alt.Y("low:Q", title=y_title), y2="high:Q", color=colour)
+        band = base.encode(x=x, y=alt.Y("low:Q", title=y["title"]), y2="high:Q", color=colour)
         marks.append(band.mark_area(opacity=0.18) if many else band.mark_rule(opacity=0.7))
-    line = base.encode(x=x, y=y, color=colour, tooltip=tips(part, shown))
+    line = base.encode(x=x, y=alt.Y("value:Q", **y), color=colour, tooltip=tip)
     if many:
         marks.append(line.mark_line(strokeWidth=1.6, strokeJoin="round"))
     if bands and part["low"].null_count():
-        few = line.transform_filter(alt.datum.low == None)  # noqa: E711
-        marks.append(few.mark_point(size=2 * size, filled=False, strokeWidth=1.2, opacity=1))
+        none = line.transform_filter(alt.datum.low == None)  # noqa: E711
+        marks.append(none.mark_point(size=2 * size, filled=False, strokeWidth=1.2, opacity=1))
         line = line.transform_filter(alt.datum.low != None)  # noqa: E711
-    marks.append(line.mark_point(size=size, filled=True, opacity=1))
-    return marks
+    return [*marks, line.mark_point(size=size, filled=True, opacity=1)]
 
 
 def layer_lines(
@@ -93,34 +81,21 @@ def layer_lines(
     `y_titles` names the y axis of each panel; `rule` is a line across. With `own_scale` the panels
     are different quantities, each named by its axis.
     """
-    must = [0.0] if rule is None else [rule, 0.0]
+    rules = [] if rule is None else [rule]
 
     def marks(part: pl.DataFrame, first: bool, width: float) -> list[Any]:
-        said = y_titles[part[panel][0]] if own_scale or first else ""
-        y = alt.Y(
-            "value:Q",
-            title=said,
-            scale=alt.Scale(
-                domain=spread(part if own_scale else frame, *must), nice=True, zero=False
-            ),
-            axis=alt.Axis(tickCount=6, grid=True),
-        )
-        shown = [panel, "layer", series, "value", "low", "high", "n"]
-        return _marks(
-            part,
-            _layers(part),
-            y,
-            _colour(series, colours),
-            y_title=said,
-            rule=rule,
-            shown=shown,
-            many=part["layer"].n_unique() > 1,
-            size=22,
-        )
+        domain = spread(part if own_scale else frame, *rules, 0.0)
+        y: dict[str, Any] = {
+            "title": y_titles[part[panel][0]] if own_scale or first else "",
+            "scale": alt.Scale(domain=domain, nice=True, zero=False),
+            "axis": alt.Axis(tickCount=6, grid=True),
+        }
+        tip = tips(part, [panel, "layer", series, "value", "low", "high", "n"])
+        drawn = _marks(part, _layers(part), y, _colour(series, colours), tip, size=22)
+        return [*map(rule_at, rules), *drawn]
 
-    return panels(frame, panel, marks, look, gap=18, titled=not own_scale).resolve_scale(
-        color="shared"
-    )
+    made = panels(frame, panel, marks, look, gap=18, titled=not own_scale)
+    return made.resolve_scale(color="shared")
 
 
 def layer_areas(
@@ -133,16 +108,12 @@ def layer_areas(
     y_titles: Mapping[str, str],
 ) -> Any:
     """Areas from `bottom` to `top` over `layer`, one per `series`, a panel per `panel`."""
-    highest = max(frame["top"].drop_nulls().to_list(), default=1.0)
+    scale = alt.Scale(domain=[0, max(frame["top"].drop_nulls().to_list(), default=1.0)])
 
     def marks(part: pl.DataFrame, first: bool, width: float) -> list[Any]:
         base = alt.Chart(part).encode(
             x=_layers(part),
-            y=alt.Y(
-                "bottom:Q",
-                title=y_titles[part[panel][0]] if first else "",
-                scale=alt.Scale(domain=[0, highest]),
-            ),
+            y=alt.Y("bottom:Q", title=y_titles[part[panel][0]] if first else "", scale=scale),
             y2="top:Q",
             color=_colour(series, colours),
             tooltip=tips(part, [panel, "layer", series, "value", "low", "high", "n"]),
@@ -165,31 +136,17 @@ def lines_over(
             orient="top", title="Layer", titleOrient="left", symbolOpacity=1, columns=8
         ),
     )
-    along = alt.X(
-        f"{x}:Q",
-        title=x_title,
-        axis=alt.Axis(grid=False),
-        scale=alt.Scale(domain=[0, max(frame[x].to_list()) * 1.04], nice=False),
-    )
+    far = alt.Scale(domain=[0, max(frame[x].to_list()) * 1.04], nice=False)
+    across = alt.X(f"{x}:Q", title=x_title, axis=alt.Axis(grid=False), scale=far)
+    scale = alt.Scale(domain=spread(frame, rule), nice=True, zero=False)
 
     def marks(part: pl.DataFrame, first: bool, width: float) -> list[Any]:
-        y = alt.Y(
-            "value:Q",
-            title=y_title if first else "",
-            axis=alt.Axis(grid=True),
-            scale=alt.Scale(domain=spread(frame, rule), nice=True, zero=False),
-        )
-        shown = ["panel", "condition", x, "layer", "value", "low", "high", "n"]
-        return _marks(
-            part,
-            along,
-            y,
-            colour,
-            y_title=y_title if first else "",
-            rule=rule,
-            shown=shown,
-            many=True,
-            size=24,
-        )
+        y: dict[str, Any] = {
+            "title": y_title if first else "",
+            "axis": alt.Axis(grid=True),
+            "scale": scale,
+        }
+        tip = tips(part, ["panel", "condition", x, "layer", "value", "low", "high", "n"])
+        return [rule_at(rule), *_marks(part, across, y, colour, tip, size=24)]
 
     return panels(frame, "panel", marks, look, gap=18).resolve_scale(color="shared")

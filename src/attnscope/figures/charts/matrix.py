@@ -18,36 +18,13 @@ from attnscope.figures.words import wrap
 __all__ = ["head_matrices", "matrices"]
 
 
-def head_matrices(
-    frame: pl.DataFrame,
-    look: Look,
-    *,
-    panel: str,
-    value: str = "value",
-    value_title: str,
-    domain: Sequence[float],
-    colours: Sequence[str],
-    marked: str | None = None,
-) -> Any:
-    """`value` as colour at `layer` (down) and `head` (across); of many heads, few panels a row."""
-    heads = frame["head"].unique().sort().to_list()
-    return matrices(
-        frame,
-        look,
-        x="head",
-        y="layer",
-        panel=panel,
-        x_order=heads,
-        y_order=frame["layer"].unique().sort().to_list(),
-        x_title="Head",
-        y_title="Layer",
-        value=value,
-        value_title=value_title,
-        domain=domain,
-        colours=colours,
-        marked=marked,
-        most=max(1, min(3, int(look.width / (7 * len(heads))))),
-    )
+def head_matrices(frame: pl.DataFrame, look: Look, **settings: Any) -> Any:
+    """`matrices` of `layer` (down) by `head` (across); of many heads, few panels a row."""
+    heads, layers = (frame[c].unique().sort().to_list() for c in ("head", "layer"))
+    few = max(1, min(3, int(look.width / (7 * len(heads)))))
+    across: dict[str, Any] = {"x": "head", "x_order": heads, "x_title": "Head"}
+    down: dict[str, Any] = {"y": "layer", "y_order": layers, "y_title": "Layer"}
+    return matrices(frame, look, **across, **down, most=few, **settings)
 
 
 def matrices(
@@ -79,15 +56,7 @@ def matrices(
     colour = alt.Color(
         f"{value}:Q",
         scale=alt.Scale(domain=list(domain), range=list(colours), interpolate="rgb", clamp=True),
-        legend=alt.Legend(
-            orient="top",
-            title=wrap(value_title, max(look.width, 400), theme.size),
-            titleOrient="left" if len(value_title) < 60 else "top",
-            titleLimit=2_000,
-            titlePadding=10,
-            values=list(domain)[::2],
-            format=".2~g",
-        ),
+        legend=_legend(value_title, domain, look),
     )
     across = _across(x, x_order, x_title, step, theme.size)
     panels = []
@@ -111,6 +80,13 @@ def matrices(
     )
 
 
+def _legend(title: str, domain: Sequence[float], look: Look) -> alt.Legend:
+    lines = wrap(title, max(look.width, 400), look.theme.size)
+    at: Any = "left" if len(title) < 60 else "top"
+    shown: dict[str, Any] = {"values": list(domain)[::2], "format": ".2~g", "titleLimit": 2_000}
+    return alt.Legend(orient="top", title=lines, titleOrient=at, titlePadding=10, **shown)
+
+
 def _ticks(order: Sequence[Any], step: float, size: float) -> Any:
     """Labels that fit: all, or every second, fifth …"""
     if step >= size * 1.15 or not all(isinstance(v, int) for v in order):
@@ -122,31 +98,21 @@ def _ticks(order: Sequence[Any], step: float, size: float) -> Any:
 def _across(field: str, order: Sequence[Any], title: str, step: float, size: float) -> alt.X:
     longest = max(len(str(v)) for v in order) * size * 0.56
     every = max(1, int(-(-size * 1.5 // step)))
-    return alt.X(
-        f"{field}:O",
-        sort=list(order),
-        title=title,
-        axis=alt.Axis(
-            labelAngle=0 if longest < step * every else -45,
-            values=_ticks(order, step if longest < step else step * 0.6, size),
-            ticks=False,
-            domain=False,
-            labelOverlap=False,
-        ),
-        scale=alt.Scale(domain=list(order), paddingInner=0.04, paddingOuter=0),
-    )
+    angle = 0 if longest < step * every else -45
+    values = _ticks(order, step if longest < step else step * 0.6, size)
+    return alt.X(f"{field}:O", title=title, **_ordinal(order, values, labelAngle=angle))
 
 
 def _down(field: str, order: Sequence[Any], title: str, step: float, size: float) -> alt.Y:
-    return alt.Y(
-        f"{field}:O",
-        sort=list(order),
-        title=title,
-        axis=alt.Axis(
-            values=_ticks(order, step, size), ticks=False, domain=False, labelOverlap=False
-        ),
-        scale=alt.Scale(domain=list(order), paddingInner=0.04, paddingOuter=0),
-    )
+    return alt.Y(f"{field}:O", title=title, **_ordinal(order, _ticks(order, step, size)))
+
+
+def _ordinal(order: Sequence[Any], values: Any, **axis: Any) -> dict[str, Any]:
+    return {
+        "sort": list(order),
+        "axis": alt.Axis(values=values, ticks=False, domain=False, labelOverlap=False, **axis),
+        "scale": alt.Scale(domain=list(order), paddingInner=0.04, paddingOuter=0),
+    }
 
 
 def _texts(base: Any, value: str, domain: Sequence[float], size: float) -> list[Any]:
