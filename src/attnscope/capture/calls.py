@@ -10,7 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 from weakref import ref
 
@@ -40,6 +40,8 @@ _SAID = {
     "use_cache",
 }
 _KNOWN = {"dropout", "scaling", "is_causal", "softcap", "s_aux", "position_bias"}
+_ANSWERED = _KNOWN | _SAID
+_FIRST = ("query", "key", "value", "attention_mask")
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -89,7 +91,7 @@ def _length(cache: Any) -> int | None:
         return None
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class Asked:
     """One call of an attention function. The names of `options` are those of transformers."""
 
@@ -104,7 +106,7 @@ class Asked:
     v: Tensor
     mask: Any
     options: dict[str, Any]
-    given: Pass = field(default_factory=Pass, init=False)
+    given: Pass = field(init=False)
     frame: Frame = field(init=False)
     call: AttentionCall = field(init=False)
 
@@ -119,18 +121,22 @@ class Asked:
         kwargs: dict[str, Any],
     ) -> "Asked":
         """Name the arguments of a call."""
-        order = ["query", "key", "value", "attention_mask", *list(_parameters(plain))[5:]]
-        named = dict(zip(order, args, strict=False)) | kwargs
+        options = kwargs
+        if len(args) != len(_FIRST):  # most models pass these four by place, and only these
+            order = [*_FIRST, *list(_parameters(plain))[5:]]
+            options = dict(zip(order, args, strict=False)) | kwargs
+            args = (*(options.pop(name) for name in _FIRST[:3]), options.pop(_FIRST[3], None))
+        q, k, v, mask = args
         return cls(
             plain=plain,
             eager=eager,
             implementation=implementation,
             module=module,
-            q=named.pop("query"),
-            k=named.pop("key"),
-            v=named.pop("value"),
-            mask=named.pop("attention_mask", None),
-            options=named,
+            q=q,
+            k=k,
+            v=v,
+            mask=mask,
+            options=options,
         )
 
     def plainly(self) -> Any:
@@ -138,9 +144,9 @@ class Asked:
         mask = self.mask.dense.plain if isinstance(self.mask, masks.MaskTensor) else self.mask
         return self.plain(self.module, self.q, self.k, self.v, mask, **self.options)
 
-    def describe(self, site: Site, given: Pass | None) -> None:
+    def describe(self, site: Site, given: Pass) -> None:
         """Work out the frame and the call."""
-        self.given = given or Pass()
+        self.given = given
         self.frame, soft = self._frame_and_bias(site)
         softcap, sinks = self._softcap_and_sinks()
         scale = self.options.get("scaling")
@@ -177,13 +183,13 @@ class Asked:
             or (self.implementation == "eager" and self.given.attentions)
         )
 
-    @cached_property
+    @property
     def unknown(self) -> list[str]:
         """Arguments that we do not know and the model's function heeds."""
         return [
             name
             for name, value in self.options.items()
-            if value is not None and name not in _KNOWN | _SAID and heeds(self.plain, name)
+            if name not in _ANSWERED and value is not None and heeds(self.plain, name)
         ]
 
     def densely(self, call: AttentionCall) -> tuple[Any, Tensor]:

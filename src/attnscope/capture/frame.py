@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from attnscope.errors import ScopeError
 from attnscope.kernels.call import Form, Visible
 
-__all__ = ["Exposure", "Frame", "Part", "Selection"]
+__all__ = ["Exposure", "Frame", "Part", "Selection", "join"]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -66,9 +66,11 @@ class Frame:
 
         def bounds() -> tuple[Tensor, Tensor]:
             start, stop = self.intervals
-            return start.int().to(self.device), stop.int().to(self.device)
+            return start.int().to(self.device, non_blocking=True), stop.int().to(
+                self.device, non_blocking=True
+            )
 
-        real = None if self.real_keys is None else self.real_keys.to(self.device)
+        real = None if self.real_keys is None else self.real_keys.to(self.device, non_blocking=True)
         return Visible(form=self.form, bounds=bounds, real=real)
 
     def on(self, device: torch.device) -> "Frame":
@@ -110,6 +112,14 @@ class Frame:
             )
         return self.elsewhere[key]
 
+    def let_go(self) -> None:
+        """Forget what kernels kept from layer to layer: the pass is over."""
+        if "visible" in vars(self):
+            self.visible.cache.clear()
+        for selection in self.selections.values():
+            for part in (selection.whole, *selection.parts) if selection is not None else ():
+                part.cache.clear()
+
     def own(self) -> Tensor:
         """int64 [Q]: where each query's own token is among the keys; beyond them if nowhere."""
         if self.cross:
@@ -120,6 +130,7 @@ class Frame:
         """int64 [Q]: positions of the queries in the sequence."""
         return torch.arange(self.queries) + self.first_query
 
+    @cached_property
     def first_real(self) -> Tensor:
         """int64 [B]: position of the first token of the keys that is not padding; -1 where this
         pass has none."""
@@ -144,6 +155,38 @@ class Frame:
         return seen.gather(1, stop) - seen.gather(1, start)
 
 
+def join(frames: list[Frame]) -> Frame:
+    """Passes that follow one another as one, over the keys of all of them."""
+    first, last = frames[0], frames[-1]
+    if len(frames) == 1:
+        return first
+    keys = last.first_key + last.keys - first.first_key
+    starts, stops, asked = [], [], []
+    real = torch.ones(first.batch, keys, dtype=torch.bool)
+    for frame in frames:
+        at = frame.first_key - first.first_key
+        start, stop = frame.intervals
+        starts.append(start + at)
+        stops.append(stop + at)
+        shape = frame.batch, frame.queries
+        asked.append(torch.ones(shape).bool() if frame.real_queries is None else frame.real_queries)
+        if frame.real_keys is not None:
+            real[:, at : at + frame.keys] = frame.real_keys
+    padded = any(frame.real_queries is not None for frame in frames)
+    holes = any(frame.real_keys is not None for frame in frames)
+    return replace(
+        first,
+        queries=sum(frame.queries for frame in frames),
+        keys=keys,
+        form="interval",
+        bounds=(torch.cat(starts, 1), torch.cat(stops, 1)),
+        real_queries=torch.cat(asked, 1) if padded else None,
+        real_keys=real if holes else None,
+        selections={},
+        elsewhere={},
+    )
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Part:
     """Rows a kernel takes in one go, on the device: all queries in order (`index` None) or a
@@ -162,6 +205,19 @@ class Part:
     shrink: Tensor | None = None
     group: Tensor | None = None
     cache: dict[Any, Any] = field(default_factory=dict)
+
+    def times(self, n: int) -> "Part":
+        """The same rows of every sequence, for a batch `n` times over."""
+        if n == 1:
+            return self
+        if ("times", n) not in self.cache:
+            each: dict[str, Any] = {
+                name: None if (value := getattr(self, name)) is None else value.repeat(n, 1)
+                for name in ("index", "start", "stop", "own", "weight", "shrink", "group")
+            }
+            self.cache["times", n] = replace(self, cache={}, **each)
+        part: Part = self.cache["times", n]
+        return part
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -203,12 +259,6 @@ class Selection:
     def sampled(self) -> bool:
         """Whether the totals are estimates."""
         return self.parts[0] is not self.whole
-
-    def forget(self) -> None:
-        """Let go of what kernels kept from layer to layer: the pass is over."""
-        self.frame.visible.cache.clear()
-        for part in (self.whole, *self.parts):
-            part.cache.clear()
 
     def without(self, sequences: Tensor) -> "Selection":
         """This, less the queries of some sequences, bool [B]."""

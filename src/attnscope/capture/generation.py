@@ -8,7 +8,7 @@ pass says how many tokens it feeds, and nothing else. Must not know what is coun
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any
 
@@ -23,40 +23,65 @@ __all__ = ["Generation", "Reply", "listening"]
 NEVER = torch.iinfo(torch.int64).max
 
 
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One call of `generate`."""
+
+    start: int | None = None
+    """Where its reply began; None before its first token."""
+    chosen: int = 0
+    """Tokens chosen so far."""
+    verdicts: list[Tensor] = field(default_factory=list)
+    """bool [B] for each of the last ones, where nobody has looked yet: did it end its sequence?"""
+    ends: Tensor | None = None
+
+    def end(self) -> Tensor | None:
+        """As in `Reply`; waits for the device, so it is not asked sooner than need be."""
+        if self.verdicts and self.start is not None:
+            first = self.start + self.chosen - len(self.verdicts)
+            over = torch.stack(self.verdicts).cpu()
+            self.verdicts = []
+            ends = torch.where(over.any(0), over.int().argmax(0) + first, NEVER)
+            self.ends = ends if self.ends is None else torch.minimum(self.ends, ends)
+        ended = self.ends is not None and bool((self.ends < NEVER).any())
+        return self.ends if ended else None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Reply:
     """Whose words the tokens of one pass are. Positions are those of the sequence."""
 
     start: int
     """Tokens before this position are the prompt's; those from it on were generated."""
-    end: Tensor | None
-    """int64 [B] on the CPU: tokens from here on came after the end of their sequence, that which
-    ended it included (alone in its batch, it would not have been fed); None where none did."""
     turn: int
     """How many replies have begun so far."""
+    call: _Call | None = None
+
+    @property
+    def end(self) -> Tensor | None:
+        """int64 [B] on the CPU: tokens from here on came after the end of their sequence, that
+        which ended it included (alone in its batch, it would not have been fed); None where none
+        did."""
+        return None if self.call is None else self.call.end()
 
 
 class Generation:
     """The `generate` calls of one watched model, and the passes its user runs without them."""
 
-    def __init__(self, base: nn.Module):
+    def __init__(self, base: nn.Module, over: Callable[[], None]):
         self.base = base
+        self.over = over
+        """Called when a `generate` call is over."""
         self.thread = get_ident()
         self.depth = 0
         """`generate` calls under way, one inside the other."""
-        self.inside = False
-        """Whether their stopping criteria are overheard."""
+        self.call: _Call | None = None
+        """The one whose stopping criteria are overheard."""
         self.position = 0
         """How many tokens of the sequence have been fed."""
         self.turn = 0
-        self.start: int | None = None
-        """Where the reply of the `generate` call under way began; None before its first token."""
         self.passes = 0
-        """Passes since the last verdict."""
-        self.verdicts: list[Tensor] = []
-        """bool [B] for each token chosen and not yet looked at: whether it ended its sequence."""
-        self.chosen = 0
-        self._ends: Tensor | None = None
+        """Passes since the last token was chosen."""
         self._reply: tuple[Any, Reply] | None = None
 
     def concerns(self, model: nn.Module) -> bool:
@@ -71,17 +96,24 @@ class Generation:
                 "step, so attention cannot be added up by sequence; generate with num_beams=1, "
                 "or run the finished text through the model once more and measure that"
             )
-        self.inside, self.start, self._ends = True, None, None
-        self.passes = self.chosen = 0
-        self.verdicts = []
+        self.call, self.passes = _Call(), 0
+
+    def end(self) -> None:
+        """A `generate` call is over, or broke off."""
+        self.depth -= 1
+        if self.depth == 0 and self.call is not None:
+            self.call = None
+            self.over()
 
     def hear(self, verdict: Tensor) -> None:
         """The next token is chosen, and this is what the stopping criteria say of it."""
-        if self.start is None:
-            self.start = self.position
+        if self.call is None:
+            return
+        if self.call.start is None:
+            self.call.start = self.position
             self.turn += 1
-        self.verdicts.append(verdict)
-        self.chosen += 1
+        self.call.verdicts.append(verdict)
+        self.call.chosen += 1
         self.passes = 0
 
     def begin_pass(self) -> None:
@@ -90,37 +122,28 @@ class Generation:
 
     def reply(self, first: int, queries: int) -> Reply:
         """Whose words a pass feeds that begins at position `first`."""
-        if self.inside and first == 0 and self.passes > 1:
+        key = first, queries, self.call, self.turn, self.passes
+        if self._reply is None or self._reply[0] != key:
+            told = self._told(first, queries)
+            self._reply = (first, queries, self.call, self.turn, self.passes), told
+        return self._reply[1]
+
+    def _told(self, first: int, queries: int) -> Reply:
+        if self.call is not None and first == 0 and self.passes > 1:
             raise ScopeError(
                 "generate runs the model on a second sequence between two tokens of the first "
                 "(guidance_scale does), so their attention cannot be told apart; generate "
                 "without it"
             )
-        key = first, queries, self.inside, self.start, self.chosen, self.passes
-        if self._reply is None or self._reply[0] != key:
-            self._reply = key, self._told(first, queries)
-        return self._reply[1]
-
-    def _told(self, first: int, queries: int) -> Reply:
         self.position = first + queries
-        if self.inside:
-            start = self.position if self.start is None else self.start
-            return Reply(start, self._end(), self.turn)
+        if self.call is not None:
+            start = self.position if self.call.start is None else self.call.start
+            return Reply(start, self.turn, self.call)
         # One token after others is how a loop of the user's own feeds what it has just chosen;
         # several at once are a prompt, a piece of one, or the next turn.
         alone = first > 0 and queries == 1
         self.turn += alone
-        return Reply(first if alone else self.position, None, self.turn)
-
-    def _end(self) -> Tensor | None:
-        if self.verdicts and self.start is not None:
-            first = self.start + self.chosen - len(self.verdicts)
-            over = torch.stack(self.verdicts).cpu()
-            self.verdicts = []
-            ends = torch.where(over.any(0), over.int().argmax(0) + first, NEVER)
-            self._ends = ends if self._ends is None else torch.minimum(self._ends, ends)
-        ended = self._ends is not None and bool((self._ends < NEVER).any())
-        return self._ends if ended else None
+        return Reply(first if alone else self.position, self.turn)
 
 
 class _Overheard(StoppingCriteriaList):  # type: ignore[misc]
@@ -170,8 +193,7 @@ def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:
         return _plain["generate"](model, *args, **kwargs)
     finally:
         for generation in told:
-            generation.depth -= 1
-            generation.inside = generation.depth > 0
+            generation.end()
 
 
 def _criteria(model: Any, *args: Any, **kwargs: Any) -> Any:

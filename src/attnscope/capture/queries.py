@@ -34,6 +34,14 @@ class Queries:
     def __str__(self) -> str:
         return f"sample:{self.sample}" if self.name == "sample" else self.name
 
+    def counts_none(self, frame: Frame, reply: Reply) -> bool:
+        """Whether no query of this pass can count, as is plain without looking closer."""
+        if self.mask is not None:
+            return frame.first_query >= self.mask.shape[1]
+        if self.name == "last":
+            return frame.first_query >= reply.start
+        return self.name == "generated" and frame.first_query + frame.queries <= reply.start
+
     def tentative(self, frame: Frame, reply: Reply) -> bool:
         """Whether a later pass of the same prompt may show that these queries do not count: its
         last token is known once the prompt is over."""
@@ -184,13 +192,13 @@ def _part(
     return Part(
         rows=start.shape[1],
         only=only,
-        index=None if index is None else index.to(device),
-        start=start.int().to(device),
-        stop=stop.int().to(device),
-        own=rows(own).int().contiguous().to(device),
-        weight=None if weight is None else weight.float().to(device),
-        shrink=None if shrink is None else shrink.float().to(device),
-        group=None if group is None else rows(group).to(device),
+        index=None if index is None else index.to(device, non_blocking=True),
+        start=start.int().to(device, non_blocking=True),
+        stop=stop.int().to(device, non_blocking=True),
+        own=rows(own).int().contiguous().to(device, non_blocking=True),
+        weight=None if weight is None else weight.float().to(device, non_blocking=True),
+        shrink=None if shrink is None else shrink.float().to(device, non_blocking=True),
+        group=None if group is None else rows(group).to(device, non_blocking=True),
     )
 
 

@@ -1,6 +1,7 @@
 """What a watched model's attention did: the numbers of the definitions, read layer by layer."""
 
 import operator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -60,6 +61,9 @@ class Scope:
         self._classes: Tensor | None = None
         self._layers: dict[int, LayerTotals] = {}
         self._complete = False
+        self._checked = True
+        self._unread: Callable[[], None] | None = None
+        """Measures what still waits, and checks it; while watched."""
         self._exposures: tuple[list[Selection], int, Exposure] | None = None
 
     def __repr__(self) -> str:
@@ -68,6 +72,8 @@ class Scope:
             return f"<Scope of {asked}: no forward pass yet>"
         if not self._complete:
             return f"<Scope of {asked}: the last forward pass did not finish>"
+        if self._unread is not None:
+            self._unread()
         totals = next(iter(self._layers.values())).result()
         counts = totals.count().int().tolist() if totals.selections else [0] * len(totals.first)
         counted = ", ".join(map(str, counts[:4])) + (" …" if len(counts) > 4 else "")
@@ -75,6 +81,12 @@ class Scope:
             f"<Scope of {asked}: {len(counts)} sequences of {totals.keys} keys, "
             f"{counted} queries counted>"
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What was measured; not the watch that still measures."""
+        if self._unread is not None and self._complete:
+            self._unread()
+        return vars(self) | {"_unread": None}
 
     @property
     def parts(self) -> list[str]:
@@ -246,6 +258,8 @@ class Scope:
             raise ScopeError("nothing measured yet; call the model inside the with block first")
         if not self._complete:
             raise ScopeError("the last forward pass did not finish, so there is nothing to read")
+        if self._unread is not None:
+            self._unread()
         totals = self._layers[layer].result()
         mask = self._queries.mask
         if mask is not None and mask.shape[1] > totals.keys and not totals.continued:

@@ -11,7 +11,7 @@ Must not know what is measured.
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -33,7 +33,8 @@ Change = Callable[[Site, AttentionCall, Frame], AttentionCall]
 """From the call a model makes to the call that is made instead."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+# Not frozen, which would take as long as a small layer: made once and not changed.
+@dataclass(slots=True, eq=False, kw_only=True)
 class Seen:
     """One attention of a model, as it was computed."""
 
@@ -47,6 +48,8 @@ class Seen:
     """float32 [B, H, Q], where the attention gave it away."""
     weights: Tensor | None = None
     """A [B, H, Q, K], only where nothing smaller tells what was done: then the rest is None."""
+    changed: bool = False
+    """Whether somebody changed the call."""
     sinks: bool = False
     """Whether learned sinks take part, so that the rows of `weights` may add up to less than 1."""
 
@@ -121,6 +124,7 @@ class _Here(threading.local):
 
 
 _here = _Here()
+_NOTHING = nullcontext()
 _everybody: list[_Users] = []
 
 
@@ -213,57 +217,62 @@ def _attention(
     asked = Asked.read(plain, eager, implementation, module, args, kwargs)
     if not users.attending:  # gradient checkpointing attends again from a thread of torch's own
         users = next((some for some in _everybody if module in some.attending), users)
-    here = users.attending.get(module, [])
-    if not here:
+    here = users.attending.get(module)
+    if here is None:
         return asked.plainly()
     base = here[0].sites.bases[here[0].sites.modules[module].stack]
     given = users.passes.get(base) or Pass()
     places = _places(here, module, given)
-    wanting = []
+    wanting: list[tuple[Observer, Site]] = []
+    describes = dense = False
     if not given.again(module, asked.q, asked.k):
-        wanting = [user for user in here if _wants(user, places[user])]
-    if not any(user.describes for user in here):
-        for user in wanting:
-            _tell(user, places[user], values=asked.v)
+        for user, site in zip(here, places, strict=True):
+            if user.observer is not None and user.observer.wants(site):
+                wanting.append((user.observer, site))
+                describes |= user.observer.describes
+                dense |= user.dense
+    if not describes and not any(user.describes for user in here):
+        for observer, site in wanting:
+            observer.see(Seen(site=site, values=asked.v))
         return asked.plainly()
-    asked.describe(places[here[0]], given)
-    call = asked.call
-    for user in here:
+    asked.describe(places[0], given)
+    call, frame = asked.call, asked.frame
+    for user, site in zip(here, places, strict=True):
         if user.change is not None:
-            call = user.change(places[user], call, asked.frame)
-    densely = asked.needs_weights(call) or any(user.dense for user in wanting)
-    if densely and call is asked.call and not wanting:
+            call = user.change(site, call, frame)
+    changed = call is not asked.call
+    dense = asked.needs_weights(call) or dense
+    if dense and not changed and not wanting:
         return asked.plainly()
-    seen: dict[str, Any] = {"values": call.v, "frame": asked.frame}
-    if densely:
+    lse = weights = None
+    if dense:
         output, weights = asked.densely(call)
-        seen |= {"weights": weights, "sinks": asked.sinks}
     else:
-        need = any(user.describes for user in wanting)
-        out, lse = attend(call, dropout=asked.dropout, need_lse=need)
+        out, lse = attend(call, dropout=asked.dropout, need_lse=describes)
         output = out.transpose(1, 2).contiguous(), None
-        seen |= {"call": call, "lse": lse}
-    with torch.no_grad():
-        for user in wanting:
-            _tell(user, places[user], **seen)
+    with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:
+        for observer, site in wanting:
+            observer.see(
+                Seen(
+                    site=site,
+                    values=call.v,
+                    frame=frame,
+                    call=None if dense else call,
+                    lse=lse,
+                    weights=weights,
+                    changed=changed,
+                    sinks=call.sinks is not None,
+                )
+            )
     return output
 
 
-def _places(users: list[_User], module: nn.Module, given: Pass) -> dict[_User, Site]:
+def _places(users: list[_User], module: nn.Module, given: Pass) -> list[Site]:
     """What each of them calls the place of this attention."""
     stack = users[0].sites.modules[module].stack
     turn = given.turns[stack]
-    given.turns[stack] += 1
-    return {user: user.sites.site(module, turn) for user in users}
-
-
-def _wants(user: _User, site: Site) -> bool:
-    return user.observer is not None and user.observer.wants(site)
-
-
-def _tell(user: _User, site: Site, **seen: Any) -> None:
-    if user.observer is not None:
-        user.observer.see(Seen(site=site, **seen))
+    given.turns[stack] = turn + 1
+    return [user.sites.site(module, turn) for user in users]
 
 
 def _listens(module: nn.Module) -> bool:
@@ -278,12 +287,15 @@ def _bypassed(module: nn.Module, mask: Any, weights: Tensor) -> None:
     base = here[0].sites.bases[here[0].sites.modules[module].stack]
     given = users.passes.get(base) or Pass()
     places = _places(here, module, given)
-    wanting = [user for user in here if user.describes and _wants(user, places[user])]
+    wanting = [
+        (user.observer, site)
+        for user, site in zip(here, places, strict=True)
+        if user.observer is not None and user.describes and user.observer.wants(site)
+    ]
     if wanting:
-        cross = places[here[0]].kind == "cross"
-        frame = fallback.frame(weights, mask, given, cross=cross)
-        for user in wanting:
-            _tell(user, places[user], frame=frame, weights=weights)
+        frame = fallback.frame(weights, mask, given, cross=places[0].kind == "cross")
+        for observer, site in wanting:
+            observer.see(Seen(site=site, frame=frame, weights=weights))
 
 
 def _mark_passes(base: nn.Module) -> ExitStack:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from attnscope.capture.frame import Exposure, Selection
+from attnscope.capture.frame import Exposure, Frame, Selection
+from attnscope.errors import ScopeError
 from attnscope.kernels import Totals
 
 __all__ = ["LayerTotals", "join_exposures"]
@@ -25,6 +26,8 @@ class LayerTotals:
 
     first: Tensor
     """int64 [B], on the CPU: position of the first real token; -1 where none was seen yet."""
+    begun: bool = False
+    """Whether that is known of all sequences."""
     position: int = 0
     """Tokens of the queries' text seen so far."""
     keys: int = 0
@@ -46,6 +49,17 @@ class LayerTotals:
     sampled: bool = False
     top: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     """For each call: positions of the queries [B, M], their keys and weights [B, H, M, k]."""
+
+    def follow(self, frame: Frame) -> None:
+        """Make sure that a pass with a past follows the one before it."""
+        if frame.first_query != self.position:
+            raise ScopeError(
+                f"this forward pass continues at token {frame.first_query}, but {self.position} "
+                "tokens were seen so far; run the whole sequence inside the with block"
+            )
+        if not self.begun:
+            self.first = torch.where(self.first < 0, frame.first_real, self.first)
+            self.begun = bool((self.first >= 0).all())
 
     def result(self) -> "LayerTotals":
         """The sums as they stand over all keys, the tentative ones taken for certain."""

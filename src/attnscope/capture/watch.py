@@ -31,6 +31,7 @@ def watch(
     classes: Any = None,
     top: int = 0,
     seed: int = 0,
+    hold: float = 1 / 64,
 ) -> AbstractContextManager[Scope]:
     """Measure where the attention of a transformers model goes, inside a `with` block.
 
@@ -47,12 +48,16 @@ def watch(
     classes   int [batch, keys], -1 for none: also tell attention *from* these classes, for `flow`
     top       also keep, for each counted query, this many keys it looks at most
     seed      of "sample:K"
+    hold      the share of free memory that short calls may hold until they are measured together
+              (the layers of a pass, the steps of a reply); 0 measures each at once
     """
     found = sites.find(model)
     measured = sites.restrict(found, layers)
     chosen = parse(queries, seed)
     if isinstance(top, bool) or not isinstance(top, int) or top < 0:
         raise InputError(f"top={top!r}: the number of keys to keep is a whole number from 0")
+    if isinstance(hold, bool) or not isinstance(hold, int | float) or not 0 <= hold <= 1:
+        raise InputError(f"hold={hold!r}: a share of free memory is a number from 0 to 1")
     ids, groups = _classes(classes)
     if len(found.stacks) > 1 and (chosen.mask is not None or ids is not None):
         raise InputError(
@@ -79,7 +84,7 @@ def watch(
             )
             parts[site.part]._classes = ids
         parts[site.part].layers.append(site.layer)
-    return _watching(found, parts, backend, top)
+    return _watching(found, parts, backend, top, hold)
 
 
 def _classes(classes: Any) -> tuple[Tensor | None, int]:
@@ -96,9 +101,9 @@ def _classes(classes: Any) -> tuple[Tensor | None, int]:
 
 @contextmanager
 def _watching(
-    found: sites.Sites, parts: dict[str, Scope], backend: str, top: int
+    found: sites.Sites, parts: dict[str, Scope], backend: str, top: int, hold: float
 ) -> Iterator[Scope]:
-    recorder = Recorder(found, parts, backend, top)
+    recorder = Recorder(found, parts, backend, top, hold)
     with (
         listening(recorder.generations.values()),
         seam.install(found, observer=recorder, dense=backend == "eager-fallback"),
@@ -106,7 +111,7 @@ def _watching(
         try:
             yield _whole(parts, backend)
         finally:
-            recorder.release_cache()
+            recorder.finish()
 
 
 def _whole(parts: dict[str, Scope], backend: str) -> Scope:

@@ -88,7 +88,14 @@ def _fused(call: AttentionCall, *, causal: bool) -> tuple[Tensor, Tensor] | None
     if q.device.type != "cuda":
         return None
     grouped = q.shape[1] != k.shape[1]
-    choice = torch._fused_sdp_choice(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped)
+    # Layers under one mask are alike: torch chooses once for all of them.
+    key = "choice", q.shape, k.shape, v.shape, q.dtype, q.requires_grad
+    choice = call.visible.cache.get(key)
+    if choice is None:
+        choice = torch._fused_sdp_choice(
+            q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped
+        )
+        call.visible.cache[key] = choice
     ops = torch.ops.aten
     if choice == _CUDNN:
         result = ops._scaled_dot_product_cudnn_attention(
@@ -102,8 +109,11 @@ def _fused(call: AttentionCall, *, causal: bool) -> tuple[Tensor, Tensor] | None
         )
     else:
         return None
-    # cuDNN keeps a trailing dimension, the memory-efficient kernel pads the rows.
-    return result[0], result[1].flatten(2)[..., : q.shape[2]].float()
+    out, lse = result[0], result[1]
+    if lse.shape != q.shape[:3]:
+        # cuDNN keeps a trailing dimension, the memory-efficient kernel pads the rows.
+        lse = lse.flatten(2)[..., : q.shape[2]]
+    return out, lse if lse.dtype == torch.float32 else lse.float()
 
 
 def _flash_cpu(
@@ -116,7 +126,8 @@ def _flash_cpu(
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, 0.0, causal, attn_mask=bias, scale=scale
     )
-    return out[..., :E], lse.float()
+    out = out if out.shape[-1] == E else out[..., :E]
+    return out, lse if lse.dtype == torch.float32 else lse.float()
 
 
 def _by_blocks(call: AttentionCall, dropout: float = 0.0) -> tuple[Tensor, Tensor | None]:

@@ -53,7 +53,8 @@ class Visible:
         return self._made[1]
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+# Not frozen, which would take as long as a small layer: made once and not changed.
+@dataclass(slots=True, eq=False, kw_only=True)
 class AttentionCall:
     """One attention of one layer in one forward pass."""
 

@@ -1,0 +1,162 @@
+"""Attention that waits to be measured: layers of a pass together, steps of a reply together.
+
+Starting a kernel costs as much as a short text's arithmetic, and a step of decoding has one row.
+So queries, log-sum-exp and keys are kept as they are, by reference, until many calls can be
+reduced as one: layers side by side along the batch, steps one below the other over the keys of
+the last. Knows how caches of transformers keep their keys, and so how long a reference is good.
+"""
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import cache_utils
+
+from attnscope.capture.frame import Frame
+from attnscope.capture.generation import Reply
+from attnscope.capture.seam import Seen
+from attnscope.capture.sites import Site
+from attnscope.kernels import AttentionCall
+
+__all__ = ["Lane", "alike", "free_memory", "large", "lasting", "together"]
+
+# Queries of one call, in bytes, from which on a kernel of its own is better: by then its launch is
+# hidden behind the arithmetic of the layer, and waiting would only hold memory.
+LARGE = {"cuda": 12 << 20, "cpu": 1 << 20}
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Lane:
+    """The rows of one site that wait, in order."""
+
+    site: Site
+    call: AttentionCall
+    """The first of them, for what all share: scale, soft-cap, sinks."""
+    reply: Reply
+    steps: bool
+    """Whether they are single tokens of one reply, and so may wait for the next."""
+    frames: list[Frame] = field(default_factory=list)
+    q: list[Tensor] = field(default_factory=list)
+    lse: list[Tensor] = field(default_factory=list)
+    pieces: list[tuple[int, Tensor]] = field(default_factory=list)
+    """Keys, each piece with the position of its first: as few as cover all that is needed."""
+    held: int = 0
+    """Bytes that would be free by now if nobody waited."""
+
+    def add(self, seen: Seen) -> int:
+        """One more call; how many bytes it holds."""
+        frame, call, lse = seen.frame, seen.call, seen.lse
+        assert frame is not None
+        assert call is not None
+        assert lse is not None
+        q, k = call.q, call.k
+        self.frames.append(frame)
+        self.q.append(q.detach() if q.requires_grad else q)
+        self.lse.append(lse.detach() if lse.requires_grad else lse)
+        held = q.untyped_storage().nbytes() + lse.untyped_storage().nbytes()
+        k = k.detach() if k.requires_grad else k
+        # The latest keys may replace those before them, unless some that are needed are gone.
+        before = self.pieces[-2] if len(self.pieces) > 1 else None
+        covered = self.frames[0].first_key if before is None else before[0] + before[1].shape[2]
+        if self.pieces and frame.first_key <= covered:
+            self.pieces[-1] = frame.first_key, k
+        else:
+            self.pieces.append((frame.first_key, k))
+            held += k.numel() * k.element_size()
+        self.held += held
+        return held
+
+    @property
+    def size(self) -> int:
+        """Bytes of all that waits here."""
+        return self.held + sum(k.numel() * k.element_size() for _, k in self.pieces)
+
+    @property
+    def like(self) -> tuple[Any, ...]:
+        """What lanes must have in common to be measured together."""
+        call, q, k = self.call, self.q[0], self.pieces[0][1]
+        return (
+            self.site.part,
+            id(self.frames[0]),
+            id(self.frames[-1]),
+            len(self.frames),
+            call.scale,
+            call.softcap,
+            id(call.sinks),
+            q.shape,
+            k.shape[1],
+            q.dtype,
+            k.dtype,
+            q.device,
+        )
+
+    def keys(self) -> Tensor:
+        """[B, G, K, D]: all keys, from the first that the first row could see."""
+        at, parts = self.frames[0].first_key, []
+        for first, k in self.pieces:
+            parts.append(k[:, :, at - first :])
+            at = first + k.shape[2]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+
+
+def alike(lanes: list[Lane]) -> list[list[Lane]]:
+    """Lanes that can be measured together."""
+    groups: dict[Any, list[Lane]] = {}
+    for lane in lanes:
+        groups.setdefault(lane.like, []).append(lane)
+    return list(groups.values())
+
+
+def together(lanes: list[Lane]) -> tuple[Tensor, Tensor, Tensor]:
+    """q [L · B, H, Q, D], k [L · B, G, K, D] and lse [L · B, H, Q] of L lanes that are alike."""
+    L, S = len(lanes), len(lanes[0].frames)
+    k = [lane.keys() for lane in lanes]
+    if L == S == 1:
+        return lanes[0].q[0], k[0], lanes[0].lse[0]
+    q = torch.cat([q for lane in lanes for q in lane.q])
+    lse = torch.cat([lse for lane in lanes for lse in lane.lse])
+    if S > 1:
+        B, H, _, D = lanes[0].q[0].shape
+        q = q.view(L, S, B, H, D).permute(0, 2, 3, 1, 4).reshape(L * B, H, S, D)
+        lse = lse.view(L, S, B, H).permute(0, 2, 3, 1).reshape(L * B, H, S)
+    return q, torch.cat(k), lse
+
+
+def lasting(cache: Any, layer: int, k: Tensor, *, inside: bool) -> bool:
+    """Whether these keys stay what they are, and come back as the first of the next step's.
+
+    A dynamic cache makes new tensors at every step and leaves the old ones alone; a static one
+    writes behind its keys, and nobody else writes while `generate` runs (`inside`). All others,
+    and keys that a model makes from what it cached, are as good as gone after the pass.
+    """
+    layers = getattr(cache, "layers", ())
+    if layer >= len(layers) or getattr(cache, "offloading", False):
+        return False
+    kept = getattr(layers[layer], "keys", None)
+    if kept is None or kept.untyped_storage().data_ptr() != k.untyped_storage().data_ptr():
+        return False
+    kind = type(layers[layer])
+    if kind is cache_utils.StaticLayer:
+        return inside
+    return kind in (cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer)
+
+
+def large(call: AttentionCall) -> bool:
+    """Whether a call is better measured by itself, at once; one with biases has to be."""
+    biased = call.key_bias is not None or call.distance_bias is not None
+    size = call.q.numel() * call.q.element_size()
+    return biased or size >= LARGE.get(call.q.device.type, LARGE["cpu"])
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that could still be used, where the tensors are."""
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(free + unused)
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):  # not on every system
+        return 4 << 30

@@ -1,0 +1,312 @@
+"""Measured later, together: the same numbers as at once, from few kernels, within bounds."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+import attnscope
+from attnscope.capture import queries as choosing
+from attnscope.capture import recorder
+from attnscope.errors import InputError
+from families import VOCABULARY, build
+
+B, N, NEW = 2, 13, 6
+GREEDY = {"do_sample": False, "pad_token_id": 0}
+WHAT = (
+    "received", "average", "eligible", "uniform", "entropy", "first_token", "self_mass",
+    "distance", "sink_mass", "count",
+)  # fmt: skip
+
+
+def prompts(padding: bool = False) -> dict[str, torch.Tensor]:
+    ids, real = torch.randint(5, VOCABULARY, (B, N)), torch.ones(B, N).long()
+    if padding:
+        real[1, :4] = 0
+    return {"input_ids": ids, "attention_mask": real}
+
+
+def generated(model: Any, inputs: dict[str, torch.Tensor], **settings: Any) -> Any:
+    return model.generate(**inputs, max_new_tokens=NEW, **GREEDY, **settings)
+
+
+def agree(one: Any, other: Any, close: float = 2e-6) -> None:
+    for layer in one.layers:
+        for what in WHAT:
+            torch.testing.assert_close(
+                getattr(one, what)(layer),
+                getattr(other, what)(layer),
+                rtol=close,
+                atol=close,
+                equal_nan=True,
+                msg=lambda text, what=what, layer=layer: f"{what}, layer {layer}: {text}",
+            )
+
+
+@pytest.fixture
+def kernels_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The batch of every kernel that runs."""
+    batches: list[int] = []
+    plain = recorder.kernels.kernel
+
+    def counting(name: str) -> Callable[..., Any]:
+        def reduce(rows: Any) -> Any:
+            batches.append(rows.q.shape[0])
+            return plain(name)(rows)
+
+        return reduce
+
+    monkeypatch.setattr(recorder.kernels, "kernel", counting)
+    return batches
+
+
+# --- the same numbers ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padding", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", ["qwen2", "mistral", "gemma2", "gemma3", "gpt-oss"])
+@torch.no_grad()
+def test_together_as_at_once(name: str, cache: str, padding: bool) -> None:
+    model, inputs = build(name), prompts(padding)
+    with attnscope.watch(model, hold=0) as at_once:
+        plain = generated(model, inputs, cache_implementation=cache)
+    with attnscope.watch(model) as together:
+        assert torch.equal(generated(model, inputs, cache_implementation=cache), plain)
+    agree(together, at_once)
+
+
+@pytest.mark.parametrize("name", ["llama4", "deepseek-v3", "qwen3-next"])
+@torch.no_grad()
+def test_other_ways_to_keep_keys(name: str) -> None:
+    model, inputs = build(name), prompts(padding=True)
+    with attnscope.watch(model, hold=0) as at_once:
+        generated(model, inputs)
+    with attnscope.watch(model) as together:
+        generated(model, inputs)
+    agree(together, at_once)
+
+
+@pytest.mark.parametrize("backend", ["triton", "reference"])
+@pytest.mark.parametrize("name", ["qwen2", "gpt-oss"])
+@torch.no_grad()
+def test_other_kernels(name: str, backend: str) -> None:
+    model, inputs = build(name), prompts(padding=True)
+    with attnscope.watch(model, hold=0, backend="reference") as at_once:
+        generated(model, inputs)
+    with attnscope.watch(model, backend=backend) as together:
+        generated(model, inputs)
+    agree(together, at_once, 1e-5)
+
+
+@pytest.mark.parametrize("queries", ["last", "predicts", "generated", "mask", "sample:16"])
+@torch.no_grad()
+def test_chosen_queries(queries: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "NEAR", 4)
+    model, inputs = build("qwen2"), prompts(padding=True)
+    chosen: Any = torch.rand(B, N + 3) < 0.5 if queries == "mask" else queries
+    if queries == "sample:16":
+        inputs = {"input_ids": torch.randint(5, VOCABULARY, (B, 80))}
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    ids = torch.randint(-1, 2, (B, inputs["input_ids"].shape[1] + 2))
+    scopes = []
+    for hold in (0, 1 / 64):
+        with attnscope.watch(model, queries=chosen, classes=ids, top=2, hold=hold) as scope:
+            generated(model, inputs)
+        scopes.append(scope)
+    agree(*scopes)
+    for layer in scope.layers:
+        for what in ("flow", "received_error", "entropy_error"):
+            one, other = (getattr(scope, what)(layer) for scope in scopes)
+            torch.testing.assert_close(one, other, rtol=2e-6, atol=2e-6, equal_nan=True)
+        (where, keys, heavy), (there, others, weights) = (s.top_keys(layer) for s in scopes)
+        for b in range(B):
+            one, other = where[b] >= 0, there[b] >= 0
+            assert torch.equal(where[b][one], there[b][other])
+            assert torch.equal(keys[b][:, one], others[b][:, other])
+            torch.testing.assert_close(heavy[b][:, one], weights[b][:, other], rtol=0, atol=2e-6)
+
+
+# --- from few kernels ----------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_one_kernel_for_all_layers_of_a_pass(kernels_run: list[int]) -> None:
+    model, inputs = build("qwen2"), prompts()
+    with attnscope.watch(model):
+        model(**inputs)
+    assert kernels_run == [3 * B]
+
+
+@pytest.mark.parametrize("queries", ["all", "predicts"])
+@torch.no_grad()
+def test_one_kernel_for_all_steps_of_a_reply(queries: str, kernels_run: list[int]) -> None:
+    model, inputs = build("qwen2"), prompts(padding=True)
+    with attnscope.watch(model, queries=queries):
+        generated(model, inputs)
+    assert kernels_run == [3 * B, 3 * B]
+
+
+@torch.no_grad()
+def test_what_does_not_count_does_not_run(kernels_run: list[int]) -> None:
+    model, inputs = build("qwen2"), prompts()
+    with attnscope.watch(model, queries="last"):
+        generated(model, inputs)
+    assert kernels_run == [3 * B]
+    kernels_run.clear()
+    with attnscope.watch(model, queries="generated"):
+        generated(model, inputs)
+    assert kernels_run == [3 * B]
+
+
+@torch.no_grad()
+def test_layers_under_one_mask_go_together(kernels_run: list[int]) -> None:
+    """Two of the three layers of this model have a window."""
+    model, inputs = build("gemma3"), prompts()
+    with attnscope.watch(model):
+        model(**inputs)
+    assert sorted(kernels_run) == [B, 2 * B]
+
+
+@torch.no_grad()
+def test_large_calls_do_not_wait(kernels_run: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnscope.capture import waiting
+
+    monkeypatch.setattr(waiting, "LARGE", {"cpu": 1000})
+    model, inputs = build("qwen2"), prompts()
+    with attnscope.watch(model):
+        generated(model, inputs)
+    assert kernels_run == [B, B, B, 3 * B]  # the prompt by layers, the steps together
+
+
+# --- within bounds -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("room", [1, 3000, 20_000])
+@torch.no_grad()
+def test_little_room(room: int, kernels_run: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = build("mistral"), prompts(padding=True)
+    with attnscope.watch(model, hold=0) as at_once:
+        generated(model, inputs)
+    kernels_run.clear()
+    held: list[int] = []
+    plain = recorder.Recorder.measure_waiting
+
+    def measuring(self: Any) -> None:
+        held.append(self.held)
+        plain(self)
+
+    monkeypatch.setattr(recorder, "LITTLE", 0)
+    monkeypatch.setattr(recorder, "free_memory", lambda device: room)
+    monkeypatch.setattr(recorder.Recorder, "measure_waiting", measuring)
+    with attnscope.watch(model, hold=1.0) as together:
+        generated(model, inputs)
+    agree(together, at_once)
+    step = 3 * B * (4 * 8 * 4 + 4 * 4) + 3 * B * 2 * N * 8 * 4  # and the keys of a window
+    assert max(held) <= room + max(step, N * step)
+    assert len(kernels_run) > 2
+
+
+@torch.no_grad()
+def test_a_static_cache_that_is_used_again() -> None:
+    """Its keys are overwritten in place once `generate` is over, or between passes by hand."""
+    model, inputs = build("qwen2"), prompts()
+    with attnscope.watch(model, hold=0) as at_once:
+        generated(model, inputs)
+    cache = hf.StaticCache(config=model.config, max_cache_len=N + NEW)
+    with attnscope.watch(model) as scope:
+        text = generated(model, inputs, past_key_values=cache)
+        cache.reset()
+    agree(scope, at_once)
+    with attnscope.watch(model) as scope:
+        model(text[:, :N], past_key_values=cache)
+        for at in range(N, N + NEW - 1):
+            model(text[:, at : at + 1], past_key_values=cache)
+        for layer in cache.layers:
+            layer.keys.fill_(7.0)
+    agree(scope, at_once)
+
+
+class Forgetful(hf.cache_utils.DynamicLayer):
+    """Changes old keys a little at every step, as a cache that rounds them does."""
+
+    def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> Any:
+        keys, values = super().update(key_states, value_states, *args, **kwargs)
+        self.keys = keys * 1.01
+        return keys, values
+
+
+@torch.no_grad()
+def test_keys_that_do_not_last_are_measured_in_their_pass(kernels_run: list[int]) -> None:
+    model, inputs = build("qwen2"), prompts()
+    scopes = []
+    for hold in (0, 1 / 64):
+        kernels_run.clear()
+        cache = hf.DynamicCache(config=model.config)
+        cache.layers = [Forgetful() for _ in cache.layers]
+        with attnscope.watch(model, hold=hold) as scope:
+            generated(model, inputs, past_key_values=cache)
+        scopes.append(scope)
+    agree(*scopes)
+    assert kernels_run == [3 * B] * NEW
+
+
+# --- at any time ---------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_reading_between_steps() -> None:
+    model, inputs = build("qwen2"), prompts()
+    with attnscope.watch(model) as whole:
+        text = generated(model, inputs)
+    past = hf.DynamicCache(config=model.config)
+    with attnscope.watch(model) as scope:
+        model(text[:, :N], past_key_values=past)
+        for at in range(N, N + NEW - 1):
+            model(text[:, at : at + 1], past_key_values=past)
+            if at % 2:
+                assert scope.count(0).tolist() == [at + 1.0] * B
+                assert scope.received(2).shape[-1] == at + 1
+    agree(scope, whole)
+
+
+@torch.no_grad()
+def test_a_new_text_forgets_what_waits(kernels_run: list[int]) -> None:
+    model, inputs = build("qwen2"), prompts()
+    past = hf.DynamicCache(config=model.config)
+    with attnscope.watch(model) as scope:
+        model(**inputs, past_key_values=past)
+        model(inputs["input_ids"][:, :1], past_key_values=past)
+        kernels_run.clear()
+        model(**inputs)
+    assert kernels_run == [3 * B]
+    with attnscope.watch(model) as alone:
+        model(**inputs)
+    agree(scope, alone)
+
+
+@torch.no_grad()
+def test_a_step_that_breaks_off_is_not_counted() -> None:
+    model, inputs = build("qwen2"), prompts()
+    past = hf.DynamicCache(config=model.config)
+    with attnscope.watch(model) as scope:
+        model(**inputs, past_key_values=past)
+        model(inputs["input_ids"][:, :1], past_key_values=past)
+        hook = model.model.layers[1].register_forward_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(inputs["input_ids"][:, :1], past_key_values=past)
+        hook.remove()
+        with pytest.raises(attnscope.errors.ScopeError, match="did not finish"):
+            scope.received(0)
+        model(**inputs)
+    with attnscope.watch(model) as alone:
+        model(**inputs)
+    agree(scope, alone)
+
+
+@pytest.mark.parametrize("hold", [-0.1, 1.5, "much", True])
+def test_bad_hold(hold: Any) -> None:
+    with pytest.raises(InputError, match="a share of free memory is a number from 0 to 1"):
+        attnscope.watch(build("qwen2"), hold=hold)
