@@ -1,10 +1,12 @@
-"""Qwen2.5-7B's shape on one GPU: a plain sdpa forward pass against the same pass watched.
+"""What watching costs on one GPU: forward passes and generation, a large shape and a small one.
 
-    PYTHONPATH=src python benchmarks/gpu.py [--sizes 64x128,1x1024,…] [--out table.md]
+    PYTHONPATH=src python benchmarks/gpu.py [--cases 7b:1x1024,135m:generate:1x512+64,…]
+                                            [--seconds 5] [--out table.md]
 
-First checks the kernels against the float64 reference on the same inputs, then times both sides
-in one process, turn by turn, and prints the median ratios. Weights are random: the work is the
-same as with trained ones.
+First checks the kernels against the float64 reference on the same inputs, generation against the
+same reference under three kinds of cache, and that a watched pass never waits for the device.
+Then times plain and watched in one process, turn by turn, and prints the median ratios. Weights
+are random: the work is the same as with trained ones.
 """
 
 import argparse
@@ -13,38 +15,124 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+import transformers as hf
+from transformers.utils import logging
 
 import attnscope
+from attnscope.capture import waiting
 from attnscope.kernels import Rows, kernel, reference
 
-SIZES = "64x128,1x1024,1x4096,1x16384,1x32768,1x131072"
-EAGER_LIMIT = 8192  # tokens; beyond it the weights of 28 layers do not fit
+CASES = (
+    "7b:1x128,7b:1x1024,7b:1x4096,7b:64x128,7b:8x2048,7b:generate:1x512+64,"
+    "7b:generate:16x512+64,7b:1x32768,7b:1x131072,"
+    "135m:1x128,135m:1x1024,135m:64x128,135m:generate:1x512+64,135m:generate:16x512+64,"
+    "135m:compiled:1x1024"
+)
+EAGER_LIMIT = 4096  # tokens; beyond it eager attention is left out
+
+SHAPES: dict[str, Callable[[], Any]] = {
+    "7b": lambda: hf.Qwen2ForCausalLM(
+        hf.Qwen2Config(
+            vocab_size=152064,
+            hidden_size=3584,
+            intermediate_size=18944,
+            num_hidden_layers=28,
+            num_attention_heads=28,
+            num_key_value_heads=4,
+            max_position_embeddings=131072,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+            use_sliding_window=False,
+            tie_word_embeddings=False,
+            eos_token_id=None,
+        )
+    ),
+    "135m": lambda: hf.LlamaForCausalLM(
+        hf.LlamaConfig(
+            vocab_size=49152,
+            hidden_size=576,
+            intermediate_size=1536,
+            num_hidden_layers=30,
+            num_attention_heads=9,
+            num_key_value_heads=3,
+            max_position_embeddings=8192,
+            tie_word_embeddings=True,
+            eos_token_id=None,
+        )
+    ),
+    "window": lambda: hf.MistralForCausalLM(
+        hf.MistralConfig(
+            vocab_size=997,
+            hidden_size=512,
+            intermediate_size=512,
+            num_hidden_layers=4,
+            num_attention_heads=8,
+            num_key_value_heads=2,
+            sliding_window=96,
+            eos_token_id=None,
+        )
+    ),
+}
 
 
-def build() -> Qwen2ForCausalLM:
-    config = Qwen2Config(
-        vocab_size=152064,
-        hidden_size=3584,
-        intermediate_size=18944,
-        num_hidden_layers=28,
-        num_attention_heads=28,
-        num_key_value_heads=4,
-        max_position_embeddings=131072,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-        use_sliding_window=False,
-        tie_word_embeddings=False,
-    )
+def build(name: str) -> Any:
     torch.manual_seed(0)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.device("cuda"):
-            return Qwen2ForCausalLM(config).eval()
+            return SHAPES[name]().eval()
     finally:
         torch.set_default_dtype(before)
+
+
+def check_generation() -> list[str]:
+    """A watched generation against the float64 reference, measured at once, on the same inputs."""
+    lines = []
+    for name, cache in (("135m", "dynamic"), ("135m", "static"), ("window", "dynamic")):
+        model = build(name)
+        ids = torch.randint(5, 990, (3, 150), device="cuda")
+        real = torch.ones_like(ids)
+        real[1, :40] = 0
+        settings = {"attention_mask": real, "cache_implementation": cache}
+        with attnscope.watch(model, backend="reference", hold=0) as wanted:
+            generate(model, ids * real, 24, **settings)
+        with attnscope.watch(model) as got:
+            generate(model, ids * real, 24, **settings)
+        worst = max(
+            ((got.received(n) - wanted.received(n)).abs() / wanted.received(n).clamp(min=1))
+            .max()
+            .item()
+            for n in got.layers
+        )
+        assert worst < 2e-3, (name, cache, worst)
+        lines.append(f"generation, {name}, {cache} cache: received off by {worst:.1e} at most")
+    return lines
+
+
+def check_no_waiting() -> str:
+    """A pass without padding, watched, under the eyes of torch's own detector."""
+    model, ids = build("135m"), torch.randint(5, 990, (2, 200), device="cuda")
+    for _ in range(2):  # compile first
+        with attnscope.watch(model) as scope:
+            model(ids, logits_to_keep=1)
+    with attnscope.watch(model) as scope:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            model(ids, logits_to_keep=1)
+        except RuntimeError as error:
+            return f"a watched pass waits for the device: {error}"
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    scope.received(0)
+    return "a watched pass waits for the device: never"
+
+
+def generate(model: Any, ids: torch.Tensor, new: int, **more: Any) -> None:
+    settings = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": new}
+    model.generate(input_ids=ids, **{"attention_mask": torch.ones_like(ids), **settings, **more})
 
 
 def check() -> list[str]:
@@ -104,7 +192,7 @@ def turns(runs: dict[str, Callable[[], None]], seconds: float) -> dict[str, tupl
     }
 
 
-def coverage(model: Qwen2ForCausalLM, ids: torch.Tensor, sample: str) -> float:
+def coverage(model: Any, ids: torch.Tensor, sample: str) -> float:
     """The share of keys whose sampled estimate lies within three standard errors of exact."""
     layers = [0, 13, 27]
     with attnscope.watch(model, layers=layers) as exact:
@@ -119,72 +207,92 @@ def coverage(model: Qwen2ForCausalLM, ids: torch.Tensor, sample: str) -> float:
     return min(inside)
 
 
+def contenders(model: Any, case: list[str]) -> dict[str, Callable[[], None]]:
+    """What is timed against what, the plain run first."""
+    size, _, new = case[-1].partition("+")
+    batch, tokens = map(int, size.split("x"))
+    ids = torch.randint(5, 990, (batch, tokens), device="cuda")
+    kept: list[attnscope.Scope] = []
+    called = torch.compile(model) if "compiled" in case else model
+
+    def plain(by: Any = called) -> None:
+        if new:
+            generate(model, ids, int(new))
+        else:
+            by(ids, logits_to_keep=1, use_cache=False)
+
+    def watched(queries: str) -> Callable[[], None]:
+        def run() -> None:
+            kept.clear()
+            with attnscope.watch(model, queries=queries) as scope:
+                plain()
+            kept.append(scope)
+
+        return run
+
+    runs = {"plain": plain, "all": watched("all"), "last": watched("last")}
+    if "compiled" in case:
+        runs.pop("plain")
+        return {"plain, compiled": plain, "plain, not compiled": lambda: plain(model), **runs}
+    if new:
+        return runs | {"generated": watched("generated")}
+    if tokens >= 16384:
+        runs["sample:4096"] = watched("sample:4096")
+    if batch == 1 and tokens <= EAGER_LIMIT:
+
+        def eager() -> None:
+            model.set_attn_implementation("eager")
+            try:
+                model(ids, logits_to_keep=1, use_cache=False, output_attentions=True)
+            finally:
+                model.set_attn_implementation("sdpa")
+
+        runs["eager, output_attentions"] = eager
+    return runs
+
+
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--sizes", default=SIZES)
-    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--cases", default=CASES)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--large", type=float, help="MiB of queries a call measured at once has")
+    parser.add_argument("--unchecked", action="store_true", help="time only")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    lines = [
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, "
-        f"Qwen2.5-7B's config, random weights, bfloat16, 28 layers",
-        *check(),
-        "",
-        "| batch × tokens | what | ms | ratio | peak GiB | ratio |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+    logging.set_verbosity_error()
+    if options.large is not None:
+        waiting.LARGE["cuda"] = int(options.large * 2**20)
+    lines = [f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, random weights"]
+    if not options.unchecked:
+        lines += [*check(), *check_generation(), check_no_waiting()]
+    lines += ["", "| case | what | ms | ratio | peak GiB | ratio |", "| --- " * 6 + "|"]
     print("\n".join(lines), flush=True)
-    model = build()
-    for size in options.sizes.split(","):
-        batch, tokens = map(int, size.split("x"))
-        ids = torch.randint(0, 152064, (batch, tokens), device="cuda")
-        kept: list[attnscope.Scope] = []
-
-        def plain(ids: torch.Tensor = ids) -> None:
-            model(ids, logits_to_keep=1, use_cache=False)
-
-        def watched(queries: str, ids: torch.Tensor = ids, kept: list = kept) -> None:
-            kept.clear()
-            with attnscope.watch(model, queries=queries) as scope:
-                model(ids, logits_to_keep=1, use_cache=False)
-            kept.append(scope)
-
-        runs = {
-            "plain sdpa": plain,
-            "all queries": lambda: watched("all"),
-            "last": lambda: watched("last"),
-        }
-        if tokens >= 16384:
-            runs["sample:4096"] = lambda: watched("sample:4096")
-        if batch * tokens * tokens <= EAGER_LIMIT * EAGER_LIMIT // 4:
-
-            def eager(ids: torch.Tensor = ids) -> None:
-                model.set_attn_implementation("eager")
-                try:
-                    model(ids, logits_to_keep=1, use_cache=False, output_attentions=True)
-                finally:
-                    model.set_attn_implementation("sdpa")
-
-            runs["eager, output_attentions"] = eager
-        results = turns(runs, options.seconds)
-        kept.clear()
-        base = results["plain sdpa"]
-        for name, (seconds, memory) in results.items():
-            line = (
-                f"| {batch} × {tokens} | {name} | {1e3 * seconds:.1f} | "
-                f"{seconds / base[0]:.3f} | {memory / 2**30:.2f} | {memory / base[1]:.3f} |"
+    model, built = None, ""
+    for name in options.cases.split(","):
+        case = name.split(":")
+        if case[0] != built:
+            model = None
+            gc.collect()
+            torch.cuda.empty_cache()
+            model, built = build(case[0]), case[0]
+        results = turns(contenders(model, case), options.seconds)
+        base = next(iter(results.values()))
+        for what, (seconds, memory) in results.items():
+            lines.append(
+                f"| {name} | {what} | {1e3 * seconds:.1f} | {seconds / base[0]:.3f} | "
+                f"{memory / 2**30:.2f} | {memory / base[1]:.3f} |"
             )
-            lines.append(line)
-            print(line, flush=True)
-        if "sample:4096" in runs:
-            line = f"sample:4096 at {size}: {coverage(model, ids, 'sample:4096'):.4%} within 3 SE"
-            lines.append(line)
-            print(line, flush=True)
+            print(lines[-1], flush=True)
+        if "sample:4096" in results:
+            batch, tokens = map(int, case[-1].split("x"))
+            ids = torch.randint(5, 990, (batch, tokens), device="cuda")
+            lines.append(f"{name}: {coverage(model, ids, 'sample:4096'):.4%} within 3 SE")
+            print(lines[-1], flush=True)
         gc.collect()
         torch.cuda.empty_cache()
-    if options.out:
-        options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        if options.out:
+            options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
