@@ -1,1 +1,1 @@
-"""From a file to a finished, resumable run, and back from its directory to tables."""
+"""Execution: from a question to a plan, to batches, to an executor that measures them."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import InputError
-from attnscope.experiment.revision import ModelFacts, chosen_heads, chosen_layers, facts_of
+from attnscope.experiment.model_facts import ModelFacts, chosen_heads, chosen_layers, facts_of
 from attnscope.loading import load_config, load_tokenizer
 from attnscope.loading.device import chosen_device
 from attnscope.loading.fit import check_fit, warn_without_bos
