@@ -21,7 +21,14 @@ NAMES = {
 }
 
 
-def save_gguf(folder: str, file: Path, *, family: str = "qwen2", quantised: bool = False) -> Path:
+def save_gguf(
+    folder: str,
+    file: Path,
+    *,
+    family: str = "qwen2",
+    quantised: bool = False,
+    without: str | None = None,
+) -> Path:
     config = json.loads((Path(folder) / "config.json").read_text())
     writer = gguf.GGUFWriter(file, family)
     writer.add_context_length(config["max_position_embeddings"])
@@ -34,6 +41,8 @@ def save_gguf(folder: str, file: Path, *, family: str = "qwen2", quantised: bool
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     _add_tokenizer(writer, folder)
     for name, tensor in load_file(Path(folder) / "model.safetensors").items():
+        if name == without:
+            continue
         values = tensor.float().numpy()
         if quantised and values.ndim == 2 and values.shape[1] % 32 == 0:
             packed = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0)

@@ -69,7 +69,7 @@ def test_another_shape(folder: Path) -> None:
         weights["model.norm.weight"] = torch.ones(5)
 
     change_weights(folder, change)
-    with pytest.raises(ModelError, match=r"model\.norm\.weight|another shape|mismatch"):
+    with pytest.raises(ModelError, match=r"another shape.*model\.norm\.weight is 5, not 32"):
         attnscope.load(folder)
 
 
@@ -133,16 +133,11 @@ def test_a_configuration_that_makes_no_sense(folder: Path, keys: dict[str, objec
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("named", [[5], ["os"], ["NoSuchModel"]])
-def test_a_class_that_is_none(folder: Path, named: list[object]) -> None:
-    """The family's own is taken; older versions of transformers refuse what is no name at all."""
+@pytest.mark.parametrize("named", [["os"], ["NoSuchModel"], []])
+def test_a_class_that_is_none(folder: Path, named: list[str]) -> None:
+    """The family's own is taken."""
     set_config(folder, architectures=named)
-    try:
-        model, _ = attnscope.load(folder, device="cpu")
-    except ModelError as error:
-        assert "architectures" in str(error)
-    else:
-        assert type(model).__name__ == "Qwen2ForCausalLM"
+    assert type(attnscope.load(folder)[0]).__name__ == "Qwen2ForCausalLM"
 
 
 @pytest.mark.parametrize("content", ["null", "[]", "{", "", "5", '"config"', "{}"])

@@ -108,6 +108,13 @@ def test_a_family_that_nobody_knows(folder: str, tmp_path: Path) -> None:
     assert "folder of safetensors" in said
 
 
+def test_a_weight_that_is_missing(folder: str, tmp_path: Path) -> None:
+    """What is random must not be kept as if it had been in the file."""
+    lost = "model.layers.1.self_attn.k_proj.weight"
+    said = refused(save_gguf(folder, tmp_path / "lost.gguf", without=lost))
+    assert f"lacks weights of its Qwen2ForCausalLM: {lost}" in said
+
+
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF" + bytes(40), b"hello" * 99])
 def test_a_file_that_is_no_gguf(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "no.gguf").write_bytes(content)

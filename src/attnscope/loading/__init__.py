@@ -100,6 +100,7 @@ def _weights(
         dtype=number,
         use_safetensors=None if unpickle else True,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # told in `info`, and refused with their names
         **options,
     )
     return model, info
@@ -156,7 +157,9 @@ def _explained(source: Source) -> Iterator[None]:
     except AttnscopeError:
         raise
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        reason = " ".join(str(error).split())[:400]
+        if " " not in reason:  # a bare key or name says nothing
+            reason = f"{type(error).__name__} {reason}"
         tried = "the folder" if source.folder else "the Hugging Face hub and its local cache"
         raise ModelError(f"could not load {source.name!r} (tried {tried}): {reason}") from error
     finally:

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnscope.errors import ModelError
+from attnscope.errors import AttnscopeError, ModelError
 from attnscope.loading.cache import home, kept_whole
 from attnscope.loading.fit import add_bos
 from attnscope.loading.revision import digest_of_file
+from attnscope.loading.weights import check_loaded
 
 __all__ = ["Head", "load_packed", "read_head", "unpacked"]
 
@@ -164,7 +165,7 @@ def unpacked(file: Path) -> Path:
     with kept_whole(target, f"what {file.name} unpacks to") as folder:
         try:
             _unpack(file, head, folder)
-        except OSError:
+        except (OSError, AttnscopeError):
             raise
         except Exception as error:
             raise ModelError(_explain(file, head, error)) from error
@@ -179,7 +180,8 @@ def _unpack(file: Path, head: Head, folder: Path) -> None:
         add_bos(tokenizer, str(file))  # what the file says, and transformers leaves out
     tokenizer.save_pretrained(folder)
     if head.numbers * 4 <= KEPT:
-        model, _ = load_packed(file, head.dtype)
+        model, info = load_packed(file, head.dtype)
+        check_loaded(model, info, str(file))  # what was random would be kept for good
         model.save_pretrained(folder)
         return
     config = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
@@ -202,6 +204,7 @@ def load_packed(file: Path, dtype: Any, **options: Any) -> tuple[Any, dict[str, 
         gguf_file=file.name,
         dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # told in the second result
         **options,
     )
     # Nothing is quantised any more, and what says so would be in the way of `to` and `save`.
