@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from attnscope.cli import app
+from attnscope.errors import InputError
 from attnscope.figures import FIGURES, figure_named
 from attnscope.figures.blocks import Items, Lines, Section, Strong, as_html, as_markdown
 from attnscope.figures.page import script_json
@@ -213,6 +214,17 @@ def test_every_claim_is_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [claim.name for claim in built_in()]
     assert sorted(verdicts) == sorted(names)
     assert sorted(choices) == sorted(names)
+
+
+def test_what_could_not_be_judged_is_said_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    import attnscope.figures.judged as judged
+
+    def refuse(run: Any, claims: Any) -> Any:
+        raise InputError("there is nothing to judge by")
+
+    monkeypatch.setattr(judged, "judge_run", refuse)
+    text = build(evil_run(prompts=2, profile_heads=(), measures=("mass",)))
+    assert "No claims were judged: there is nothing to judge by" in text
 
 
 def test_no_two_rows_of_the_comparison_have_the_same_labels(tmp_path: Path) -> None:

@@ -36,11 +36,9 @@ class Judged:
         """The verdicts on these claims, or on all."""
         wanted = [c for c in built_in() if names is None or c.name in names]
         new = [claim for claim in wanted if claim.name not in self._verdicts]
-        if new:
-            for claim in new:
-                self._verdicts[claim.name] = []
-            for verdict in judge_run(self._run, new):
-                self._verdicts[verdict.claim].append(verdict)
+        found = judge_run(self._run, new) if new else []
+        for claim in new:
+            self._verdicts[claim.name] = [v for v in found if v.claim == claim.name]
         return [verdict for claim in wanted for verdict in self._verdicts[claim.name]]
 
     def under_choices(self, claim: Claim) -> pl.DataFrame:

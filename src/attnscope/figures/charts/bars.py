@@ -50,7 +50,7 @@ def bars(
     side: dict[str, Any] = {"x": x}
     if not stacked:
         side["xOffset"] = alt.XOffset("class:N", sort=names)
-        bar = max(2.0, bar / len(names) * 0.9)
+        bar = max(2.0, bar / len(names) * 0.8)
     colour = _colour(names, look)
     y = alt.Y("bottom:Q", title=y_title, axis=alt.Axis(tickCount=6))
     shown = ["model", "layer", "class", "value", "low", "high", "n", "tokens", "uniform"]
