@@ -79,3 +79,9 @@ def test_heads_stand_in_the_order_of_their_values() -> None:
     assert "intervals: 95 %" in figure.caption
     many = made_run(models=("one",), prompts=6, layers=range(10), heads=10, measures=("entropy",))
     assert "intervals" not in draw(many, "head-strip").caption
+
+
+def test_models_are_compared_in_the_base_however_conditions_are_listed() -> None:
+    run = made_run(models=("one", "two"), conditions={"base": 0, "slashes": 9})
+    figure = draw(run, "effect-heads", conditions=["slashes", "base"])
+    assert "two minus one, condition base" in figure.caption

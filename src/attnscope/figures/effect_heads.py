@@ -31,7 +31,7 @@ __all__ = ["FIGURE"]
 SHOW = {"difference": "Difference", "effect": "Standardised effect"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Compared:
     """What is compared, and how."""
 
@@ -47,11 +47,7 @@ class Compared:
 
 
 def _chart(
-    frame: pl.DataFrame,
-    look: Look,
-    *,
-    show: str = "difference",
-    value_title: str = "Difference",
+    frame: pl.DataFrame, look: Look, *, show: str = "difference", value_title: str = "Difference"
 ) -> Any:
     """A matrix of `layer` by `head` per `item`, dots where `significant`.
 
@@ -73,9 +69,11 @@ def _chart(
 def _numbers(asked: Asked) -> Numbers[Compared]:
     show = asked.options["show"]
     found, measure = of_heads(asked)
-    over, of, minus = _pair(found, asked.run.experiment.base, asked.options["over"])
+    base = asked.run.experiment.base
+    over, of, minus = _pair(found, base, asked.options["over"])
     held = "condition" if over == "model" else "model"
-    fixed = found.conditions[0] if over == "model" else found.models[0]
+    first = base if base in found.conditions else found.conditions[0]
+    fixed = first if over == "model" else found.models[0]
     values = found.frame.filter(pl.col("head").is_not_null(), pl.col(held) == fixed)
     items = found.items
     if asked.choice.items is None and measure == "mass":
@@ -108,21 +106,10 @@ def _numbers(asked: Asked) -> Numbers[Compared]:
     )
     return Numbers(
         data=frame,
-        settings={
-            "show": show,
-            "value_title": f"{SHOW[show]} of {measure} ({of} minus {minus})",
-        },
+        settings={"show": show, "value_title": f"{SHOW[show]} of {measure} ({of} minus {minus})"},
         width={1: 480, 2: 640}.get(frame["item"].n_unique(), 800),
         margin=40,
-        told=Compared(
-            found=found,
-            measure=measure,
-            over=over,
-            of=of,
-            minus=minus,
-            fixed=fixed,
-            tested=tested,
-        ),
+        told=Compared(found, measure, over, of, minus, fixed, tested),
     )
 
 
