@@ -112,7 +112,7 @@ def test_chosen_queries(queries: str, monkeypatch: pytest.MonkeyPatch) -> None:
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     ids = torch.randint(-1, 2, (B, inputs["input_ids"].shape[1] + 2))
     scopes = []
-    for hold in (0, 1 / 64):
+    for hold in (0, 1 / 1024):
         with attnscope.watch(model, queries=chosen, classes=ids, top=2, hold=hold) as scope:
             generated(model, inputs)
         scopes.append(scope)
@@ -242,7 +242,7 @@ class Forgetful(hf.cache_utils.DynamicLayer):
 def test_keys_that_do_not_last_are_measured_in_their_pass(kernels_run: list[int]) -> None:
     model, inputs = build("qwen2"), prompts()
     scopes = []
-    for hold in (0, 1 / 64):
+    for hold in (0, 1 / 1024):
         kernels_run.clear()
         cache = hf.DynamicCache(config=model.config)
         cache.layers = [Forgetful() for _ in cache.layers]

@@ -24,7 +24,7 @@ from attnscope.kernels.top import top_keys
 __all__ = ["Recorder", "device_of"]
 
 # Bytes that may wait anywhere: asking the device how many it has free takes longer than a launch.
-LITTLE = 16 << 20
+LITTLE = 64 << 20
 # Rows of a sampled pass that are looked at whole, to check the log-sum-exp they were given.
 AUDITED = 4
 

@@ -115,7 +115,8 @@ class LayerTotals:
     def add(self, totals: Totals, first_key: int) -> None:
         """Add the sums of some rows; key 0 of these is at position `first_key`."""
         if self.sums is None:
-            totals = replace(totals, lse=None)  # as large as all the rest: let it go
+            if totals.lse is not None:
+                totals = replace(totals, lse=None)  # as large as all the rest: let it go
             self.sums = _resized(totals, first_key, 0) if first_key else totals
             return
         keys = first_key + totals.received.shape[-1]

@@ -115,13 +115,23 @@ def together(lanes: list[Lane]) -> tuple[Tensor, Tensor, Tensor]:
     k = [lane.keys() for lane in lanes]
     if L == S == 1:
         return lanes[0].q[0], k[0], lanes[0].lse[0]
-    q = torch.cat([q for lane in lanes for q in lane.q])
     lse = torch.cat([lse for lane in lanes for lse in lane.lse])
-    if S > 1:
+    if S == 1:
+        q = _one_after_another([lane.q[0] for lane in lanes])
+    else:
+        q = torch.cat([q for lane in lanes for q in lane.q])
         B, H, _, D = lanes[0].q[0].shape
         q = q.view(L, S, B, H, D).permute(0, 2, 3, 1, 4).reshape(L * B, H, S, D)
         lse = lse.view(L, S, B, H).permute(0, 2, 3, 1).reshape(L * B, H, S)
-    return q, torch.cat(k), lse
+    return q, _one_after_another(k), lse
+
+
+def _one_after_another(tensors: list[Tensor]) -> Tensor:
+    """[B, H, N, D] each, along the batch, in the order in which they lie in memory: only then
+    does one kernel copy them all."""
+    if tensors[0].is_contiguous():
+        return torch.cat(tensors)
+    return torch.cat([tensor.transpose(1, 2) for tensor in tensors]).transpose(1, 2)
 
 
 def lasting(cache: Any, layer: int, k: Tensor, *, inside: bool) -> bool:
@@ -153,9 +163,7 @@ def large(call: AttentionCall) -> bool:
 def free_memory(device: torch.device) -> int:
     """Bytes that could still be used, where the tensors are."""
     if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(free + unused)
+        return int(torch.cuda.mem_get_info(device)[0])
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):  # not on every system

@@ -31,7 +31,7 @@ def watch(
     classes: Any = None,
     top: int = 0,
     seed: int = 0,
-    hold: float = 1 / 64,
+    hold: float = 1 / 1024,
 ) -> AbstractContextManager[Scope]:
     """Measure where the attention of a transformers model goes, inside a `with` block.
 
