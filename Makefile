@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_VENV := .venv-bench
 
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test check format bench census clean
 
 help:
 	@echo "make demo    the published figures on SmolLM2 (fetched once) and on the bundled models"
 	@echo "make test    the test suite"
 	@echo "make check   formatting, lint, types, import ladder"
 	@echo "make format  apply formatting and safe fixes"
+	@echo "make census  every model transformers knows, watched and compared: docs/models.md"
 	@echo "make bench   the CPU benchmark, against plain sdpa, eager and TransformerLens"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -51,6 +52,9 @@ $(BENCH_VENV)/.installed: pyproject.toml constraints.txt
 
 bench: $(BENCH_VENV)/.installed
 	$(BENCH_VENV)/bin/python benchmarks/cpu.py
+
+census: $(STAMP)
+	$(BIN)/python benchmarks/census.py
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -202,6 +202,42 @@ def test_an_argument_that_is_heeded_and_unknown(monkeypatch: pytest.MonkeyPatch)
 
 
 @torch.no_grad()
+def test_a_family_that_does_more_than_its_arguments_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its eager attention is asked about one row, and, as it disagrees, for all the weights."""
+    from transformers.models.qwen2 import modeling_qwen2
+
+    honest = modeling_qwen2.eager_attention_forward
+
+    def other(module: Any, query: Any, *args: Any, **kwargs: Any) -> Any:
+        return honest(module, query * 0.7, *args, **kwargs)
+
+    monkeypatch.setattr(modeling_qwen2, "eager_attention_forward", other)
+    model, ids = build("qwen2", "eager"), tokens()
+    plain = model(ids, output_attentions=True)
+    with attnscope.watch(model) as scope:
+        assert torch.equal(model(ids).logits, plain.logits)
+    assert scope.backend == "eager-fallback"
+    oracle.compare(scope, dict(enumerate(plain.attentions)), ROWS, ROWS, 1e-5)
+
+
+@torch.no_grad()
+def test_an_attention_function_of_ones_own_is_refused() -> None:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    def mine(*args: Any, **kwargs: Any) -> Any:
+        return sdpa_attention_forward(*args, **kwargs)
+
+    hf.AttentionInterface.register("mine", mine)
+    try:
+        model = build("qwen2", "mine")
+        refused = pytest.raises(ModelError, match="attn_implementation='mine'")
+        with refused, attnscope.watch(model):
+            model(tokens())
+    finally:
+        del hf.AttentionInterface._global_mapping["mine"]
+
+
+@torch.no_grad()
 def test_an_argument_that_nobody_heeds() -> None:
     model, ids = build("qwen2"), tokens()
     with attnscope.watch(model) as scope:

@@ -173,6 +173,20 @@ def test_sites() -> None:
     assert find(bart().get_encoder()).places == [Site("encoder", n) for n in range(3)]
 
 
+def test_gradients_of_position_biases() -> None:
+    model, text = t5(), inputs()
+
+    def gradient() -> torch.Tensor:
+        model.zero_grad()
+        model(**text).logits.square().mean().backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    plain = gradient()
+    with attnscope.watch(model):
+        watched = gradient()
+    torch.testing.assert_close(watched, plain, rtol=1e-6, atol=1e-9)
+
+
 @torch.no_grad()
 def test_whisper() -> None:
     config = hf.WhisperConfig(

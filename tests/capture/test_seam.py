@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 
 import attnscope
 from attnscope.capture import seam, sites
 from attnscope.capture.activations import record
 from attnscope.capture.seam import Seen
 from attnscope.capture.sites import Site
+from attnscope.errors import ModelError, ScopeError
 from attnscope.kernels import AttentionCall
 from families import VOCABULARY, build
 
@@ -151,6 +152,41 @@ def test_changes_come_before_attention_and_in_order() -> None:
     assert torch.equal(first(model(**text)), plain)
 
 
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@torch.no_grad()
+def test_a_changed_bias_goes_all_the_way(implementation: str) -> None:
+    """A change that no kernel takes: made densely, and measured as it was made."""
+    model, text = build("qwen2", implementation), inputs()
+    away = torch.zeros(1, 1, N, N)
+    away[..., 7:9, 5] = -torch.inf
+
+    def knock(site: Site, call: AttentionCall, frame: Any) -> AttentionCall:
+        return replace(call, bias=away)
+
+    with seam.install(sites.find(model), change=knock), attnscope.watch(model) as scope:
+        changed = first(model(**text))
+    mask = torch.ones(B, 1, N, N, dtype=torch.bool).tril() & (away == 0)
+    mask = mask & text["attention_mask"].bool()[:, None, None]
+    wanted = first(model(text["input_ids"], attention_mask=_additive(mask)))
+    real = text["attention_mask"].bool()
+    torch.testing.assert_close(changed[real], wanted[real], rtol=0, atol=1e-5)
+    assert scope.backend == "eager-fallback"
+    with attnscope.watch(model, layers=[0]) as masked:
+        model(text["input_ids"], attention_mask=_additive(mask))
+    torch.testing.assert_close(scope.received(0)[1], masked.received(0)[1], rtol=0, atol=1e-5)
+
+
+def _additive(mask: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+
+
+def test_what_bypasses_the_interface_cannot_be_changed() -> None:
+    found = sites.find(build("falcon"))
+    refused = pytest.raises(ModelError, match="FalconAttention does not go through")
+    with refused, seam.install(found, change=lambda site, call, frame: call):
+        pass
+
+
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_another_thread_is_neither_measured_nor_changed(name: str) -> None:
@@ -230,6 +266,22 @@ def test_a_copy_made_inside_works_afterwards(name: str) -> None:
     with attnscope.watch(twin) as scope:
         first(twin(**text))
     torch.testing.assert_close(scope.received(1), wanted)
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_a_cache_is_guarded_until_the_last_watch_leaves(order: list[int]) -> None:
+    model, text = build("qwen2"), inputs()
+    watches = [attnscope.watch(model), attnscope.watch(model)]
+    for watch in watches:
+        watch.__enter__()
+    past = DynamicCache(config=model.config)
+    model(**text, past_key_values=past)
+    watches[order[0]].__exit__(None, None, None)
+    with pytest.raises(ScopeError, match="num_beams=1"):
+        past.reorder_cache(torch.tensor([1, 0]))
+    watches[order[1]].__exit__(None, None, None)
+    past.reorder_cache(torch.tensor([1, 0]))
+    assert "reorder_cache" not in vars(past)
 
 
 @torch.no_grad()

@@ -9,10 +9,10 @@ import inspect
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from attnscope.capture.frame import Frame
 from attnscope.capture.sites import Site, argument
 from attnscope.errors import ModelError
 from attnscope.kernels import AttentionCall
+from attnscope.kernels.attend import attend
 from attnscope.kernels.call import distance_index
 
 __all__ = ["Asked", "Pass"]
@@ -39,6 +40,8 @@ _SAID = {
     "sliding_window",
     "use_cache",
 }
+# Modules whose eager attention was asked and agreed, with the function.
+_agreed: WeakKeyDictionary[nn.Module, Callable[..., Any]] = WeakKeyDictionary()
 _KNOWN = {"dropout", "scaling", "is_causal", "softcap", "s_aux", "position_bias"}
 _ANSWERED = _KNOWN | _SAID
 _FIRST = ("query", "key", "value", "attention_mask")
@@ -146,6 +149,12 @@ class Asked:
 
     def describe(self, site: Site, given: Pass) -> None:
         """Work out the frame and the call."""
+        known = self.implementation in ("eager", "sdpa", "flex_attention", "paged|eager")
+        if not known and "flash" not in self.implementation:
+            raise ModelError(
+                f"this model was loaded with attn_implementation={self.implementation!r}, and "
+                "attnscope does not know what that computes; load it with 'sdpa' or 'eager'"
+            )
         self.given = given
         self.frame, soft = self._frame_and_bias(site)
         softcap, sinks = self._softcap_and_sinks()
@@ -176,8 +185,12 @@ class Asked:
 
     def needs_weights(self, call: AttentionCall) -> bool:
         """Whether only the weights themselves tell what this call does."""
+        trained = torch.is_grad_enabled() and any(
+            bias is not None and bias.requires_grad for bias in (call.key_bias, call.distance_bias)
+        )
         return bool(
             call.bias is not None
+            or trained  # fused attention has no gradient for what is added to scores
             or self.frame.seen is not None
             or self.unknown
             or (self.implementation == "eager" and self.given.attentions)
@@ -207,24 +220,78 @@ class Asked:
             )
         if call is self.call:
             output = self.plainly()
-            if self.implementation == "eager":
-                return output, output[1].detach()[..., : call.k.shape[2]]
-            q, k, v, mask, options = self.q, self.k, self.v, self.mask, self.options
-            if not isinstance(mask, Tensor) or not mask.is_floating_point():
-                k, v, mask = call.k, call.v, _additive(call, self.frame)
+            weights = output[1] if self.implementation == "eager" else self._weights(call)
         else:
-            output, q, k, v = None, call.q, call.k, call.v
-            mask = _additive(call, self.frame)
-            options = self.options | {"softcap": call.softcap, "s_aux": call.sinks}
-            options |= {"position_bias": _total_bias(call, self.frame)}
-        options = options | {"scaling": call.scale}
-        if (
-            "position_bias" not in _parameters(self.eager)
-            and options.get("position_bias") is not None
-        ):
-            mask = mask + options["position_bias"]
-        out, weights = self.eager(self.module, q, k, v, mask, **options)
-        return (out, None) if output is None else output, weights.detach()[..., : call.k.shape[2]]
+            out, weights = self._eagerly(
+                call.q,
+                call.k,
+                call.v,
+                _additive(call, self.frame),
+                scaling=call.scale,
+                softcap=call.softcap,
+                s_aux=call.sinks,
+                position_bias=_total_bias(call, self.frame),
+            )
+            output = out, weights if self.implementation == "eager" else None
+        return output, self._beside_sinks(call, weights.detach()[..., : call.k.shape[2]])
+
+    @torch.no_grad()
+    def _weights(self, call: AttentionCall) -> Tensor:
+        """The weights of a call as the model made it."""
+        k, v, mask = self.k, self.v, self.mask
+        if not isinstance(mask, Tensor) or not mask.is_floating_point():
+            k, v, mask = call.k, call.v, _additive(call, self.frame)
+        weights: Tensor = self._eagerly(self.q, k, v, mask, scaling=call.scale)[1]
+        return weights
+
+    def _eagerly(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **options: Any) -> Any:
+        """Ask the family's eager attention, which takes additive masks."""
+        options = self.options | options
+        bias = options.get("position_bias")
+        if bias is not None and "position_bias" not in _parameters(self.eager):
+            mask = mask + bias
+        return self.eager(self.module, q, k, v, mask, **options)
+
+    def _beside_sinks(self, call: AttentionCall, weights: Tensor) -> Tensor:
+        """The weights beside a sink. Some families scale the output instead, and return them as
+        they are without."""
+        whole = (weights.sum(-1) - 1).abs().max() < 1e-6
+        if call.sinks is None or not bool(whole):
+            return weights
+        _, lse = attend(replace(call, sinks=None))
+        if lse is None or call.bias is not None or self.frame.seen is not None:
+            raise ModelError(
+                f"{type(self.module).__name__} returns its weights without the sinks they stood "
+                "beside; load it with attn_implementation='sdpa'"
+            )
+        return weights * torch.sigmoid(lse - call.sinks.float()[:, None])[..., None]
+
+    @torch.no_grad()
+    def agrees(self, out: Tensor) -> bool:
+        """Whether the family's eager attention, asked about one row, says what we computed.
+
+        Asked once for every module: a family may do more than its arguments say.
+        """
+        call, visible = self.call, self.call.visible
+        if self.implementation != "eager" or _agreed.get(self.module) is self.eager:
+            return True
+        looking = visible.stop[:, -1] > visible.start[:, -1]
+        if self.dropout or not bool(looking.any()):
+            return True
+        if self.mask is None or isinstance(self.mask, masks.MaskTensor):
+            mask = _additive(call, self.frame, last=True)
+        else:
+            mask = self.mask[:, :, -1:, : call.k.shape[2]]
+        options = {"scaling": call.scale}
+        if (bias := self.options.get("position_bias")) is not None:
+            options["position_bias"] = bias[:, :, -1:, : call.k.shape[2]]
+        theirs = self._eagerly(self.q[:, :, -1:], call.k, call.v, mask, **options)[0][:, 0]
+        off = (theirs - out[:, :, -1])[looking].abs().max()
+        close = 1e-3 if out.dtype in (torch.float32, torch.float64) else 3e-2
+        if not bool(off <= close * theirs[looking].abs().max().clamp(min=1)):
+            return False
+        _agreed[self.module] = self.eager
+        return True
 
     def _frame_and_bias(self, site: Site) -> tuple[Frame, Tensor | None]:
         q, k, mask, bias = self.q, self.k, self.mask, None
@@ -282,7 +349,7 @@ def _split(biases: list[Tensor], frame: Frame, H: int) -> dict[str, Any]:
     by_key: list[Tensor] = []
     by_distance: list[Tensor] = []
     seen = frame.visibility()
-    biases = [bias[..., : frame.keys].detach() for bias in biases]
+    biases = [bias[..., : frame.keys] for bias in biases]
     for bias in biases:
         if masks.hides_unsurely(bias):
             return {"bias": _sum(biases)}
@@ -321,15 +388,17 @@ def _total_bias(call: AttentionCall, frame: Frame) -> Tensor | None:
     return _sum(biases) if biases else None
 
 
-def _additive(call: AttentionCall, frame: Frame) -> Tensor:
-    """[B, 1 or H, Q, K]: who sees whom, as eager attention takes it."""
+def _additive(call: AttentionCall, frame: Frame, *, last: bool = False) -> Tensor:
+    """[B, 1 or H, Q, K]: who sees whom, as eager attention takes it; or the last row of it."""
     order = torch.arange(call.k.shape[2], device=call.q.device)
-    seen = (order >= call.visible.start[..., None]) & (order < call.visible.stop[..., None])
+    rows = slice(-1, None) if last else slice(None)
+    start, stop = call.visible.start[:, rows, None], call.visible.stop[:, rows, None]
+    seen = (order >= start) & (order < stop)
     if call.visible.real is not None:
         seen = seen & call.visible.real[:, None]
     seen = seen[:, None]
     if frame.seen is not None:
-        seen = seen & frame.seen
+        seen = seen & frame.seen[:, :, rows]
     lowest = torch.finfo(call.q.dtype).min
     return torch.zeros(seen.shape, dtype=call.q.dtype, device=seen.device).masked_fill(
         ~seen, lowest

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from attnscope.capture import masks
 from attnscope.capture.calls import Pass
+from attnscope.capture.families import CHANNELS_FIRST
 from attnscope.capture.frame import Frame, Selection
 from attnscope.capture.sites import argument
 from attnscope.capture.totals import LayerTotals
@@ -47,7 +48,7 @@ class _SeeWeights(TorchFunctionMode):
             with torch.no_grad():
                 self.found.append(_weights(*args, **kwargs))
         made = func(*args, **kwargs)
-        if func in (F.softmax, torch.softmax, Tensor.softmax) and made.ndim == 4:
+        if func in (F.softmax, torch.softmax, Tensor.softmax) and made.ndim in (3, 4):
             self.found.append(made.detach())
         return made
 
@@ -82,6 +83,8 @@ class _Looking(threading.local):
     def __init__(self) -> None:
         self.seeing: _SeeWeights | None = None
         self.mask: Any = None
+        self.text: tuple[int, ...] = ()
+        """Batch and tokens, in the order in which the module takes them."""
 
 
 def hook(module: nn.Module, listens: Listens, tell: Tell) -> ExitStack:
@@ -94,6 +97,10 @@ def hook(module: nn.Module, listens: Listens, tell: Tell) -> ExitStack:
     def look(this: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if this is module and listens(module):
             looking.mask = argument(module, "attention_mask", args, kwargs)
+            given = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+            shape = next(given).shape
+            first = type(module).__name__ in CHANNELS_FIRST
+            looking.text = (shape[0], shape[2]) if first else tuple(shape[:2])
             looking.seeing = _SeeWeights()
             looking.seeing.__enter__()  # type: ignore[no-untyped-call]
 
@@ -106,14 +113,23 @@ def hook(module: nn.Module, listens: Listens, tell: Tell) -> ExitStack:
             return
         seen, looking.seeing = looking.seeing.found, None
         A = output[1] if isinstance(output, tuple) and len(output) > 1 else None
-        if not isinstance(A, Tensor) or A.ndim != 4:
-            if len(seen) != 1:
-                raise ModelError(
-                    f"{type(module).__name__} made {len(seen) or 'no'} attention weights that "
-                    "attnscope can see, where there should be one matrix; if it was loaded with a "
-                    "flash implementation, load it with attn_implementation='eager'"
-                )
+        if len(seen) == 1:
             A = seen[0]
+        if not isinstance(A, Tensor) or A.ndim not in (3, 4):
+            raise ModelError(
+                f"{type(module).__name__} made {len(seen) or 'no'} attention weights that "
+                "attnscope can see, where there should be one matrix; if it was loaded with a "
+                "flash implementation, load it with attn_implementation='eager'"
+            )
+        if A.ndim == 3:  # heads and sequences in one
+            heads: int = getattr(module, "num_heads", 1)
+            A = A.reshape(-1, heads, *A.shape[1:])
+        if not {A.shape[0], A.shape[2]} <= set(looking.text):
+            raise ModelError(
+                f"{type(module).__name__} made attention weights {list(A.shape)} for a text of "
+                f"{list(looking.text)}, which are not [batch, heads, queries, keys]; attnscope "
+                "cannot tell which keys these are"
+            )
         tell(module, looking.mask, A.detach())
 
     undo.callback(module.register_forward_pre_hook(look, with_kwargs=True).remove)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 __all__ = [
     "BYPASSING",
+    "CHANNELS_FIRST",
     "CROSS_ATTENTION",
     "IN_ORDER",
     "LOOPS",
@@ -30,7 +31,7 @@ CROSS_ATTENTION = re.compile(
 TOWERS = re.compile(r"vision|image|img_|audio|speech|visual", re.IGNORECASE)
 
 # Named attention, and are none themselves.
-NOT_ATTENTION = {"FunnelAttentionStructure"}
+NOT_ATTENTION = {"FunnelAttentionStructure", "RwkvSelfAttention"}
 
 # Modules that are called again and again in one pass, each time as the next layer: by class, how
 # many layers a configuration makes of them.
@@ -41,6 +42,9 @@ LOOPS: dict[str, Callable[[Any], int]] = {
 
 # Classes whose modules have no layer number of their own, or share one: counted as they stand.
 IN_ORDER = {"FunnelRelMultiheadAttention"}
+
+# Modules that are given their text as [batch, size, tokens].
+CHANNELS_FIRST = {"SqueezeBertSelfAttention"}
 
 # The output projection goes by these names, inside the attention module.
 OUTPUT_PROJECTIONS = ("o_proj", "out_proj", "c_proj", "dense", "Wo")

@@ -231,6 +231,8 @@ def frame_of_dense(
             f"layer with {Q} queries and {K} keys, which attnscope cannot read"
         )
     mask = mask[..., :K]
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        mask = mask != 0
     first = K - Q if past is None else past
     boolean = mask.dtype == torch.bool
     bounds, gaps, bias = [], False, None

@@ -230,30 +230,15 @@ class Recorder:
         """The scopes that a pass of this stack fills."""
         return [scope for scope in self.parts.values() if scope._stack == stack]
 
-    # A cache whose rows are shuffled (beam search) or cut (assisted generation) between steps no
-    # longer matches the sums so far. Never a wrong number: say so at once.
-    _SHUFFLES = ("reorder_cache", "crop", "batch_select_indices", "batch_repeat_interleave")
-
     def _guard(self, cache: Any) -> None:
-        if cache is self.guarded:
-            return
-        self.release_cache()
-        self.guarded = cache
-
-        def refuse(*args: Any, **kwargs: Any) -> None:
-            raise ScopeError(
-                "the cache was reordered or cut while watched, so attention can no longer be "
-                "added up by sequence; generate with num_beams=1 and without an assistant model"
-            )
-
-        for method in self._SHUFFLES:
-            if hasattr(cache, method):
-                setattr(cache, method, refuse)
+        if cache is not self.guarded:
+            self.release_cache()
+            self.guarded = cache
+            _guard(cache, self)
 
     def release_cache(self) -> None:
         """Give the watched cache its own methods back."""
-        for method in self._SHUFFLES if self.guarded is not None else ():
-            vars(self.guarded).pop(method, None)
+        _release(self.guarded, self)
         self.guarded = None
 
     def _follow(self, scope: Scope, layer: int, frame: Frame, reply: Reply) -> LayerTotals:
@@ -376,6 +361,37 @@ class Recorder:
             found = zip(_by_lane(keys, L), _by_lane(weights, L), strict=True)
             for (_, totals), (at, heavy) in zip(targets, found, strict=True):
                 totals.top.append((where, at, heavy))
+
+
+# A cache whose rows are shuffled (beam search) or cut (assisted generation) between steps no longer
+# matches the sums so far. Never a wrong number: say so at once.
+_SHUFFLES = ("reorder_cache", "crop", "batch_select_indices", "batch_repeat_interleave")
+_guards: dict[int, set[Recorder]] = {}
+"""Who guards a cache, by its id: several watches may, and leave in any order."""
+
+
+def _guard(cache: Any, who: Recorder) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise ScopeError(
+            "the cache was reordered or cut while watched, so attention can no longer be "
+            "added up by sequence; generate with num_beams=1 and without an assistant model"
+        )
+
+    if cache is None:
+        return
+    _guards.setdefault(id(cache), set()).add(who)
+    for method in _SHUFFLES:
+        if hasattr(cache, method):
+            setattr(cache, method, refuse)
+
+
+def _release(cache: Any, who: Recorder) -> None:
+    left = _guards.get(id(cache), set())
+    left.discard(who)
+    if cache is not None and not left:
+        _guards.pop(id(cache), None)
+        for method in _SHUFFLES:
+            vars(cache).pop(method, None)
 
 
 def _by_lane(tensor: Tensor, n: int) -> tuple[Tensor, ...]:

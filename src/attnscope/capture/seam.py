@@ -24,6 +24,7 @@ from attnscope.capture import fallback, masks
 from attnscope.capture.calls import Asked, Pass
 from attnscope.capture.frame import Frame
 from attnscope.capture.sites import Site, Sites, argument
+from attnscope.errors import ModelError
 from attnscope.kernels import AttentionCall
 from attnscope.kernels.attend import attend
 
@@ -137,6 +138,12 @@ def install(
     dense: bool = False,
 ) -> Iterator[None]:
     """Take part in the attention of these sites, in this thread, inside a `with` block."""
+    if change is not None and sites.bypassing:
+        name = type(next(iter(sites.bypassing))).__name__
+        raise ModelError(
+            f"{name} does not go through the attention interface of transformers, so its attention "
+            "can be measured and not changed"
+        )
     user, users = _User(sites, observer, change, dense), _here.users
     with ExitStack() as undo:
         undo.enter_context(_shared("lookups", _take_over_lookups))
@@ -242,13 +249,16 @@ def _attention(
             call = user.change(site, call, frame)
     changed = call is not asked.call
     dense = asked.needs_weights(call) or dense
+    lse = weights = None
+    if not dense:
+        out, lse = attend(call, dropout=asked.dropout, need_lse=describes)
+        dense = not changed and not asked.agrees(out)
     if dense and not changed and not wanting:
         return asked.plainly()
-    lse = weights = None
     if dense:
         output, weights = asked.densely(call)
+        lse = None
     else:
-        out, lse = attend(call, dropout=asked.dropout, need_lse=describes)
         output = out.transpose(1, 2).contiguous(), None
     with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:
         for observer, site in wanting:

@@ -152,14 +152,13 @@ def _search(model: PreTrainedModel) -> _Names:
             raise _too_many(model, stacks)
         if loop is not None:
             loops[stack] = loop(model.config)
-        for order, name in enumerate(names):
-            kind: Kind = "cross" if CROSS_ATTENTION.search(name) else "self"
-            counted = loop is not None or type(named[name]).__name__ in IN_ORDER
-            site = Site(stack, order if counted else _layer(named[name], name), kind)
-            if site in sites.values() and loop is None:
-                raise _too_many(model, stacks)
-            sites[name] = site
+        found = _numbered(names, named, stack)
+        if loop is None and len(set(found.values())) < len(found):
+            raise _too_many(model, stacks)
+        sites |= found
         bases[stack] = _innermost_model(named, [n for n, s in sites.items() if s.stack == stack])
+    if all(site.kind == "cross" for site in sites.values()):
+        raise _too_many(model, _stacks(attention, interface))
     bypassing = frozenset(sites.keys() - interface)
     return _Names(sites=sites, bases=bases, bypassing=bypassing, loops=loops)
 
@@ -264,11 +263,23 @@ def _looks_like_attention(module: nn.Module) -> bool:
     return ("Attention" in name or _uses_interface(module)) and name not in NOT_ATTENTION
 
 
-def _layer(module: nn.Module, name: str) -> int:
-    """The index in the list of layers; modules carry it, or else their name does."""
-    index = getattr(module, "layer_idx", None)
-    if isinstance(index, int):
-        return index
+def _numbered(names: list[str], named: dict[str, nn.Module], stack: str) -> dict[str, Site]:
+    """The sites of a stack. Modules carry the index in the list of layers; where several carry
+    the same, or they carry none, their names do."""
+    kinds: list[Kind] = ["cross" if CROSS_ATTENTION.search(name) else "self" for name in names]
+    numbers = [getattr(named[name], "layer_idx", None) for name in names]
+    carried = all(isinstance(number, int) for number in numbers)
+    if not carried or len(set(zip(kinds, numbers, strict=True))) < len(names):
+        numbers = [_number_in(name) for name in names]
+    if type(named[names[0]]).__name__ in IN_ORDER:
+        numbers = list(range(len(names)))
+    return {
+        name: Site(stack, int(number or 0), kind)
+        for name, number, kind in zip(names, numbers, kinds, strict=True)
+    }
+
+
+def _number_in(name: str) -> int:
     numbers = re.findall(r"(?:^|\.)(\d+)(?=\.|$)", name)
     return int(numbers[0]) if numbers else 0
 

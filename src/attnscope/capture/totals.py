@@ -57,6 +57,12 @@ class LayerTotals:
                 f"this forward pass continues at token {frame.first_query}, but {self.position} "
                 "tokens were seen so far; run the whole sequence inside the with block"
             )
+        if not frame.cross and frame.first_key + frame.keys > frame.first_query + frame.queries:
+            raise ScopeError(
+                "some keys of this model are no tokens of this text (compressed blocks, or another "
+                "text's), so its decoding steps cannot be added up key by key; watch one pass over "
+                "the whole text instead"
+            )
         if not self.begun:
             self.first = torch.where(self.first < 0, frame.first_real, self.first)
             self.begun = bool((self.first >= 0).all())

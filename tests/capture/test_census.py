@@ -1,0 +1,100 @@
+"""A sample of the census (`make census`), and that it finds what it is there to find."""
+
+import importlib.util
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import attnscope
+from attnscope.capture import recorder, seam
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "census.py"
+
+spec = importlib.util.spec_from_file_location("census", SCRIPT)
+assert spec is not None
+assert spec.loader is not None
+census: Any = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(census)
+
+# One of each kind: streamed, biased, sparse with a fallback, looping, through softmax alone.
+SAMPLE = {
+    "qwen3": ("streamed", ["decoder"]),
+    "umt5": ("streamed", ["bias", "cross", "decoder", "encoder"]),
+    "deepseek_v32": ("fallback", ["decoder", "sparse"]),
+    "albert": ("streamed", ["encoder"]),
+    "hrm_text": ("streamed", ["decoder"]),
+    "gpt_oss": ("streamed", ["decoder", "sinks", "window"]),
+    "granite_swa": ("streamed", ["decoder", "sinks", "window"]),
+    "gpt_neo": ("fallback", ["decoder", "window"]),
+    "xlnet": ("fallback", ["decoder"]),
+    "mvp": ("fallback", ["cross", "decoder", "encoder"]),
+    "encoder-decoder": ("streamed", ["cross", "decoder", "encoder"]),
+    "diffllama": ("streamed", ["decoder"]),
+}
+
+
+@pytest.mark.parametrize("kind", SAMPLE)
+def test_exact(kind: str) -> None:
+    result = census.count(kind)
+    assert result["outcome"] == "exact", result
+    assert (result["backend"], result["kinds"]) == SAMPLE[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome", "reason"),
+    [
+        ("longformer", "refused", r"not \[batch, heads, queries, keys\]"),
+        ("prophetnet", "refused", r"not \[batch, heads, queries, keys\]"),
+        ("perceiver", "refused", "more than one stack"),
+        ("mamba", "no attention", ""),
+        ("rwkv", "no attention", ""),
+    ],
+)
+def test_refused(kind: str, outcome: str, reason: str) -> None:
+    result = census.count(kind)
+    assert result["outcome"] == outcome, result
+    assert re.search(reason, result.get("reason", ""))
+
+
+@torch.no_grad()
+def test_the_fallback_minds_sinks_that_stand_beside() -> None:
+    """Granite's eager attention returns its weights as they are without the sinks."""
+    model = census.built("granite_swa")
+    given = census.text(model)
+    with attnscope.watch(model, backend="eager-fallback") as A:
+        model(**given)
+    assert A.backend == "eager-fallback"
+    assert (A.sink_mass(0) > 0).all()
+    with attnscope.watch(model) as streamed:
+        model(**given)
+    for layer in A.layers:
+        torch.testing.assert_close(A.received(layer), streamed.received(layer), rtol=0, atol=1e-5)
+
+
+def test_a_changed_output_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = seam.attend
+
+    def off(call: Any, **more: Any) -> Any:
+        out, lse = honest(call, **more)
+        return out * 1.01, lse
+
+    monkeypatch.setattr(seam, "attend", off)
+    assert census.count("qwen2")["outcome"] == "changed"
+
+
+def test_wrong_numbers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = recorder.kernels.kernel
+
+    def moved(name: str) -> Any:
+        def reduce(rows: Any) -> Any:
+            totals = honest(name)(rows)
+            return replace(totals, received=torch.roll(totals.received, 1, -1))
+
+        return reduce
+
+    monkeypatch.setattr(recorder.kernels, "kernel", moved)
+    assert census.count("qwen2")["outcome"] == "wrong"
