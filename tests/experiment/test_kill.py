@@ -56,7 +56,8 @@ def is_over(pid: int) -> bool:
     not hasattr(os, "fork") or not Path("/proc/self").exists(), reason="needs Linux"
 )
 def test_killed_at_twenty_moments(small, tmp_path):
-    experiment = small(prompts={"source": "math", "count": 12, "level": 1})
+    # A batch for each prompt: many files, so many different moments to be killed at.
+    experiment = small(prompts={"source": "math", "count": 12, "level": 1}, batch_tokens=128)
     file = tmp_path / "experiment.yaml"
     file.write_text(written(experiment))
     server = subprocess.Popen(
