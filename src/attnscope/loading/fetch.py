@@ -60,7 +60,7 @@ def get(name: str, *, quiet: bool = False) -> Path:
 
 
 def _file(entry: zoo.Fetched) -> Path:
-    return home() / "models" / entry.name / f"{entry.sha256[:16]}.gguf"
+    return home() / "models" / f"{entry.name}-{entry.sha256[:16]}" / f"{entry.name}.gguf"
 
 
 def _in_the_hub_cache(hub: str) -> Path | None:

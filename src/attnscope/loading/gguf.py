@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib.util
 import mmap
 import struct
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from attnscope.loading.weights import check_loaded
 __all__ = ["Head", "load_packed", "read_head", "unpacked"]
 
 KEPT = 2**30
+FORMAT = 1  # of what is kept: another number, and it is made anew
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
 _NUMBERS |= {12: "d"}
@@ -157,11 +159,12 @@ def unpacked(file: Path) -> Path:
     """The folder of a GGUF file: configuration, tokenizer, and the weights if they are not many."""
     import transformers
 
-    kept_as = f"{digest_of_file(file)[:32]}-{transformers.__version__}"
+    kept_as = f"{digest_of_file(file)[:32]}-{FORMAT}-{transformers.__version__}"
     target = home() / "gguf" / kept_as
     if target.is_dir():
         return target
     head = read_head(file)
+    print(f"unpacking {file.name} once, into {target}", file=sys.stderr, flush=True)
     with kept_whole(target, f"what {file.name} unpacks to") as folder:
         try:
             _unpack(file, head, folder)
