@@ -216,6 +216,8 @@ def test_bad_input() -> None:
         InputError, match="unknown claim 'map'; known: fall, fall-beyond-sentence, one-factor"
     ):
         draw(run, "sensitivity", claim="map")
+    with pytest.raises(InputError, match="unknown claim 5; known: fall"):
+        draw(run, "sensitivity", claim=5)
     with pytest.raises(InputError, match="'affine' is about affine_r2, which this run has not"):
         draw(run, "sensitivity", claim="affine")
     alone = choices_run(models=("alone",))

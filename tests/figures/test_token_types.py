@@ -143,6 +143,8 @@ def test_values_that_are_not_numbers_are_left_out_and_counted() -> None:
         ({"wiskers": "total"}, r"unknown option of token-types 'wiskers'; known: whiskers"),
         ({"theme": "neon"}, r"unknown theme 'neon'; known: published, safe"),
         ({"width": 3}, r"width must be between"),
+        ({"width": "wide"}, r"width must be between"),
+        ({"counts": 1}, r"unknown counts 1; known: False, True"),
     ],
 )
 def test_bad_options_are_named_with_the_good_ones(options: dict[str, Any], message: str) -> None:

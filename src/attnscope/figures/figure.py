@@ -47,9 +47,8 @@ class Option:
     def read(self, name: str, value: Any) -> Any:
         """The value, checked."""
         # By type too: to Python, True is 1.
-        if self.known is not None and (type(value), value) not in [
-            (type(k), k) for k in self.known
-        ]:
+        same = [k for k in self.known or () if type(k) is type(value) and k == value]
+        if self.known is not None and not same:
             raise unknown(self.what or name, value, [k for k in self.known if k is not None])
         return value
 
@@ -192,7 +191,7 @@ def _read(figure: Figure[Any], given: Mapping[str, Any]) -> tuple[Choice, dict[s
             raise unknown(f"option of {figure.name}", name, known)
     for name in ("width", "height"):
         size = given.get(name)
-        if size is not None and not 20 <= size <= 20_000:
+        if size is not None and not (isinstance(size, int | float) and 20 <= size <= 20_000):
             raise InputError(f"{name} must be between 20 and 20,000 pixels, not {size!r}")
     options = {
         name: option.read(name, given[name])

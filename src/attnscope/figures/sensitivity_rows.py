@@ -36,10 +36,10 @@ def chosen(asked: Asked) -> tuple[Claim, pl.DataFrame]:
         raise InputError("sensitivity shows a claim, which names its own classes: leave items out")
     if claim is None and part:
         raise InputError(f"part {part!r} of which claim? Name it: claim=…")
-    known = built_in() if file is None else load_claims(file)
-    candidates = [claim] if isinstance(claim, Claim) else known
-    if isinstance(claim, str):
-        candidates = [one for one in known if one.name == claim]
+    known = built_in() if file is None else load_claims(str(file))
+    candidates = [one for one in known if claim is None or one.name == claim]
+    if isinstance(claim, Claim):
+        candidates = [claim]
     if not candidates:
         raise unknown("claim", claim, [one.name for one in known])
     for one in candidates:
