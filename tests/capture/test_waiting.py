@@ -1,5 +1,6 @@
 """Measured later, together: the same numbers as at once, from few kernels, within bounds."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -207,6 +208,19 @@ def test_little_room(room: int, kernels_run: list[int], monkeypatch: pytest.Monk
     step = 3 * B * (4 * 8 * 4 + 4 * 4) + 3 * B * 2 * N * 8 * 4  # and the keys of a window
     assert max(held) <= room + max(step, N * step)
     assert len(kernels_run) > 2
+
+
+@torch.no_grad()
+def test_old_keys_and_values_are_let_go() -> None:
+    """Of a cache that makes new ones at every step, only the latest keys are held."""
+    model, inputs = build("qwen2"), prompts()
+    cache, old = hf.DynamicCache(config=model.config), []
+    with attnscope.watch(model):
+        model(**inputs, past_key_values=cache)
+        for _ in range(3):
+            model(inputs["input_ids"][:, :1], past_key_values=cache)
+            old.append([weakref.ref(t) for t in (cache.layers[1].keys, cache.layers[1].values)])
+        assert [ref() is None for pair in old[:-1] for ref in pair] == [True] * 4
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from attnscope.capture.scope import Scope
 from attnscope.capture.seam import Seen
 from attnscope.capture.sites import Site
 from attnscope.capture.totals import LayerTotals
-from attnscope.capture.waiting import Lane, alike, free_memory, large, lasting, together
+from attnscope.capture.waiting import Lane, alike, free_memory, large, lasting, terms, together
 from attnscope.errors import ConservationError, ModelError, ScopeError
 from attnscope.kernels import AttentionCall, Rows, Totals
 from attnscope.kernels.pieces import even
@@ -140,7 +140,8 @@ class Recorder:
             return
         lane = self.waiting.get(site)
         if lane is None:
-            lane = self.waiting[site] = Lane(site=site, call=seen.call, reply=reply, steps=step)
+            lane = Lane(site=site, call=terms(seen.call), reply=reply, steps=step)
+            self.waiting[site] = lane
         self.held += lane.add(seen)
         if not step and not self._has_room(self.held):
             self.measure_waiting()

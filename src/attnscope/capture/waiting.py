@@ -20,11 +20,28 @@ from attnscope.capture.seam import Seen
 from attnscope.capture.sites import Site
 from attnscope.kernels import AttentionCall
 
-__all__ = ["Lane", "alike", "free_memory", "large", "lasting", "together"]
+__all__ = ["Lane", "alike", "free_memory", "large", "lasting", "terms", "together"]
 
 # Queries of one call, in bytes, from which on a kernel of its own is better: by then its launch is
 # hidden behind the arithmetic of the layer, and waiting would only hold memory.
 LARGE = {"cuda": 12 << 20, "cpu": 1 << 20}
+
+
+_NOTHING = torch.empty(0)
+
+
+def terms(call: AttentionCall) -> AttentionCall:
+    """A call without its tensors, so that whoever waits does not hold its values."""
+    return AttentionCall(
+        layer=call.layer,
+        q=_NOTHING,
+        k=_NOTHING,
+        v=_NOTHING,
+        scale=call.scale,
+        visible=call.visible,
+        softcap=call.softcap,
+        sinks=call.sinks,
+    )
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -33,7 +50,7 @@ class Lane:
 
     site: Site
     call: AttentionCall
-    """The first of them, for what all share: scale, soft-cap, sinks."""
+    """What all of them share: scale, soft-cap, sinks. Its tensors are not theirs."""
     reply: Reply
     steps: bool
     """Whether they are single tokens of one reply, and so may wait for the next."""
