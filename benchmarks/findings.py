@@ -1,7 +1,7 @@
 """The built-in claims on real models and on the bundled ones, written to docs/findings.md.
 
-    python benchmarks/findings.py [--prompts 200] [--out runs/findings]
-                                  [--also NAME=MODEL:PROMPTS …]
+    python benchmarks/findings.py [--prompts 200] [--real 200] [--out runs/findings]
+                                  [--also NAME=MODEL:PROMPTS …] [--before PAGE]
 
 `zoo:smollm2` and its fine-tune come first, then the models named by `--also` (any that `load`
 takes; each under 55 slashes, with as many prompts as fit the time), then the tiny bundled models.
@@ -10,6 +10,7 @@ comes out. What is already measured in `--out` is not measured again.
 """
 
 import argparse
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
@@ -33,7 +34,8 @@ model it names, on the prompts it names, and about no other. Thresholds are ours
 none. [statistics.md](statistics.md) has the rules and how often noise alone would be called \
 supported; `src/attnscope/question/claims.yaml` has the claims. Made by \
 `python benchmarks/findings.py`; layers and heads count from 0.
-
+"""
+CHANGED = """## What changed against the page before this one
 The claims of this page are not those of its first edition. That one held λ against 1, so that any \
 insertion at all counted as a fall, and chose spikes by the base's own averages, which noise alone \
 makes fall. Here λ is held against the fall that even attention would have in the same prompt and \
@@ -59,7 +61,7 @@ class Section:
     experiment: Experiment
 
 
-def sections(prompts: int, also: Iterable[str]) -> list[Section]:
+def sections(prompts: int, real: int, also: Iterable[str]) -> list[Section]:
     """What is measured, in the order of the page."""
     pair, filler = "token-types", "filler-vs-sentence"
     made = [
@@ -67,13 +69,13 @@ def sections(prompts: int, also: Iterable[str]) -> list[Section]:
             "SmolLM2-135M-Instruct and its fine-tune on the spatial task: attention on the maps",
             PAIR,
             "smollm2-pair",
-            RECIPES[pair](models=REAL[pair], prompts=prompts),
+            RECIPES[pair](models=REAL[pair], prompts=real),
         ),
         Section(
             "SmolLM2-135M-Instruct: 55 slashes between system prompt and question",
             FILLER,
             "smollm2-filler",
-            RECIPES[filler](models=REAL[filler], prompts=prompts),
+            RECIPES[filler](models=REAL[filler], prompts=real),
         ),
     ]
     for one in also:
@@ -124,11 +126,21 @@ def compared(opened: Run) -> str:
     ]
     lines += [
         f"| {r['layer']} | {r['item']} | {r['mean_a']:.4f} | {r['mean_b']:.4f} "
-        f"| {r['difference']:+.4f} | {r['low']:+.4f} to {r['high']:+.4f} "
-        f"| {r['effect']:.2f} | {max(r['q'], 1e-4):.4f} |"
+        f"| {r['difference']:+.4f} | {interval(r)} | {or_dash(r['effect'], '.2f')} "
+        f"| {or_dash(r['q'], '.2g')} |"
         for r in rows.iter_rows(named=True)
     ]
     return "\n".join(lines) + "\n"
+
+
+def interval(row: dict[str, float | None]) -> str:
+    if row["low"] is None or row["high"] is None:
+        return "–"
+    return f"{row['low']:+.4f} to {row['high']:+.4f}"
+
+
+def or_dash(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
 
 
 def told(opened: Run) -> str:
@@ -150,15 +162,38 @@ def overview(found: list[tuple[str, Verdict]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def verdicts_of(page: str) -> dict[tuple[str, str], str]:
+    """Claim and place to verdict, from the overview of a page that this script has made."""
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| \*\*([a-z ]+)\*\* \|$", page, re.MULTILINE)
+    return {(claim, there): verdict for claim, there, verdict in rows}
+
+
+def changes(before: dict[tuple[str, str], str], found: list[tuple[str, Verdict]]) -> str:
+    """What the page before said otherwise, of the models that are on both."""
+    now = {(v.claim, there): v.verdict for there, v in found}
+    known = {there for _, there in before}
+    lines = ["| claim | where | before | now |", "| --- | --- | --- | --- |"]
+    for key in dict.fromkeys([*before, *now]):
+        old, new = before.get(key, "no such claim"), now.get(key, "no such claim")
+        if old != new and key[1] in known:
+            lines.append(f"| {key[0]} | {key[1]} | {old} | {new} |")
+    if not before or len(lines) == 2:
+        return "Nothing is otherwise than on the page before this one.\n"
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--prompts", type=int, default=200)
+    parser.add_argument("--prompts", type=int, default=200, help="of the tiny models")
+    parser.add_argument("--real", type=int, default=200, help="prompts of SmolLM2")
     parser.add_argument("--out", type=Path, default=Path("runs/findings"))
     parser.add_argument("--also", nargs="*", default=[], metavar="NAME=MODEL:PROMPTS")
+    parser.add_argument("--before", type=Path, default=PAGE, help="the page to compare with")
     chosen = parser.parse_args()
+    before = verdicts_of(chosen.before.read_text(encoding="utf-8"))
     found: list[tuple[str, Verdict]] = []
     parts = []
-    for section in sections(chosen.prompts, chosen.also):
+    for section in sections(chosen.prompts, chosen.real, chosen.also):
         run(section.experiment, chosen.out / section.folder)
         opened = attnscope.open_run(chosen.out / section.folder)
         verdicts = [v for v in judge_run(opened) if v.verdict != "not measured"]
@@ -167,7 +202,10 @@ def main() -> None:
         numbers = compared(opened) if "token-types" in opened.experiment.name else ""
         parts += [f"## {section.title}\n", section.text, told(opened), numbers, table(verdicts)]
         print(section.title, flush=True)
-    PAGE.write_text("\n".join([HEAD, overview(found), *parts]), encoding="utf-8")
+    PAGE.write_text(
+        "\n".join([HEAD, overview(found), CHANGED, changes(before, found), *parts]),
+        encoding="utf-8",
+    )
     print(PAGE)
 
 
