@@ -28,7 +28,7 @@ from attnscope.loading.weights import check_loaded
 
 __all__ = ["Head", "load_packed", "read_head", "unpacked"]
 
-KEPT = 2**30
+KEPT = 2**32
 FORMAT = 1  # of what is kept: another number, and it is made anew
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
@@ -164,7 +164,9 @@ def unpacked(file: Path) -> Path:
     if target.is_dir():
         return target
     head = read_head(file)
-    print(f"unpacking {file.name} once, into {target}", file=sys.stderr, flush=True)
+    large = head.numbers * 4 > KEPT
+    size = "its weights at every load" if large else f"{head.numbers * 4 / 1e9:.1f} GB"
+    print(f"unpacking {file.name} into {target} ({size})", file=sys.stderr, flush=True)
     with kept_whole(target, f"what {file.name} unpacks to") as folder:
         try:
             _unpack(file, head, folder)
