@@ -207,3 +207,12 @@ def test_an_adapter_on_an_adapter_is_no_model(base: str, adapter: str) -> None:
     )
     with pytest.raises(ModelError, match="no adapter"):
         run(experiment, "unused")
+
+
+def test_what_was_merged_can_be_saved(base: str, adapter: str, tmp_path: Path) -> None:
+    model, tokenizer = attnscope.load(base, adapter=adapter)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    again, _ = attnscope.load(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(model(IDS).logits, again(IDS).logits)
