@@ -206,7 +206,8 @@ def test_maps_has_a_verdict_for_every_layer() -> None:
     assert made["layer"].to_list() == [0, 1, 2]
     assert made["verdict"].to_list() == ["contradicted", "supported", "undetermined"]
     assert (
-        made["statement"][1] == "tuned puts more attention on the maps than base does, in layer 1."
+        made["statement"][1]
+        == "tuned puts at least a twentieth more attention on the maps than base does, in layer 1."
     )
     swapped = verdict_table(verdicts("maps", table, pair=("tuned", "base")))
     assert swapped["verdict"].to_list() == ["supported", "contradicted", "contradicted"]
