@@ -42,6 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
             "uniformity",
             "value_similarity",
             "affine",
+            "affine_heads",
             "profile",
         ],
     )
@@ -94,11 +95,12 @@ def test_every_claim_with_a_choice_has_a_line(run: Run) -> None:
         "fall",
         "one-factor",
         "affine",
+        "affine-heads",
         "affine-first-layer-only",
     ]
     # And for the first two, five shares of spikes.
-    assert lines["choices"].to_list() == [10, 10, 2, 2]
-    assert lines["places"].to_list() == [1] * 4
+    assert lines["choices"].to_list() == [10, 10, 2, 2, 2]
+    assert lines["places"].to_list() == [1] * 5
     assert (lines["same_verdict"] >= lines["places"]).all()
     whole = lines.filter(pl.col("same_verdict") == pl.col("verdicts"))
     assert (whole["survives"] == whole["places"]).all()
