@@ -231,7 +231,7 @@ def reduce(
     off = ((rowsum - 1).abs() * counted[:, None]).max().item()
     if has_sinks:
         layer.add_sink(1 - rowsum, selection)
-    elif not off <= 2e-2:
+    elif off > 2e-2:  # nan is found out, and said, at the end of the pass
         raise ConservationError(
             f"a row of attention adds up to 1 only within {off:.3g}; in training, dropout changes "
             "the weights: call model.eval() first"

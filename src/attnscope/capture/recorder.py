@@ -11,7 +11,7 @@ from attnscope.capture import fallback, sites
 from attnscope.capture.frame import Frame, Part, Selection, join
 from attnscope.capture.generation import Generation, Reply
 from attnscope.capture.queries import select
-from attnscope.capture.scope import Scope
+from attnscope.capture.scope import Scope, check
 from attnscope.capture.seam import Seen
 from attnscope.capture.sites import Site
 from attnscope.capture.totals import LayerTotals
@@ -207,7 +207,7 @@ class Recorder:
                 continue
             try:
                 scope._check(self.dtype)
-            except ConservationError:
+            except (ConservationError, ModelError):
                 scope._layers.clear()
                 raise
             scope._checked = True
@@ -333,10 +333,11 @@ class Recorder:
         if len(first.frames) > 1:
             call = replace(call, visible=frame.visible)
         groups = scope._groups
-        if selection.sampled and lse is None:  # every part needs the log-sum-exp of whole rows
-            lse = reduce(_rows(call, selection.whole, None, groups)).lse
-        if selection.sampled and lse is not None:
-            _audit(call, frame, lse, L)
+        if selection.sampled:  # every part needs the log-sum-exp of whole rows
+            lse, drift = _whole_rows(call, frame, lse, backend, L)
+            _audit(lanes, call, frame, lse, backend)
+            for (_, totals), own_drift in zip(targets, _by_lane(drift, L), strict=True):
+                totals.drifted(own_drift)
         for part in selection.parts:
             sums = reduce(_rows(call, part.times(L), lse, groups, L))
             for (_, totals), own in zip(targets, _split(sums, L), strict=True):
@@ -347,15 +348,15 @@ class Recorder:
         if call.sinks is None and not self.top:
             return
         rows = _rows(call, selection.whole.times(L), lse, 0, L)
-        known = sums.lse if rows.lse is None else rows.lse
-        assert known is not None
-        each = list(zip(lanes, targets, _by_lane(known, L), strict=True))
-        for lane, (_, totals), own_lse in each:
-            if lane.call.sinks is not None:
-                taken = torch.exp(lane.call.sinks.detach().float()[:, None] - own_lse)
+        if call.sinks is not None:
+            known = rows.lse if selection.sampled else sums.lse
+            assert known is not None
+            for lane, (_, totals), own_lse in zip(lanes, targets, _by_lane(known, L), strict=True):
+                assert lane.call.sinks is not None
+                taken = torch.exp(lane.call.sinks.detach().double()[:, None] - own_lse)
                 totals.add_sink(taken, selection)
         if self.top:
-            keys, weights = top_keys(rows, known, self.top)
+            keys, weights = top_keys(rows, self.top)
             where = selection.rows(frame.positions().expand(frame.batch, -1))
             where = where.where(selection.rows(selection.counted_queries()), -1).to(keys.device)
             keys = keys.where(keys < 0, keys + frame.first_key)
@@ -448,20 +449,46 @@ def _rows(call: AttentionCall, part: Part, lse: Tensor | None, groups: int, time
     )
 
 
-def _audit(call: AttentionCall, frame: Frame, lse: Tensor, times: int) -> None:
-    """A few rows, looked at whole: does each add up to 1 under the log-sum-exp we were given?"""
+def _whole_rows(
+    call: AttentionCall, frame: Frame, lse: Tensor | None, backend: str, times: int
+) -> tuple[Tensor, Tensor]:
+    """The log-sum-exp of all queries in float64, and how far the given one was from it."""
+    causal = frame.form == "causal"
+    everything = Part(
+        rows=frame.queries,
+        causal=causal,
+        start=None if causal else frame.visible.start,
+        stop=None if causal else frame.visible.stop,
+        own=frame.own().int().expand(frame.batch, -1).contiguous().to(call.q.device),
+    )
+    rows = _rows(call, everything.times(times), lse, 0, times)
+    if rows.lse is not None:
+        return kernels.refine(backend)(rows)
+    known = kernels.kernel(backend)(rows).lse
+    assert known is not None
+    return known.double(), torch.zeros(known.shape[:2], device=known.device)
+
+
+def _audit(lanes: list[Lane], call: AttentionCall, frame: Frame, lse: Tensor, backend: str) -> None:
+    """A few rows, looked at whole: do they add up to 1 under the log-sum-exp that parts get?"""
+    L = len(lanes)
     index = torch.linspace(0, frame.queries - 1, AUDITED).long().expand(frame.batch, -1)
     start, stop = (bound.gather(1, index).int().to(lse.device) for bound in frame.intervals)
-    few = Part(rows=AUDITED, index=index.to(lse.device), start=start, stop=stop, own=stop.clone())
-    few = few.times(times)
-    afresh = kernels.kernel("streaming")(_rows(call, few, None, 0, times)).lse
-    assert afresh is not None
-    assert few.index is not None
-    given = lse.gather(2, few.index[:, None].expand_as(afresh))
-    sees = (stop > start).repeat(times, 1)[:, None]
-    off = (afresh - given).abs().where(sees, 0.0).max().item()
-    if not off <= 2e-3:
-        raise ConservationError(
-            f"layer {call.layer}: a row adds up to 1 only within {off:.3g}, measured afresh. "
-            "This is a bug: please report it."
-        )
+    own = frame.own()[index].int().to(lse.device)
+    few = Part(rows=AUDITED, index=index.to(lse.device), start=start, stop=stop, own=own).times(L)
+    rows = _rows(call, few, lse, 0, L)
+    sums = kernels.kernel(backend)(rows)
+    assert rows.lse is not None
+    sees = (stop > start).repeat(L, 1)[:, None]
+    mass = sums.mass.double()
+    if rows.sinks is not None:
+        mass += (torch.exp(rows.sinks.double()[:, None] - rows.lse) * sees).sum(-1)
+    off = (mass - sees.sum(-1)).abs() / AUDITED
+    reach = torch.zeros_like(off) if sums.reach is None else sums.reach
+    check(
+        [lane.site.layer for lane in lanes],
+        torch.stack(_by_lane(off, L)),
+        torch.stack(_by_lane(reach, L)),
+        call.q.dtype,
+        "rows looked at whole add up to 1 only within",
+    )

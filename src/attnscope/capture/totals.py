@@ -46,6 +46,10 @@ class LayerTotals:
     """float64 [B, H]: what learned sinks took; None where the layer has none."""
     sink_position: Tensor | None = None
     """float64 [B, H]: the same, times the position of the query."""
+    drift: Tensor | None = None
+    """[B, H], as in `Totals`; kept for the conservation check."""
+    reach: Tensor | None = None
+    """[B, H], as in `Totals`."""
     sampled: bool = False
     top: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     """For each call: positions of the queries [B, M], their keys and weights [B, H, M, k]."""
@@ -120,6 +124,7 @@ class LayerTotals:
 
     def add(self, totals: Totals, first_key: int) -> None:
         """Add the sums of some rows; key 0 of these is at position `first_key`."""
+        self.drifted(totals.drift, totals.reach)
         if self.sums is None:
             if totals.lse is not None:
                 totals = replace(totals, lse=None)  # as large as all the rest: let it go
@@ -142,6 +147,13 @@ class LayerTotals:
         for name in BY_HEAD:
             if (more := getattr(totals, name)) is not None:
                 getattr(self.sums, name).add_(more)
+
+    def drifted(self, drift: Tensor | None, reach: Tensor | None = None) -> None:
+        """Keep the largest `drift` and `reach` of all calls."""
+        if drift is not None:
+            self.drift = drift if self.drift is None else torch.maximum(self.drift, drift)
+        if reach is not None:
+            self.reach = reach if self.reach is None else torch.maximum(self.reach, reach)
 
     def add_sink(self, taken: Tensor, selection: Selection) -> None:
         """Add what learned sinks took from each row of a pass, [B, H, M]."""

@@ -8,11 +8,12 @@ from importlib import import_module
 from typing import Protocol, cast
 
 import torch
+from torch import Tensor
 
 from attnscope.errors import InputError, unknown
 from attnscope.kernels.call import AttentionCall, Rows, Totals, Visible, has_triton
 
-__all__ = ["BACKENDS", "AttentionCall", "Rows", "Totals", "Visible", "choose", "kernel"]
+__all__ = ["BACKENDS", "AttentionCall", "Rows", "Totals", "Visible", "choose", "kernel", "refine"]
 
 BACKENDS = ("reference", "streaming", "triton")
 
@@ -40,6 +41,17 @@ def choose(backend: str, device: torch.device) -> str:
                 "use 'streaming' or 'auto'"
             )
     return backend
+
+
+class Refine(Protocol):
+    """The log-sum-exp of whole rows in float64, and how far the given one was from it [B, H]."""
+
+    def __call__(self, rows: Rows) -> tuple[Tensor, Tensor]: ...
+
+
+def refine(backend: str) -> Refine:
+    """The `refine` of a kernel: what it must know of whole rows before it sees parts of them."""
+    return cast(Refine, import_module(f"attnscope.kernels.{backend}").refine)
 
 
 def kernel(backend: str) -> Reduce:

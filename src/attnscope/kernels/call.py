@@ -16,7 +16,22 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-__all__ = ["AttentionCall", "Form", "Rows", "Totals", "Visible", "distance_index", "has_triton"]
+__all__ = [
+    "LARGE",
+    "AttentionCall",
+    "Form",
+    "Rows",
+    "Totals",
+    "Visible",
+    "distance_index",
+    "has_triton",
+    "reach_of",
+]
+
+# Scores that may be larger than this are made in float64, or made again. Trained models stay below
+# it, but for heads whose biases give them scores of hundreds or tens of thousands: of those float32
+# rounds away what a weight is made of.
+LARGE = 128.0
 
 Form = Literal["causal", "full", "interval"]
 
@@ -101,8 +116,9 @@ class Rows:
     own: Tensor | None = None
     """int32 [B, M]: the index of the query's own token among the keys."""
     lse: Tensor | None = None
-    """float32 [B, H, M]: log-sum-exp of the visible scores, sink included, if already known; 0
-    for a row that sees nothing."""
+    """[B, H, M]: log-sum-exp of the visible scores, sink included, if already known; 0 for a row
+    that sees nothing. In float32 as a fused operator returns it: rows are whole, and kernels make
+    it anew where scores are large. In float64 as `refine` returns it: rows may be parts of rows."""
     real: Tensor | None = None
     """bool [B, K], as in `Visible`."""
     softcap: float | None = None
@@ -155,7 +171,12 @@ class Totals:
     own: Tensor
     """float32 [B, H]: sum of A[i, i]."""
     lse: Tensor | None = None
-    """float32 [B, H, M]: the log-sum-exp used, given or computed."""
+    """float32 or float64 [B, H, M]: the log-sum-exp used, given or computed."""
+    drift: Tensor | None = None
+    """float32 [B, H]: how far the given log-sum-exp was from the rows' own, at most; None where
+    they were not compared."""
+    reach: Tensor | None = None
+    """float32 [B, H]: no score was larger than this. Rounding goes with it."""
     variance: Tensor | None = None
     """float32 [B, H, K]: of `received`, where rows are sampled."""
     entropy_variance: Tensor | None = None
@@ -169,6 +190,24 @@ def distance_index(own: Tensor, left: int, right: int, size: int) -> Tensor:
     `distance_bias` of this size."""
     keys = torch.arange(left, right, device=own.device)
     return (own[..., None].long() - keys + size // 2).clamp_(0, size - 1)
+
+
+def reach_of(rows: Rows) -> Tensor:
+    """float32 [B, G]: no score of these heads is larger than this; not finite where a query or key
+    is not."""
+    B, G = rows.k.shape[:2]
+    if rows.q.shape[2] == 0:
+        return torch.zeros(B, G, device=rows.k.device)
+    q, k = (torch.linalg.vector_norm(t, dim=-1).float() for t in (rows.q, rows.k))
+    reach: Tensor = q.reshape(B, G, -1).amax(-1) * k.amax(-1) * abs(rows.scale)
+    if rows.softcap is not None:
+        reach = reach.clamp(max=rows.softcap)
+    if rows.key_bias is not None:
+        most = rows.key_bias.float().abs().amax(-1)
+        reach = reach + most.reshape(len(most), G, -1).amax(-1)
+    if rows.distance_bias is not None:
+        reach = reach + rows.distance_bias.float().abs().amax(-1).view(G, -1).amax(-1)
+    return reach
 
 
 def has_triton() -> bool:

@@ -4,12 +4,14 @@ Every other kernel is tested against this one. It builds the n × n matrix on pu
 short texts, to check.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from attnscope.kernels.call import Rows, Totals, distance_index
+from attnscope.kernels.call import Rows, Totals, distance_index, reach_of
 
-__all__ = ["reduce", "totals", "weights"]
+__all__ = ["reduce", "refine", "totals", "weights"]
 
 
 def weights(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
@@ -35,6 +37,8 @@ def weights(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
     lse = scores.logsumexp(-1)
     if rows.sinks is not None:
         lse = torch.logaddexp(lse, rows.sinks.double()[:, None])
+    if rows.lse is not None and rows.lse.dtype == torch.float64:  # these may be parts of rows
+        lse = rows.lse
     A = torch.exp(scores - lse[..., None]).where(visible, 0.0)
     return A, visible, lse
 
@@ -42,7 +46,17 @@ def weights(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
 def reduce(rows: Rows) -> Totals:
     """All totals of these rows."""
     A, _, lse = weights(rows)
-    return totals(A, rows.bounds()[2], lse, rows.weight, rows.shrink, rows.group, rows.groups)
+    sums = totals(A, rows.bounds()[2], lse, rows.weight, rows.shrink, rows.group, rows.groups)
+    reach = reach_of(rows).repeat_interleave(rows.q.shape[1] // rows.k.shape[1], 1)
+    return replace(sums, lse=lse, reach=reach)
+
+
+def refine(rows: Rows) -> tuple[Tensor, Tensor]:
+    """The log-sum-exp of these rows, and how far the given one was from it, at most."""
+    assert rows.lse is not None
+    _, visible, lse = weights(replace(rows, lse=None))
+    off = (lse - rows.lse).abs().where(visible.any(-1), 0.0)
+    return lse.where(visible.any(-1), 0.0), off.amax(-1).float()
 
 
 def totals(

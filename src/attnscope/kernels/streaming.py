@@ -1,32 +1,41 @@
 """The streamed kernel in plain torch: pieces of a batch against blocks of keys, on any device.
 
 With the log-sum-exp of each row in hand (the fused attention returns it) a tile costs one matrix
-product, one exponential and one sum. Scores are kept in units of log2 because `exp2` is the
+product, one exponential and three sums. Scores are kept in units of log2 because `exp2` is the
 fastest exponential torch has, and the log-sum-exp is subtracted inside the product: queries carry
-it as one more dimension. Masks are added before the product rather than filled in after it.
+it as one more dimension.
+
+The log-sum-exp of a fused operator comes from another product, rounded otherwise. Where scores are
+so large that float32 would round them noticeably, products are made in float64, and rows divided by
+their own sum; elsewhere the rows of a head together are made to add up.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from attnscope.kernels.call import Rows, Totals, distance_index
+from attnscope.kernels.call import LARGE, Rows, Totals, distance_index, reach_of
 from attnscope.kernels.pieces import Piece, Store, cut, even, see
 
-__all__ = ["reduce"]
+__all__ = ["reduce", "refine"]
 
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
 # Stands for minus infinity in masked scores: its exponential is 0, and 0 times it is 0, not nan.
 MASKED = -1.0e30
+# Less than any weight, and not 0: what a row that sees nothing adds up to.
+LEAST = 1.0e-30
+# How far from 1 rows may add up before scores are taken to be larger than they look.
+CLOSE = {torch.float64: 1e-4, torch.float32: 1e-4}
 # Elements of one tile: two megabytes of float32 stay in the cache. And its keys, in long texts.
 TILE, TILE_KEYS = 1 << 19, 256
 # Rows of a piece: the fewer, the less of a causal piece is in its future.
 FEW, MANY = 32, 128
-# Texts up to this length are not cut along the keys.
-SHORT = 512
+# Texts up to this length have pieces of at least FEW rows; up to this one, rows are seen whole.
+SHORT, WHOLE = 512, 8192
 # Largest block of scores when a row must be seen whole (no log-sum-exp yet).
 WHOLE_ROWS = 1 << 20
 
@@ -40,6 +49,8 @@ class Plan:
     start: Tensor
     stop: Tensor
     own: Tensor
+    whole: bool
+    """Whether every tile holds whole rows."""
     width: int
     """Keys of a tile."""
     groups: int
@@ -48,6 +59,8 @@ class Plan:
     """Elements of a tile."""
     pieces: list[list[tuple[Piece, Piece]]]
     """Each piece with another of the same rows, in which a row sees its own token alone."""
+    sees: Tensor
+    """float32 [B, M]: 1 where a row sees anything."""
     backward: bool
     """No row sees a key after its own token; so, of its own and later keys, it sees its own."""
     first_own: int | None
@@ -55,42 +68,89 @@ class Plan:
     store: Store
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PerRow:
+    """What is known of each row, [B, H, M], filled in piece by piece. Entries are the exponentials
+    of what is left of its scores: its weights already, or to be divided by their total."""
+
+    below: Tensor
+    """What was taken off its scores."""
+    own: Tensor
+    """Its entry on its own token, times `times`."""
+    entropy: Tensor
+    """Minus the sum of A log2 A, times its weight; where it is asked for by row."""
+    total: Tensor
+    """The sum of its entries and the sink's; 1 where they are not divided by it."""
+    times: Tensor
+    """What its entries are multiplied by: its weight, over their total."""
+
+
 def reduce(rows: Rows) -> Totals:
     """All totals of these rows, without ever holding more than one tile of scores."""
-    B, H, M, D = rows.q.shape
-    G, K = rows.k.shape[1], rows.k.shape[2]
-    new, sampled = rows.q.new_zeros, rows.shrink is not None
+    if rows.lse is None or rows.lse.dtype != torch.float32 or rows.q.shape[2] == 0:
+        return _reduce(rows, reach_of(rows))
+    if rows.k.shape[2] > WHOLE:
+        reach = reach_of(rows)
+        lse, drift = _refined(rows, reach)
+        return replace(_reduce(replace(rows, lse=lse), reach), drift=drift)
+    # The size of the log-sum-exp tells that of the scores, unless large products cancel out: then
+    # the sums are off, and there is a second, closer look.
+    B, G = rows.k.shape[:2]
+    sums = _reduce(rows, rows.lse.abs().reshape(B, G, -1).amax(-1))
+    assert sums.drift is not None
+    if bool((sums.drift <= CLOSE.get(rows.q.dtype, 1e-3)).all()):
+        return sums
+    return _reduce(rows, reach_of(rows))
+
+
+def _reduce(rows: Rows, reach: Tensor) -> Totals:
+    """The totals, given that no score is larger than `reach` [B, G]."""
+    B, H, M, _ = rows.q.shape
+    G, K = rows.k.shape[1:3]
+    new = rows.q.new_zeros((3, B, H, K), dtype=torch.float32)
+    mass, entropy, own = new.new_zeros(3, B, H).unbind()
     sums = Totals(
-        received=new((B, H, K), dtype=torch.float32),
-        later=new((B, H, K), dtype=torch.float32),
-        mass=new((B, H), dtype=torch.float32),
-        entropy=new((B, H), dtype=torch.float32),
-        own=new((B, H), dtype=torch.float32),
-        lse=new((B, H, M), dtype=torch.float32) if rows.lse is None else rows.lse,
-        variance=new((B, H, K), dtype=torch.float32) if sampled else None,
-        entropy_variance=new((B, H), dtype=torch.float32) if sampled else None,
-        flow=new((B, H, rows.groups, K), dtype=torch.float32) if rows.group is not None else None,
+        received=new[0],
+        later=new[1],
+        mass=mass,
+        entropy=entropy,
+        own=own,
+        lse=rows.lse,
+        reach=reach[..., None].expand(B, G, H // G).reshape(B, H),
+        variance=None if rows.shrink is None else new[2],
+        entropy_variance=None if rows.shrink is None else new.new_zeros(B, H),
+        flow=None if rows.group is None else new.new_zeros(B, H, rows.groups, K),
     )
     if M == 0:
         return sums
-    plan = _plan(rows)
-    carried = rows.lse is not None and rows.softcap is None
-    own = new((B, H, M), dtype=torch.float32)
+    fresh = rows.lse is not None and rows.lse.dtype == torch.float32
+    large = _large(reach)
+    anywhere = any(map(any, large))
+    plan = _plan(rows, whole=rows.lse is None or (fresh and anywhere))
+    each = _per_row(rows, _type(anywhere))
     # Two tiles for all: fresh memory for each would cost as much as the arithmetic.
-    tiles = rows.q.new_empty((2, plan.size), dtype=torch.float32)
-    for pieces in plan.pieces:
-        some = rows.k[pieces[0][0].sequences]
-        keys = some.new_empty((*some.shape[:3], D + carried), dtype=torch.float32)
-        torch.mul(some.float(), rows.scale * LOG2E, out=keys[..., :D])
-        if carried:
-            keys[..., D] = -LOG2E
+    tiles = new.new_empty(2, plan.size)
+    for pieces, heads, keys in _blocks(rows, plan, large):
         for piece, owners in pieces:
-            if piece.empty:
-                continue
-            for g in range(0, G, plan.groups):
-                heads = slice(g, g + plan.groups)
-                _block(rows, plan, sums, own, keys, tiles, piece, owners, heads)
-    torch.sum(sums.received, -1, out=sums.mass)
+            if not piece.empty:
+                _block(rows, plan, sums, each, keys, tiles, piece, owners, heads)
+    return _finish(rows, plan, sums, each)
+
+
+def _per_row(rows: Rows, dtype: torch.dtype) -> PerRow:
+    own, entropy, total, times = rows.q.new_zeros(
+        (4, *rows.q.shape[:3]), dtype=torch.float32
+    ).unbind()
+    times.fill_(1.0) if rows.weight is None else times.add_(rows.weight[:, None])
+    below = torch.zeros_like(own, dtype=dtype) if rows.lse is None else rows.lse
+    return PerRow(below, own, entropy, total.fill_(1.0), times)
+
+
+def _finish(rows: Rows, plan: Plan, sums: Totals, each: PerRow) -> Totals:
+    """The sums over rows, and the log-sum-exp as the rows themselves say it."""
+    own = each.own
+    B, H, M = own.shape
+    K = sums.received.shape[2]
     torch.sum(own, -1, out=sums.own)
     if plan.backward and plan.first_own is not None:
         sums.later[..., plan.first_own : plan.first_own + M] = own
@@ -98,29 +158,99 @@ def reduce(rows: Rows) -> Totals:
         where = plan.own.clamp(0, K - 1).long()[:, None].expand(B, H, M)
         sums.later.scatter_add_(2, where, own)
     torch.sub(sums.received, sums.later, out=sums.later).clamp_(min=0)
-    sums.entropy.mul_(-LN2)
-    return sums
+    torch.sum(sums.received, -1, out=sums.mass)
+    if rows.shrink is not None and sums.entropy_variance is not None:
+        gap = (each.entropy[..., 0::2] - each.entropy[..., 1::2]) * LN2
+        torch.sum(gap.square_().mul_(rows.shrink[:, None]), -1, out=sums.entropy_variance)
+    sums.entropy.mul_(LN2)
+    if rows.lse is not None and rows.lse.dtype == torch.float64:
+        return sums
+    log = each.total.log() if plan.whole else None
+    lse = each.below if log is None else each.below.double() + log
+    if rows.lse is None:
+        return replace(sums, lse=lse)
+    drift = _scale(rows, plan, sums, lse)
+    return replace(sums, lse=lse, drift=drift if log is None else drift.maximum(log.abs().amax(-1)))
 
 
-def _plan(rows: Rows) -> Plan:
+def _scale(rows: Rows, plan: Plan, sums: Totals, lse: Tensor) -> Tensor:
+    """Make the rows of a head, seen whole, add up to what they must, on average: the log-sum-exp
+    of a fused operator has an exponential rougher than ours. Returns by how much [B, H]."""
+    sees = plan.sees if rows.weight is None else plan.sees * rows.weight
+    wanted = sees.sum(-1)[:, None]
+    if rows.sinks is not None:
+        taken = torch.exp(rows.sinks[:, None].double() - lse) * sees[:, None]
+        wanted = (wanted - taken.sum(-1)).float()
+    times = (wanted + LEAST) / (sums.mass + LEAST)
+    drift = times.log()
+    sums.entropy.mul_(times).addcmul_(drift, wanted, value=-1.0)
+    sums.mass.mul_(times)
+    sums.own.mul_(times)
+    sums.received.mul_(times[..., None])
+    sums.later.mul_(times[..., None])
+    if sums.flow is not None:
+        sums.flow.mul_(times[..., None, None])
+    return drift.abs_()
+
+
+def refine(rows: Rows) -> tuple[Tensor, Tensor]:
+    """The log-sum-exp of whole rows in float64 [B, H, M], made anew where scores are large, and
+    how far from it the given one was, at most [B, H]."""
+    return _refined(rows, reach_of(rows))
+
+
+def _refined(rows: Rows, reach: Tensor) -> tuple[Tensor, Tensor]:
+    assert rows.lse is not None
+    lse = rows.lse.double()
+    large = _large(reach)
+    if not any(map(any, large)):
+        return lse, torch.zeros(lse.shape[:2], device=lse.device)
+    plan = _plan(rows, whole=False)
+    tiles = rows.q.new_empty((2, plan.size), dtype=torch.float32)
+    for pieces, heads, keys in _blocks(rows, plan, large):
+        if keys.dtype == torch.float32:
+            continue
+        for piece, _ in pieces:
+            there = piece.sequences, heads, piece.rows
+            total = torch.zeros_like(lse[there])
+            for _, _, x, p in _tiles(rows, plan, lse, keys, tiles, piece, heads):
+                total += torch.exp2(x, out=p).sum(3)
+            if rows.sinks is not None:
+                total += torch.exp(rows.sinks[heads, None].double() - lse[there])
+            lse[there] += total.log().where(total > 0, 0.0)
+    return lse, (lse - rows.lse).abs().amax(-1).float()
+
+
+def _large(reach: Tensor) -> list[list[bool]]:
+    """For each sequence and group of heads; also what is not a number."""
+    return [[not size <= LARGE for size in groups] for groups in reach.tolist()]
+
+
+def _type(wide: bool) -> torch.dtype:
+    return torch.float64 if wide else torch.float32
+
+
+def _plan(rows: Rows, *, whole: bool) -> Plan:
     """How to cut these rows; made once for all layers that share them."""
     B, H, M, _ = rows.q.shape
     G, K = rows.k.shape[1], rows.k.shape[2]
     R, known = H // G, rows.lse is not None
-    key = "streaming", B, H, G, M, K, known
+    key = "streaming", B, H, G, M, K, known, whole
     given = rows.start, rows.stop, rows.own, rows.real, rows.group
     made: Plan | None = rows.cache.get(key)
     if made is not None and all(a is b for a, b in zip(made.given, given, strict=True)):
         return made
     if known:
-        room, width = TILE, K if K <= SHORT else TILE_KEYS
+        room, width = TILE, K if whole or K <= SHORT else TILE_KEYS
         step = min(MANY, max(FEW, K // 4, room // (B * H * K)))
+        if whole and K > SHORT:
+            step = min(step, max(2, room // (R * K)))
     else:
         room, width = WHOLE_ROWS, K
         step = min(MANY, max(2, room // (R * K)))
     step = even(M, step)
     step += step % 2  # the two draws of a stratum stay in one piece
-    if known:
+    if not whole:
         width = min(K, max(width, room // (B * H * step)))
     blocks = max(1, room // (R * step * width))
     groups, sequences = min(G, blocks), even(B, blocks // G)
@@ -134,10 +264,12 @@ def _plan(rows: Rows) -> Plan:
         start=start,
         stop=stop,
         own=own,
+        whole=whole,
         width=width,
         groups=groups,
         size=sequences * groups * R * step * width,
         pieces=[list(zip(*same, strict=True)) for same in zip(*pieces, strict=True)],
+        sees=_sees(start, stop, rows.real),
         backward=bool((stop <= own + 1)[stop > start].all()),
         first_own=first if in_order else None,
         store=Store(),
@@ -146,101 +278,155 @@ def _plan(rows: Rows) -> Plan:
     return made
 
 
+def _sees(start: Tensor, stop: Tensor, real: Tensor | None) -> Tensor:
+    if real is None:
+        return (stop > start).float()
+    before = torch.nn.functional.pad(real.long().cumsum(1), (1, 0))
+    return (before.gather(1, stop.long()) > before.gather(1, start.long())).float()
+
+
+def _blocks(
+    rows: Rows, plan: Plan, large: list[list[bool]]
+) -> Iterator[tuple[list[tuple[Piece, Piece]], slice, Tensor]]:
+    """The pieces of some sequences, some heads, and the keys of both [sequences, groups, K, D],
+    scaled; in float64 where scores are large."""
+    G, D, R = rows.k.shape[1], rows.k.shape[3], rows.q.shape[1] // rows.k.shape[1]
+    carried = rows.lse is not None and rows.softcap is None
+    for pieces in plan.pieces:
+        for g in range(0, G, plan.groups):
+            there = pieces[0][0].sequences, slice(g, min(g + plan.groups, G))
+            some = rows.k[there]
+            wide = any(any(groups[there[1]]) for groups in large[there[0]])
+            keys = some.new_empty((*some.shape[:3], D + carried), dtype=_type(wide))
+            torch.mul(some.to(keys.dtype), rows.scale * LOG2E, out=keys[..., :D])
+            if carried:
+                keys[..., D] = -LOG2E
+            yield pieces, slice(g * R, there[1].stop * R), keys
+
+
 def _block(
     rows: Rows,
     plan: Plan,
     sums: Totals,
-    own: Tensor,
+    each: PerRow,
     keys: Tensor,
     tiles: Tensor,
     piece: Piece,
     owners: Piece,
-    groups: slice,
+    heads: slice,
 ) -> None:
-    """One piece and some groups of heads, against all the keys [sequences, G, K, D] it sees.
+    """One piece and some heads, against all the keys it sees.
 
-    Until `reduce` turns it round, `sums.later` holds what came from queries *not* after the key:
-    there are few of those, so most tiles need not be added twice.
+    Until it is turned round, `sums.later` holds what came from queries *not* after the key: there
+    are few of those, so most tiles need not be added twice.
     """
-    R, lse = rows.q.shape[1] // keys.shape[1], rows.lse
-    heads = slice(groups.start * R, min(groups.stop, keys.shape[1]) * R)
+    there = piece.sequences, heads, piece.rows
+    divided = plan.whole and (keys.dtype == torch.float64 or rows.lse is None)
+    by_row = divided or rows.weight is not None or rows.shrink is not None
+    times = each.times[there]
+    for left, right, x, p in _tiles(rows, plan, each.below, keys, tiles, piece, heads):
+        torch.exp2(x, out=p)
+        columns = piece.sequences, heads, slice(left, right)
+        if divided:
+            _divide(rows, each, there, x, p)
+        x.mul_(p)
+        if by_row:
+            entropy = x.sum(3).mul_(times)
+            each.entropy[there] -= entropy
+            sums.entropy[there[:2]] -= entropy.sum(2)
+            sums.received[columns] += (times[:, :, None] @ p)[:, :, 0]
+        else:
+            sums.entropy[there[:2]] -= x.sum((2, 3))
+            sums.received[columns] += p.sum(2)
+        if owners.low < right and left < owners.high:
+            where, at_own = _own(plan, piece, left, right)
+            at_own = p.gather(3, where.expand(*p.shape[:3], 1)).mul_(at_own)[..., 0]
+            each.own[there] += at_own.mul_(times) if by_row else at_own
+        if not plan.backward:
+            order = torch.arange(left, right, device=p.device, dtype=torch.int32)
+            before = plan.own[piece.sequences, None, piece.rows, None] <= order
+            sums.later[columns] += (times[:, :, None] @ (p * before))[:, :, 0]
+        if rows.group is not None and sums.flow is not None:
+            member = _member(rows, rows.group, plan, piece) * times[:, :, None]
+            sums.flow[piece.sequences, heads, :, left:right] += member @ p
+        if rows.shrink is not None and sums.variance is not None:
+            p.mul_(times[..., None])
+            gap = p[:, :, 0::2] - p[:, :, 1::2]
+            gap.square_().mul_(_shrink(rows.shrink, piece)[..., None])
+            sums.variance[columns] += gap.sum(2)
+
+
+def _divide(
+    rows: Rows, each: PerRow, there: tuple[slice, slice, slice], x: Tensor, p: Tensor
+) -> None:
+    """Divide whole rows by what their entries and the sink's add up to: `times` takes it for `p`,
+    which is left as it is; its log2 comes off `x`."""
+    total = p.sum(3)
+    if rows.sinks is not None:
+        below = each.below[there]
+        total += torch.exp(rows.sinks[there[1], None].double() - below)
+    total = total.where(total > 0, 1.0)  # a row that sees nothing
+    each.total[there] = total
+    each.times[there] /= total
+    x.sub_(total.log2_()[..., None])
+
+
+def _tiles(
+    rows: Rows,
+    plan: Plan,
+    below: Tensor,
+    keys: Tensor,
+    tiles: Tensor,
+    piece: Piece,
+    heads: slice,
+) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+    """The scores of a piece, tile by tile: from key, to key, what is left of them after `below` is
+    taken off, in units of log2 (float32 [sequences, heads, rows, keys]), and room for as much.
+
+    `below` [B, H, M] is the log-sum-exp where it is known; else the largest score of each row is
+    put there. Products are made in the type of the keys: what is left are the digits that count,
+    and fits into float32.
+    """
     there = piece.sequences, heads, piece.rows
     given = rows.q[there]
     B, H, T, D = given.shape
-    keys = keys[:, groups].flatten(0, 1)
-    q = given.new_empty((B, H, T, keys.shape[2]), dtype=torch.float32)
+    R = rows.q.shape[1] // rows.k.shape[1]
+    keys = keys.flatten(0, 1)
+    q = keys.new_empty((B, H, T, keys.shape[2]))
     q[..., :D] = given
     negative = None
-    if lse is not None and keys.shape[2] > D:
-        q[..., D] = lse[there]
-    elif lse is not None:
-        negative = lse[there][..., None] * -LOG2E
+    if keys.shape[2] > D:
+        q[..., D] = below[there]
+    elif rows.lse is not None:
+        negative = below[there].to(q.dtype)[..., None] * -LOG2E
     q = q.view(len(keys), R * T, -1)
-    weight = None
-    if rows.weight is not None:
-        weight = rows.weight[piece.sequences, None, piece.rows, None]
-    row_entropy = q.new_zeros(B, H, T) if rows.shrink is not None else None
-    width = plan.width if lse is not None else piece.high - piece.low
+    width = piece.high - piece.low if plan.whole else plan.width
     for left in range(piece.low, piece.high, width):
         right = min(left + width, piece.high)
         size = B * H * T * (right - left)
         x, p = (tile[:size].view(B, H, T, right - left) for tile in tiles)
-        bias = _bias(rows, plan, piece, left, right)
-        _scores(rows, q, keys[:, left:right], negative, bias, x)
-        _add_biases(rows, plan, piece, heads, left, right, x)
-        if lse is None:
-            x.sub_(_log_sum(rows, sums, x, there)[..., None])
-            if bias is not None:  # which the log-sum-exp of a row that sees nothing undid
-                x.add_(bias)
-        torch.exp2(x, out=p)
-        if weight is not None:
-            p.mul_(weight)
-        sums.received[piece.sequences, heads, left:right] += p.sum(2)
-        x.mul_(p)
-        if row_entropy is None:
-            sums.entropy[piece.sequences, heads] += x.sum((2, 3))
-        else:
-            row_entropy += x.sum(3)
-        if owners.low < right and left < owners.high:
-            where, at_own = _own(plan, piece, left, right)
-            own[there] += p.gather(3, where.expand(B, H, T, 1)).mul_(at_own)[..., 0]
-        if not plan.backward:
-            columns = torch.arange(left, right, device=q.device, dtype=torch.int32)
-            before = plan.own[piece.sequences, None, piece.rows, None] <= columns
-            sums.later[piece.sequences, heads, left:right] += (p * before).sum(2)
-        if rows.group is not None and sums.flow is not None:
-            member = _member(rows, rows.group, plan, piece)
-            sums.flow[piece.sequences, heads, :, left:right] += member @ p
-        if rows.shrink is not None and sums.variance is not None:
-            gap = p[:, :, 0::2] - p[:, :, 1::2]
-            gap.square_().mul_(_shrink(rows.shrink, piece)[..., None])
-            sums.variance[piece.sequences, heads, left:right] += gap.sum(2)
-    if row_entropy is None:
-        return
-    assert rows.shrink is not None
-    assert sums.entropy_variance is not None
-    sums.entropy[piece.sequences, heads] += row_entropy.sum(2)
-    gap = (row_entropy[..., 0::2] - row_entropy[..., 1::2]) * LN2
-    gap.square_().mul_(_shrink(rows.shrink, piece))
-    sums.entropy_variance[piece.sequences, heads] += gap.sum(2)
+        scores = x if q.dtype == x.dtype else torch.empty_like(x, dtype=q.dtype)
+        _scores(rows, q, keys[:, left:right], negative, scores)
+        _add_biases(rows, plan, piece, heads, left, right, scores)
+        _hide(rows, plan, piece, left, right, scores)
+        if rows.lse is None:
+            most = scores.amax(3)
+            if rows.sinks is not None:
+                most = torch.maximum(most, rows.sinks[heads, None].to(most.dtype) * LOG2E)
+            most = most.where(most > MASKED / 2, 0.0)  # a row that sees nothing has none
+            scores.sub_(most[..., None])
+            below[there] = most * LN2
+        if scores is not x:
+            x.copy_(scores)
+        yield left, right, x, p
 
 
-def _scores(
-    rows: Rows, q: Tensor, k: Tensor, negative: Tensor | None, bias: Tensor | None, x: Tensor
-) -> None:
-    """Scores in log2 units, masked, less the log-sum-exp where it is known, into `x`."""
-    out = x.view(len(q), q.shape[1], -1)
-    k = k.transpose(1, 2)
-    if rows.softcap is None and bias is not None:
-        x.copy_(bias.expand_as(x))
-        out.baddbmm_(q, k)
-    else:
-        torch.bmm(q, k, out=out)
+def _scores(rows: Rows, q: Tensor, k: Tensor, negative: Tensor | None, x: Tensor) -> None:
+    """Scores in log2 units, less the log-sum-exp where it is known, into `x`."""
+    torch.bmm(q, k.transpose(1, 2), out=x.view(len(q), q.shape[1], -1))
     if rows.softcap is not None:
         cap = rows.softcap * LOG2E
         x.div_(cap).tanh_().mul_(cap)
-        if bias is not None:
-            x.add_(bias)
     if negative is not None:
         x.add_(negative)
 
@@ -265,27 +451,26 @@ def _add_biases(
         x.add_(table[:, index].transpose(0, 1), alpha=LOG2E)
 
 
-def _log_sum(rows: Rows, sums: Totals, x: Tensor, there: tuple[slice, slice, slice]) -> Tensor:
-    """The rows' log-sum-exp in log2 units, from whole rows of scores; kept in `sums`."""
-    lse = torch.logsumexp(x * LN2, -1)
-    if rows.sinks is not None:
-        lse = torch.logaddexp(lse, rows.sinks[there[1], None].float())
-    lse = lse.where(lse > MASKED / 2, 0.0)  # a row that sees nothing has none
-    assert sums.lse is not None
-    sums.lse[there] = lse
-    return lse * LOG2E
+def _hide(rows: Rows, plan: Plan, piece: Piece, left: int, right: int, x: Tensor) -> None:
+    """Mask what a row does not see, on those of the keys `left … right` where there may be any."""
+    spans = [(left, right)]
+    if rows.real is None:
+        from_, to = max(left, piece.clear_from), min(right, piece.clear_to)
+        if from_ < to:
+            spans = [(left, from_), (to, right)]
+    for a, b in spans:
+        if a < b:
+            x[..., a - left : b - left].add_(_mask(rows, plan, piece, a, b))
 
 
-def _bias(rows: Rows, plan: Plan, piece: Piece, left: int, right: int) -> Tensor | None:
-    """float32 [sequences, 1, rows, keys]: 0 where a row sees a key; None where all see all."""
-    if rows.real is None and piece.clear(left, right):
-        return None
-    key = "bias", piece, left
+def _mask(rows: Rows, plan: Plan, piece: Piece, left: int, right: int) -> Tensor:
+    """float32 [sequences, 1, rows, keys]: 0 where a row sees a key."""
+    key = "mask", piece, left
     if key in plan.store.kept:
         return plan.store.kept[key][0]
     seen = see(piece, left, right, plan.start, plan.stop, rows.real)
-    bias = torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, MASKED)
-    return plan.store.keep(key, bias)[0]
+    mask = torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, MASKED)
+    return plan.store.keep(key, mask)[0]
 
 
 def _own(plan: Plan, piece: Piece, left: int, right: int) -> tuple[Tensor, ...]:

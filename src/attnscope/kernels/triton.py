@@ -16,7 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from attnscope.kernels import streaming, triton_jit
 from attnscope.kernels.call import AttentionCall, Rows, Totals
 
-__all__ = ["attend", "reduce"]
+__all__ = ["attend", "reduce", "refine"]
 
 LOG2E = math.log2(math.e)
 FAR = 1 << 30
@@ -37,6 +37,11 @@ def reduce(rows: Rows) -> Totals:
     if rows.lse is None:
         rows = replace(rows, lse=_by_rows(rows.filled(), None)[1])
     return _reduce(rows) if rows.group is None else _reduce_groups(rows.filled())
+
+
+def refine(rows: Rows) -> tuple[Tensor, Tensor]:
+    """The log-sum-exp of whole rows in float64, and how far the given one was from it."""
+    return streaming.refine(rows)
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,190 @@
+"""Scores of thousands, as the biases of trained models make them: right, and faults still found."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+import attnscope
+from attnscope.capture import recorder
+from attnscope.errors import ConservationError, ModelError
+from attnscope.kernels import reference
+
+MEASURES = ("received", "average", "entropy", "self_mass", "first_token")
+
+
+def biased(dtype: torch.dtype = torch.float32) -> hf.PreTrainedModel:
+    """A Qwen2 whose query and key biases are as large as those of Qwen2.5: in a few dimensions."""
+    torch.manual_seed(0)
+    config = hf.Qwen2Config(
+        vocab_size=97,
+        hidden_size=128,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=2048,
+    )
+    model = hf.Qwen2ForCausalLM(config).eval()
+    for layer in model.model.layers:
+        for projection, top in ((layer.self_attn.q_proj, 81.0), (layer.self_attn.k_proj, 145.0)):
+            bias = torch.randn_like(projection.bias) * 2
+            few = torch.randperm(len(bias))[: len(bias) // 16]
+            bias[few] = top * torch.randn(len(few)).sign()
+            projection.bias.data = bias
+    return model.to(dtype)
+
+
+def tokens(length: int) -> torch.Tensor:
+    return torch.randint(5, 97, (1, length), generator=torch.Generator().manual_seed(1))
+
+
+def measured(model: Any, ids: torch.Tensor, **how: Any) -> dict[str, torch.Tensor]:
+    with torch.no_grad(), attnscope.watch(model, **how) as scope:
+        model(ids, use_cache=False)
+    found = {
+        name: torch.stack([getattr(scope, name)(layer) for layer in scope.layers])
+        for name in MEASURES
+    }
+    return {name: value.nan_to_num(0.0).double() for name, value in found.items()}
+
+
+def by_torch(rows: Any) -> Any:
+    """What torch's own product and softmax give, in the type of the model."""
+    k = rows.k.repeat_interleave(rows.q.shape[1] // rows.k.shape[1], 1)
+    scores = (rows.q @ k.transpose(2, 3) * rows.scale).float()
+    start, stop, own = rows.bounds()
+    keys = torch.arange(k.shape[2])
+    seen = (keys >= start[..., None]) & (keys < stop[..., None])
+    A = torch.softmax(scores.masked_fill(~seen[:, None], -torch.inf), -1).nan_to_num(0.0)
+    return reference.totals(A.double(), own, scores.logsumexp(-1))
+
+
+def test_scores_are_large() -> None:
+    """Or these tests would test nothing."""
+    reach: list[float] = []
+    honest = recorder.kernels.kernel
+
+    def spy(name: str) -> Callable[[Any], Any]:
+        def reduce(rows: Any) -> Any:
+            totals = honest(name)(rows)
+            reach.append(float(totals.lse.abs().max()))
+            return totals
+
+        return reduce
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recorder.kernels, "kernel", spy)
+        measured(biased(), tokens(40))
+    assert min(reach) > 1000
+
+
+@pytest.mark.parametrize("queries", ["all", "last", "mask"])
+@pytest.mark.parametrize("length", [29, 232, 700])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_no_further_from_float64_than_twice_torch(
+    dtype: torch.dtype, length: int, queries: str
+) -> None:
+    model, ids = biased(dtype), tokens(length)
+    mask = torch.rand(1, length, generator=torch.Generator().manual_seed(2)) < 0.3
+    how = {"queries": mask if queries == "mask" else queries}
+    exact = measured(model, ids, backend="reference", **how)
+    ours = measured(model, ids, backend="streaming", **how)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recorder.kernels, "kernel", lambda name: by_torch)
+        theirs = measured(model, ids, **how)
+    for name in MEASURES:
+        bound = 2 * (theirs[name] - exact[name]).abs().max()
+        rounding = 5e-7 * exact[name].abs().max().clamp(min=1)  # of the results, float32
+        assert (ours[name] - exact[name]).abs().max() <= bound + rounding, name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sampled_rows(dtype: torch.dtype) -> None:
+    """Near keys are counted for all queries, far ones estimated: the same estimate as by the
+    definition, which draws the same rows."""
+    model, ids = biased(dtype), tokens(700)
+    exact = measured(model, ids, backend="reference", queries="sample:16")
+    ours = measured(model, ids, backend="streaming", queries="sample:16")
+    for name in MEASURES:
+        off = (ours[name] - exact[name]).abs().max()
+        assert off <= 2e-6 * exact[name].abs().max().clamp(min=1), name
+
+
+@torch.no_grad()
+def test_top_keys_are_those_of_float64() -> None:
+    model, ids = biased(), tokens(60)
+    with attnscope.watch(model, top=3) as scope:
+        model(ids, use_cache=False)
+    with attnscope.watch(model, top=60, backend="reference") as wanted:
+        model(ids, use_cache=False)
+    for layer in scope.layers:
+        _, _, weights = scope.top_keys(layer)
+        _, _, everything = wanted.top_keys(layer)
+        torch.testing.assert_close(everything.sum(-1), torch.ones_like(everything[..., 0]))
+        torch.testing.assert_close(weights, everything[..., :3], rtol=0, atol=1e-6)
+
+
+# --- faults --------------------------------------------------------------------------------------
+
+
+def dropped_key(rows: Any) -> Any:
+    """The key that gets most of all is lost."""
+    A, _, _ = reference.weights(rows)
+    real = torch.ones(rows.k.shape[0], rows.k.shape[2], dtype=torch.bool)
+    real[:, A.sum((0, 1, 2)).argmax()] = False
+    return replace(rows.filled(), real=real, causal=False)
+
+
+FAULTS: dict[str, Callable[[Any], Any]] = {
+    "dropped key": dropped_key,
+    "wrong scale": lambda rows: replace(rows, scale=rows.scale * 1.02),
+    "wrong log-sum-exp": lambda rows: replace(
+        rows, lse=None if rows.lse is None else rows.lse + 0.05
+    ),
+}
+
+
+@pytest.mark.parametrize("queries", ["all", "last", "sample:16"])
+@pytest.mark.parametrize("size", ["small", "large"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_caught(
+    monkeypatch: pytest.MonkeyPatch, fault: str, size: str, queries: str
+) -> None:
+    model = biased()
+    if size == "small":
+        for layer in model.model.layers:
+            for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+                projection.weight.data *= 12
+                projection.bias.data.zero_()
+    honest = recorder._rows
+
+    def faulty(*given: Any) -> Any:
+        return FAULTS[fault](honest(*given))
+
+    monkeypatch.setattr(recorder, "_rows", faulty)
+    ids = tokens(600 if queries.startswith("sample") else 60)
+    with (
+        torch.no_grad(),
+        pytest.raises(ConservationError, match="layer 0"),
+        attnscope.watch(model, queries=queries, backend="streaming"),
+    ):
+        model(ids, use_cache=False)
+
+
+@pytest.mark.parametrize("backend", ["streaming", "reference", "eager-fallback"])
+@pytest.mark.parametrize("queries", ["all", "last", "sample:16"])
+def test_a_model_that_computes_nan_is_said_to(backend: str, queries: str) -> None:
+    model = biased()
+    model.model.layers[1].self_attn.k_proj.weight.data[3, 3] = torch.nan
+    ids = tokens(600 if queries.startswith("sample") else 30)
+    with (
+        torch.no_grad(),
+        pytest.raises(ModelError, match="layer 1: the model computed NaN"),
+        attnscope.watch(model, queries=queries, backend=backend),
+    ):
+        model(ids, use_cache=False)
