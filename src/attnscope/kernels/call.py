@@ -193,15 +193,13 @@ def distance_index(own: Tensor, left: int, right: int, size: int) -> Tensor:
 
 
 def reach_of(rows: Rows) -> Tensor:
-    """float32 [B, G]: no score of these heads is larger than this; not finite where a query or key
-    is not."""
+    """float32 [B, G]: no score of these heads is larger than this, nor was it before a soft-cap;
+    not finite where a query or key is not."""
     B, G = rows.k.shape[:2]
     if rows.q.shape[2] == 0:
         return torch.zeros(B, G, device=rows.k.device)
     q, k = (torch.linalg.vector_norm(t, dim=-1).float() for t in (rows.q, rows.k))
     reach: Tensor = q.reshape(B, G, -1).amax(-1) * k.amax(-1) * abs(rows.scale)
-    if rows.softcap is not None:
-        reach = reach.clamp(max=rows.softcap)
     if rows.key_bias is not None:
         most = rows.key_bias.float().abs().amax(-1)
         reach = reach + most.reshape(len(most), G, -1).amax(-1)

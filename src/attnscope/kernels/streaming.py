@@ -28,8 +28,6 @@ LN2 = math.log(2.0)
 MASKED = -1.0e30
 # Less than any weight, and not 0: what a row that sees nothing adds up to.
 LEAST = 1.0e-30
-# How far from 1 rows may add up before scores are taken to be larger than they look.
-CLOSE = {torch.float64: 1e-4, torch.float32: 1e-4}
 # Elements of one tile: two megabytes of float32 stay in the cache. And its keys, in long texts.
 TILE, TILE_KEYS = 1 << 19, 256
 # Rows of a piece: the fewer, the less of a causal piece is in its future.
@@ -87,20 +85,12 @@ class PerRow:
 
 def reduce(rows: Rows) -> Totals:
     """All totals of these rows, without ever holding more than one tile of scores."""
-    if rows.lse is None or rows.lse.dtype != torch.float32 or rows.q.shape[2] == 0:
-        return _reduce(rows, reach_of(rows))
-    if rows.k.shape[2] > WHOLE:
-        reach = reach_of(rows)
-        lse, drift = _refined(rows, reach)
-        return replace(_reduce(replace(rows, lse=lse), reach), drift=drift)
-    # The size of the log-sum-exp tells that of the scores, unless large products cancel out: then
-    # the sums are off, and there is a second, closer look.
-    B, G = rows.k.shape[:2]
-    sums = _reduce(rows, rows.lse.abs().reshape(B, G, -1).amax(-1))
-    assert sums.drift is not None
-    if bool((sums.drift <= CLOSE.get(rows.q.dtype, 1e-3)).all()):
-        return sums
-    return _reduce(rows, reach_of(rows))
+    reach = reach_of(rows)
+    fresh = rows.lse is not None and rows.lse.dtype == torch.float32
+    if not fresh or rows.k.shape[2] <= WHOLE:
+        return _reduce(rows, reach)
+    lse, drift = _refined(rows, reach)
+    return replace(_reduce(replace(rows, lse=lse), reach), drift=drift)
 
 
 def _reduce(rows: Rows, reach: Tensor) -> Totals:
