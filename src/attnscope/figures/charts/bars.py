@@ -11,7 +11,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from attnscope.figures.charts.parts import CLASS_LABELS, tips
+from attnscope.figures.charts.parts import CLASS_LABELS, rule_at, tips
 from attnscope.figures.theme import Look
 
 __all__ = ["bars", "bars_width"]
@@ -68,8 +68,7 @@ def bars(
             .encode(x=x, y=alt.Y("uniform:Q"))
         )
     if rule is not None:
-        dashed = alt.Chart().mark_rule(style="faint-rule", strokeDash=[5, 3])
-        marks.append(dashed.encode(y=alt.YDatum(rule)))
+        marks.append(rule_at(rule, alt.Chart()))
     which = {"none": [], "total": ["total"], "classes": names}[whiskers]
     for i, name in enumerate(which):
         shift = (i - (len(which) - 1) / 2) * bar / (len(which) + 1) if stacked else 0.0

@@ -47,13 +47,10 @@ def legend_of(names: Sequence[str], colours: Sequence[str]) -> list[str]:
     return [f"{label_of(n)}: {colour}" for n, colour in zip(names, colours, strict=True)]
 
 
-def rule_at(value: float) -> Any:
-    """A dashed line across a panel."""
-    return (
-        alt.Chart(nothing())
-        .mark_rule(style="faint-rule", strokeDash=[5, 3])
-        .encode(y=alt.YDatum(value))
-    )
+def rule_at(value: float, chart: Any = None) -> Any:
+    """A dashed line across a panel; of a chart that has its data already, if one is given."""
+    rule = (chart or alt.Chart(nothing())).mark_rule(style="faint-rule", strokeDash=[5, 3])
+    return rule.encode(y=alt.YDatum(value))
 
 
 def spread(
