@@ -2,8 +2,8 @@
 
 A prompt beyond the positions a model was made for gives numbers that mean nothing, or a crash. A
 model that was trained with a begin-of-sequence token rests much of its attention on it; without
-it the heads do something else (of Gemma 3 270M three heads in four are sinks with it, one in a
-thousand without).
+it the heads do something else (on one page, half of Gemma 3 270M's heads were sinks with it and
+none without).
 
 This module must not know files, or how anything is measured.
 """
