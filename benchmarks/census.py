@@ -130,6 +130,8 @@ MORE: dict[str, dict[str, Any]] = {
                            "index_block_size": 2, "index_topk_blocks": 3, "index_n_heads": 2},
     "perceiver": {"num_latents": 8, "d_latents": 32, "num_self_attends_per_block": 2,
                   "num_self_attention_heads": 4, "num_cross_attention_heads": 4},
+    "vibevoice_asr": {name: {"num_filters": 4, "depths": [1] * 7} for name in (
+        "semantic_tokenizer_encoder_config", "acoustic_tokenizer_encoder_config")},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"attn_layer_offset": 0, "attn_layer_period": 2},
     "esmc": {"num_key_value_heads": 4},
