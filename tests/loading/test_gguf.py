@@ -145,12 +145,19 @@ def test_without_the_extra(file: Path, package: str, monkeypatch: pytest.MonkeyP
         read_head(file)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        RuntimeError("while serializing: No space left on device (os error 28)"),
+    ],
+)
 def test_a_full_disk_while_unpacking(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def full(*args: Any) -> None:
         (args[2] / "half").write_text("written")
-        raise OSError(28, "No space left on device")
+        raise error
 
     monkeypatch.setenv("ATTNSCOPE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("attnscope.loading.gguf._unpack", full)

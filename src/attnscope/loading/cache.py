@@ -9,6 +9,7 @@ This module must not know what is kept.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from attnscope.errors import ModelError
 
-__all__ = ["home", "kept_whole"]
+__all__ = ["home", "kept_whole", "refuse_if_full"]
 
 _UNFINISHED = ".part-"
 _OLD = 86_400  # seconds: what a killed process left behind, and no running one still writes
@@ -57,6 +58,13 @@ def kept_whole(target: Path, what: str) -> Iterator[Path]:
         raise _cannot_keep(what, target.parent, error) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def refuse_if_full(said: str) -> None:
+    """Other programs say in words of their own that the disk is full: raise it as what it is."""
+    full = os.strerror(errno.ENOSPC)
+    if full in said:
+        raise OSError(errno.ENOSPC, full)
 
 
 def _cannot_keep(what: str, folder: Path, error: OSError) -> ModelError:

