@@ -126,3 +126,18 @@ def test_a_model_spread_over_devices() -> None:
         torch.testing.assert_close(
             spread.received(layer).cpu(), whole.received(layer), rtol=0, atol=2e-5
         )
+
+
+@torch.no_grad()
+def test_a_sample_of_queries_says_how_far_off_it_is() -> None:
+    model = build("qwen2").cuda()
+    model.config.max_position_embeddings = 4096
+    ids = torch.randint(5, 97, (1, 2048), device="cuda")
+    with attnscope.watch(model) as exact:
+        model(ids)
+    with attnscope.watch(model, queries="sample:64") as sample:
+        model(ids)
+    for layer in exact.layers:
+        off = (sample.received(layer) - exact.received(layer)).abs()
+        allowed = 3 * sample.received_error(layer) + 1e-4 * exact.received(layer)
+        assert (off <= allowed).float().mean() > 0.95

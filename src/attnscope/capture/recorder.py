@@ -18,6 +18,7 @@ from attnscope.capture.totals import LayerTotals
 from attnscope.capture.waiting import Lane, alike, free_memory, large, lasting, terms, together
 from attnscope.errors import ConservationError, ModelError, ScopeError
 from attnscope.kernels import AttentionCall, Rows, Totals
+from attnscope.kernels.call import reach_of
 from attnscope.kernels.pieces import even
 from attnscope.kernels.top import top_keys
 
@@ -484,7 +485,9 @@ def _audit(lanes: list[Lane], call: AttentionCall, frame: Frame, lse: Tensor, ba
     if rows.sinks is not None:
         mass += (torch.exp(rows.sinks.double()[:, None] - rows.lse) * sees).sum(-1)
     off = (mass - sees.sum(-1)).abs() / AUDITED
-    reach = torch.zeros_like(off) if sums.reach is None else sums.reach
+    reach = sums.reach
+    if reach is None:
+        reach = reach_of(rows).repeat_interleave(rows.q.shape[1] // rows.k.shape[1], 1)
     check(
         [lane.site.layer for lane in lanes],
         torch.stack(_by_lane(off, L)),

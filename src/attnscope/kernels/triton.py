@@ -36,6 +36,8 @@ def reduce(rows: Rows) -> Totals:
         return streaming.reduce(rows)
     if rows.lse is None:
         rows = replace(rows, lse=_by_rows(rows.filled(), None)[1])
+    else:  # the tiles are float32 throughout, and so is what is taken off their scores
+        rows = replace(rows, lse=rows.lse.float())
     return _reduce(rows) if rows.group is None else _reduce_groups(rows.filled())
 
 
