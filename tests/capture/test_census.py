@@ -13,6 +13,7 @@ import attnscope
 from attnscope.capture import recorder, seam
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "census.py"
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 spec = importlib.util.spec_from_file_location("census", SCRIPT)
 assert spec is not None
@@ -98,3 +99,10 @@ def test_wrong_numbers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(recorder.kernels, "kernel", moved)
     assert census.count("qwen2")["outcome"] == "wrong"
+
+
+def test_the_page_is_a_table_to_look_models_up_in() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert "0 changed, 0 wrong, 0 crashed" in text
+    for kind in SAMPLE:
+        assert f"| {kind} |" in text
