@@ -30,7 +30,7 @@ demo: $(STAMP)
 	fi
 	$(BIN)/attnscope reproduce --out runs
 
-# Two processes of one thread each: twice as quick as one of two.
+# Two processes of one thread each: quicker than one of two threads.
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
