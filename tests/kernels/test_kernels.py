@@ -8,7 +8,16 @@ import torch
 from hypothesis import given, settings
 
 from attnscope import kernels
-from attnscope.kernels import AttentionCall, Rows, Totals, Visible, kernel, pieces, streaming
+from attnscope.kernels import (
+    AttentionCall,
+    Rows,
+    Totals,
+    Visible,
+    kernel,
+    pieces,
+    reference,
+    streaming,
+)
 from attnscope.kernels import attend as attention
 from attnscope.kernels.attend import attend
 
@@ -237,3 +246,23 @@ def check_output(where: str, examples: int) -> None:
         )
 
     check()
+
+
+def test_output_where_every_score_is_far_below_zero() -> None:
+    """Scores of −160,000: their rows are not taken for rows that see nothing."""
+    from attnscope.kernels.attend import triton_attend
+
+    torch.manual_seed(0)
+    q, k, v = (
+        torch.randn(1, 1, 8, 16) + 200,
+        torch.randn(1, 1, 8, 16) - 200,
+        torch.randn(1, 1, 8, 16),
+    )
+    start, stop = torch.zeros(1, 8, dtype=torch.int32), torch.arange(1, 9, dtype=torch.int32)[None]
+    visible = Visible(form="interval", bounds=lambda: (start, stop))
+    out, lse = triton_attend(AttentionCall(layer=0, q=q, k=k, v=v, scale=0.25, visible=visible))
+    rows = Rows(q=q, k=k, scale=0.25, start=start, stop=stop, own=stop - 1)
+    A, _, wanted = reference.weights(rows)
+    assert wanted.max() < -100_000
+    torch.testing.assert_close(lse.double(), wanted, rtol=1e-6, atol=0)
+    torch.testing.assert_close(out.double(), A @ v.double(), rtol=0, atol=0.1)  # float32 scores

@@ -13,6 +13,8 @@ __all__ = ["attention", "columns", "row_entropy"]
 # A log-sum-exp no score reaches: its row gets weight 0, and 0 times its score is 0, not nan.
 NOBODY = tl.constexpr(1.0e30)
 MASKED = tl.constexpr(-1.0e4)
+# Below any score, where the log-sum-exp has not been taken off yet.
+LOWEST = tl.constexpr(-1.0e30)
 
 
 @triton.jit
@@ -225,7 +227,7 @@ def attention(  # type: ignore[no-untyped-def]
     k_at = k + b.to(tl.int64) * k_b + (h // R).to(tl.int64) * k_g + dims[:, None]
     v_at = v + b.to(tl.int64) * v_b + (h // R).to(tl.int64) * v_g + values[None, :]
 
-    top = tl.full([BM], MASKED, tl.float32)
+    top = tl.full([BM], LOWEST, tl.float32)
     norm = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BE], tl.float32)
     first = tl.load(low_key + b * tl.num_programs(0) + block) // BN
@@ -238,7 +240,7 @@ def attention(  # type: ignore[no-untyped-def]
         seen = (cols[None, :] >= low[:, None]) & (cols[None, :] < high[:, None])
         if HOLES:
             seen = seen & (tl.load(real + b * K + cols, mask=cols < K, other=0) != 0)[None, :]
-        x = tl.where(seen, x, 2.0 * MASKED)
+        x = tl.where(seen, x, 2.0 * LOWEST)
         new = tl.maximum(top, tl.max(x, 1))
         shift = tl.exp2(top - new)
         p = tl.exp2(x - new[:, None])
