@@ -11,18 +11,22 @@ if TYPE_CHECKING:
     from attnscope.capture.scope import Scope
     from attnscope.capture.watch import watch
     from attnscope.errors import AttnscopeError
+    from attnscope.interventions.knockout import knockout
+    from attnscope.interventions.steer import steer
     from attnscope.loading import load
     from attnscope.run.store import open_run
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["AttnscopeError", "Scope", "load", "open_run", "watch"]
+__all__ = ["AttnscopeError", "Scope", "knockout", "load", "open_run", "steer", "watch"]
 
 _HOME = {
     "AttnscopeError": "attnscope.errors",
     "Scope": "attnscope.capture.scope",
+    "knockout": "attnscope.interventions.knockout",
     "load": "attnscope.loading",
     "open_run": "attnscope.run.store",
+    "steer": "attnscope.interventions.steer",
     "watch": "attnscope.capture.watch",
 }
 

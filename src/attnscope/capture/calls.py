@@ -24,7 +24,7 @@ from attnscope.capture.sites import Site, argument
 from attnscope.errors import ModelError
 from attnscope.kernels import AttentionCall
 from attnscope.kernels.attend import attend
-from attnscope.kernels.call import distance_index
+from attnscope.kernels.call import distance_index, link_bias
 
 __all__ = ["Asked", "Pass"]
 
@@ -266,6 +266,17 @@ class Asked:
             )
         return weights * torch.sigmoid(lse - call.sinks.float()[:, None])[..., None]
 
+    def refuse_to_change(self) -> None:
+        """Raise where the family does more than its call says: such attention can be measured, by
+        asking it, and not changed."""
+        asked = self.implementation != "eager" or _agreed.get(self.module) is self.eager
+        if asked or self.needs_weights(self.call) or self.agrees(attend(self.call)[0]):
+            return
+        raise ModelError(
+            f"the attention of {type(self.module).__name__} does more than its arguments say, so "
+            "it can be measured and not changed"
+        )
+
     @torch.no_grad()
     def agrees(self, out: Tensor) -> bool:
         """Whether the family's eager attention, asked about one row, says what we computed.
@@ -317,7 +328,7 @@ class Asked:
             frame = frame.across(past or 0, self.given.padding)
         return frame, bias
 
-    def _biases(self, biases: list[Tensor | None]) -> dict[str, Tensor]:
+    def _biases(self, biases: list[Tensor | None]) -> dict[str, Any]:
         """What is added to scores: by key and by distance as far as it goes, or else as it is.
 
         Layers share their biases, and the answer.
@@ -385,6 +396,10 @@ def _total_bias(call: AttentionCall, frame: Frame) -> Tensor | None:
         own = torch.arange(frame.queries, device=call.q.device) + call.first
         index = distance_index(own, 0, call.k.shape[2], call.distance_bias.shape[1])
         biases.append(call.distance_bias[None, :, index])
+    every = slice(None)
+    linked = link_bias(call.links, every, every, every, every)
+    if linked is not None:
+        biases.append(linked)
     return _sum(biases) if biases else None
 
 

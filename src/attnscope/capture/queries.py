@@ -13,7 +13,7 @@ from attnscope.capture.generation import Reply
 from attnscope.errors import InputError
 from attnscope.question.queries import IN_A_WATCH, parse_queries
 
-__all__ = ["Queries", "parse", "select"]
+__all__ = ["Queries", "chosen", "parse", "select"]
 
 # Sampling: attention is strongest close to the diagonal and hardest to sample there, so keys less
 # than this far from a query are counted exactly for every query, and only farther ones sampled.
@@ -69,7 +69,7 @@ def select(
     queries: Queries, frame: Frame, reply: Reply, classes: Tensor | None, groups: int
 ) -> Selection | None:
     """The rows of this pass that count; None where there are none."""
-    counted = _counted(queries, frame, reply)
+    counted = chosen(queries, frame, reply)
     if counted is not None and not bool(counted.any()):
         return None
     count = torch.full((frame.batch,), float(frame.queries), dtype=torch.float64)
@@ -93,8 +93,8 @@ def select(
     )
 
 
-def _counted(queries: Queries, frame: Frame, reply: Reply) -> Tensor | None:
-    """bool [B, Q]: the queries asked for, never padding; None for all of them."""
+def chosen(queries: Queries, frame: Frame, reply: Reply) -> Tensor | None:
+    """bool [B, Q] on the CPU: the queries asked for, never padding; None for all of them."""
     positions, real = frame.positions(), frame.real_queries
     if reply.end is not None and int(reply.end.min()) < frame.first_query + frame.queries:
         going_on = positions < reply.end[:, None]

@@ -18,7 +18,7 @@ from attnscope.capture.totals import LayerTotals
 from attnscope.capture.waiting import Lane, alike, free_memory, large, lasting, terms, together
 from attnscope.errors import ConservationError, ModelError, ScopeError
 from attnscope.kernels import AttentionCall, Rows, Totals
-from attnscope.kernels.call import reach_of
+from attnscope.kernels.call import Link, reach_of
 from attnscope.kernels.pieces import even
 from attnscope.kernels.top import top_keys
 
@@ -442,12 +442,19 @@ def _rows(call: AttentionCall, part: Part, lse: Tensor | None, groups: int, time
         sinks=sinks.detach() if sinks is not None else None,
         key_bias=None if call.key_bias is None else call.key_bias.detach(),
         distance_bias=None if call.distance_bias is None else call.distance_bias.detach(),
+        links=_links(call, part),
         weight=part.weight,
         shrink=part.shrink,
         group=part.group,
         groups=groups if part.group is not None else 0,
         cache=part.cache,
     )
+
+
+def _links(call: AttentionCall, part: Part) -> tuple[Link, ...]:
+    """Of the rows of a part. Changed calls are measured one by one, so the batch is the call's."""
+    index = part.index
+    return tuple(link.among(index) for link in call.links) if call.links else ()
 
 
 def _whole_rows(

@@ -248,6 +248,8 @@ def _attention(
         if user.change is not None:
             call = user.change(site, call, frame)
     changed = call is not asked.call
+    if changed:
+        asked.refuse_to_change()
     dense = asked.needs_weights(call) or dense
     lse = weights = None
     if not dense:

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnscope.kernels.call import AttentionCall, Visible, distance_index, has_triton
+from attnscope.kernels.call import (
+    AttentionCall,
+    Visible,
+    distance_index,
+    has_triton,
+    link_bias,
+)
 from attnscope.kernels.pieces import Piece, Store, cut, even, see
 
 __all__ = ["attend"]
@@ -36,7 +42,7 @@ def attend(
     A query that sees nothing gets zeros, as it does from sdpa.
     """
     plain = call.softcap is None and call.sinks is None
-    biased = call.key_bias is not None or call.distance_bias is not None
+    biased = call.key_bias is not None or call.distance_bias is not None or bool(call.links)
     known = call.visible.form != "interval" and plain and not biased
     causal = call.visible.form == "causal"
     if known and (dropout or not need_lse) and call.q.shape[-1] == call.v.shape[-1]:
@@ -220,6 +226,9 @@ def _biases(call: AttentionCall, piece: Piece, dtype: torch.dtype) -> Tensor | N
         own = torch.arange(piece.rows.start, piece.rows.stop, device=call.q.device) + call.first
         index = distance_index(own, piece.low, piece.high, call.distance_bias.shape[1])
         added.append(call.distance_bias.float()[None, :, index])
+    linked = link_bias(call.links, piece.sequences, slice(None), piece.rows, keys)
+    if linked is not None:
+        added.append(linked)
     mask = _bias(call.visible, piece, torch.float32 if added else dtype)
     if not added:
         return mask

@@ -20,11 +20,13 @@ __all__ = [
     "LARGE",
     "AttentionCall",
     "Form",
+    "Link",
     "Rows",
     "Totals",
     "Visible",
     "distance_index",
     "has_triton",
+    "link_bias",
     "reach_of",
 ]
 
@@ -68,6 +70,23 @@ class Visible:
         return self._made[1]
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Link:
+    """What somebody adds to the scores of some queries for some keys, in some heads."""
+
+    bias: Tensor
+    """float32 [B or 1, H or 1, K], added after scale, soft-cap and the model's own biases; -inf
+    hides a key. No row that sees anything may lose all it sees."""
+    queries: Tensor | None = None
+    """bool [B, Q]: the queries meant; None for all of them. Of `Rows`: [B, M], the rows meant."""
+
+    def among(self, index: Tensor | None) -> "Link":
+        """The same for gathered rows, int64 [B, M]."""
+        if index is None or self.queries is None:
+            return self
+        return replace(self, queries=self.queries.gather(1, index))
+
+
 # Not frozen, which would take as long as a small layer: made once and not changed.
 @dataclass(slots=True, eq=False, kw_only=True)
 class AttentionCall:
@@ -95,6 +114,7 @@ class AttentionCall:
     """Index among the keys of query 0's own token, for `distance_bias`; the others follow it."""
     bias: Tensor | None = None
     """[B or 1, H or 1, Q, K], added likewise. No kernel takes it: such a call is made densely."""
+    links: tuple[Link, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -127,6 +147,7 @@ class Rows:
     """As in `AttentionCall`."""
     distance_bias: Tensor | None = None
     """As in `AttentionCall`; distances are counted from `own`."""
+    links: tuple[Link, ...] = ()
     weight: Tensor | None = None
     """float32 [B, M]: how many queries a row stands for; None means one each."""
     shrink: Tensor | None = None
@@ -192,6 +213,20 @@ def distance_index(own: Tensor, left: int, right: int, size: int) -> Tensor:
     return (own[..., None].long() - keys + size // 2).clamp_(0, size - 1)
 
 
+def link_bias(
+    links: tuple[Link, ...], sequences: slice, heads: slice, rows: slice, keys: slice
+) -> Tensor | None:
+    """float32, broadcast to [sequences, heads, rows, keys]: what links add to these scores."""
+    total = None
+    for link in links:
+        some = sequences if len(link.bias) > 1 else slice(None)
+        bias = link.bias[some, heads if link.bias.shape[1] > 1 else slice(None), None, keys]
+        if link.queries is not None:
+            bias = torch.where(link.queries[sequences, None, rows, None], bias, 0.0)
+        total = bias if total is None else total + bias
+    return total
+
+
 def reach_of(rows: Rows) -> Tensor:
     """float32 [B, G]: no score of these heads is larger than this, nor was it before a soft-cap;
     not finite where a query or key is not."""
@@ -205,6 +240,8 @@ def reach_of(rows: Rows) -> Tensor:
         reach = reach + most.reshape(len(most), G, -1).amax(-1)
     if rows.distance_bias is not None:
         reach = reach + rows.distance_bias.float().abs().amax(-1).view(G, -1).amax(-1)
+    for link in rows.links:  # a hidden key has no score
+        reach = reach + link.bias.abs().where(link.bias > -torch.inf, 0.0).amax()
     return reach
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attnscope.kernels.call import Rows, Totals, distance_index, reach_of
+from attnscope.kernels.call import Rows, Totals, distance_index, link_bias, reach_of
 
 __all__ = ["reduce", "refine", "totals", "weights"]
 
@@ -29,6 +29,10 @@ def weights(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
         table = rows.distance_bias.double()
         index = distance_index(own, 0, rows.k.shape[2], table.shape[1])
         scores = scores + table[:, index].transpose(0, 1)
+    every = slice(None)
+    linked = link_bias(rows.links, every, every, every, every)
+    if linked is not None:
+        scores = scores + linked.double()
     visible = (keys >= start[..., None]) & (keys < stop[..., None])
     if rows.real is not None:
         visible = visible & rows.real[:, None, :]

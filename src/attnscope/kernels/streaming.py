@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attnscope.kernels.call import LARGE, Rows, Totals, distance_index, reach_of
+from attnscope.kernels.call import LARGE, Rows, Totals, distance_index, link_bias, reach_of
 from attnscope.kernels.pieces import Piece, Store, cut, even, see
 
 __all__ = ["reduce", "refine"]
@@ -424,7 +424,7 @@ def _scores(rows: Rows, q: Tensor, k: Tensor, negative: Tensor | None, x: Tensor
 def _add_biases(
     rows: Rows, plan: Plan, piece: Piece, heads: slice, left: int, right: int, x: Tensor
 ) -> None:
-    """The biases by key and by distance, into `x` [sequences, heads, rows, keys]."""
+    """The biases by key, by distance and of links, into `x` [sequences, heads, rows, keys]."""
     if rows.key_bias is not None:
         some = piece.sequences if len(rows.key_bias) > 1 else slice(None)
         x.add_(rows.key_bias[some, heads, None, left:right], alpha=LOG2E)
@@ -439,6 +439,9 @@ def _add_biases(
         else:
             index = plan.store.kept[key][0]
         x.add_(table[:, index].transpose(0, 1), alpha=LOG2E)
+    linked = link_bias(rows.links, piece.sequences, heads, piece.rows, slice(left, right))
+    if linked is not None:
+        x.add_(linked.clamp(min=MASKED), alpha=LOG2E)
 
 
 def _hide(rows: Rows, plan: Plan, piece: Piece, left: int, right: int, x: Tensor) -> None:

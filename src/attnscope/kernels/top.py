@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from attnscope.kernels.call import LARGE, Rows, distance_index, reach_of
+from attnscope.kernels.call import LARGE, Rows, distance_index, link_bias, reach_of
 
 __all__ = ["top_keys"]
 
@@ -51,6 +51,9 @@ def _scores(rows: Rows, keys: Tensor, b: int, heads: slice, chunk: slice) -> Ten
     if rows.distance_bias is not None:
         table = rows.distance_bias[heads]
         x = x + table[:, distance_index(own, 0, len(keys), table.shape[1])]
+    linked = link_bias(rows.links, slice(b, b + 1), heads, chunk, slice(None))
+    if linked is not None:
+        x = x + linked[0]
     order = torch.arange(len(keys), device=keys.device)
     seen = (order >= start[:, None]) & (order < stop[:, None])
     if rows.real is not None:

@@ -32,7 +32,7 @@ INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 def reduce(rows: Rows) -> Totals:
     """All totals of these rows."""
-    if rows.key_bias is not None or rows.distance_bias is not None:
+    if rows.key_bias is not None or rows.distance_bias is not None or rows.links:
         return streaming.reduce(rows)
     if rows.lse is None:
         rows = replace(rows, lse=_by_rows(rows.filled(), None)[1])

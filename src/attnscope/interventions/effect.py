@@ -1,0 +1,163 @@
+"""What a knockout does to what a model says next: the causal twin of a mass.
+
+Heads are cut one by one, many at once: every sequence of a batch stands there with another head
+cut, so a layer costs one forward pass of a wider batch. Must not know how the keys were chosen.
+"""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.capture.watch import watch
+from attnscope.errors import InputError
+from attnscope.interventions.knockout import knockout
+
+__all__ = ["Effect", "effect"]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Effect:
+    """What changes when the attention to some keys is cut, layer by layer, head by head."""
+
+    layers: list[int]
+    logprob: Tensor | None
+    """float32 [batch, layers, heads]: by how much the log-probability of the answer rises, in nats
+    (so what an answer rests on is below 0); None without an answer."""
+    kl: Tensor
+    """float32 [batch, layers, heads]: how far the next token's distribution moves: the
+    Kullback–Leibler divergence of the changed from the model's own, in nats."""
+
+
+@torch.no_grad()
+def effect(
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    *,
+    keys: Any,
+    queries: Any = "all",
+    answer: Tensor | None = None,
+    layers: Any = None,
+    together: bool = False,
+    at_once: int = 32,
+) -> Effect:
+    """Cut the attention to `keys` in every head of every layer by itself.
+
+        changed = effect(model, inputs, keys=hash, answer=answer)
+        changed.logprob                      # [batch, layers, heads]
+
+    inputs    of the model: the prompt, and behind it the answer, if there is one
+    keys, queries, layers
+              as of `knockout`
+    answer    bool tensor [batch, keys]: the tokens of the answer. The next token is the first of
+              them; without an answer, what comes after the text
+    together  cut all heads of a layer at once: one number for each layer
+    at_once   sequences of a forward pass, at most
+    """
+    ids = inputs["input_ids"]
+    B = ids.shape[0]
+    where = _places(ids, inputs.get("attention_mask"), answer)
+    with watch(model, layers=layers, queries="last") as scope:
+        plain = _Said.of(model, inputs, where)
+    found = [(layer, scope.entropy(layer).shape[1]) for layer in scope.layers]
+    if len({heads for _, heads in found}) > 1 and not together:
+        raise InputError(
+            "the layers of this model have different numbers of heads; ask for the effect of "
+            "layers that are alike, or of all heads of a layer together"
+        )
+    said, moved = [], []
+    for layer, H in found:
+        cuts = torch.ones(1, H, dtype=torch.bool) if together else torch.eye(H, dtype=torch.bool)
+        step = max(1, at_once // B)
+        for at in range(0, len(cuts), step):
+            some = cuts[at : at + step]
+            n = len(some)
+            wide = {name: _times(value, n) for name, value in inputs.items()}
+            cut = knockout(
+                model,
+                keys=_times(torch.as_tensor(keys), n),
+                queries=_times(queries, n),
+                layers=[layer],
+                heads=some.repeat_interleave(B, 0),
+            )
+            with cut:
+                changed = _Said.of(model, wide, where.times(n))
+            said.append(changed.answer.view(n, B) - plain.answer)
+            own = plain.next[None]
+            other = changed.next.view(n, B, -1)
+            moved.append((own.exp() * (own - other)).sum(-1).clamp(min=0))
+    shape = len(found), -1, B
+    logprob, kl = (torch.cat(each).view(shape).permute(2, 0, 1).float() for each in (said, moved))
+    return Effect(
+        layers=[layer for layer, _ in found], logprob=None if answer is None else logprob, kl=kl
+    )
+
+
+def _times(value: Any, n: int) -> Any:
+    """[n · B, …], the batch over and over."""
+    return value.repeat(n, *[1] * (value.ndim - 1)) if isinstance(value, Tensor) else value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Places:
+    """Where to read what is said: answer tokens, and what predicts the next token."""
+
+    ids: Tensor
+    answer: Tensor
+    """bool [B, n]"""
+    next: Tensor
+    """int64 [B]: the position that predicts the next token."""
+
+    def times(self, n: int) -> "_Places":
+        return _Places(*(_times(each, n) for each in (self.ids, self.answer, self.next)))
+
+
+def _places(ids: Tensor, real: Tensor | None, answer: Tensor | None) -> _Places:
+    there = torch.ones_like(ids, dtype=torch.bool) if real is None else real.bool()
+    order = torch.arange(ids.shape[1], device=ids.device)
+    last = torch.where(there, order, -1).amax(1)
+    if answer is None:
+        return _Places(ids, torch.zeros_like(there), last)
+    if answer.shape != ids.shape or answer.dtype != torch.bool:
+        raise InputError(
+            f"answer is a bool tensor of the shape of input_ids, {list(ids.shape)}; got "
+            f"{str(answer.dtype).removeprefix('torch.')} {list(answer.shape)}"
+        )
+    answer = answer.to(ids.device) & there
+    first = torch.where(answer, order, ids.shape[1]).amin(1)
+    before = torch.where(there, order, ids.shape[1]).amin(1)
+    if not bool(answer.any(1).all()) or bool((first <= before).any()):
+        raise InputError(
+            "every sequence needs an answer with a token before it; sequence "
+            f"{int((~answer.any(1) | (first <= before)).nonzero()[0])} has none"
+        )
+    return _Places(ids, answer, first - 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Said:
+    answer: Tensor
+    """float64 [B]: log-probability of the answer."""
+    next: Tensor
+    """float64 [B, vocabulary]: log-probabilities of the next token."""
+
+    @classmethod
+    def of(cls, model: nn.Module, inputs: Mapping[str, Any], where: _Places) -> "_Said":
+        predicts = where.answer.roll(-1, 1)
+        needed = predicts.any(0)
+        needed[where.next] = True
+        kept = needed.nonzero()[:, 0]
+        options: dict[str, Any] = {}
+        if "logits_to_keep" in inspect.signature(model.forward).parameters:
+            options["logits_to_keep"] = kept  # the others would be most of the memory
+        logits = model(**inputs, **options).logits
+        if not options:
+            logits = logits[:, kept]
+        says = logits.double().log_softmax(-1)
+        token = where.ids.roll(-1, 1)[:, kept]
+        each = says.gather(2, token[..., None])[..., 0] * predicts[:, kept]
+        at = torch.searchsorted(kept, where.next)
+        return cls(each.sum(1), says[torch.arange(len(says), device=says.device), at])

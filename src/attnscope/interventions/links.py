@@ -1,0 +1,237 @@
+"""Between some queries and some keys: what `knockout` and `steer` share.
+
+A change of every attention call of the chosen layers: a number is added to the scores of the
+chosen keys, for the chosen queries, in the chosen heads, and the softmax does the rest. Never
+n × n: who is meant is a row and a column (`kernels.call.Link`); and where every query and every
+head loses a key, that key is as good as padding, which all kernels know.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from attnscope.capture import seam, sites
+from attnscope.capture.frame import Frame
+from attnscope.capture.generation import Generation, Reply, listening
+from attnscope.capture.queries import Queries, chosen, parse
+from attnscope.capture.seam import Seen
+from attnscope.capture.sites import Site
+from attnscope.errors import InputError
+from attnscope.kernels import AttentionCall, Visible
+from attnscope.kernels.call import Link
+
+__all__ = ["Linking", "linking"]
+
+
+@contextmanager
+def linking(
+    model: nn.Module, *, bias: float, queries: Any, keys: Any, layers: Any, heads: Any
+) -> Iterator[None]:
+    """Add `bias` to these scores, inside a `with` block."""
+    found = sites.find(model)
+    asked = parse(queries, 0)
+    if asked.name == "sample":
+        raise InputError(f"queries={queries!r} is for measuring; name the queries that are meant")
+    if len(found.stacks) > 1:
+        raise InputError(
+            f"this model has {len(found.stacks)} texts, an encoder's and a decoder's, and keys are "
+            "those of one of them; change model.get_encoder() or model.get_decoder()"
+        )
+    change = Linking(
+        queries=asked,
+        keys=_keys(keys),
+        layers=sites.restrict(found, layers),
+        heads=_heads(heads),
+        bias=bias,
+        base=found.base,
+    )
+    with listening([change.generation]), seam.install(found, observer=change, change=change):
+        yield
+
+
+def _keys(keys: Any) -> Tensor:
+    mask = torch.as_tensor(keys)
+    if mask.dtype != torch.bool or mask.ndim != 2:
+        raise InputError(
+            "keys is a bool tensor [batch, keys]; got "
+            f"{str(mask.dtype).removeprefix('torch.')} {list(mask.shape)}"
+        )
+    if not bool(mask.any()):
+        raise InputError("keys is False everywhere: there is no key to change")
+    return mask.detach().cpu()
+
+
+def _heads(heads: Any) -> Tensor | list[int] | None:
+    if heads is None:
+        return None
+    if isinstance(heads, Tensor) and heads.dtype == torch.bool and heads.ndim == 2:
+        return heads.detach().cpu()
+    wanted = [heads] if isinstance(heads, int) else list(heads)
+    if not wanted:
+        raise InputError("heads=[] leaves nothing to change; leave it out to change all heads")
+    for head in wanted:
+        if isinstance(head, bool) or not isinstance(head, int) or head < 0:
+            raise InputError(f"head {head!r}: heads are whole numbers, counted from 0")
+    return wanted
+
+
+class Linking:
+    """One intervention at work: a change of calls, told when a pass begins."""
+
+    describes = True
+
+    def __init__(
+        self,
+        *,
+        queries: Queries,
+        keys: Tensor,
+        layers: frozenset[int],
+        heads: Tensor | list[int] | None,
+        bias: float,
+        base: nn.Module,
+    ):
+        self.queries = queries
+        self.keys = keys
+        """bool [B, keys] on the CPU."""
+        self.layers = layers
+        self.heads = heads
+        self.bias = bias
+        self.generation = Generation(base, self._let_go)
+        self.made: dict[Any, tuple[Visible, tuple[Link, ...], Frame]] = {}
+        """What layers share in a pass, by what they were given."""
+
+    def __call__(self, site: Site, call: AttentionCall, frame: Frame) -> AttentionCall:
+        """The change itself."""
+        if site.kind != "self" or site.layer not in self.layers:
+            return call
+        H = call.q.shape[1]
+        key = call.visible, call.links, id(frame), H
+        if key not in self.made:  # the frame is kept with it, so that its id stays its own
+            visible, links = self._link(call, frame)
+            self.made[key] = visible, links, frame
+        visible, links, _ = self.made[key]
+        if visible is call.visible and links == call.links:
+            return call
+        return replace(call, visible=visible, links=links)
+
+    def _link(self, call: AttentionCall, frame: Frame) -> tuple[Visible, tuple[Link, ...]]:
+        """Whom a call's queries see after this, and what is added to their scores."""
+        keys = self._keys_of(frame)
+        heads = self._heads_of(call, frame)
+        reply = self.generation.reply(frame.first_query, frame.queries)
+        rows = chosen(self.queries, frame, Reply(reply.start, reply.turn))
+        if not bool(keys.any()) or (rows is not None and not bool(rows.any())):
+            return call.visible, call.links
+        device = call.q.device
+        if self.bias == -math.inf:
+            _refuse_blindness(call, frame, rows, keys[:, None] & heads[..., None])
+            if self.queries.name == "all" and self.heads is None:
+                return _without(call.visible, keys.to(device)), call.links
+        bias = torch.zeros(frame.batch, heads.shape[1], frame.keys)
+        bias.masked_fill_(keys[:, None] & heads[..., None], self.bias)
+        if rows is not None:
+            rows = rows.to(device)
+        return call.visible, (*call.links, Link(bias=bias.to(device), queries=rows))
+
+    def _keys_of(self, frame: Frame) -> Tensor:
+        """bool [B, K]: the keys meant, among those of a frame; tokens beyond the given are not."""
+        B, n = self.keys.shape
+        if frame.batch != B or (frame.first_query == 0 and n < frame.queries):
+            raise InputError(
+                f"keys has shape {[B, n]}; this forward pass has batch {frame.batch} and "
+                f"{frame.queries} tokens, so it must be [{frame.batch}, {frame.queries}]"
+            )
+        there = self.keys[:, frame.first_key : frame.first_key + frame.keys]
+        return pad(there, (0, frame.keys - there.shape[1]))
+
+    def _heads_of(self, call: AttentionCall, frame: Frame) -> Tensor:
+        """bool [B or 1, H or 1]: the heads meant."""
+        H = call.q.shape[1]
+        if self.heads is None:
+            return torch.ones(1, 1, dtype=torch.bool)
+        if isinstance(self.heads, Tensor):
+            if self.heads.shape != (frame.batch, H):
+                raise InputError(
+                    f"heads has shape {list(self.heads.shape)}; layer {call.layer} has {H} heads "
+                    f"in a batch of {frame.batch}, so it must be [{frame.batch}, {H}]"
+                )
+            return self.heads
+        unknown = [head for head in self.heads if head >= H]
+        if unknown:
+            raise InputError(
+                f"head {unknown[0]} does not exist; layer {call.layer} has heads 0–{H - 1}"
+            )
+        return torch.isin(torch.arange(H), torch.tensor(self.heads))[None]
+
+    def begin(self, stack: str, cache: Any) -> None:
+        """A forward pass begins."""
+        self.generation.begin_pass()
+        self._let_go()
+
+    def wants(self, site: Site) -> bool:
+        """Nothing: this changes, and does not look."""
+        return False
+
+    def see(self, seen: Seen) -> None:
+        """Never called."""
+
+    def end(self, stack: str, *, finished: bool) -> None:
+        """A forward pass is over."""
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self.made.clear()
+
+
+def _without(visible: Visible, keys: Tensor) -> Visible:
+    """The same intervals with these keys, bool [B, K], seen by nobody."""
+    real = ~keys if visible.real is None else visible.real & ~keys
+    return Visible(form="interval", bounds=lambda: (visible.start, visible.stop), real=real)
+
+
+def _refuse_blindness(
+    call: AttentionCall, frame: Frame, rows: Tensor | None, hidden: Tensor
+) -> None:
+    """Every query must be left something to look at, after earlier knockouts too.
+
+    `rows` bool [B, Q] or None for all, `hidden` bool [B, 1 or H, K], on the CPU. Of the knockouts
+    before, every combination is tried: the one that holds for a query and head is among them.
+    """
+    if rows is None:
+        rows = torch.ones(frame.batch, frame.queries, dtype=torch.bool)
+        if frame.real_queries is not None:
+            rows = frame.real_queries
+    earlier = [link for link in call.links if bool((link.bias == -math.inf).any())]
+    for n in range(len(earlier) + 1):
+        for some in combinations(earlier, n):
+            who, what = rows, hidden
+            for link in some:
+                what = what | (link.bias == -math.inf).cpu()
+                if link.queries is not None:
+                    who = who & link.queries.cpu()
+            left = _left(frame, call.visible, what)
+            if bool(((left == 0) & who[:, None]).any()):
+                b, _, i = ((left == 0) & who[:, None]).nonzero()[0].tolist()
+                raise InputError(
+                    f"everything that the token at position {frame.first_query + i} of sequence "
+                    f"{b} sees in layer {call.layer} would be knocked out; leave it a key (the "
+                    "first token, itself), or leave it out of queries"
+                )
+
+
+def _left(frame: Frame, visible: Visible, hidden: Tensor) -> Tensor:
+    """int64 [B, 1 or H, Q]: how many keys each query still sees."""
+    if frame.seen is not None:
+        return (frame.visibility().cpu() & ~hidden[:, :, None]).sum(-1)
+    shown = ~hidden if visible.real is None else ~hidden & visible.real.cpu()[:, None]
+    before = pad(shown.long().cumsum(-1), (1, 0))
+    start, stop = (bound[:, None].expand(-1, hidden.shape[1], -1) for bound in frame.intervals)
+    before = before.expand(frame.batch, -1, -1)
+    return before.gather(2, stop) - before.gather(2, start)
