@@ -164,17 +164,18 @@ def _finish(rows: Rows, plan: Plan, sums: Totals, each: PerRow) -> Totals:
 
 
 def _scale(rows: Rows, plan: Plan, sums: Totals, lse: Tensor) -> Tensor:
-    """Make the rows of a head, seen whole, add up to what they must, on average: the log-sum-exp
-    of a fused operator has an exponential rougher than ours. Returns by how much [B, H]."""
+    """Make the rows of a head, seen whole, add up to what they must with their sinks, on average:
+    the log-sum-exp of a fused operator has an exponential rougher than ours. Returns by how much
+    [B, H]."""
     sees = plan.sees if rows.weight is None else plan.sees * rows.weight
-    wanted = sees.sum(-1)[:, None]
-    if rows.sinks is not None:
+    there = sums.mass
+    if rows.sinks is not None:  # off by the same factor; what they leave may be next to nothing
         taken = torch.exp(rows.sinks[:, None].double() - lse) * sees[:, None]
-        wanted = (wanted - taken.sum(-1)).float()
-    times = (wanted + LEAST) / (sums.mass + LEAST)
+        there = there + taken.sum(-1).float()
+    times = (sees.sum(-1)[:, None] + LEAST) / (there + LEAST)
     drift = times.log()
-    sums.entropy.mul_(times).addcmul_(drift, wanted, value=-1.0)
     sums.mass.mul_(times)
+    sums.entropy.mul_(times).addcmul_(drift, sums.mass, value=-1.0)
     sums.own.mul_(times)
     sums.received.mul_(times[..., None])
     sums.later.mul_(times[..., None])
