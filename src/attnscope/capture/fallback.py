@@ -217,8 +217,9 @@ def reduce(
     top: int,
     *,
     has_sinks: bool,
-) -> None:
-    """Add one layer's matrix to its totals. Samples are not drawn: the matrix is there anyway."""
+) -> Tensor:
+    """Add one layer's matrix to its totals, and give its counted rows [B, H, M, K]. Samples are not
+    drawn: the matrix is there anyway."""
     counted = selection.rows(selection.counted_queries()).to(A.device)
     own = selection.rows(frame.own().expand(frame.batch, -1)).to(A.device)
     if selection.whole.index is not None:
@@ -243,3 +244,4 @@ def reduce(
         weights, keys = A.topk(min(top, A.shape[-1]))
         keys = keys.where(weights > 0, -1)
         layer.top.append((own.where(counted, -1), keys, weights))
+    return A

@@ -8,10 +8,12 @@ from torch import Tensor
 
 from attnscope import kernels
 from attnscope.capture import fallback, sites
+from attnscope.capture.conservation import check
 from attnscope.capture.frame import Frame, Part, Selection, join
 from attnscope.capture.generation import Generation, Reply
+from attnscope.capture.kept import keep, keep_weights, rewritten
 from attnscope.capture.queries import select
-from attnscope.capture.scope import Scope, check
+from attnscope.capture.scope import Scope
 from attnscope.capture.seam import Seen
 from attnscope.capture.sites import Site
 from attnscope.capture.totals import LayerTotals
@@ -20,7 +22,6 @@ from attnscope.errors import ConservationError, ModelError, ScopeError
 from attnscope.kernels import AttentionCall, Rows, Totals
 from attnscope.kernels.call import Link, reach_of
 from attnscope.kernels.pieces import even
-from attnscope.kernels.top import top_keys
 
 __all__ = ["Recorder", "device_of"]
 
@@ -28,6 +29,8 @@ __all__ = ["Recorder", "device_of"]
 LITTLE = 64 << 20
 # Rows of a sampled pass that are looked at whole, to check the log-sum-exp they were given.
 AUDITED = 4
+# The share of free memory that queries and keys may take which are kept beyond their pass.
+KEEP = 0.5
 
 
 def device_of(found: sites.Sites) -> torch.device:
@@ -46,7 +49,14 @@ class Recorder:
     describes = True
 
     def __init__(
-        self, found: sites.Sites, parts: dict[str, Scope], backend: str, top: int, hold: float
+        self,
+        found: sites.Sites,
+        parts: dict[str, Scope],
+        backend: str,
+        *,
+        top: int,
+        keep: bool,
+        hold: float,
     ):
         self.parts = parts
         """By part: a stack, or "cross"."""
@@ -58,6 +68,10 @@ class Recorder:
         self.backend = backend
         self.device = device_of(found)
         self.top = top
+        self.keep = keep
+        self.keep_room: int | None = None
+        self.rewritten = True
+        """Whether the keys of the pass under way may be written over."""
         self.generations = {
             stack: Generation(base, self.catch_up) for stack, base in found.bases.items()
         }
@@ -90,6 +104,7 @@ class Recorder:
         self.generations[stack].begin_pass()
         for scope in self._of(stack):
             scope._complete = False
+        self.rewritten = rewritten(cache)
         self._guard(cache)
 
     def wants(self, site: Site) -> bool:
@@ -297,7 +312,11 @@ class Recorder:
         scope.backend = "eager-fallback"
         selection, sums = self._select(scope, totals, frame, reply)
         if selection is not None:
-            fallback.reduce(A, frame, selection, sums, scope._groups, self.top, has_sinks=sinks)
+            A = fallback.reduce(A, frame, selection, sums, scope._groups, self.top, has_sinks=sinks)
+            if self.keep:
+                kept, more = keep_weights(A, _positions(selection).to(A.device))
+                sums.kept.append(kept)
+                self._bounded(sums, more)
 
     def _measure_alike(self, lanes: list[Lane]) -> None:
         """Measure lanes that are alike, as many at once as there is room for."""
@@ -346,6 +365,8 @@ class Recorder:
         for _, totals in targets:
             totals.selections.append(selection)
             totals.sampled |= selection.sampled
+        if self.keep:
+            self._keep([totals for _, totals in targets], selection, call)
         if call.sinks is None and not self.top:
             return
         rows = _rows(call, selection.whole.times(L), lse, 0, L)
@@ -357,13 +378,42 @@ class Recorder:
                 taken = torch.exp(lane.call.sinks.detach().double()[:, None] - own_lse)
                 totals.add_sink(taken, selection)
         if self.top:
-            keys, weights = top_keys(rows, self.top)
-            where = selection.rows(frame.positions().expand(frame.batch, -1))
-            where = where.where(selection.rows(selection.counted_queries()), -1).to(keys.device)
+            told = kernels.tell_rows(backend)(rows, kernels.Asked(top=self.top))
+            keys, weights = told.top_key, told.top_weight
+            assert keys is not None
+            assert weights is not None
+            where = _positions(selection).to(keys.device)
             keys = keys.where(keys < 0, keys + frame.first_key)
             found = zip(_by_lane(keys, L), _by_lane(weights, L), strict=True)
             for (_, totals), (at, heavy) in zip(targets, found, strict=True):
                 totals.top.append((where, at, heavy))
+
+    def _keep(self, totals: list[LayerTotals], selection: Selection, call: AttentionCall) -> None:
+        """Keep the rows of L lanes that are alike, [L · B, …] as in `call`."""
+        frame, L = selection.frame, len(totals)
+        where = _positions(selection).to(call.q.device)
+        seen = int(frame.intervals[1].max())
+        for sums, q, k in zip(totals, _by_lane(call.q, L), _by_lane(call.k, L), strict=True):
+            rows = _rows(replace(call, q=q, k=k), selection.whole, None, 0)
+            kept, more = keep(
+                sums.kept, rows, where, frame.first_key, seen, copy=self.rewritten and L == 1
+            )
+            sums.kept.append(kept)
+            self._bounded(sums, more)
+
+    def _bounded(self, totals: LayerTotals, more: int) -> None:
+        """Refuse to keep more than there is room for, as soon as that can be told."""
+        if self.keep_room is None:
+            self.keep_room = int(KEEP * free_memory(self.device))
+        totals.held += more
+        layers = len(self.measured)
+        held = sum(each.held for part in self.parts.values() for each in part._layers.values())
+        if (need := max(held, totals.held * layers)) > self.keep_room:
+            raise ScopeError(
+                f"keep=True: queries and keys of {layers} layers come to {need / 2**30:.2f} GiB so "
+                f"far, and {self.keep_room / 2**30:.2f} GiB may be held, half of what was free; "
+                "measure fewer layers (layers=[…]) or fewer queries (queries='last', or a mask)"
+            )
 
 
 # A cache whose rows are shuffled (beam search) or cut (assisted generation) between steps no longer
@@ -395,6 +445,13 @@ def _release(cache: Any, who: Recorder) -> None:
         _guards.pop(id(cache), None)
         for method in _SHUFFLES:
             vars(cache).pop(method, None)
+
+
+def _positions(selection: Selection) -> Tensor:
+    """int64 [B, M]: where the rows stand in the sequence, -1 for those that do not count."""
+    frame = selection.frame
+    where = selection.rows(frame.positions().expand(frame.batch, -1))
+    return where.where(selection.rows(selection.counted_queries()), -1)
 
 
 def _by_lane(tensor: Tensor, n: int) -> tuple[Tensor, ...]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from attnscope.capture.frame import Exposure, Frame, Selection
+from attnscope.capture.kept import Kept
 from attnscope.errors import ScopeError
 from attnscope.kernels import Totals
 
@@ -53,6 +54,10 @@ class LayerTotals:
     sampled: bool = False
     top: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     """For each call: positions of the queries [B, M], their keys and weights [B, H, M, k]."""
+    kept: list[Kept] = field(default_factory=list)
+    """The rows of each call, where they are to be told one by one."""
+    held: int = 0
+    """Bytes that these hold."""
 
     def follow(self, frame: Frame) -> None:
         """Make sure that a pass with a past follows the one before it."""
@@ -75,7 +80,13 @@ class LayerTotals:
         """The sums as they stand over all keys, the tentative ones taken for certain."""
         whole = self
         if self.tentative is not None and self.tentative.sums is not None:
-            whole = replace(self, tentative=None, selections=[*self.selections], top=[*self.top])
+            whole = replace(
+                self,
+                tentative=None,
+                selections=[*self.selections],
+                top=[*self.top],
+                kept=[*self.kept],
+            )
             if self.sums is not None:
                 whole.sums = _copied(self.sums)
             whole.absorb(self.tentative)
@@ -97,6 +108,7 @@ class LayerTotals:
         self.selections += other.selections
         self.sampled |= other.sampled
         self.top += other.top
+        self.kept += other.kept
         if other.sink is not None and other.sink_position is not None:
             self._sink(other.sink, other.sink_position)
 
@@ -116,6 +128,7 @@ class LayerTotals:
             (where.masked_fill(gone[:, None], -1), keys, weights)
             for where, keys, weights in self.top
         ]
+        self.kept = [kept.without(gone) for kept in self.kept]
 
     def count(self) -> Tensor:
         """float64 [B]: the number of queries, on the CPU."""

@@ -30,6 +30,7 @@ def watch(
     *,
     classes: Any = None,
     top: int = 0,
+    keep: bool = False,
     seed: int = 0,
     hold: float = 1 / 1024,
 ) -> AbstractContextManager[Scope]:
@@ -47,6 +48,8 @@ def watch(
     backend   "auto", or "reference", "streaming", "triton", "eager-fallback"
     classes   int [batch, keys], -1 for none: also tell attention *from* these classes, for `flow`
     top       also keep, for each counted query, this many keys it looks at most
+    keep      also keep queries and keys, as large as a key/value cache, so that `rows`, `weight`
+              and all else that is told query by query can be asked for afterwards
     seed      of "sample:K"
     hold      the share of free memory that short calls may hold until they are measured together
               (the layers of a pass, the steps of a reply); 0 measures each at once
@@ -58,6 +61,13 @@ def watch(
         raise InputError(f"top={top!r}: the number of keys to keep is a whole number from 0")
     if isinstance(hold, bool) or not isinstance(hold, int | float) or not 0 <= hold <= 1:
         raise InputError(f"hold={hold!r}: a share of free memory is a number from 0 to 1")
+    if not isinstance(keep, bool):
+        raise InputError(f"keep={keep!r}: whether to keep queries and keys is True or False")
+    if keep and chosen.name == "sample":
+        raise InputError(
+            f"queries={queries!r} estimates from some queries, and keep=True is for what each of "
+            "them looks at; choose them yourself: a bool tensor [batch, keys]"
+        )
     ids, groups = _classes(classes)
     if len(found.stacks) > 1 and (chosen.mask is not None or ids is not None):
         raise InputError(
@@ -84,7 +94,7 @@ def watch(
             )
             parts[site.part]._classes = ids
         parts[site.part].layers.append(site.layer)
-    return _watching(found, parts, backend, top, hold)
+    return _watching(found, parts, backend, top=top, keep=keep, hold=hold)
 
 
 def _classes(classes: Any) -> tuple[Tensor | None, int]:
@@ -101,9 +111,9 @@ def _classes(classes: Any) -> tuple[Tensor | None, int]:
 
 @contextmanager
 def _watching(
-    found: sites.Sites, parts: dict[str, Scope], backend: str, top: int, hold: float
+    found: sites.Sites, parts: dict[str, Scope], backend: str, **options: Any
 ) -> Iterator[Scope]:
-    recorder = Recorder(found, parts, backend, top, hold)
+    recorder = Recorder(found, parts, backend, **options)
     with (
         listening(recorder.generations.values()),
         seam.install(found, observer=recorder, dense=backend == "eager-fallback"),

@@ -1,6 +1,8 @@
-"""Attention statistics without the matrix: one signature, `reduce(Rows) -> Totals`, three kernels.
+"""Attention statistics without the matrix: `reduce(Rows) -> Totals`, sums over rows, in three
+kernels; and `by_query(Rows, Asked) -> ByQuery`, what single rows hold, in two.
 
-`reference` is the definition (dense, float64), `streaming` runs on any device, `triton` on CUDA.
+`reference` is the definition (dense, float64), `streaming` runs on any device, `triton` on CUDA,
+where rows are told one by one as `streaming` tells them.
 """
 
 import os
@@ -12,8 +14,21 @@ from torch import Tensor
 
 from attnscope.errors import InputError, unknown
 from attnscope.kernels.call import AttentionCall, Rows, Totals, Visible, has_triton
+from attnscope.kernels.single import Asked, ByQuery
 
-__all__ = ["BACKENDS", "AttentionCall", "Rows", "Totals", "Visible", "choose", "kernel", "refine"]
+__all__ = [
+    "BACKENDS",
+    "Asked",
+    "AttentionCall",
+    "ByQuery",
+    "Rows",
+    "Totals",
+    "Visible",
+    "choose",
+    "kernel",
+    "refine",
+    "tell_rows",
+]
 
 BACKENDS = ("reference", "streaming", "triton")
 
@@ -57,3 +72,15 @@ def refine(backend: str) -> Refine:
 def kernel(backend: str) -> Reduce:
     """The `reduce` of a kernel, imported when it is first used."""
     return cast(Reduce, import_module(f"attnscope.kernels.{backend}").reduce)
+
+
+class TellRows(Protocol):
+    """What every row holds, of what is asked for."""
+
+    def __call__(self, rows: Rows, asked: Asked) -> ByQuery: ...
+
+
+def tell_rows(backend: str) -> TellRows:
+    """The `by_query` of a kernel."""
+    home = "reference" if backend == "reference" else "single"
+    return cast(TellRows, import_module(f"attnscope.kernels.{home}").by_query)

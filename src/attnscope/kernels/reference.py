@@ -10,41 +10,52 @@ import torch
 from torch import Tensor
 
 from attnscope.kernels.call import Rows, Totals, distance_index, link_bias, reach_of
+from attnscope.kernels.single import Asked, ByQuery, of_weights
 
-__all__ = ["reduce", "refine", "totals", "weights"]
+__all__ = ["by_query", "reduce", "refine", "totals", "weights"]
 
 
-def weights(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-    """A [B, H, M, K] and V [B, 1, M, K] as the model used them, and the log-sum-exp [B, H, M]."""
+def scores(rows: Rows) -> tuple[Tensor, Tensor]:
+    """What the softmax takes [B, H, M, K], -inf where V [B, 1, M, K] is 0."""
     per_group = rows.q.shape[1] // rows.k.shape[1]
     k = rows.k.double().repeat_interleave(per_group, dim=1)
-    scores = rows.q.double() @ k.transpose(-1, -2) * rows.scale
+    x = rows.q.double() @ k.transpose(-1, -2) * rows.scale
     if rows.softcap is not None:
-        scores = rows.softcap * torch.tanh(scores / rows.softcap)
+        x = rows.softcap * torch.tanh(x / rows.softcap)
     keys = torch.arange(rows.k.shape[2], device=rows.k.device)
     start, stop, own = rows.bounds()
     if rows.key_bias is not None:
-        scores = scores + rows.key_bias.double()[:, :, None]
+        x = x + rows.key_bias.double()[:, :, None]
     if rows.distance_bias is not None:
         table = rows.distance_bias.double()
         index = distance_index(own, 0, rows.k.shape[2], table.shape[1])
-        scores = scores + table[:, index].transpose(0, 1)
+        x = x + table[:, index].transpose(0, 1)
     every = slice(None)
     linked = link_bias(rows.links, every, every, every, every)
     if linked is not None:
-        scores = scores + linked.double()
+        x = x + linked.double()
     visible = (keys >= start[..., None]) & (keys < stop[..., None])
     if rows.real is not None:
         visible = visible & rows.real[:, None, :]
     visible = visible[:, None]
-    scores = scores.masked_fill(~visible, -torch.inf)
-    lse = scores.logsumexp(-1)
+    return x.masked_fill(~visible, -torch.inf), visible
+
+
+def weights(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    """A [B, H, M, K] and V [B, 1, M, K] as the model used them, and the log-sum-exp [B, H, M]."""
+    x, visible = scores(rows)
+    lse = x.logsumexp(-1)
     if rows.sinks is not None:
         lse = torch.logaddexp(lse, rows.sinks.double()[:, None])
     if rows.lse is not None and rows.lse.dtype == torch.float64:  # these may be parts of rows
         lse = rows.lse
-    A = torch.exp(scores - lse[..., None]).where(visible, 0.0)
+    A = torch.exp(x - lse[..., None]).where(visible, 0.0)
     return A, visible, lse
+
+
+def by_query(rows: Rows, asked: Asked) -> ByQuery:
+    """What was asked for of every row."""
+    return of_weights(weights(rows)[0], asked, scores(rows)[0])
 
 
 def reduce(rows: Rows) -> Totals:

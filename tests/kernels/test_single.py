@@ -1,0 +1,131 @@
+"""What single rows hold: every kernel against plain loops over the reference's matrix."""
+
+from dataclasses import replace
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from attnscope.kernels import Asked, Rows, reference, single, tell_rows
+from attnscope.kernels.call import Link
+from attnscope.kernels.single import renyi2
+from made_rows import selections
+
+CLOSE = 1e-5
+Array = np.ndarray[Any, Any]
+
+
+def asked_of(rows: Rows) -> Asked:
+    B, _, M, _ = rows.q.shape
+    K = rows.k.shape[2]
+    shares = torch.rand(B, K, 3) * (torch.rand(B, K, 3) < 0.6)
+    return Asked(
+        shares=shares,
+        keys=torch.randint(-1, K, (B, M)),
+        spans=torch.randint(-3, K + 3, (B, M, 2, 2)),
+        entropies=True,
+        top=3,
+    )
+
+
+def dense(rows: Rows, asked: Asked) -> dict[str, Array]:
+    """The same in numpy, entry by entry, from A as the definition has it."""
+    A: Array = reference.weights(rows)[0].numpy()
+    assert asked.shares is not None
+    assert asked.keys is not None
+    assert asked.spans is not None
+    shares, keys, spans = (t.numpy() for t in (asked.shares, asked.keys, asked.spans))
+    B, H, M, K = A.shape
+    found = {
+        "mass": np.zeros((B, H, M, 3)),
+        "weight": np.zeros((B, H, M)),
+        "spans": np.zeros((B, H, M, 2)),
+        "entropy": np.zeros((B, H, M)),
+        "squares": np.zeros((B, H, M)),
+    }
+    for b, h, m in np.ndindex(B, H, M):
+        row = A[b, h, m]
+        found["mass"][b, h, m] = [sum(row * shares[b, :, c]) for c in range(3)]
+        found["weight"][b, h, m] = row[keys[b, m]] if keys[b, m] >= 0 else 0.0
+        for s, (first, last) in enumerate(spans[b, m]):
+            found["spans"][b, h, m, s] = sum(row[j] for j in range(K) if first <= j < last)
+        found["entropy"][b, h, m] = -sum(a * np.log(a) for a in row if a > 0)
+        found["squares"][b, h, m] = sum(a * a for a in row)
+    return found
+
+
+@pytest.fixture(params=["whole", "in pieces"])
+def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "in pieces":
+        monkeypatch.setattr(single, "SCORES", {"cpu": 96})
+
+
+@pytest.mark.usefixtures("room")
+@pytest.mark.parametrize("backend", ["reference", "streaming"])
+def test_against_plain_loops(backend: str) -> None:
+    @settings(max_examples=20, deadline=None, derandomize=True)
+    @given(selections(sizes=(2, 2000)), st.integers(0, 99), st.booleans())
+    def check(rows: Rows, seed: int, linked: bool) -> None:
+        torch.manual_seed(seed)
+        if linked:
+            B, _, M, _ = rows.q.shape
+            bias = torch.randn(B, 1, rows.k.shape[2])
+            rows = replace(rows, links=(Link(bias=bias, queries=torch.rand(B, M) < 0.5),))
+        asked = asked_of(rows)
+        told = tell_rows(backend)(rows, asked)
+        for name, wanted in dense(rows, asked).items():
+            got = getattr(told, name).double().numpy()
+            np.testing.assert_allclose(got, wanted, rtol=0, atol=CLOSE, err_msg=name)
+        check_top(rows, told)
+
+    check()
+
+
+def check_top(rows: Rows, told: Any) -> None:
+    """Largest first, each at the key it names; ties may name either."""
+    A, x = reference.weights(rows)[0], reference.scores(rows)[0]
+    k = min(3, A.shape[3])
+    score = x.topk(k).values
+    seen = score > -torch.inf
+    assert torch.equal(told.top_key >= 0, seen)
+    at = told.top_key.clamp(min=0)
+    scale = max(1.0, float(x[x > -torch.inf].abs().max())) if bool(seen.any()) else 1.0
+    torch.testing.assert_close(told.top_weight.double(), A.gather(3, at) * seen, rtol=0, atol=CLOSE)
+    for got in (told.top_score.double(), x.gather(3, at)):
+        torch.testing.assert_close(
+            got.where(seen, 0.0), score.where(seen, 0.0), rtol=0, atol=1e-6 * scale
+        )
+    assert bool(told.top_score[~seen].isnan().all())
+
+
+def test_what_runs_on_cuda_is_what_is_tested_here() -> None:
+    assert tell_rows("triton") is tell_rows("streaming")
+
+
+def test_renyi_entropy_of_an_even_row_is_its_logarithm() -> None:
+    A = torch.full((1, 1, 1, 8), 1 / 8)
+    squares = single.of_weights(A, Asked(entropies=True)).squares
+    assert squares is not None
+    assert float(renyi2(squares)) == pytest.approx(np.log(8))
+    assert bool(renyi2(torch.zeros(1)).isnan())
+
+
+def test_a_sink_that_takes_all_leaves_the_largest_score_known() -> None:
+    """The weights round to 0; which key is largest, and its score, do not."""
+    rows = Rows(
+        q=torch.ones(1, 1, 1, 4),
+        k=torch.tensor([0.0, 2.0, 1.0])[None, None, :, None].expand(1, 1, 3, 4),
+        scale=1.0,
+        start=torch.zeros(1, 1).int(),
+        stop=torch.full((1, 1), 3).int(),
+        own=torch.full((1, 1), 2).int(),
+        sinks=torch.tensor([1000.0]),
+    )
+    for backend in ("reference", "streaming"):
+        told = tell_rows(backend)(rows, Asked(top=1, entropies=True))
+        assert told.top_key.item() == 1
+        assert told.top_score.item() == 8.0
+        assert told.top_weight.item() == told.entropy.item() == 0.0
