@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from attnscope.capture.scope import Scope
     from attnscope.capture.watch import watch
     from attnscope.errors import AttnscopeError
+    from attnscope.interventions.arm import arm
     from attnscope.interventions.knockout import knockout
     from attnscope.interventions.steer import steer
     from attnscope.loading import load
@@ -18,11 +19,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["AttnscopeError", "Scope", "knockout", "load", "open_run", "steer", "watch"]
+__all__ = ["AttnscopeError", "Scope", "arm", "knockout", "load", "open_run", "steer", "watch"]
 
 _HOME = {
     "AttnscopeError": "attnscope.errors",
     "Scope": "attnscope.capture.scope",
+    "arm": "attnscope.interventions.arm",
     "knockout": "attnscope.interventions.knockout",
     "load": "attnscope.loading",
     "open_run": "attnscope.run.store",

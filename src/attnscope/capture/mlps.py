@@ -1,0 +1,213 @@
+"""Where the layers of a model have their MLPs' non-linearities, and whose tokens they see.
+
+Non-linearities are found by their class, beside the attention of a layer: one module for every MLP
+is what transformers builds. Must not know what is done with what they make.
+"""
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.capture.calls import Pass
+from attnscope.capture.sites import Sites, argument
+from attnscope.errors import InputError, ModelError
+
+__all__ = ["Nonlinearity", "Text", "containers", "nonlinearities", "text_of", "tokens_of"]
+
+# Non-linearities of transformers and of torch are modules of these files ...
+_HOMES = ("transformers.activations", "torch.nn.modules.activation")
+# ... less those that are something else.
+_NOT = (nn.MultiheadAttention, nn.Softmax, nn.LogSoftmax, nn.Softmax2d, nn.Threshold)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Nonlinearity:
+    """One module that makes activations."""
+
+    layer: int
+    name: str
+    module: nn.Module
+    experts: nn.Module | None = None
+    """The experts it stands in, which call it with the tokens that were routed to them."""
+
+
+def containers(model: nn.Module, found: Sites) -> dict[int, nn.Module]:
+    """The module of every layer that attends: the step of the list its attention stands in."""
+    if found.loops:
+        raise ModelError(
+            f"{type(model).__name__} runs the same modules as one layer after the other, so what "
+            "each layer makes cannot be told apart"
+        )
+    names = {module: name for name, module in model.named_modules()}
+    layers: dict[int, nn.Module] = {}
+    for module, site in found.modules.items():
+        if site.kind == "self":
+            steps = names[module].split(".")
+            at = next(n for n, step in enumerate(steps) if step.isdigit())
+            layers[site.layer] = model.get_submodule(".".join(steps[: at + 1]))
+    return layers
+
+
+def nonlinearities(
+    model: nn.Module, found: Sites, layers: frozenset[int]
+) -> dict[int, list[Nonlinearity]]:
+    """The non-linearities of the MLPs of these layers; an error where a layer has none to see."""
+    attention = {part for module in found.modules for part in module.modules()}
+    taken: dict[nn.Module, int] = {}
+    points: dict[int, list[Nonlinearity]] = {}
+    for layer, container in sorted(containers(model, found).items()):
+        if layer not in layers:
+            continue
+        named = dict(container.named_modules())
+        points[layer] = []
+        for name, module in named.items():
+            if module in attention or not _is_nonlinearity(module):
+                continue
+            if module in taken:
+                raise ModelError(
+                    f"layers {taken[module]} and {layer} of {type(model).__name__} share their "
+                    f"non-linearity, {name}, so what each makes cannot be told apart"
+                )
+            taken[module] = layer
+            points[layer].append(Nonlinearity(layer, name, module, _experts(name, named)))
+        if not points[layer]:
+            looked = [name for name, part in named.items() if name and part not in attention]
+            raise ModelError(
+                f"layer {layer} of {type(model).__name__} has no MLP with a non-linearity that "
+                f"attnscope can see; looked at {', '.join(looked[:12])}: none is of "
+                f"{' or '.join(_HOMES)}"
+            )
+    return points
+
+
+def _is_nonlinearity(module: nn.Module) -> bool:
+    return type(module).__module__ in _HOMES and not isinstance(module, _NOT)
+
+
+def _experts(name: str, named: dict[str, nn.Module]) -> nn.Module | None:
+    """The module of packed experts around a non-linearity, if there is one."""
+    parent = named[name.rpartition(".")[0]]
+    packed = [p for p in vars(parent).get("_parameters", {}).values() if p is not None]
+    return parent if any(p.ndim == 3 for p in packed) else None
+
+
+@dataclass(slots=True, eq=False)
+class Text:
+    """The tokens of the pass under way."""
+
+    batch: int = 0
+    tokens: int = 0
+    """Of each sequence, in this pass."""
+    past: int = 0
+    """Tokens before them, in the cache."""
+    real: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.bool))
+    """bool [B, tokens] on the CPU: no padding."""
+    passes: int = 0
+    """How many there were of these sequences before this one."""
+
+
+def text_of(base: nn.Module, undo: ExitStack) -> Text:
+    """What a base is given, always of the pass under way in this thread, until undone."""
+    text, thread = Text(), threading.get_ident()
+
+    def begin(this: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if this is not base or threading.get_ident() != thread:
+            return
+        given = argument(base, "input_ids", args, kwargs)
+        if given is None:
+            given = argument(base, "inputs_embeds", args, kwargs)
+        passed = Pass.of(base, args, kwargs)
+        mask = argument(base, "attention_mask", args, kwargs)
+        if isinstance(mask, Tensor) and mask.ndim != 2:
+            raise InputError(
+                f"attention_mask has shape {list(mask.shape)}; give it as [batch, tokens], which "
+                "says what is padding"
+            )
+        text.batch, text.tokens = given.shape[:2]
+        text.past = passed.past or 0
+        text.passes = 0 if text.past == 0 else text.passes + 1
+        text.real = torch.ones(text.batch, text.tokens, dtype=torch.bool)
+        if passed.padding is not None:
+            there = passed.padding[:, text.past : text.past + text.tokens].bool().cpu()
+            text.real[:, : there.shape[1]] = there
+
+    undo.callback(base.register_forward_pre_hook(begin, with_kwargs=True).remove)
+    return text
+
+
+Take = Callable[[Tensor, Tensor], Tensor | None]
+"""From activations [rows, width] and the token of every row, int64 [rows] in 0 … B · tokens - 1, to
+what takes their place; None to leave them."""
+
+
+def tokens_of(point: Nonlinearity, text: Text, take: Take, undo: ExitStack) -> None:
+    """Hand over what a non-linearity makes, with the tokens it made it for, until undone."""
+    thread, routed = threading.get_ident(), _Routed()
+
+    def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+        if module is not point.module or threading.get_ident() != thread or not text.batch:
+            return None
+        rows = output.reshape(-1, output.shape[-1])
+        if point.experts is not None:
+            which = routed.next(len(rows)).to(rows.device)
+        elif len(rows) == text.batch * text.tokens:
+            which = torch.arange(len(rows), device=rows.device)
+        else:
+            raise ModelError(
+                f"{point.name} in layer {point.layer} was called with {len(rows)} rows for "
+                f"{text.batch} × {text.tokens} tokens, so attnscope cannot tell whose they are"
+            )
+        made = take(rows, which)
+        return None if made is None else made.view(output.shape)
+
+    undo.callback(point.module.register_forward_hook(hook).remove)
+    if point.experts is not None:
+        begin = partial(_route, routed, point, thread)
+        undo.callback(point.experts.register_forward_pre_hook(begin, with_kwargs=True).remove)
+
+
+@dataclass(slots=True, eq=False)
+class _Routed:
+    """Which tokens the calls of one experts' non-linearity are about, in order."""
+
+    calls: list[Tensor] = field(default_factory=list)
+
+    def next(self, rows: int) -> Tensor:
+        if not self.calls or len(self.calls[0]) != rows:
+            raise ModelError(
+                "the experts of this model call their non-linearity in an order that attnscope "
+                "does not know, so it cannot tell whose activations these are"
+            )
+        return self.calls.pop(0)
+
+
+def _route(
+    routed: _Routed, point: Nonlinearity, thread: int, module: nn.Module, args: Any, kwargs: Any
+) -> None:
+    """Work out the order in which experts take tokens, from where they were routed."""
+    if module is not point.experts or threading.get_ident() != thread:
+        return
+    index = argument(module, "top_k_index", args, kwargs)
+    how = getattr(getattr(module, "config", None), "_experts_implementation", None) or "eager"
+    if index is None or how not in ("eager", "batched_mm", "grouped_mm"):
+        raise ModelError(
+            f"{type(module).__name__} (experts implementation {how!r}) is not one whose tokens "
+            "attnscope can follow; load the model with experts_implementation='eager'"
+        )
+    top = index.shape[-1]
+    flat = index.reshape(-1)
+    if how == "batched_mm":
+        routed.calls = [torch.arange(len(flat)) // top]
+    elif how == "grouped_mm":
+        routed.calls = [torch.sort(flat)[1].cpu() // top]
+    else:
+        experts = int(module.num_experts)  # type: ignore[arg-type]
+        hit = [e for e in flat.unique().tolist() if e < experts]
+        # As the loop over experts does: by rank of choice, then by token.
+        routed.calls = [torch.where((index == e).T)[1].cpu() for e in hit]

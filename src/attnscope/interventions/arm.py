@@ -1,0 +1,178 @@
+"""`arm`: move the activations nearest to zero a little away from it, at random.
+
+After the non-linearity of an MLP, in each sequence by itself and over its real tokens alone, so
+that neither the rest of a batch nor padding changes anything. On the model's device throughout.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from attnscope.capture import sites
+from attnscope.capture.mlps import Nonlinearity, Text, nonlinearities, text_of, tokens_of
+from attnscope.errors import InputError, ModelError
+
+__all__ = ["PRESETS", "Settings", "arm", "moved"]
+
+# A standard deviation of normal values is this many times their median absolute deviation.
+NORMAL = 1.4826
+# The share of entries that is moved lies in here, unless it is given.
+LEAST, MOST = 0.02, 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How many activations move, and how far."""
+
+    c: float = 0.25
+    """Near zero is |a| below 1.4826 · MAD · c; published: 0.05 to 0.45."""
+    p1: float = 85.0
+    """Positive ones move by up to this percentile of the activations; published: 70 to 99.5."""
+    share: float | None = None
+    """The share of entries to move, in place of what c says."""
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("c", 0, math.inf), ("p1", 0, 100), ("share", 0, 1)):
+            value = getattr(self, name)
+            if value is None and name == "share":
+                continue
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not low < value <= high or math.isinf(value):
+                reach = "above 0" if math.isinf(high) else f"above 0, up to {high}"
+                raise InputError(f"{name}={value!r}: it must be a number {reach}")
+
+
+PRESETS: dict[str, Settings] = {"gemma": Settings(share=0.25), "other": Settings()}
+"""By how the name of a family begins. Gemma's share is a published one; for others ranges of c and
+p1 are published, and these are their middles."""
+
+
+def arm(
+    model: nn.Module,
+    *,
+    layers: Any = 0,
+    c: float | None = None,
+    p1: float | None = None,
+    share: float | None = None,
+    seed: int | Sequence[int] = 0,
+) -> AbstractContextManager[None]:
+    """Redistribute the activations nearest to zero, inside a `with` block.
+
+        with attnscope.arm(model, seed=1):
+            model.generate(**inputs)
+
+    In every sequence, over its real tokens of one forward pass: ε = 1.4826 · MAD · c, where MAD is
+    the median distance of |a| from its median; the share of |a| < ε, but at least 0.02 and at most
+    0.25, is moved, smallest |a| first (all that are equal to the last one too). Each keeps its
+    sign: from 0 on it gets a uniform amount of [0, p1-th percentile of a] added (nothing, where
+    that is not above 0), below 0 of [min a, 0].
+
+    layers    the layers whose MLPs are changed; the first by default, as published
+    c, p1, share
+              `Settings`; by default those of the model's family
+    seed      of the amounts, the same for every sequence, or one for each: a sequence alone and in
+              any batch is moved alike. Steps of `generate` draw anew
+    """
+    found = sites.find(model)
+    if len(found.stacks) > 1:
+        raise InputError(
+            "this model is an encoder and a decoder; change model.get_encoder() or "
+            "model.get_decoder()"
+        )
+    for each in [seed] if isinstance(seed, int) else seed:
+        if isinstance(each, bool) or not isinstance(each, int) or each < 0:
+            raise InputError(f"seed={each!r}: a seed is a whole number from 0")
+    family = str(getattr(model.config, "model_type", "other"))
+    preset = next((s for name, s in PRESETS.items() if family.startswith(name)), PRESETS["other"])
+    settings = Settings(
+        c=preset.c if c is None else c,
+        p1=preset.p1 if p1 is None else p1,
+        share=(preset.share if c is None else None) if share is None else share,
+    )
+    points = nonlinearities(model, found, sites.restrict(found, layers))
+    flat = [point for some in points.values() for point in some]
+    if experts := next((point for point in flat if point.experts is not None), None):
+        raise ModelError(
+            f"layer {experts.layer} of {type(model).__name__} has experts, of which every token "
+            "sees others; ARM is defined for one MLP that sees all tokens: choose other layers"
+        )
+    return _moving(found.base, flat, settings, seed)
+
+
+@contextmanager
+def _moving(
+    base: nn.Module, points: list[Nonlinearity], settings: Settings, seed: int | Sequence[int]
+) -> Iterator[None]:
+    with ExitStack() as undo:
+        undo.enter_context(torch.compiler.set_stance("force_eager"))
+        text = text_of(base, undo)
+        for n, point in enumerate(points):
+            tokens_of(point, text, _mover(n, point, text, settings, seed), undo)
+        yield
+
+
+def _mover(
+    n: int, point: Nonlinearity, text: Text, settings: Settings, seed: int | Sequence[int]
+) -> Any:
+    def move(rows: Tensor, which: Tensor) -> Tensor:
+        seeds = [seed] * text.batch if isinstance(seed, int) else list(seed)
+        if len(seeds) != text.batch:
+            raise InputError(f"{len(seeds)} seeds were given for a batch of {text.batch}")
+        made = rows.view(text.batch, text.tokens, -1).clone()
+        for b in range(text.batch):
+            there = text.real[b].nonzero()[:, 0].to(rows.device)
+            if not len(there):
+                continue
+            state = np.random.SeedSequence([seeds[b], point.layer, n, text.passes])
+            generator = torch.Generator(rows.device)
+            generator.manual_seed(int(state.generate_state(1, np.uint64)[0] >> 1))
+            some = made[b, there]
+            amounts = torch.rand(some.shape, generator=generator, device=rows.device)
+            made[b, there] = moved(some, amounts, settings)
+        return made
+
+    return move
+
+
+def moved(a: Tensor, amounts: Tensor, settings: Settings) -> Tensor:
+    """The activations of one sequence after the move; `amounts` are uniform in [0, 1)."""
+    values = a.float()
+    size = values.abs()
+    near = _near_zero(size, settings)
+    highest = _quantile(values.flatten().sort().values, settings.p1 / 100).clamp(min=0)
+    reach = torch.where(values >= 0, highest, values.min().clamp(max=0))
+    return torch.where(near, values + amounts * reach, values).to(a.dtype)
+
+
+def _near_zero(size: Tensor, settings: Settings) -> Tensor:
+    """bool, like `size`: the entries to move."""
+    order = size.flatten().sort().values
+    n = len(order)
+
+    def smallest(share: float) -> Tensor:
+        return size <= order[max(1, round(share * n)) - 1]
+
+    if settings.share is not None:
+        return smallest(settings.share)
+    centre = _quantile(order, 0.5)
+    deviation = _quantile((order - centre).abs().sort().values, 0.5)
+    below = size < NORMAL * settings.c * deviation
+    share = below.float().mean()
+    # All three are made: which of them holds is known on the device alone.
+    return torch.where(
+        share < LEAST, smallest(LEAST), torch.where(share > MOST, smallest(MOST), below)
+    )
+
+
+def _quantile(order: Tensor, q: float) -> Tensor:
+    """Of sorted values, interpolated between the two nearest."""
+    at = q * (len(order) - 1)
+    low = math.floor(at)
+    high = min(low + 1, len(order) - 1)
+    return order[low] + (order[high] - order[low]) * (at - low)

@@ -1,0 +1,137 @@
+"""ARM: against its description read word by word, and that neither batch nor padding matters."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import attnscope
+from attnscope.errors import InputError, ModelError
+from attnscope.interventions.arm import Settings, moved
+from families import VOCABULARY, build
+
+
+def literally(a: Any, u: Any, c: float, p1: float) -> Any:
+    """One sequence, one entry after the other, in numpy."""
+    a = a.astype(np.float64)
+    size = np.abs(a)
+    mad = np.median(np.abs(size - np.median(size)))
+    share = np.clip(np.mean(size < 1.4826 * mad * c), 0.02, 0.25)
+    out = a.copy()
+    highest = max(np.percentile(a, p1), 0.0)
+    for flat in np.argsort(size, axis=None, kind="stable")[: round(share * a.size)]:
+        at = np.unravel_index(flat, a.shape)
+        out[at] += u[at] * (highest if a[at] >= 0 else a.min())
+    return out
+
+
+@pytest.mark.parametrize("c", [0.05, 0.25, 0.45, 3.0, 1e-6])
+@pytest.mark.parametrize("p1", [30.0, 85.0, 99.5])
+def test_read_word_by_word(c: float, p1: float) -> None:
+    """The share lies inside its bounds, and at either of them."""
+    a = torch.nn.functional.silu(torch.randn(7, 48) * 2)
+    u = torch.rand(a.shape)
+    got = moved(a, u, Settings(c=c, p1=p1))
+    assert np.allclose(got.numpy(), literally(a.numpy(), u.numpy(), c, p1), atol=1e-6)
+
+
+def test_properties() -> None:
+    a, u = torch.nn.functional.gelu(torch.randn(11, 64)), torch.rand(11, 64)
+    for settings in (Settings(), Settings(share=0.5), Settings(share=0.01)):
+        got = moved(a, u, settings)
+        changed = got != a
+        assert (got.sign() == a.sign())[a != 0].all()
+        share = settings.share or float(changed.float().mean())
+        assert abs(changed.float().mean() - share) < 0.02
+        assert a.abs()[changed].max() <= a.abs()[~changed].min()
+        by = (got - a)[changed]
+        highest = np.percentile(a.numpy(), settings.p1)
+        assert by.max() <= highest
+        assert by.min() >= a.min()
+        assert (by[a[changed] >= 0] >= 0).all()
+        assert (by[a[changed] < 0] <= 0).all()
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gemma3", "gpt2", "bert"])
+@torch.no_grad()
+def test_neither_batch_nor_padding_matters(name: str) -> None:
+    model = build(name)
+    ids = torch.randint(5, VOCABULARY, (1, 9))
+
+    def said(inputs: dict[str, Tensor], **options: Any) -> Tensor:
+        with attnscope.arm(model, **options):
+            made = model(**inputs)
+        return made.logits if hasattr(made, "logits") else made.last_hidden_state
+
+    alone = said({"input_ids": ids}, layers=[0, 2], seed=3)
+    again = said({"input_ids": ids}, layers=[0, 2], seed=3)
+    other = said({"input_ids": ids}, layers=[0, 2], seed=4)
+    assert torch.equal(alone, again)
+    assert not torch.equal(alone, other)
+    longer = torch.randint(5, VOCABULARY, (1, 14))
+    position = {} if name == "bert" else {"position_ids": torch.arange(14).expand(2, -1).clone()}
+    for left in (False, True):
+        wide = (5, 0) if left else (0, 5)
+        pad = torch.nn.functional.pad
+        batch = {
+            "input_ids": torch.cat([longer, pad(ids, wide)]),
+            "attention_mask": torch.cat([torch.ones_like(longer), pad(torch.ones_like(ids), wide)]),
+        }
+        if left and position:
+            position["position_ids"][1] = (torch.arange(14) - 5).clamp(min=0)
+        elif left:
+            continue  # BERT's positions are absolute, and not ours to move
+        there = slice(5, None) if left else slice(0, 9)
+        made = said(batch | position, layers=[0, 2], seed=[8, 3])[1:, there]
+        assert (made - alone).abs().max() < 1e-5
+    with attnscope.arm(model, seed=3):
+        pass
+    assert torch.equal(said({"input_ids": ids}, layers=[0, 2], seed=3), alone)
+
+
+@torch.no_grad()
+def test_generate_draws_anew_at_every_step_and_the_same_for_every_call() -> None:
+    model = build("qwen2")
+    ids = torch.randint(5, VOCABULARY, (1, 9))
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    plain = model.generate(ids, **options)
+    drawn: list[Tensor] = []
+
+    def note(module: Any, args: Any, output: Tensor) -> None:
+        drawn.append((output - torch.nn.functional.silu(args[0]))[0, -1])
+
+    act = model.model.layers[0].mlp.act_fn
+    with attnscope.arm(model, share=1.0, p1=99.0):
+        hook = act.register_forward_hook(note)
+        first = model.generate(ids, **options)
+        second = model.generate(ids, **options)
+        hook.remove()
+    assert torch.equal(first, second)
+    assert len(drawn) == 12
+    assert not torch.equal(drawn[1], drawn[2])
+    assert torch.equal(drawn[1], drawn[7])
+    assert torch.equal(model.generate(ids, **options), plain)
+
+
+def test_errors() -> None:
+    model = build("qwen2")
+    for what, options in {
+        "p1=101": {"p1": 101},
+        "p1=0": {"p1": 0},
+        "c=-1": {"c": -1},
+        "share=1.5": {"share": 1.5},
+        "layer 9 is not": {"layers": 9},
+        "seed=-1": {"seed": -1},
+    }.items():
+        with pytest.raises(InputError, match=what):
+            attnscope.arm(model, **options)
+    with pytest.raises(ModelError, match="has experts"):
+        attnscope.arm(build("mixtral"))
+    with pytest.raises(ModelError, match=r"looked at .*mlp\.router"):
+        attnscope.arm(build("gpt-oss"))
+    inputs = {"input_ids": torch.randint(5, VOCABULARY, (2, 4))}
+    refused = pytest.raises(InputError, match="3 seeds were given for a batch of 2")
+    with refused, attnscope.arm(model, seed=[1, 2, 3]):
+        model(**inputs)
