@@ -73,6 +73,35 @@ def test_check_run_query(attnscope, file, tmp_path):
     assert "mass" in out
 
 
+def test_query_prints_no_control_characters(attnscope, file, tmp_path):
+    attnscope("run", file, cwd=tmp_path)
+    sql = "SELECT chr(27) || '[31m' || text AS \"a\x1b[2J\" FROM tokens LIMIT 1"
+    code, out, _ = attnscope("query", "runs/small", sql.replace("chr(27)", "'\x1b'"), cwd=tmp_path)
+    assert code == 0
+    assert "\x1b" not in out
+    assert "\\x1b[31m" in out
+
+
+def test_merge_joins_parts_or_says_what_is_missing(attnscope, file, tmp_path):
+    text = file.read_text().replace("batch_tokens: 8192", "batch_tokens: 64")
+    (tmp_path / "small.yaml").write_text(text)
+    for n in (1, 2):
+        code, out, _ = attnscope(
+            "run", "small.yaml", "--shard", f"{n}/2", "--out", f"part{n}", cwd=tmp_path
+        )
+        assert code == 0
+        assert "other parts of the run are not there yet" in out
+    code, out, err = attnscope("merge", "part1", "--out", "whole", cwd=tmp_path)
+    assert code == 1
+    assert "not whole yet" in err
+    code, out, err = attnscope("merge", "part1", "part2", "--out", "whole", cwd=tmp_path)
+    assert (code, err) == (0, "")
+    assert out == "4 of 4 batches in whole\n"
+    code, _, err = attnscope("run", "small.yaml", "--shard", "5/4", cwd=tmp_path)
+    assert code == 2
+    assert "--shard '5/4' is no part of a run" in err
+
+
 def test_errors_are_told_without_a_traceback(attnscope, file, tmp_path):
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(file.read_text().replace("layers:", "layrs:"))

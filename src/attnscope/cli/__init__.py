@@ -18,7 +18,7 @@ from typer.core import TyperCommand
 from attnscope.cli.comparing import compare
 from attnscope.cli.drawing import describe, figure, report
 from attnscope.cli.looking import look, models
-from attnscope.cli.running import query, reproduce, run
+from attnscope.cli.running import merge, query, reproduce, run
 from attnscope.errors import AttnscopeError
 
 __all__ = ["app", "main"]
@@ -46,7 +46,7 @@ class _Running(TyperCommand):
         super().format_help(ctx, formatter)
 
 
-for command in (reproduce, run, figure, describe, report, compare, query, look, models):
+for command in (reproduce, run, merge, figure, describe, report, compare, query, look, models):
     app.command(cls=_Running if command is run else TyperCommand)(command)
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "numbers",
     "opened",
     "print_json",
+    "without_control",
     "without_none",
 ]
 
@@ -54,6 +55,11 @@ def numbers(what: str, text: str | None) -> list[int] | None:
 def without_none(**options: Any) -> dict[str, Any]:
     """The options that were given."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def without_control(text: str) -> str:
+    """Lines with what would move the cursor or change colours written out."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 def opened(folder: str | Path) -> Run:

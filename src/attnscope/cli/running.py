@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from attnscope.cli.carrying import carry_out, print_outcomes, run_directory
 from attnscope.cli.options import (
     BeyondPositions,
     Bos,
@@ -16,16 +18,15 @@ from attnscope.cli.options import (
     listed,
     opened,
     print_json,
+    without_control,
     without_none,
 )
 from attnscope.errors import InputError, unknown
 
 if TYPE_CHECKING:
-    from attnscope.experiment.execute import Outcome
     from attnscope.experiment.plan import Plan
-    from attnscope.question.claims import Claim
 
-__all__ = ["query", "reproduce", "run"]
+__all__ = ["merge", "query", "reproduce", "run"]
 
 
 def run(
@@ -40,6 +41,15 @@ def run(
         Path | None,
         typer.Option(help="Claims of your own, written down with the run before it starts."),
     ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N", help="Only the I-th of N parts, from 1: one job of several (below)."
+        ),
+    ] = None,
+    load_within: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="How long a model may take to load.")
+    ] = 3600,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -58,13 +68,22 @@ def run(
           - lambda
           - profile
 
+    Eight jobs of a SLURM array, each a part of the run, in one directory:
+
+        sbatch --array=1-8 --wrap 'attnscope run slashes.yaml --shard $SLURM_ARRAY_TASK_ID/8'
+
+    Parts measured into directories of their own are joined by `attnscope merge`.
+
     docs/experiments.md has all keys. Read the results with `attnscope query DIR "SELECT …"`, or
     in Python with attnscope.open_run(DIR).
     """
+    from attnscope.experiment.local import local
     from attnscope.experiment.plan import make_plan
+    from attnscope.experiment.shard import parse_shard
     from attnscope.question.claims import load_claims
     from attnscope.question.yaml import read_experiment
 
+    part = None if shard is None else parse_shard(shard)
     experiment = read_experiment(file)
     frozen = None if claims is None else load_claims(claims)
     _no_bars()
@@ -72,9 +91,12 @@ def run(
     if check:
         _print_plan(plan, quiet=quiet, json=json)
         return
-    folder = out or Path("runs") / experiment.name
-    outcome = _carry_out(plan, folder, quiet=quiet or json, claims=frozen)
-    _print_outcomes({experiment.name: outcome}, json=json)
+    folder = run_directory(out or Path("runs") / experiment.name)
+    executor = partial(local, load_within=load_within)
+    outcome = carry_out(
+        plan, folder, quiet=quiet or json, claims=frozen, shard=part, executor=executor
+    )
+    print_outcomes({experiment.name: outcome}, json=json)
 
 
 def reproduce(
@@ -161,12 +183,41 @@ def reproduce(
         plan = make_plan(RECIPES[name](prompts=prompts, **chosen))
         if not (quiet or json):
             print(f"{name}: {RECIPES[name].__doc__}", *choices(plan.experiment), sep="\n  ")
-        outcomes[name] = _carry_out(plan, out / name, quiet=quiet or json)
+        outcomes[name] = carry_out(plan, run_directory(out / name), quiet=quiet or json)
         if not (quiet or json):
             print(f"{name}: drawing the figure and writing the report", flush=True)
         save(draw(open_run(out / name), name), out / name / "figures")
         write_report(open_run(out / name), out / name / "report.html")
-    _print_outcomes(outcomes, json=json, drawn=True)
+    print_outcomes(outcomes, json=json, drawn=True)
+
+
+def merge(
+    parts: Annotated[
+        list[Path], typer.Argument(metavar="RUN_DIR...", help="The parts of one run.")
+    ],
+    out: Annotated[Path, typer.Option(help="The run directory to join them in.")],
+    json: Json = False,
+) -> None:
+    """Join the parts of a run (`run --shard`) that were measured into directories of their own.
+
+    attnscope merge part-1 part-2 part-3 --out whole
+    """
+    from attnscope.run.merge import merge
+
+    joined = merge(parts, run_directory(out))
+    for why in joined.damaged:
+        print(f"warning: left out: {why}", file=sys.stderr)
+    if json:
+        print_json({"out": str(joined.folder), "batches": joined.batches, "of": joined.of})
+    else:
+        print(f"{joined.batches} of {joined.of} batches in {joined.folder}")
+    if joined.batches < joined.of:
+        print(
+            "error: the run is not whole yet. Merge the parts that are missing too, or measure "
+            f"the rest: attnscope run {joined.folder / 'experiment.yaml'} --out {joined.folder}",
+            file=sys.stderr,
+        )
+        raise typer.Exit(1)
 
 
 def query(
@@ -193,43 +244,7 @@ def query(
         tbl_hide_dataframe_shape=True,
         tbl_hide_column_data_types=True,
     ):
-        print(answer)
-
-
-def _carry_out(
-    plan: Plan, folder: Path, *, quiet: bool, claims: tuple[Claim, ...] | None = None
-) -> Outcome:
-    """Run a plan with its progress on the terminal; Ctrl-C leaves it to be continued."""
-    from attnscope.cli.progress import shown
-    from attnscope.experiment.execute import run_plan
-
-    try:
-        with shown(plan.experiment.name, plan.size, quiet=quiet) as progress:
-            return run_plan(plan, folder, progress=progress, claims=claims)
-    except KeyboardInterrupt:
-        print(
-            f"stopped. What is finished is kept in {folder}; the same command continues there.",
-            file=sys.stderr,
-        )
-        raise typer.Exit(130) from None
-
-
-def _print_outcomes(outcomes: dict[str, Outcome], *, json: bool, drawn: bool = False) -> None:
-    if json:
-        told = [
-            {"name": name, "out": str(o.folder), "cells": o.cells, "measured": o.measured}
-            | ({"report": str(o.folder / "report.html")} if drawn else {})
-            for name, o in outcomes.items()
-        ]
-        print_json(told)
-        return
-    for name, outcome in outcomes.items():
-        already = outcome.cells - outcome.measured
-        there = f" ({already} were there already)" if already else ""
-        print(f"{name}: {outcome.cells} cells{there} in {outcome.folder}")
-        if drawn:
-            print(f"  figure  {outcome.folder / 'figures' / name}.png, svg, pdf, html, csv, md")
-            print(f"  report  {outcome.folder / 'report.html'}")
+        print(without_control(str(answer)))
 
 
 def _print_plan(plan: Plan, *, quiet: bool, json: bool) -> None:

@@ -14,12 +14,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from attnscope import __version__
-from attnscope.errors import InputError
 from attnscope.experiment.plan import ModelPlan, Plan
 from attnscope.question.claims import Claim, frozen
 from attnscope.question.spec import Experiment
 
-__all__ = ["describe", "describe_model", "same_or_refuse"]
+__all__ = ["describe", "describe_model"]
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "polars")
 
@@ -65,21 +64,6 @@ def describe_model(plan: ModelPlan, model: Any, backend: str) -> dict[str, Any]:
         "backend": backend,
         "bundled": facts.bundled,
     }
-
-
-def same_or_refuse(there: dict[str, Any], here: dict[str, Any], folder: Any) -> None:
-    """Refuse to mix the cells of two environments in one run."""
-    differing = [
-        f"{key}: {there.get(key)} there, {here[key]} here"
-        for key in here
-        if key not in ("models", "threads", "claims") and there.get(key) != here[key]
-    ]
-    if differing:
-        raise InputError(
-            f"{folder} was begun in another environment ({'; '.join(differing)}), and its last "
-            "digits could not be repeated here; finish it there, or give another directory "
-            "with --out"
-        )
 
 
 def _processor() -> str:

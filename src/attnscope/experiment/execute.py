@@ -1,8 +1,8 @@
 """`run`: measure what an experiment asks for, into a directory that can be continued.
 
-An executor measures, batch by batch, as the plan laid them out; here the tables are built and
-written, in a thread beside it. A run that was stopped ends with the same bytes as one that was
-not, because a batch is there whole or is measured again.
+An executor measures, batch by batch, as the plan laid them out; what it did not write itself is
+written here, in a thread beside it. A run that was stopped ends with the same bytes as one that
+was not, because a batch is there whole or is measured again. So do its shards together.
 
 This module must not know charts, or what the numbers mean.
 """
@@ -10,25 +10,23 @@ This module must not know charts, or what the numbers mean.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import polars as pl
-
-from attnscope.errors import InputError
-from attnscope.experiment.environment import describe, same_or_refuse
+from attnscope.errors import InputError, ModelError
+from attnscope.experiment.environment import describe
 from attnscope.experiment.executor import Done, Executor, Work
 from attnscope.experiment.local import local
-from attnscope.experiment.plan import Batch, Plan, make_plan
-from attnscope.experiment.to_tables import TokenColumns, cell_tables
+from attnscope.experiment.plan import Plan, make_plan
+from attnscope.experiment.shard import Shard
+from attnscope.experiment.storing import Store
 from attnscope.question.claims import Claim
 from attnscope.question.spec import Experiment
-from attnscope.run.schemas import CELLS
+from attnscope.run.environment import same_or_refuse
 from attnscope.run.writer import Directory, opened
 
 __all__ = ["Outcome", "Progress", "run", "run_plan"]
@@ -42,13 +40,19 @@ Progress = Callable[[int, int, int], None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run did."""
+    """What a run, or a shard of one, did."""
 
     folder: Path
     cells: int
-    """In all."""
+    """In all, of the shard if it is one."""
     measured: int
-    """This time; the others were there."""
+    """This time; the others were there, failed, or were not reached."""
+    failed: dict[str, str]
+    """Cells that could not be measured, with their errors."""
+    complete: bool
+    """Whether every cell of the whole run is there."""
+    stopped: bool
+    """Whether it was asked to stop before the end."""
 
 
 def run(
@@ -58,11 +62,15 @@ def run(
     executor: Executor = local,
     progress: Progress | None = None,
     claims: Iterable[Claim] | None = None,
+    shard: Shard | None = None,
 ) -> Outcome:
-    """Run an experiment into a directory, or continue it there. Claims of one's own, beside the
-    built-in ones, are frozen there at the first start."""
+    """Run an experiment, or a shard of it, into a directory, or continue it there. Claims of one's
+    own, beside the built-in ones, are frozen there at the first start.
+
+    Cells that fail are in the outcome; where nothing at all could be measured, that is an error.
+    """
     plan = make_plan(experiment)
-    return run_plan(plan, folder, executor=executor, progress=progress, claims=claims)
+    return run_plan(plan, folder, executor=executor, progress=progress, claims=claims, shard=shard)
 
 
 def run_plan(
@@ -72,29 +80,60 @@ def run_plan(
     executor: Executor = local,
     progress: Progress | None = None,
     claims: Iterable[Claim] | None = None,
+    shard: Shard | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Run what was planned."""
-    with opened(Path(folder), plan.experiment) as directory:
+    """Run what was planned. When `stop` says so, the batch at hand is finished and written, and
+    that is all."""
+    with opened(Path(folder), plan.experiment, shared=shard is not None) as directory:
         work = [Work(model, batch) for model in plan.models for batch in model.batches]
-        _refuse_strangers(directory, {one.batch.id for one in work})
+        ids = [one.batch.id for one in work]
+        _refuse_strangers(directory, set(ids))
         directory.write_lines("facts.jsonl", plan.facts)
+        directory.write_plan(ids)
         environment = _environment(plan, directory, claims)
-        profiles = ("positions",) if "profile" in plan.experiment.measures else ()
-        done = directory.done(
-            {
-                one.batch.id: ("values", "tokens", *profiles)
-                for one in work
-                if one.model.label in environment["models"]  # else nobody knows what made it
-            }
-        )
-        pending = [one for one in work if one.batch.id not in done]
+        mine = work if shard is None else shard.mine(work)
+        done = _done(plan, directory, mine, environment)
+        pending = [one for one in mine if one.batch.id not in done]
+        count = _Count(mine, done, progress)
         if pending:
             directory.unfinish()
-            count = _Count(work, done, progress)
-            _carry_out(plan, pending, directory, environment, executor, count)
-        directory.finish(plan.experiment, [one.batch.id for one in work])
-        cells = sum(len(one.batch) for one in work)
-        return Outcome(directory.folder, cells, sum(len(one.batch) for one in pending))
+            _carry_out(plan, pending, directory, environment, executor, count, stop)
+        complete = count.left == 0 and not count.failed and _finish(plan, directory, work, mine)
+        cells = sum(len(one.batch) for one in mine)
+        if count.failed and not done and not count.measured:
+            raise ModelError(f"nothing could be measured: {next(iter(count.failed.values()))}")
+        return Outcome(
+            directory.folder, cells, count.measured, count.failed, complete, count.left > 0
+        )
+
+
+def _done(
+    plan: Plan, directory: Directory, work: Sequence[Work], environment: dict[str, Any]
+) -> set[str]:
+    """The batches that are there, whole and undamaged."""
+    profiles = ("positions",) if "profile" in plan.experiment.measures else ()
+    return directory.done(
+        {
+            one.batch.id: ("values", "tokens", *profiles)
+            for one in work
+            if one.model.label in environment["models"]  # else nobody knows what made it
+        }
+    )
+
+
+def _finish(plan: Plan, directory: Directory, work: list[Work], mine: list[Work]) -> bool:
+    """Vouch for the whole, if it is there: the last shard does so for the others."""
+    ids = {one.batch.id for one in mine}
+    others = [one for one in work if one.batch.id not in ids]
+    if not all(directory.has_index(one.batch.id) for one in work):
+        return False
+    with directory.alone():
+        environment = directory.environment()
+    if len(_done(plan, directory, others, environment)) < len(others):
+        return False
+    directory.finish(plan.experiment, [one.batch.id for one in work])
+    return True
 
 
 def _refuse_strangers(directory: Directory, planned: set[str]) -> None:
@@ -111,11 +150,13 @@ def _environment(
     plan: Plan, directory: Directory, claims: Iterable[Claim] | None
 ) -> dict[str, Any]:
     """Recorded at the first start."""
-    here, there = describe(plan, claims), directory.environment()
-    if there:
-        same_or_refuse(there, here, directory.folder)
-        return there
-    directory.write_json("environment.json", here)
+    here = describe(plan, claims)
+    with directory.alone():
+        there = directory.environment()
+        if there:
+            same_or_refuse(there, here, directory.folder)
+            return there
+        directory.write_json("environment.json", here)
     return here
 
 
@@ -126,67 +167,43 @@ def _carry_out(
     environment: dict[str, Any],
     executor: Executor,
     count: _Count,
+    stop: Callable[[], bool],
 ) -> None:
-    columns = lru_cache(maxsize=1)(lambda model: TokenColumns(plan.experiment, model))
+    store = Store(plan.experiment, directory)
 
-    def store(done: Done) -> None:
-        batch = done.work.batch
-        tables = _tables(done, columns(done.work.model))
-        rows = [_row(plan, done, cell) for cell in batch.by_prompt()]
-        directory.write_batch(batch.id, rows, tables)
-        count.finished(batch)
+    def finish(done: Done) -> None:
+        if not done.stored:
+            store(done)
+        count.finished(done)
 
+    entries: dict[str, Any] = {}
     measuring = executor(plan, pending, threads=environment["threads"])
     with closing(measuring), _beside() as submit:
         for done in measuring:
-            if _recorded(plan, environment, done):
-                directory.write_json("environment.json", environment)
-            submit(store, done)
+            if done.about is not None and entries.get(done.work.model.label) != done.about:
+                entries = _recorded(plan, directory, done.work.model.label, done.about)
+            submit(finish, done)
+            if stop():
+                break
 
 
-def _recorded(plan: Plan, environment: dict[str, Any], done: Done) -> bool:
-    """Whether a model was entered that was not there; the entries keep the plan's order."""
-    label, entries = done.work.model.label, environment["models"]
-    if label not in entries:
-        entries[label] = done.about
-        known = [model.label for model in plan.models if model.label in entries]
-        environment["models"] = {label: entries[label] for label in known}
-        return True
-    if entries[label] != done.about:
-        differing = [key for key in done.about if entries[label].get(key) != done.about[key]]
-        raise InputError(
-            f"model {label!r} is not as it was when the run began: its {', '.join(differing)} "
-            "differ; give another directory with --out"
-        )
-    return False
-
-
-def _tables(done: Done, columns: TokenColumns) -> dict[str, pl.DataFrame]:
-    """The tables of a batch, cell after cell."""
-    label, batch = done.work.model.label, done.work.batch
-    of_cell = {
-        cell.id: tables
-        for condition, cells in batch.cells.items()
-        for cell, tables in cell_tables(label, cells, done.measured[condition], columns)
-    }
-    ordered = [of_cell[cell.id] for cell in batch.by_prompt()]
-    return {name: pl.concat([tables[name] for tables in ordered]) for name in ordered[0]}
-
-
-def _row(plan: Plan, done: Done, cell: Any) -> list[Any]:
-    """The row of the table `cells`."""
-    pair = cell.alignment
-    row = {
-        "cell": cell.id,
-        "model": done.work.model.label,
-        "prompt": cell.prompt,
-        "condition": cell.condition,
-        "tokens": len(cell.tokens),
-        "filler_tokens": 0 if pair is None else len(pair.filler),
-        "seam_tokens": 0 if pair is None else len(pair.variant_seam),
-        "base_seam_tokens": 0 if pair is None else len(pair.base_seam),
-    }
-    return [row[name] for name in CELLS]
+def _recorded(
+    plan: Plan, directory: Directory, label: str, about: dict[str, Any]
+) -> dict[str, Any]:
+    """The entries of the models, this one among them, in the plan's order."""
+    with directory.alone():
+        environment = directory.environment()
+        entries = environment["models"]
+        there = entries.setdefault(label, about)
+        if there != about:
+            differing = [key for key in about if there.get(key) != about[key]]
+            raise InputError(
+                f"model {label!r} is not as it was when the run began: its {', '.join(differing)} "
+                "differ; give another directory with --out"
+            )
+        ordered = {one.label: entries[one.label] for one in plan.models if one.label in entries}
+        directory.write_json("environment.json", environment | {"models": ordered})
+        return ordered
 
 
 @contextmanager
@@ -216,14 +233,22 @@ class _Count:
         self.cells = sum(len(one.batch) for one in work if one.batch.id in done)
         self.progress = progress
         self.total = sum(one.batch.tokens for one in work if one.batch.id not in done)
-        self.tokens = 0
+        self.left = sum(one.batch.id not in done for one in work)
+        """Batches that were not tried yet."""
+        self.tokens = self.measured = 0
+        self.failed: dict[str, str] = {}
         self._tell()
 
-    def finished(self, batch: Batch) -> None:
-        self.cells += len(batch)
+    def finished(self, done: Done) -> None:
+        batch = done.work.batch
+        failed = {cell.id: why for cell in batch if (why := done.failed.get(cell.prompt))}
+        self.failed |= failed
+        self.measured += len(batch) - len(failed)
+        self.cells += len(batch) - len(failed)
         self.tokens += batch.tokens
+        self.left -= 1
         self._tell()
 
     def _tell(self) -> None:
-        if self.progress is not None:
+        if self.progress is not None and self.total:
             self.progress(self.cells, self.tokens, self.total)

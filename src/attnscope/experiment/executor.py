@@ -1,8 +1,8 @@
 """What carries out a plan: something that is given batches and yields them measured.
 
-`local.py` is one, in this process. Another (on a cluster, say) is a function of the same form:
-it may take the batches in any order and measure several at once; whoever calls it is the only one
-that writes.
+`local.py` is one, in this process; `ray.py` is another, on a cluster. An executor is a function
+of one form: it may take the batches in any order and measure several at once. What it yields is
+written by whoever called it, or was written already by whoever measured it.
 
 This module must not know files, tables or how anything is measured.
 """
@@ -18,7 +18,7 @@ from attnscope.experiment.plan import Batch, ModelPlan, Plan
 if TYPE_CHECKING:
     from attnscope.experiment.measured import Measured
 
-__all__ = ["Done", "Executor", "Work"]
+__all__ = ["Done", "Executor", "Part", "Work"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,16 +28,36 @@ class Work:
     model: ModelPlan
     batch: Batch
 
+    @property
+    def cost(self) -> int:
+        """How much there is to compute, roughly: tokens × layers × width²."""
+        facts = self.model.facts
+        return self.batch.tokens * (facts.layers or 1) * (facts.heads or 1) ** 2
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Cells that went through the model together: a batch, or what it had to be divided into."""
+
+    batch: Batch
+    measured: dict[str, Measured]
+    """By condition."""
+
 
 @dataclass(frozen=True, eq=False)
 class Done:
-    """A batch, measured."""
+    """A batch, measured as far as it could be."""
 
     work: Work
-    measured: dict[str, Measured]
-    """By condition."""
-    about: dict[str, Any]
-    """The model as it was loaded: its entry in `environment.json`, the same for all its batches."""
+    parts: tuple[Part, ...]
+    """Empty where it is stored already, and where nothing could be measured."""
+    failed: dict[int, str]
+    """Prompts that could not be measured, with their errors."""
+    about: dict[str, Any] | None
+    """The model as it was loaded: its entry in `environment.json`, the same for all its batches.
+    None where it could not be."""
+    stored: bool = False
+    """Whether whoever measured it has written it."""
 
 
 class Executor(Protocol):

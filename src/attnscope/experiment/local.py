@@ -1,37 +1,110 @@
 """Measuring in this process: model by model, batch by batch.
 
+What cannot be measured is told, not raised, so that one prompt or one model does not end a run of
+many; but for what the user does to it (Ctrl-C).
+
 This module must not know files or tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from attnscope.errors import InputError
+from attnscope.errors import InputError, ModelError
 from attnscope.experiment.batch import measure_batch
 from attnscope.experiment.environment import describe_model
 from attnscope.experiment.executor import Done, Work
+from attnscope.experiment.parts import NO_MEMORY, in_parts, said
 from attnscope.experiment.plan import ModelPlan, Plan
 
-__all__ = ["local"]
+__all__ = ["LOAD_WITHIN", "Measurer", "local"]
+
+LOAD_WITHIN = 3600.0
+"""Seconds that a model may take to load: a disk or a connection that hangs must not stop a run."""
+GIVE_UP = 3
+"""After so many batches in a row of which nothing could be measured, the rest of a model's are not
+tried: what fails so is the model. Want of memory does not count, since shorter prompts may fit."""
 
 
-def local(plan: Plan, pending: Sequence[Work], *, threads: int) -> Generator[Done, None, None]:
+def local(
+    plan: Plan, pending: Sequence[Work], *, threads: int, load_within: float = LOAD_WITHIN
+) -> Generator[Done, None, None]:
     """Load each model once and send its batches through it."""
     with _threads(threads):
+        measure = Measurer(plan, threads, load_within)
         for of_model in plan.models:
-            its = [work for work in pending if work.model is of_model]
-            if not its:
-                continue
-            model, about = _loaded(plan, of_model)
-            for work in its:
-                measured = measure_batch(plan.experiment, of_model, model, work.batch)
-                yield Done(work, measured, about)
+            for work in [work for work in pending if work.model is of_model]:
+                yield measure(work)
 
 
-def _loaded(plan: Plan, of_model: ModelPlan) -> tuple[Any, dict[str, Any]]:
+class Measurer:
+    """Measures batches, with one model at a time in memory."""
+
+    def __init__(self, plan: Plan, threads: int, load_within: float = LOAD_WITHIN):
+        self.plan = plan
+        self.threads = threads
+        self.load_within = load_within
+        self.model: Any = None
+        self.about: dict[str, Any] | None = None
+        self._loaded: ModelPlan | None = None
+        self._broken = ""  # why the model is not tried any more
+        self._in_vain = 0  # batches in a row of which nothing could be measured
+
+    def __call__(self, work: Work) -> Done:
+        """A batch, measured as far as it can be."""
+        if self._loaded is not work.model:
+            self._load(work.model)
+        if self._broken:
+            failed = {cell.prompt: self._broken for cell in work.batch}
+            return Done(work, (), failed, self.about)
+        parts, failed = in_parts(
+            work.batch,
+            lambda part: measure_batch(self.plan.experiment, work.model, self.model, part),
+        )
+        tried = [why for why in failed.values() if not why.startswith(NO_MEMORY)]
+        self._in_vain = self._in_vain + 1 if tried and not parts else 0
+        if self._in_vain >= GIVE_UP:
+            self._broken = f"not tried, after {GIVE_UP} batches in vain: {tried[0]}"
+        return Done(work, tuple(parts), failed, self.about)
+
+    def _load(self, of_model: ModelPlan) -> None:
+        self.model = self.about = None  # the one before makes room
+        self._loaded, self._broken, self._in_vain = of_model, "", 0
+        try:
+            self.model, self.about = self._within(lambda: _load(self.plan, of_model), of_model)
+        except Exception as error:
+            self._broken = f"model {of_model.label!r}: {said(error)}"
+
+    def _within(self, load: Callable[[], Any], of_model: ModelPlan) -> Any:
+        """What `load` gives, if it does so in time. Nothing can end a thread that hangs, so it is
+        left behind."""
+        found: list[Any] = []
+        errors: list[Exception] = []
+
+        def beside() -> None:
+            try:
+                with _threads(self.threads):
+                    found.append(load())
+            except Exception as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=beside, name="attnscope-loading", daemon=True)
+        thread.start()
+        thread.join(self.load_within)
+        if errors:
+            raise errors[0]
+        if not found:
+            raise ModelError(
+                f"{of_model.facts.name!r} was not loaded within {self.load_within:.0f} seconds; is "
+                "its disk or connection there? Allow more with --load-within"
+            )
+        return found[0]
+
+
+def _load(plan: Plan, of_model: ModelPlan) -> tuple[Any, dict[str, Any]]:
     from attnscope.capture.watch import watch
     from attnscope.loading import find, load
 

@@ -3,9 +3,11 @@
     experiment.yaml             the whole question
     environment.json            where it was measured, and an entry per model
     facts.jsonl                 what is known of each prompt
+    plan.json                   the batches that belong to the run, in order
     prompts.*                   the file that the prompts came from, if they came from one
     cells/BATCH.TABLE.parquet   the cells of a batch: a file per table
-    cells/BATCH.json            its index: the cells, and size and digest of each file; after them
+    cells/BATCH.json            its index: the cells, and size and digest of each file; after them;
+                                and the cells that could not be measured, with their errors
     manifest.json               the digests of all indices; last of all, so that it means complete
 
 So every byte that is read was vouched for by what was written after it. This module must not know
@@ -18,7 +20,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ __all__ = [
     "FORMAT",
     "BatchIndex",
     "DamageError",
+    "Failure",
     "StoredFile",
     "batch_of",
     "digest_of",
@@ -54,6 +57,16 @@ class StoredFile:
     digest: str
 
 
+@dataclass(frozen=True)
+class Failure:
+    """A cell that could not be measured."""
+
+    cell: str
+    prompt: int
+    condition: str
+    error: str
+
+
 @dataclass(frozen=True, eq=False)
 class BatchIndex:
     """The cells that were measured together, and the files that hold them."""
@@ -63,6 +76,11 @@ class BatchIndex:
     """Rows of the table `cells`."""
     files: dict[str, StoredFile]
     """By table."""
+    failed: tuple[Failure, ...] = ()
+    """Cells of the batch that are missing; whoever continues the run tries them again."""
+    parts: int = 1
+    """In how many parts it was measured: more than one where it failed as a whole, as for want of
+    memory. The last digits of a sum may depend on that."""
 
     def file(self, folder: Path, table: str) -> Path:
         """Where a table of it is, in the run directory `folder`."""
@@ -71,7 +89,12 @@ class BatchIndex:
     def content(self) -> bytes:
         """What the index says, as it is written."""
         files = {name: [f.rows, f.size, f.digest] for name, f in self.files.items()}
-        return (json.dumps({"files": files, "cells": self.cells}) + "\n").encode()
+        told: dict[str, Any] = {"files": files, "cells": self.cells}
+        if self.parts != 1:
+            told["parts"] = self.parts
+        if self.failed:
+            told["failed"] = [list(astuple(failure)) for failure in self.failed]
+        return (json.dumps(told) + "\n").encode()
 
     def check(self, folder: Path, tables: Iterable[str] | None = None, *, whole: bool) -> None:
         """See that files are there and as long as they were; `whole`: and the same bytes."""
@@ -102,11 +125,12 @@ def read_index(folder: Path, id: str, digest: str | None = None) -> BatchIndex:
     try:
         data = json.loads(content)
         files = {str(name): StoredFile(*about) for name, about in data["files"].items()}
-        index = BatchIndex(id, list(data["cells"]), files)
+        failed = tuple(Failure(*failure) for failure in data.get("failed", ()))
+        index = BatchIndex(id, list(data["cells"]), files, failed, data.get("parts", 1))
         good = all(len(row) == len(CELLS) for row in index.cells) and set(files) <= set(TABLES)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamageError(f"{path} is not what was written") from error
-    if not good or not index.cells:
+    if not good or not (index.cells or index.failed):
         raise DamageError(f"{path} is not what was written")
     return index
 

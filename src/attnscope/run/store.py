@@ -26,6 +26,7 @@ from attnscope.run.layout import (
     FORMAT,
     BatchIndex,
     DamageError,
+    Failure,
     batch_of,
     digest_of,
     read_index,
@@ -33,7 +34,7 @@ from attnscope.run.layout import (
 )
 from attnscope.run.schemas import CELLS, TABLES
 
-__all__ = ["Run", "open_run", "refuse_other_formats"]
+__all__ = ["Run", "no_run", "open_run", "refuse_other_formats"]
 
 HELD = 4_000_000
 """Tables of up to so many rows are read once and held, in the order of models, prompts and
@@ -96,6 +97,11 @@ class Run:
         return _facts(self.path / "facts.jsonl")
 
     @property
+    def failed(self) -> tuple[Failure, ...]:
+        """The cells that could not be measured, with their errors."""
+        return tuple(failure for batch in self.batches for failure in batch.failed)
+
+    @property
     def ids(self) -> tuple[str, ...]:
         """The cells that are there."""
         return tuple(self.cells["cell"])
@@ -150,7 +156,7 @@ def open_run(folder: str | Path) -> Run:
     folder = Path(folder)
     asked = folder / "experiment.yaml"
     if not asked.is_file():
-        raise _no_run(folder)
+        raise no_run(folder)
     refuse_other_formats(folder)
     experiment = read_experiment(asked)
     try:
@@ -229,7 +235,8 @@ def _column(name: str, values: list[Any]) -> pl.Series:
     return pl.Series(name, told, dtype=pl.String)
 
 
-def _no_run(folder: Path) -> InputError:
+def no_run(folder: Path) -> InputError:
+    """The error for a directory that is none of ours."""
     if not folder.is_dir():
         return InputError(f"there is no directory {folder}")
     inside = sorted(path.parent.name for path in folder.glob("*/experiment.yaml"))

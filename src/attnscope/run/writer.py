@@ -1,8 +1,9 @@
 """Writing a run directory so that it can stop at any moment and continue.
 
 Every file is written under a temporary name and then renamed: a batch's tables, then its index,
-and after all batches the manifest, so that what exists is complete. One process at a time: the
-directory is locked while it is looked at and written.
+and after all batches the manifest, so that what exists is complete. The directory is locked while
+it is looked at and written, by one process, or by several that each measure batches of their own
+(shards): what they all write is the same for all, or is read and written by one at a time.
 
 This module must not know models or what the tables say. Reading is `store.py`.
 """
@@ -14,8 +15,10 @@ import hashlib
 import io
 import json
 import os
+import platform
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +31,14 @@ from attnscope.run.layout import (
     FORMAT,
     BatchIndex,
     DamageError,
+    Failure,
     StoredFile,
     batch_of,
     digest_of,
     read_index,
     read_json,
 )
+from attnscope.run.locks import alone_for_a_moment, locked
 from attnscope.run.store import refuse_other_formats
 
 __all__ = ["Directory", "opened"]
@@ -42,13 +47,14 @@ _TEMPORARY = ".attnscope.part"
 
 
 @contextmanager
-def opened(folder: Path, experiment: Experiment) -> Iterator[Directory]:
-    """The run directory, made or continued, and locked. Refuses one of another experiment."""
+def opened(folder: Path, experiment: Experiment, *, shared: bool = False) -> Iterator[Directory]:
+    """The run directory, made or continued, and locked: for one, or `shared` by several that
+    write different batches. Refuses one of another experiment."""
     directory = Directory(folder)
     with directory.explained():
         _make(folder)
-        with _locked(folder):
-            directory.prepare(experiment)
+        with locked(folder, shared=shared):
+            directory.prepare(experiment, shared=shared)
             yield directory
 
 
@@ -57,25 +63,35 @@ class Directory:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.beside = ["environment.json", "facts.jsonl"]
+        self.beside = ["environment.json", "facts.jsonl", "plan.json"]
         """Files that the manifest vouches for beside the batches."""
 
-    def prepare(self, experiment: Experiment) -> None:
+    def prepare(self, experiment: Experiment, *, shared: bool = False) -> None:
         """See that the directory is this experiment's, or nobody's yet."""
         asked = self.folder / "experiment.yaml"
-        if asked.is_file():
+        strange = not asked.is_file() and any(not _ours(path) for path in self.folder.iterdir())
+        if asked.is_file():  # asked again: another shard may have begun between
             refuse_other_formats(self.folder)
             _same_experiment(self.folder, asked, experiment)
-        elif any(not _ours(path) for path in self.folder.iterdir()):
+        elif strange:
             raise InputError(
                 f"{self.folder} holds something that is not a run; give an empty or a new "
                 "directory with --out"
             )
-        for place in (self.folder, self.folder / "cells"):
-            for path in place.glob(f"*{_TEMPORARY}"):  # what an interrupted write left behind
-                path.unlink(missing_ok=True)
+        if not shared:
+            self._clear()
         (self.folder / "cells").mkdir(exist_ok=True)
         self.write("experiment.yaml", written(self._inside(experiment)).encode())
+
+    def _clear(self) -> None:
+        """Throw away what interrupted writes left behind; nobody else may be writing."""
+        for place in (self.folder, self.folder / "cells"):
+            for path in place.glob(f"*{_TEMPORARY}"):
+                path.unlink(missing_ok=True)
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Nobody else who shares the directory is inside this at the same time."""
+        return alone_for_a_moment(self.folder / "cells")
 
     def _inside(self, experiment: Experiment) -> Experiment:
         """The experiment with its prompts in the directory, so that nothing points outside."""
@@ -101,7 +117,7 @@ class Directory:
                 index.check(self.folder, whole=True)
             except DamageError:
                 continue
-            if set(index.files) == set(tables):
+            if set(index.files) == set(tables) and not index.failed:
                 done.add(id)
         return done
 
@@ -130,7 +146,13 @@ class Directory:
         self.write(name, "".join(lines).encode("utf-8", "backslashreplace"))
 
     def write_batch(
-        self, id: str, cells: list[list[Any]], tables: Mapping[str, pl.DataFrame]
+        self,
+        id: str,
+        cells: list[list[Any]],
+        tables: Mapping[str, pl.DataFrame],
+        *,
+        failed: Sequence[Failure] = (),
+        parts: int = 1,
     ) -> None:
         """A batch: its tables, then the index that says so."""
         files, contents = {}, {}
@@ -140,7 +162,7 @@ class Directory:
             contents[table] = content = buffer.getvalue()
             digest = hashlib.sha256(content).hexdigest()
             files[table] = StoredFile(frame.height, len(content), digest)
-        index = BatchIndex(id, cells, files)
+        index = BatchIndex(id, cells, files, tuple(failed), parts)
         for table, content in contents.items():
             self.write(f"cells/{index.file(self.folder, table).name}", content)
         self.write(f"cells/{id}.json", index.content())
@@ -149,29 +171,43 @@ class Directory:
         """Something is missing: until it is there, the run is not complete."""
         (self.folder / "manifest.json").unlink(missing_ok=True)
 
+    def write_plan(self, batches: Sequence[str]) -> None:
+        """Which batches belong to the run, in order: known before any is there."""
+        self.write_json("plan.json", {"batches": list(batches)})
+
     def finish(self, experiment: Experiment, batches: Sequence[str]) -> None:
         """Vouch for everything that was written."""
-        manifest = {
-            "format": FORMAT,
-            "experiment": experiment.digest,
-            "files": {name: digest_of(self.folder / name) for name in self.beside},
-            "batches": {id: digest_of(self.folder / "cells" / f"{id}.json") for id in batches},
-        }
-        self.write_json("manifest.json", manifest)
+        with self.alone():
+            self._clear()  # whoever still writes would write what is there
+            self.write_plan(batches)
+            manifest = {
+                "format": FORMAT,
+                "experiment": experiment.digest,
+                "files": {name: digest_of(self.folder / name) for name in self.beside},
+                "batches": {id: digest_of(self.folder / "cells" / f"{id}.json") for id in batches},
+            }
+            self.write_json("manifest.json", manifest)
+
+    def has_index(self, id: str) -> bool:
+        """Whether a batch was written, damaged since or not."""
+        return (self.folder / "cells" / f"{id}.json").is_file()
 
     def write(self, name: str, content: bytes) -> None:
         """A file of the directory, whole or not at all."""
         path = self.folder / name
-        if path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content:
+        if _holds(path, content):
             return
-        temporary = path.with_name(path.name + _TEMPORARY)
+        # No two write to one temporary file.
+        writer = f"{platform.node()[:32]}-{os.getpid()}-{threading.get_ident()}"
+        temporary = path.with_name(f"{path.name}.{writer}{_TEMPORARY}")
         try:
             with temporary.open("wb") as file:
                 file.write(content)
             os.replace(temporary, path)
         except OSError:
             temporary.unlink(missing_ok=True)
-            raise
+            if not _holds(path, content):  # else somebody else was quicker
+                raise
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -191,13 +227,14 @@ class Directory:
 
     def _kept(self) -> int:
         try:
-            found = [read_index(self.folder, id) for id in self.batches() if self._has_index(id)]
+            found = [read_index(self.folder, id) for id in self.batches() if self.has_index(id)]
         except (OSError, DamageError):
             return 0
         return sum(len(index.cells) for index in found)
 
-    def _has_index(self, id: str) -> bool:
-        return (self.folder / "cells" / f"{id}.json").is_file()
+
+def _holds(path: Path, content: bytes) -> bool:
+    return path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content
 
 
 _REASONS = {
@@ -242,24 +279,3 @@ def _same_experiment(folder: Path, asked: Path, experiment: Experiment) -> None:
             f"({told}). Give another directory with --out, or run the one that is there: "
             f"attnscope run {asked} --out {folder}"
         )
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep a second process out. The lock goes with the process, however it ends."""
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this system
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(
-                f"another process is writing to {folder}; wait for it, or give another --out"
-            ) from None
-        yield
-    finally:
-        os.close(handle)

@@ -1,0 +1,68 @@
+"""A batch that fails as a whole is measured in parts: half by half, down to single prompts.
+
+So a batch too large for the memory goes through, and one prompt that nothing can be measured of
+does not take the others with it. What was divided is recorded, since the last digits of a sum
+depend on what it was measured with.
+
+This module must not know models, or how anything is measured.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from attnscope.errors import AttnscopeError
+from attnscope.experiment.executor import Part
+from attnscope.experiment.measured import Measured
+from attnscope.experiment.plan import Batch
+
+__all__ = ["NO_MEMORY", "in_parts", "said"]
+
+NO_MEMORY = "out of memory"
+"""How the error of a cell begins that is too large."""
+
+
+def in_parts(
+    batch: Batch, measure: Callable[[Batch], dict[str, Measured]]
+) -> tuple[list[Part], dict[int, str]]:
+    """The batch as it could be measured, and the prompts that could not be, with their errors."""
+    try:
+        return [Part(batch, measure(batch))], {}
+    except Exception as error:
+        why = said(error)
+        traceback.clear_frames(error.__traceback__)  # or they hold what filled the memory
+    prompts = [cell.prompt for cell in next(iter(batch.cells.values()))]
+    if len(prompts) == 1:
+        return [], {prompts[0]: why}
+    parts: list[Part] = []
+    failed: dict[int, str] = {}
+    middle = len(prompts) // 2
+    for half in (slice(None, middle), slice(middle, None)):
+        cells = {condition: of[half] for condition, of in batch.cells.items()}
+        measured, not_measured = in_parts(replace(batch, cells=cells), measure)
+        parts += measured
+        failed |= not_measured
+    return parts, failed
+
+
+def said(error: BaseException) -> str:
+    """An error in a line. What is not ours comes with where it happened."""
+    message = " ".join(str(error).split())[:400]
+    if _is_out_of_memory(error, message):
+        return f"{NO_MEMORY}: {message or type(error).__name__}"
+    if isinstance(error, AttnscopeError):
+        return message
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {message}{place}"
+
+
+def _is_out_of_memory(error: BaseException, message: str) -> bool:
+    """CUDA's has a name of its own; torch's on a CPU is any RuntimeError."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    words = ("can't allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, RuntimeError) and any(word in message for word in words)

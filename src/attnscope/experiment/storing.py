@@ -1,0 +1,83 @@
+"""A measured batch into the run directory: its tables, its cells, what failed of it.
+
+Whoever measures may store, here or on another machine: a batch has files of its own.
+
+This module must not know models or how anything is measured.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+
+from attnscope.experiment.executor import Done
+from attnscope.experiment.plan import Cell, ModelPlan
+from attnscope.experiment.to_tables import TokenColumns, cell_tables
+from attnscope.question.spec import Experiment
+from attnscope.run.layout import Failure
+from attnscope.run.schemas import CELLS
+from attnscope.run.writer import Directory
+
+__all__ = ["Store"]
+
+
+class Store:
+    """Writes batches of an experiment to its directory."""
+
+    def __init__(self, experiment: Experiment, directory: Directory):
+        self.experiment = experiment
+        self.directory = directory
+        self._columns: tuple[ModelPlan, TokenColumns] | None = None  # of the model before
+
+    def __call__(self, done: Done) -> None:
+        """Write a batch."""
+        batch = done.work.batch
+        measured = [cell for cell in batch.by_prompt() if cell.prompt not in done.failed]
+        failed = [cell for cell in batch.by_prompt() if cell.prompt in done.failed]
+        self.directory.write_batch(
+            batch.id,
+            [_row(done, cell) for cell in measured],
+            self._tables(done, measured),
+            failed=[
+                Failure(cell.id, cell.prompt, cell.condition, done.failed[cell.prompt])
+                for cell in failed
+            ],
+            parts=max(1, len(done.parts)),
+        )
+
+    def _tables(self, done: Done, cells: list[Cell]) -> dict[str, pl.DataFrame]:
+        """The tables of a batch, cell after cell."""
+        columns = self._of_model(done.work.model)
+        of_cell = {
+            cell.id: tables
+            for part in done.parts
+            for condition, its in part.batch.cells.items()
+            for cell, tables in cell_tables(
+                done.work.model.label, its, part.measured[condition], columns
+            )
+        }
+        ordered = [of_cell[cell.id] for cell in cells]
+        names = ordered[0] if ordered else ()
+        return {name: pl.concat([tables[name] for tables in ordered]) for name in names}
+
+    def _of_model(self, model: ModelPlan) -> TokenColumns:
+        if self._columns is None or self._columns[0] is not model:
+            self._columns = model, TokenColumns(self.experiment, model)
+        return self._columns[1]
+
+
+def _row(done: Done, cell: Cell) -> list[Any]:
+    """The row of the table `cells`."""
+    pair = cell.alignment
+    row = {
+        "cell": cell.id,
+        "model": done.work.model.label,
+        "prompt": cell.prompt,
+        "condition": cell.condition,
+        "tokens": len(cell.tokens),
+        "filler_tokens": 0 if pair is None else len(pair.filler),
+        "seam_tokens": 0 if pair is None else len(pair.variant_seam),
+        "base_seam_tokens": 0 if pair is None else len(pair.base_seam),
+    }
+    return [row[name] for name in CELLS]

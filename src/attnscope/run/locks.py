@@ -1,0 +1,67 @@
+"""Who may write to a run directory: one process, or several that each keep to their own batches.
+
+Locks are held on the directories themselves, so that nothing is left behind, and they go with the
+process, however it ends. Where a disk knows no locks (some network disks), a warning says so: even
+then every file is written whole or not at all.
+
+This module must not know what is in the directory.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from attnscope.errors import AttnscopeWarning, InputError
+
+__all__ = ["alone_for_a_moment", "locked"]
+
+_NO_LOCKS = {errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
+
+
+@contextmanager
+def locked(folder: Path, *, shared: bool) -> Iterator[None]:
+    """Keep others out: everybody else, or, `shared`, whoever wants it alone."""
+    with _held(folder, shared=shared, wait=False):
+        yield
+
+
+@contextmanager
+def alone_for_a_moment(folder: Path) -> Iterator[None]:
+    """Wait until nobody else is inside."""
+    with _held(folder, shared=False, wait=True):
+        yield
+
+
+@contextmanager
+def _held(folder: Path, *, shared: bool, wait: bool) -> Iterator[None]:
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+    try:
+        try:
+            fcntl.flock(handle, how)
+        except BlockingIOError:
+            raise InputError(
+                f"another process is writing to {folder}; wait for it, or give another --out"
+            ) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            warnings.warn(
+                f"the disk of {folder} knows no locks ({error}), so nobody can tell whether two "
+                "runs write there: see to it yourself",
+                AttnscopeWarning,
+                stacklevel=5,
+            )
+        yield
+    finally:
+        os.close(handle)

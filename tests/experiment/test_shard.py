@@ -1,0 +1,150 @@
+"""A run in parts: in one directory, or in several that are joined. Always the same bytes."""
+
+import shutil
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import attnscope
+from attnscope.errors import InputError
+from attnscope.experiment.execute import run
+from attnscope.experiment.shard import Shard, parse_shard
+from attnscope.run.merge import merge
+from attnscope.run.writer import opened
+from made_models import save_model
+from run_bytes import bytes_of
+
+
+class Costing:
+    def __init__(self, cost):
+        self.cost = cost
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=40), st.integers(1, 12))
+def test_every_batch_is_in_one_shard_and_in_order(costs, of):
+    work = [Costing(cost) for cost in costs]
+    parts = [Shard(number, of).mine(work) for number in range(1, of + 1)]
+    assert [one for part in parts for one in part] == work
+    most = max(sum(one.cost for one in part) for part in parts)
+    assert most <= sum(costs) / of + max(costs)
+
+
+@pytest.mark.parametrize(
+    "text", ["5/4", "0/4", "-1/4", "1/0", "1", "a/b", "1/2/3", "", "1.0/2", "٣/4"]
+)
+def test_no_part_of_a_run(text):
+    with pytest.raises(InputError, match=r"it is I/N.*--shard 1/4"):
+        parse_shard(text)
+
+
+@pytest.fixture(scope="module")
+def asked(folder, tmp_path_factory):
+    """Two models, several batches of each."""
+    from attnscope.question.spec import made
+
+    return made(
+        name="small",
+        models={"tiny": folder, "other": save_model(tmp_path_factory.mktemp("m") / "o", seed=9)},
+        prompts={"source": "math", "count": 6, "level": 1},
+        conditions={"base": {}, "filler": {"insert": {"count": 9}}},
+        measures=["mass", "lambda"],
+        batch_tokens=256,
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(asked, tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole") / "run"
+    run(asked, out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def parts(asked, tmp_path_factory):
+    """Three shards, each in a directory of its own."""
+    out = tmp_path_factory.mktemp("parts")
+    for number in (1, 2, 3):
+        outcome = run(asked, out / str(number), shard=Shard(number, 3))
+        assert not outcome.complete
+    return [out / str(number) for number in (1, 2, 3)]
+
+
+def test_shards_share_a_directory(asked, whole, tmp_path):
+    """At once, each in a thread, as processes would be: the last one finishes the run."""
+    outcomes = []
+    threads = [
+        threading.Thread(
+            target=lambda n=n: outcomes.append(run(asked, tmp_path / "run", shard=Shard(n, 3)))
+        )
+        for n in (2, 1, 3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(outcome.measured for outcome in outcomes) == 24
+    assert any(outcome.complete for outcome in outcomes)
+    assert bytes_of(tmp_path / "run") == bytes_of(whole)
+
+
+def test_a_shard_alone_is_not_the_run(asked, parts, tmp_path):
+    opened_part = attnscope.open_run(parts[0])
+    assert not opened_part.complete
+    assert 0 < len(opened_part.cells) < 24
+    assert run(asked, parts[0], shard=Shard(1, 3)).measured == 0  # again: nothing to do
+
+
+def test_whoever_wants_it_alone_waits_for_shards(asked, tmp_path):
+    busy = pytest.raises(InputError, match="another process is writing")
+    with opened(tmp_path / "run", asked, shared=True), busy:
+        run(asked, tmp_path / "run")
+    with opened(tmp_path / "run", asked), busy:
+        run(asked, tmp_path / "run", shard=Shard(1, 2))
+
+
+def test_parts_are_joined_to_the_same_bytes(parts, whole, tmp_path):
+    joined = merge(parts, tmp_path / "run")
+    assert joined.batches == joined.of
+    assert bytes_of(tmp_path / "run") == bytes_of(whole)
+
+
+def test_joined_by_and_by(asked, parts, whole, tmp_path):
+    some = merge(parts[:2], tmp_path / "run")
+    assert some.batches < some.of
+    assert not attnscope.open_run(tmp_path / "run").complete
+    merge([parts[2]], tmp_path / "run")
+    assert bytes_of(tmp_path / "run") == bytes_of(whole)
+
+
+def test_what_is_missing_is_measured_afterwards(asked, parts, whole, tmp_path):
+    merge(parts[1:], tmp_path / "run")
+    assert run(asked, tmp_path / "run").measured > 0
+    assert bytes_of(tmp_path / "run") == bytes_of(whole)
+
+
+def test_a_damaged_part_is_left_out_and_said(parts, tmp_path):
+    shutil.copytree(parts[0], tmp_path / "bad")
+    lost = attnscope.open_run(tmp_path / "bad").batches[0]
+    file = lost.file(tmp_path / "bad", "values")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    joined = merge([tmp_path / "bad", *parts[1:]], tmp_path / "run")
+    assert joined.batches == joined.of - 1
+    assert lost.id in joined.damaged[0]
+    assert not attnscope.open_run(tmp_path / "run").complete
+
+
+def test_what_does_not_belong_together(asked, parts, tmp_path, monkeypatch):
+    run(asked.changed(seed=4), tmp_path / "other", shard=Shard(1, 3))
+    with pytest.raises(InputError, match="not parts of one run: they differ in seed"):
+        merge([*parts, tmp_path / "other"], tmp_path / "run")
+    monkeypatch.setattr("attnscope.experiment.environment.__version__", "99")
+    run(asked, tmp_path / "newer", shard=Shard(1, 3))
+    with pytest.raises(InputError, match="another environment"):
+        merge([parts[1], tmp_path / "newer"], tmp_path / "run")
+    with pytest.raises(InputError, match="no directory"):
+        merge([tmp_path / "nothing"], tmp_path / "run")
+    assert not (tmp_path / "run").exists()
