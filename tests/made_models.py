@@ -18,6 +18,7 @@ KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         hf.Gemma3ForCausalLM,
         {"head_dim": 8, "sliding_window": 24},
     ),
+    "bert": (hf.BertConfig, hf.BertModel, {}),
 }
 TEMPLATES = {"qwen2": "chatml", "llama": "llama3", "gemma3": "gemma"}
 

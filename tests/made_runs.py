@@ -69,6 +69,8 @@ def made_run(
                         "filler_tokens": filler,
                         "seam_tokens": seams,
                         "base_seam_tokens": 0,
+                        "generated_tokens": 0,
+                        "generated": None,
                     }
                 )
                 tokens += _tokens(where, length, filler, classes, texts)

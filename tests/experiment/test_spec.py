@@ -95,7 +95,7 @@ WRONG = [
     ("count: 8", "level: 9", 3, "unknown level 9", "1, 2, 3, 4, 5"),
     ("layers: [0]", "layers: [0, -1]", 8, "[0, -1]", "whole numbers from 0"),
     ("layers: [0]", "layers: first", 8, "'first'", "all"),
-    ("layers: [0]", "queries: generated", 8, "generates nothing", "after:REGION"),
+    ("layers: [0]", "queries: generatd", 8, "unknown queries 'generatd'", "generated"),
     ("layers: [0]", "queries: sample:2", 8, "sample:2", "at least 4"),
     ("layers: [0]", "classes: maps2", 8, "unknown class set 'maps2'", "default, maps"),
     ("layers: [0]", "dtype: int8", 8, "int8", "bfloat16"),

@@ -179,7 +179,7 @@ def test_a_run_of_an_earlier_version_says_how_to_make_it_again(copy):
         path.unlink()
     (copy / "cells" / "0123456789abcdef01234567.parquet").write_bytes(b"PAR1")
     (copy / "manifest.json").write_text('{"experiment": "x", "cells": []}')
-    with pytest.raises(InputError, match=r"format 1, this version reads 2.*attnscope run"):
+    with pytest.raises(InputError, match=r"format 1, this version reads 3.*attnscope run"):
         attnscope.open_run(copy)
 
 

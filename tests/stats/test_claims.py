@@ -631,7 +631,7 @@ def test_files_that_are_not_claims(tmp_path: Path) -> None:
 def stored(table: pl.DataFrame, folder: Path) -> Path:
     asked = made(**{**ASKED, "conditions": {"none": {"insert": None}}, "measures": ["mass"]})
     cells = [
-        [f"{model}-{prompt}", model, prompt, "none", 9, 0, 0, 0]
+        [f"{model}-{prompt}", model, prompt, "none", 9, 0, 0, 0, 0, None]
         for model in ("base", "tuned")
         for prompt in range(8)
     ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from attnscope.question.generate import Generate
 from attnscope.question.spec import Experiment
 
 __all__ = ["choices"]
@@ -31,6 +32,8 @@ def choices(experiment: Experiment) -> list[str]:
         "measures": _joined(experiment.measures),
         "shown as": experiment.normalise,
     }
+    if experiment.generate is not None:
+        lines["answers"] = _answers(experiment.generate)
     if "profile" in experiment.measures:
         lines["profiles"] = f"layers {_told(profiles.layers)}; heads {_heads(profiles.heads)}"
     width = max(map(len, lines))
@@ -59,6 +62,14 @@ def _prompts(experiment: Experiment) -> str:
     if experiment.bos:
         chat += ", begun with the begin-of-sequence token"
     return f"{count} {experiment.prompts.source} ({told}), {chat}"
+
+
+def _answers(generate: Generate) -> str:
+    how = "the likeliest token each time"
+    if generate.sample:
+        how = f"sampled, temperature {generate.temperature}, top-p {generate.top_p}, "
+        how += f"seed {generate.seed}" if generate.repeatable else "no seed: NOT repeatable"
+    return f"up to {generate.max_new_tokens} tokens, {how}"
 
 
 def _condition(experiment: Experiment, name: str) -> str:

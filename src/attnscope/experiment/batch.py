@@ -21,10 +21,11 @@ import torch
 from attnscope.capture.activations import Activations
 from attnscope.capture.scope import Scope
 from attnscope.errors import InputError
+from attnscope.experiment.answer import answering, with_answer, with_room
 from attnscope.experiment.forward import forward
-from attnscope.experiment.measured import Array, Column, Measured, Profile, Reading
+from attnscope.experiment.measured import Array, Column, Measured, Profile, Reading, joined
 from attnscope.experiment.padded import Padded
-from attnscope.experiment.plan import Batch, ModelPlan
+from attnscope.experiment.plan import Batch, Cell, ModelPlan
 from attnscope.measures.layer import Layer, Pair, Sums
 from attnscope.measures.measure import Measure, Need, Numbers
 from attnscope.measures.registry import MEASURES
@@ -39,15 +40,40 @@ Made = dict[int, dict[str, Any]]
 def measure_batch(
     experiment: Experiment, plan: ModelPlan, model: Any, batch: Batch
 ) -> dict[str, Measured]:
-    """Every condition of a batch, the base first: one forward pass each."""
+    """Every condition of a batch, the base first: one forward pass each. Where the model answers,
+    prompt by prompt."""
+    if experiment.generate is None:
+        return _conditions(experiment, plan, model, batch.cells)
+    alone = [
+        _conditions(
+            experiment,
+            plan,
+            model,
+            {name: (cell,) for name, cell in zip(batch.cells, row, strict=True)},
+        )
+        for row in zip(*batch.cells.values(), strict=True)
+    ]
+    return {name: joined([measured[name] for measured in alone]) for name in batch.cells}
+
+
+def _conditions(
+    experiment: Experiment, plan: ModelPlan, model: Any, conditions: dict[str, tuple[Cell, ...]]
+) -> dict[str, Measured]:
     wanted = [measure for measure in MEASURES.values() if measure.name in experiment.measures]
     base: _Pass | None = None
     measured = {}
-    for condition, cells in batch.cells.items():
+    for condition, cells in conditions.items():
         asked = [measure for measure in wanted if not measure.pair or base is not None]
-        padded = Padded(experiment, plan, cells)
-        with _passed(experiment, plan, model, padded, wanted, base) as passed:
+        if experiment.generate is None:
+            passing = _passed(
+                experiment, plan, model, Padded(experiment, plan, cells), wanted, base
+            )
+        else:
+            passing = _answered(experiment, plan, model, cells[0], wanted, base)
+        with passing as passed:
             measured[condition] = _measure(experiment, plan, asked, passed)
+            if experiment.generate is not None:
+                measured[condition].cells = passed.padded.cells
             if condition == experiment.base:
                 base = passed.held()
     return measured
@@ -84,6 +110,36 @@ def _passed(
             tables=tables,
             base=base,
         )
+
+
+@contextmanager
+def _answered(
+    experiment: Experiment,
+    plan: ModelPlan,
+    model: Any,
+    cell: Cell,
+    wanted: list[Measure],
+    base: _Pass | None,
+) -> Iterator[_Pass]:
+    """The same of a model that answers: its prompt and every token that it was fed."""
+    assert experiment.generate is not None
+    longest = Padded(experiment, plan, (with_room(cell, experiment.generate),))
+    choices = {name: longest.queries(name) for name in experiment.queries}
+    with answering(
+        model,
+        cell,
+        {name: "all" if chosen is None else chosen for name, chosen in choices.items()},
+        experiment.generate,
+        layers=None if plan.layers is None else list(plan.layers),
+        backend=experiment.backend,
+    ) as (scopes, new):
+        padded = Padded(experiment, plan, (with_answer(cell, new, plan.tokenizer),))
+        if len(new) > 1:
+            sums = {name: _stored(scopes[name], plan, choices[name]) for name in choices}
+            yield _Pass(padded=padded, sums=sums, made={}, tables={}, base=base)
+    if len(new) == 1:  # nothing was fed back: the prompt was all that the model read
+        with _passed(experiment, plan, model, padded, wanted, base) as passed:
+            yield passed
 
 
 _POINTS: set[Need] = {"values", "heads", "outputs"}

@@ -38,6 +38,7 @@ def describe(plan: Plan, claims: Iterable[Claim] | None = None) -> dict[str, Any
         "device_name": torch.cuda.get_device_name() if cuda else _processor(),
         "threads": torch.get_num_threads(),
         "seeds": _seeds(plan.experiment),
+        "repeatable": plan.experiment.generate is None or plan.experiment.generate.repeatable,
         "experiment": plan.experiment.digest,
         "classes": {
             label: {"fingerprint": kinds.fingerprint, "classes": list(kinds.names)}
@@ -79,6 +80,8 @@ def _seeds(experiment: Experiment) -> dict[str, int]:
     seeds = {"sample": experiment.seed}
     if hasattr(experiment.prompts, "seed"):
         seeds["prompts"] = experiment.prompts.seed
+    if experiment.generate is not None and experiment.generate.seed is not None:
+        seeds["generate"] = experiment.generate.seed
     for name in experiment.variants:
         insert = experiment.conditions[name].insert
         if insert is not None:

@@ -11,13 +11,17 @@ This module must not know models, prompts or files.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Array", "Column", "Mask", "Measured", "Profile", "Reading"]
+if TYPE_CHECKING:
+    from attnscope.experiment.plan import Cell
+
+__all__ = ["Array", "Column", "Mask", "Measured", "Profile", "Reading", "joined"]
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -74,3 +78,38 @@ class Measured:
     readings: list[Reading]
     profiles: dict[str, Profile]
     """By queries; empty if not asked for."""
+    cells: tuple[Cell, ...] = ()
+    """As they were measured, where that is more than was planned: with the model's answers."""
+
+
+def joined(parts: Sequence[Measured]) -> Measured:
+    """Prompts that were measured one by one, as a batch."""
+    readings = []
+    for alike in zip(*(part.readings for part in parts), strict=True):
+        together = Reading(alike[0].queries, alike[0].heads, alike[0].columns)
+        for name in ("value", "uniform", "tokens", "error"):
+            columns = zip(*(getattr(one, name) for one in alike), strict=True)
+            setattr(together, name, [np.concatenate(column) for column in columns])
+        readings.append(together)
+    profiles = {
+        queries: Profile(
+            profile.heads,
+            {
+                name: _stacked([part.profiles[queries].columns[name] for part in parts])
+                for name in profile.columns
+            },
+        )
+        for queries, profile in parts[0].profiles.items()
+    }
+    return Measured(readings, profiles, tuple(cell for part in parts for cell in part.cells))
+
+
+def _stacked(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    """[B, S, K] of prompts of different lengths; nan behind the shorter ones."""
+    longest = max(part.shape[2] for part in parts)
+    return np.concatenate(
+        [
+            np.pad(part, ((0, 0), (0, 0), (0, longest - part.shape[2])), constant_values=np.nan)
+            for part in parts
+        ]
+    )

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from attnscope.experiment.measured import Mask
 from attnscope.experiment.plan import Cell, ModelPlan
+from attnscope.question.generate import GENERATED
 from attnscope.question.queries import parse_queries
 from attnscope.question.spec import Experiment
 from attnscope.tokens import TokenizedPrompt, pad
@@ -80,14 +81,28 @@ class Padded:
     def queries(self, name: str) -> Any:
         """What `watch` takes; None where no token of the batch is meant."""
         asked = parse_queries(name)
-        if asked.region is None:
+        region = GENERATED if asked.kind == GENERATED else asked.region
+        if region is None:
             return name
-        mask = self.region(asked.region)
+        mask = self.region(region)
+        if asked.kind == "predicts":  # what a token is predicted from is the one before it
+            before = np.pad(mask[:, 1:], ((0, 0), (0, 1)))
+            if region == GENERATED:  # the last of an answer was predicted too, and is not there
+                before |= mask | self._last_of_prompts()
+            mask = before
         if asked.kind == "after":
             last = mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)
             behind = np.arange(mask.shape[1]) > last[:, None]
             mask = behind & self.real & _any(mask)[:, None]
         return torch.from_numpy(mask) if mask.any() else None
+
+    def _last_of_prompts(self) -> Mask:
+        """[B, K] the token that the first of an answer is predicted from."""
+        last = np.zeros_like(self.real)
+        for row, cell in enumerate(self.cells):
+            fed = int(_region(cell.tokens, GENERATED).sum())
+            last[row, len(cell.tokens) - fed - 1] = True
+        return last
 
     @property
     def inputs(self) -> dict[str, Any]:

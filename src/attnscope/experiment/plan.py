@@ -19,19 +19,31 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from attnscope.errors import InputError
 from attnscope.experiment.model_facts import ModelFacts, chosen_heads, chosen_layers, facts_of
-from attnscope.loading import load_config, load_tokenizer
+from attnscope.loading import load_config, load_tokenizer, model_class
 from attnscope.loading.device import chosen_device
 from attnscope.loading.fit import check_fit, warn_without_bos
 from attnscope.prompts import Layout, Sample, insert, math_samples, read, spatial_samples
 from attnscope.question.conditions import Condition
+from attnscope.question.generate import GENERATED
 from attnscope.question.queries import parse_queries
 from attnscope.question.spec import Experiment, FilePrompts, MathPrompts
 from attnscope.run.layout import FORMAT, digest_of
 from attnscope.tokens import Alignment, Prompt, TokenizedPrompt, apply_chat_template, tokenize_all
 
-__all__ = ["Batch", "Cell", "ModelPlan", "Plan", "make_plan", "samples_of"]
+__all__ = ["Answer", "Batch", "Cell", "ModelPlan", "Plan", "make_plan", "samples_of"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model generated after a prompt."""
+
+    ids: tuple[int, ...]
+    """Every token, with the one that ended it."""
+    text: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +56,8 @@ class Cell:
     tokens: TokenizedPrompt
     alignment: Alignment | None
     """With the base's cell; None in the base itself."""
+    answer: Answer | None = None
+    """There once the model has given it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +231,16 @@ def _plan_model(
         "profiles": [profile_layers, profile_heads],
         "classes": {name: kinds.fingerprint for name, kinds in experiment.classes.items()},
         **experiment.model_dump(
-            mode="json", include={"conditions", "queries", "keys", "measures", "seed", "backend"}
+            mode="json",
+            include={
+                "conditions",
+                "generate",
+                "queries",
+                "keys",
+                "measures",
+                "seed",
+                "backend",
+            },
         ),
     }
     common = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
@@ -260,14 +283,33 @@ def _check_fit(
 ) -> None:
     """Every text within the model's positions and vocabulary, and begun as the model expects."""
     config = load_config(name)
+    room = 0
+    if experiment.generate is not None:
+        _check_answers(label, config)
+        room = experiment.generate.max_new_tokens - 1
     for number, row in enumerate(rows):
         for condition, (tokens, _) in row.items():
             try:
-                check_fit(config, tokens.ids, beyond=experiment.beyond_positions)
+                ids = np.pad(tokens.ids, (0, room), mode="edge")
+                check_fit(config, ids, beyond=experiment.beyond_positions)
             except InputError as error:
                 where = f"model {label!r}, prompt {number}, condition {condition!r}"
                 raise InputError(f"{where}: {error}") from error
     warn_without_bos(config, tokenizer, rows[0][experiment.base][0].ids, name)
+
+
+def _check_answers(label: str, config: Any) -> None:
+    """Whether a model can answer at all, one token after the other."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise InputError(
+            f"model {label!r} has an encoder and a decoder: its answers are another text than the "
+            "prompt. Use attnscope.watch around model.generate, or leave out 'generate'"
+        )
+    if not model_class(config).can_generate():
+        raise InputError(
+            f"model {label!r} ({type(config).__name__}) cannot generate text; leave out "
+            "'generate', and queries and keys that are 'generated'"
+        )
 
 
 def _variant(
@@ -287,6 +329,8 @@ def _variant(
 def _check_regions(experiment: Experiment, row: _Row) -> None:
     """A region nobody has is a misspelling; one that only some conditions have is fine."""
     known = dict.fromkeys(name for tokens, _ in row.values() for name in tokens.prompt.names)
+    if experiment.generate is not None:
+        known[GENERATED] = None
     wanted = [("keys", key, key) for key in experiment.keys if key not in ("all", "not-first")]
     for queries in experiment.queries:
         region = parse_queries(queries).region

@@ -35,9 +35,15 @@ class Store:
         batch = done.work.batch
         measured = [cell for cell in batch.by_prompt() if cell.prompt not in done.failed]
         failed = [cell for cell in batch.by_prompt() if cell.prompt in done.failed]
+        as_measured = {
+            cell.id: cell
+            for part in done.parts
+            for of_condition in part.measured.values()
+            for cell in of_condition.cells
+        }
         self.directory.write_batch(
             batch.id,
-            [_row(done, cell) for cell in measured],
+            [_row(done, as_measured.get(cell.id, cell)) for cell in measured],
             self._tables(done, measured),
             failed=[
                 Failure(cell.id, cell.prompt, cell.condition, done.failed[cell.prompt])
@@ -53,8 +59,9 @@ class Store:
             cell.id: tables
             for part in done.parts
             for condition, its in part.batch.cells.items()
+            for measured in [part.measured[condition]]
             for cell, tables in cell_tables(
-                done.work.model.label, its, part.measured[condition], columns
+                done.work.model.label, measured.cells or its, measured, columns
             )
         }
         ordered = [of_cell[cell.id] for cell in cells]
@@ -79,5 +86,7 @@ def _row(done: Done, cell: Cell) -> list[Any]:
         "filler_tokens": 0 if pair is None else len(pair.filler),
         "seam_tokens": 0 if pair is None else len(pair.variant_seam),
         "base_seam_tokens": 0 if pair is None else len(pair.base_seam),
+        "generated_tokens": 0 if cell.answer is None else len(cell.answer.ids),
+        "generated": None if cell.answer is None else cell.answer.text,
     }
     return [row[name] for name in CELLS]

@@ -153,6 +153,9 @@ def token_table(label: str, cell: Cell, vocabulary: TokenColumns) -> pl.DataFram
         role[cell.alignment.variant_seam] = 2
         twin = np.full(n, -1)
         twin[cell.alignment.variant] = cell.alignment.base
+    if cell.answer is not None:  # all but its last token was fed back
+        generated = slice(n - len(cell.answer.ids) + 1, n)
+        role[generated], twin[generated] = 3, -1
     columns = {
         "position": np.arange(n, dtype=np.int32),
         "id": cell.tokens.ids.astype(np.int32),
@@ -165,7 +168,7 @@ def token_table(label: str, cell: Cell, vocabulary: TokenColumns) -> pl.DataFram
     return _frame(TOKENS, _whose(label, cell, n) | columns)
 
 
-_ROLES = pl.Series(["text", "filler", "seam"])
+_ROLES = pl.Series(["text", "filler", "seam", "generated"])
 
 
 def _regions(cell: Cell) -> pl.Series:

@@ -1,9 +1,10 @@
 """The grammar of `queries`: which rows of the attention count, as a word.
 
-"all" · "last" · "generated" · "predicts" · "sample:K" · "after:REGION" · "region:REGION"
+"all" · "last" · "generated" · "predicts" · "sample:K" · "after:REGION" · "region:REGION" ·
+"predicts:REGION"
 
 Parsed here and nowhere else. Which of them make sense is for the user of a word to say: `watch`
-knows no regions, a run generates nothing.
+knows no regions.
 
 This module must not know models or prompts.
 """
@@ -18,7 +19,15 @@ from attnscope.errors import InputError
 __all__ = ["IN_A_RUN", "IN_A_WATCH", "Queries", "parse_queries"]
 
 IN_A_WATCH = ("all", "last", "generated", "predicts", "sample:K")
-IN_A_RUN = ("all", "last", "sample:K", "after:REGION", "region:REGION")
+IN_A_RUN = (
+    "all",
+    "last",
+    "sample:K",
+    "after:REGION",
+    "region:REGION",
+    "predicts:REGION",
+    "generated",
+)
 SMALLEST_SAMPLE = 4
 
 
@@ -29,7 +38,7 @@ class Queries:
     kind: str
     """`all`, `last`, `generated`, `predicts`, `sample`, `after` or `region`."""
     region: str | None = None
-    """Of `after` and `region`."""
+    """Of `after`, `region` and `predicts`."""
     sample: int = 0
     """K of `sample:K`."""
 

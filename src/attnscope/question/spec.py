@@ -27,10 +27,11 @@ from pydantic import (
 
 from attnscope.errors import InputError, unknown
 from attnscope.measures.registry import MEASURES
-from attnscope.prompts.math import LEVELS
 from attnscope.question.conditions import Condition, Insert, base_of
-from attnscope.question.plain import Count, Plain, Seed
-from attnscope.question.queries import IN_A_RUN, parse_queries
+from attnscope.question.generate import GENERATED, Generate
+from attnscope.question.plain import Plain, Seed
+from attnscope.question.queries import parse_queries
+from attnscope.question.sources import FilePrompts, MathPrompts, Prompts, SpatialPrompts
 from attnscope.tokens.classes import ClassSet
 from attnscope.tokens.named import class_set, load_classes
 
@@ -38,25 +39,19 @@ __all__ = [
     "Condition",
     "Experiment",
     "FilePrompts",
+    "Generate",
     "Insert",
     "MathPrompts",
     "Prompts",
     "SpatialPrompts",
 ]
 
-LARGEST_MAP = 99
-"""Rows and columns of a spatial map: its cells are their product."""
 OF_READERS = ("combine", "normalise")
 """Keys that say how numbers are shown; none of the numbers depends on them."""
 _KEYS = ("all", "not-first", "the name of a region")
 
 
 def _queries(value: Any) -> Any:
-    if value == "generated":
-        raise ValueError(
-            "queries 'generated': a run reads prompts and generates nothing; use attnscope.watch "
-            f"around model.generate for that, or one of {', '.join(IN_A_RUN)}"
-        )
     parse_queries(value)
     return value
 
@@ -154,50 +149,6 @@ Numbers = Literal["all"] | tuple[int, ...]
 OneOrMore = BeforeValidator(_listed)
 
 
-class SpatialPrompts(Plain):
-    """Maps with a shape, from `attnscope.prompts.spatial`."""
-
-    source: Literal["spatial"] = "spatial"
-    count: Count = 64
-    seed: Seed = 0
-    task: Literal["action", "map"] = "action"
-    split: Literal["train", "test"] | None = None
-    size: Annotated[StrictInt, Field(ge=7, le=LARGEST_MAP)] = 9
-
-
-class MathPrompts(Plain):
-    """Word problems, from `attnscope.prompts.math`."""
-
-    source: Literal["math"] = "math"
-    count: Count = 64
-    seed: Seed = 0
-    level: StrictInt | None = None
-    """1 to 5; all levels in turn where it is not given."""
-
-    @model_validator(mode="after")
-    def _level(self) -> MathPrompts:
-        if self.level is not None and self.level not in LEVELS:
-            raise unknown("level", self.level, LEVELS)
-        return self
-
-
-class FilePrompts(Plain):
-    """The records of a file, from `attnscope.prompts.datasets`."""
-
-    source: Literal["file"] = "file"
-    path: StrictStr
-    count: Count | None = None
-    """The first so many records; all of them where it is not given."""
-    template: StrictStr = "{question}"
-    fields: dict[StrictStr, StrictStr] = Field(default_factory=dict)
-    system: StrictStr | None = None
-    digest: StrictStr | None = None
-    """SHA-256 of the file, filled in by a run; one that is given must be right."""
-
-
-Prompts = Annotated[SpatialPrompts | MathPrompts | FilePrompts, Field(discriminator="source")]
-
-
 class Profiles(Plain):
     """Of which layers and heads `profile` keeps a number per token, of those that are measured."""
 
@@ -224,6 +175,9 @@ class Experiment(Plain):
     """Begin every text with the begin-of-sequence token, where the tokenizer does not."""
     beyond_positions: StrictBool = False
     """Allow prompts longer than a model was made for, where it can compute them at all."""
+    generate: Generate | None = None
+    """How the model answers every prompt; measured while it does. Filled in where queries or keys
+    are about what is generated."""
     conditions: dict[StrictStr, Condition] = Field(default_factory=lambda: {"base": Condition()})
     base: StrictStr = ""
     """The condition that the others are compared with; found where it is not given."""
@@ -274,6 +228,9 @@ class Experiment(Plain):
         except UnicodeEncodeError as error:
             raise ValueError(f"{error.object[error.start]!r} is half a character") from None
         object.__setattr__(self, "base", base_of(self.conditions, self.base or None))
+        about = (*(parse_queries(q).region or q for q in self.queries), *self.keys)
+        if self.generate is None and GENERATED in about:
+            object.__setattr__(self, "generate", Generate())
         if not self.classes:
             raise ValueError("classes is empty; name at least one")
         for what in ("queries", "keys", "measures"):
@@ -297,6 +254,8 @@ class Experiment(Plain):
                 f"{pairs[0]!r} compares a condition with the base, and there is only the base; "
                 "add a condition with an insertion, or leave it out"
             )
+        if self.generate is not None:
+            self._answerable()
         for label in self.models:
             _part_of("layers", self.profiles.layers, self.layers)
             _part_of("heads", self.profiles.heads_of(label), self.heads_of(label))
@@ -308,6 +267,22 @@ class Experiment(Plain):
                         "a query is of no single class; use another set, such as default"
                     )
         return self
+
+    def _answerable(self) -> None:
+        """What cannot be measured while a model answers, since it is not known beforehand."""
+        for queries in self.queries:
+            if parse_queries(queries).sample:
+                raise ValueError(
+                    f"queries {queries!r}: a sample is spread over a text that is there, and "
+                    "answers are not there before they are generated; leave out one of the two"
+                )
+        for name in self.measures:
+            if needs := MEASURES[name].needs & {"flow", "values", "heads", "outputs"}:
+                raise ValueError(
+                    f"{name!r} needs {', '.join(sorted(needs))}, which are kept of one pass over a "
+                    "finished text and not of a generation; measure it without 'generate', in an "
+                    "experiment of its own"
+                )
 
     @property
     def variants(self) -> tuple[str, ...]:

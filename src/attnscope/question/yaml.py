@@ -16,16 +16,12 @@ from pydantic import BaseModel, ValidationError
 
 from attnscope.errors import InputError
 from attnscope.question.conditions import Condition, Insert
-from attnscope.question.spec import Experiment, FilePrompts, MathPrompts, SpatialPrompts
+from attnscope.question.generate import Generate
+from attnscope.question.sources import SOURCES
+from attnscope.question.spec import Experiment
 from attnscope.yaml_file import Place, read_yaml
 
 __all__ = ["read_experiment", "written"]
-
-_SOURCES: dict[str, type[BaseModel]] = {
-    "spatial": SpatialPrompts,
-    "math": MathPrompts,
-    "file": FilePrompts,
-}
 
 
 def read_experiment(path: str | Path) -> Experiment:
@@ -95,7 +91,7 @@ def _explain(found: Any, data: dict[Any, Any], lines: dict[Place, int], path: Pa
         return f"{at}: the key {name!r} is missing"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         said = data["prompts"].get("source") if isinstance(data.get("prompts"), dict) else None
-        return f"{at}: unknown prompts.source {said!r}; known: {', '.join(_SOURCES)}"
+        return f"{at}: unknown prompts.source {said!r}; known: {', '.join(SOURCES)}"
     value = _at(place, data)
     said = "" if isinstance(value, dict | list) or repr(value) in message else f" ({value!r})"
     return f"{at}: {name}{said}: {message}" if name else f"{at}: {message}"
@@ -107,7 +103,7 @@ def _place(loc: Place, data: Any) -> Place:
     for step in loc:
         inside = _at(place, data)
         if isinstance(inside, dict):
-            if step in inside or place != ("prompts",) or step not in _SOURCES:
+            if step in inside or place != ("prompts",) or step not in SOURCES:
                 place = (*place, step)
         elif isinstance(inside, list) and isinstance(step, int):
             place = (*place, step)
@@ -128,7 +124,9 @@ def _at(place: Place, data: Any) -> Any:
 def _model_at(place: Place, data: dict[Any, Any]) -> type[BaseModel]:
     if place[:1] == ("prompts",):
         source = data["prompts"].get("source", "")
-        return _SOURCES[source]
+        return SOURCES[source]
     if place[:1] == ("conditions",):
         return Insert if place[2:] == ("insert",) else Condition
+    if place == ("generate",):
+        return Generate
     return Experiment

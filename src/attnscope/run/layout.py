@@ -39,8 +39,8 @@ __all__ = [
     "read_json",
 ]
 
-FORMAT = 2
-"""Of the directory and its tables; 1 had a file per cell."""
+FORMAT = 3
+"""Of the directory and its tables; 1 had a file per cell, 2 no answers."""
 _NAME = re.compile(rf"([0-9a-f]{{24}})\.(?:json|(?:{'|'.join(TABLES)})\.parquet)")
 
 

@@ -18,9 +18,12 @@ CELLS = pl.Schema(
         "filler_tokens": pl.Int32(),
         "seam_tokens": pl.Int32(),
         "base_seam_tokens": pl.Int32(),
+        "generated_tokens": pl.Int32(),
+        "generated": pl.String(),
     }
 )
-"""One row per cell: a model, a prompt and a condition."""
+"""One row per cell: a model, a prompt and a condition; and what the model answered, if it was
+let to."""
 
 VALUES = pl.Schema(
     {

@@ -1,0 +1,152 @@
+"""An experiment in which the model answers: what is measured while it does, and what is kept."""
+
+import json
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import attnscope
+from attnscope.errors import InputError
+from attnscope.experiment.execute import run
+from attnscope.experiment.plan import make_plan
+from made_models import save_model
+from run_bytes import bytes_of
+
+
+def _dense(folder: str, ids: list[int]) -> np.ndarray:
+    """[layers, H, n, n] of the finished text in one eager pass."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    with torch.no_grad():
+        seen = model(torch.tensor([ids]), output_attentions=True).attentions
+    return torch.cat(seen).numpy()
+
+
+def test_the_numbers_are_those_of_the_rows_that_were_generated(small, folder, tmp_path):
+    experiment = small(
+        prompts={"source": "math", "count": 2, "level": 1},
+        queries=["generated", "predicts:generated", "all", "last", "after:question"],
+        keys=["all", "question", "generated"],
+        classes=["whole"],
+        generate={"max_new_tokens": 6},
+        measures=["mass", "entropy", "lambda", "profile"],
+    )
+    run(experiment, tmp_path / "run")
+    opened = attnscope.open_run(tmp_path / "run")
+    values, tokens = opened.values.collect(), opened.tokens.collect()
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    planned = {(c.prompt, c.condition): c.tokens for c in make_plan(experiment).models[0].cells()}
+    for cell in opened.cells.iter_rows(named=True):
+        here = pl.col("prompt") == cell["prompt"], pl.col("condition") == cell["condition"]
+        its = tokens.filter(*here)
+        before = planned[cell["prompt"], cell["condition"]]
+        given = torch.from_numpy(before.ids[None])
+        said = model.generate(given, max_new_tokens=6, do_sample=False)[0, len(before) :].tolist()
+        assert cell["generated_tokens"] == len(said)
+        assert its["id"].to_list() == [*before.ids.tolist(), *said[:-1]]
+        assert set(its.filter(role="generated")["position"]) == set(range(len(before), len(its)))
+        dense = _dense(folder, its["id"].to_list())
+        n, P = len(its), len(before)
+        behind = int(np.flatnonzero(before.mask("question"))[-1]) + 1
+        rows = {
+            "generated": slice(P, n),
+            "predicts:generated": slice(P - 1, n),
+            "all": slice(0, n),
+            "last": slice(P - 1, P),
+            "after:question": slice(behind, n),
+        }
+        keys = {
+            "all": np.ones(n, dtype=bool),
+            "question": np.r_[before.mask("question"), np.zeros(n - P, dtype=bool)],
+            "generated": np.arange(n) >= P,
+        }
+        mine = values.filter(*here, pl.col("measure") == "mass")
+        for row in mine.iter_rows(named=True):
+            part = dense[row["layer"], row["head"], rows[row["queries"]]]
+            want = part[:, keys[row["keys"]]].sum(1).mean()
+            assert row["value"] == pytest.approx(want, abs=1e-5), (row, n, P, behind)
+
+
+def test_the_text_is_kept_and_comes_again(small, tmp_path):
+    asked = {"queries": "generated", "measures": ["entropy"], "conditions": {"base": {}}}
+    for seed, out in ((3, "one"), (3, "two"), (4, "other")):
+        sampled = {"max_new_tokens": 5, "sample": True, "seed": seed}
+        run(small(**asked, generate=sampled), tmp_path / out)
+    assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "two")
+    texts = {
+        out: attnscope.open_run(tmp_path / out).cells["generated"].to_list()
+        for out in ("one", "other")
+    }
+    assert texts["one"] != texts["other"]
+    assert all(isinstance(text, str) for text in texts["one"])
+    for out in ("one", "other"):
+        assert json.loads((tmp_path / out / "environment.json").read_text())["repeatable"] is True
+
+
+def test_sampled_without_a_seed_is_recorded_as_unrepeatable(small, tmp_path):
+    once = small(queries="generated", measures=["entropy"], generate={"sample": True})
+    assert once.generate.seed is None
+    run(once.changed(prompts={"source": "math", "count": 1}), tmp_path / "run")
+    environment = attnscope.open_run(tmp_path / "run").environment
+    assert environment["repeatable"] is False
+    assert "generate" not in environment["seeds"]
+
+
+def test_an_answer_of_one_token_has_no_generated_queries(small, tmp_path):
+    asked = small(
+        queries=["generated", "predicts:generated"],
+        measures=["mass", "entropy"],
+        generate={"max_new_tokens": 1},
+        conditions={"base": {}},
+        prompts={"source": "math", "count": 1},
+    )
+    run(asked, tmp_path / "run")
+    values = attnscope.open_run(tmp_path / "run").values.collect()
+    assert values.filter(queries="generated")["value"].is_null().all()
+    assert (
+        values.filter(queries="predicts:generated", measure="entropy")["value"].is_not_null().all()
+    )
+
+
+def test_predicts_a_region_is_that_region_one_earlier(small, folder, tmp_path):
+    asked = small(queries=["predicts:question"], measures=["entropy"], conditions={"base": {}})
+    run(asked, tmp_path / "run")
+    values = attnscope.open_run(tmp_path / "run").values.collect()
+    for cell in make_plan(asked).models[0].cells()[:2]:
+        dense = _dense(folder, cell.tokens.ids.tolist())
+        before = np.flatnonzero(cell.tokens.mask("question")) - 1
+        rows = dense[:, :, before[before >= 0]]
+        entropy = -(rows * np.log(np.where(rows > 0, rows, 1))).sum(-1).mean(-1)
+        mine = values.filter(prompt=cell.prompt).sort("layer", "head")["value"].to_numpy()
+        np.testing.assert_allclose(mine, entropy.ravel(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"generate": {"seed": 1}}, "generate.seed is of sampled answers; add 'sample: true'"),
+        ({"generate": {"max_new_tokens": 0}}, "max_new_tokens"),
+        ({"queries": ["generated", "sample:8"]}, "sample is spread over a text that is there"),
+        ({"queries": "generated", "measures": ["flow"]}, "'flow' needs flow"),
+        ({"queries": "generated", "measures": ["affine"]}, "without 'generate'"),
+        ({"queries": "predicts:"}, "unknown queries 'predicts:'"),
+    ],
+)
+def test_what_cannot_be_asked_while_a_model_answers(small, keys, words):
+    with pytest.raises(InputError) as caught:
+        small(**keys)
+    assert words in str(caught.value)
+
+
+def test_an_answer_beyond_the_models_positions_is_refused(small):
+    asked = small(queries="generated", generate={"max_new_tokens": 100_000}, measures=["mass"])
+    with pytest.raises(InputError, match="positions"):
+        make_plan(asked)
+
+
+def test_a_model_that_cannot_generate_is_refused(small, tmp_path):
+    encoder = save_model(tmp_path / "encoder", kind="bert", chat=False)
+    with pytest.raises(InputError, match="cannot generate text; leave out 'generate'"):
+        make_plan(small(models=[encoder], queries="generated", measures=["mass"], chat=False))
