@@ -1,4 +1,6 @@
-"""The house rules a machine can check: public names, the import ladder, a cheap import."""
+"""The house rules a machine can check: public names, the import ladder, short functions, a cheap
+import.
+"""
 
 import ast
 import subprocess
@@ -39,6 +41,15 @@ LADDER = [
 # The question and the run are on both sides, so they know neither.
 RIGHT_OF_THE_WALL = ["question", "run", "stats", "figures", "report"]
 LEFT_OF_THE_WALL = LADDER[: LADDER.index("stats")]
+
+LONGEST = 60
+"""Lines of a function, with its docstring."""
+LONGER = {
+    "kernels/triton_jit.py: columns": "one Triton program: its tile lives in registers throughout",
+    "capture/seam.py: _attention": "every way a call can go, in the order they are tried",
+    "capture/watch.py: watch": "most of it says what its options mean",
+}
+"""What may be longer, and why."""
 
 
 def imports_of(path: Path) -> set[str]:
@@ -108,6 +119,16 @@ def test_nothing_right_of_the_wall_loads_a_model_library() -> None:
     )
     out = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_functions_are_short() -> None:
+    long = {
+        f"{path.relative_to(SOURCE).as_posix()}: {node.name}"
+        for _, path in modules()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno + 1 > LONGEST
+    }
+    assert long <= LONGER.keys()
 
 
 def test_import_is_cheap() -> None:

@@ -12,16 +12,6 @@ the message alone; a traceback means a bug.
 
 from collections.abc import Iterable
 
-__all__ = [
-    "AttnscopeError",
-    "AttnscopeWarning",
-    "ConservationError",
-    "InputError",
-    "ModelError",
-    "ScopeError",
-    "unknown",
-]
-
 
 class AttnscopeError(Exception):
     """The root: `except AttnscopeError` catches everything attnscope raises on purpose."""

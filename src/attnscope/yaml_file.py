@@ -17,8 +17,6 @@ from attnscope.errors import InputError
 if TYPE_CHECKING:
     import yaml
 
-__all__ = ["DEEPEST", "LARGEST", "MOST", "Place", "parse_yaml", "read_yaml"]
-
 LARGEST = 4 * 2**20
 """Bytes of a file."""
 DEEPEST = 40

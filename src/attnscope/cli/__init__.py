@@ -21,8 +21,6 @@ from attnscope.cli.looking import look, models
 from attnscope.cli.running import merge, query, reproduce, run
 from attnscope.errors import AttnscopeError
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from attnscope.experiment.execute import Outcome
     from attnscope.experiment.plan import Plan
 
-__all__ = ["carry_out", "print_outcomes", "run_directory"]
-
 
 def run_directory(out: Path) -> Path:
     """The directory that was asked for, if it is one: a Path makes `s3:/x` of `s3://x`."""

@@ -10,8 +10,6 @@ from typing import Any
 from attnscope.question.generate import Generate
 from attnscope.question.spec import Experiment
 
-__all__ = ["choices"]
-
 
 def choices(experiment: Experiment) -> list[str]:
     """What the numbers are of: every choice that a reader must know, a line each."""

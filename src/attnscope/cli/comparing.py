@@ -11,106 +11,138 @@ from attnscope.cli.options import Json, listed, numbers, opened, without_none
 from attnscope.errors import InputError, unknown
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import polars as pl
 
-__all__ = ["compare"]
+    from attnscope.question.claims import Claim
+    from attnscope.run.store import Run
+    from attnscope.stats.verdicts import Verdict
+
+
+Over = Annotated[str | None, typer.Option(help="model or condition; else models if they are two.")]
+Pair = Annotated[
+    str | None,
+    typer.Option(help="FIRST,SECOND of what is compared: second against first; or all."),
+]
+Combine = Annotated[
+    str | None, typer.Option(help="Heads: mean, sum, max or each; else as the experiment says.")
+]
+Normalise = Annotated[
+    str | None, typer.Option(help="Masses: mass, per-token, share or lift; else as above.")
+]
+Cluster = Annotated[
+    str | None,
+    typer.Option(help="A fact of the prompts that are alike; of several, the outermost first."),
+]
+Strata = Annotated[
+    str | None, typer.Option(help="A fact that any set of prompts holds in equal proportion.")
+]
+Families = Annotated[
+    str, typer.Option(help="Corrected: each thing by itself, pooled, or two-level.")
+]
+Smallest = Annotated[
+    str | None,
+    typer.Option(help="The smallest difference of interest: a number, or 5% of the first."),
+]
+Holds = Annotated[
+    bool, typer.Option("--holds", help="Show only rows whose outcome is not undetermined.")
+]
+Claims = Annotated[
+    str | None, typer.Option(help="A YAML file of claims, in place of the built-in ones.")
+]
+Sensitivity = Annotated[
+    str | None, typer.Option(help="A claim to judge again under every choice the run allows.")
+]
 
 
 def compare(
     runs: Annotated[
         list[str], typer.Argument(metavar="RUN...", help="A run directory, or several.")
     ],
-    over: Annotated[
-        str | None, typer.Option(help="model or condition; else models if they are two.")
-    ] = None,
-    pair: Annotated[
-        str | None,
-        typer.Option(help="FIRST,SECOND of what is compared: second against first; or all."),
-    ] = None,
-    combine: Annotated[
-        str | None, typer.Option(help="Heads: mean, sum, max or each; else as the experiment says.")
-    ] = None,
-    normalise: Annotated[
-        str | None, typer.Option(help="Masses: mass, per-token, share or lift; else as above.")
-    ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option(help="A fact of the prompts that are alike; of several, the outermost first."),
-    ] = None,
-    strata: Annotated[
-        str | None, typer.Option(help="A fact that any set of prompts holds in equal proportion.")
-    ] = None,
-    families: Annotated[
-        str, typer.Option(help="Corrected: each thing by itself, pooled, or two-level.")
-    ] = "each",
-    smallest: Annotated[
-        str | None,
-        typer.Option(help="The smallest difference of interest: a number, or 5% of the first."),
-    ] = None,
+    over: Over = None,
+    pair: Pair = None,
+    combine: Combine = None,
+    normalise: Normalise = None,
+    cluster: Cluster = None,
+    strata: Strata = None,
+    families: Families = "each",
+    smallest: Smallest = None,
     level: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
     resamples: Annotated[int, typer.Option(help="At the least.")] = 10_000,
     seed: Annotated[int, typer.Option(help="Of the resamples.")] = 0,
     measure: Annotated[str | None, typer.Option(help="Show these measures only.")] = None,
     layer: Annotated[str | None, typer.Option(help="Show these layers only: 0,1,7.")] = None,
     classes: Annotated[str | None, typer.Option("--class", help="Show these classes only.")] = None,
-    holds: Annotated[
-        bool, typer.Option("--holds", help="Show only rows whose outcome is not undetermined.")
-    ] = False,
-    claims: Annotated[
-        str | None, typer.Option(help="A YAML file of claims, in place of the built-in ones.")
-    ] = None,
-    sensitivity: Annotated[
-        str | None, typer.Option(help="A claim to judge again under every choice the run allows.")
-    ] = None,
+    holds: Holds = False,
+    claims: Claims = None,
+    sensitivity: Sensitivity = None,
     json: Json = False,
 ) -> None:
     """Is the difference real? Paired statistics of a run, and verdicts on claims about it.
 
     Several runs of the same prompts are compared as models of one.
     """
-    from attnscope.question.claims import built_in, load_claims
-    from attnscope.stats import on_run, printing
+    from attnscope.stats import printing
 
     two: Any = pair if pair in (None, "all") else tuple(pair.split(","))
     if isinstance(two, tuple) and len(two) != 2:
         raise InputError(
             f"--pair {pair}: two names with a comma between them, first and second; or all"
         )
-    judged = built_in() if claims is None else load_claims(claims)
-    varied = [claim for claim in judged if claim.name == sensitivity]
-    if sensitivity is not None and not varied:
-        raise unknown("claim", sensitivity, [claim.name for claim in judged])
+    judged, varied = _claims(claims, sensitivity)
     units = without_none(cluster=_one_or_several(cluster), strata=strata)
     drawn = {"resamples": resamples, "seed": seed}
     settings = {**units, "families": families, "smallest": smallest, "level": level, **drawn}
-    how = {"combine": combine, "normalise": normalise, "over": over, "pair": two}
+    how = {"combine": combine, "normalise": normalise, "over": over, "pair": two, **settings}
     found = [opened(run) for run in runs]
-    if len(found) > 1:
-        if varied:
-            raise InputError("--sensitivity takes one run")
-        compared: pl.DataFrame | None = on_run.compare_runs(found, **how, **settings)
-        verdicts, choices = [], None
-    else:
-        (run,) = found
-        several = len(run.experiment.models) > 1 or len(run.experiment.conditions) > 1
-        compared = on_run.compare_run(run, **how, **settings) if several else None
-        models = two if isinstance(two, tuple) and two[0] in run.experiment.models else None
-        verdicts = on_run.judge_run(run, judged, pair=models, **units, **drawn)
-        choices = (
-            on_run.sensitivity_of_run(run, varied[0], pair=models, **units, **drawn)
-            if varied
-            else None
-        )
+    compared, verdicts, choices = _told(found, judged, varied, how, {**units, **drawn})
     if compared is not None:
         compared = _only(compared, listed(measure), numbers("layer", layer), listed(classes), holds)
+    told = (compared, verdicts, choices)
     if json:
-        print(printing.as_json(compared, verdicts, choices, settings=settings))
+        print(printing.as_json(*told, settings=settings))
     else:
-        _show(
-            lambda narrow: printing.as_tables(
-                compared, verdicts, choices, narrow=narrow, settings=settings
-            )
-        )
+        _show(lambda narrow: printing.as_tables(*told, narrow=narrow, settings=settings))
+
+
+def _claims(file: str | None, sensitivity: str | None) -> tuple[Sequence[Claim], Claim | None]:
+    """The claims to judge, and the one to judge under every choice."""
+    from attnscope.question.claims import built_in, load_claims
+
+    judged = built_in() if file is None else load_claims(file)
+    if sensitivity is None:
+        return judged, None
+    for claim in judged:
+        if claim.name == sensitivity:
+            return judged, claim
+    raise unknown("claim", sensitivity, [claim.name for claim in judged])
+
+
+def _told(
+    runs: Sequence[Run],
+    judged: Sequence[Claim],
+    varied: Claim | None,
+    how: dict[str, Any],
+    units: dict[str, Any],
+) -> tuple[pl.DataFrame | None, list[Verdict], pl.DataFrame | None]:
+    """What differs, the verdicts on claims, and the one claim under every choice."""
+    from attnscope.stats import on_run
+
+    if len(runs) > 1:
+        if varied is not None:
+            raise InputError("--sensitivity takes one run")
+        return on_run.compare_runs(runs, **how), [], None
+    (run,) = runs
+    several = len(run.experiment.models) > 1 or len(run.experiment.conditions) > 1
+    compared = on_run.compare_run(run, **how) if several else None
+    two = how["pair"]
+    models = two if isinstance(two, tuple) and two[0] in run.experiment.models else None
+    verdicts = on_run.judge_run(run, judged, pair=models, **units)
+    choices = None
+    if varied is not None:
+        choices = on_run.sensitivity_of_run(run, varied, pair=models, **units)
+    return compared, verdicts, choices
 
 
 def _one_or_several(text: str | None) -> Any:

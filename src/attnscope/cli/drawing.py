@@ -16,8 +16,6 @@ from attnscope.figures.registry import FIGURES
 if TYPE_CHECKING:
     from attnscope.figures import Drawing
 
-__all__ = ["describe", "figure", "report"]
-
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The directory of a run.")]
 Models = Annotated[str | None, typer.Option(help="Only these models, by their labels: a,b.")]
 Layers = Annotated[str | None, typer.Option(help="Only these layers, from 0: 0,16.")]

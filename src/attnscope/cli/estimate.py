@@ -16,8 +16,6 @@ from attnscope.experiment.plan import ModelPlan, Plan
 from attnscope.loading import load_config
 from attnscope.question.spec import Experiment
 
-__all__ = ["Estimate", "estimate"]
-
 # Seconds that one layer of one watched forward pass costs however small it is.
 OVERHEAD = {"cpu": 1.0e-3, "cuda": 0.6e-3}
 

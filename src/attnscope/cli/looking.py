@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from attnscope.zoo import Card
 
-__all__ = ["look", "models"]
-
 
 class Colour(StrEnum):
     """What `look` colours tokens by."""

@@ -13,19 +13,6 @@ from attnscope.errors import InputError
 if TYPE_CHECKING:
     from attnscope.run.store import Run
 
-__all__ = [
-    "BeyondPositions",
-    "Bos",
-    "Json",
-    "Quiet",
-    "listed",
-    "numbers",
-    "opened",
-    "print_json",
-    "without_control",
-    "without_none",
-]
-
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 

@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["shown"]
-
 # Seconds between two lines where there is no terminal.
 EVERY = 10.0
 

@@ -24,9 +24,22 @@ from attnscope.cli.options import (
 from attnscope.errors import InputError, unknown
 
 if TYPE_CHECKING:
+    from attnscope.experiment.execute import Outcome
     from attnscope.experiment.plan import Plan
-
-__all__ = ["merge", "query", "reproduce", "run"]
+    from attnscope.question.spec import Experiment
+Claims = Annotated[
+    Path | None,
+    typer.Option(help="Claims of your own, written down with the run before it starts."),
+]
+Shard = Annotated[
+    str | None,
+    typer.Option(
+        metavar="I/N", help="Only the I-th of N parts, from 1: one job of several (below)."
+    ),
+]
+LoadWithin = Annotated[
+    float, typer.Option(metavar="SECONDS", min=1, help="How long a model may take to load.")
+]
 
 
 def run(
@@ -37,19 +50,9 @@ def run(
     check: Annotated[
         bool, typer.Option("--check", help="Only validate, and print the plan.")
     ] = False,
-    claims: Annotated[
-        Path | None,
-        typer.Option(help="Claims of your own, written down with the run before it starts."),
-    ] = None,
-    shard: Annotated[
-        str | None,
-        typer.Option(
-            metavar="I/N", help="Only the I-th of N parts, from 1: one job of several (below)."
-        ),
-    ] = None,
-    load_within: Annotated[
-        float, typer.Option(metavar="SECONDS", min=1, help="How long a model may take to load.")
-    ] = 3600,
+    claims: Claims = None,
+    shard: Shard = None,
+    load_within: LoadWithin = 3600,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -99,42 +102,50 @@ def run(
     print_outcomes({experiment.name: outcome}, json=json)
 
 
+OtherModels = Annotated[
+    str | None,
+    typer.Option(help="In place of the recipe's models: NAME,NAME or LABEL=NAME,LABEL=NAME."),
+]
+Recipe = Annotated[
+    str | None,
+    typer.Argument(help="token-types, filler-profile or filler-vs-sentence; all by default."),
+]
+Queries = Annotated[
+    str | None, typer.Option(help="all, last, after:REGION, region:REGION, sample:K; or a,b.")
+]
+Keys = Annotated[str | None, typer.Option(help="all, not-first, a region; or a,b.")]
+Layers = Annotated[
+    str | None, typer.Option(help="all, or 0,1,2; from 0. Filler recipes: of profiles.")
+]
+Heads = Annotated[
+    str | None, typer.Option(help="all, or 0,1,7; from 0. Filler recipes: of profiles.")
+]
+Classes = Annotated[str | None, typer.Option(help="default, maps, whole, a YAML file; or a,b.")]
+Normalise = Annotated[
+    str | None, typer.Option(help="mass, per-token, share or lift: what is shown of mass.")
+]
+Chat = Annotated[
+    bool | None, typer.Option(help="In the chat template, or plain; else as the models are made.")
+]
+Real = Annotated[
+    bool, typer.Option("--real", help="On zoo:smollm2 and its fine-tune, not on the tiny models.")
+]
+
+
 def reproduce(
-    recipe: Annotated[
-        str | None,
-        typer.Argument(help="token-types, filler-profile or filler-vs-sentence; all by default."),
-    ] = None,
-    models: Annotated[
-        str | None,
-        typer.Option(help="In place of the recipe's models: NAME,NAME or LABEL=NAME,LABEL=NAME."),
-    ] = None,
+    recipe: Recipe = None,
+    models: OtherModels = None,
     prompts: Annotated[int, typer.Option(help="How many prompts; 1 is as published.")] = 64,
-    queries: Annotated[
-        str | None, typer.Option(help="all, last, after:REGION, region:REGION, sample:K; or a,b.")
-    ] = None,
-    keys: Annotated[str | None, typer.Option(help="all, not-first, a region; or a,b.")] = None,
-    layers: Annotated[
-        str | None, typer.Option(help="all, or 0,1,2; from 0. Filler recipes: of profiles.")
-    ] = None,
-    heads: Annotated[
-        str | None, typer.Option(help="all, or 0,1,7; from 0. Filler recipes: of profiles.")
-    ] = None,
-    classes: Annotated[
-        str | None, typer.Option(help="default, maps, whole, a YAML file; or a,b.")
-    ] = None,
-    normalise: Annotated[
-        str | None, typer.Option(help="mass, per-token, share or lift: what is shown of mass.")
-    ] = None,
-    chat: Annotated[
-        bool | None,
-        typer.Option(help="In the chat template, or plain; else as the models are made."),
-    ] = None,
+    queries: Queries = None,
+    keys: Keys = None,
+    layers: Layers = None,
+    heads: Heads = None,
+    classes: Classes = None,
+    normalise: Normalise = None,
+    chat: Chat = None,
     bos: Bos = False,
     beyond_positions: BeyondPositions = False,
-    real: Annotated[
-        bool,
-        typer.Option("--real", help="On zoo:smollm2 and its fine-tune, not on the tiny models."),
-    ] = False,
+    real: Real = False,
     out: Annotated[Path, typer.Option(help="A directory for the runs.")] = Path("runs"),
     quiet: Quiet = False,
     json: Json = False,
@@ -148,12 +159,7 @@ def reproduce(
         attnscope reproduce token-types --models base=Qwen/Qwen2.5-1.5B-Instruct,tuned=FOLDER
         --queries last
     """
-    from attnscope.cli.choices import choices
-    from attnscope.experiment.plan import make_plan
-    from attnscope.figures import draw, save
     from attnscope.recipes import REAL, RECIPES
-    from attnscope.report import write_report
-    from attnscope.run.store import open_run
 
     if recipe is not None and recipe not in RECIPES:
         raise unknown("recipe", recipe, RECIPES)
@@ -180,15 +186,29 @@ def reproduce(
     outcomes = {}
     for name in [recipe] if recipe is not None else list(RECIPES):
         chosen = {"models": REAL[name], **given} if real else given
-        plan = make_plan(RECIPES[name](prompts=prompts, **chosen))
-        if not (quiet or json):
-            print(f"{name}: {RECIPES[name].__doc__}", *choices(plan.experiment), sep="\n  ")
-        outcomes[name] = carry_out(plan, run_directory(out / name), quiet=quiet or json)
-        if not (quiet or json):
-            print(f"{name}: drawing the figure and writing the report", flush=True)
-        save(draw(open_run(out / name), name), out / name / "figures")
-        write_report(open_run(out / name), out / name / "report.html")
+        experiment = RECIPES[name](prompts=prompts, **chosen)
+        outcomes[name] = _reproduced(name, experiment, out / name, quiet=quiet or json)
     print_outcomes(outcomes, json=json, drawn=True)
+
+
+def _reproduced(name: str, experiment: Experiment, folder: Path, *, quiet: bool) -> Outcome:
+    """A recipe from its experiment to its figure and report."""
+    from attnscope.cli.choices import choices
+    from attnscope.experiment.plan import make_plan
+    from attnscope.figures import draw, save
+    from attnscope.recipes import RECIPES
+    from attnscope.report import write_report
+    from attnscope.run.store import open_run
+
+    plan = make_plan(experiment)
+    if not quiet:
+        print(f"{name}: {RECIPES[name].__doc__}", *choices(plan.experiment), sep="\n  ")
+    outcome = carry_out(plan, run_directory(folder), quiet=quiet)
+    if not quiet:
+        print(f"{name}: drawing the figure and writing the report", flush=True)
+    save(draw(open_run(folder), name), folder / "figures")
+    write_report(open_run(folder), folder / "report.html")
+    return outcome
 
 
 def merge(

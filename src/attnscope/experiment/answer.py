@@ -24,8 +24,6 @@ from attnscope.experiment.plan import Answer, Cell
 from attnscope.question.generate import GENERATED, Generate
 from attnscope.tokens import Region, TokenizedPrompt, read_vocabulary
 
-__all__ = ["answering", "with_answer", "with_room"]
-
 
 @contextmanager
 def answering(

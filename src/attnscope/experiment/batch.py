@@ -31,8 +31,6 @@ from attnscope.measures.measure import Measure, Need, Numbers
 from attnscope.measures.registry import MEASURES
 from attnscope.question.spec import Experiment
 
-__all__ = ["measure_batch"]
-
 Made = dict[int, dict[str, Any]]
 """What each layer made, by the name that measures call it."""
 

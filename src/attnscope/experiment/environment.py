@@ -18,8 +18,6 @@ from attnscope.experiment.plan import ModelPlan, Plan
 from attnscope.question.claims import Claim, frozen
 from attnscope.question.spec import Experiment
 
-__all__ = ["describe", "describe_model"]
-
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "polars")
 
 

@@ -29,8 +29,6 @@ from attnscope.question.spec import Experiment
 from attnscope.run.environment import same_or_refuse
 from attnscope.run.writer import Directory, opened
 
-__all__ = ["Outcome", "Progress", "run", "run_plan"]
-
 # Batches that may wait for the disk; more would only fill the memory.
 WAITING = 2
 

@@ -18,8 +18,6 @@ from attnscope.experiment.plan import Batch, ModelPlan, Plan
 if TYPE_CHECKING:
     from attnscope.experiment.measured import Measured
 
-__all__ = ["Done", "Executor", "Part", "Work"]
-
 
 @dataclass(frozen=True, eq=False)
 class Work:

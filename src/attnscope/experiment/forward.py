@@ -17,8 +17,6 @@ from attnscope.capture.activations import Activations, record
 from attnscope.capture.scope import Scope
 from attnscope.capture.watch import watch
 
-__all__ = ["forward"]
-
 
 @contextmanager
 def forward(

@@ -20,8 +20,6 @@ from attnscope.experiment.executor import Done, Work
 from attnscope.experiment.parts import NO_MEMORY, in_parts, said
 from attnscope.experiment.plan import ModelPlan, Plan
 
-__all__ = ["LOAD_WITHIN", "Measurer", "local"]
-
 LOAD_WITHIN = 3600.0
 """Seconds that a model may take to load: a disk or a connection that hangs must not stop a run."""
 GIVE_UP = 3

@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from attnscope.experiment.plan import Cell
 
-__all__ = ["Array", "Column", "Mask", "Measured", "Profile", "Reading", "joined"]
-
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 

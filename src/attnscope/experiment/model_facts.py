@@ -15,8 +15,6 @@ from attnscope import zoo
 from attnscope.errors import InputError
 from attnscope.loading import find, load_config
 
-__all__ = ["ModelFacts", "chosen_heads", "chosen_layers", "facts_of"]
-
 
 @dataclass(frozen=True)
 class ModelFacts:

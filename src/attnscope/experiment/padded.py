@@ -22,8 +22,6 @@ from attnscope.question.queries import parse_queries
 from attnscope.question.spec import Experiment
 from attnscope.tokens import TokenizedPrompt, pad
 
-__all__ = ["Padded"]
-
 
 class Padded:
     """The cells of one condition as a rectangle, and what its tokens are. Padded on the right."""

@@ -19,8 +19,6 @@ from attnscope.experiment.executor import Part
 from attnscope.experiment.measured import Measured
 from attnscope.experiment.plan import Batch
 
-__all__ = ["NO_MEMORY", "in_parts", "said"]
-
 NO_MEMORY = "out of memory"
 """How the error of a cell begins that is too large."""
 

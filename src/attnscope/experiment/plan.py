@@ -34,8 +34,6 @@ from attnscope.question.spec import Experiment, FilePrompts, MathPrompts
 from attnscope.run.layout import FORMAT, digest_of
 from attnscope.tokens import Alignment, Prompt, TokenizedPrompt, apply_chat_template, tokenize_all
 
-__all__ = ["Answer", "Batch", "Cell", "ModelPlan", "Plan", "make_plan", "samples_of"]
-
 
 @dataclass(frozen=True)
 class Answer:

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from attnscope.errors import InputError
 from attnscope.experiment.executor import Work
 
-__all__ = ["Shard", "parse_shard"]
-
 
 @dataclass(frozen=True)
 class Shard:

@@ -19,8 +19,6 @@ from attnscope.run.layout import Failure
 from attnscope.run.schemas import CELLS
 from attnscope.run.writer import Directory
 
-__all__ = ["Store"]
-
 
 class Store:
     """Writes batches of an experiment to its directory."""

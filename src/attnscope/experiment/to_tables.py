@@ -22,9 +22,6 @@ from attnscope.question.spec import Experiment
 from attnscope.run.schemas import POSITIONS, TOKENS, VALUES
 from attnscope.tokens import read_vocabulary
 
-__all__ = ["TokenColumns", "cell_tables"]
-
-
 _NUMBERS = ("value", "uniform", "tokens", "error")
 """The columns of `values` that a reading has."""
 

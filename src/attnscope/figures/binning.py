@@ -10,8 +10,6 @@ from collections.abc import Sequence
 
 import polars as pl
 
-__all__ = ["FINE", "PRINT", "binned"]
-
 PRINT = 600
 """The most positions a panel shows in print; more are binned."""
 FINE = 8_000

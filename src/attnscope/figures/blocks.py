@@ -15,8 +15,6 @@ import polars as pl
 
 from attnscope.figures.words import inline, visible
 
-__all__ = ["Items", "Lines", "Section", "Strong", "as_html", "as_markdown", "facts", "html_table"]
-
 
 class Strong(str):
     """Text that stands out."""

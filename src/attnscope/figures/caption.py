@@ -17,22 +17,6 @@ from attnscope.stats.intervals import MINIMUM
 if TYPE_CHECKING:
     from attnscope.run.store import Run
 
-__all__ = [
-    "caption",
-    "heads_said",
-    "hollow",
-    "keys_said",
-    "layers_said",
-    "left_out",
-    "measured",
-    "pairs_said",
-    "prompts_said",
-    "shown_of",
-    "tiny",
-    "unfinished",
-]
-
-
 HOLLOW = "Hollow points have no interval: too few prompts, or all alike"
 
 

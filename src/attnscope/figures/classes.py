@@ -20,8 +20,6 @@ from attnscope.figures.theme import Look
 from attnscope.figures.words import number
 from attnscope.stats.tables import combine, normalise
 
-__all__ = ["FIGURE", "NEEDS", "by_class", "chart", "words"]
-
 NEEDS = "an experiment with `mass` among its measures has it, such as the recipe token-types"
 
 

@@ -18,8 +18,6 @@ from attnscope.figures.select import Selection, select
 from attnscope.figures.theme import Look
 from attnscope.stats.tables import combine
 
-__all__ = ["FIGURE"]
-
 MEASURES = {"entropy": "Entropy (nats)", "first_token": "First-token mass"}
 
 

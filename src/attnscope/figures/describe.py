@@ -16,9 +16,8 @@ import polars as pl
 from attnscope.figures.blocks import Items, Lines, Section, Strong
 from attnscope.figures.numbers import LEVEL
 from attnscope.figures.words import count, number, visible
-from attnscope.stats.paired import MINIMUM, OUTCOMES
-
-__all__ = ["Words", "described"]
+from attnscope.stats.intervals import MINIMUM
+from attnscope.stats.paired import OUTCOMES
 
 SAID = 6
 """The most statements about extremes in the short form."""

@@ -24,9 +24,8 @@ from attnscope.figures.select import (
 from attnscope.figures.theme import Look
 from attnscope.figures.token_types import PREFERRED
 from attnscope.figures.words import count, join, number
-from attnscope.stats.paired import MINIMUM, compare
-
-__all__ = ["FIGURE"]
+from attnscope.stats.intervals import MINIMUM
+from attnscope.stats.paired import compare
 
 SHOW = {"difference": "Difference", "effect": "Standardised effect"}
 

@@ -22,8 +22,6 @@ from attnscope.figures.page import page
 from attnscope.figures.pdf import in_fixed_order
 from attnscope.figures.words import inline
 
-__all__ = ["FORMATS", "csv", "markdown", "png", "save", "write"]
-
 
 def png(figure: Drawing, scale: float = 2.0) -> bytes:
     """A figure as PNG; the alternative text travels inside."""

@@ -25,8 +25,6 @@ from attnscope.figures.theme import Look, Theme, theme_named
 if TYPE_CHECKING:
     from attnscope.run.store import Run
 
-__all__ = ["COMBINE", "VEGA_LITE", "Asked", "Drawing", "Figure", "Numbers", "Option", "draw"]
-
 VEGA_LITE = "6.4"
 """What altair writes and vl-convert reads."""
 T = TypeVar("T")

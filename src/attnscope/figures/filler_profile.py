@@ -27,8 +27,6 @@ from attnscope.figures.select import AbsentError, conditions_in_order
 from attnscope.figures.theme import Look
 from attnscope.figures.words import count, number
 
-__all__ = ["FIGURE"]
-
 WITHOUT, WITH = "without filler", "with filler"
 ORIGINAL, WHOLE = "original tokens", "whole sequence"
 

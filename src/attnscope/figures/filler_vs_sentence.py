@@ -32,8 +32,6 @@ from attnscope.figures.select import (
 from attnscope.figures.theme import Look
 from attnscope.figures.words import count, number
 
-__all__ = ["FIGURE"]
-
 SPAN, WHOLE = "inserted span", "whole sequence"
 
 

@@ -19,8 +19,6 @@ from attnscope.figures.theme import Look
 from attnscope.figures.words import join
 from attnscope.stats.tables import combine
 
-__all__ = ["FIGURE"]
-
 WRITTEN = 8
 """The most classes whose numbers are written into the cells."""
 

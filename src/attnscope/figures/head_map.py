@@ -17,8 +17,6 @@ from attnscope.figures.heads import MEASURE, OfHeads, heads_caption, means_of_he
 from attnscope.figures.theme import Look, Theme
 from attnscope.figures.words import count, join
 
-__all__ = ["FIGURE"]
-
 
 def _chart(frame: pl.DataFrame, look: Look, *, value_title: str = "Value") -> Any:
     """A matrix of `layer` by `head` per `panel`, coloured by `value`."""

@@ -16,8 +16,6 @@ from attnscope.figures.heads import MEASURE, OfHeads, heads_caption, means_of_he
 from attnscope.figures.numbers import intervals
 from attnscope.figures.words import join, number
 
-__all__ = ["FIGURE"]
-
 TOP = 10
 """How many heads the description names."""
 

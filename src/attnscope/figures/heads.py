@@ -17,8 +17,6 @@ from attnscope.figures.select import AbsentError, Selection, select
 from attnscope.figures.token_types import PREFERRED
 from attnscope.figures.words import join
 
-__all__ = ["MEASURE", "OfHeads", "heads_caption", "means_of_heads", "of_heads"]
-
 MEASURE = Option(said="`measure` (else mass, or entropy)")
 
 

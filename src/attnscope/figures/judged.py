@@ -21,8 +21,6 @@ from attnscope.stats.verdicts import Verdict
 if TYPE_CHECKING:
     from attnscope.run.store import Run
 
-__all__ = ["Judged"]
-
 
 class Judged:
     """The built-in claims on one run: verdicts, and the same again under every choice."""

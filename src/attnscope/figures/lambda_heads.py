@@ -19,8 +19,6 @@ from attnscope.figures.select import Selection, select
 from attnscope.figures.theme import Look
 from attnscope.figures.words import join
 
-__all__ = ["FIGURE", "NEEDS", "slope"]
-
 NEEDS = (
     "an experiment with `lambda` among its measures and a condition that inserts filler has it, "
     "such as the recipe filler-profile"

@@ -22,8 +22,6 @@ from attnscope.figures.theme import Look
 from attnscope.figures.words import join
 from attnscope.stats.tables import combine
 
-__all__ = ["FIGURE"]
-
 MOST = 8
 """The most layers shown where none were asked for."""
 

@@ -14,8 +14,6 @@ from attnscope.figures.select import Selection
 from attnscope.figures.token_types import WHAT
 from attnscope.figures.words import number
 
-__all__ = ["FIGURE"]
-
 
 def _against_one(frame: pl.DataFrame) -> str:
     """How many intervals leave out 1, on which side."""

@@ -16,17 +16,6 @@ from attnscope.figures.words import DIGITS
 from attnscope.stats.paired import compare
 from attnscope.stats.summary import summary
 
-__all__ = [
-    "LEVEL",
-    "Over",
-    "between_models",
-    "differences",
-    "in_order",
-    "intervals",
-    "means",
-    "shown",
-]
-
 LEVEL = 0.05
 """What q must be below for a difference to hold up."""
 

@@ -17,8 +17,6 @@ import vl_convert
 from attnscope.figures.blocks import as_html
 from attnscope.figures.figure import Drawing
 
-__all__ = ["SORTABLE", "charts_script", "figure_html", "page", "script_json", "whole_page"]
-
 SORTABLE = "sortable"
 """The kind of table that a page's reader can sort and filter."""
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["in_fixed_order"]
-
 _REFERENCE = re.compile(rb"\b(\d+) 0 R\b")
 _NAMES = re.compile(rb"(?<=<<\n)(?: +/\w+ \d+ 0 R\n){2,}")
 

@@ -20,8 +20,6 @@ from attnscope.figures.numbers import in_order, shown
 from attnscope.figures.select import Profiles, one, select_profiles
 from attnscope.figures.words import count
 
-__all__ = ["OPTIONS", "PLACE", "Panels", "beside", "panels_of", "profile_words", "rows_of"]
-
 PLACE = ["model", "layer", "head"]
 KEYS = [*PLACE, "panel", "series", "position"]
 LEAVE_OUT_FIRST = Option(said="`leave_out_first`", known=(False, True))

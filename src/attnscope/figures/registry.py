@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from attnscope.figures.theme import Theme
     from attnscope.run.store import Run
 
-__all__ = ["FIGURES", "draw", "drawable", "figure_named", "table"]
-
 FIGURES: Mapping[str, str] = {
     "token-types": "token_types",
     "filler-profile": "filler_profile",

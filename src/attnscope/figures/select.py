@@ -17,22 +17,6 @@ from attnscope.errors import InputError, unknown
 if TYPE_CHECKING:
     from attnscope.run.store import Run
 
-__all__ = [
-    "AbsentError",
-    "Choice",
-    "Profiles",
-    "Selection",
-    "condition_fillers",
-    "conditions_in_order",
-    "evenly",
-    "models_in_order",
-    "one",
-    "only",
-    "select",
-    "select_profiles",
-    "without_tokens",
-]
-
 
 class AbsentError(InputError):
     """The run has not measured this; a figure adds which experiment does."""

@@ -24,8 +24,6 @@ from attnscope.question.claims import Claim, Part
 from attnscope.stats.sensitivity import CHOICES, in_a_line, survival
 from attnscope.stats.verdicts import stated
 
-__all__ = ["FIGURE"]
-
 HEADS = {"mean": "mean over heads", "sum": "sum over heads", "max": "maximum over heads"}
 
 

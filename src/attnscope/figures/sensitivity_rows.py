@@ -16,8 +16,6 @@ from attnscope.figures.select import AbsentError, Choice, evenly, models_in_orde
 from attnscope.question.claims import Claim, built_in, load_claims
 from attnscope.stats.sensitivity import CHOICES, sensitivity
 
-__all__ = ["NEEDS", "chosen", "laid_out", "selected"]
-
 NEEDS = (
     "an experiment with several queries, keys, class sets or conditions, and the measure of a "
     "claim, has them (examples/sensitivity-token-types.yaml, examples/sensitivity-filler.yaml)"

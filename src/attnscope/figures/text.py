@@ -18,8 +18,6 @@ from attnscope.figures.numbers import shown
 from attnscope.figures.profiles import LEAVE_OUT_FIRST
 from attnscope.figures.select import Profiles, select_profiles
 
-__all__ = ["FIGURE"]
-
 BY = {
     "average": "Average attention weight: mean over the later queries that see the token",
     "received": "Attention received: sum over queries",

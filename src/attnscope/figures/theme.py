@@ -15,8 +15,6 @@ from typing import Any
 from attnscope.errors import InputError, unknown
 from attnscope.tokens.colours import CLASS_COLOURS, OTHER_COLOURS, class_colours
 
-__all__ = ["PUBLISHED", "SAFE", "THEMES", "Look", "Theme", "theme_named"]
-
 # Liberation Sans is metrically Arial: what is drawn on a server looks the same in a browser.
 SANS = "Liberation Sans, Arial, Helvetica, DejaVu Sans, sans-serif"
 MONO = "DejaVu Sans Mono, Liberation Mono, Menlo, Consolas, monospace"

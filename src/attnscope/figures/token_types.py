@@ -18,8 +18,6 @@ from attnscope.figures.select import Selection, select
 from attnscope.figures.words import number
 from attnscope.stats.tables import NORMALISE, combine, normalise
 
-__all__ = ["FIGURE", "PREFERRED"]
-
 PREFERRED = ("hash", "star", "whitespace")
 """The published classes: shown where the set has them and no others were asked for."""
 TITLES = {

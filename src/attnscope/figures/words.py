@@ -9,18 +9,6 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-__all__ = [
-    "BUNDLED",
-    "DIGITS",
-    "count",
-    "inline",
-    "join",
-    "number",
-    "numbers",
-    "visible",
-    "wrap",
-]
-
 DIGITS = 6
 """Significant digits of every number that a figure shows, in all of its formats."""
 

@@ -18,8 +18,6 @@ from attnscope.capture import sites
 from attnscope.capture.mlps import Nonlinearity, Text, nonlinearities, text_of, tokens_of
 from attnscope.errors import InputError, ModelError
 
-__all__ = ["PRESETS", "Settings", "arm", "moved"]
-
 # A standard deviation of normal values is this many times their median absolute deviation.
 NORMAL = 1.4826
 # The share of entries that is moved lies in here, unless it is given.

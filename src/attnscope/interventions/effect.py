@@ -16,8 +16,6 @@ from attnscope.capture.watch import watch
 from attnscope.errors import InputError
 from attnscope.interventions.knockout import knockout
 
-__all__ = ["Effect", "effect"]
-
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Effect:
@@ -86,9 +84,8 @@ def effect(
             with cut:
                 changed = _Said.of(model, wide, where.times(n))
             said.append(changed.answer.view(n, B) - plain.answer)
-            own = plain.next[None]
-            other = changed.next.view(n, B, -1)
-            moved.append((own.exp() * (own - other)).sum(-1).clamp(min=0))
+            apart = plain.next - changed.next.view(n, B, -1)
+            moved.append((plain.next.exp() * apart).sum(-1).clamp(min=0))
     shape = len(found), -1, B
     logprob, kl = (torch.cat(each).view(shape).permute(2, 0, 1).float() for each in (said, moved))
     return Effect(

@@ -8,8 +8,6 @@ from torch import nn
 
 from attnscope.interventions.links import linking
 
-__all__ = ["knockout"]
-
 
 def knockout(
     model: nn.Module, *, keys: Any, queries: Any = "all", layers: Any = None, heads: Any = None

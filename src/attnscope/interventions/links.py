@@ -27,8 +27,6 @@ from attnscope.errors import InputError
 from attnscope.kernels import AttentionCall, Visible
 from attnscope.kernels.call import Link
 
-__all__ = ["Linking", "linking"]
-
 
 @contextmanager
 def linking(

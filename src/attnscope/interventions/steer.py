@@ -9,8 +9,6 @@ from torch import nn
 from attnscope.errors import InputError
 from attnscope.interventions.links import linking
 
-__all__ = ["steer"]
-
 
 def steer(
     model: nn.Module, *, keys: Any, factor: float, layers: Any = None, heads: Any = None

@@ -17,8 +17,6 @@ from typing import Any
 
 from attnscope.errors import ModelError
 
-__all__ = ["base_of", "check_adapter", "is_adapter", "merged"]
-
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 

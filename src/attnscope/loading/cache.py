@@ -20,8 +20,6 @@ from pathlib import Path
 
 from attnscope.errors import ModelError
 
-__all__ = ["home", "kept_whole", "refuse_if_full"]
-
 _UNFINISHED = ".part-"
 _OLD = 86_400  # seconds: what a killed process left behind, and no running one still writes
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from attnscope.errors import ModelError
 
-__all__ = ["chosen_device"]
-
 
 def chosen_device(wanted: str | None) -> str:
     """`wanted` if it is there; by default the first GPU there is (CUDA, then MPS), else the CPU."""

@@ -21,8 +21,6 @@ from attnscope import zoo
 from attnscope.errors import ModelError
 from attnscope.loading.cache import home, kept_whole, refuse_if_full
 
-__all__ = ["fetched", "get", "where"]
-
 
 def where(name: str) -> Path | None:
     """A folder or a GGUF file that is already here; None if it must be fetched first."""

@@ -16,16 +16,6 @@ from typing import Any
 
 from attnscope.errors import AttnscopeWarning, InputError, ModelError
 
-__all__ = [
-    "add_bos",
-    "adds_bos",
-    "check_fit",
-    "check_vocabulary",
-    "positions",
-    "warn_without_bos",
-    "writes_bos",
-]
-
 # Positions by distance, although their configurations state a number of positions.
 _BY_DISTANCE = ("t5", "mt5", "umt5", "longt5", "switch_transformers", "deberta", "deberta-v2")
 # Positions are counted from behind the padding token's number.

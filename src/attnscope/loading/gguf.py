@@ -26,8 +26,6 @@ from attnscope.loading.fit import add_bos
 from attnscope.loading.revision import digest_of_file
 from attnscope.loading.weights import check_loaded
 
-__all__ = ["Head", "load_packed", "read_head", "unpacked"]
-
 KEPT = 2**32
 FORMAT = 1  # of what is kept: another number, and it is made anew
 

@@ -27,8 +27,6 @@ from attnscope.loading.fetch import fetched
 from attnscope.loading.gguf import unpacked
 from attnscope.loading.revision import digest_of_file, digest_of_folder
 
-__all__ = ["Source", "find"]
-
 
 @dataclass(frozen=True)
 class Source:

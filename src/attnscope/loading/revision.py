@@ -18,8 +18,6 @@ from pathlib import Path
 
 from attnscope.loading.cache import home
 
-__all__ = ["digest_of_file", "digest_of_folder"]
-
 READ = (
     "config.json",
     "generation_config.json",

@@ -17,8 +17,6 @@ from typing import Any
 
 from attnscope.errors import AttnscopeWarning, ModelError
 
-__all__ = ["check_files", "check_loaded", "weight_files"]
-
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 

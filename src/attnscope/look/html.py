@@ -10,8 +10,6 @@ from html import escape
 from attnscope.look.measure import Look
 from attnscope.look.paint import back_colours, full_colour, shades, visible_text
 
-__all__ = ["render"]
-
 
 def render(look: Look) -> str:
     """Everything about a look, as a fragment of HTML without scripts."""

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["PART", "ClassRow", "Look", "look"]
-
 
 @dataclass(frozen=True)
 class ClassRow:

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from attnscope.look.measure import Look
 from attnscope.tokens.colours import class_colours
 
-__all__ = ["back_colours", "full_colour", "shades", "visible_text"]
-
 NO_CLASS = "#ffffff"
 # How much white there is in a token's colour: black text stands on it.
 TINT = 0.55

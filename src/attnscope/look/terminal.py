@@ -12,8 +12,6 @@ from rich.text import Text
 from attnscope.look.measure import Look
 from attnscope.look.paint import back_colours, full_colour, shades, visible_text
 
-__all__ = ["render"]
-
 _MOST = 8
 
 

@@ -24,8 +24,6 @@ from attnscope.errors import InputError, unknown
 from attnscope.prompts.sample import Sample, compose
 from attnscope.tokens.regions import Prompt, join
 
-__all__ = ["Layout", "from_hub", "from_records", "read"]
-
 Record = Mapping[str, Any]
 
 

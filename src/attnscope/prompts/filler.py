@@ -30,8 +30,6 @@ from attnscope.tokens.vocabulary import PART_OF_A_CHARACTER, read_vocabulary
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["KINDS", "Filler", "filler_ids", "filler_text"]
-
 _DEFAULT_UNITS = {"repeat": "/", "word": "he"}
 
 

@@ -31,8 +31,6 @@ from attnscope.tokens.vocabulary import read_vocabulary
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["POSITIONS", "Pair", "insert", "place"]
-
 POSITIONS = ("before-system", "between", "end", "random")
 _AT_REGION = {
     "before-system": ("before", "system"),

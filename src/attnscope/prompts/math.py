@@ -17,8 +17,6 @@ from attnscope.errors import InputError, unknown
 from attnscope.prompts.sample import Sample, compose
 from attnscope.tokens.regions import join
 
-__all__ = ["LEVELS", "math_samples"]
-
 LEVELS = (1, 2, 3, 4, 5)
 _SYSTEM = "Solve the problem step by step and give the answer as a number."
 _NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eve", "Finn", "Gita", "Hugo", "Iris", "Jon", "Kim", "Lea")

@@ -12,8 +12,6 @@ from typing import Any
 from attnscope.errors import InputError
 from attnscope.tokens.regions import Prompt, join
 
-__all__ = ["Sample", "compose"]
-
 
 @dataclass(frozen=True)
 class Sample:

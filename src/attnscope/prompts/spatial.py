@@ -30,8 +30,6 @@ from attnscope.errors import InputError, unknown
 from attnscope.prompts.sample import Sample, compose
 from attnscope.tokens.regions import Prompt, join
 
-__all__ = ["ACTIONS", "Shape", "apply", "draw_map", "draw_shape", "spatial_samples"]
-
 # Clockwise from up; (rows down, columns right).
 _DIRECTIONS = ((-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1), (-1, -1))
 _TURNS = {"rotate 45": 1, "rotate 90": 2, "rotate 180": 4}

@@ -11,8 +11,6 @@ from functools import cache
 from importlib.resources import files
 from random import Random
 
-__all__ = ["english", "latin", "word_list"]
-
 # Each sentence follows one of these; a capital letter and a full stop are added.
 _GRAMMAR = (
     "determiner adjective noun verb determiner noun",

@@ -29,19 +29,6 @@ from pydantic import (
 from attnscope.errors import InputError
 from attnscope.measures.registry import COLUMNS
 
-__all__ = [
-    "Claim",
-    "Comparison",
-    "Part",
-    "Quantity",
-    "Rule",
-    "Scope",
-    "built_in",
-    "digest",
-    "frozen",
-    "load_claims",
-]
-
 
 def _listed(value: Any) -> Any:
     """One thing may be written without the brackets of a list."""

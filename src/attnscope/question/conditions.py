@@ -16,8 +16,6 @@ from attnscope.prompts.filler import KINDS, Filler
 from attnscope.prompts.insertion import POSITIONS
 from attnscope.question.plain import MOST, Plain, Seed
 
-__all__ = ["Condition", "Insert", "base_of"]
-
 _POSITIONS = (
     f"known: {', '.join(POSITIONS)}, before:REGION, after:REGION, or the number of a character"
 )

@@ -12,8 +12,6 @@ from pydantic import Field, StrictBool, StrictInt, model_validator
 from attnscope.errors import InputError
 from attnscope.question.plain import Plain, Seed
 
-__all__ = ["GENERATED", "LONGEST_ANSWER", "Generate"]
-
 GENERATED = "generated"
 """The region of what the model wrote; the queries that are its tokens."""
 LONGEST_ANSWER = 100_000

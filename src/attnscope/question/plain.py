@@ -6,8 +6,6 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
-__all__ = ["MOST", "Count", "Plain", "Seed"]
-
 MOST = 1_000_000
 """Prompts of an experiment, and tokens of a filler: more is a slip of the finger."""
 Count = Annotated[StrictInt, Field(ge=1, le=MOST)]

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 
 from attnscope.errors import InputError
 
-__all__ = ["IN_A_RUN", "IN_A_WATCH", "Queries", "parse_queries"]
-
 IN_A_WATCH = ("all", "last", "generated", "predicts", "sample:K")
 IN_A_RUN = (
     "all",

@@ -13,8 +13,6 @@ from attnscope.errors import unknown
 from attnscope.prompts.math import LEVELS
 from attnscope.question.plain import Count, Plain, Seed
 
-__all__ = ["SOURCES", "FilePrompts", "MathPrompts", "Prompts", "SpatialPrompts"]
-
 LARGEST_MAP = 99
 """Rows and columns of a spatial map: its cells are their product."""
 

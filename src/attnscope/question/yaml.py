@@ -21,8 +21,6 @@ from attnscope.question.sources import SOURCES
 from attnscope.question.spec import Experiment
 from attnscope.yaml_file import Place, read_yaml
 
-__all__ = ["read_experiment", "written"]
-
 
 def read_experiment(path: str | Path) -> Experiment:
     """The experiment that a YAML file asks for. Paths in it are relative to the file."""

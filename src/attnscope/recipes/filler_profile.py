@@ -11,8 +11,6 @@ from typing import Any
 from attnscope.question.spec import Experiment, made
 from attnscope.recipes.names import heads_of, labelled, with_the_first_three
 
-__all__ = ["filler_profile"]
-
 HEADS = (0, 1, 7)
 """The heads shown, from 0: those that the paper calls 1, 2 and 8."""
 

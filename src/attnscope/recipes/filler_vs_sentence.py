@@ -11,8 +11,6 @@ from typing import Any
 from attnscope.question.spec import Experiment, made
 from attnscope.recipes.names import labelled, with_the_first_three
 
-__all__ = ["HEADS", "filler_vs_sentence"]
-
 HEADS = {
     "zoo:math-qwen2": 0,
     "zoo:chat-llama": 26,

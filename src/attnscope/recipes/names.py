@@ -7,8 +7,6 @@ from typing import Any
 
 from attnscope.errors import AttnscopeWarning, InputError, ModelError
 
-__all__ = ["heads_of", "label_of", "labelled", "layers_of", "with_the_first_three"]
-
 
 def with_the_first_three(layers: Any) -> Any:
     """The layers to measure: those shown, and the first three, which the paper compares."""

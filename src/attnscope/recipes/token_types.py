@@ -11,8 +11,6 @@ from typing import Any
 from attnscope.question.spec import Experiment, made
 from attnscope.recipes.names import labelled, layers_of
 
-__all__ = ["token_types"]
-
 PUBLISHED, LAYERS = (0, 16, 20, 27), 28
 """The layers of the published figure, and how many its model has."""
 

@@ -29,8 +29,6 @@ from attnscope.stats.verdicts import verdict_table
 if TYPE_CHECKING:
     from attnscope.run.store import Run
 
-__all__ = ["build", "write_report"]
-
 ROWS = 3_000
 """How many rows of the comparison are printed; beyond, measures with many rows are left out."""
 SHOWN = 3

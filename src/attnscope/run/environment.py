@@ -9,8 +9,6 @@ from typing import Any
 
 from attnscope.errors import InputError
 
-__all__ = ["same_or_refuse"]
-
 
 def same_or_refuse(
     there: dict[str, Any], here: dict[str, Any], folder: Any, *, threads: bool = False

@@ -27,18 +27,6 @@ from typing import Any
 from attnscope.errors import InputError
 from attnscope.run.schemas import CELLS, TABLES
 
-__all__ = [
-    "FORMAT",
-    "BatchIndex",
-    "DamageError",
-    "Failure",
-    "StoredFile",
-    "batch_of",
-    "digest_of",
-    "read_index",
-    "read_json",
-]
-
 FORMAT = 3
 """Of the directory and its tables; 1 had a file per cell, 2 no answers."""
 _NAME = re.compile(rf"([0-9a-f]{{24}})\.(?:json|(?:{'|'.join(TABLES)})\.parquet)")

@@ -18,8 +18,6 @@ from pathlib import Path
 
 from attnscope.errors import AttnscopeWarning, InputError
 
-__all__ = ["alone_for_a_moment", "locked"]
-
 _NO_LOCKS = {errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 
 

@@ -21,8 +21,6 @@ from attnscope.run.layout import DamageError, read_index, read_json
 from attnscope.run.store import no_run, refuse_other_formats
 from attnscope.run.writer import Directory, opened
 
-__all__ = ["Merged", "merge"]
-
 
 @dataclass(frozen=True)
 class Merged:

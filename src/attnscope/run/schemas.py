@@ -6,8 +6,6 @@ must not know models, files or charts.
 
 import polars as pl
 
-__all__ = ["CELLS", "POSITIONS", "TABLES", "TOKENS", "VALUES"]
-
 CELLS = pl.Schema(
     {
         "cell": pl.String(),

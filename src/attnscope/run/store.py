@@ -34,8 +34,6 @@ from attnscope.run.layout import (
 )
 from attnscope.run.schemas import CELLS, TABLES
 
-__all__ = ["Run", "no_run", "open_run", "refuse_other_formats"]
-
 HELD = 4_000_000
 """Tables of up to so many rows are read once and held, in the order of models, prompts and
 conditions; of longer ones, only what is asked for is read, in any order."""

@@ -41,8 +41,6 @@ from attnscope.run.layout import (
 from attnscope.run.locks import alone_for_a_moment, locked
 from attnscope.run.store import refuse_other_formats
 
-__all__ = ["Directory", "opened"]
-
 _TEMPORARY = ".attnscope.part"
 
 

@@ -29,8 +29,6 @@ from attnscope.stats.permute import least, relabel, sign_flip
 from attnscope.stats.power import detectable
 from attnscope.stats.units import Units, design_effect, intraclass, units
 
-__all__ = ["Settings", "paired_contrast", "smallest_of", "unpaired_contrast"]
-
 Floats = NDArray[np.float64]
 Labels = dict[str, Any]
 """`cluster` and `strata` of the rows of a sample, as `units` takes them."""

@@ -8,8 +8,6 @@ from scipy import stats
 
 from attnscope.errors import unknown
 
-__all__ = ["FAMILIES", "corrected", "false_discovery", "two_level"]
-
 Floats = NDArray[np.float64]
 
 FAMILIES = ("each", "pooled", "two-level")

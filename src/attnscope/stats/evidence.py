@@ -17,19 +17,6 @@ from attnscope.stats.intervals import MINIMUM
 from attnscope.stats.sources import Sources
 from attnscope.stats.tables import Matrix, matrix, ranges
 
-__all__ = [
-    "Facts",
-    "NotMeasuredError",
-    "NotPairedError",
-    "default_condition",
-    "evidence",
-    "item_of",
-    "measures",
-    "missing",
-    "null_of",
-]
-
-
 FEW = 0.1
 """The share of prompts without a value, of those with one, from which on a row decides nothing."""
 

@@ -27,27 +27,6 @@ from scipy import special, stats
 
 from attnscope.errors import InputError
 
-__all__ = [
-    "HELD",
-    "MINIMUM",
-    "Intervals",
-    "Moments",
-    "as_columns",
-    "bca",
-    "blocks",
-    "check",
-    "expanded",
-    "intervals",
-    "intervals_unpaired",
-    "moments",
-    "moments_unpaired",
-    "one_sided",
-    "skewed_interval",
-    "t_interval",
-    "two_samples",
-    "two_sided",
-]
-
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 

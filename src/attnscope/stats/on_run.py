@@ -16,8 +16,6 @@ from attnscope.stats.paired import compare
 from attnscope.stats.sensitivity import CHOICES, in_a_line, sensitivity
 from attnscope.stats.verdicts import Verdict, judge
 
-__all__ = ["compare_run", "compare_runs", "judge_run", "sensitivity_of_run", "survival_of_run"]
-
 
 def compare_run(
     run: Run,

@@ -19,8 +19,6 @@ from attnscope.stats.intervals import MINIMUM
 from attnscope.stats.sources import Sources
 from attnscope.stats.tables import Values, matrix, ranges
 
-__all__ = ["MINIMUM", "OUTCOMES", "compare", "family_of"]
-
 Floats = NDArray[np.float64]
 Pair = tuple[str, str]
 
@@ -77,26 +75,25 @@ def compare(
     chosen = list(pairs) if pairs is not None else _pairs(values, over, pair)
     held = "condition" if over == "model" else "model"
     by = [held, *_IDENTITY]
-    names = sorted({name for two in chosen for name in two})
-    table = values.lazy().filter(pl.col(over).is_in(names)).collect()
+    table = values.lazy().filter(pl.col(over).is_in([*itertools.chain(*chosen)])).collect()
     table = tables.normalise(tables.combine(table, combine), normalise)
     sides = [_sides(table, over, two, held, by, paired) for two in chosen]
-    if all(side.paired for side in sides):
-        columns, figures, warnings = _together(sides, by, settings, sources)
-    else:
-        columns, figures, warnings = _apart(sides, by, settings, sources)
-    label = pl.when(pl.col("measure") == "mass").then(pl.lit(normalise)).alias("normalise")
+    find = _together if all(side.paired for side in sides) else _apart
+    columns, figures, warnings = find(sides, by, settings, sources)
     made = columns.with_columns(
-        label,
+        pl.when(pl.col("measure") == "mass").then(pl.lit(normalise)).alias("normalise"),
         pl.lit(combine).alias("combine"),
         *(_series(name, figure) for name, figure in figures.items()),
     )
     made = made.with_columns(_outcome(made.columns, settings), _note(warnings))
-    order = ["a", "b", *by[:5], "normalise", *by[5:7], "combine", *by[7:]]
-    number = {two: at for at, two in enumerate(chosen)}
+    told = [*by[:5], "normalise", *by[5:7], "combine", *by[7:], *figures]
+    return _in_order(made, chosen, by).select("a", "b", *told, "outcome", "paired", "note")
+
+
+def _in_order(made: pl.DataFrame, pairs: Sequence[Pair], by: Sequence[str]) -> pl.DataFrame:
+    number = {two: at for at, two in enumerate(pairs)}
     first = pl.Series("pair", [number[two] for two in made.select("a", "b").iter_rows()])
-    made = made.with_columns(first).sort(["pair", *by])
-    return made.select(*order, *figures, "outcome", "paired", "note")
+    return made.with_columns(first).sort(["pair", *by])
 
 
 @dataclass(frozen=True, slots=True)

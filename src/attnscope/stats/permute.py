@@ -12,8 +12,6 @@ from numpy.typing import ArrayLike, NDArray
 from attnscope.stats import intervals
 from attnscope.stats.intervals import as_columns, blocks, check, two_samples
 
-__all__ = ["least", "relabel", "sign_flip"]
-
 Floats = NDArray[np.float64]
 
 

@@ -17,8 +17,6 @@ from scipy import special, stats
 from attnscope.errors import InputError, unknown
 from attnscope.stats.intervals import MINIMUM
 
-__all__ = ["CORRECTIONS", "detectable", "floor", "power", "prompts_needed", "threshold"]
-
 MOST = 10_000_000
 CORRECTIONS = ("fdr", "max")
 """Benjamini–Hochberg, or the step-down maximum."""

@@ -14,8 +14,6 @@ from rich.text import Text
 from attnscope.stats.sensitivity import survival
 from attnscope.stats.verdicts import Verdict
 
-__all__ = ["as_json", "as_tables"]
-
 _STYLE = {"supported": "green", "contradicted": "red", "undetermined": "yellow"}
 _LEFT_OUT_WHERE_NARROW = ("mean_a", "mean_b", "ratio", "effect", "p", "p_max")
 _HIDDEN = {

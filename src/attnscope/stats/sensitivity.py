@@ -15,8 +15,6 @@ from attnscope.stats.evidence import item_of, measures
 from attnscope.stats.tables import NORMALISE, Values, combine
 from attnscope.stats.verdicts import Verdict, judge
 
-__all__ = ["CHOICES", "in_a_line", "sensitivity", "survival"]
-
 CHOICES = ("queries", "keys", "classes", "normalise", "condition", "spikes")
 """What is varied, where the run has more than one."""
 

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from attnscope.errors import InputError
 from attnscope.stats.units import explained
 
-__all__ = ["MUCH", "Sources", "no_sources"]
-
 MUCH = 0.1
 """The share of the variance from which on a fact is said to explain much: 10 prompts of each kind
 then have nearly twice the variance of independent ones."""

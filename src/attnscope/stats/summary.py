@@ -10,8 +10,6 @@ from attnscope.stats.sources import Sources
 from attnscope.stats.tables import IDENTITY, Values, matrix
 from attnscope.stats.units import units
 
-__all__ = ["summary"]
-
 
 def summary(
     values: Values,

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from attnscope.errors import InputError, unknown
 
-__all__ = ["COMBINE", "IDENTITY", "NORMALISE", "Matrix", "combine", "matrix", "normalise", "ranges"]
-
 IDENTITY = (
     *("model", "condition", "queries", "keys", "classes"),
     *("layer", "head", "measure", "item", "target"),

@@ -17,8 +17,6 @@ from numpy.typing import ArrayLike, NDArray
 from attnscope.errors import InputError
 from attnscope.stats.intervals import as_columns
 
-__all__ = ["Units", "design_effect", "explained", "intraclass", "units"]
-
 Floats = NDArray[np.float64]
 
 

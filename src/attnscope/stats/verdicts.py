@@ -22,11 +22,9 @@ from attnscope.stats.evidence import (
     measures,
     missing,
 )
-from attnscope.stats.paired import MINIMUM
+from attnscope.stats.intervals import MINIMUM
 from attnscope.stats.sources import Sources
 from attnscope.stats.tables import Values
-
-__all__ = ["FROZEN", "VERDICTS", "Verdict", "judge", "stated", "verdict_table"]
 
 VERDICTS = ("supported", "contradicted", "undetermined", "not measured")
 FROZEN = ("frozen before the run", "changed after the run", "came after the run")

@@ -18,8 +18,6 @@ from attnscope.errors import AttnscopeError
 from attnscope.tokens.regions import Region
 from attnscope.tokens.tokenized import TokenizedPrompt
 
-__all__ = ["Alignment", "align"]
-
 Indices = NDArray[np.int64]
 
 

@@ -20,8 +20,6 @@ from attnscope.tokens.regions import Prompt, Region
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["Turn", "apply_chat_template", "turns_of"]
-
 Turn = tuple[str, Prompt]
 """A role (`system`, `user`, `assistant`) and what it says."""
 

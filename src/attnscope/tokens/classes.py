@@ -35,8 +35,6 @@ from attnscope.tokens.vocabulary import PART_OF_A_CHARACTER, Vocabulary, read_vo
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["ClassSet", "ClassTable", "Judgement", "TokenClass"]
-
 Judgement = Literal["pure", "contains", "fraction"]
 JUDGEMENTS = ("pure", "contains", "fraction")
 EVERY = ("special", "token")

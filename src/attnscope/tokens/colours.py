@@ -6,8 +6,6 @@ This module must not know where the colours are put.
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 
-__all__ = ["CLASS_COLOURS", "OTHER_COLOURS", "class_colours"]
-
 CLASS_COLOURS = {
     "hash": "#d62728",
     "star": "#1f77b4",

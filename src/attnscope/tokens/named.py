@@ -18,8 +18,6 @@ from attnscope.errors import InputError, unknown
 from attnscope.tokens.classes import ClassSet, TokenClass
 from attnscope.yaml_file import read_yaml
 
-__all__ = ["DEFAULT", "MAPS", "WHOLE", "class_set", "load_classes"]
-
 _CONJUNCTIONS = (
     "and|or|but|nor|so|yet|for|if|then|because|since|while|although|though|unless|until|when|"
     "whenever|whereas|whether|once"

@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 
 from attnscope.errors import InputError, unknown
 
-__all__ = ["Prompt", "Region", "join"]
-
 
 @dataclass(frozen=True, order=True)
 class Region:

@@ -26,8 +26,6 @@ from attnscope.tokens.vocabulary import read_vocabulary, require_fast
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["Batch", "Side", "TokenizedPrompt", "pad", "tokenize", "tokenize_all"]
-
 Side = Literal["left", "right"]
 _SIDES = ("left", "right")
 

@@ -30,8 +30,6 @@ from attnscope.errors import InputError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["PART_OF_A_CHARACTER", "Vocabulary", "read_vocabulary", "require_fast"]
-
 PART_OF_A_CHARACTER = "\ufffd"
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 

@@ -18,20 +18,6 @@ import yaml
 
 from attnscope.errors import ModelError
 
-__all__ = [
-    "FETCHED",
-    "PREFIX",
-    "Card",
-    "Fetched",
-    "adapters",
-    "base_of",
-    "card",
-    "folder",
-    "is_adapter",
-    "name_of",
-    "names",
-]
-
 PREFIX = "zoo:"
 _HERE = Path(__file__).parent
 

@@ -14,8 +14,6 @@ import polars as pl
 from attnscope.figures.charts.parts import CLASS_LABELS, rule_at, tips
 from attnscope.figures.theme import Look
 
-__all__ = ["bars", "bars_width"]
-
 
 def bars_width(models: Sequence[str], layers: Sequence[int]) -> float:
     """Width that suits so many bars."""

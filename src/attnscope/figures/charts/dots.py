@@ -13,8 +13,6 @@ import polars as pl
 from attnscope.figures.charts.parts import nothing, panels, rule_at, spread, tips
 from attnscope.figures.theme import Look
 
-__all__ = ["FEW", "head_dots", "head_strip"]
-
 NAMED = 5
 """How many heads of a strip are named."""
 FEW = 96

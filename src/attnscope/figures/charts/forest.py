@@ -15,8 +15,6 @@ import polars as pl
 from attnscope.figures.charts.parts import nothing, panel_title, spread, tips
 from attnscope.figures.theme import Look, Theme
 
-__all__ = ["SHAPES", "forest", "verdict_colours"]
-
 SHAPES = {"supported": "circle", "contradicted": "cross", "undetermined": "diamond"}
 
 

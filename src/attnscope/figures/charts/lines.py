@@ -14,8 +14,6 @@ import polars as pl
 from attnscope.figures.charts.parts import CLASS_LABELS, panels, rule_at, spread, tips
 from attnscope.figures.theme import Look
 
-__all__ = ["layer_areas", "layer_lines", "lines_over"]
-
 
 def _layers(part: pl.DataFrame) -> alt.X:
     layers = part["layer"].unique().sort().to_list()

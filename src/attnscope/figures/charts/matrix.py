@@ -15,8 +15,6 @@ from attnscope.figures.charts.parts import columns_for, panel_title, tips
 from attnscope.figures.theme import Look
 from attnscope.figures.words import wrap
 
-__all__ = ["head_matrices", "matrices"]
-
 
 def head_matrices(frame: pl.DataFrame, look: Look, **settings: Any) -> Any:
     """`matrices` of `layer` (down) by `head` (across); of many heads, few panels a row."""

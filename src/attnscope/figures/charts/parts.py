@@ -14,20 +14,6 @@ import polars as pl
 from attnscope.figures.theme import Look, Theme
 from attnscope.figures.words import wrap
 
-__all__ = [
-    "CLASS_LABELS",
-    "columns_for",
-    "finish",
-    "label_of",
-    "legend_of",
-    "nothing",
-    "panel_title",
-    "panels",
-    "rule_at",
-    "spread",
-    "tips",
-]
-
 CLASS_LABELS = {"hash": "# (hash)", "star": "* (star)", "slash": "/ (slash)"}
 """How classes that are one character are called in legends."""
 

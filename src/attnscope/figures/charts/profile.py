@@ -15,8 +15,6 @@ import polars as pl
 from attnscope.figures.charts.parts import columns_for, nothing, panel_title, tips
 from attnscope.figures.theme import Look
 
-__all__ = ["Y_TITLE", "profile_pairs"]
-
 Y_TITLE = "Average attention weight"
 
 

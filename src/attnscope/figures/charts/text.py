@@ -14,8 +14,6 @@ import polars as pl
 from attnscope.figures.charts.parts import tips
 from attnscope.figures.theme import Look, Theme
 
-__all__ = ["laid_out", "shaded_text"]
-
 WIDTHS = {"F": 2, "W": 2}
 VISIBLE = {"\n": "⏎", "\r": "␍", "\t": "⇥"}
 
