@@ -117,6 +117,31 @@ def average(A: Array, queries: Array) -> Array:
     return np.where(count > 0, (A * seen).sum(0) / np.maximum(count, 1), np.nan)
 
 
+def induction(A: Array, queries: Array, ids: list[int]) -> float:
+    """A[i, j + 1], where j is the last place before i with the token of i."""
+    found = []
+    for i in queries:
+        before = [j for j in range(i) if ids[j] == ids[i]]
+        if before:
+            found.append(A[i, before[-1] + 1])
+    return float(np.mean(found)) if found else np.nan
+
+
+SINGLE: dict[str, Any] = {
+    "previous_token": lambda A, Q, ids: mean([A[i, i - 1] for i in Q if i > 0]),
+    "induction": induction,
+    "renyi2": lambda A, Q, ids: mean([-np.log((A[i] ** 2).sum()) for i in Q]),
+    "on_first": lambda A, Q, ids: mean([A[i, :4].sum() for i in Q]),
+    "on_recent": lambda A, Q, ids: mean([A[i, max(4, i - 63) : i + 1].sum() for i in Q]),
+    "on_rest": lambda A, Q, ids: mean([A[i, 4 : max(4, i - 63)].sum() for i in Q]),
+    "largest_weight": lambda A, Q, ids: mean([A[i].max() for i in Q]),
+}
+
+
+def mean(numbers: list[float]) -> float:
+    return float(np.mean(numbers)) if numbers else np.nan
+
+
 def number(row: dict[str, Any], A: Array, old: Array | None, cell: Any, base: Any) -> float:
     """What a row should say. A [n, n] of its head, `old` that of its head in the base."""
     queries = counted(row["queries"], cell)
@@ -135,6 +160,8 @@ def number(row: dict[str, Any], A: Array, old: Array | None, cell: Any, base: An
         return float(np.exp(number({**row, "measure": "entropy"}, A, old, cell, base)))
     if measure == "first_token":
         return float(A[queries, 0].mean())
+    if measure in SINGLE:
+        return SINGLE[measure](A, np.flatnonzero(queries), cell["id"].to_list())
     if measure == "uniformity":
         of_filler = average(A, queries)[(cell["role"] == "filler").to_numpy()]
         return float(of_filler.std() / of_filler.mean())

@@ -5,14 +5,16 @@ import sys
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
 import attnscope
 from attnscope.cli import app
-from attnscope.errors import InputError
+from attnscope.errors import InputError, ScopeError
 from attnscope.measures import measure as declared
+from attnscope.measures.chosen_keys import induction_keys
 from attnscope.measures.registry import COLUMNS, MEASURES
 from attnscope.measures.table import lines, markdown
 from families import build
@@ -60,8 +62,34 @@ def test_a_scope_gives_any_measure_of_a_head_by_name() -> None:
     with torch.no_grad(), attnscope.watch(model) as scope:
         model(input_ids=ids)
     torch.testing.assert_close(scope.measure("effective_tokens", 1), scope.entropy(1).exp())
-    with pytest.raises(InputError, match="unknown measure 'lambda'; known: distance, effective"):
+    with pytest.raises(InputError, match="unknown measure 'lambda'; known: by_distance, distance"):
         scope.measure("lambda", 1)
+
+
+def test_measures_of_single_queries_need_them_kept() -> None:
+    model, ids = build("qwen2"), torch.randint(5, 9, (2, 12))
+    with torch.no_grad(), attnscope.watch(model) as scope:
+        model(input_ids=ids)
+    with pytest.raises(ScopeError, match="keep=True"):
+        scope.measure("induction", 1)
+    with torch.no_grad(), attnscope.watch(model, keep=True) as scope:
+        model(input_ids=ids)
+    assert scope.measure("induction", 1).shape == (2, 4)
+    first, recent, rest = scope.measure("by_distance", 1).unbind(-1)
+    torch.testing.assert_close(first + recent + rest, torch.ones(2, 4))
+    weight, score = scope.measure("largest", 1).unbind(-1)
+    torch.testing.assert_close(weight, scope.largest(1).weight[..., 0].mean(-1))
+    assert torch.equal(score, scope.largest(1).score[..., 0].amax(-1))
+    embedded = model.get_input_embeddings()(ids)
+    with torch.no_grad(), attnscope.watch(model, keep=True) as scope:
+        model(inputs_embeds=embedded)
+    with pytest.raises(InputError, match="input_ids"):
+        scope.measure("induction", 1)
+
+
+def test_the_token_after_the_last_of_its_kind() -> None:
+    tokens = np.array([[7, 5, 7, 7, 6, 5], [-1, -1, 5, 5, 6, 5]])
+    assert induction_keys(tokens).tolist() == [[-1, -1, 1, 3, -1, 2], [-1, -1, -1, 3, -1, 4]]
 
 
 def test_classes_by_id_are_shares_of_ones_and_zeros() -> None:

@@ -55,6 +55,8 @@ class Pass:
     """Tokens in its cache; None where there is no telling."""
     padding: Tensor | None = None
     """[B, K], 0 at padding, on the CPU: the mask of the stack's own text."""
+    tokens: Tensor | None = None
+    """int [B, Q]: the ids it was fed; None where it was fed something else."""
     attentions: bool = False
     """Whether the caller wants weights returned."""
     biases: dict[Any, Any] = field(default_factory=dict)
@@ -76,11 +78,13 @@ class Pass:
         """Read the arguments of a call of the base of a stack."""
         cache = argument(base, "past_key_values", args, kwargs)
         mask = argument(base, "attention_mask", args, kwargs)
+        tokens = argument(base, "input_ids", args, kwargs)
         asked = argument(base, "output_attentions", args, kwargs)
         config = getattr(base, "config", None)
         return cls(
             past=0 if cache is None else _length(cache),
             padding=mask if isinstance(mask, Tensor) and mask.ndim == 2 else None,
+            tokens=tokens if isinstance(tokens, Tensor) and tokens.ndim == 2 else None,
             attentions=bool(
                 getattr(config, "output_attentions", False) if asked is None else asked
             ),

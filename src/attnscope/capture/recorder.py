@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attnscope import kernels
-from attnscope.capture import fallback, sites
+from attnscope.capture import fallback, seam, sites
 from attnscope.capture.conservation import check
 from attnscope.capture.frame import Frame, Part, Selection, join
 from attnscope.capture.generation import Generation, Reply
@@ -65,6 +65,7 @@ class Recorder:
             for site in found.places
             if site.part in parts and site.layer in parts[site.part].layers
         }
+        self.bases = found.bases
         self.backend = backend
         self.device = device_of(found)
         self.top = top
@@ -133,6 +134,10 @@ class Recorder:
         if site.stack not in self.begun:
             self.begun.add(site.stack)
             self._make_way(site.stack, frame, step=step)
+            for scope in self._of(site.stack):
+                if frame.first_query == 0:
+                    scope._fed = []
+                scope._fed.append(seam.given(self.bases[site.stack]).tokens)
         elif lane is not None:
             self.measure_waiting()
         if not self.frames or self.frames[-1] is not frame:

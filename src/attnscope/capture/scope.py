@@ -10,12 +10,11 @@ from torch import Tensor
 
 from attnscope.capture.conservation import check
 from attnscope.capture.frame import Exposure, Selection
-from attnscope.capture.kept import binned, bins_of, tell
 from attnscope.capture.queries import Queries
+from attnscope.capture.single_queries import SingleQueries
 from attnscope.capture.totals import LayerTotals, join_exposures
 from attnscope.errors import InputError, ScopeError, unknown
-from attnscope.kernels import Asked, ByQuery, Totals
-from attnscope.kernels.single import renyi2
+from attnscope.kernels import Totals
 from attnscope.measures.flow import flow
 from attnscope.measures.layer import Layer, Sums, mean_over_queries, or_nan
 from attnscope.measures.mass import lift, mass, shares_of
@@ -31,7 +30,7 @@ _NO_QUERY = {
 }
 
 
-class Scope:
+class Scope(SingleQueries):
     """Results of `attnscope.watch`. Shapes: B sequences, H query heads, K keys (positions).
 
     A forward pass without a cache begins a new sequence and forgets the one before; one that
@@ -64,6 +63,8 @@ class Scope:
         self._checked = True
         self._unread: Callable[[], None] | None = None
         """Measures what still waits, and checks it; while watched."""
+        self._fed: list[Tensor | None] = []
+        """The ids of the tokens, pass by pass; None for a pass that was fed none."""
         self._exposures: tuple[list[Selection], int, Exposure] | None = None
 
     def __repr__(self) -> str:
@@ -87,6 +88,31 @@ class Scope:
         if self._unread is not None and self._complete:
             self._unread()
         return vars(self) | {"_unread": None}
+
+    @property
+    def tokens(self) -> Tensor | None:
+        """int64 [B, K] on the CPU: the ids of the tokens that are the keys, as the model was fed;
+        None where it was fed something else, or more keys than tokens."""
+        if self._cross:
+            other = self._parts.get("encoder")
+            return None if other is None else other.tokens
+        if self._unread is not None and self._complete:
+            self._unread()
+        keys = max((totals.keys for totals in self._layers.values()), default=0)
+        if not self._fed or any(ids is None for ids in self._fed):
+            return None
+        whole = torch.cat([ids.cpu() for ids in self._fed if ids is not None], 1)
+        return whole if whole.shape[1] == keys else None
+
+    def _ids(self, layer: int) -> Any:
+        """The tokens of the keys for a measure, -1 before the first real one; None where they are
+        not known. What follows a text is nobody's past."""
+        tokens = self.tokens
+        if tokens is None:
+            return None
+        first = self._read(layer)[0].first
+        before = torch.arange(tokens.shape[1]) < first[:, None]
+        return tokens.masked_fill(before, -1).numpy()
 
     @property
     def parts(self) -> list[str]:
@@ -174,11 +200,14 @@ class Scope:
         return flow(sums.flow, shares, sums.exposed("groups"), each).float()
 
     def measure(self, name: str, layer: int) -> Tensor:
-        """[B, H]: any measure by its name that is one number per head."""
+        """[B, H]: any measure by its name that is one number per head; [B, H, columns] where it is
+        several. Some need `watch(…, keep=True)`."""
         one = {m.name for m in MEASURES.values() if m.level == "head" and not m.pair and not m.over}
         if name not in one:
             raise unknown("measure", name, sorted(one))
-        return torch.as_tensor(MEASURES[name].numbers(Layer(sums=self.sums(layer))).value)
+        rows = self.single(layer) if "rows" in MEASURES[name].needs else None
+        seen = Layer(sums=self.sums(layer), rows=rows, tokens=self._ids(layer))
+        return torch.as_tensor(MEASURES[name].numbers(seen).value)
 
     def entropy(self, layer: int) -> Tensor:
         """[B, H]: mean over the queries of -sum_j A ln A, in nats."""
@@ -243,108 +272,6 @@ class Scope:
         wide = [torch.nn.functional.pad(k, (0, width - k.shape[-1]), value=-1) for k in keys]
         heavy = [torch.nn.functional.pad(w, (0, width - w.shape[-1])) for w in weights]
         return torch.cat(queries, 1), torch.cat(wide, 2), torch.cat(heavy, 2)
-
-    def query_positions(self, layer: int, bin: int | None = None) -> Tensor:
-        """int64 [B, Q]: where the counted queries stand, in the order of `rows`; -1 where a shorter
-        sequence has none. With `bin`, the first position of each bin of so many."""
-        where = self._kept(layer)
-        return where if bin is None else bins_of(where, bin)
-
-    def rows(self, layer: int, class_ids: Any, n: int, bin: int | None = None) -> Tensor:
-        """[B, H, Q, n]: the attention of every counted query to each class; `mass` is their mean.
-
-        Needs `watch(…, keep=True)`. The classes are given as in `mass`; `query_positions` says
-        which queries these are, and nan stands where it says -1. With `bin`, means over the
-        queries of every so many positions.
-        """
-        mass = self._told(layer, Asked(shares=self._shares(layer, class_ids, n))).mass
-        assert mass is not None
-        return self._binned(layer, mass, bin)
-
-    def weight(self, layer: int, key_of: Any, bin: int | None = None) -> Tensor:
-        """[B, H, Q]: the attention of every counted query to a key of its own.
-
-        `key_of` is int [B, Q], the position of a key for each of `query_positions`, negative for
-        none, where the weight is nan: `query_positions(layer) - 1` is the token before it.
-        """
-        where = self._kept(layer)
-        keys = torch.as_tensor(key_of)
-        most = self._read(layer)[0].keys
-        if keys.shape != where.shape or keys.is_floating_point() or keys.dtype == torch.bool:
-            raise InputError(
-                f"key_of is an int tensor {list(where.shape)}, a key for each of "
-                f"query_positions({layer}), -1 for none; got "
-                f"{str(keys.dtype).removeprefix('torch.')} {list(keys.shape)}"
-            )
-        if keys.numel() and int(keys.max()) >= most:
-            raise InputError(
-                f"key_of asks for key {int(keys.max())}, and there are {most}: 0 … {most - 1}"
-            )
-        keys = keys.long().to(where.device)
-        weight = self._told(layer, Asked(keys=keys)).weight
-        assert weight is not None
-        return self._binned(layer, weight.where(keys[:, None] >= 0, torch.nan), bin)
-
-    def by_distance(
-        self, layer: int, first: int = 4, recent: int = 64, bin: int | None = None
-    ) -> Tensor:
-        """[B, H, Q, 3]: the attention of every counted query to the `first` tokens of the text, to
-        the `recent` ones up to itself (less those), and to the rest."""
-        for name, value in {"first": first, "recent": recent}.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise InputError(f"{name}={value!r}: a number of tokens is a whole number from 0")
-        where = self._kept(layer)
-        if self._cross:
-            raise ScopeError("in cross-attention no key is a query's own: there is no distance")
-        totals = self._read(layer)[0]
-        begin = totals.first.to(where.device)[:, None].expand_as(where)
-        near = torch.maximum(where - recent + 1, begin + first)
-        spans = [(begin, begin + first), (near, where + 1), (where * 0, where * 0 + totals.keys)]
-        asked = Asked(spans=torch.stack([torch.stack(span, -1) for span in spans], 2))
-        told = self._told(layer, asked).spans
-        assert told is not None
-        sink, close, everything = told.unbind(-1)
-        rest = (everything - sink - close).clamp(min=0)
-        return self._binned(layer, torch.stack([sink, close, rest], -1), bin)
-
-    def query_entropy(self, layer: int, order: int = 1, bin: int | None = None) -> Tensor:
-        """[B, H, Q]: the entropy of every counted query in nats: Shannon's, -sum_j A ln A, or of
-        order 2 Rényi's, -ln sum_j A²."""
-        if isinstance(order, bool) or order not in (1, 2):
-            raise InputError(f"order={order!r}: entropies are of order 1 (Shannon) or 2 (Rényi)")
-        told = self._told(layer, Asked(entropies=True))
-        assert told.entropy is not None
-        assert told.squares is not None
-        return self._binned(layer, told.entropy if order == 1 else renyi2(told.squares), bin)
-
-    def largest(self, layer: int, k: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-        """The keys each counted query looks at most, int64 [B, H, Q, k] (-1 where fewer are
-        visible), their weights, and their scores as the softmax took them (scaled, soft-capped,
-        biased; nan where only weights are known)."""
-        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise InputError(f"k={k!r}: the number of keys is a whole number from 1")
-        told = self._told(layer, Asked(top=k))
-        assert told.top_key is not None
-        assert told.top_weight is not None
-        assert told.top_score is not None
-        return told.top_key, told.top_weight, told.top_score
-
-    def _kept(self, layer: int) -> Tensor:
-        """Positions of the queries whose rows can be told."""
-        totals, sums, _ = self._read(layer)
-        if not totals.kept:
-            raise ScopeError(
-                "what single queries look at must be kept beforehand: watch(model, keep=True)"
-            )
-        where = torch.cat([kept.positions for kept in totals.kept], 1)
-        return where.to(sums.received.device)
-
-    def _told(self, layer: int, asked: Asked) -> ByQuery:
-        self._kept(layer)
-        return tell(self._read(layer)[0].kept, asked, self.backend)
-
-    def _binned(self, layer: int, values: Tensor, bin: int | None) -> Tensor:
-        return values if bin is None else binned(values, self._kept(layer), bin)
 
     def _read(self, layer: int) -> tuple[LayerTotals, Totals, Tensor]:
         """The totals of a layer, and |Q| [B] in float64 beside them."""

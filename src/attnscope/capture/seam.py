@@ -28,7 +28,7 @@ from attnscope.errors import ModelError
 from attnscope.kernels import AttentionCall
 from attnscope.kernels.attend import attend
 
-__all__ = ["Change", "Observer", "Seen", "install"]
+__all__ = ["Change", "Observer", "Seen", "given", "install"]
 
 Change = Callable[[Site, AttentionCall, Frame], AttentionCall]
 """From the call a model makes to the call that is made instead."""
@@ -337,6 +337,11 @@ def _begin(base: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         for stack in _stacks(user, base):
             if user.observer is not None:
                 user.observer.begin(stack, cache)
+
+
+def given(base: nn.Module) -> Pass:
+    """What the last pass of a base was given, in this thread."""
+    return _here.users.passes.get(base) or Pass()
 
 
 def _end(base: nn.Module, *, finished: bool) -> None:

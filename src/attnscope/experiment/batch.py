@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from attnscope.experiment.forward import forward
 from attnscope.experiment.measured import Array, Column, Measured, Profile, Reading, joined
 from attnscope.experiment.padded import Padded
 from attnscope.experiment.plan import Batch, Cell, ModelPlan
-from attnscope.measures.layer import Layer, Pair, Sums
+from attnscope.measures.layer import Layer, Pair, Single, Sums
 from attnscope.measures.measure import Measure, Need, Numbers
 from attnscope.measures.registry import MEASURES
 from attnscope.question.spec import Experiment
@@ -99,11 +100,16 @@ def _passed(
         backend=experiment.backend,
         seed=experiment.seed,
         classes=groups,
+        keep="rows" in needs,
         activations=bool(needs & _POINTS),
     ) as (scopes, held):
         yield _Pass(
             padded=padded,
             sums={name: _stored(scopes[name], plan, choices[name]) for name in choices},
+            single={
+                name: _single(scopes[name], plan, choices[name])
+                for name in (choices if "rows" in needs else ())
+            },
             made={} if held is None else _made(held, needs & _POINTS),
             tables=tables,
             base=base,
@@ -121,6 +127,7 @@ def _answered(
 ) -> Iterator[_Pass]:
     """The same of a model that answers: its prompt and every token that it was fed."""
     assert experiment.generate is not None
+    needs = {need for measure in wanted for need in measure.needs}
     longest = Padded(experiment, plan, (with_room(cell, experiment.generate),))
     choices = {name: longest.queries(name) for name in experiment.queries}
     with answering(
@@ -130,11 +137,16 @@ def _answered(
         experiment.generate,
         layers=None if plan.layers is None else list(plan.layers),
         backend=experiment.backend,
+        keep="rows" in needs,
     ) as (scopes, new):
         padded = Padded(experiment, plan, (with_answer(cell, new, plan.tokenizer),))
         if len(new) > 1:
             sums = {name: _stored(scopes[name], plan, choices[name]) for name in choices}
-            yield _Pass(padded=padded, sums=sums, made={}, tables={}, base=base)
+            single = {
+                name: _single(scopes[name], plan, choices[name])
+                for name in (choices if "rows" in needs else ())
+            }
+            yield _Pass(padded=padded, sums=sums, single=single, made={}, tables={}, base=base)
     if len(new) == 1:  # nothing was fed back: the prompt was all that the model read
         with _passed(experiment, plan, model, padded, wanted, base) as passed:
             yield passed
@@ -165,6 +177,21 @@ def _stored(scope: Scope, plan: ModelPlan, chosen: Any) -> dict[int, tuple[list[
     return found
 
 
+def _single(scope: Scope, plan: ModelPlan, chosen: Any) -> dict[int, Single]:
+    """By layer: what single queries look at; nan where no token is meant."""
+    found = {layer: scope.single(layer, plan.heads) for layer in scope.layers}
+    if chosen is not None:
+        return found
+
+    def nothing(single: Single, name: str, *asked: Any) -> Any:
+        told = single.read(name, *asked)
+        return told * np.nan if isinstance(told, torch.Tensor) else [t * np.nan for t in told]
+
+    return {
+        layer: replace(single, read=partial(nothing, single)) for layer, single in found.items()
+    }
+
+
 @dataclass(eq=False, kw_only=True)
 class _Pass:
     """What one condition showed, and the base it is compared with."""
@@ -172,6 +199,8 @@ class _Pass:
     padded: Padded
     sums: dict[str, dict[int, tuple[list[int], Sums]]]
     """By queries and layer."""
+    single: dict[str, dict[int, Single]]
+    """The same, where a measure needs it; there while the pass is."""
     made: Made
     tables: dict[str, Array]
     """By class set: of which class each group of queries is."""
@@ -189,7 +218,7 @@ class _Pass:
             layer: {name: what.float().cpu() for name, what in of.items() if name != "values"}
             for layer, of in self.made.items()
         }
-        return replace(self, sums=sums, made=made)
+        return replace(self, sums=sums, single={}, made=made)
 
     def layers(self, queries: str) -> Iterator[tuple[int, list[int], Layer]]:
         """Number, stored heads, and all there is to see."""
@@ -202,7 +231,17 @@ class _Pass:
                     inserted=self.padded.inserted,
                     made=self.base.made.get(layer, {}),
                 )
-            yield layer, heads, Layer(sums=sums, made=self.made.get(layer, {}), pair=pair)
+            yield (
+                layer,
+                heads,
+                Layer(
+                    sums=sums,
+                    made=self.made.get(layer, {}),
+                    pair=pair,
+                    rows=self.single.get(queries, {}).get(layer),
+                    tokens=self.padded.tokens,
+                ),
+            )
 
 
 Layers = list[tuple[int, list[int], Layer]]

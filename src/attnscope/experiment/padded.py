@@ -33,6 +33,11 @@ class Padded:
         self.tokenizer = plan.tokenizer
         self.classes = experiment.classes
 
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        """[B, K] the ids of the tokens, -1 for padding."""
+        return np.where(self.real, self.batch.input_ids, -1)
+
     def shares(self, keys: str, label: str) -> NDArray[np.float64]:
         """[B, K, C] the share of each token in each class of a set, 0 where it is not among the
         keys; nan where a prompt has no such keys."""

@@ -18,12 +18,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.errors import InputError
+
 if TYPE_CHECKING:
     from torch import Tensor
 else:
     Tensor = Any
 
-__all__ = ["Array", "Layer", "Mask", "Pair", "Sums", "Tensor", "mean_over_queries", "or_nan"]
+__all__ = [
+    "Array",
+    "Layer",
+    "Mask",
+    "Pair",
+    "Single",
+    "Sums",
+    "Tensor",
+    "mean_over_queries",
+    "or_nan",
+]
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -114,6 +126,17 @@ class Sums:
 
 
 @dataclass(eq=False, kw_only=True)
+class Single:
+    """What single queries look at, where a pass has kept them."""
+
+    positions: Tensor
+    """int64 [B, M]: where they stand; -1 for none."""
+    read: Callable[..., Any]
+    """What a scope has of every query, by the name of its method and what that takes beside the
+    layer: [B, H, M, …], nan where there is no query."""
+
+
+@dataclass(eq=False, kw_only=True)
 class Pair:
     """The base that a variant is compared with, and which tokens are twins."""
 
@@ -152,6 +175,25 @@ class Layer:
     groups: Tensor | None = None
     """float64 [groups, C]: 1 where a group of queries is of a class."""
     pair: Pair | None = None
+    rows: Single | None = None
+    tokens: NDArray[np.int64] | None = None
+    """[B, K]: the ids of the tokens, -1 for padding."""
+
+    @property
+    def single(self) -> Single:
+        """Single queries: there are those for every measure that needs `rows`."""
+        assert self.rows is not None
+        return self.rows
+
+    @property
+    def of_tokens(self) -> NDArray[np.int64]:
+        """The ids of the tokens, for a measure that goes by them."""
+        if self.tokens is None:
+            raise InputError(
+                "this measure goes by which tokens are alike, and the model was not fed their ids "
+                "(input_ids) alone"
+            )
+        return self.tokens
 
     @property
     def against(self) -> Pair:

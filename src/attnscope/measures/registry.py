@@ -3,14 +3,18 @@ docs/measures.md are made from this.
 """
 
 from attnscope.measures.affine import AFFINE, AFFINE_HEADS
+from attnscope.measures.by_distance import BY_DISTANCE
+from attnscope.measures.chosen_keys import INDUCTION, PREVIOUS_TOKEN
 from attnscope.measures.distance import DISTANCE
 from attnscope.measures.effective_tokens import EFFECTIVE_TOKENS
 from attnscope.measures.entropy import ENTROPY
 from attnscope.measures.first_token import FIRST_TOKEN
 from attnscope.measures.flow import FLOW
+from attnscope.measures.largest import LARGEST
 from attnscope.measures.mass import MASS
 from attnscope.measures.measure import Measure
 from attnscope.measures.received import PROFILE
+from attnscope.measures.renyi2 import RENYI2
 from attnscope.measures.reshaping import RESHAPING
 from attnscope.measures.self_mass import SELF_MASS
 from attnscope.measures.sink_mass import SINK_MASS
@@ -30,6 +34,11 @@ MEASURES: dict[str, Measure] = {
     "self_mass": SELF_MASS,
     "distance": DISTANCE,
     "sink_mass": SINK_MASS,
+    "previous_token": PREVIOUS_TOKEN,
+    "induction": INDUCTION,
+    "renyi2": RENYI2,
+    "by_distance": BY_DISTANCE,
+    "largest": LARGEST,
     "lambda": LAMBDA,
     "even_slope": EVEN_SLOPE,
     "spikes": SPIKES,
