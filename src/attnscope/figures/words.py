@@ -49,20 +49,6 @@ def join(parts: Sequence[str], last: str = "and") -> str:
     return f"{', '.join(parts[:-1])} {last} {parts[-1]}"
 
 
-def numbers(values: Sequence[int]) -> str:
-    """Whole numbers with runs drawn together: `0–3, 16`."""
-    runs: list[list[int]] = []
-    for value in sorted(set(values)):
-        if runs and value == runs[-1][-1] + 1:
-            runs[-1].append(value)
-        else:
-            runs.append([value])
-    return ", ".join(
-        str(r[0]) if len(r) == 1 else f"{r[0]}, {r[1]}" if len(r) == 2 else f"{r[0]}–{r[-1]}"
-        for r in runs
-    )
-
-
 def count(number_of: int, thing: str, things: str | None = None) -> str:
     """`1 prompt`, `64 prompts`."""
     return f"{number_of:,} {thing if number_of == 1 else things or thing + 's'}"

@@ -13,6 +13,8 @@ from attnscope.recipes.names import heads_of, labelled, with_the_first_three
 
 HEADS = (0, 1, 7)
 """The heads shown, from 0: those that the paper calls 1, 2 and 8."""
+SLASHES = {"kind": "repeat", "unit": "/", "count": 55}
+MEASURES = ("profile", "lambda", "even_slope", "spikes", "uniformity", "value_similarity")
 
 
 def filler_profile(
@@ -27,16 +29,31 @@ def filler_profile(
     chosen = labelled(models)
     if heads is None:
         heads = heads_of(chosen, dict.fromkeys(chosen, HEADS))
+    return filler_experiment(
+        "filler-profile", chosen, prompts, {"filler": SLASHES}, layers, heads, MEASURES, keys
+    )
+
+
+def filler_experiment(
+    name: str,
+    models: Mapping[str, str],
+    prompts: int,
+    inserts: Mapping[str, Mapping[str, Any]],
+    layers: Any,
+    heads: Any,
+    measures: Sequence[str],
+    keys: Mapping[str, Any],
+) -> Experiment:
+    """Insertions between system prompt and question, by ids; profiles of these layers and heads."""
     asked: dict[str, Any] = {
-        "name": "filler-profile",
-        "models": chosen,
+        "name": name,
+        "models": models,
         "prompts": {"source": "math", "count": prompts},
         "conditions": {
             "base": {},
-            "filler": {
-                "insert": {"kind": "repeat", "unit": "/", "count": 55},
-                "position": "between",
-                "by": "ids",
+            **{
+                n: {"insert": what, "position": "between", "by": "ids"}
+                for n, what in inserts.items()
             },
         },
         "layers": with_the_first_three(layers),
@@ -44,18 +61,6 @@ def filler_profile(
         "queries": ["all"],
         # Some models put most of their attention on the first token, which would decide a slope.
         "keys": ["all", "not-first"],
-        "measures": [
-            "profile",
-            "lambda",
-            "even_slope",
-            "spikes",
-            "uniformity",
-            "value_similarity",
-            "affine",
-            "affine_heads",
-            "mass",
-            "entropy",
-            "first_token",
-        ],
+        "measures": [*measures, "affine", "affine_heads", "mass", "entropy", "first_token"],
     }
     return made(**{**asked, **keys})

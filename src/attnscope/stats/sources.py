@@ -93,8 +93,3 @@ class Sources:
                     f"{inner!r} does not lie within {outer!r}: clusters are nested, outermost first"
                 )
         return names[0] if names else None
-
-
-def no_sources() -> Sources:
-    """Every prompt by itself."""
-    return Sources()

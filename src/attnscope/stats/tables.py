@@ -121,11 +121,11 @@ def matrix(values: Values, by: Sequence[str], prompts: Iterable[int] | None = No
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """0–27, 30 rather than 0, 1, 2 …"""
+    """Whole numbers with runs drawn together: `0–3, 16`."""
     runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
         else:
-            runs.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
+            runs.append([number])
+    return ", ".join(f"{r[0]}–{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs)
