@@ -136,3 +136,4 @@ def test_matrix_keeps_prompts_in_rows() -> None:
 
 def test_ranges() -> None:
     assert ranges([5, 0, 1, 2, 9, 8]) == "0–2, 5, 8–9"
+    assert ranges([5, 0, 1, 2, 9, 8], 3) == "0–2, 5, 8, 9"

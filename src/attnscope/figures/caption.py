@@ -52,7 +52,7 @@ def layers_said(layers: Sequence[int], total: int | None = None) -> str:
     """`layers 0, 16, 20, 27 (counted from 0)`, and of how many in the run where that is more."""
     word = "layer" if len(set(layers)) == 1 else "layers"
     some = f", of {total} in the run" if total is not None and len(layers) < total else ""
-    return f"{word} {ranges(layers)} (counted from 0){some}"
+    return f"{word} {ranges(layers, 3)} (counted from 0){some}"
 
 
 def shown_of(run: Run, combine: str, found: Selection, total: int | None = None) -> str:
@@ -78,7 +78,7 @@ def heads_said(run: Run, combine: str, found: Selection) -> str:
     sizes = {known.get(m, {}).get("heads") for m in found.sources} - {None}
     every = not sizes or len(heads) >= max(sizes)
     of = f" (of {join([str(s) for s in sorted(sizes)], 'or')})" if sizes else ""
-    which = "all heads" if every else f"heads {ranges(heads)}{of}"
+    which = "all heads" if every else f"heads {ranges(heads, 3)}{of}"
     said = {"mean": "mean", "sum": "sum", "max": "maximum"}[combine] + f" over {which}"
     if run.experiment.combine == "each" and combine == "mean":
         said += " (the experiment says each: `head-map` and `effect-heads` show every head)"
@@ -124,6 +124,6 @@ def pairs_said(pairs: pl.DataFrame, count_from: int = 0) -> str:
     for (model, layer), part in pairs.group_by(["model", "layer"], maintain_order=True):
         heads = [h + count_from for h in part["head"].to_list()]
         word = "head" if len(heads) == 1 else "heads"
-        said.append(f"{model}, layer {layer + count_from}, {word} {ranges(heads)}")
+        said.append(f"{model}, layer {layer + count_from}, {word} {ranges(heads, 3)}")
     paper = ", as in the paper" if count_from else ""
     return f"{'; '.join(said)} (counted from {count_from}{paper})"

@@ -120,12 +120,14 @@ def matrix(values: Values, by: Sequence[str], prompts: Iterable[int] | None = No
     return Matrix(columns, rows, x.reshape(len(rows), columns.height))
 
 
-def ranges(numbers: Iterable[int]) -> str:
-    """Whole numbers with runs drawn together: `0–3, 16`."""
+def ranges(numbers: Iterable[int], shortest: int = 2) -> str:
+    """Whole numbers with runs of at least `shortest` drawn together: `0–3, 16`."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][-1] + 1:
             runs[-1].append(number)
         else:
             runs.append([number])
-    return ", ".join(f"{r[0]}–{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs)
+    return ", ".join(
+        f"{run[0]}–{run[-1]}" if len(run) >= shortest else ", ".join(map(str, run)) for run in runs
+    )
