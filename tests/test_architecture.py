@@ -11,7 +11,17 @@ import attnscope
 
 SOURCE = Path(attnscope.__file__).parent
 
-PUBLIC = ["AttnscopeError", "Scope", "arm", "knockout", "load", "open_run", "steer", "watch"]
+PUBLIC = [
+    "AttnscopeError",
+    "Scope",
+    "arm",
+    "knockout",
+    "load",
+    "open_run",
+    "stats",
+    "steer",
+    "watch",
+]
 
 # Bottom to top. A room imports from rooms below it (and from itself), never from above.
 LADDER = [

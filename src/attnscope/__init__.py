@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from attnscope.capture.plain import stats
     from attnscope.capture.scope import Scope
     from attnscope.capture.watch import watch
     from attnscope.errors import AttnscopeError
@@ -19,7 +20,17 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["AttnscopeError", "Scope", "arm", "knockout", "load", "open_run", "steer", "watch"]
+__all__ = [
+    "AttnscopeError",
+    "Scope",
+    "arm",
+    "knockout",
+    "load",
+    "open_run",
+    "stats",
+    "steer",
+    "watch",
+]
 
 _HOME = {
     "AttnscopeError": "attnscope.errors",
@@ -28,6 +39,7 @@ _HOME = {
     "knockout": "attnscope.interventions.knockout",
     "load": "attnscope.loading",
     "open_run": "attnscope.run.store",
+    "stats": "attnscope.stats",
     "steer": "attnscope.interventions.steer",
     "watch": "attnscope.capture.watch",
 }
@@ -36,7 +48,8 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'attnscope' has no attribute {name!r}; it has {__all__}")
-    return getattr(import_module(_HOME[name]), name)
+    home = import_module(_HOME[name])
+    return home if name == "stats" else getattr(home, name)  # a room that can be called
 
 
 def __dir__() -> list[str]:

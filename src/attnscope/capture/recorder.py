@@ -13,14 +13,15 @@ from attnscope.capture.frame import Frame, Part, Selection, join
 from attnscope.capture.generation import Generation, Reply
 from attnscope.capture.kept import keep, keep_weights, rewritten
 from attnscope.capture.queries import select
+from attnscope.capture.rows import positions, rows_of
 from attnscope.capture.scope import Scope
 from attnscope.capture.seam import Seen
 from attnscope.capture.sites import Site
 from attnscope.capture.totals import LayerTotals
 from attnscope.capture.waiting import Lane, alike, free_memory, large, lasting, terms, together
 from attnscope.errors import ConservationError, ModelError, ScopeError
-from attnscope.kernels import AttentionCall, Rows, Totals
-from attnscope.kernels.call import Link, reach_of
+from attnscope.kernels import AttentionCall, Totals
+from attnscope.kernels.call import reach_of
 from attnscope.kernels.pieces import even
 
 __all__ = ["Recorder", "device_of"]
@@ -319,7 +320,7 @@ class Recorder:
         if selection is not None:
             A = fallback.reduce(A, frame, selection, sums, scope._groups, self.top, has_sinks=sinks)
             if self.keep:
-                kept, more = keep_weights(A, _positions(selection).to(A.device))
+                kept, more = keep_weights(A, positions(selection).to(A.device))
                 sums.kept.append(kept)
                 self._bounded(sums, more)
 
@@ -364,7 +365,7 @@ class Recorder:
             for (_, totals), own_drift in zip(targets, _by_lane(drift, L), strict=True):
                 totals.drifted(own_drift)
         for part in selection.parts:
-            sums = reduce(_rows(call, part.times(L), lse, groups, L))
+            sums = reduce(rows_of(call, part.times(L), lse, groups, L))
             for (_, totals), own in zip(targets, _split(sums, L), strict=True):
                 totals.add(own, frame.first_key)
         for _, totals in targets:
@@ -374,7 +375,7 @@ class Recorder:
             self._keep([totals for _, totals in targets], selection, call)
         if call.sinks is None and not self.top:
             return
-        rows = _rows(call, selection.whole.times(L), lse, 0, L)
+        rows = rows_of(call, selection.whole.times(L), lse, 0, L)
         if call.sinks is not None:
             known = rows.lse if selection.sampled else sums.lse
             assert known is not None
@@ -387,7 +388,7 @@ class Recorder:
             keys, weights = told.top_key, told.top_weight
             assert keys is not None
             assert weights is not None
-            where = _positions(selection).to(keys.device)
+            where = positions(selection).to(keys.device)
             keys = keys.where(keys < 0, keys + frame.first_key)
             found = zip(_by_lane(keys, L), _by_lane(weights, L), strict=True)
             for (_, totals), (at, heavy) in zip(targets, found, strict=True):
@@ -396,10 +397,10 @@ class Recorder:
     def _keep(self, totals: list[LayerTotals], selection: Selection, call: AttentionCall) -> None:
         """Keep the rows of L lanes that are alike, [L · B, …] as in `call`."""
         frame, L = selection.frame, len(totals)
-        where = _positions(selection).to(call.q.device)
+        where = positions(selection).to(call.q.device)
         seen = int(frame.intervals[1].max())
         for sums, q, k in zip(totals, _by_lane(call.q, L), _by_lane(call.k, L), strict=True):
-            rows = _rows(replace(call, q=q, k=k), selection.whole, None, 0)
+            rows = rows_of(replace(call, q=q, k=k), selection.whole, None, 0)
             kept, more = keep(
                 sums.kept, rows, where, frame.first_key, seen, copy=self.rewritten and L == 1
             )
@@ -452,13 +453,6 @@ def _release(cache: Any, who: Recorder) -> None:
             vars(cache).pop(method, None)
 
 
-def _positions(selection: Selection) -> Tensor:
-    """int64 [B, M]: where the rows stand in the sequence, -1 for those that do not count."""
-    frame = selection.frame
-    where = selection.rows(frame.positions().expand(frame.batch, -1))
-    return where.where(selection.rows(selection.counted_queries()), -1)
-
-
 def _by_lane(tensor: Tensor, n: int) -> tuple[Tensor, ...]:
     """[n · B, …] as n of [B, …]."""
     return tensor.view(n, tensor.shape[0] // n, *tensor.shape[1:]).unbind(0)
@@ -476,49 +470,6 @@ def _split(sums: Totals, n: int) -> list[Totals]:
     return [Totals(**{name: value[i] for name, value in parts.items()}) for i in range(n)]
 
 
-def _rows(call: AttentionCall, part: Part, lse: Tensor | None, groups: int, times: int = 1) -> Rows:
-    """The rows of a part, gathered where it says so; of a batch that stands there `times` times."""
-    q, k, sinks, real = call.q, call.k, call.sinks, call.visible.real
-    if q.requires_grad:
-        q = q.detach()
-    if part.only is not None:
-        q = q[:, :, part.only : part.only + 1]
-        lse = None if lse is None else lse[:, :, part.only : part.only + 1]
-    elif part.index is not None:
-        index = part.index[:, None, :]
-        q = q.gather(2, index[..., None].expand(-1, q.shape[1], -1, q.shape[3]))
-        lse = None if lse is None else lse.gather(2, index.expand(-1, q.shape[1], -1))
-    if real is not None and times > 1:
-        real = real.repeat(times, 1)
-    return Rows(
-        q=q,
-        k=k.detach() if k.requires_grad else k,
-        scale=call.scale,
-        causal=part.causal,
-        start=part.start,
-        stop=part.stop,
-        own=part.own,
-        lse=lse.detach() if lse is not None and lse.requires_grad else lse,
-        real=real,
-        softcap=call.softcap,
-        sinks=sinks.detach() if sinks is not None else None,
-        key_bias=None if call.key_bias is None else call.key_bias.detach(),
-        distance_bias=None if call.distance_bias is None else call.distance_bias.detach(),
-        links=_links(call, part),
-        weight=part.weight,
-        shrink=part.shrink,
-        group=part.group,
-        groups=groups if part.group is not None else 0,
-        cache=part.cache,
-    )
-
-
-def _links(call: AttentionCall, part: Part) -> tuple[Link, ...]:
-    """Of the rows of a part. Changed calls are measured one by one, so the batch is the call's."""
-    index = part.index
-    return tuple(link.among(index) for link in call.links) if call.links else ()
-
-
 def _whole_rows(
     call: AttentionCall, frame: Frame, lse: Tensor | None, backend: str, times: int
 ) -> tuple[Tensor, Tensor]:
@@ -531,7 +482,7 @@ def _whole_rows(
         stop=None if causal else frame.visible.stop,
         own=frame.own().int().expand(frame.batch, -1).contiguous().to(call.q.device),
     )
-    rows = _rows(call, everything.times(times), lse, 0, times)
+    rows = rows_of(call, everything.times(times), lse, 0, times)
     if rows.lse is not None:
         return kernels.refine(backend)(rows)
     known = kernels.kernel(backend)(rows).lse
@@ -546,7 +497,7 @@ def _audit(lanes: list[Lane], call: AttentionCall, frame: Frame, lse: Tensor, ba
     start, stop = (bound.gather(1, index).int().to(lse.device) for bound in frame.intervals)
     own = frame.own()[index].int().to(lse.device)
     few = Part(rows=AUDITED, index=index.to(lse.device), start=start, stop=stop, own=own).times(L)
-    rows = _rows(call, few, lse, 0, L)
+    rows = rows_of(call, few, lse, 0, L)
     sums = kernels.kernel(backend)(rows)
     assert rows.lse is not None
     sees = (stop > start).repeat(L, 1)[:, None]

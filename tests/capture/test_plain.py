@@ -1,0 +1,146 @@
+"""`attnscope.stats`: plain queries and keys, against a dense softmax."""
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+
+import attnscope
+import oracle
+from attnscope.errors import InputError, ModelError
+
+B, H, G, K, D = 2, 4, 2, 15, 8
+
+
+def made(queries: int = K, keys: int = K) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(B, H, queries, D) * 2, torch.randn(B, G, keys, D)
+
+
+def dense(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    seen: torch.Tensor,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """[B, H, Q, K], 0 in rows that see nothing."""
+    x = q.double() @ k.double().repeat_interleave(H // G, 1).transpose(2, 3) * D**-0.5
+    if softcap is not None:
+        x = softcap * torch.tanh(x / softcap)
+    x = x.masked_fill(~seen, -torch.inf)
+    if sinks is None:
+        return torch.softmax(x, -1).nan_to_num(0.0)
+    extra = sinks.double()[:, None, None].expand(B, H, q.shape[2], 1)
+    return torch.softmax(torch.cat([x, extra], -1), -1)[..., :-1]
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"window": 4},
+    "cap": {"softcap": 3.0},
+    "sinks": {"sinks": torch.randn(H)},
+    "padded on the right": {"lengths": [K, K - 4]},
+    "padded on the left": {"mask": torch.arange(K) >= torch.tensor([[0], [5]])},
+    "both ways": {"causal": False},
+}
+
+
+@pytest.mark.parametrize("backend", ["reference", "streaming"])
+@pytest.mark.parametrize("case", CASES)
+def test_against_a_dense_softmax(case: str, backend: str) -> None:
+    (q, k), given = made(), CASES[case]
+    found = attnscope.stats(q, k, backend=backend, **given)
+    order = torch.arange(K)
+    real = torch.ones(B, K, dtype=torch.bool)
+    if "lengths" in given:
+        real = order < torch.tensor(given["lengths"])[:, None]
+    if "mask" in given:
+        real = given["mask"]
+    seen = (real[:, None] & real[..., None])[:, None]
+    if given.get("causal", True):
+        seen = seen & (order <= order[:, None])
+    if "window" in given:
+        seen = seen & (order > order[:, None] - given["window"])
+    A = dense(q, k, seen, given.get("softcap"), given.get("sinks")) * real[:, None, :, None]
+    ids = torch.randint(-1, 3, (B, K))
+    wanted = torch.stack([(A * (ids == c)[:, None, None]).sum(-1) for c in range(3)], -1)
+    wanted = wanted.where(real[:, None, :, None], torch.nan).float()
+    torch.testing.assert_close(found.rows(ids, 3), wanted, rtol=0, atol=1e-5, equal_nan=True)
+    oracle.compare(_AsScope(found), {0: A}, real, real, 1e-5)
+    assert found.backend == backend
+
+
+class _AsScope:
+    """What `oracle.compare` reads: the same methods, with a layer."""
+
+    def __init__(self, found: Any):
+        self.found = found
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda layer: getattr(self.found, name)()
+
+
+def test_a_decoding_step_and_another_text() -> None:
+    q, k = made(queries=3)
+    step = attnscope.stats(q, k)
+    seen = torch.arange(K) <= torch.arange(K - 3, K)[:, None]
+    A = dense(q, k, seen)
+    torch.testing.assert_close(step.received(), A.sum(2).float(), rtol=0, atol=1e-5)
+    assert step.query_positions().tolist() == [[K - 3, K - 2, K - 1]] * B
+    other = attnscope.stats(q, k, causal=False)
+    A = dense(q, k, torch.ones(3, K, dtype=torch.bool))
+    torch.testing.assert_close(other.received(), A.sum(2).float(), rtol=0, atol=1e-5)
+    assert bool(other.self_mass().isnan().all())
+
+
+def test_chosen_queries_flow_and_repr() -> None:
+    q, k = made()
+    last = attnscope.stats(q, k, queries="last")
+    assert last.count().tolist() == [1, 1]
+    ids = torch.randint(-1, 2, (B, K))
+    assert attnscope.stats(q, k, classes=ids).flow().shape == (B, H, 2, 2)
+    assert repr(last) == (
+        "<Stats of queries 'last', 'streaming': 2 sequences of 15 keys, 1, 1 queries counted>"
+    )
+    assert last.measure("previous_token").shape == (B, H)
+    with pytest.raises(AttributeError, match="stats have no 'nope'; they have average"):
+        _ = last.nope
+
+
+def test_the_room_of_the_same_name_can_still_be_imported() -> None:
+    assert importlib.import_module("attnscope.stats.permute").__name__ == "attnscope.stats.permute"
+    assert attnscope.stats(*made()).count().tolist() == [K, K]
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "not four axes": ({"q": torch.randn(2, 3)}, r"q is a float tensor .* float32 \[2, 3\]"),
+    "no tensor": ({"k": [1.0]}, "k is a float tensor .* got list"),
+    "heads": ({"q": torch.randn(B, 3, K, D)}, "multiple of those of k"),
+    "size": ({"q": torch.randn(B, H, K, D + 1)}, "size must be equal"),
+    "type": ({"q": torch.randn(B, H, K, D).double()}, "must be alike"),
+    "empty": ({"q": torch.randn(B, H, 0, D)}, "nothing in them"),
+    "too many queries": ({"q": torch.randn(B, H, K + 1, D)}, "the last of the keys"),
+    "window": ({"window": 0}, "window=0 is from 1 on"),
+    "window both ways": ({"window": 3, "causal": False}, "goes with causal=True"),
+    "mask": ({"mask": torch.ones(B, K - 1)}, rf"\[{B}, {K}\]"),
+    "two masks": ({"mask": torch.ones(B, K).bool(), "lengths": [1, 1]}, "either mask or lengths"),
+    "lengths": ({"lengths": [0, K]}, rf"1 … {K}; found 0 … {K}"),
+    "sinks": ({"sinks": torch.randn(H + 1)}, f"each of {H} heads"),
+    "queries": ({"queries": "generated"}, "goes with a model that is watched"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input(case: str) -> None:
+    q, k = made()
+    given, message = BAD[case]
+    with pytest.raises(InputError, match=message):
+        attnscope.stats(**{"q": q, "k": k} | given)
+
+
+def test_what_is_not_a_number_is_said() -> None:
+    q, k = made()
+    q[0, 0, 3] = torch.nan
+    with pytest.raises(ModelError, match="NaN"):
+        attnscope.stats(q, k)
