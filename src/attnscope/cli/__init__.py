@@ -44,8 +44,22 @@ class _Running(TyperCommand):
         super().format_help(ctx, formatter)
 
 
+class _Run(_Running):
+    """`run`, where `--ray` may stand without an address."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """With the address that is meant where none is given."""
+        following = [*args[1:], "-"]
+        bare = [
+            word == "--ray" and after.startswith("-")
+            for word, after in zip(args, following, strict=True)
+        ]
+        told = ["--ray=local" if alone else word for word, alone in zip(args, bare, strict=True)]
+        return super().parse_args(ctx, told)
+
+
 for command in (reproduce, run, merge, figure, describe, report, compare, query, look, models):
-    app.command(cls=_Running if command is run else TyperCommand)(command)
+    app.command(cls=_Run if command is run else TyperCommand)(command)
 
 
 _warned: set[str] = set()

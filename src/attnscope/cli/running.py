@@ -37,6 +37,17 @@ Shard = Annotated[
         metavar="I/N", help="Only the I-th of N parts, from 1: one job of several (below)."
     ),
 ]
+OnRay = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[ADDRESS]",
+        help="On a Ray cluster: HOST:PORT, auto, or one of this machine's own.",
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, help="With --ray: how many; one per GPU or processor by default."),
+]
 LoadWithin = Annotated[
     float, typer.Option(metavar="SECONDS", min=1, help="How long a model may take to load.")
 ]
@@ -52,6 +63,8 @@ def run(
     ] = False,
     claims: Claims = None,
     shard: Shard = None,
+    ray: OnRay = None,
+    workers: Workers = None,
     load_within: LoadWithin = 3600,
     quiet: Quiet = False,
     json: Json = False,
@@ -82,20 +95,26 @@ def run(
     """
     from attnscope.experiment.local import local
     from attnscope.experiment.plan import make_plan
+    from attnscope.experiment.ray import on_ray
     from attnscope.experiment.shard import parse_shard
     from attnscope.question.claims import load_claims
     from attnscope.question.yaml import read_experiment
 
     part = None if shard is None else parse_shard(shard)
+    if workers is not None and ray is None:
+        raise InputError("--workers belongs to --ray")
     experiment = read_experiment(file)
     frozen = None if claims is None else load_claims(claims)
+    folder = run_directory(out or Path("runs") / experiment.name)
+    if ray is not None:
+        executor = on_ray(ray, folder, workers=workers, load_within=load_within)
+    else:
+        executor = partial(local, load_within=load_within)
     _no_bars()
     plan = make_plan(experiment)
     if check:
         _print_plan(plan, quiet=quiet, json=json)
         return
-    folder = run_directory(out or Path("runs") / experiment.name)
-    executor = partial(local, load_within=load_within)
     outcome = carry_out(
         plan, folder, quiet=quiet or json, claims=frozen, shard=part, executor=executor
     )

@@ -1,0 +1,41 @@
+"""What was tried and what came of it: one line each in results.json, and the table in the docs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+__all__ = ["keep", "write_table"]
+
+HERE = Path(__file__).parent
+KEPT = HERE / "results.json"
+PAGE = HERE.parents[1] / "docs" / "reliability.md"
+BEGIN, END = "<!-- made by `make faults` -->", "<!-- end -->"
+
+
+def keep(what: str, tried: int, result: str, seconds: float) -> None:
+    """Remember a line; it takes the place of the one before about the same thing."""
+    kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
+    kept[what] = {"tried": tried, "result": result, "seconds": round(seconds, 1)}
+    KEPT.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(f"{what}: {tried:,} · {result} · {seconds:.0f} s", flush=True)
+
+
+def write_table() -> None:
+    """The table of docs/reliability.md."""
+    kept = json.loads(KEPT.read_text(encoding="utf-8"))
+    rows = [
+        f"| {what} | {one['tried']:,} | {one['result']} | {one['seconds']:,.0f} |"
+        for what, one in kept.items()
+    ]
+    table = ["| what | times | outcome | seconds |", "| --- | --- | --- | --- |", *rows]
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page = before + BEGIN + "\n" + "\n".join(table) + "\n" + END + after
+    PAGE.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_table()
+    sys.exit(0)

@@ -1,0 +1,277 @@
+"""Measuring on a Ray cluster: one worker per GPU or per so many threads, the largest batches first.
+
+A worker keeps a model while there are batches for it, and writes what it measures to the run
+directory, which every node must see. What a lost worker was measuring is given to another. Nothing
+but batches, errors and entries of models travels.
+
+This module must not know tables, or how anything is measured.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import threading
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from attnscope.errors import InputError, ModelError
+from attnscope.experiment.environment import describe
+from attnscope.experiment.executor import Done, Executor, Work
+from attnscope.experiment.local import LOAD_WITHIN, Measurer
+from attnscope.experiment.plan import Batch, Plan
+from attnscope.experiment.storing import Store
+from attnscope.run.environment import same_or_refuse
+from attnscope.run.writer import Directory
+
+__all__ = ["LOCAL", "on_ray"]
+
+LOCAL = "local"
+"""In place of an address: a cluster of this machine, for as long as the run."""
+ANSWER_WITHIN = 5.0
+"""Seconds in which an address must answer."""
+AHEAD = 2
+"""Batches that a worker is given at once: the next is there when one is finished."""
+TRIES = 3
+"""How often a batch is given to a worker, where workers are lost over it, and how many workers may
+be lost in a row before one has measured anything."""
+
+
+def on_ray(
+    address: str, folder: Path, *, workers: int | None = None, load_within: float = LOAD_WITHIN
+) -> Executor:
+    """An executor on the cluster at `address`, whose workers write to `folder`."""
+    if address != LOCAL:
+        _must_answer(address)
+
+    def measured(
+        plan: Plan, pending: Sequence[Work], *, threads: int
+    ) -> Generator[Done, None, None]:
+        cuda = plan.device.startswith("cuda")
+        with _cluster(address, None if workers is None else workers * threads) as ray:
+            there = ray.cluster_resources()
+            room = there.get("GPU", 0) if cuda else there.get("CPU", 1) // threads
+            number = max(1, int(room) if workers is None else workers)
+            needs = {"num_cpus": 1, "num_gpus": min(1.0, room / number)} if cuda else {
+                "num_cpus": threads
+            }  # fmt: skip
+            alone = replace(plan, models=tuple(replace(m, batches=()) for m in plan.models))
+            given = ray.put((alone, folder.absolute(), threads, load_within))
+            kind = ray.remote(**needs)(_Worker)
+            crew = _Crew(ray, lambda: kind.remote(given), plan, folder, _Queue(pending))
+            yield from crew.work(min(number, len(pending)))
+
+    return measured
+
+
+class _Worker:
+    """Lives on the cluster: measures batches and writes them."""
+
+    def __init__(self, given: tuple[Plan, Path, int, float]):
+        import torch
+        from transformers.utils import logging
+
+        plan, folder, threads, load_within = given
+        torch.set_num_threads(threads)
+        logging.disable_progress_bar()
+        self.plan = plan
+        self.models = {model.label: model for model in plan.models}
+        self.measure = Measurer(plan, threads, load_within)
+        self.store = Store(plan.experiment, Directory(folder))
+
+    def environment(self) -> dict[str, Any]:
+        """Where it is."""
+        return describe(self.plan)
+
+    def measured(
+        self, label: str, batch: Batch
+    ) -> tuple[dict[int, str], dict[str, Any] | None] | OSError:
+        """What failed, and the model's entry; or what the disk says."""
+        done = self.measure(Work(self.models[label], batch))
+        try:
+            self.store(done)
+        except OSError as error:
+            return error
+        return done.failed, done.about
+
+
+class _Queue:
+    """What is left to do, the largest first; whoever has a model loaded stays with it."""
+
+    def __init__(self, pending: Sequence[Work]):
+        self.left: dict[str, list[Work]] = {}
+        for work in sorted(pending, key=lambda work: work.cost):
+            self.left.setdefault(work.model.label, []).append(work)
+
+    def next(self, label: str | None, busy: Counter[str]) -> Work | None:
+        """For somebody who has `label` loaded, where `busy` says how many work on each model."""
+        if label not in self.left:
+            label = max(
+                self.left,
+                key=lambda one: sum(w.cost for w in self.left[one]) / (1 + busy[one]),
+                default=None,
+            )
+        if label is None:
+            return None
+        work = self.left[label].pop()
+        if not self.left[label]:
+            del self.left[label]
+        return work
+
+    def back(self, work: Work) -> None:
+        """It was not done."""
+        self.left.setdefault(work.model.label, []).append(work)
+
+
+@dataclass(eq=False)
+class _Hand:
+    """A worker as the crew sees it."""
+
+    actor: Any
+    started: Any
+    """Its answer to who it is."""
+    label: str | None = None
+    doing: dict[Any, Work] = field(default_factory=dict)
+    """By the answer that is waited for."""
+
+
+class _Crew:
+    """Hands out the work and takes in what was done."""
+
+    def __init__(self, ray: Any, hire: Any, plan: Plan, folder: Path, queue: _Queue):
+        self.ray, self.hire, self.queue = ray, hire, queue
+        self.folder = folder
+        self.here = describe(plan)
+        self.hands: list[_Hand] = []
+        self.lost: Counter[str] = Counter()  # workers, by the batch they were lost over
+        self.in_vain = 0  # workers lost in a row
+
+    def work(self, number: int) -> Generator[Done, None, None]:
+        """Until everything is done."""
+        for _ in range(number):
+            self._another()
+        while any(hand.doing for hand in self.hands) or self.queue.left:
+            waiting = [one for hand in self.hands for one in (hand.started, *hand.doing) if one]
+            ready, _ = self.ray.wait(waiting, num_returns=1)
+            hand = next(h for h in self.hands if ready[0] == h.started or ready[0] in h.doing)
+            try:
+                answer = self.ray.get(ready[0])
+            except self.ray.exceptions.RayActorError as error:
+                yield from self._replace(hand, error)
+                continue
+            if ready[0] == hand.started:
+                same_or_refuse(self.here, answer, f"{self.folder}, on another node,")
+                hand.started = None
+            else:
+                work = hand.doing.pop(ready[0])
+                if isinstance(answer, OSError):
+                    raise answer
+                self.in_vain = 0
+                failed, about = answer
+                yield Done(work, (), failed, about, stored=True)
+            self._give(hand)
+
+    def _another(self) -> None:
+        actor = self.hire()
+        self.hands.append(_Hand(actor, actor.environment.remote()))
+
+    def _give(self, hand: _Hand) -> None:
+        busy = Counter(other.label for other in self.hands if other.label is not None)
+        while len(hand.doing) < AHEAD:
+            work = self.queue.next(hand.label, busy)
+            if work is None:
+                return
+            hand.label = work.model.label
+            hand.doing[hand.actor.measured.remote(hand.label, work.batch)] = work
+
+    def _replace(self, hand: _Hand, error: Exception) -> Iterator[Done]:
+        """A worker was lost: its work goes to another, unless it is the work that kills."""
+        self.hands.remove(hand)
+        self.in_vain += 1
+        why = _said(error)
+        if self.in_vain > TRIES:
+            raise ModelError(f"{self.in_vain} workers in a row were lost, the last one so: {why}")
+        for n, work in enumerate(hand.doing.values()):
+            self.lost[work.batch.id] += n == 0  # the others were waiting behind it
+            if self.lost[work.batch.id] < TRIES:
+                self.queue.back(work)
+            else:
+                failed = {cell.prompt: f"{TRIES} workers were lost: {why}" for cell in work.batch}
+                yield Done(work, (), failed, None)
+        self._another()
+
+
+@contextmanager
+def _cluster(address: str, cpus: int | None) -> Iterator[Any]:
+    """Ray, connected; afterwards not."""
+    try:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        import ray
+    except ImportError as error:
+        raise InputError("--ray needs Ray: pip install 'attnscope[ray]'") from error
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address == LOCAL:
+        options |= {"num_cpus": cpus, "object_store_memory": 256 * 2**20}
+        options |= {"include_dashboard": None if _has_dashboard() else False}
+    else:
+        options["address"] = address
+    with _same_signals():
+        try:
+            ray.init(**options)
+        except (Exception, SystemExit) as error:
+            raise InputError(f"no Ray cluster at {address!r}: {_said(error)}") from error
+    try:
+        yield ray
+    finally:
+        with _same_signals():
+            ray.shutdown()
+
+
+def _said(error: BaseException) -> str:
+    """The end of what Ray says, which is where the cause is, without its colours."""
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())[-400:]
+
+
+def _has_dashboard() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("aiohttp_cors") is not None
+
+
+def _must_answer(address: str) -> None:
+    """Ray itself would try for minutes."""
+    if address == "auto":
+        return
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InputError(
+            f"--ray {address!r} is no address; known: HOST:PORT of a cluster, auto for the one "
+            f"that runs here, {LOCAL} (or nothing) for one that lives as long as the run"
+        )
+    try:
+        socket.create_connection((host, int(port)), timeout=ANSWER_WITHIN).close()
+    except (OSError, UnicodeError) as error:
+        raise InputError(
+            f"no Ray cluster answers at {address!r} ({error}); start one with `ray start --head`, "
+            "or leave the address out for one on this machine"
+        ) from error
+
+
+@contextmanager
+def _same_signals() -> Iterator[None]:
+    """Ray takes SIGTERM for itself."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
