@@ -25,6 +25,7 @@ from attnscope.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from attnscope.experiment.execute import Outcome
+    from attnscope.experiment.executor import Executor
     from attnscope.experiment.plan import Plan
     from attnscope.question.spec import Experiment
 Claims = Annotated[
@@ -93,23 +94,16 @@ def run(
     docs/experiments.md has all keys. Read the results with `attnscope query DIR "SELECT …"`, or
     in Python with attnscope.open_run(DIR).
     """
-    from attnscope.experiment.local import local
     from attnscope.experiment.plan import make_plan
-    from attnscope.experiment.ray import on_ray
     from attnscope.experiment.shard import parse_shard
     from attnscope.question.claims import load_claims
     from attnscope.question.yaml import read_experiment
 
     part = None if shard is None else parse_shard(shard)
-    if workers is not None and ray is None:
-        raise InputError("--workers belongs to --ray")
     experiment = read_experiment(file)
     frozen = None if claims is None else load_claims(claims)
     folder = run_directory(out or Path("runs") / experiment.name)
-    if ray is not None:
-        executor = on_ray(ray, folder, workers=workers, load_within=load_within)
-    else:
-        executor = partial(local, load_within=load_within)
+    executor = _executor(folder, ray, workers, load_within)
     _no_bars()
     plan = make_plan(experiment)
     if check:
@@ -119,6 +113,17 @@ def run(
         plan, folder, quiet=quiet or json, claims=frozen, shard=part, executor=executor
     )
     print_outcomes({experiment.name: outcome}, json=json)
+
+
+def _executor(folder: Path, ray: str | None, workers: int | None, load_within: float) -> Executor:
+    from attnscope.experiment.local import local
+    from attnscope.experiment.ray import on_ray
+
+    if ray is not None:
+        return on_ray(ray, folder, workers=workers, load_within=load_within)
+    if workers is not None:
+        raise InputError("--workers belongs to --ray")
+    return partial(local, load_within=load_within)
 
 
 OtherModels = Annotated[
