@@ -18,6 +18,7 @@ PUBLIC = [
     "knockout",
     "load",
     "open_run",
+    "record",
     "stats",
     "steer",
     "watch",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attnscope.capture.plain import stats
+    from attnscope.capture.record import record
     from attnscope.capture.scope import Scope
     from attnscope.capture.watch import watch
     from attnscope.errors import AttnscopeError
@@ -27,6 +28,7 @@ __all__ = [
     "knockout",
     "load",
     "open_run",
+    "record",
     "stats",
     "steer",
     "watch",
@@ -39,6 +41,7 @@ _HOME = {
     "knockout": "attnscope.interventions.knockout",
     "load": "attnscope.loading",
     "open_run": "attnscope.run.store",
+    "record": "attnscope.capture.record",
     "stats": "attnscope.stats",
     "steer": "attnscope.interventions.steer",
     "watch": "attnscope.capture.watch",

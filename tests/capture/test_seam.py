@@ -11,7 +11,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 
 import attnscope
 from attnscope.capture import seam, sites
-from attnscope.capture.activations import record
+from attnscope.capture.activations import hold
 from attnscope.capture.seam import Seen
 from attnscope.capture.sites import Site
 from attnscope.errors import ModelError, ScopeError
@@ -133,13 +133,13 @@ def test_changes_come_before_attention_and_in_order() -> None:
         return replace(call, v=call.v * 0) if site.layer == 1 else call
 
     plain, found = first(model(**text)), sites.find(model)
-    with record(model) as held:
+    with hold(model) as held:
         model(**text)
         values = held.values(0)
     with (
         seam.install(found, change=double),
         seam.install(found, change=drop),
-        record(model) as held,
+        hold(model) as held,
         attnscope.watch(model) as scope,
     ):
         changed = first(model(**text))
@@ -209,7 +209,7 @@ def test_another_thread_is_neither_measured_nor_changed(name: str) -> None:
 
     for module in sites.find(model).modules:
         module.register_forward_hook(in_between)
-    with attnscope.watch(model) as scope, record(model) as held:
+    with attnscope.watch(model) as scope, hold(model) as held:
         watched = first(model(**text))
         assert held.outputs(1).shape[0] == B
     assert len(got) == 3

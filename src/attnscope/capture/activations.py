@@ -1,4 +1,4 @@
-"""`record`: hold what the attention layers of a model make in a forward pass: their value vectors,
+"""`hold`: keep what the attention layers of a model make in a forward pass: their value vectors,
 their heads' outputs, and their own. Only of the last pass, and only inside the `with` block; the
 model stays as it was. Works beside `watch`, in either order. Must not know what is computed from
 them.
@@ -21,7 +21,7 @@ from attnscope.capture.seam import Seen
 from attnscope.capture.sites import Site
 from attnscope.errors import InputError, ScopeError
 
-__all__ = ["Activations", "record"]
+__all__ = ["Activations", "hold"]
 
 
 class Activations:
@@ -66,10 +66,10 @@ class Activations:
         self._complete = False
 
 
-def record(model: nn.Module, layers: Any = None) -> AbstractContextManager[Activations]:
+def hold(model: nn.Module, layers: Any = None) -> AbstractContextManager[Activations]:
     """Hold value vectors and attention outputs of each forward pass, inside a `with` block.
 
-        with record(model, layers=[0]) as activations:
+        with hold(model, layers=[0]) as activations:
             model(**inputs)
             activations.values(0)            # [batch, key/value heads, keys, size]
             activations.heads(0)             # [batch, tokens, heads · size], before the projection

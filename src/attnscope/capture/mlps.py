@@ -18,8 +18,6 @@ from attnscope.capture.calls import Pass
 from attnscope.capture.sites import Sites, argument
 from attnscope.errors import InputError, ModelError
 
-__all__ = ["Nonlinearity", "Text", "containers", "nonlinearities", "text_of", "tokens_of"]
-
 # Non-linearities of transformers and of torch are modules of these files ...
 _HOMES = ("transformers.activations", "torch.nn.modules.activation")
 # ... less those that are something else.
@@ -110,14 +108,19 @@ class Text:
     """bool [B, tokens] on the CPU: no padding."""
     passes: int = 0
     """How many there were of these sequences before this one."""
+    thread: int = field(default_factory=threading.get_ident)
+
+    def mine(self) -> bool:
+        """Whether a pass of this thread is under way."""
+        return self.batch > 0 and threading.get_ident() == self.thread
 
 
 def text_of(base: nn.Module, undo: ExitStack) -> Text:
     """What a base is given, always of the pass under way in this thread, until undone."""
-    text, thread = Text(), threading.get_ident()
+    text = Text()
 
     def begin(this: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        if this is not base or threading.get_ident() != thread:
+        if this is not base or threading.get_ident() != text.thread:
             return
         given = argument(base, "input_ids", args, kwargs)
         if given is None:
@@ -148,10 +151,10 @@ what takes their place; None to leave them."""
 
 def tokens_of(point: Nonlinearity, text: Text, take: Take, undo: ExitStack) -> None:
     """Hand over what a non-linearity makes, with the tokens it made it for, until undone."""
-    thread, routed = threading.get_ident(), _Routed()
+    routed = _Routed()
 
     def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-        if module is not point.module or threading.get_ident() != thread or not text.batch:
+        if module is not point.module or not text.mine():
             return None
         rows = output.reshape(-1, output.shape[-1])
         if point.experts is not None:
@@ -168,7 +171,7 @@ def tokens_of(point: Nonlinearity, text: Text, take: Take, undo: ExitStack) -> N
 
     undo.callback(point.module.register_forward_hook(hook).remove)
     if point.experts is not None:
-        begin = partial(_route, routed, point, thread)
+        begin = partial(_route, routed, point, text)
         undo.callback(point.experts.register_forward_pre_hook(begin, with_kwargs=True).remove)
 
 
@@ -188,10 +191,10 @@ class _Routed:
 
 
 def _route(
-    routed: _Routed, point: Nonlinearity, thread: int, module: nn.Module, args: Any, kwargs: Any
+    routed: _Routed, point: Nonlinearity, text: Text, module: nn.Module, args: Any, kwargs: Any
 ) -> None:
     """Work out the order in which experts take tokens, from where they were routed."""
-    if module is not point.experts or threading.get_ident() != thread:
+    if module is not point.experts or not text.mine():
         return
     index = argument(module, "top_k_index", args, kwargs)
     how = getattr(getattr(module, "config", None), "_experts_implementation", None) or "eager"

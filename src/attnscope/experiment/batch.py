@@ -20,10 +20,12 @@ import numpy as np
 import torch
 
 from attnscope.capture.activations import Activations
+from attnscope.capture.record import Limits
 from attnscope.capture.scope import Scope
+from attnscope.capture.tally import Tally
 from attnscope.errors import InputError
 from attnscope.experiment.answer import answering, with_answer, with_room
-from attnscope.experiment.forward import forward
+from attnscope.experiment.forward import forward, thresholds
 from attnscope.experiment.measured import Array, Column, Measured, Profile, Reading, joined
 from attnscope.experiment.padded import Padded
 from attnscope.experiment.plan import Batch, Cell, ModelPlan
@@ -91,18 +93,24 @@ def _passed(
     needs = {need for measure in wanted for need in measure.needs}
     choices = {name: padded.queries(name) for name in experiment.queries}
     groups, tables = padded.groups() if "flow" in needs else (None, {})
+    inputs = {name: value.to(model.device) for name, value in padded.inputs.items()}
+    layers = None if plan.layers is None else list(plan.layers)
+    limits = None
+    if "activations" in needs:
+        limits = thresholds(model, inputs, layers) if base is None else base.limits
     with forward(
         model,
-        {name: value.to(model.device) for name, value in padded.inputs.items()},
+        inputs,
         # Where no token is meant, there is no number; the pass shows its shape.
         {name: "all" if chosen is None else chosen for name, chosen in choices.items()},
-        layers=None if plan.layers is None else list(plan.layers),
+        layers=layers,
         backend=experiment.backend,
         seed=experiment.seed,
         classes=groups,
         keep="rows" in needs,
         activations=bool(needs & _POINTS),
-    ) as (scopes, held):
+        limits=limits,
+    ) as (scopes, held, tallies):
         yield _Pass(
             padded=padded,
             sums={name: _stored(scopes[name], plan, choices[name]) for name in choices},
@@ -110,9 +118,10 @@ def _passed(
                 name: _single(scopes[name], plan, choices[name])
                 for name in (choices if "rows" in needs else ())
             },
-            made={} if held is None else _made(held, needs & _POINTS),
+            made=_made(held, needs & _POINTS, tallies),
             tables=tables,
             base=base,
+            limits=limits,
         )
 
 
@@ -155,9 +164,15 @@ def _answered(
 _POINTS: set[Need] = {"values", "heads", "outputs"}
 
 
-def _made(held: Activations, points: set[Need]) -> Made:
-    read = {"values": held.values, "heads": held.heads, "outputs": held.outputs}
-    return {layer: {point: read[point](layer) for point in points} for layer in held.layers}
+def _made(held: Activations | None, points: set[Need], tallies: dict[int, Tally]) -> Made:
+    made: Made = {}
+    if held is not None:
+        read = {"values": held.values, "heads": held.heads, "outputs": held.outputs}
+        made = {layer: {point: read[point](layer) for point in points} for layer in held.layers}
+    for layer, tally in tallies.items():
+        B = len(tally.sketch.counts)
+        made.setdefault(layer, {})["activations"] = tally.tokens.view(B, -1, tally.tokens.shape[1])
+    return made
 
 
 def _stored(scope: Scope, plan: ModelPlan, chosen: Any) -> dict[int, tuple[list[int], Sums]]:
@@ -205,6 +220,8 @@ class _Pass:
     tables: dict[str, Array]
     """By class set: of which class each group of queries is."""
     base: _Pass | None
+    limits: Limits | None = None
+    """What near zero and large mean for each prompt: in the base, and in its variants too."""
 
     def held(self) -> _Pass:
         """What variants are compared with, and no more: not what is only read within a prompt."""

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 from attnscope.capture import sites
-from attnscope.capture.activations import Activations, record
+from attnscope.capture.activations import Activations, hold
+from attnscope.capture.record import Limits, limits_of, tallying
 from attnscope.capture.scope import Scope
+from attnscope.capture.tally import Tally
 from attnscope.capture.watch import watch
 
 
@@ -26,19 +28,38 @@ def forward(
     *,
     layers: list[int] | None = None,
     activations: bool = False,
+    limits: Limits | None = None,
     **options: Any,
-) -> Iterator[tuple[dict[str, Scope], Activations | None]]:
-    """One scope for each of the choices of queries, and the activations, which are held inside the
-    `with` alone."""
-    base = sites.find(model).base
-    if "use_cache" in inspect.signature(base.forward).parameters:
-        inputs = {**inputs, "use_cache": False}
+) -> Iterator[tuple[dict[str, Scope], Activations | None, dict[int, Tally]]]:
+    """One scope for each of the choices of queries; the activations, which are held inside the
+    `with` alone; and, where there are limits to count them by, what MLPs made."""
+    base, inputs = _layers_alone(model, inputs)
     scopes: dict[str, Scope] = {}
     with ExitStack() as undo:
         undo.enter_context(torch.no_grad())
-        held = undo.enter_context(record(model, layers)) if activations else None
+        held = undo.enter_context(hold(model, layers)) if activations else None
         for name, queries in choices.items():
             watching = watch(model, layers=layers, queries=queries, **options)
             scopes[name] = undo.enter_context(watching)
+        tallies: dict[int, Tally] = {}
+        if limits is not None:
+            tallies = undo.enter_context(tallying(model, layers, limits))
         base(**inputs)
-        yield scopes, held
+        yield scopes, held, tallies
+
+
+@torch.no_grad()
+def thresholds(model: Any, inputs: dict[str, Any], layers: list[int] | None) -> Limits:
+    """What near zero and large mean for these sequences: a pass of its own, since what an
+    activation is compared with is not known before all of them are."""
+    base, inputs = _layers_alone(model, inputs)
+    with tallying(model, layers) as tallies:
+        base(**inputs)
+    return limits_of(tallies)
+
+
+def _layers_alone(model: Any, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    base = sites.find(model).base
+    if "use_cache" in inspect.signature(base.forward).parameters:
+        inputs = {**inputs, "use_cache": False}
+    return base, inputs

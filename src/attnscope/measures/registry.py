@@ -2,6 +2,7 @@
 docs/measures.md are made from this.
 """
 
+from attnscope.measures.activations import ACTIVATIONS, CLASS_ACTIVATIONS
 from attnscope.measures.affine import AFFINE, AFFINE_HEADS
 from attnscope.measures.by_distance import BY_DISTANCE
 from attnscope.measures.chosen_keys import INDUCTION, PREVIOUS_TOKEN
@@ -47,6 +48,8 @@ MEASURES: dict[str, Measure] = {
     "value_similarity": VALUE_SIMILARITY,
     "affine": AFFINE,
     "affine_heads": AFFINE_HEADS,
+    "activations": ACTIVATIONS,
+    "class_near_zero": CLASS_ACTIVATIONS,
     "profile": PROFILE,
 }
 """By the name that an experiment lists under `measures`."""

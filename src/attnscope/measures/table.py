@@ -44,8 +44,8 @@ def markdown() -> str:
             "",
             *_table(of_two),
             "",
-            "What needs no sums over queries (values, heads, outputs) is the same for every choice "
-            "of queries, and stands under `all`.",
+            "What needs no sums over queries (values, heads, outputs, activations) is the same for "
+            "every choice of queries, and stands under `all`.",
             "",
         ]
     )

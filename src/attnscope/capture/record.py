@@ -1,0 +1,338 @@
+"""`record`: what a model's layers make, as statistics, in memory that does not grow with the text.
+
+Two points of every layer: `mlp`, what comes out of its MLP's non-linearity, and `residual`, the
+residual stream behind the layer. Sums are exact (float64), quantiles and the Gini coefficient come
+from a sketch with a stated bound. Must not know what is concluded from them.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.capture import sites
+from attnscope.capture.mlps import Text, containers, nonlinearities, text_of, tokens_of
+from attnscope.capture.sketch import Sketch
+from attnscope.capture.tally import FIELDS, Tally, epsilon
+from attnscope.errors import InputError, ScopeError, unknown
+
+POINTS = ("mlp", "residual")
+
+
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """The activation farthest from zero, and where it was."""
+
+    value: float
+    forward: int
+    """Which forward pass of the block, from 0."""
+    sequence: int
+    position: int
+    """Of the token, in the sequence (padding counted)."""
+    index: int
+    """Of the activation, among those of its token (of its expert)."""
+
+
+@dataclass(slots=True, eq=False)
+class _Whole:
+    """All passes so far, of one point of one layer; by class."""
+
+    sketch: Sketch
+    sums: Tensor
+    """float64 [classes, fields]: over tokens."""
+    norms: Tensor
+    """float64 [classes]: the sum over tokens of their L2 norms."""
+    tokens: Tensor
+    """float64 [classes]"""
+    largest: list[Largest | None] = field(default_factory=list)
+
+
+class Recording:
+    """Statistics of all that was recorded, by point, layer and class: [classes] each."""
+
+    def __init__(self, points: tuple[str, ...], layers: list[int], classes: int):
+        self.points = points
+        self.layers = layers
+        self.classes = classes
+        self.forwards = 0
+        """Forward passes recorded."""
+        self._whole: dict[tuple[str, int], _Whole] = {}
+
+    def tokens(self, point: str, layer: int) -> Tensor:
+        """How many tokens there were."""
+        return self._of(point, layer).tokens
+
+    def l1(self, point: str, layer: int) -> Tensor:
+        """The mean over tokens of the L1 norm of their activations."""
+        found = self._of(point, layer)
+        return self._field(found, "absolute") / found.tokens
+
+    def l2(self, point: str, layer: int) -> Tensor:
+        """The mean over tokens of the L2 norm of their activations."""
+        found = self._of(point, layer)
+        return found.norms / found.tokens
+
+    def variance(self, point: str, layer: int) -> Tensor:
+        """Of all activations, around their mean."""
+        found = self._of(point, layer)
+        n = self._field(found, "width")
+        return self._field(found, "squares") / n - (self._field(found, "sum") / n) ** 2
+
+    def near_zero(self, point: str, layer: int) -> Tensor:
+        """The share of activations with |a| below the threshold given as `near`: exact. Without
+        one, below their own `epsilon`: to within a bin of the sketch."""
+        found = self._of(point, layer)
+        share = self._field(found, "near") / self._field(found, "width")
+        return found.sketch.below(epsilon(found.sketch)) if share.isnan().all() else share
+
+    def epsilon(self, point: str, layer: int, c: float = 0.25) -> Tensor:
+        """1.4826 · c · the median distance of |a| from its median: what near zero is; sketched."""
+        return epsilon(self._of(point, layer).sketch, c)
+
+    def gini(self, point: str, layer: int) -> Tensor:
+        """How unequal the sizes |a| are, from 0 to 1; to within `sketch.GINI_BOUND`."""
+        return self._of(point, layer).sketch.gini()
+
+    def quantile(self, point: str, layer: int, q: float, *, absolute: bool = False) -> Tensor:
+        """A quantile of activations, or of their sizes; to within `sketch.BOUND` of itself."""
+        if not 0 <= q <= 1:
+            raise InputError(f"q={q!r}: a quantile is a share from 0 to 1")
+        return self._of(point, layer).sketch.quantile(q, absolute=absolute)
+
+    def histogram(self, point: str, layer: int, edges: Any) -> Tensor:
+        """[classes, bins]: the share of activations between these edges."""
+        return self._of(point, layer).sketch.histogram(torch.as_tensor(edges, dtype=torch.float64))
+
+    def largest(self, point: str, layer: int) -> list[Largest | None]:
+        """For every class the activation farthest from zero; None where it had no token."""
+        return self._of(point, layer).largest
+
+    def _field(self, found: _Whole, name: str) -> Tensor:
+        return found.sums[:, FIELDS.index(name)]
+
+    def _of(self, point: str, layer: int) -> _Whole:
+        if point not in self.points:
+            raise unknown("point", point, self.points)
+        if layer not in self.layers:
+            raise InputError(f"layer {layer!r} is not recorded; recorded: {self.layers}")
+        if (point, layer) not in self._whole:
+            raise ScopeError("no forward pass was recorded; call the model inside the with block")
+        return self._whole[point, layer]
+
+    def _add(self, point: str, layer: int, tally: Tally, text: Text) -> None:
+        """A pass is over."""
+        key, C = (point, layer), self.classes
+        if key not in self._whole:
+            empty = torch.zeros(C, dtype=torch.float64, device=tally.tokens.device)
+            sums = empty.new_zeros(C, len(FIELDS))
+            self._whole[key] = _Whole(
+                Sketch(C, empty.device), sums, empty.clone(), empty.clone(), [None] * C
+            )
+        whole = self._whole[key]
+        whole.sketch.counts += tally.sketch.counts
+        whole.sketch.sums += tally.sketch.sums
+        there = tally.group >= 0
+        of, tokens = tally.group[there], tally.tokens[there]
+        whole.sums.index_add_(0, of, tokens)
+        whole.norms.index_add_(0, of, tokens[:, FIELDS.index("squares")].sqrt())
+        whole.tokens.index_add_(0, of, torch.ones_like(tokens[:, 0]))
+        for c in range(C):
+            if not bool((of == c).any()):
+                continue
+            best = torch.where(tally.group == c, tally.tokens[:, -1].abs(), -1.0).argmax()
+            value, at = float(tally.tokens[best, -1]), int(best)
+            old = whole.largest[c]
+            if old is None or abs(value) > abs(old.value):
+                whole.largest[c] = Largest(
+                    value,
+                    self.forwards,
+                    at // text.tokens,
+                    at % text.tokens + text.past,
+                    int(tally.peak[best]),
+                )
+
+
+def record(
+    model: nn.Module,
+    points: Any = POINTS,
+    layers: Any = None,
+    *,
+    classes: Any = None,
+    near: Mapping[tuple[str, int], Tensor] | None = None,
+) -> AbstractContextManager[Recording]:
+    """Statistics of what a model's layers make, inside a `with` block.
+
+        with attnscope.record(model, points="mlp") as activations:
+            model(**inputs)                  # any number of passes add up
+        activations.near_zero("mlp", layer)  # [classes]
+
+    points    "mlp" (after the non-linearity), "residual" (behind the layer), or both
+    layers    in the model's own numbering; all that attend by default
+    classes   int [batch, tokens], -1 for tokens that do not count: statistics of each class by
+              itself. For passes over whole texts
+    near      what near zero is, as {(point, layer): [classes]}: `epsilon` of another recording, so
+              that both are held against one threshold
+    """
+    found = sites.find(model)
+    if len(found.stacks) > 1:
+        raise InputError(
+            "this model is an encoder and a decoder; record model.get_encoder() or "
+            "model.get_decoder()"
+        )
+    wanted = (points,) if isinstance(points, str) else tuple(points)
+    for point in wanted:
+        if point not in POINTS:
+            raise unknown("point", point, POINTS)
+    if not wanted:
+        raise InputError(f"points=[] leaves nothing to record; known: {', '.join(POINTS)}")
+    ids = None if classes is None else torch.as_tensor(classes)
+    if ids is not None and (ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool):
+        raise InputError(
+            "classes is an int tensor [batch, tokens] with -1 for no class; got "
+            f"{str(ids.dtype).removeprefix('torch.')} {list(ids.shape)}"
+        )
+    chosen = sites.restrict(found, layers)
+    held = Recording(wanted, sorted(chosen), 1 if ids is None else max(int(ids.max()) + 1, 1))
+    taps = _taps(model, found, wanted, chosen)
+    return _recording(found.base, held, taps, ids, near or {})
+
+
+Limits = dict[int, tuple[Tensor, Tensor]]
+"""By layer, of every sequence [B]: the sizes below which an activation is near zero, and above
+which it is large."""
+
+
+def limits_of(tallies: Mapping[int, Tally]) -> Limits:
+    """`epsilon`, and the 99th percentile of sizes; sketched."""
+    return {
+        layer: (epsilon(tally.sketch), tally.sketch.quantile(0.99, absolute=True))
+        for layer, tally in tallies.items()
+    }
+
+
+@contextmanager
+def tallying(
+    model: nn.Module, layers: Any = None, limits: Limits | None = None
+) -> Iterator[dict[int, Tally]]:
+    """The point `mlp` of the last pass, by layer, for those who want every token and sequence by
+    itself; counted as near zero or large only where limits are given."""
+    found = sites.find(model)
+    tallies: dict[int, Tally] = {}
+    with ExitStack() as undo:
+        undo.enter_context(torch.compiler.set_stance("force_eager"))
+        undo.callback(found.base.register_forward_pre_hook(lambda *_: tallies.clear()).remove)
+        text = text_of(found.base, undo)
+
+        def take(layer: int, rows: Tensor, which: Tensor) -> None:
+            if layer not in tallies:
+                own = torch.arange(text.batch)[:, None]
+                group = torch.where(text.real, own, -1).flatten()
+                tallies[layer] = Tally(group, text.batch, rows.device)
+            near, large = (None, None) if limits is None else limits[layer]
+            tallies[layer].add(rows, which, near, large)
+
+        for layer, some in nonlinearities(model, found, sites.restrict(found, layers)).items():
+            for one in some:
+                tokens_of(one, text, partial(take, layer), undo)
+        yield tallies
+
+
+def _taps(
+    model: nn.Module, found: sites.Sites, points: tuple[str, ...], layers: frozenset[int]
+) -> list[tuple[str, int, Any]]:
+    """Where to listen: point, layer, and a non-linearity or the module of a layer."""
+    taps: list[tuple[str, int, Any]] = []
+    if "mlp" in points:
+        for layer, some in nonlinearities(model, found, layers).items():
+            taps += [("mlp", layer, one) for one in some]
+    if "residual" in points:
+        behind = containers(model, found)
+        taps += [("residual", layer, behind[layer]) for layer in sorted(layers)]
+    return taps
+
+
+@contextmanager
+def _recording(
+    base: nn.Module,
+    held: Recording,
+    taps: list[tuple[str, int, Any]],
+    ids: Tensor | None,
+    near: Mapping[tuple[str, int], Tensor],
+) -> Iterator[Recording]:
+    tallies: dict[tuple[str, int], Tally] = {}
+    with ExitStack() as undo:
+        undo.enter_context(torch.compiler.set_stance("force_eager"))
+        text = text_of(base, undo)
+
+        def take(point: str, layer: int, rows: Tensor, which: Tensor) -> None:
+            key = point, layer
+            if key not in tallies:
+                tallies[key] = Tally(_groups(text, ids), held.classes, rows.device)
+            limit = near.get(key)
+            tallies[key].add(rows, which, None if limit is None else limit.to(rows.device), None)
+
+        def end(this: nn.Module, args: Any, output: Any) -> None:
+            if this is base:
+                if output is None:  # it broke off
+                    tallies.clear()
+                for (point, layer), tally in tallies.items():
+                    held._add(point, layer, tally, text)
+                held.forwards += bool(tallies)
+                tallies.clear()
+
+        for point, layer, where in taps:
+            if point == "mlp":
+                tokens_of(where, text, partial(take, point, layer), undo)
+            else:
+                _behind(where, partial(take, point, layer), text, undo)
+        undo.callback(base.register_forward_hook(end, always_call=True).remove)
+        yield held
+
+
+def _behind(module: nn.Module, take: Any, text: Text, undo: ExitStack) -> None:
+    """What a layer returns: the residual stream."""
+
+    def hook(this: nn.Module, args: Any, output: Any) -> None:
+        if this is module and text.mine():
+            stream = output[0] if isinstance(output, tuple) else output
+            rows = stream.reshape(-1, stream.shape[-1])
+            take(rows, torch.arange(len(rows), device=rows.device))
+
+    undo.callback(module.register_forward_hook(hook).remove)
+
+
+def _groups(text: Text, ids: Tensor | None) -> Tensor:
+    """int64 [tokens of all sequences]: the class of each, -1 for padding."""
+    if ids is None:
+        return torch.where(text.real, 0, -1).flatten()
+    there = ids[:, text.past : text.past + text.tokens]
+    if there.shape != (text.batch, text.tokens):
+        raise InputError(
+            f"classes has shape {list(ids.shape)}; this forward pass has batch {text.batch} and "
+            f"{text.tokens} tokens"
+        )
+    return torch.where(text.real, there.long().cpu(), -1).flatten()
+
+
+def brown_forsythe(one: Recording, other: Recording, point: str, layer: int) -> Tensor:
+    """float64 [classes]: the Brown–Forsythe statistic F(1, n − 2) of equal variances, the medians
+    being the sketches'. Its n counts activations, which are not independent: read it as a size, and
+    test over prompts."""
+    parts = [_spread(each._of(point, layer).sketch) for each in (one, other)]
+    n = sum(count for count, _, _ in parts)
+    grand = sum(count * mean for count, mean, _ in parts) / n
+    between = sum(count * (mean - grand) ** 2 for count, mean, _ in parts)
+    within = sum(squares - count * mean**2 for count, mean, squares in parts)
+    return torch.as_tensor(between / (within / (n - 2)))
+
+
+def _spread(sketch: Sketch) -> tuple[Tensor, Tensor, Tensor]:
+    """Count, mean, and sum of squares of the distances from the median, bin by bin."""
+    centres = sketch.sums / sketch.counts.where(sketch.counts > 0, torch.nan)
+    away = (centres - sketch.quantile(0.5)[:, None]).abs().nan_to_num()
+    n = sketch.count
+    return n, (away * sketch.counts).sum(1) / n, (away**2 * sketch.counts).sum(1)
