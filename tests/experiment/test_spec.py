@@ -38,6 +38,7 @@ def test_defaults_are_written_out(tmp_path):
         "insert": {"kind": "repeat", "unit": "/", "count": 55, "seed": 0},
         "position": "between",
         "by": "text",
+        **dict.fromkeys(("replace", "system", "chat", "template", "bos")),
     }
     assert experiment.base == "base"
     assert experiment.variants == ("filler",)
@@ -176,7 +177,7 @@ def test_the_base_is_said_in_one_place():
     assert experiment.complete()["base"] == "plain"
     with pytest.raises(InputError, match="unknown condition as base: 'other'; known: none, plain"):
         made(**empty, conditions=conditions, base="other")
-    with pytest.raises(InputError, match="'none', which inserts something; only 'plain' does not"):
+    with pytest.raises(InputError, match="'none', which changes something; only 'plain' does not"):
         made(**empty, conditions=conditions, base="none")
 
 

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 import attnscope
 from attnscope.errors import InputError
 from attnscope.experiment.execute import run
-from attnscope.experiment.plan import samples_of
+from attnscope.experiment.samples import samples_of
 from attnscope.question.spec import Experiment
 from attnscope.recipes import RECIPES, filler_profile, filler_vs_sentence, token_types
 from dense_rows import check

@@ -72,8 +72,11 @@ def _answers(generate: Generate) -> str:
 
 def _condition(experiment: Experiment, name: str) -> str:
     condition = experiment.conditions[name]
-    if condition.insert is None:
+    if condition.kind is None:
         return f"{name} (the prompt as it is)"
+    if condition.insert is None:
+        told = condition.model_dump(include=set(condition.rewrites), exclude_none=True)
+        return f"{name} ({', '.join(f'{what}: {said}' for what, said in told.items())})"
     what = condition.insert
     unit = f" {what.filler(0).repeated!r}" if what.kind in ("repeat", "word") else ""
     return f"{name} ({what.count} × {what.kind}{unit}, {condition.position}, by {condition.by})"

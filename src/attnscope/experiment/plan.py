@@ -15,24 +15,23 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from attnscope.errors import InputError
 from attnscope.experiment.model_facts import ModelFacts, chosen_heads, chosen_layers, facts_of
+from attnscope.experiment.rows import Row, rows_of
+from attnscope.experiment.samples import facts_told, identified, samples_of
 from attnscope.loading import load_config, load_tokenizer, model_class
 from attnscope.loading.device import chosen_device
 from attnscope.loading.fit import check_fit, warn_without_bos
-from attnscope.prompts import Layout, Sample, insert, math_samples, read, spatial_samples
-from attnscope.question.conditions import Condition
+from attnscope.prompts import Sample
 from attnscope.question.generate import GENERATED
 from attnscope.question.queries import parse_queries
-from attnscope.question.spec import Experiment, FilePrompts, MathPrompts
-from attnscope.run.layout import FORMAT, digest_of
-from attnscope.tokens import Alignment, Prompt, TokenizedPrompt, apply_chat_template, tokenize_all
+from attnscope.question.spec import Experiment
+from attnscope.run.layout import FORMAT
+from attnscope.tokens import Alignment, TokenizedPrompt
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ class Plan:
 
 def make_plan(experiment: Experiment) -> Plan:
     """Build the prompts and lay out the cells. Needs tokenizers and configurations, no weights."""
-    experiment = _identified(experiment)
+    experiment = identified(experiment)
     samples = samples_of(experiment)
     device = chosen_device(experiment.device)
     facts = {label: facts_of(name) for label, name in experiment.models.items()}
@@ -140,25 +139,7 @@ def make_plan(experiment: Experiment) -> Plan:
         _plan_model(experiment, label, facts[label], tokenizers[label], samples, device)
         for label in experiment.models
     ]
-    return Plan(experiment, tuple(models), device, tuple(_facts(experiment, samples)))
-
-
-def _identified(experiment: Experiment) -> Experiment:
-    """The experiment with the digest of the file that its prompts come from."""
-    prompts = experiment.prompts
-    if not isinstance(prompts, FilePrompts):
-        return experiment
-    path = Path(prompts.path)
-    if not path.is_file():
-        raise InputError(f"there is no file {path}")
-    digest = digest_of(path)
-    if prompts.digest not in (None, digest):
-        raise InputError(
-            f"{path} is not the file that the experiment asks for: its SHA-256 begins with "
-            f"{digest[:12]}, and prompts.digest with {str(prompts.digest)[:12]}; bring the file "
-            "back, or leave digest out"
-        )
-    return experiment.changed(prompts=prompts.model_dump() | {"digest": digest})
+    return Plan(experiment, tuple(models), device, tuple(facts_told(experiment, samples)))
 
 
 def _with_chat_settled(experiment: Experiment, tokenizers: dict[str, Any]) -> Experiment:
@@ -175,36 +156,6 @@ def _with_chat_settled(experiment: Experiment, tokenizers: dict[str, Any]) -> Ex
     return experiment.changed(chat=bool(having))
 
 
-def _facts(experiment: Experiment, samples: list[Sample]) -> Iterator[dict[str, Any]]:
-    """What a source knows, but not what is written in the prompt itself."""
-    told: set[str] = set()
-    if isinstance(experiment.prompts, FilePrompts):
-        layout = Layout(template=experiment.prompts.template, fields=experiment.prompts.fields)
-        told = {layout.fields.get(slot, slot) for slot in layout.slots}
-    for sample in samples:
-        yield {name: fact for name, fact in sample.facts.items() if name not in told}
-
-
-def samples_of(experiment: Experiment) -> list[Sample]:
-    """The prompts of an experiment, before any template or insertion."""
-    prompts = experiment.prompts
-    if isinstance(prompts, FilePrompts):
-        found = read(
-            prompts.path, template=prompts.template, fields=prompts.fields, system=prompts.system
-        )
-        samples = list(islice(found, prompts.count))
-        if not samples or len(samples) < (prompts.count or 0):
-            raise InputError(
-                f"{prompts.path} has {len(samples)} prompts, and prompts.count is "
-                f"{prompts.count or 'all'}; ask for fewer, or leave count out"
-            )
-        return samples
-    if isinstance(prompts, MathPrompts):
-        return list(math_samples(prompts.count, seed=prompts.seed, level=prompts.level))
-    options = prompts.model_dump(exclude={"source", "count"})
-    return list(spatial_samples(prompts.count, **options))
-
-
 def _plan_model(
     experiment: Experiment,
     label: str,
@@ -217,7 +168,7 @@ def _plan_model(
     heads = chosen_heads(facts, label, experiment.heads_of(label))
     profile_layers = chosen_layers(facts, label, experiment.profiles.layers)
     profile_heads = chosen_heads(facts, label, experiment.profiles.heads_of(label))
-    rows = _rows(experiment, label, [sample.prompt for sample in samples], tokenizer)
+    rows = rows_of(experiment, label, [sample.prompt for sample in samples], tokenizer)
     _check_regions(experiment, rows[0])
     _check_fit(experiment, label, facts.pinned, tokenizer, rows)
     identity = {
@@ -251,33 +202,8 @@ def _plan_model(
     )
 
 
-_Row = dict[str, tuple[TokenizedPrompt, Alignment | None]]
-"""A prompt's tokens under each condition, the base first."""
-
-
-def _rows(experiment: Experiment, label: str, prompts: list[Prompt], tokenizer: Any) -> list[_Row]:
-    number = 0
-    try:
-        if experiment.chat:
-            for number, prompt in enumerate(prompts):
-                prompts[number] = apply_chat_template(prompt, tokenizer)
-        bases = tokenize_all(prompts, tokenizer)
-        rows: list[_Row] = []
-        for number, base in enumerate(bases):
-            row: _Row = {experiment.base: (base, None)}
-            for name in experiment.variants:
-                row[name] = _variant(base, experiment.conditions[name], number, tokenizer)
-            rows.append(row)
-    except InputError as error:
-        hint = ""
-        if experiment.chat and not getattr(tokenizer, "chat_template", None):
-            hint = ". In an experiment: chat: false (--no-chat)"
-        raise InputError(f"model {label!r}, prompt {number}: {error}{hint}") from error
-    return rows
-
-
 def _check_fit(
-    experiment: Experiment, label: str, name: str, tokenizer: Any, rows: list[_Row]
+    experiment: Experiment, label: str, name: str, tokenizer: Any, rows: list[Row]
 ) -> None:
     """Every text within the model's positions and vocabulary, and begun as the model expects."""
     config = load_config(name)
@@ -310,21 +236,7 @@ def _check_answers(label: str, config: Any) -> None:
         )
 
 
-def _variant(
-    base: TokenizedPrompt, condition: Condition, number: int, tokenizer: Any
-) -> tuple[TokenizedPrompt, Alignment]:
-    assert condition.insert is not None
-    pair = insert(
-        base,
-        condition.insert.filler(number),
-        tokenizer,
-        position=condition.position,
-        by=condition.by,
-    )
-    return pair.variant, pair.alignment
-
-
-def _check_regions(experiment: Experiment, row: _Row) -> None:
+def _check_regions(experiment: Experiment, row: Row) -> None:
     """A region nobody has is a misspelling; one that only some conditions have is fine."""
     known = dict.fromkeys(name for tokens, _ in row.values() for name in tokens.prompt.names)
     if experiment.generate is not None:
@@ -343,7 +255,7 @@ def _check_regions(experiment: Experiment, row: _Row) -> None:
             )
 
 
-def _by_length(rows: list[_Row], budget: int) -> Iterator[list[int]]:
+def _by_length(rows: list[Row], budget: int) -> Iterator[list[int]]:
     """Prompt numbers in batches of similar length that fit the budget, padding included."""
     widths = [max(len(tokens) for tokens, _ in row.values()) for row in rows]
     batch: list[int] = []
@@ -355,7 +267,7 @@ def _by_length(rows: list[_Row], budget: int) -> Iterator[list[int]]:
     yield batch
 
 
-def _batch(common: Any, rows: list[tuple[int, _Row]]) -> Batch:
+def _batch(common: Any, rows: list[tuple[int, Row]]) -> Batch:
     prints = [
         {condition: _print_of(tokens) for condition, (tokens, _) in row.items()} for _, row in rows
     ]

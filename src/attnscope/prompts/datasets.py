@@ -22,7 +22,7 @@ from typing import Any
 
 from attnscope.errors import InputError, unknown
 from attnscope.prompts.sample import Sample, compose
-from attnscope.tokens.regions import Prompt, join
+from attnscope.tokens.regions import Prompt, Region, join
 
 Record = Mapping[str, Any]
 
@@ -38,6 +38,9 @@ class Layout:
     where the answer is."""
     system: str | None = None
     """A system prompt to put above every prompt, as the region `system`."""
+    mark: Mapping[str, str] = field(default_factory=dict)
+    """Region to field of the record: the first place where the prompt says what the field says,
+    such as a needle in a text. It has to be there."""
 
     def __post_init__(self) -> None:
         slots = self.slots
@@ -76,13 +79,17 @@ def read(path: str | Path, **layout: Any) -> Iterator[Sample]:
     `.jsonl` and `.ndjson` have one object a line, `.csv` a header line, `.parquet` columns, and
     `.txt` one prompt a line (empty lines are passed over), in a field called `question`.
     """
+    return _samples(records_of(path), Layout(**layout))
+
+
+def records_of(path: str | Path) -> Iterator[tuple[str, Record]]:
+    """Where each record of a file stands, and the record."""
     path = Path(path)
-    shape = Layout(**layout)
     if path.suffix not in _READERS:
         raise unknown(f"kind of file, {path.name}:", path.suffix, _READERS)
     if not path.is_file():
         raise InputError(f"there is no file {path}")
-    return _samples(_READERS[path.suffix](path), shape)
+    return _READERS[path.suffix](path)
 
 
 def from_records(records: Iterable[Record], **layout: Any) -> Iterator[Sample]:
@@ -109,7 +116,7 @@ def _samples(records: Iterable[tuple[str, Record]], layout: Layout) -> Iterator[
         try:
             answer = None
             if "answer" in layout.fields or record.get("answer") is not None:
-                answer = _value(record, "answer", layout)
+                answer = _value(record, "answer", layout.fields.get("answer", "answer"))
             yield Sample(_prompt(record, layout), answer, dict(record))
         except InputError as error:
             raise InputError(f"{where}: {error}") from error
@@ -120,14 +127,25 @@ def _prompt(record: Record, layout: Layout) -> Prompt:
     for text, slot in layout.parts:
         parts.append((None, text))
         if slot is not None:
-            parts.append((slot, _value(record, slot, layout)))
+            parts.append((slot, _value(record, slot, layout.fields.get(slot, slot))))
     if not any(text.strip() for name, text in parts if name is not None):
         raise InputError(f"the prompt is empty: nothing is written in {', '.join(layout.slots)}")
-    return compose(layout.system, join(parts))
+    prompt = compose(layout.system, join(parts))
+    for name, wanted in layout.mark.items():
+        prompt = mark(prompt, name, _value(record, name, wanted))
+    return prompt
 
 
-def _value(record: Record, slot: str, layout: Layout) -> str:
-    wanted = layout.fields.get(slot, slot)
+def mark(prompt: Prompt, name: str, words: str) -> Prompt:
+    """The prompt with the first place where it says `words` as a region."""
+    at = prompt.text.find(words)
+    if at < 0 or not words:
+        raise InputError(f"the {name} {words!r:.80} is not in the text ({prompt.text!r:.60} …)")
+    region = Region(at, at + len(words), name)
+    return Prompt(prompt.text, (*prompt.regions, region), prompt.complete)
+
+
+def _value(record: Record, slot: str, wanted: str) -> str:
     if wanted not in record:
         raise InputError(
             f"there is no field {wanted!r} for {{{slot}}}; the fields are {', '.join(record)}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, StrictInt, StrictStr, model_validator
+from pydantic import BeforeValidator, Field, StrictBool, StrictInt, StrictStr, model_validator
 
 from attnscope.errors import InputError, unknown
 from attnscope.prompts.filler import KINDS, Filler
@@ -56,26 +56,73 @@ class Insert(Plain):
         return Filler(kind=self.kind, count=self.count, unit=self.unit, seed=self.seed + prompt)
 
 
+class Replace(Plain):
+    """Other words: in place of a region, or wherever the prompt says `old`."""
+
+    region: StrictStr | None = None
+    old: Annotated[StrictStr, Field(min_length=1)] | None = None
+    new: StrictStr
+
+    @model_validator(mode="after")
+    def _one(self) -> Replace:
+        if (self.region is None) == (self.old is None):
+            raise InputError("replace a region or the words 'old', one of the two, by 'new'")
+        return self
+
+
 class Condition(Plain):
-    """How a prompt is changed."""
+    """How a prompt is changed: by an insertion, or by any of the rest."""
 
     insert: Insert | None = None
     position: Annotated[StrictInt | StrictStr, BeforeValidator(_position)] = "between"
     by: Literal["text", "ids"] = "text"
+    replace: Replace | None = None
+    system: StrictStr | Literal[False] | None = None
+    """Another system prompt; false leaves it out."""
+    chat: StrictBool | None = None
+    """In the chat template or not, where that is other than in the base."""
+    template: StrictStr | None = None
+    """Another chat template, in Jinja."""
+    bos: Literal[False] | None = None
+    """False leaves out the begin-of-sequence token."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Condition:
+        if self.insert is not None and self.rewrites:
+            raise InputError(
+                f"a condition inserts something or changes what is there ({self.rewrites[0]}), not "
+                "both: its tokens' twins would be anybody's guess; make two conditions"
+            )
+        if self.template is not None and self.chat is False:
+            raise InputError("a template is of chat: true; leave out one of the two")
+        return self
+
+    @property
+    def rewrites(self) -> list[str]:
+        """What is changed, apart from insertions."""
+        names = ("replace", "system", "chat", "template", "bos")
+        return [name for name in names if getattr(self, name) is not None]
+
+    @property
+    def kind(self) -> str | None:
+        """What is inserted, or the first of what is changed; None where the prompt is as it is."""
+        if self.insert is not None:
+            return self.insert.kind
+        return self.rewrites[0] if self.rewrites else None
 
 
 def base_of(conditions: dict[str, Condition], said: str | None) -> str:
-    """The condition that the others are compared with: the one without an insertion."""
-    unchanged = [name for name, condition in conditions.items() if condition.insert is None]
+    """The condition that the others are compared with: the one that changes nothing."""
+    unchanged = [name for name, condition in conditions.items() if condition.kind is None]
     if said is not None and said not in conditions:
         raise unknown("condition as base:", said, conditions)
     if len(unchanged) != 1:
         raise InputError(
-            f"{len(unchanged)} conditions are without an insertion "
+            f"{len(unchanged)} conditions are without an insertion or another change "
             f"({', '.join(unchanged) or 'none'}); exactly one is the base: 'base: {{}}'"
         )
     if said is not None and said != unchanged[0]:
         raise InputError(
-            f"the base is {said!r}, which inserts something; only {unchanged[0]!r} does not"
+            f"the base is {said!r}, which changes something; only {unchanged[0]!r} does not"
         )
     return unchanged[0]

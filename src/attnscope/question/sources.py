@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StrictInt, StrictStr, model_validator
 
-from attnscope.errors import unknown
+from attnscope.errors import InputError, unknown
 from attnscope.prompts.math import LEVELS
+from attnscope.prompts.needle import DEPTHS, LENGTHS
 from attnscope.question.plain import Count, Plain, Seed
 
 LARGEST_MAP = 99
@@ -54,15 +55,85 @@ class FilePrompts(Plain):
     template: StrictStr = "{question}"
     fields: dict[StrictStr, StrictStr] = Field(default_factory=dict)
     system: StrictStr | None = None
+    mark: dict[StrictStr, StrictStr] = Field(default_factory=dict)
+    """Region to field: where the prompt says what the field says; it has to."""
     digest: StrictStr | None = None
     """SHA-256 of the file, filled in by a run; one that is given must be right."""
 
 
-Prompts = Annotated[SpatialPrompts | MathPrompts | FilePrompts, Field(discriminator="source")]
+class ConversationPrompts(Plain):
+    """Conversations of several turns, from `attnscope.prompts.conversations`."""
+
+    source: Literal["conversations"] = "conversations"
+    path: StrictStr | None = None
+    """A file with `messages` in every record; made up where there is none."""
+    count: Count | None = None
+    """The first so many; all of a file, or 16, where it is not given."""
+    field: StrictStr = "messages"
+    turns: Annotated[StrictInt, Field(ge=1, le=1000)] = 8
+    """Of made-up conversations: rounds of a question and a reply."""
+    seed: Seed = 0
+    digest: StrictStr | None = None
+    """As of any file."""
+
+
+class NeedlePrompts(Plain):
+    """A needle in a haystack, from `attnscope.prompts.needle`."""
+
+    source: Literal["needle"] = "needle"
+    count: Count | None = None
+    """Prompt n has the depth and length of n, in turn; one for each of them by default."""
+    depths: tuple[Annotated[float, Field(ge=0, le=1)], ...] = DEPTHS
+    lengths: tuple[Count, ...] = LENGTHS
+    """In words."""
+    seed: Seed = 0
+    path: StrictStr | None = None
+    """A text file as the haystack; sentences that mean nothing where there is none."""
+    needle: StrictStr | None = None
+    """With its `question`, and the `answer` in it; made up where there is none."""
+    question: StrictStr | None = None
+    answer: StrictStr | None = None
+    digest: StrictStr | None = None
+    """As of any file."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> NeedlePrompts:
+        if not self.depths or not self.lengths:
+            raise InputError("depths and lengths are empty; name at least one of each")
+        if (self.needle is None) != (self.question is None):
+            raise InputError("a needle needs its question, and a question its needle: give both")
+        if self.answer is not None and self.answer not in (self.needle or ""):
+            raise InputError(f"the answer {self.answer!r} is not in the needle {self.needle!r}")
+        return self
+
+
+class DocumentPrompts(Plain):
+    """Documents in order and a question, from `attnscope.prompts.documents`."""
+
+    source: Literal["documents"] = "documents"
+    count: Count = 16
+    seed: Seed = 0
+    documents: Annotated[StrictInt, Field(ge=2, le=1000)] = 10
+    words: Annotated[StrictInt, Field(ge=1, le=100_000)] = 40
+    """Of each document, at least."""
+
+
+Prompts = Annotated[
+    SpatialPrompts
+    | MathPrompts
+    | FilePrompts
+    | ConversationPrompts
+    | NeedlePrompts
+    | DocumentPrompts,
+    Field(discriminator="source"),
+]
 
 SOURCES: dict[str, type[Plain]] = {
     "spatial": SpatialPrompts,
     "math": MathPrompts,
     "file": FilePrompts,
+    "conversations": ConversationPrompts,
+    "needle": NeedlePrompts,
+    "documents": DocumentPrompts,
 }
 """By the word under `source`."""

@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from attnscope.errors import InputError
-from attnscope.question.conditions import Condition, Insert
+from attnscope.question.conditions import Condition, Insert, Replace
 from attnscope.question.generate import Generate
 from attnscope.question.sources import SOURCES
 from attnscope.question.spec import Experiment
@@ -124,7 +124,8 @@ def _model_at(place: Place, data: dict[Any, Any]) -> type[BaseModel]:
         source = data["prompts"].get("source", "")
         return SOURCES[source]
     if place[:1] == ("conditions",):
-        return Insert if place[2:] == ("insert",) else Condition
+        parts: dict[Any, type[BaseModel]] = {("insert",): Insert, ("replace",): Replace}
+        return parts.get(place[2:], Condition)
     if place == ("generate",):
         return Generate
     return Experiment

@@ -25,7 +25,7 @@ from typing import Any
 import polars as pl
 
 from attnscope.errors import InputError
-from attnscope.question.spec import Experiment, FilePrompts
+from attnscope.question.spec import Experiment
 from attnscope.question.yaml import read_experiment, written
 from attnscope.run.layout import (
     FORMAT,
@@ -94,11 +94,12 @@ class Directory:
     def _inside(self, experiment: Experiment) -> Experiment:
         """The experiment with its prompts in the directory, so that nothing points outside."""
         prompts = experiment.prompts
-        if not isinstance(prompts, FilePrompts):
+        path = getattr(prompts, "path", None)
+        if path is None:
             return experiment
-        name = f"prompts{Path(prompts.path).suffix}"
+        name = f"prompts{Path(path).suffix}"
         self.beside.append(name)
-        self.write(name, Path(prompts.path).read_bytes())
+        self.write(name, Path(path).read_bytes())
         return experiment.changed(prompts=prompts.model_dump() | {"path": name})
 
     def batches(self) -> set[str]:

@@ -82,7 +82,7 @@ def judge(
         models=_ordered(lazy, "model", experiment.models if experiment else ()),
         conditions=_ordered(lazy, "condition", experiment.conditions if experiment else ()),
         kinds={
-            name: None if condition.insert is None else condition.insert.kind
+            name: condition.kind
             for name, condition in (experiment.conditions if experiment else {}).items()
         },
         measures=there,

@@ -1,6 +1,6 @@
 """What text is made of: token classes, regions of a prompt, and the twins of its tokens."""
 
-from attnscope.tokens.align import Alignment, align
+from attnscope.tokens.align import Alignment, align, align_by
 from attnscope.tokens.chat import apply_chat_template, turns_of
 from attnscope.tokens.classes import ClassSet, ClassTable, TokenClass
 from attnscope.tokens.named import DEFAULT, load_classes
@@ -20,6 +20,7 @@ __all__ = [
     "TokenizedPrompt",
     "Vocabulary",
     "align",
+    "align_by",
     "apply_chat_template",
     "join",
     "load_classes",

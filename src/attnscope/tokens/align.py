@@ -1,4 +1,4 @@
-"""The twins of a base prompt's tokens in a variant with something inserted.
+"""The twins of a base prompt's tokens in a variant: with something inserted, or changed.
 
 The proof is by ids: twins have the same id and the same place in the text, the inserted span
 aside. What the insertion changed at its edges is a seam, on either side; seams are reported, and
@@ -64,6 +64,47 @@ def align(
     )
     _prove(alignment, base, variant)
     return alignment
+
+
+def align_by(base: TokenizedPrompt, variant: TokenizedPrompt, places: Indices) -> Alignment:
+    """Align two prompts by `places`: where the variant has each character of the base, -1 for
+    nowhere. Twins have the same id, and every character in its place; all others are seams."""
+    there = {key: n for n, key in enumerate(_keys(variant, variant.offsets))}
+    start, end = base.offsets[:, 0], base.offsets[:, 1]
+    written = start < end
+    moved = np.full_like(base.offsets, -1)
+    moved[written, 0] = places[start[written]]
+    moved[written, 1] = places[end[written] - 1] + 1
+    whole = [
+        not said or bool((np.diff(places[a:b]) == 1).all() and places[a] >= 0)
+        for said, a, b in zip(written, start, end, strict=True)
+    ]
+    pairs = [
+        (n, there[key])
+        for n, key in enumerate(_keys(base, moved))
+        if whole[n] and key in there and (written[n] or n == there[key] == 0)
+    ]
+    twins = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    alignment = Alignment(
+        base=twins[:, 0],
+        variant=twins[:, 1],
+        filler=np.arange(0),
+        base_seam=np.setdiff1d(np.arange(len(base)), twins[:, 0]),
+        variant_seam=np.setdiff1d(np.arange(len(variant)), twins[:, 1]),
+    )
+    _prove(alignment, base, variant)
+    return alignment
+
+
+def _keys(tokens: TokenizedPrompt, offsets: Indices) -> list[tuple[int, int, int, int]]:
+    """Id and place of every token; the bytes of one character are told apart by their order."""
+    seen: dict[tuple[int, int], int] = {}
+    keys = []
+    for id, (start, end) in zip(tokens.ids.tolist(), offsets.tolist(), strict=True):
+        order = seen[start, end] = seen.get((start, end), -1) + 1
+        unwritten = start >= end or start < 0
+        keys.append((id, -1, -1, order) if unwritten else (id, start, end, order))
+    return keys
 
 
 def _same(

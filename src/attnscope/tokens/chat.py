@@ -42,7 +42,7 @@ def apply_chat_template(
     turns = turns_of(prompt) if isinstance(prompt, Prompt) else list(prompt)
     if not turns:
         raise InputError("the chat has no turns; give at least one, such as a user's question")
-    if not getattr(tokenizer, "chat_template", None):
+    if not (template_options.get("chat_template") or getattr(tokenizer, "chat_template", None)):
         raise InputError(
             f"tokenizer {getattr(tokenizer, 'name_or_path', '') or type(tokenizer).__name__!r} has "
             "no chat template; use the prompt as it is, or set tokenizer.chat_template"
@@ -76,13 +76,20 @@ def apply_chat_template(
 
 
 def turns_of(prompt: Prompt) -> list[Turn]:
-    """Divide a prompt by its regions: `system` and `assistant` are turns, the rest is the user's.
+    """A prompt's turns: who says what."""
+    return [(role, prompt.cut(start, end)) for role, start, end in turn_spans(prompt)]
+
+
+def turn_spans(prompt: Prompt) -> list[tuple[str, int, int]]:
+    """Divide a prompt by its regions: `system`, `assistant` and `turn:N:ROLE` are turns, the rest
+    is the user's.
 
     Text in front of the system prompt goes with it. The blank space between two turns is dropped,
     since a template writes its own.
     """
-    roles = [r for r in prompt.regions if r.name in ("system", "assistant") and r.end > r.start]
-    turns: list[Turn] = []
+    found = [(_role(r.name), r) for r in prompt.regions if r.end > r.start]
+    roles = [(role, region) for role, region in found if role is not None]
+    spans: list[tuple[str, int, int]] = []
     position = 0
 
     def add(role: str, start: int, end: int) -> None:
@@ -90,22 +97,30 @@ def turns_of(prompt: Prompt) -> list[Turn]:
         start += len(text) - len(text.lstrip())
         end -= len(text) - len(text.rstrip())
         if start < end:
-            turns.append((role, prompt.cut(start, end)))
+            spans.append((role, start, end))
 
-    for n, region in enumerate(roles):
+    for n, (role, region) in enumerate(roles):
         if region.start < position:
             raise InputError(
                 f"region {region.name!r} at {region.start} lies inside the turn before it; "
                 "turns follow one another"
             )
-        if region.name == "system" and n == 0:
+        if role == "system" and n == 0:
             add("system", 0, region.end)
         else:
             add("user", position, region.start)
-            add(region.name, region.start, region.end)
+            add(role, region.start, region.end)
         position = region.end
     add("user", position, len(prompt.text))
-    return turns
+    return spans
+
+
+def _role(name: str) -> str | None:
+    """The role whose turn a region of that name is."""
+    if name in ("system", "assistant"):
+        return name
+    turn = re.fullmatch(r"turn:[0-9]+:(user|assistant)", name)
+    return turn[1] if turn else None
 
 
 def _follow(

@@ -1,0 +1,149 @@
+"""A prompt's tokens under each condition, with the twins of the base's.
+
+This module must not know models, batches or how anything is measured.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from attnscope.errors import AttnscopeWarning, InputError
+from attnscope.prompts import insert
+from attnscope.prompts.rewriting import (
+    changed_system,
+    places_in,
+    replaced_region,
+    replaced_text,
+)
+from attnscope.question.conditions import Condition
+from attnscope.question.spec import Experiment
+from attnscope.tokens import (
+    Alignment,
+    Prompt,
+    TokenizedPrompt,
+    align_by,
+    apply_chat_template,
+    tokenize,
+    tokenize_all,
+    turns_of,
+)
+
+Row = dict[str, tuple[TokenizedPrompt, Alignment | None]]
+"""A prompt's tokens under each condition, the base first."""
+
+
+def rows_of(experiment: Experiment, label: str, prompts: list[Prompt], tokenizer: Any) -> list[Row]:
+    """Every prompt under every condition, as this tokenizer writes it."""
+    number = 0
+    render = partial(_rendered, tokenizer=tokenizer, chat=bool(experiment.chat))
+    try:
+        rendered = list(prompts)
+        for number, prompt in enumerate(prompts):
+            if experiment.generate is not None and _ends_with_the_assistant(prompt):
+                raise InputError(
+                    "it ends with the assistant, so there is nothing to answer; end it with a turn "
+                    "of the user's, or leave out 'generate'"
+                )
+            rendered[number] = render(prompt)
+        bases = tokenize_all(rendered, tokenizer)
+        rows: list[Row] = []
+        for number, base in enumerate(bases):
+            row: Row = {experiment.base: (base, None)}
+            for name in experiment.variants:
+                condition = experiment.conditions[name]
+                if condition.insert is not None:
+                    row[name] = _inserted(base, condition, number, tokenizer)
+                else:
+                    row[name] = _changed(prompts[number], base, condition, render, tokenizer)
+            rows.append(row)
+    except InputError as error:
+        hint = ""
+        if experiment.chat and not getattr(tokenizer, "chat_template", None):
+            hint = ". In an experiment: chat: false (--no-chat)"
+        raise InputError(f"model {label!r}, prompt {number}: {error}{hint}") from error
+    _say_unaligned(experiment, label, rows)
+    return rows
+
+
+def _rendered(prompt: Prompt, *, tokenizer: Any, chat: bool, template: str | None = None) -> Prompt:
+    """The prompt as the model is to read it."""
+    if not chat:
+        return prompt
+    # What ends with the assistant is read as it stands: nothing is to be added to it.
+    asking = not _ends_with_the_assistant(prompt)
+    other = {} if template is None else {"chat_template": template}
+    return apply_chat_template(prompt, tokenizer, generation_prompt=asking, **other)
+
+
+def _ends_with_the_assistant(prompt: Prompt) -> bool:
+    return [role for role, _ in turns_of(prompt)][-1:] == ["assistant"]
+
+
+def _inserted(
+    base: TokenizedPrompt, condition: Condition, number: int, tokenizer: Any
+) -> tuple[TokenizedPrompt, Alignment]:
+    assert condition.insert is not None
+    pair = insert(
+        base,
+        condition.insert.filler(number),
+        tokenizer,
+        position=condition.position,
+        by=condition.by,
+    )
+    return pair.variant, pair.alignment
+
+
+def _changed(
+    source: Prompt,
+    base: TokenizedPrompt,
+    condition: Condition,
+    render: Callable[..., Prompt],
+    tokenizer: Any,
+) -> tuple[TokenizedPrompt, Alignment]:
+    """The prompt under a condition that changes what is there."""
+    edits = []
+    if condition.replace is not None and condition.replace.region is not None:
+        edits += replaced_region(source, condition.replace.region, condition.replace.new)
+    elif condition.replace is not None:
+        edits += replaced_text(source, condition.replace.old or "", condition.replace.new)
+    if condition.system is not None:
+        edits += changed_system(source, condition.system or None)
+    others: dict[str, Any] = {}
+    if condition.chat is not None:
+        others["chat"] = condition.chat
+    if condition.template is not None:
+        others |= {"chat": True, "template": condition.template}
+    variant, places = places_in(
+        source, edits, render, partial(render, **others), same_markup=not others
+    )
+    tokens = tokenize(variant, tokenizer)
+    if condition.bos is False:
+        tokens = _without_bos(tokens, tokenizer)
+    return tokens, align_by(base, tokens, places)
+
+
+def _without_bos(tokens: TokenizedPrompt, tokenizer: Any) -> TokenizedPrompt:
+    begin = tokenizer.bos_token_id
+    if begin is None or len(tokens) < 2 or tokens.ids[0] != begin:
+        raise InputError(
+            f"bos: false has nothing to leave out: the text begins with "
+            f"{tokenizer.convert_ids_to_tokens(int(tokens.ids[0]))!r}, and not with "
+            f"{tokenizer.bos_token!r}; 'bos: true' of the experiment would add it to the base"
+        )
+    return TokenizedPrompt(tokens.prompt, tokens.ids[1:], tokens.offsets[1:])
+
+
+def _say_unaligned(experiment: Experiment, label: str, rows: list[Row]) -> None:
+    """Conditions whose tokens have no twins: nothing can be compared token by token there."""
+    for name in experiment.variants:
+        alone = [n for n, row in enumerate(rows) if (pair := row[name][1]) and not len(pair.base)]
+        if alone:
+            warnings.warn(
+                f"model {label!r}, condition {name!r}: in {len(alone)} of {len(rows)} prompts no "
+                "token is the same as in the base; measures that compare tokens are null there",
+                AttnscopeWarning,
+                stacklevel=2,
+            )

@@ -1,0 +1,113 @@
+"""A needle in a haystack: one sentence that matters, at a depth of a long text that does not.
+
+The regions are `document` (all of the haystack), `needle` (the sentence in it), `answer` (the words
+of the needle that are asked for) and `question`. Lengths count words, so that every model is given
+the same text. A depth of 0 is the beginning of the document, 1 its end; needles stand between
+sentences.
+
+This module must not know tokenizers or models.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+
+from attnscope.errors import InputError
+from attnscope.prompts.datasets import mark
+from attnscope.prompts.sample import Sample
+from attnscope.prompts.words import english, word_list
+from attnscope.tokens.regions import Prompt, Region
+
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+LENGTHS = (100, 200, 400)
+
+
+def needle_samples(
+    count: int | None = None,
+    *,
+    depths: Sequence[float] = DEPTHS,
+    lengths: Sequence[int] = LENGTHS,
+    seed: int = 0,
+    path: str | Path | None = None,
+    needle: str | None = None,
+    question: str | None = None,
+    answer: str | None = None,
+) -> Iterator[Sample]:
+    """Prompt n has the depth and length of n, in turn, and a needle of its own; one for each depth
+    and length by default.
+
+    The haystack is made up of sentences that mean nothing, or taken from a text file, from its
+    beginning. A needle of one's own needs its `question` (and its `answer`: all of it, if nobody
+    says).
+    """
+    if (needle is None) != (question is None):
+        raise InputError("a needle needs its question, and a question its needle: give both")
+    places = [(depth, length) for length in lengths for depth in depths]
+    text = None if path is None else _sentences_of(Path(path), max(lengths))
+    for number in range(len(places) if count is None else count):
+        depth, length = places[number % len(places)]
+        draw = Random(f"needle:{seed}:{number}")
+        said = _made(draw) if needle is None else (needle, question or "", answer or needle)
+        hay = _enough(_made_sentences(draw) if text is None else iter(text), length)
+        yield _sample(hay, depth, length, *said)
+
+
+def _sample(
+    hay: list[str], depth: float, length: int, needle: str, question: str, answer: str
+) -> Sample:
+    at = round(depth * len(hay))
+    document = " ".join([*hay[:at], needle, *hay[at:]])
+    text = f"{document}\n\n{question}"
+    prompt = mark(Prompt(text, (Region(0, len(document), "document"),)), "needle", needle)
+    inside = mark(Prompt(needle), "answer", answer).regions[0]
+    start = prompt.spans("needle")[0].start
+    asked = Region(len(text) - len(question), len(text), "question")
+    prompt = Prompt(text, (*prompt.regions, inside.moved(start), asked))
+    return Sample(prompt, answer, {"depth": depth, "length": length, "needle": needle})
+
+
+def _made(draw: Random) -> tuple[str, str, str]:
+    """A needle, its question and its answer: words that nobody could guess."""
+    place, *some = draw.sample(word_list("noun"), 3)
+    answer = f"{draw.choice(word_list('adjective'))} {some[0]} {some[1]}"
+    return (
+        f"The secret password of the {place} is {answer}.",
+        f"What is the secret password of the {place}? Answer with the password only.",
+        answer,
+    )
+
+
+def _made_sentences(draw: Random) -> Iterator[str]:
+    sentence = ""
+    for piece in english(draw):
+        sentence += piece
+        if piece == ".":
+            yield sentence.strip()
+            sentence = ""
+
+
+def _sentences_of(path: Path, longest: int) -> list[str]:
+    if not path.is_file():
+        raise InputError(f"there is no file {path}; a haystack is a text file")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text: {error}") from error
+    sentences = [one for one in re.split(r"(?<=[.!?])\s+", text.strip()) if one]
+    words = sum(len(one.split()) for one in sentences)
+    if words < longest:
+        raise InputError(f"{path} has {words} words, and the longest document is to have {longest}")
+    return sentences
+
+
+def _enough(sentences: Iterator[str], words: int) -> list[str]:
+    """Sentences until so many words are there."""
+    found: list[str] = []
+    there = 0
+    while there < words:
+        found.append(next(sentences))
+        there += len(found[-1].split())
+    return found

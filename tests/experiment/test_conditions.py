@@ -1,0 +1,136 @@
+"""Conditions that change what is there: other words, system prompts, templates, no BOS."""
+
+import json
+
+import numpy as np
+import pytest
+
+from attnscope.errors import AttnscopeWarning, InputError
+from attnscope.experiment.plan import make_plan
+from attnscope.question.spec import made
+from made_models import save_model
+
+TALK = [
+    {"role": "system", "content": "You are a kind teacher."},
+    {"role": "user", "content": "Tom has 3 red apples and 4 green apples. How many has he?"},
+]
+OTHER = (
+    "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def talk(tmp_path_factory):
+    file = tmp_path_factory.mktemp("talk") / "talk.jsonl"
+    file.write_text(json.dumps({"messages": TALK}) + "\n")
+    return str(file)
+
+
+@pytest.fixture
+def planned(folder, talk):
+    """The base's and the variant's cell under a condition."""
+
+    def make(condition, messages=None, model=folder, **keys):
+        asked = {
+            "name": "c",
+            "models": {"tiny": model},
+            "prompts": {"source": "conversations", "path": talk},
+            "conditions": {"base": {}, "other": condition},
+            "measures": ["mass", "lambda"],
+            **keys,
+        }
+        return make_plan(made(**asked)).models[0].cells()
+
+    return make
+
+
+def text_of(cell, indices):
+    spans = [cell.tokens.offsets[n] for n in indices]
+    return "".join(cell.tokens.prompt.text[a:b] for a, b in spans)
+
+
+@pytest.mark.parametrize(
+    ("condition", "gone", "new"),
+    [
+        ({"replace": {"old": "apples", "new": "pears"}}, "apples", "pears"),
+        ({"replace": {"region": "question", "new": "Why?"}}, "Tom has", "Why?"),
+        ({"system": "You are a rude pirate."}, "kind teacher", "rude pirate"),
+        ({"system": False}, "kind teacher", None),
+        ({"template": OTHER}, None, "[user]"),
+        ({"chat": False}, "<|im_start|>", None),
+    ],
+)
+def test_what_stays_the_same_has_twins(planned, condition, gone, new):
+    base, other = planned(condition)
+    pair = other.alignment
+    assert np.array_equal(base.tokens.ids[pair.base], other.tokens.ids[pair.variant])
+    assert (np.diff(pair.base) > 0).all()
+    assert (np.diff(pair.variant) > 0).all()
+    twins, seams = text_of(base, pair.base), text_of(base, pair.base_seam)
+    text = other.tokens.prompt.text
+    if gone is not None:
+        assert gone in base.tokens.prompt.text
+        assert gone not in text
+        assert gone not in twins
+        assert any(part in seams for part in gone.split())
+    if new is not None:
+        assert new in text
+        assert new not in twins
+    if "question" not in str(condition):
+        assert "3 red" in twins  # far from every change
+        assert len(pair.base) > len(base.tokens) / 3
+    assert len(pair.filler) == 0
+
+
+def test_regions_are_those_of_the_changed_text(planned):
+    _, other = planned({"system": "You are a rude pirate."})
+    assert other.tokens.prompt.read("system") == "You are a rude pirate."
+    assert other.tokens.prompt.read("question") == TALK[1]["content"]
+    _, without = planned({"system": False})
+    assert "system" not in without.tokens.prompt.names
+    _, added = planned({"system": "Be brief."}, prompts={"source": "math", "count": 1}, chat=False)
+    assert added.tokens.prompt.read("system") == "Be brief."
+
+
+def test_without_bos(planned, tmp_path):
+    llama = save_model(tmp_path / "llama", "llama")
+    base, other = planned({"bos": False}, model=llama, chat=False, bos=True)
+    assert np.array_equal(base.tokens.ids[1:], other.tokens.ids)
+    assert np.array_equal(other.alignment.base, np.arange(1, len(base.tokens)))
+    assert other.alignment.base_seam.tolist() == [0]
+    with pytest.raises(InputError, match="bos: false has nothing to leave out"):
+        planned({"bos": False}, model=llama, chat=False)
+
+
+def test_a_pair_without_twins_says_so(planned):
+    with pytest.warns(AttnscopeWarning, match="in 1 of 1 prompts no token is the same"):
+        planned({"replace": {"region": "turn:1:user", "new": "x"}, "system": "y", "chat": False})
+
+
+@pytest.mark.parametrize(
+    ("condition", "words"),
+    [
+        ({"replace": {"old": "oranges", "new": "x"}}, "'oranges' is not in the text"),
+        ({"replace": {"region": "maps", "new": "x"}}, "unknown region to replace: 'maps'"),
+        ({"replace": {"new": "x"}}, "a region or the words 'old'"),
+        ({"replace": {"old": "kind", "new": "x"}, "system": "y"}, "two changes overlap"),
+        ({"insert": {"count": 3}, "chat": False}, "not both"),
+        ({"template": "x", "chat": False}, "a template is of chat: true"),
+    ],
+)
+def test_changes_that_cannot_be_made(planned, condition, words):
+    with pytest.raises(InputError) as caught:
+        planned(condition)
+    assert words in str(caught.value)
+
+
+def test_a_conversation_that_ends_with_the_assistant(planned, tmp_path):
+    file = tmp_path / "over.jsonl"
+    over = [*TALK, {"role": "assistant", "content": "Seven."}]
+    file.write_text(json.dumps({"messages": over}))
+    prompts = {"source": "conversations", "path": str(file)}
+    base, _ = planned({"system": False}, prompts=prompts)
+    assert base.tokens.prompt.text.count("assistant") == 1  # none is asked for after it
+    with pytest.raises(InputError, match=r"prompt 0: it ends with the assistant.*'generate'"):
+        planned({"system": False}, prompts=prompts, queries="generated")
