@@ -18,6 +18,7 @@ from attnscope.experiment.plan import make_plan
 from attnscope.question.yaml import read_experiment
 from attnscope.run.schemas import CELLS, POSITIONS, TOKENS, VALUES
 from attnscope.run.writer import opened
+from attnscope.stats.on_run import compare_run
 from dense_rows import check
 from made_models import save_model
 from run_bytes import bytes_of
@@ -525,6 +526,45 @@ def test_flow_of_a_class_that_asks_nothing_is_unknown(small, tmp_path):
     for _, of_prompt in values.group_by("prompt"):
         said = of_prompt.group_by("item").agg(pl.col("value").is_null().all())
         assert said["value"].sum() == len(said) - 1
+
+
+def test_prompts_asked_again_draw_again_and_say_so(small, tmp_path):
+    """Whatever is drawn is drawn anew; readers then make the repeats of a prompt one unit."""
+    sentence = {"base": {}, "sentence": {"insert": {"kind": "sentence", "count": 9}}}
+    experiment = small(repeats=2, conditions=sentence, measures=["mass", "lambda"])
+    run(experiment, tmp_path / "run")
+    again = attnscope.open_run(tmp_path / "run")
+    assert again.prompts["repeat_of"].to_list() == [*range(6), *range(6)]
+    values = again.values.filter(pl.col("measure") == "mass").collect()
+    first, second = (values.filter((pl.col("prompt") // 6) == which) for which in (0, 1))
+    for condition in sentence:
+        one, other = (side.filter(condition=condition)["value"] for side in (first, second))
+        close = np.isclose(one, other, atol=1e-5, equal_nan=True).all()
+        assert close == (condition == "base")
+    compared = compare_run(again, resamples=100)
+    assert set(compared["n"]) == {12}
+    assert set(compared["units"]) == {6}
+    with pytest.raises(InputError, match="repeats: 2, and nothing is drawn"):
+        small(repeats=2)
+
+
+def test_prompts_draw_their_own_sample_of_queries(small, tmp_path):
+    """The same text twice, in batches of one: another draw, or what a draw misses would be missed
+    in every prompt, and no interval over prompts would show it."""
+    file = tmp_path / "long.jsonl"
+    long = " ".join(f"{n} apples and {n + 3} pears, then" for n in range(100))
+    file.write_text((json.dumps({"question": long}) + "\n") * 2)
+    experiment = small(
+        prompts={"source": "file", "path": str(file)},
+        queries=["sample:16"],
+        measures=["entropy"],
+        conditions={"base": {}},
+        beyond_positions=True,
+    )
+    run(experiment, tmp_path / "run")
+    values = attnscope.open_run(tmp_path / "run").values.collect()
+    one, other = (values.filter(prompt=which)["value"] for which in (0, 1))
+    assert (one - other).abs().max() > 1e-3
 
 
 def test_a_sample_of_queries_says_how_sure_it_is(small, folder, tmp_path):

@@ -16,6 +16,8 @@ from attnscope.figures import draw
 from attnscope.figures.export import FORMATS
 from attnscope.figures.pdf import in_fixed_order
 from attnscope.stats.on_run import compare_run
+from attnscope.stats.summary import summary
+from attnscope.stats.tables import combine
 from made_runs import MadeRun, made_run
 
 
@@ -193,3 +195,29 @@ def test_a_pdf_keeps_what_it_is_made_of() -> None:
 
     assert streams(after) == streams(before)
     assert after.count(b" 0 obj\n") == before.count(b" 0 obj\n")
+
+
+def test_what_is_resampled_is_what_was_asked_for() -> None:
+    """Intervals, tests, captions and claims of a figure by cluster, as `summary` has them."""
+    facts = pl.DataFrame({"prompt": range(24), "document": [p // 3 for p in range(24)]})
+    run = replace(made_run(prompts=24, layers=(0,)), prompts=facts)
+    plain, by = (
+        draw(run, "classes", **units)
+        for units in ({}, {"cluster": "document"})  # type: ignore[arg-type]
+    )
+    values = run.values.filter(pl.col("measure") == "mass", pl.col("item") == "star")
+    values = combine(values.filter(pl.col("model") == "spatial-phys"))
+    (wanted,) = summary(values, prompts=facts, cluster="document").to_dicts()
+    row = by.data.filter(pl.col("class") == "star", pl.col("model") == "spatial-phys")
+    assert row["low"].item() == pytest.approx(wanted["low"], rel=1e-4)
+    assert not by.data["low"].equals(plain.data["low"])
+    assert by.data["value"].equals(plain.data["value"])
+    assert "n = 24 prompts in 8 clusters (document); intervals: 95 %" in by.caption
+    assert "skewness, over clusters" in by.caption
+    assert "the 95 % interval over clusters" in by.description
+    assert "skewness, over prompts" in plain.caption
+    few = draw(run, "effect-heads", cluster="document", prompts=list(range(15)))
+    assert "in 5 clusters (document), so there are no intervals" in few.caption
+    assert "No tests: fewer clusters than the 6" in few.caption
+    with pytest.raises(InputError, match="unknown fact 'topic' of a prompt; stored with it: docu"):
+        draw(run, "classes", cluster="topic")

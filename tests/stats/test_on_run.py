@@ -127,6 +127,20 @@ def test_runs_are_compared_with_one_another(run: Run, tmp_path: Path) -> None:
         compare_runs([run, run], over="condition")
 
 
+def test_runs_of_other_prompts_keep_what_is_known_of_them(run: Run, tmp_path: Path) -> None:
+    """Two runs of other prompts, each asked twice: twelve prompts are six units on either side."""
+    asked = run.experiment.changed(
+        prompts={"source": "math", "count": 6, "seed": 1}, repeats=2, measures=["mass"]
+    )
+    carry_out(asked, tmp_path / "other")
+    other = open_run(tmp_path / "other")
+    made = compare_runs([run, other], resamples=500)
+    assert not made["paired"].any()
+    assert set(made["units"]) == {6}
+    assert set(made["n_b"]) == {12}
+    assert compare_runs([run, other], cluster="level", resamples=500)["units"].max() == 5
+
+
 def test_facts_of_the_prompts_are_units(run: Run) -> None:
     made = compare_run(run, strata="level", resamples=500)
     assert made["design_effect"].null_count() < made.height

@@ -114,6 +114,19 @@ def test_summary_of_clusters_and_of_few_prompts() -> None:
     assert few["mean"].null_count() == 0
 
 
+def test_an_error_of_sampling_is_in_the_spread_over_prompts_already() -> None:
+    """1,000 sets of 12 prompts, half of whose variance is the error of estimating each: intervals
+    cover the mean over all prompts as often as they say, and would be too wide with it added."""
+    rng = np.random.default_rng(0)
+    shown = rng.normal(size=(12, 1000)) + rng.normal(size=(12, 1000))
+    table = measured(
+        "entropy", lambda m, p, c, lay, h: shown[p, lay], layers=1000, heads=1, error=1.0
+    )
+    made = summary(combine(table), resamples=100)
+    low, high = made["low"].to_numpy(), made["high"].to_numpy()
+    assert 0.93 <= ((low <= 0) & (high >= 0)).mean() <= 0.97
+
+
 @pytest.mark.parametrize("how", ["mean", "sum", "max"])
 def test_a_row_that_stands_twice_is_refused(how: str) -> None:
     table = masses()

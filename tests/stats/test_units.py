@@ -135,3 +135,20 @@ def test_a_fact_that_explains_much_is_said() -> None:
     assert any("prompts of one document are alike" in one for one in said)
     assert not any("level" in one for one in said)
     assert not any("document" in one for one in Sources(FACTS, "document").warnings(x, range(24)))
+
+
+def test_repeats_of_a_prompt_are_one_unit() -> None:
+    again = FACTS.with_columns(pl.Series("repeat_of", [i % 8 for i in range(24)]))
+    made = Sources(again)
+    labels = made.labels([0, 8, 9])["cluster"]
+    assert labels is not None
+    assert labels.tolist() == ["0", "0", "1"]
+    assert made.count(range(24)) == 8
+    assert made.said(range(24)) == "in 8 clusters (repeat_of)"
+    # Within a cluster they are in its spread; a prompt in two of them is a mistake.
+    assert Sources(again.with_columns(topic=pl.col("repeat_of") % 2), "topic").count(range(24)) == 2
+    with pytest.raises(InputError, match="'repeat_of' does not lie within 'document'"):
+        Sources(again, "document").labels(range(24))
+    # An author may say it of some prompts only: the others are their own.
+    some = FACTS.with_columns(pl.Series("repeat_of", [None, None, 0, *[None] * 21]))
+    assert Sources(some).count(range(24)) == 23

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnscope.cli.options import Json, listed, numbers, opened, without_none
+from attnscope.cli.options import Cluster, Json, Strata, listed, numbers, opened, units_of
 from attnscope.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -30,13 +30,6 @@ Combine = Annotated[
 ]
 Normalise = Annotated[
     str | None, typer.Option(help="Masses: mass, per-token, share or lift; else as above.")
-]
-Cluster = Annotated[
-    str | None,
-    typer.Option(help="A fact of the prompts that are alike; of several, the outermost first."),
-]
-Strata = Annotated[
-    str | None, typer.Option(help="A fact that any set of prompts holds in equal proportion.")
 ]
 Families = Annotated[
     str, typer.Option(help="Corrected: each thing by itself, pooled, or two-level.")
@@ -91,7 +84,7 @@ def compare(
             f"--pair {pair}: two names with a comma between them, first and second; or all"
         )
     judged, varied = _claims(claims, sensitivity)
-    units = without_none(cluster=_one_or_several(cluster), strata=strata)
+    units = units_of(cluster, strata)
     drawn = {"resamples": resamples, "seed": seed}
     settings = {**units, "families": families, "smallest": smallest, "level": level, **drawn}
     how = {"combine": combine, "normalise": normalise, "over": over, "pair": two, **settings}
@@ -143,11 +136,6 @@ def _told(
     if varied is not None:
         choices = on_run.sensitivity_of_run(run, varied, pair=models, **units)
     return compared, verdicts, choices
-
-
-def _one_or_several(text: str | None) -> Any:
-    names = listed(text)
-    return names[0] if names is not None and len(names) == 1 else names
 
 
 def _only(

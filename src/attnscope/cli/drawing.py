@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnscope.cli.options import listed, numbers, opened, without_none
+from attnscope.cli.options import Cluster, Strata, listed, numbers, opened, units_of, without_none
 from attnscope.errors import InputError
 from attnscope.figures.registry import FIGURES
 
@@ -58,6 +58,8 @@ def figure(
     title: Annotated[str | None, typer.Option(help="Another title.")] = None,
     width: Annotated[float | None, typer.Option(help="Of a row of panels, in pixels.")] = None,
     height: Annotated[float | None, typer.Option(help="Of a panel, in pixels.")] = None,
+    cluster: Cluster = None,
+    strata: Strata = None,
     theme: ThemeName = "published",
     dark: Annotated[bool, typer.Option("--dark", help="On a dark background.")] = False,
     settings: Settings = None,
@@ -68,7 +70,8 @@ def figure(
     source = opened(run)
     chosen = _choice(models, layers, heads, conditions, prompts, items, queries, keys)
     looks = without_none(title=title, width=width, height=height)
-    options = {**chosen, **looks, **_settings(settings), "theme": theme, "dark": dark}
+    options = {**chosen, **looks, **units_of(cluster, strata), **_settings(settings)}
+    options |= {"theme": theme, "dark": dark}
     folder = Path(out) if out is not None else Path(run) / "figures"
     missing: dict[str, str] = {}
     drawn: Iterable[Drawing] = (draw(source, name, **options) for name in names or ())
@@ -92,26 +95,32 @@ def describe(
     items: Items = None,
     queries: Queries = None,
     keys: Keys = None,
+    cluster: Cluster = None,
+    strata: Strata = None,
     settings: Settings = None,
 ) -> None:
     """Say in words what a figure of a run shows: every value, extremes, what holds up."""
     from attnscope.figures import draw
 
     chosen = _choice(models, layers, heads, conditions, prompts, items, queries, keys)
-    drawn = draw(opened(run), name, **{**chosen, **_settings(settings)})
+    drawn = draw(
+        opened(run), name, **{**chosen, **units_of(cluster, strata), **_settings(settings)}
+    )
     print(f"## {drawn.title}\n\n{drawn.caption}\n\n{drawn.description}")
 
 
 def report(
     run: RunArgument,
     out: Annotated[str | None, typer.Option(help="Where to; else RUN/report.html.")] = None,
+    cluster: Cluster = None,
+    strata: Strata = None,
     theme: ThemeName = "published",
 ) -> None:
     """Write the report of a run: one HTML file with figures, tables and how to repeat it."""
     from attnscope.report import write_report
 
     path = Path(out) if out is not None else Path(run) / "report.html"
-    print(write_report(opened(run), path, theme=theme))
+    print(write_report(opened(run), path, theme=theme, **units_of(cluster, strata)))
 
 
 def _choice(

@@ -22,6 +22,14 @@ BeyondPositions = Annotated[
     typer.Option("--beyond-positions", help="Allow texts longer than the model was made for."),
 ]
 
+Cluster = Annotated[
+    str | None,
+    typer.Option(help="A fact of the prompts that are alike; of several, the outermost first."),
+]
+Strata = Annotated[
+    str | None, typer.Option(help="A fact that any set of prompts holds in equal proportion.")
+]
+
 
 def listed(text: str | None) -> list[str] | None:
     """What stands between commas."""
@@ -47,6 +55,13 @@ def without_none(**options: Any) -> dict[str, Any]:
 def without_control(text: str) -> str:
     """Lines with what would move the cursor or change colours written out."""
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
+def units_of(cluster: str | None, strata: str | None) -> dict[str, Any]:
+    """What is resampled, as far as it was said: one fact, or several between commas."""
+    names = listed(cluster)
+    one = names[0] if names is not None and len(names) == 1 else names
+    return without_none(cluster=one, strata=strata)
 
 
 def opened(folder: str | Path) -> Run:

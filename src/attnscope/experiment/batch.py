@@ -105,7 +105,7 @@ def _passed(
         {name: "all" if chosen is None else chosen for name, chosen in choices.items()},
         layers=layers,
         backend=experiment.backend,
-        seed=experiment.seed,
+        seed=_seed(experiment, padded),
         classes=groups,
         keep="rows" in needs,
         activations=bool(needs & _POINTS),
@@ -159,6 +159,14 @@ def _answered(
     if len(new) == 1:  # nothing was fed back: the prompt was all that the model read
         with _passed(experiment, plan, model, padded, wanted, base) as passed:
             yield passed
+
+
+def _seed(experiment: Experiment, padded: Padded) -> int:
+    """Of the queries that are sampled: one for each batch, the same under every condition. One for
+    all would draw the same places of every prompt, and what that misses would not average out.
+    """
+    drawn = np.random.SeedSequence([experiment.seed % 2**64, padded.cells[0].prompt])
+    return int(drawn.generate_state(1)[0])  # 32 bits: torch's generators look at no more
 
 
 _POINTS: set[Need] = {"values", "heads", "outputs"}

@@ -272,8 +272,8 @@ def _batch(common: Any, rows: list[tuple[int, Row]]) -> Batch:
         {condition: _print_of(tokens) for condition, (tokens, _) in row.items()} for _, row in rows
     ]
     together = common.copy()
-    for of_row in prints:
-        together.update(b"".join(of_row.values()))
+    for (number, _), of_row in zip(rows, prints, strict=True):  # the same text may come again
+        together.update(b"".join([f"{number}:".encode(), *of_row.values()]))
     cells: dict[str, list[Cell]] = {}
     for place, (number, row) in enumerate(rows):
         for condition, (tokens, alignment) in row.items():

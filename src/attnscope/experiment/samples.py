@@ -25,6 +25,7 @@ from attnscope.prompts import (
 from attnscope.question.sources import ConversationPrompts, FilePrompts
 from attnscope.question.spec import Experiment
 from attnscope.run.layout import digest_of
+from attnscope.run.schemas import REPEATS
 
 BUILDERS: dict[str, Callable[..., Iterable[Sample]]] = {
     "spatial": spatial_samples,
@@ -57,17 +58,27 @@ def identified(experiment: Experiment) -> Experiment:
 
 
 def facts_told(experiment: Experiment, samples: list[Sample]) -> Iterator[dict[str, Any]]:
-    """What a source knows, but not what is written in the prompt itself."""
+    """What a source knows, but not what is written in the prompt itself; and which prompts are
+    one asked again: repeats say less than others would, so readers make them one unit."""
     told: set[str] = set()
     if isinstance(experiment.prompts, FilePrompts):
         layout = Layout(template=experiment.prompts.template, fields=experiment.prompts.fields)
         told = {layout.fields.get(slot, slot) for slot in layout.slots}
+    first: dict[str, int] = {}
+    for number, sample in enumerate(samples):
+        first.setdefault(sample.prompt.text, number)
     for sample in samples:
-        yield {name: fact for name, fact in sample.facts.items() if name not in told}
+        again = {} if len(first) == len(samples) else {REPEATS: first[sample.prompt.text]}
+        yield again | {name: fact for name, fact in sample.facts.items() if name not in told}
 
 
 def samples_of(experiment: Experiment) -> list[Sample]:
-    """The prompts of an experiment, before any template or insertion."""
+    """The prompts of an experiment, before any template or insertion: all of them, then all again
+    as often as they are repeated, so that repeats have other numbers, and so other seeds."""
+    return _samples(experiment) * experiment.repeats
+
+
+def _samples(experiment: Experiment) -> list[Sample]:
     prompts = experiment.prompts
     if isinstance(prompts, FilePrompts):
         layout = prompts.model_dump(include={"template", "fields", "system", "mark"})

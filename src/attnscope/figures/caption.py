@@ -16,6 +16,7 @@ from attnscope.stats.intervals import MINIMUM
 from attnscope.stats.tables import ranges
 
 if TYPE_CHECKING:
+    from attnscope.figures.figure import Asked
     from attnscope.run.store import Run
 
 HOLLOW = "Hollow points have no interval: too few prompts, or all alike"
@@ -108,13 +109,17 @@ def left_out(found: Selection, why: str = "") -> list[str]:
     ]
 
 
-def prompts_said(frame: pl.DataFrame, *, interval: bool, drawn: str = "") -> str:
+def prompts_said(
+    asked: Asked, frame: pl.DataFrame, *, interval: bool = False, drawn: str = ""
+) -> str:
     """`n = 64 prompts`, with what the interval is and how it is drawn, or that there is none."""
     least, most = min(frame["n"]), max(frame["n"])
     n = f"n = {count(most, 'prompt')}" if least == most else f"n = {least} to {most} prompts"
-    if most < MINIMUM:
+    shown = list(asked.choice.prompts or asked.run.cells["prompt"].unique())
+    n = f"{n} {asked.sources.said(shown)}".rstrip()
+    if min(most, asked.sources.count(shown)) < MINIMUM:
         return f"{n}, so there are no intervals (they need {MINIMUM})"
-    how = "95 %, Student's t widened for skewness, over prompts"
+    how = f"95 %, Student's t widened for skewness, over {asked.over}"
     return f"{n}; intervals: {how}{drawn}" if interval else n
 
 

@@ -48,7 +48,7 @@ def by_class(asked: Asked, how: str, form: str = "lines", **settings: Any) -> Nu
     """Means per model, layer and class, and the differences between models."""
     found = select(asked.run, asked.choice, ["mass"], base_only=True)
     values = normalise(combine(found.frame, asked.heads), how)
-    frame = means(values, ["model", "layer", "item"]).rename({"item": "class"})
+    frame = means(values, ["model", "layer", "item"], asked.sources).rename({"item": "class"})
     orders: dict[str, list[Any]] = {
         "model": found.models,
         "class": found.items,
@@ -61,7 +61,9 @@ def by_class(asked: Asked, how: str, form: str = "lines", **settings: Any) -> Nu
         frame = frame.with_columns(top.alias("top"))
         frame = frame.with_columns((pl.col("top") - pl.col("value")).alias("bottom"))
     frame = shown(frame)
-    paired = between_models(values, found.models, layer=found.layers, item=found.items)
+    paired = between_models(
+        values, found.models, asked.sources, layer=found.layers, item=found.items
+    )
     return Numbers(
         data=frame,
         differences=None if paired is None else paired.rename({"item": "class"}),
@@ -79,7 +81,7 @@ def words(made: Numbers[Selection], asked: Asked, *, what: str, **said: Any) -> 
         caption=[
             shown_of(asked.run, asked.heads, found),
             f"{what}; {measured(found)}",
-            prompts_said(made.data, interval=interval, drawn=", drawn as bands"),
+            prompts_said(asked, made.data, interval=interval, drawn=", drawn as bands"),
             hollow(made.data) if interval else "",
             *left_out(found),
         ],

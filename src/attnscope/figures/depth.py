@@ -38,11 +38,13 @@ def _chart(frame: pl.DataFrame, look: Look) -> Any:
 def _numbers(asked: Asked) -> Numbers[Selection]:
     found = select(asked.run, asked.choice, list(MEASURES), base_only=True)
     values = combine(found.frame, asked.heads)
-    frame = shown(means(values, ["measure", "model", "layer"]))
+    frame = shown(means(values, ["measure", "model", "layer"], asked.sources))
     measures = [m for m in MEASURES if m in set(frame["measure"])]
     return Numbers(
         data=in_order(frame, measure=measures, model=found.models, layer=found.layers),
-        differences=between_models(values, found.models, measure=measures, layer=found.layers),
+        differences=between_models(
+            values, found.models, asked.sources, measure=measures, layer=found.layers
+        ),
         width=480 if len(measures) == 1 else 740,
         margin=60,
         told=found,
@@ -60,7 +62,7 @@ def _words(made: Numbers[Selection], asked: Asked) -> Words:
             "Entropy of a query's attention in nats, and its attention on the first token, each "
             f"mean over queries; not normalised further; queries: {found.queries}; "
             f"{keys_said(found.keys)}; condition: {', '.join(found.conditions)}",
-            prompts_said(made.data, interval=intervals(made.data), drawn=", drawn as bands"),
+            prompts_said(asked, made.data, interval=intervals(made.data), drawn=", drawn as bands"),
             hollow(made.data),
             f"The run has no {' and no '.join(missing)}" if missing else "",
             *left_out(found),

@@ -59,10 +59,11 @@ def described(
     words: Words,
     differences: pl.DataFrame | None = None,
     claims: Section | None = None,
+    over: str = "prompts",
 ) -> tuple[list[Section], str]:
     """The sections of a figure that shows `data`, and all of it in one paragraph."""
     extremes = _extremes(data, words)
-    found, held = _differences(differences, words)
+    found, held = _differences(differences, words, over)
     order, notes = _order(data, words), list(words.notes)
     sections = [
         Section("Overview", [Lines([words.overview])]),
@@ -159,7 +160,9 @@ def _order(data: pl.DataFrame, words: Words) -> list[str]:
     return lines
 
 
-def _differences(found: pl.DataFrame | None, words: Words) -> tuple[list[str], list[Items]]:
+def _differences(
+    found: pl.DataFrame | None, words: Words, over: str
+) -> tuple[list[str], list[Items]]:
     """What holds up, as `compare` finds, and what does not: in general, and one by one."""
     if found is None or found.is_empty():
         return [words.no_differences], []
@@ -170,12 +173,12 @@ def _differences(found: pl.DataFrame | None, words: Words) -> tuple[list[str], l
     if tested.is_empty():
         lines = [
             f"No test of any of {count(found.height, 'difference')}: "
-            f"a test over prompts needs at least {MINIMUM}."
+            f"a test over {over} needs at least {MINIMUM}."
         ]
     else:
         lines = [
             f"{yes.height} of {count(tested.height, 'difference')} "
-            f"{'holds' if yes.height == 1 else 'hold'} up: the 95 % interval over prompts "
+            f"{'holds' if yes.height == 1 else 'hold'} up: the 95 % interval over {over} "
             f"excludes 0, and q < {LEVEL}.",
             "q: sign-flip permutation test, corrected by Benjamini–Hochberg over the layers (and "
             "heads) shown here. The intervals are those of single differences; differences are "

@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from attnscope.errors import InputError
-from attnscope.figures.caption import keys_said, layers_said, left_out
+from attnscope.figures.caption import keys_said, layers_said, left_out, prompts_said
 from attnscope.figures.charts.matrix import head_matrices
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import Asked, Figure, Numbers, Option
@@ -85,7 +85,8 @@ def _numbers(asked: Asked) -> Numbers[Compared]:
     if items:
         values = values.filter(pl.col("item").is_in(items))
     found = replace(found, frame=values.filter(pl.col(over).is_in([of, minus])))
-    frame = compare(values.filter(pl.col("value").is_not_null()), over=over, pair=(minus, of))
+    defined = values.filter(pl.col("value").is_not_null())
+    frame = compare(defined, over=over, pair=(minus, of), **asked.sources.settings)
     frame = frame.with_columns(
         pl.coalesce("item", pl.lit(measure)).alias("item"),
         (pl.col("q") < LEVEL).fill_null(False).alias("significant"),
@@ -96,12 +97,12 @@ def _numbers(asked: Asked) -> Numbers[Compared]:
     columns = ["item", "layer", "head", "difference", "effect", "low", "high", "n", "p", "q"]
     frame = in_order(frame.sort("layer", "head"), item=items or [measure])
     frame = shown(frame.select(*columns, "significant"))
-    tests, few = frame["q"].count(), max(frame["n"])
+    tests = frame["q"].count()
     tested = (
         f"Dots: {frame['significant'].sum()} of {count(tests, 'test')} with q < {LEVEL} (sign-flip "
         "permutation tests, Benjamini–Hochberg over layers × heads of a panel)"
         if tests
-        else f"No tests: {count(few, 'prompt')} are fewer than the {MINIMUM} that a p-value needs"
+        else f"No tests: fewer {asked.over} than the {MINIMUM} that a p-value needs"
     )
     return Numbers(
         data=frame,
@@ -141,7 +142,7 @@ def _words(made: Numbers[Compared], asked: Asked) -> Words:
             "every head by itself",
             f"{told.measure}, not normalised further; queries: {found.queries}; "
             f"{keys_said(found.keys)}{classes}",
-            f"n = {count(max(made.data['n']), 'prompt')}, paired by prompt",
+            f"{prompts_said(asked, made.data)}; paired by prompt",
             told.tested,
             *left_out(found),
         ],

@@ -21,6 +21,7 @@ from attnscope.figures.describe import Words, described
 from attnscope.figures.judged import Judged
 from attnscope.figures.select import AbsentError, Choice
 from attnscope.figures.theme import Look, Theme, theme_named
+from attnscope.stats.sources import Sources
 
 if TYPE_CHECKING:
     from attnscope.run.store import Run
@@ -68,12 +69,19 @@ class Asked:
     """Of the chart, if it was given."""
     options: Mapping[str, Any]
     judged: Judged
+    sources: Sources
+    """What intervals and tests resample."""
 
     @property
     def heads(self) -> str:
         """How heads are combined: as asked, else as the experiment says, else by their mean."""
         said = self.options.get("combine") or self.run.experiment.combine
         return "mean" if said == "each" else str(said)
+
+    @property
+    def over(self) -> str:
+        """What intervals and tests are over, in words."""
+        return "clusters" if self.sources.nested else "prompts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,14 +186,15 @@ class Drawing:
 
 
 LOOKS = ("title", "width", "height")
+UNITS = ("cluster", "strata")
 
 
 def _read(figure: Figure[Any], given: Mapping[str, Any]) -> tuple[Choice, dict[str, Any]]:
     """What is chosen, and the options of the figure's own; anything else is an error."""
     chosen = [f.name for f in fields(Choice)]
     for name in given:
-        if name not in (*figure.options, *chosen, *LOOKS):
-            known = [*figure.options, *sorted(chosen), *sorted(LOOKS), "theme", "dark"]
+        if name not in (*figure.options, *chosen, *LOOKS, *UNITS):
+            known = [*figure.options, *sorted(chosen), *sorted(LOOKS), *UNITS, "theme", "dark"]
             raise unknown(f"option of {figure.name}", name, known)
     for name in ("width", "height"):
         size = given.get(name)
@@ -211,13 +220,15 @@ def draw(
 ) -> Drawing:
     """A figure of a run: numbers, then words about them, then a chart of them."""
     choice, options = _read(figure, given)
+    units = {name: given[name] for name in UNITS if name in given}
     asked = Asked(
         run=run,
         choice=choice,
         theme=theme_named(theme, dark=dark),
         width=given.get("width"),
         options=options,
-        judged=judged or Judged(run),
+        judged=judged or Judged(run, **units),
+        sources=Sources(run.prompts, **units),
     )
     try:
         found = figure.numbers(asked)
@@ -227,7 +238,7 @@ def draw(
     words = replace(words, title=given.get("title") or words.title)
     said = caption(run, words.caption, words.models)
     sections, alt_text = described(
-        found.data, words, found.differences, asked.judged.section(figure.claims)
+        found.data, words, found.differences, asked.judged.section(figure.claims), asked.over
     )
     width = asked.width or found.width
     look = Look(theme=asked.theme, width=width, height=given.get("height") or figure.height)

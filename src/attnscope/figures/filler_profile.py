@@ -149,7 +149,7 @@ def _lambdas(made: Numbers[Panels], asked: Asked) -> list[str]:
     if found is None:
         return []
     said = []
-    for row in shown(means(found[0], PLACE)).iter_rows(named=True):
+    for row in shown(means(found[0], PLACE, asked.sources)).iter_rows(named=True):
         where = f"{_head(row, asked)}: λ{found[1]} = {number(row['value'])}"
         if row["low"] is None:
             said.append(f"{where} (no interval, n = {row['n']}).")

@@ -101,7 +101,7 @@ def _uniformity(made: Numbers[Panels], asked: Asked) -> pl.DataFrame | None:
     found = beside(asked, made.told, "uniformity", made.told.conditions)
     if found is None or found[0].drop_nulls("value")["condition"].n_unique() != 2:
         return None
-    table = differences(found[0], "condition", [(filler, sentence)], PLACE)
+    table = differences(found[0], "condition", [(filler, sentence)], PLACE, asked.sources)
     order = made.told.heads.with_row_index("rank")
     table = table.join(order, on=PLACE).sort("rank").drop("rank")
     said = f"coefficient of variation over the span{found[1]}"

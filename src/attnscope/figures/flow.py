@@ -64,11 +64,11 @@ def _numbers(asked: Asked) -> Numbers[Told]:
     empty = [name for name in most if most[name] == 0] if asked.choice.items is None else []
     if len(empty) < len(most):
         values = values.filter(~pl.col("target").is_in(empty))
-    frame = means(values, ["model", "layer", "item", "target"])
+    frame = means(values, ["model", "layer", "item", "target"], asked.sources)
     named = {"item": "from", "target": "to"}
     orders = {"item": found.items, "target": _in_order(found.items, frame["target"])}
     frame = in_order(shown(frame), layer=found.layers, model=found.models, **orders)
-    paired = between_models(values, found.models, layer=found.layers, **orders)
+    paired = between_models(values, found.models, asked.sources, layer=found.layers, **orders)
     return Numbers(
         data=frame.rename(named),
         differences=None if paired is None else paired.rename(named),
@@ -90,7 +90,7 @@ def _words(made: Numbers[Told], asked: Asked) -> Words:
             shown_of(asked.run, asked.heads, found, total),
             "Flow: mean over the queries of a class (row) of their mass on a class of keys "
             f"(column); {measured(found)}; not normalised further",
-            prompts_said(made.data, interval=False),
+            prompts_said(asked, made.data),
             f"No column: {join(empty)}, to which exactly nothing goes" if empty else "",
             *left_out(found, " (a class without queries)"),
         ],

@@ -64,7 +64,7 @@ def means_of_heads(asked: Asked) -> Numbers[OfHeads]:
     values = values.with_columns(panel.alias("panel"))
     orders = {"model": found.models, **({"item": found.items} if found.items else {})}
     panels = in_order(values, **orders)["panel"].unique(maintain_order=True).to_list()
-    frame = means(values, ["panel", "layer", "head"]).sort("layer", "head")
+    frame = means(values, ["panel", "layer", "head"], asked.sources).sort("layer", "head")
     frame = shown(in_order(frame, panel=panels))
     told = OfHeads(found=found, measure=measure.replace("_", " "), panels=panels)
     return Numbers(data=frame, told=told, margin=40)
@@ -77,6 +77,6 @@ def heads_caption(made: Numbers[OfHeads], asked: Asked, *, interval: bool) -> li
     return [
         f"{join(found.sources)}{some}, {layers_said(found.layers)}, every head by itself",
         f"{made.told.measure}, not normalised further; {measured(found)}",
-        prompts_said(made.data, interval=interval),
+        prompts_said(asked, made.data, interval=interval),
         *left_out(found),
     ]

@@ -7,7 +7,7 @@ charts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -16,6 +16,7 @@ from attnscope.figures.blocks import Items, Lines, Section, Strong
 from attnscope.question.claims import Claim, built_in
 from attnscope.stats.on_run import judge_run, sensitivity_of_run
 from attnscope.stats.sensitivity import CHOICES, in_a_line
+from attnscope.stats.sources import Sources
 from attnscope.stats.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 class Judged:
     """The built-in claims on one run: verdicts, and the same again under every choice."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, **units: Any) -> None:
         self._run = run
+        Sources(run.prompts, **units)  # an unknown fact is an error at once, and of no one figure
+        self._units = units
         self._verdicts: dict[str, list[Verdict]] = {}
         self._choices: dict[str, pl.DataFrame | AttnscopeError] = {}
 
@@ -34,7 +37,7 @@ class Judged:
         """The verdicts on these claims, or on all."""
         wanted = [c for c in built_in() if names is None or c.name in names]
         new = [claim for claim in wanted if claim.name not in self._verdicts]
-        found = judge_run(self._run, new) if new else []
+        found = judge_run(self._run, new, **self._units) if new else []
         for claim in new:
             self._verdicts[claim.name] = [v for v in found if v.claim == claim.name]
         return [verdict for claim in wanted for verdict in self._verdicts[claim.name]]
@@ -43,7 +46,7 @@ class Judged:
         """A built-in claim under every choice that the run has."""
         if claim.name not in self._choices:
             try:
-                self._choices[claim.name] = sensitivity_of_run(self._run, claim)
+                self._choices[claim.name] = sensitivity_of_run(self._run, claim, **self._units)
             except AttnscopeError as error:
                 self._choices[claim.name] = error
         found = self._choices[claim.name]

@@ -59,7 +59,8 @@ def _chart(frame: pl.DataFrame, look: Look) -> Any:
 
 def _numbers(asked: Asked) -> Numbers[Selection]:
     found = select(asked.run, asked.choice, ["lambda"])
-    frame = means(found.frame, ["model", "condition", "layer", "head"]).sort("layer", "head")
+    frame = means(found.frame, ["model", "condition", "layer", "head"], asked.sources)
+    frame = frame.sort("layer", "head")
     frame = in_order(frame, model=found.models, condition=found.conditions)
     several = len(found.conditions) > 1
     panel = pl.format("{}, {}", "model", "condition") if several else pl.col("model")
@@ -76,7 +77,7 @@ def _words(made: Numbers[Selection], asked: Asked) -> Words:
         caption=[
             f"{join(found.models)}, {layers_said(found.layers)}, every head by itself",
             f"{slope(found)}; {join(found.conditions)} against the base",
-            prompts_said(made.data, interval=intervals(made.data)),
+            prompts_said(asked, made.data, interval=intervals(made.data)),
             *left_out(found),
         ],
         models=found.models,

@@ -44,7 +44,7 @@ def _numbers(asked: Asked) -> Numbers[Told]:
         found = found.only(layers=evenly(found.layers, MOST))
     lengths = asked.run.cells.group_by("model", "condition").agg(pl.col("filler_tokens").mean())
     fillers = condition_fillers(asked.run)
-    frame = means(combine(found.frame, asked.heads), ["model", "condition", "layer"])
+    frame = means(combine(found.frame, asked.heads), ["model", "condition", "layer"], asked.sources)
     frame = frame.join(lengths, on=["model", "condition"]).with_columns(
         pl.col("condition").replace_strict(fillers, default="filler").alias("filler")
     )
@@ -79,7 +79,7 @@ def _words(made: Numbers[Told], asked: Asked) -> Words:
             shown_of(asked.run, asked.heads, found, total),
             f"Filler: {'; '.join(fillers)}{others}",
             f"{slope(found)}; filler tokens: mean over prompts",
-            prompts_said(made.data, interval=intervals(made.data), drawn=", drawn as bands"),
+            prompts_said(asked, made.data, interval=intervals(made.data), drawn=", drawn as bands"),
             hollow(made.data),
             *left_out(found),
         ],

@@ -14,6 +14,7 @@ import polars as pl
 
 from attnscope.figures.words import DIGITS
 from attnscope.stats.paired import compare
+from attnscope.stats.sources import Sources
 from attnscope.stats.summary import summary
 
 LEVEL = 0.05
@@ -40,10 +41,10 @@ def in_order(frame: pl.DataFrame, **orders: Sequence[Any]) -> pl.DataFrame:
     return frame.sort(ranks, maintain_order=True)
 
 
-def means(values: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
+def means(values: pl.DataFrame, by: Sequence[str], sources: Sources) -> pl.DataFrame:
     """Per group: `value`, the mean over prompts, with `low`, `high` and `n`."""
     defined = values.filter(pl.col("value").is_not_null())
-    found = summary(defined, by=list(by)).rename({"mean": "value"})
+    found = summary(defined, by=list(by), **sources.settings).rename({"mean": "value"})
     return found.select(*by, "value", "low", "high", "n")
 
 
@@ -53,7 +54,11 @@ def intervals(frame: pl.DataFrame) -> bool:
 
 
 def differences(
-    values: pl.DataFrame, over: Over, pairs: Sequence[tuple[str, str]], places: Sequence[str]
+    values: pl.DataFrame,
+    over: Over,
+    pairs: Sequence[tuple[str, str]],
+    places: Sequence[str],
+    sources: Sources,
 ) -> pl.DataFrame:
     """Differences of pairs of models or conditions, paired by prompt: a row per place.
 
@@ -62,7 +67,7 @@ def differences(
     columns = ["of", "minus", "difference", "low", "high", "n", "q", "outcome", "paired"]
     defined = values.filter(pl.col("value").is_not_null())
     parts = [
-        compare(defined, over=over, pair=(minus, of))
+        compare(defined, over=over, pair=(minus, of), **sources.settings)
         .with_columns(pl.lit(of).alias("of"), pl.lit(minus).alias("minus"))
         .select(*places, *columns)
         for of, minus in pairs
@@ -71,10 +76,10 @@ def differences(
 
 
 def between_models(
-    values: pl.DataFrame, models: Sequence[str], **places: Sequence[Any]
+    values: pl.DataFrame, models: Sequence[str], sources: Sources, **places: Sequence[Any]
 ) -> pl.DataFrame | None:
     """Every later model less every earlier one, at the places in their order; of one, nothing."""
     pairs = [(b, a) for a, b in combinations(models, 2)]
     if not pairs:
         return None
-    return in_order(differences(values, "model", pairs, list(places)), **places)
+    return in_order(differences(values, "model", pairs, list(places), sources), **places)

@@ -51,8 +51,10 @@ def draw(
     """The figure `name` of a run.
 
     Options that all figures take: `models`, `layers`, `heads`, `conditions`, `prompts`, `queries`,
-    `keys`, `classes`, `items` choose what is shown; `title`, `width`, `height`, `theme`
-    ("published", "safe", or a `Theme`) and `dark` say how. A figure may have options of its own.
+    `keys`, `classes`, `items` choose what is shown; `cluster` and `strata`, facts of the prompts,
+    say what intervals and tests resample (as in `stats.paired.compare`); `title`, `width`,
+    `height`, `theme` ("published", "safe", or a `Theme`) and `dark` say how. A figure may have
+    options of its own.
     """
     from attnscope.figures.figure import draw as draw_figure
 
@@ -66,7 +68,8 @@ def drawable(
     from attnscope.figures.figure import draw as draw_figure
     from attnscope.figures.judged import Judged
 
-    judged = judged or Judged(run)
+    units = {name: options[name] for name in ("cluster", "strata") if name in options}
+    judged = judged or Judged(run, **units)
     drawn, missing = [], {}
     for name in FIGURES:
         try:

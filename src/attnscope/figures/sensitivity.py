@@ -87,7 +87,7 @@ def _words(made: Numbers[Told], asked: Asked) -> Words:
             + (f"; {count(told.further, 'further layer')} not shown" if told.further else ""),
             f"{what}; claimed: {_claimed(part)}{_whole(claim, asked.options['part'])}",
             f"Reference (shaded): {_reference(table)}",
-            prompts_said(data, interval=intervals(data)),
+            prompts_said(asked, data, interval=intervals(data)),
             f"{agree}. The choices are the same data seen again, not further evidence",
             "Every panel has its own scale" if data["panel"].n_unique() > 1 else "",
         ],

@@ -72,7 +72,14 @@ def _judged(asked: Asked, claim: Claim) -> pl.DataFrame:
         pair = (models[0], models[1]) if len(models) == 2 else None
     if choice.prompts is not None:
         values = values.filter(pl.col("prompt").is_in(list(choice.prompts)))
-    return sensitivity(claim, values, experiment=asked.run.experiment, pair=pair, part=part)
+    return sensitivity(
+        claim,
+        values,
+        experiment=asked.run.experiment,
+        pair=pair,
+        part=part,
+        **asked.sources.settings,
+    )
 
 
 def selected(table: pl.DataFrame, choice: Choice) -> tuple[pl.DataFrame, int]:

@@ -16,6 +16,7 @@ from attnscope.figures.figure import COMBINE, Asked, Figure, Numbers, Option
 from attnscope.figures.numbers import between_models, in_order, intervals, means, shown
 from attnscope.figures.select import Selection, select
 from attnscope.figures.words import number
+from attnscope.stats.sources import Sources
 from attnscope.stats.tables import NORMALISE, combine, normalise
 
 PREFERRED = ("hash", "star", "whitespace")
@@ -53,14 +54,14 @@ def _numbers(asked: Asked) -> Numbers[tuple[Selection, str]]:
     if stacked:
         values = pl.concat([values, _totals(values)])
     classes = [*found.items, *(["total"] if stacked else [])]
-    frame = _stacked(values, found, classes, stacked)
+    frame = _stacked(values, found, classes, stacked, asked.sources)
     whiskers = options["whiskers"] if stacked or options["whiskers"] == "none" else "classes"
     interval = whiskers != "none" and intervals(frame)
     if not interval:
         frame = frame.drop("whisker_low", "whisker_high").with_columns(
             pl.col("top").max().over("model", "layer").alias("bar")
         )
-    paired = between_models(values, found.models, layer=found.layers, item=classes)
+    paired = between_models(values, found.models, asked.sources, layer=found.layers, item=classes)
     return Numbers(
         data=frame,
         differences=None if paired is None else paired.rename({"item": "class"}),
@@ -92,12 +93,12 @@ def _totals(values: pl.DataFrame) -> pl.DataFrame:
 
 
 def _stacked(
-    values: pl.DataFrame, found: Selection, classes: list[str], stacked: bool
+    values: pl.DataFrame, found: Selection, classes: list[str], stacked: bool, sources: Sources
 ) -> pl.DataFrame:
     """Means with where each part of a bar begins and ends."""
     places = ["model", "layer", "item"]
     beside = values.group_by(places).agg(pl.col("uniform").mean(), pl.col("tokens").mean())
-    frame = means(values, places).join(beside, on=places, how="left")
+    frame = means(values, places, sources).join(beside, on=places, how="left")
     frame = in_order(frame, layer=found.layers, model=found.models, item=classes)
     top = pl.col("value")
     if stacked:
@@ -130,7 +131,7 @@ def _words(made: Numbers[tuple[Selection, str]], asked: Asked) -> Words:
         caption=[
             shown_of(asked.run, asked.heads, found),
             f"{WHAT[how]}; {measured(found)}",
-            prompts_said(made.data, interval=whiskers != "none") + on.get(whiskers, ""),
+            prompts_said(asked, made.data, interval=whiskers != "none") + on.get(whiskers, ""),
             "Line across a bar: the total under even attention" if options["uniform"] else "",
             "Numbers above a bar: mean number of tokens per class" if options["counts"] else "",
             *left_out(found),

@@ -29,7 +29,7 @@ from attnscope.errors import InputError, unknown
 from attnscope.measures.registry import MEASURES
 from attnscope.question.conditions import Condition, Insert, base_of
 from attnscope.question.generate import GENERATED, Generate
-from attnscope.question.plain import Plain, Seed
+from attnscope.question.plain import Count, Plain, Seed
 from attnscope.question.queries import parse_queries
 from attnscope.question.sources import FilePrompts, MathPrompts, Prompts, SpatialPrompts
 from attnscope.tokens.classes import ClassSet
@@ -169,6 +169,8 @@ class Experiment(Plain):
     models: dict[StrictStr, StrictStr]
     """Label to name. A list of names is its own labels."""
     prompts: Prompts
+    repeats: Count = 1
+    """How often each prompt is asked, every time with other seeds of whatever is drawn."""
     chat: StrictBool | Literal["auto"] = "auto"
     """Put every prompt into the model's chat template; `auto` does if the models have one."""
     bos: StrictBool = False
@@ -256,6 +258,12 @@ class Experiment(Plain):
             )
         if self.generate is not None:
             self._answerable()
+        if self.repeats > 1 and not self._drawn():
+            raise ValueError(
+                f"repeats: {self.repeats}, and nothing is drawn, so every repeat would give the "
+                "same numbers; ask once, or for a random filler or place, sample:K, or sampled "
+                "answers"
+            )
         for label in self.models:
             _part_of("layers", self.profiles.layers, self.layers)
             _part_of("heads", self.profiles.heads_of(label), self.heads_of(label))
@@ -267,6 +275,19 @@ class Experiment(Plain):
                         "a query is of no single class; use another set, such as default"
                     )
         return self
+
+    def _drawn(self) -> bool:
+        """Whether anything depends on a seed."""
+        fixed = {"repeat", "word"}
+        inserted = [c for c in self.conditions.values() if c.insert is not None]
+        return (
+            any(
+                c.position == "random" or (c.insert and c.insert.kind not in fixed)
+                for c in inserted
+            )
+            or any(parse_queries(queries).sample for queries in self.queries)
+            or (self.generate is not None and self.generate.sample)
+        )
 
     def _answerable(self) -> None:
         """What cannot be measured while a model answers, since it is not known beforehand."""

@@ -37,18 +37,20 @@ LONGEST = 4_000
 """How many characters of a prompt are printed."""
 
 
-def write_report(run: Run, path: str | Path, *, theme: str | Theme = "published") -> Path:
+def write_report(
+    run: Run, path: str | Path, *, theme: str | Theme = "published", **units: Any
+) -> Path:
     """Write the report of a run, whole or not at all."""
     path = Path(path)
-    write(path, build(run, theme=theme).encode())
+    write(path, build(run, theme=theme, **units).encode())
     return path
 
 
-def build(run: Run, *, theme: str | Theme = "published") -> str:
-    """The report of a run as HTML."""
-    judged = Judged(run)
+def build(run: Run, *, theme: str | Theme = "published", **units: Any) -> str:
+    """The report of a run as HTML; of `units`, `cluster` and `strata` say what is resampled."""
+    judged = Judged(run, **units)
     try:
-        figures, missing = drawable(run, theme=theme, judged=judged)
+        figures, missing = drawable(run, theme=theme, judged=judged, **units)
     except AttnscopeError as error:
         figures, missing = [], {"any": str(error)}
     first = _first(figures, judged)
@@ -56,7 +58,7 @@ def build(run: Run, *, theme: str | Theme = "published") -> str:
         "found": ("What was found", _found(judged, figures[first] if figures else None)),
         "figures": ("Figures", _figures(figures, first, missing)),
         "measured": ("How it was measured", _measured(run)),
-        "tables": ("Tables", _survival(judged) + _comparison(run)),
+        "tables": ("Tables", _survival(judged) + _comparison(run, **units)),
         "repeat": ("How to repeat it", _repeat(run)),
     }
     contents = "".join(f'<li><a href="#{k}">{title}</a></li>' for k, (title, _) in sections.items())
@@ -242,10 +244,10 @@ def _survival(judged: Judged) -> str:
     )
 
 
-def _comparison(run: Run) -> str:
+def _comparison(run: Run, **units: Any) -> str:
     """Every row of the comparison, with all columns that tell one from another."""
     try:
-        table = compare_run(run)
+        table = compare_run(run, **units)
     except AttnscopeError as error:
         return f"<h3>Comparison</h3><p>Nothing is compared: {escape(str(error))}</p>"
     left_out: list[str] = []
@@ -265,7 +267,19 @@ def _comparison(run: Run) -> str:
     same = [c for c in labels if table[c].n_unique() == 1]
     throughout = "; ".join(f"{c}: {table[c][0]}" for c in same if table[c][0] is not None)
     wanted = [c for c in labels if c not in same]
-    wanted += ["n", "mean_a", "mean_b", "difference", "ratio", "effect", "low", "high", "p", "q"]
+    wanted += [
+        "n",
+        *([] if table["n"].equals(table["units"]) else ["units"]),
+        "mean_a",
+        "mean_b",
+        "difference",
+        "ratio",
+        "effect",
+        "low",
+        "high",
+        "p",
+        "q",
+    ]
     shown = _telling(table.select(c for c in (*wanted, "outcome", "note") if c in table), ())
     return (
         "<h3>Comparison</h3><p>Second (b) less first (a), paired by prompt unless the note says "

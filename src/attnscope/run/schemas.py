@@ -75,5 +75,9 @@ TOKENS = pl.Schema(
 )
 """One row per token of a cell's prompt: what it is, where it is, and which base token it was."""
 
+REPEATS = "repeat_of"
+"""Of what is known of prompts, the number of the first with the same text; there where some text is
+asked again. The author of a file may say it of prompts that are one in other words."""
+
 TABLES = {"values": VALUES, "tokens": TOKENS, "positions": POSITIONS}
 """What is stored of every cell, by name; `positions` only where profiles were asked for."""

@@ -316,7 +316,7 @@ def _effect_unpaired(
         sides = []
         for x, n, sign, of in ((a, n_a, -1, labels[0]), (b, n_b, 1, labels[1])):
             z = (x - _mean(x)) / pooled
-            own = z - sign * raw / 2 * (n / (n_a + n_b)) * (z**2 - np.nanmean(z**2, 0))
+            own = z - sign * raw / 2 * (n / (n_a + n_b)) * (z**2 - _mean(z**2))
             sides.append(units(np.where(pooled > 0, own, np.nan), **of))
     found = replace(moments_unpaired(sides[0].x, sides[1].x), estimate=raw)
     enough = np.minimum(sides[0].n, sides[1].n) >= MINIMUM

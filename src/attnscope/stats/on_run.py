@@ -73,15 +73,19 @@ def compare_runs(
     first = runs[0].experiment
     labels = [label for run in runs for label in run.experiment.models]
     apart = len(set(labels)) < len(labels)
-    names, tables = [], []
+    same = all(_prompts(run) == _prompts(runs[0]) for run in runs)
+    names, tables, known, past = [], [], [], 0
     for run in runs:
+        # Other prompts have other numbers: they do not pair, and what is known of them is theirs.
+        number = pl.col("prompt") + past
+        past += 0 if same else max(run.cells["prompt"], default=-1) + 1
+        known.append(run.prompts.with_columns(number))
         before = f"{run.path.name}/" if apart else ""
         names += [f"{before}{label}" for label in run.experiment.models]
         renamed = pl.concat_str(pl.lit(before), "model").alias("model")
-        tables.append(run.values.with_columns(renamed))
+        tables.append(run.values.with_columns(renamed, number))
     if len(set(names)) < len(names):
         raise InputError(f"runs of one name cannot be told apart: {', '.join(names)}")
-    same = all(run.experiment.prompts == first.prompts for run in runs)
     shared = set.intersection(*(set(run.experiment.conditions) for run in runs))
     if not shared:
         raise InputError("the runs have no condition of the same name; nothing is compared")
@@ -93,10 +97,13 @@ def compare_runs(
         pairs=list(itertools.combinations(names, 2)) if pair in (None, "all") else None,
         combine=combine or first.combine,
         normalise=normalise or first.normalise,
-        paired=None if same else False,
-        prompts=runs[0].prompts if same else None,
+        prompts=known[0] if same else pl.concat(known, how="diagonal_relaxed"),
         **settings,
     )
+
+
+def _prompts(run: Run) -> tuple[object, int]:
+    return run.experiment.prompts, run.experiment.repeats
 
 
 def _over(asked: Experiment, pair: tuple[str, str] | str | None) -> str:

@@ -13,6 +13,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from attnscope.errors import InputError
+from attnscope.run.schemas import REPEATS
 from attnscope.stats.units import explained
 
 MUCH = 0.1
@@ -27,12 +28,13 @@ class Sources:
     facts: pl.DataFrame | None = None
     """A column `prompt`, and one for each fact."""
     cluster: str | Sequence[str] | None = None
-    """The fact whose values are the units; of several, nested, the first is the outermost."""
+    """The fact whose values are the units; of several, nested, the first is the outermost. Repeats
+    of a prompt lie within, and are one unit if nothing else is said."""
     strata: str | None = None
     """The fact whose values every new set of prompts would hold in the same proportion."""
 
     def __post_init__(self) -> None:
-        for name in self.used:
+        for name in self.chosen:
             if name not in self.names:
                 stored = ", ".join(self.names) or "none"
                 raise InputError(f"unknown fact {name!r} of a prompt; stored with it: {stored}")
@@ -43,14 +45,36 @@ class Sources:
         return [] if self.facts is None else [c for c in self.facts.columns if c != "prompt"]
 
     @property
-    def used(self) -> list[str]:
-        """The facts that say what is resampled."""
-        nested = [self.cluster] if isinstance(self.cluster, str) else list(self.cluster or ())
-        return [*nested, *([] if self.strata is None else [self.strata])]
+    def nested(self) -> list[str]:
+        """The facts whose values are clusters, outermost first."""
+        named = [self.cluster] if isinstance(self.cluster, str) else list(self.cluster or ())
+        return [*named, *({REPEATS} & set(self.names) - set(named))]
+
+    @property
+    def chosen(self) -> list[str]:
+        """The facts that somebody chose to say what is resampled."""
+        named = [self.cluster] if isinstance(self.cluster, str) else list(self.cluster or ())
+        return [*named, *([] if self.strata is None else [self.strata])]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """As `compare` and `summary` take them."""
+        return {"prompts": self.facts, "cluster": self.cluster, "strata": self.strata}
+
+    def count(self, prompts: Sequence[int]) -> int:
+        """How many units these prompts are."""
+        of = self.labels(prompts)["cluster"]
+        return len(prompts) if of is None else len(set(of))
+
+    def said(self, prompts: Sequence[int]) -> str:
+        """Clusters and strata, in words; nothing where every prompt stands for itself."""
+        outer = self._outermost(prompts)
+        told = [] if outer is None else [f"in {self.count(prompts)} clusters ({outer})"]
+        return " ".join([*told, *([] if self.strata is None else [f"in strata ({self.strata})"])])
 
     def labels(self, prompts: Sequence[int]) -> dict[str, NDArray[Any] | None]:
         """`cluster` and `strata` of prompts, as `units` takes them."""
-        outer = self.cluster if isinstance(self.cluster, str) else self._outermost(prompts)
+        outer = self._outermost(prompts)
         return {
             "cluster": None if outer is None else self._of(outer, prompts),
             "strata": None if self.strata is None else self._of(self.strata, prompts),
@@ -60,7 +84,7 @@ class Sources:
         """A sentence for each fact that explains much of a sample [prompts, columns], unused."""
         said = []
         for name in self.names:
-            if name in self.used:
+            if name in (*self.nested, self.strata):
                 continue
             label = self._of(name, prompts, missing="")
             share = explained(x, label)
@@ -74,7 +98,8 @@ class Sources:
     def _of(self, name: str, prompts: Sequence[int], missing: str | None = None) -> NDArray[Any]:
         assert self.facts is not None
         known = dict(self.facts.select("prompt", pl.col(name).cast(pl.String())).iter_rows())
-        found = [known.get(prompt) for prompt in prompts]
+        own = name == REPEATS  # what repeats nothing is its own
+        found = [known.get(prompt) or (str(prompt) if own else None) for prompt in prompts]
         without = [p for p, value in zip(prompts, found, strict=True) if value is None]
         if without and missing is None:
             raise InputError(
@@ -85,7 +110,7 @@ class Sources:
 
     def _outermost(self, prompts: Sequence[int]) -> str | None:
         """The outermost of several facts; each value of an inner one lies in one of an outer."""
-        names = list(self.cluster or ())
+        names = self.nested
         for outer, inner in itertools.pairwise(names):
             pairs = set(zip(self._of(inner, prompts), self._of(outer, prompts), strict=True))
             if len(pairs) > len({value for value, _ in pairs}):

@@ -107,8 +107,8 @@ def _frozen(claim: Claim, written: Mapping[str, str] | None, sources: Sources) -
         return FROZEN[2]
     if written[claim.name] != digest(claim):
         return FROZEN[1]
-    chosen = f", its units ({', '.join(sources.used)}) chosen after it" if sources.used else ""
-    return FROZEN[0] + chosen
+    units = ", ".join(sources.chosen)
+    return FROZEN[0] + (f", its units ({units}) chosen after it" if units else "")
 
 
 def _without_contradiction(verdicts: list[Verdict], claims: Sequence[Claim]) -> list[Verdict]:
