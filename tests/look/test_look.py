@@ -19,8 +19,9 @@ from attnscope.cli import main
 from attnscope.errors import InputError
 from attnscope.look import Look, look
 from attnscope.look.measure import PART
-from attnscope.look.paint import back_colours, visible_text
+from attnscope.look.paint import back_colours
 from attnscope.tokens import DEFAULT, ClassSet, Prompt, TokenClass, pad, tokenize
+from attnscope.tokens.visible import visible_text
 from made_tokenizers import CHATML
 
 TEXT = "Tom has 12 apples and\n  ## ** gives 5 away."

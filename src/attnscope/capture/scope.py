@@ -1,9 +1,9 @@
 """What a watched model's attention did: the numbers of the definitions, read layer by layer."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,12 @@ from attnscope.measures.layer import Layer, Sums, mean_over_queries, or_nan
 from attnscope.measures.mass import lift, mass, shares_of
 from attnscope.measures.received import standard_error
 from attnscope.measures.registry import MEASURES
+from attnscope.tokens import DEFAULT, ClassSet
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from attnscope.capture.show import Shown
 
 __all__ = ["Scope"]
 
@@ -257,6 +263,34 @@ class Scope(SingleQueries):
             error=None if sums.variance is None else self.received_error(layer),
             entropy_error=None if sums.entropy_variance is None else sums.entropy_variance.sqrt(),
         )
+
+    def to_frame(
+        self,
+        tokenizer: Any = None,
+        measures: Sequence[str] = ("received", "average"),
+        *,
+        classes: ClassSet = DEFAULT,
+        input_ids: Any = None,
+    ) -> "pl.DataFrame":
+        """All layers and heads in one polars frame: a row for each number, with its sequence,
+        layer, head, measure and item (a class), and the position, token and class it is about.
+
+        tokenizer   of the model, for what tokens say and are
+        measures    of every token "received", "average"; of every class "mass", "lift"; of every
+                    head any of `measure`; of every query "rows" (by class), "query_entropy"
+        classes     the set that tokens are judged by
+        input_ids   int [batch, keys], where the model was not fed them
+        """
+        from attnscope.capture.labelled import frame_of
+
+        return frame_of(self, tokenizer, measures, classes, input_ids)
+
+    def show(self, tokenizer: Any, sequence: int = 0, *, input_ids: Any = None) -> "Shown":
+        """The text, shaded by what every token receives, with a choice of layer and head: for a
+        notebook, or `.save("page.html")`."""
+        from attnscope.capture.show import shown
+
+        return shown(self, tokenizer, sequence, input_ids)
 
     def top_keys(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         """The keys each query looks at most, as asked for with `watch(…, top=k)`.

@@ -8,7 +8,8 @@ from __future__ import annotations
 from html import escape
 
 from attnscope.look.measure import Look
-from attnscope.look.paint import back_colours, full_colour, shades, visible_text
+from attnscope.look.paint import back_colours, full_colour, shades
+from attnscope.tokens.visible import visible_text
 
 
 def render(look: Look) -> str:

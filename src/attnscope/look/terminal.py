@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from attnscope.look.measure import Look
-from attnscope.look.paint import back_colours, full_colour, shades, visible_text
+from attnscope.look.paint import back_colours, full_colour, shades
+from attnscope.tokens.visible import visible_text
 
 _MOST = 8
 

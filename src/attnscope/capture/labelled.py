@@ -1,0 +1,206 @@
+"""A scope's numbers as one table: layers, heads, positions, with tokens and classes beside them.
+
+The one place of this room that knows polars, which is imported when a table is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import InputError, ScopeError, unknown
+from attnscope.measures.registry import MEASURES
+from attnscope.tokens import DEFAULT, ClassSet, read_vocabulary
+
+if TYPE_CHECKING:
+    import polars as pl
+    from torch import Tensor
+
+    from attnscope.capture.scope import Scope
+
+__all__ = ["Text", "frame_of", "text_of"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+BY_TOKEN = ("received", "average")
+BY_CLASS = ("mass", "lift")
+BY_QUERY = ("rows", "query_entropy")
+BY_HEAD = tuple(
+    name for name, m in MEASURES.items() if m.level == "head" and not m.pair and not m.over
+)
+
+
+class Text:
+    """What the keys of a scope are: [B, K] ids, which of them are real, and what they say."""
+
+    def __init__(self, ids: Ints, real: NDArray[np.bool_], tokenizer: Any, classes: ClassSet):
+        self.real = real
+        self.classes = classes
+        vocabulary = read_vocabulary(tokenizer)
+        self.of_class = classes.ids(ids, tokenizer, real)
+        used = np.unique(ids[real])
+        names = dict(
+            zip(used.tolist(), tokenizer.convert_ids_to_tokens(used.tolist()), strict=True)
+        )
+        texts = {
+            i: name if i in vocabulary.special else vocabulary.texts[i] for i, name in names.items()
+        }
+        self.tokens = [[texts.get(i, "") for i in row] for row in ids.tolist()]
+        self.names = [[classes.names[c] if c >= 0 else None for c in row] for row in self.of_class]
+
+
+def text_of(scope: Scope, tokenizer: Any, input_ids: Any, classes: ClassSet = DEFAULT) -> Text:
+    """The text that a scope's keys are."""
+    totals = scope._read(scope.layers[0])[0]
+    wanted = [len(totals.first), totals.keys]
+    ids = scope.tokens if input_ids is None else input_ids
+    if ids is None:
+        raise ScopeError(
+            "the model was not fed the ids of these keys (inputs_embeds, or a prefix before them); "
+            "give them: input_ids=…, int [batch, keys]"
+        )
+    ids = np.asarray(ids.cpu() if hasattr(ids, "cpu") else ids)
+    if list(ids.shape) != wanted or ids.dtype.kind not in "iu":
+        raise InputError(
+            f"input_ids is an int array {wanted} ([batch, keys]); got {ids.dtype} {list(ids.shape)}"
+        )
+    real = np.arange(totals.keys) >= totals.first.numpy()[:, None]
+    for selection in totals.selections:
+        frame = selection.frame
+        if frame.real_queries is not None and not frame.cross:
+            there = slice(frame.first_query, frame.first_query + frame.queries)
+            real[:, there] &= frame.real_queries.numpy()
+    return Text(np.where(real, ids, 0), real, tokenizer, classes)
+
+
+def frame_of(
+    scope: Scope,
+    tokenizer: Any,
+    measures: Sequence[str],
+    classes: ClassSet,
+    input_ids: Any,
+) -> pl.DataFrame:
+    """See `Scope.to_frame`."""
+    known = {*BY_TOKEN, *BY_CLASS, *BY_QUERY, *BY_HEAD}
+    for name in [measures] if isinstance(measures, str) else measures:
+        if name not in known:
+            raise unknown("measure", name, sorted(known))
+        if tokenizer is None and name in (*BY_CLASS, "rows"):
+            raise InputError(
+                f"{name!r} goes by classes of tokens, so it needs the tokenizer: "
+                "to_frame(tokenizer, …)"
+            )
+    names = [measures] if isinstance(measures, str) else list(measures)
+    text = None if tokenizer is None else text_of(scope, tokenizer, input_ids, classes)
+    parts = [
+        part
+        for layer in scope.layers
+        for name in names
+        for part in _parts(scope, layer, name, text)
+    ]
+    return _joined(parts, text)
+
+
+def _parts(scope: Scope, layer: int, name: str, text: Text | None) -> Iterator[dict[str, Any]]:
+    """Columns of one measure of one layer, without what tokens say."""
+    if name in BY_HEAD:
+        found = _numpy(scope.measure(name, layer))
+        found = found.reshape(*found.shape[:2], -1)
+        for c, column in enumerate(MEASURES[name].columns):
+            yield _long(layer, column, None, found[..., c : c + 1], None)
+    elif name in BY_TOKEN:
+        keys = _real_keys(scope, layer, text)
+        yield _long(layer, name, None, _numpy(getattr(scope, name)(layer)), keys)
+    elif name == "query_entropy":
+        yield _long(layer, name, None, _numpy(scope.query_entropy(layer)), _queries(scope, layer))
+    else:
+        assert text is not None
+        found = _numpy(getattr(scope, name)(layer, text.of_class, len(text.classes)))
+        where = _queries(scope, layer) if name == "rows" else None
+        for c, item in enumerate(text.classes.names):
+            of = found[..., c] if name == "rows" else found[..., c : c + 1]
+            yield _long(layer, name, item, of, where)
+
+
+def _queries(scope: Scope, layer: int) -> Ints:
+    where: Ints = scope.query_positions(layer).cpu().numpy()
+    return where
+
+
+def _real_keys(scope: Scope, layer: int, text: Text | None) -> Ints:
+    """[B, K]: the positions of the keys, -1 for padding."""
+    totals = scope._read(layer)[0]
+    order = np.arange(totals.keys)
+    if text is not None:
+        return np.where(text.real, order, -1)
+    return np.where(order >= totals.first.numpy()[:, None], order, -1)
+
+
+def _long(
+    layer: int, measure: str, item: str | None, values: Floats, where: Ints | None
+) -> dict[str, Any]:
+    """One row for each number of `values` [B, H, N] that stands at a position, or at none."""
+    there = np.ones(values.shape, dtype=bool)
+    if where is not None:
+        there = np.broadcast_to((where >= 0)[:, None], values.shape)
+    b, h, n = np.nonzero(there)
+    return {
+        "sequence": b,
+        "layer": layer,
+        "head": h,
+        "measure": measure,
+        "item": item,
+        "position": None if where is None else where[b, n],
+        "value": values[b, h, n],
+    }
+
+
+def _joined(parts: list[dict[str, Any]], text: Text | None) -> pl.DataFrame:
+    import polars as pl
+
+    from attnscope.capture.to_pandas import Frame
+
+    schema = {
+        "sequence": pl.Int64,
+        "layer": pl.Int64,
+        "head": pl.Int64,
+        "measure": pl.String,
+        "item": pl.String,
+        "position": pl.Int64,
+        "value": pl.Float64,
+    }
+    frames = []
+    for part in parts:
+        size = len(part["value"])
+        columns = {
+            name: pl.Series(name, value, dtype=schema[name])
+            if isinstance(value, np.ndarray)
+            else pl.repeat(value, size, dtype=schema[name], eager=True).alias(name)
+            for name, value in part.items()
+        }
+        frames.append(pl.DataFrame(columns))
+    whole = pl.concat(frames).with_columns(pl.col("value").fill_nan(None))
+    if text is not None:
+        tokens = pl.DataFrame(
+            {
+                "sequence": np.repeat(np.arange(len(text.tokens)), text.real.shape[1]),
+                "position": np.tile(np.arange(text.real.shape[1]), len(text.tokens)),
+                "token": [token for row in text.tokens for token in row],
+                "class": pl.Series([c for row in text.names for c in row], dtype=pl.String),
+            }
+        )
+        whole = whole.join(
+            tokens, on=["sequence", "position"], how="left", maintain_order="left"
+        ).select(
+            "sequence", "layer", "head", "measure", "item", "position", "token", "class", "value"
+        )
+    return Frame(whole)
+
+
+def _numpy(tensor: Tensor) -> Floats:
+    found: Floats = tensor.detach().cpu().double().numpy()
+    return found

@@ -1,0 +1,30 @@
+"""A polars frame that turns into a pandas one without pyarrow."""
+
+from importlib import import_module
+from typing import Any
+
+import polars as pl
+
+from attnscope.errors import InputError
+
+__all__ = ["Frame"]
+
+
+class Frame(pl.DataFrame):
+    """A polars frame; `to_pandas` needs pandas and nothing else."""
+
+    def to_pandas(self, *args: Any, **kwargs: Any) -> Any:
+        """As pandas has it, column by column; with arguments, as polars does it (pyarrow)."""
+        try:
+            pandas = import_module("pandas")
+        except ImportError:
+            raise InputError(
+                "to_pandas() needs the pandas package: pip install pandas; or stay with polars"
+            ) from None
+        if args or kwargs:
+            return super().to_pandas(*args, **kwargs)
+        columns = {}
+        for column in self.iter_columns():
+            whole = column.dtype.is_numeric() and not column.null_count()
+            columns[column.name] = column.to_numpy() if whole else column.to_list()
+        return pandas.DataFrame(columns)
