@@ -1,10 +1,11 @@
 """Cutting a batch into pieces: every row once, and spans that say who sees what."""
 
 import hypothesis.strategies as st
+import pytest
 import torch
 from hypothesis import given, settings
 
-from attnscope.kernels.pieces import Store, cut, even, see
+from attnscope.kernels.pieces import Piece, Store, cut, cut_causal, cut_own, even, see
 
 
 @st.composite
@@ -55,3 +56,21 @@ def test_a_store_keeps_what_fits() -> None:
     assert store.keep("kept", kept)[0] is kept
     assert store.keep("lost", lost)[0] is lost
     assert list(store.kept) == ["kept"]
+
+
+@pytest.mark.parametrize(
+    ("B", "M", "sequences", "rows"), [(1, 1, 1, 1), (3, 11, 2, 4), (5, 8, 5, 8)]
+)
+def test_pieces_told_by_arithmetic_are_those_that_are_cut(
+    B: int, M: int, sequences: int, rows: int
+) -> None:
+    def spans(pieces: list[list[Piece]]) -> list[list[tuple[object, ...]]]:
+        names = ("sequences", "rows", "low", "high", "clear_from", "clear_to")
+        return [[tuple(getattr(p, name) for name in names) for p in some] for some in pieces]
+
+    own = torch.arange(M).expand(B, M)
+    seen = cut(torch.zeros_like(own), own + 1, sequences, rows)
+    assert spans(cut_causal(B, M, sequences, rows)) == spans(seen)
+    for first in (0, 7):
+        alone = cut(own + first, own + first + 1, sequences, rows)
+        assert spans(cut_own(first, B, M, sequences, rows)) == spans(alone)

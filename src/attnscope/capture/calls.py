@@ -7,12 +7,11 @@ function heeds, is not passed over: then that function itself is asked for the w
 import dis
 import inspect
 import warnings
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +19,14 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from attnscope.capture import masks
 from attnscope.capture.frame import Frame
-from attnscope.capture.sites import Site, argument
+from attnscope.capture.passes import Pass, Terms
+from attnscope.capture.sites import Site
 from attnscope.errors import ModelError
 from attnscope.kernels import AttentionCall
 from attnscope.kernels.attend import attend
 from attnscope.kernels.call import distance_index, link_bias
 
-__all__ = ["Asked", "Pass"]
+__all__ = ["Asked"]
 
 # What these say, the mask has said already, or it changes nothing that is computed.
 _SAID = {
@@ -47,57 +47,6 @@ _ANSWERED = _KNOWN | _SAID
 _FIRST = ("query", "key", "value", "attention_mask")
 
 
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Pass:
-    """What a forward pass of a stack was given."""
-
-    past: int | None = None
-    """Tokens in its cache; None where there is no telling."""
-    padding: Tensor | None = None
-    """[B, K], 0 at padding, on the CPU: the mask of the stack's own text."""
-    tokens: Tensor | None = None
-    """int [B, Q]: the ids it was fed; None where it was fed something else."""
-    attentions: bool = False
-    """Whether the caller wants weights returned."""
-    biases: dict[Any, Any] = field(default_factory=dict)
-    """What layers share of biases."""
-    turns: Counter[str] = field(default_factory=Counter)
-    """How often the modules of a stack attended in this pass."""
-    last: dict[nn.Module, tuple[Any, Any]] = field(default_factory=dict)
-    """Queries and keys of a module's last call, weakly held."""
-
-    def again(self, module: nn.Module, q: Tensor, k: Tensor) -> bool:
-        """Whether a module attends with the very queries and keys of its last call: the same
-        weights once more, for other values."""
-        old = self.last.get(module)
-        self.last[module] = ref(q), ref(k)
-        return old is not None and old[0]() is q and old[1]() is k
-
-    @classmethod
-    def of(cls, base: nn.Module, args: Any, kwargs: dict[str, Any]) -> "Pass":
-        """Read the arguments of a call of the base of a stack."""
-        cache = argument(base, "past_key_values", args, kwargs)
-        mask = argument(base, "attention_mask", args, kwargs)
-        tokens = argument(base, "input_ids", args, kwargs)
-        asked = argument(base, "output_attentions", args, kwargs)
-        config = getattr(base, "config", None)
-        return cls(
-            past=0 if cache is None else _length(cache),
-            padding=mask if isinstance(mask, Tensor) and mask.ndim == 2 else None,
-            tokens=tokens if isinstance(tokens, Tensor) and tokens.ndim == 2 else None,
-            attentions=bool(
-                getattr(config, "output_attentions", False) if asked is None else asked
-            ),
-        )
-
-
-def _length(cache: Any) -> int | None:
-    try:
-        return int(cache.get_seq_length())
-    except (AttributeError, IndexError, TypeError, ValueError):  # not a cache of this kind
-        return None
-
-
 @dataclass(eq=False, slots=True, kw_only=True)
 class Asked:
     """One call of an attention function. The names of `options` are those of transformers."""
@@ -116,6 +65,9 @@ class Asked:
     given: Pass = field(init=False)
     frame: Frame = field(init=False)
     call: AttentionCall = field(init=False)
+    """As the model made it."""
+    terms: Terms | None = None
+    """What it has in common with other calls of its pass; then fused attention does for it."""
 
     @classmethod
     def read(
@@ -152,30 +104,57 @@ class Asked:
         return self.plain(self.module, self.q, self.k, self.v, mask, **self.options)
 
     def describe(self, site: Site, given: Pass) -> None:
-        """Work out the frame and the call."""
+        """Work out the frame and the call; layers that say the same share the answer."""
+        self.given = given
+        said = self.plain, self.eager, self.implementation, self.mask, site.kind
+        q, k, v, options = self.q, self.k, self.v, self.options
+        for terms in given.terms:
+            if terms.cover(said, options, q, k, v):
+                self.frame, self.terms = terms.frame, terms
+                self.call = self._made(site, terms.scale, terms.softcap)
+                return
+        self._refuse_strangers()
+        self.frame, soft = self._frame_and_bias(site)
+        softcap, sinks = self._softcap_and_sinks()
+        scale = options.get("scaling")
+        scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+        biases = self._biases([soft, options.get("position_bias")])
+        self.call = self._made(site, scale, softcap, sinks=sinks, **biases)
+        shared = isinstance(self.mask, masks.MaskTensor) and sinks is None and not biases
+        if shared and not self.needs_weights(self.call):
+            self.terms = Terms(
+                said=said,
+                options=options,
+                shapes=(q.shape, k.shape, v.shape),
+                device=q.device,
+                frame=self.frame,
+                scale=scale,
+                softcap=softcap,
+            )
+            given.terms.append(self.terms)
+
+    def _made(self, site: Site, scale: float, softcap: float | None, **more: Any) -> AttentionCall:
+        frame, k, v = self.frame, self.k, self.v
+        keys = frame.keys
+        return AttentionCall(
+            layer=site.layer,
+            q=self.q,
+            k=k if keys == k.shape[2] else k[:, :, :keys],
+            v=v if keys == v.shape[2] else v[:, :, :keys],
+            scale=scale,
+            visible=frame.visible,
+            softcap=softcap,
+            first=frame.first_query - frame.first_key,
+            **more,
+        )
+
+    def _refuse_strangers(self) -> None:
         known = self.implementation in ("eager", "sdpa", "flex_attention", "paged|eager")
         if not known and "flash" not in self.implementation:
             raise ModelError(
                 f"this model was loaded with attn_implementation={self.implementation!r}, and "
                 "attnscope does not know what that computes; load it with 'sdpa' or 'eager'"
             )
-        self.given = given
-        self.frame, soft = self._frame_and_bias(site)
-        softcap, sinks = self._softcap_and_sinks()
-        scale = self.options.get("scaling")
-        keys = self.frame.keys
-        self.call = AttentionCall(
-            layer=site.layer,
-            q=self.q,
-            k=self.k if keys == self.k.shape[2] else self.k[:, :, :keys],
-            v=self.v if keys == self.v.shape[2] else self.v[:, :, :keys],
-            scale=self.q.shape[-1] ** -0.5 if scale is None else float(scale),
-            visible=self.frame.visible,
-            softcap=softcap,
-            sinks=sinks,
-            first=self.frame.first_query - self.frame.first_key,
-            **self._biases([soft, self.options.get("position_bias")]),
-        )
 
     @property
     def dropout(self) -> float:
@@ -189,6 +168,8 @@ class Asked:
 
     def needs_weights(self, call: AttentionCall) -> bool:
         """Whether only the weights themselves tell what this call does."""
+        if self.terms is not None and call is self.call:
+            return False
         trained = torch.is_grad_enabled() and any(
             bias is not None and bias.requires_grad for bias in (call.key_bias, call.distance_bias)
         )

@@ -19,9 +19,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from attnscope.capture import masks
-from attnscope.capture.calls import Pass
 from attnscope.capture.families import CHANNELS_FIRST
 from attnscope.capture.frame import Frame, Selection
+from attnscope.capture.passes import Pass
 from attnscope.capture.sites import argument
 from attnscope.capture.totals import LayerTotals
 from attnscope.errors import ConservationError, ModelError

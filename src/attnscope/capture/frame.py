@@ -141,6 +141,11 @@ class Frame:
         first = self.real_queries.int().argmax(1) + self.first_query
         return torch.where(self.real_queries.any(1), first, -1)
 
+    @cached_property
+    def begun(self) -> bool:
+        """Whether every sequence has such a token."""
+        return (self.real_queries is None and not self.cross) or bool((self.first_real >= 0).all())
+
     def __getstate__(self) -> dict[str, Any]:
         """What the mask says; not what was worked out from it for a device."""
         kept = {name: value for name, value in vars(self).items() if name != "visible"}

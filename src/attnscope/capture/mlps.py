@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnscope.capture.calls import Pass
+from attnscope.capture.passes import Pass
 from attnscope.capture.sites import Sites, argument
 from attnscope.errors import InputError, ModelError
 

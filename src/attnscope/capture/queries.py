@@ -69,6 +69,10 @@ def select(
     queries: Queries, frame: Frame, reply: Reply, classes: Tensor | None, groups: int
 ) -> Selection | None:
     """The rows of this pass that count; None where there are none."""
+    if queries.name == "last" and classes is None and reply.end is None:
+        row = min(reply.start - frame.first_query, frame.queries) - 1
+        if row >= 0 and frame.real_queries is None and frame.form != "interval":
+            return _one_row(frame, row)
     counted = chosen(queries, frame, reply)
     if counted is not None and not bool(counted.any()):
         return None
@@ -90,6 +94,34 @@ def select(
         counted=counted,
         group=group,
         groups=groups,
+    )
+
+
+def _one_row(frame: Frame, row: int) -> Selection:
+    """The same row of every sequence, where none has padding: nothing to work out."""
+    B, own = frame.batch, row + frame.first_query - frame.first_key
+    counted = torch.zeros(B, frame.queries, dtype=torch.bool)
+    counted[:, row] = True
+    start, stop, where = torch.tensor(
+        [0, row + 1 if frame.form == "causal" else frame.keys, frame.keys if frame.cross else own],
+        dtype=torch.int32,
+    ).to(frame.device, non_blocking=True)
+    whole = Part(
+        rows=1,
+        only=row,
+        index=torch.full((B, 1), row, device=frame.device),
+        start=start.repeat(B, 1),
+        stop=stop.repeat(B, 1),
+        own=where.repeat(B, 1),
+    )
+    return Selection(
+        frame=frame,
+        whole=whole,
+        parts=(whole,),
+        count=torch.ones(B, dtype=torch.float64),
+        counted=counted,
+        group=None,
+        groups=0,
     )
 
 

@@ -12,6 +12,7 @@ from attnscope.capture.conservation import check
 from attnscope.capture.frame import Frame, Part, Selection, join
 from attnscope.capture.generation import Generation, Reply
 from attnscope.capture.kept import keep, keep_weights, rewritten
+from attnscope.capture.passes import Terms
 from attnscope.capture.queries import select
 from attnscope.capture.rows import positions, rows_of
 from attnscope.capture.scope import Scope
@@ -82,6 +83,9 @@ class Recorder:
         checkpointing runs layers a second time)."""
         self.begun: set[str] = set()
         """Stacks whose pass under way has shown its first attention."""
+        self.first: dict[str, tuple[Terms, Lane | None, Reply]] = {}
+        """By part, of the pass under way: a call that waits, or does not count (None), for others
+        that say the same."""
         self.frames: list[Frame] = []
         """Those of the passes under way."""
         self.waiting: dict[Site, Lane] = {}
@@ -102,6 +106,7 @@ class Recorder:
         """A forward pass of a stack begins."""
         self.seen[stack] = set()
         self.begun.discard(stack)
+        self.first.clear()
         self.cache[stack] = cache
         self.generations[stack].begin_pass()
         for scope in self._of(stack):
@@ -130,6 +135,8 @@ class Recorder:
         if lane is not None and can_wait and site.stack in self.begun:
             self.held += lane.add(seen)  # a further step, like those before it
             return
+        if lane is None and can_wait and self._as_before(seen, frame):
+            return
         reply = self.generations[site.stack].reply(frame.first_query, frame.queries)
         step = frame.queries == 1 and frame.first_query >= reply.start
         if site.stack not in self.begun:
@@ -150,6 +157,8 @@ class Recorder:
             return
         assert seen.call is not None
         if scope._queries.counts_none(frame, reply):
+            if seen.terms is not None and can_wait:
+                self.first[site.part] = seen.terms, None, reply
             return
         if not can_wait or large(seen.call):
             self._measure(
@@ -163,9 +172,27 @@ class Recorder:
         lane = self.waiting.get(site)
         if lane is None:
             lane = Lane(site=site, call=terms(seen.call), reply=reply, steps=step)
-            self.waiting[site] = lane
+            if seen.terms is not None:
+                self.first[site.part] = seen.terms, lane, reply
+        self._wait(lane, seen)
+
+    def _as_before(self, seen: Seen, frame: Frame) -> bool:
+        """Whether a call differs by its tensors alone from one of this pass; then it waits too, or
+        does not count either."""
+        site = seen.site
+        told = self.first.get(site.part)
+        if told is None or told[0] is not seen.terms:
+            return False
+        _, like, reply = told
+        self._follow(self.parts[site.part], site.layer, frame, reply)
+        if like is not None:
+            self._wait(Lane(site=site, call=like.call, reply=reply, steps=like.steps), seen)
+        return True
+
+    def _wait(self, lane: Lane, seen: Seen) -> None:
+        self.waiting[lane.site] = lane
         self.held += lane.add(seen)
-        if not step and not self._has_room(self.held):
+        if not lane.steps and not self._has_room(self.held):
             self.measure_waiting()
 
     def _make_way(self, stack: str, frame: Frame, *, step: bool) -> None:
@@ -267,7 +294,9 @@ class Recorder:
     def _follow(self, scope: Scope, layer: int, frame: Frame, reply: Reply) -> LayerTotals:
         """The sums of a layer, for a pass that continues them or begins a new sequence."""
         if frame.first_query == 0:
-            scope._layers[layer] = LayerTotals(first=frame.first_real, turn=reply.turn)
+            scope._layers[layer] = LayerTotals(
+                first=frame.first_real, begun=frame.begun, turn=reply.turn
+            )
         elif layer not in scope._layers:
             raise ScopeError(
                 "this forward pass continues a cache that was filled before the with block; "
@@ -284,24 +313,35 @@ class Recorder:
         totals.turn = reply.turn
         return totals
 
-    def _select(
-        self, scope: Scope, totals: LayerTotals, frame: Frame, reply: Reply
-    ) -> tuple[Selection | None, LayerTotals]:
-        """The counted rows of a frame, and the sums to add them to."""
+    def _select(self, scope: Scope, frame: Frame, reply: Reply) -> Selection | None:
+        """The counted rows of a frame."""
         key = scope._queries, reply
         if key not in frame.selections:
             frame.selections[key] = select(
                 scope._queries, frame, reply, scope._classes, scope._groups
             )
-        selection = frame.selections[key]
+        return frame.selections[key]
+
+    def _target(
+        self,
+        scope: Scope,
+        totals: LayerTotals,
+        frame: Frame,
+        reply: Reply,
+        selection: Selection | None,
+    ) -> LayerTotals:
+        """The sums to add the counted rows of a frame to."""
         if selection is None or not scope._queries.tentative(frame, reply):
-            return selection, totals
+            return totals
+        if totals.tentative is None:
+            totals.tentative = LayerTotals(first=totals.first)
+            return totals.tentative
         again = selection.count > 0
-        if totals.tentative is None or bool(again.all()):
+        if bool(again.all()):
             totals.tentative = LayerTotals(first=totals.first)
         else:
             totals.tentative.drop(again)
-        return selection, totals.tentative
+        return totals.tentative
 
     def _measure_weights(
         self,
@@ -316,7 +356,8 @@ class Recorder:
         """The fallback: a layer's whole matrix, reduced before the next layer runs."""
         self.dtype = A.dtype
         scope.backend = "eager-fallback"
-        selection, sums = self._select(scope, totals, frame, reply)
+        selection = self._select(scope, frame, reply)
+        sums = self._target(scope, totals, frame, reply, selection)
         if selection is not None:
             A = fallback.reduce(A, frame, selection, sums, scope._groups, self.top, has_sinks=sinks)
             if self.keep:
@@ -342,12 +383,12 @@ class Recorder:
         first, L = lanes[0], len(lanes)
         scope = self.parts[first.site.part]
         targets = []
+        selection = self._select(scope, frame, first.reply)
         for lane in lanes:
             totals = scope._layers[lane.site.layer]
             totals.position = max(totals.position, frame.first_query + frame.queries)
             totals.keys = max(totals.keys, frame.first_key + frame.keys)
-            targets.append(self._select(scope, totals, frame, lane.reply))
-        selection = targets[0][0]
+            targets.append(self._target(scope, totals, frame, lane.reply, selection))
         if selection is None:
             return
         self.dtype = q.dtype
@@ -362,24 +403,24 @@ class Recorder:
         if selection.sampled:  # every part needs the log-sum-exp of whole rows
             lse, drift = _whole_rows(call, frame, lse, backend, L)
             _audit(lanes, call, frame, lse, backend)
-            for (_, totals), own_drift in zip(targets, _by_lane(drift, L), strict=True):
+            for totals, own_drift in zip(targets, _by_lane(drift, L), strict=True):
                 totals.drifted(own_drift)
         for part in selection.parts:
             sums = reduce(rows_of(call, part.times(L), lse, groups, L))
-            for (_, totals), own in zip(targets, _split(sums, L), strict=True):
+            for totals, own in zip(targets, _split(sums, L), strict=True):
                 totals.add(own, frame.first_key)
-        for _, totals in targets:
+        for totals in targets:
             totals.selections.append(selection)
             totals.sampled |= selection.sampled
         if self.keep:
-            self._keep([totals for _, totals in targets], selection, call)
+            self._keep(targets, selection, call)
         if call.sinks is None and not self.top:
             return
         rows = rows_of(call, selection.whole.times(L), lse, 0, L)
         if call.sinks is not None:
             known = rows.lse if selection.sampled else sums.lse
             assert known is not None
-            for lane, (_, totals), own_lse in zip(lanes, targets, _by_lane(known, L), strict=True):
+            for lane, totals, own_lse in zip(lanes, targets, _by_lane(known, L), strict=True):
                 assert lane.call.sinks is not None
                 taken = torch.exp(lane.call.sinks.detach().double()[:, None] - own_lse)
                 totals.add_sink(taken, selection)
@@ -391,7 +432,7 @@ class Recorder:
             where = positions(selection).to(keys.device)
             keys = keys.where(keys < 0, keys + frame.first_key)
             found = zip(_by_lane(keys, L), _by_lane(weights, L), strict=True)
-            for (_, totals), (at, heavy) in zip(targets, found, strict=True):
+            for totals, (at, heavy) in zip(targets, found, strict=True):
                 totals.top.append((where, at, heavy))
 
     def _keep(self, totals: list[LayerTotals], selection: Selection, call: AttentionCall) -> None:

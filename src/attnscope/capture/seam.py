@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from attnscope.capture import fallback, masks
-from attnscope.capture.calls import Asked, Pass
+from attnscope.capture.calls import Asked
 from attnscope.capture.frame import Frame
+from attnscope.capture.passes import Pass, Terms
 from attnscope.capture.sites import Site, Sites, argument
 from attnscope.errors import ModelError
 from attnscope.kernels import AttentionCall
@@ -49,6 +50,8 @@ class Seen:
     """float32 [B, H, Q], where the attention gave it away."""
     weights: Tensor | None = None
     """A [B, H, Q, K], only where nothing smaller tells what was done: then the rest is None."""
+    terms: Terms | None = None
+    """What the call has in common with others of its pass; None where that was not told."""
     changed: bool = False
     """Whether somebody changed the call."""
     sinks: bool = False
@@ -93,8 +96,8 @@ class _User:
 class _Users:
     """Everybody at work in one thread."""
 
-    attending: dict[nn.Module, list[_User]] = field(default_factory=dict)
-    """By attention module."""
+    attending: dict[nn.Module, list[tuple[_User, Site]]] = field(default_factory=dict)
+    """By attention module, with what they call its place."""
     passing: dict[nn.Module, list[_User]] = field(default_factory=dict)
     """By base of a stack."""
     passes: dict[nn.Module, Pass] = field(default_factory=dict)
@@ -104,19 +107,22 @@ class _Users:
 
     def enter(self, user: _User) -> None:
         self.describing += user.describes
-        for module in user.sites.modules:
-            self.attending.setdefault(module, []).append(user)
+        for module, site in user.sites.modules.items():
+            self.attending.setdefault(module, []).append((user, site))
         for base in set(user.sites.bases.values()):
             self.passing.setdefault(base, []).append(user)
 
     def leave(self, user: _User) -> None:
         self.describing -= user.describes
-        for table in (self.attending, self.passing):
-            for module in [module for module, users in table.items() if user in users]:
-                table[module].remove(user)
-                if not table[module]:
-                    del table[module]
-                    self.passes.pop(module, None)
+        for module, site in user.sites.modules.items():
+            self.attending[module].remove((user, site))
+            if not self.attending[module]:
+                del self.attending[module]
+        for base in set(user.sites.bases.values()):
+            self.passing[base].remove(user)
+            if not self.passing[base]:
+                del self.passing[base]
+                self.passes.pop(base, None)
 
 
 class _Here(threading.local):
@@ -227,85 +233,100 @@ def _attention(
     here = users.attending.get(module)
     if here is None:
         return asked.plainly()
-    base = here[0].sites.bases[here[0].sites.modules[module].stack]
-    given = users.passes.get(base) or Pass()
-    places = _places(here, module, given)
+    given, here = _pass_of(users, here)
     wanting: list[tuple[Observer, Site]] = []
-    describes = dense = False
-    if not given.again(module, asked.q, asked.k):
-        for user, site in zip(here, places, strict=True):
-            if user.observer is not None and user.observer.wants(site):
-                wanting.append((user.observer, site))
-                describes |= user.observer.describes
-                dense |= user.dense
-    if not describes and not any(user.describes for user in here):
+    describes = changes = dense = False
+    again = given.again(module, asked.q, asked.k)
+    for user, site in here:
+        observer = user.observer
+        if user.change is not None:
+            changes = True
+        if observer is not None and not again and observer.wants(site):
+            wanting.append((observer, site))
+            describes |= observer.describes
+            dense |= user.dense
+    if not describes and not any(user.describes for user, _ in here):
         for observer, site in wanting:
             observer.see(Seen(site=site, values=asked.v))
         return asked.plainly()
-    asked.describe(places[0], given)
-    call, frame = asked.call, asked.frame
-    for user, site in zip(here, places, strict=True):
-        if user.change is not None:
-            call = user.change(site, call, frame)
-    changed = call is not asked.call
-    if changed:
-        asked.refuse_to_change()
-    dense = asked.needs_weights(call) or dense
-    lse = weights = None
-    if not dense:
-        out, lse = attend(call, dropout=asked.dropout, need_lse=describes)
-        dense = not changed and not asked.agrees(out)
-    if dense and not changed and not wanting:
-        return asked.plainly()
-    if dense:
-        output, weights = asked.densely(call)
-        lse = None
-    else:
-        output = out.transpose(1, 2).contiguous(), None
+    asked.describe(here[0][1], given)
+    call = _changed(here, asked) if changes else asked.call
+    output, lse, weights = _attend(asked, call, need_lse=describes, dense=dense, seen=bool(wanting))
     with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:
         for observer, site in wanting:
             observer.see(
                 Seen(
                     site=site,
                     values=call.v,
-                    frame=frame,
-                    call=None if dense else call,
+                    frame=asked.frame,
+                    call=call if weights is None else None,
                     lse=lse,
                     weights=weights,
-                    changed=changed,
+                    terms=asked.terms if call is asked.call else None,
+                    changed=call is not asked.call,
                     sinks=call.sinks is not None,
                 )
             )
     return output
 
 
-def _places(users: list[_User], module: nn.Module, given: Pass) -> list[Site]:
-    """What each of them calls the place of this attention."""
-    stack = users[0].sites.modules[module].stack
-    turn = given.turns[stack]
-    given.turns[stack] = turn + 1
-    return [user.sites.site(module, turn) for user in users]
+def _changed(here: list[tuple[_User, Site]], asked: Asked) -> AttentionCall:
+    """The call that is made instead of the one asked for."""
+    call = asked.call
+    for user, site in here:
+        if user.change is not None:
+            call = user.change(site, call, asked.frame)
+    if call is not asked.call:
+        asked.refuse_to_change()
+    return call
+
+
+def _attend(
+    asked: Asked, call: AttentionCall, *, need_lse: bool, dense: bool, seen: bool
+) -> tuple[Any, Tensor | None, Tensor | None]:
+    """What the attention function returns; the log-sum-exp of its rows, or the weights where
+    nothing smaller tells what was done and somebody has `seen` it."""
+    changed = call is not asked.call
+    if not dense and not asked.needs_weights(call):
+        out, lse = attend(call, dropout=asked.dropout, need_lse=need_lse)
+        if changed or asked.agrees(out):
+            return (out.transpose(1, 2).contiguous(), None), lse, None
+    if not changed and not seen:
+        return asked.plainly(), None, None
+    output, weights = asked.densely(call)
+    return output, None, weights
+
+
+def _pass_of(
+    users: _Users, here: list[tuple[_User, Site]]
+) -> tuple[Pass, list[tuple[_User, Site]]]:
+    """The pass in which a module attends, and what its users call its place in it: where modules
+    are called again and again, each time the next layer."""
+    (user, site), *_ = here
+    given = users.passes.get(user.sites.bases[site.stack]) or Pass()
+    if site.stack in user.sites.loops:
+        turn = given.turns[site.stack]
+        given.turns[site.stack] = turn + 1
+        here = [(user, Site(site.stack, turn)) for user, site in here]
+    return given, here
 
 
 def _listens(module: nn.Module) -> bool:
     """Whether anybody in this thread has an eye on a module that bypasses the interface."""
-    return any(user.describes for user in _here.users.attending.get(module, ()))
+    return any(user.describes for user, _ in _here.users.attending.get(module, ()))
 
 
 def _bypassed(module: nn.Module, mask: Any, weights: Tensor) -> None:
     """The weights of a module that does not go through the interface."""
     users = _here.users
-    here = users.attending[module]
-    base = here[0].sites.bases[here[0].sites.modules[module].stack]
-    given = users.passes.get(base) or Pass()
-    places = _places(here, module, given)
+    given, here = _pass_of(users, users.attending[module])
     wanting = [
         (user.observer, site)
-        for user, site in zip(here, places, strict=True)
+        for user, site in here
         if user.observer is not None and user.describes and user.observer.wants(site)
     ]
     if wanting:
-        frame = fallback.frame(weights, mask, given, cross=places[0].kind == "cross")
+        frame = fallback.frame(weights, mask, given, cross=here[0][1].kind == "cross")
         for observer, site in wanting:
             observer.see(Seen(site=site, frame=frame, weights=weights))
 
@@ -345,6 +366,8 @@ def given(base: nn.Module) -> Pass:
 
 
 def _end(base: nn.Module, *, finished: bool) -> None:
+    if base in _here.users.passes:
+        _here.users.passes[base].let_go()
     for user in list(_here.users.passing.get(base, ())):
         for stack in _stacks(user, base):
             if user.observer is not None:

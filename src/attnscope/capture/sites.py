@@ -4,8 +4,7 @@ import inspect
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -19,9 +18,8 @@ __all__ = ["Kind", "Site", "Sites", "argument", "attends", "find", "restrict"]
 Kind = Literal["self", "cross"]
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class Site:
-    """A place in a model that attends."""
+class Site(NamedTuple):
+    """A place in a model that attends; a tuple, because every call of a layer looks it up."""
 
     stack: str
     """The stack of layers it belongs to: "decoder", "encoder" …"""
@@ -49,19 +47,8 @@ class Sites:
     loops: dict[str, int]
     """Stacks whose modules are called again and again, each time as the next layer: how many
     layers that makes."""
-
-    @property
-    def places(self) -> list[Site]:
-        """All sites, in order."""
-        places = {site for site in self.modules.values() if site.stack not in self.loops}
-        for stack, layers in self.loops.items():
-            places |= {Site(stack, layer) for layer in range(layers)}
-        return sorted(places, key=attrgetter("stack", "layer", "kind"))
-
-    def site(self, module: nn.Module, turn: int) -> Site:
-        """The site of a module at a call, by how often its stack was called in this pass."""
-        site = self.modules[module]
-        return Site(site.stack, turn) if site.stack in self.loops else site
+    places: list[Site]
+    """All sites, in order."""
 
     @property
     def base(self) -> nn.Module:
@@ -103,10 +90,11 @@ def find(model: nn.Module) -> Sites:
 class _Names:
     """Where the sites are, by name: a reference to a module would keep its model alive."""
 
-    sites: dict[str, Site]
-    bases: dict[str, str]
-    bypassing: frozenset[str]
+    sites: dict[tuple[str, ...], Site]
+    bases: dict[str, tuple[str, ...]]
+    bypassing: frozenset[tuple[str, ...]]
     loops: dict[str, int]
+    places: list[Site]
 
 
 # Walking a large model takes milliseconds, as long as some forward passes.
@@ -119,17 +107,22 @@ def _resolve(model: nn.Module, names: _Names) -> Sites:
         bases={stack: _part(model, name) for stack, name in names.bases.items()},
         bypassing=frozenset(_part(model, name) for name in names.bypassing),
         loops=names.loops,
+        places=names.places,
     )
 
 
-def _part(model: nn.Module, name: str) -> nn.Module:
+def _part(model: nn.Module, name: tuple[str, ...]) -> nn.Module:
     """A module by name; `get_submodule` takes ten times as long, once a layer and watch."""
     part: Any = model
-    for step in name.split(".") if name else ():
+    for step in name:
         part = part._modules[step]
     if part is None:
         raise KeyError(name)
     return cast(nn.Module, part)
+
+
+def _steps(name: str) -> tuple[str, ...]:
+    return tuple(name.split(".")) if name else ()
 
 
 def _search(model: PreTrainedModel) -> _Names:
@@ -159,8 +152,16 @@ def _search(model: PreTrainedModel) -> _Names:
         bases[stack] = _innermost_model(named, [n for n, s in sites.items() if s.stack == stack])
     if all(site.kind == "cross" for site in sites.values()):
         raise _too_many(model, _stacks(attention, interface))
-    bypassing = frozenset(sites.keys() - interface)
-    return _Names(sites=sites, bases=bases, bypassing=bypassing, loops=loops)
+    places = {site for site in sites.values() if site.stack not in loops}
+    for stack, layers in loops.items():
+        places |= {Site(stack, layer) for layer in range(layers)}
+    return _Names(
+        sites={_steps(name): site for name, site in sites.items()},
+        bases={stack: _steps(name) for stack, name in bases.items()},
+        bypassing=frozenset(_steps(name) for name in sites.keys() - interface),
+        loops=loops,
+        places=sorted(places),
+    )
 
 
 def _stacks(attention: list[str], interface: set[str]) -> dict[str, list[str]]:

@@ -81,14 +81,14 @@ class Lane:
             self.pieces[-1] = frame.first_key, k
         else:
             self.pieces.append((frame.first_key, k))
-            held += k.numel() * k.element_size()
+            held += k.nbytes
         self.held += held
         return held
 
     @property
     def size(self) -> int:
         """Bytes of all that waits here."""
-        return self.held + sum(k.numel() * k.element_size() for _, k in self.pieces)
+        return self.held + sum(k.nbytes for _, k in self.pieces)
 
     @property
     def like(self) -> tuple[Any, ...]:
@@ -113,7 +113,7 @@ class Lane:
         """[B, G, K, D]: all keys, from the first that the first row could see."""
         at, parts = self.frames[0].first_key, []
         for first, k in self.pieces:
-            parts.append(k[:, :, at - first :])
+            parts.append(k if at == first else k[:, :, at - first :])
             at = first + k.shape[2]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
@@ -121,8 +121,13 @@ class Lane:
 def alike(lanes: list[Lane]) -> list[list[Lane]]:
     """Lanes that can be measured together."""
     groups: dict[Any, list[Lane]] = {}
+    told: dict[Any, tuple[Any, ...]] = {}
     for lane in lanes:
-        groups.setdefault(lane.like, []).append(lane)
+        # Lanes of one call's terms are alike as long as their frames are.
+        brief = id(lane.call), id(lane.frames[0]), id(lane.frames[-1]), len(lane.frames)
+        if brief not in told:
+            told[brief] = lane.like
+        groups.setdefault(told[brief], []).append(lane)
     return list(groups.values())
 
 
@@ -173,8 +178,7 @@ def lasting(cache: Any, layer: int, k: Tensor, *, inside: bool) -> bool:
 def large(call: AttentionCall) -> bool:
     """Whether a call is better measured by itself, at once; one with biases has to be."""
     biased = call.key_bias is not None or call.distance_bias is not None
-    size = call.q.numel() * call.q.element_size()
-    return biased or size >= LARGE.get(call.q.device.type, LARGE["cpu"])
+    return biased or call.q.nbytes >= LARGE["cuda" if call.q.is_cuda else "cpu"]
 
 
 def free_memory(device: torch.device) -> int:

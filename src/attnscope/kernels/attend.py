@@ -8,6 +8,7 @@ as leave the mask of a piece small.
 
 import math
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,9 +90,9 @@ def _sdpa(call: AttentionCall, dropout: float, *, causal: bool) -> Tensor:
 def _fused(call: AttentionCall, *, causal: bool) -> tuple[Tensor, Tensor] | None:
     """Output and log-sum-exp by the operator plain sdpa would choose; None where there is none."""
     q, k, v, scale = call.q, call.k, call.v, call.scale
-    if q.device.type == "cpu":
+    if q.is_cpu:
         return _flash_cpu(q, k, v, scale, causal=causal)
-    if q.device.type != "cuda":
+    if not q.is_cuda:
         return None
     grouped = q.shape[1] != k.shape[1]
     # Layers under one mask are alike: torch chooses once for all of them.
@@ -102,15 +103,16 @@ def _fused(call: AttentionCall, *, causal: bool) -> tuple[Tensor, Tensor] | None
             q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped
         )
         call.visible.cache[key] = choice
-    ops = torch.ops.aten
+    # The operators by torch's own binding: through `torch.ops` a call takes twice as long.
+    result: tuple[Any, ...]
     if choice == _CUDNN:
-        result = ops._scaled_dot_product_cudnn_attention(
+        result = torch._scaled_dot_product_cudnn_attention(
             q, k, v, None, True, 0.0, causal, scale=scale
         )
     elif choice == _FLASH:
-        result = ops._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)
+        result = torch._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)
     elif choice == _EFFICIENT and not grouped:
-        result = ops._scaled_dot_product_efficient_attention(
+        result = torch._scaled_dot_product_efficient_attention(
             q, k, v, None, True, 0.0, causal, scale=scale
         )
     else:
@@ -129,7 +131,7 @@ def _flash_cpu(
     if D != E:  # the operator wants one size; zeros change neither scores nor values
         wide = max(D, E)
         q, k, v = F.pad(q, (0, wide - D)), F.pad(k, (0, wide - D)), F.pad(v, (0, wide - E))
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+    out, lse = torch._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, 0.0, causal, attn_mask=bias, scale=scale
     )
     out = out if out.shape[-1] == E else out[..., :E]

@@ -177,7 +177,8 @@ class Rows:
         return rows.start, rows.stop, rows.own
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+# Not frozen, as `AttentionCall`.
+@dataclass(slots=True, eq=False, kw_only=True)
 class Totals:
     """Sums over the rows that count, each row times its weight."""
 

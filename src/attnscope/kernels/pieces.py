@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Piece", "Store", "cut", "even", "see"]
+__all__ = ["Piece", "Store", "cut", "cut_causal", "cut_own", "even", "see"]
 
 # Elements of masks kept from one layer for the next: more would be made again, layer by layer.
 KEPT = 1 << 21
@@ -52,28 +52,46 @@ def cut(start: Tensor, stop: Tensor, sequences: int, rows: int) -> list[list[Pie
     B, M = start.shape
     first = start.where(stop > start, torch.iinfo(start.dtype).max)
     last = stop.where(stop > start, 0)
-    blocks = [slice(at, min(at + rows, M)) for at in range(0, M, rows)]
+    blocks = _blocks(M, rows)
     lows = torch.stack([first[:, block].amin(1) for block in blocks])
     highs = torch.stack([last[:, block].amax(1) for block in blocks])
     starts = torch.stack([start[:, block].amax(1) for block in blocks])
     stops = torch.stack([stop[:, block].amin(1) for block in blocks])
-    pieces = []
-    for b in range(0, B, sequences):
-        some = slice(b, min(b + sequences, B))
-        pieces.append(
-            [
-                Piece(some, block, *span)
-                for block, *span in zip(
-                    blocks,
-                    lows[:, some].amin(1).tolist(),
-                    highs[:, some].amax(1).tolist(),
-                    starts[:, some].amax(1).tolist(),
-                    stops[:, some].amin(1).tolist(),
-                    strict=True,
-                )
-            ]
-        )
-    return pieces
+    return [
+        [
+            Piece(some, block, *span)
+            for block, *span in zip(
+                blocks,
+                lows[:, some].amin(1).tolist(),
+                highs[:, some].amax(1).tolist(),
+                starts[:, some].amax(1).tolist(),
+                stops[:, some].amin(1).tolist(),
+                strict=True,
+            )
+        ]
+        for some in _blocks(B, sequences)
+    ]
+
+
+def cut_causal(B: int, M: int, sequences: int, rows: int) -> list[list[Piece]]:
+    """What `cut` makes of rows that see all keys up to their own token: no tensor is looked at."""
+    return [
+        [Piece(some, block, 0, block.stop, 0, block.start + 1) for block in _blocks(M, rows)]
+        for some in _blocks(B, sequences)
+    ]
+
+
+def cut_own(first: int, B: int, M: int, sequences: int, rows: int) -> list[list[Piece]]:
+    """What `cut` makes of rows that see their own token alone, the tokens in order from `first`."""
+    own = [(m, first + m.start, first + m.stop) for m in _blocks(M, rows)]
+    return [
+        [Piece(some, block, low, high, high - 1, low + 1) for block, low, high in own]
+        for some in _blocks(B, sequences)
+    ]
+
+
+def _blocks(size: int, step: int) -> list[slice]:
+    return [slice(at, min(at + step, size)) for at in range(0, size, step)]
 
 
 def see(

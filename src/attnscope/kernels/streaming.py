@@ -13,12 +13,13 @@ their own sum; elsewhere the rows of a head together are made to add up.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnscope.kernels.call import LARGE, Rows, Totals, distance_index, link_bias, reach_of
-from attnscope.kernels.pieces import Piece, Store, cut, even, see
+from attnscope.kernels.pieces import Piece, Store, cut, cut_causal, cut_own, even, see
 
 __all__ = ["reduce", "refine"]
 
@@ -63,6 +64,8 @@ class Plan:
     """No row sees a key after its own token; so, of its own and later keys, it sees its own."""
     first_own: int | None
     """Where the tokens of the rows begin, if they stand in order and alike in all sequences."""
+    alike: bool
+    """Whether all sequences have the same rows: then masks are made for one of them."""
     store: Store
 
 
@@ -246,10 +249,20 @@ def _plan(rows: Rows, *, whole: bool) -> Plan:
     blocks = max(1, room // (R * step * width))
     groups, sequences = min(G, blocks), even(B, blocks // G)
     start, stop, own = rows.bounds()
-    pieces = cut(start, stop, sequences, step), cut(own, own + 1, sequences, step)
-    order = own[:1, :1] + torch.arange(M, device=own.device, dtype=own.dtype)
-    first = int(own[0, 0])
-    in_order = 0 <= first <= K - M and bool((own == order).all())
+    alike = rows.causal and rows.start is None
+    if alike:  # known without a look at them
+        pieces = cut_causal(B, M, sequences, step)
+        first, in_order, backward = 0, True, True
+    else:
+        pieces = cut(start, stop, sequences, step)
+        order = own[:1, :1] + torch.arange(M, device=own.device, dtype=own.dtype)
+        first = int(own[0, 0])
+        in_order = 0 <= first <= K - M and bool((own == order).all())
+        backward = bool((stop <= own + 1)[stop > start].all())
+    if in_order:
+        owners = cut_own(first, B, M, sequences, step)
+    else:
+        owners = cut(own, own + 1, sequences, step)
     made = Plan(
         given=given,
         start=start,
@@ -259,10 +272,11 @@ def _plan(rows: Rows, *, whole: bool) -> Plan:
         width=width,
         groups=groups,
         size=sequences * groups * R * step * width,
-        pieces=[list(zip(*same, strict=True)) for same in zip(*pieces, strict=True)],
+        pieces=[list(zip(*same, strict=True)) for same in zip(pieces, owners, strict=True)],
         sees=_sees(start, stop, rows.real),
-        backward=bool((stop <= own + 1)[stop > start].all()),
+        backward=backward,
         first_own=first if in_order else None,
+        alike=alike,
         store=Store(),
     )
     rows.cache[key] = made
@@ -458,8 +472,10 @@ def _hide(rows: Rows, plan: Plan, piece: Piece, left: int, right: int, x: Tensor
 
 
 def _mask(rows: Rows, plan: Plan, piece: Piece, left: int, right: int) -> Tensor:
-    """float32 [sequences, 1, rows, keys]: 0 where a row sees a key."""
-    key = "mask", piece, left
+    """float32 [sequences or 1, 1, rows, keys]: 0 where a row sees a key."""
+    key: Any = "mask", piece, left
+    if plan.alike and rows.real is None:
+        key, piece = ("mask", piece.rows.start, left), replace(piece, sequences=slice(0, 1))
     if key in plan.store.kept:
         return plan.store.kept[key][0]
     seen = see(piece, left, right, plan.start, plan.stop, rows.real)
@@ -468,9 +484,11 @@ def _mask(rows: Rows, plan: Plan, piece: Piece, left: int, right: int) -> Tensor
 
 
 def _own(plan: Plan, piece: Piece, left: int, right: int) -> tuple[Tensor, ...]:
-    """Where rows find their own tokens among these keys [sequences, 1, rows, 1], and a 1 for each
-    that does."""
-    key = "own", piece, left
+    """Where rows find their own tokens among these keys [sequences or 1, 1, rows, 1], and a 1 for
+    each that does."""
+    key: Any = "own", piece, left
+    if plan.alike:
+        key, piece = ("own", piece.rows.start, left), replace(piece, sequences=slice(0, 1))
     if key in plan.store.kept:
         return plan.store.kept[key]
     own = plan.own[piece.sequences, None, piece.rows, None].long() - left

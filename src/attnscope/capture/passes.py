@@ -1,0 +1,116 @@
+"""One forward pass of a stack: what it was given, and what its layers' calls have in common.
+
+Most layers of a pass differ by their tensors alone. What their other arguments mean is worked out
+for the first of them (`calls.py`) and kept here for the rest. Must not know what that meaning is.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.capture.frame import Frame
+from attnscope.capture.sites import argument
+
+__all__ = ["Pass", "Terms"]
+
+_SIMPLE = (float, int, bool, str)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Terms:
+    """What a call says beside its tensors, and what that was found to mean."""
+
+    said: tuple[Any, ...]
+    """The functions, their name, the mask and the kind of place: the very objects."""
+    options: dict[str, Any]
+    shapes: tuple[torch.Size, ...]
+    """Of queries, keys and values."""
+    device: torch.device
+    frame: Frame
+    scale: float
+    softcap: float | None
+
+    def cover(
+        self, said: tuple[Any, ...], options: dict[str, Any], q: Tensor, k: Tensor, v: Tensor
+    ) -> bool:
+        """Whether another call says the same."""
+        for one, other in zip(self.said, said, strict=True):
+            if one is not other:
+                return False
+        return (
+            self.shapes == (q.shape, k.shape, v.shape)
+            and self.device == q.device
+            and _same(self.options, options)
+        )
+
+
+def _same(some: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether options are the same objects, or equal words and numbers."""
+    if some.keys() != other.keys():
+        return False
+    for name, value in some.items():
+        also = other[name]
+        if value is not also and (type(value) not in _SIMPLE or value != also):
+            return False
+    return True
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Pass:
+    """What a forward pass of a stack was given."""
+
+    past: int | None = None
+    """Tokens in its cache; None where there is no telling."""
+    padding: Tensor | None = None
+    """[B, K], 0 at padding, on the CPU: the mask of the stack's own text."""
+    tokens: Tensor | None = None
+    """int [B, Q]: the ids it was fed; None where it was fed something else."""
+    attentions: bool = False
+    """Whether the caller wants weights returned."""
+    biases: dict[Any, Any] = field(default_factory=dict)
+    """What layers share of biases."""
+    turns: Counter[str] = field(default_factory=Counter)
+    """How often the modules of a stack attended in this pass."""
+    last: dict[nn.Module, tuple[Any, Any]] = field(default_factory=dict)
+    """Queries and keys of a module's last call, weakly held."""
+    terms: list[Terms] = field(default_factory=list)
+    """What calls of this pass said; few."""
+
+    def again(self, module: nn.Module, q: Tensor, k: Tensor) -> bool:
+        """Whether a module attends with the very queries and keys of its last call: the same
+        weights once more, for other values."""
+        old = self.last.get(module)
+        self.last[module] = ref(q), ref(k)
+        return old is not None and old[0]() is q and old[1]() is k
+
+    def let_go(self) -> None:
+        """The pass is over: forget what was passed to its layers."""
+        self.terms.clear()
+
+    @classmethod
+    def of(cls, base: nn.Module, args: Any, kwargs: dict[str, Any]) -> "Pass":
+        """Read the arguments of a call of the base of a stack."""
+        cache = argument(base, "past_key_values", args, kwargs)
+        mask = argument(base, "attention_mask", args, kwargs)
+        tokens = argument(base, "input_ids", args, kwargs)
+        asked = argument(base, "output_attentions", args, kwargs)
+        config = getattr(base, "config", None)
+        return cls(
+            past=0 if cache is None else _length(cache),
+            padding=mask if isinstance(mask, Tensor) and mask.ndim == 2 else None,
+            tokens=tokens if isinstance(tokens, Tensor) and tokens.ndim == 2 else None,
+            attentions=bool(
+                getattr(config, "output_attentions", False) if asked is None else asked
+            ),
+        )
+
+
+def _length(cache: Any) -> int | None:
+    try:
+        return int(cache.get_seq_length())
+    except (AttributeError, IndexError, TypeError, ValueError):  # not a cache of this kind
+        return None
