@@ -17,6 +17,7 @@ from typer.core import TyperCommand
 
 from attnscope.cli.comparing import compare
 from attnscope.cli.drawing import describe, figure, report
+from attnscope.cli.evaluating import evaluate
 from attnscope.cli.looking import look, models
 from attnscope.cli.running import merge, query, reproduce, run
 from attnscope.errors import AttnscopeError
@@ -58,7 +59,19 @@ class _Run(_Running):
         return super().parse_args(ctx, told)
 
 
-for command in (reproduce, run, merge, figure, describe, report, compare, query, look, models):
+for command in (
+    reproduce,
+    run,
+    merge,
+    figure,
+    describe,
+    report,
+    compare,
+    query,
+    look,
+    evaluate,
+    models,
+):
     app.command(cls=_Run if command is run else TyperCommand)(command)
 
 

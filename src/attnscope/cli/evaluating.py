@@ -1,0 +1,89 @@
+"""`attnscope evaluate`: does a model answer right, and what does a condition change about it?"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attnscope.cli.options import Json, print_json
+
+
+def evaluate(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="zoo:NAME, hub id, folder, .gguf; BASE+ADAPTER.")
+    ],
+    task: Annotated[
+        str, typer.Option(help="math, spatial, or a file with the fields prompt and answer.")
+    ] = "math",
+    conditions: Annotated[
+        str,
+        typer.Option(
+            help="Separated by spaces: baseline, filler:COUNT:UNIT, arm:c=0.2,p1=90, "
+            "knockout:CLASS@REGION, steer:CLASS@REGION:FACTOR."
+        ),
+    ] = "baseline filler arm",
+    problems: Annotated[int, typer.Option(help="How many.")] = 100,
+    samples: Annotated[int, typer.Option(help="Answers to every problem, for pass@k.")] = 1,
+    k: Annotated[int | None, typer.Option("-k", help="Of pass@k; by default, samples.")] = None,
+    temperature: Annotated[float, typer.Option(help="0 answers greedily.")] = 0.0,
+    level: Annotated[int | None, typer.Option(help="Of math: 1 to 5; all in turn if not.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the problems and the draws.")] = 20_260,
+    batch: Annotated[int, typer.Option(help="Answers at once.")] = 32,
+    chat: Annotated[
+        bool | None, typer.Option("--chat/--no-chat", help="The chat template; if there is one.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Keep all answers here; continues where it stopped.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Accuracy or pass@k under conditions, each against the baseline, paired by problem."""
+    from rich.console import Console
+
+    from attnscope.evaluate.run import Evaluation
+    from attnscope.evaluate.run import evaluate as ask
+
+    asked = Evaluation(
+        model=model,
+        task=task,
+        problems=problems,
+        samples=samples,
+        temperature=temperature,
+        seed=seed,
+        level=level,
+        chat=chat,
+    )
+    found = ask(asked, conditions.split(), out, k=k, batch=batch, progress=_said)
+    if as_json:
+        print_json(found.to_dicts())
+        return
+    of = samples if k is None else k
+    Console().print(_table(found.to_dicts(), f"{model} · {task} · pass@{of}"))
+
+
+def _said(condition: str, done: int, of: int) -> None:
+    print(f"{condition}: {done}/{of} answers", file=sys.stderr, flush=True)
+
+
+def _table(rows: list[dict[str, float | str | None]], title: str):  # type: ignore[no-untyped-def]
+    from rich.table import Table
+
+    table = Table(title=title)
+    for name in ("condition", "problems", "score", "difference", "95 %", "p", "q"):
+        table.add_column(name, justify="left" if name == "condition" else "right")
+    for row in rows:
+
+        def number(name: str, row: dict[str, float | str | None] = row) -> str:
+            value = row[name]
+            return "" if value is None else f"{value:.4f}"
+
+        reach = "" if row["low"] is None else f"{row['low']:+.4f} … {row['high']:+.4f}"
+        change = "" if row["difference"] is None else f"{row['difference']:+.4f}"
+        table.add_row(
+            str(row["condition"]), str(row["problems"]), number("score"), change, reach,
+            number("p"), number("q"),
+        )  # fmt: skip
+    return table

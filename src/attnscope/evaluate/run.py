@@ -1,0 +1,161 @@
+"""One evaluation: a model, a task, some conditions. Answers are kept, and it can be continued."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from attnscope.errors import InputError
+from attnscope.evaluate.answer import Asked, answers
+from attnscope.evaluate.conditions import Condition, parse
+from attnscope.evaluate.scores import BASELINE, table
+from attnscope.evaluate.tasks import SEED, Task, task
+from attnscope.loading import load
+from attnscope.tokens import apply_chat_template, tokenize_all
+
+ANSWERS, ASKED, TABLE = "answers.jsonl", "evaluation.json", "table.csv"
+Report = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What is asked; kept beside the answers, so that others are not mixed with them."""
+
+    model: str
+    task: str = "math"
+    problems: int = 100
+    samples: int = 1
+    temperature: float = 0.0
+    seed: int = SEED
+    level: int | None = None
+    chat: bool | None = None
+    """In the chat template; where there is one, if nobody says."""
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise InputError(f"samples={self.samples}: every problem needs an answer")
+        if not 0 <= self.temperature < 100:
+            raise InputError(f"temperature={self.temperature}: it must be from 0 to 100")
+        if self.samples > 1 and self.temperature == 0:
+            raise InputError(
+                f"{self.samples} samples at temperature 0 are one answer {self.samples} times; "
+                "give a temperature, as 0.8"
+            )
+
+
+def evaluate(
+    asked: Evaluation,
+    conditions: Sequence[str],
+    out: Path | None = None,
+    *,
+    k: int | None = None,
+    batch: int = 32,
+    progress: Report | None = None,
+) -> pl.DataFrame:
+    """The table of an evaluation. `out` keeps all answers; what is there is not asked again."""
+    parsed = [parse(text) for text in dict.fromkeys(conditions)]
+    if BASELINE not in [one.kind for one in parsed]:
+        raise InputError("conditions are compared with the baseline, which is not among them")
+    given = task(asked.task, asked.problems, seed=asked.seed, level=asked.level)
+    kept = _kept(asked, out)
+    missing = {one.name: _missing(one.name, len(given.samples), asked, kept) for one in parsed}
+    if any(missing.values()):
+        model, tokenizer = load(asked.model)
+        prompts = _prompts(asked, given, tokenizer)
+        for one in parsed:
+            _answer(asked, one, given, model, tokenizer, prompts, missing[one.name], kept, out,
+                    batch, progress)  # fmt: skip
+    names = [one.name for one in parsed]
+    judged = [line for line in kept if line["condition"] in names]
+    judged.sort(key=lambda line: (names.index(line["condition"]), line["problem"], line["sample"]))
+    found = table(pl.DataFrame(judged), k=asked.samples if k is None else k)
+    if out is not None:
+        found.write_csv(out / TABLE)
+    return found
+
+
+def _kept(asked: Evaluation, out: Path | None) -> list[dict[str, Any]]:
+    """The answers that are there already."""
+    if out is None:
+        return []
+    out.mkdir(parents=True, exist_ok=True)
+    told = out / ASKED
+    if told.is_file() and json.loads(told.read_text()) != asdict(asked):
+        raise InputError(
+            f"{out} has the answers of another evaluation ({told.name} says which); choose another "
+            "directory, or ask what it asked"
+        )
+    told.write_text(json.dumps(asdict(asked), indent=2) + "\n")
+    file = out / ANSWERS
+    if not file.is_file():
+        return []
+    whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    file.write_text("".join(whole))  # less a line that was cut off
+    return [json.loads(line) for line in whole]
+
+
+def _missing(
+    name: str, problems: int, asked: Evaluation, kept: list[dict[str, Any]]
+) -> list[Asked]:
+    there = {(line["problem"], line["sample"]) for line in kept if line["condition"] == name}
+    every = [(n, sample) for n in range(problems) for sample in range(asked.samples)]
+    return [one for one in every if one not in there]
+
+
+def _prompts(asked: Evaluation, given: Task, tokenizer: Any) -> list[Any]:
+    chat = bool(tokenizer.chat_template) if asked.chat is None else asked.chat
+    prompts = [sample.prompt for sample in given.samples]
+    if chat:
+        prompts = [apply_chat_template(prompt, tokenizer) for prompt in prompts]
+    return tokenize_all(prompts, tokenizer)
+
+
+def _answer(
+    asked: Evaluation,
+    condition: Condition,
+    given: Task,
+    model: Any,
+    tokenizer: Any,
+    prompts: list[Any],
+    missing: list[Asked],
+    kept: list[dict[str, Any]],
+    out: Path | None,
+    batch: int,
+    progress: Report | None,
+) -> None:
+    """Ask what is missing; every batch is written down before the next."""
+    done = 0
+    for some in answers(
+        model,
+        tokenizer,
+        condition,
+        prompts,
+        missing,
+        longest=given.longest,
+        batch=batch,
+        temperature=asked.temperature,
+        seed=asked.seed,
+    ):
+        lines = [
+            {
+                "condition": condition.name,
+                "problem": problem,
+                "sample": sample,
+                "right": given.right(given.samples[problem], said),
+                "wanted": given.samples[problem].answer,
+                "said": said,
+            }
+            for (problem, sample), said in some
+        ]
+        kept += lines
+        if out is not None:
+            with (out / ANSWERS).open("a") as file:
+                file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+        done += len(lines)
+        if progress is not None:
+            progress(condition.name, done, len(missing))

@@ -1,0 +1,153 @@
+"""Evaluation: scores that are right, answers that nothing around them changes, runs that go on."""
+
+import json
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+import attnscope
+from attnscope.errors import InputError
+from attnscope.evaluate import run as running
+from attnscope.evaluate.answer import answers
+from attnscope.evaluate.conditions import parse
+from attnscope.evaluate.run import Evaluation, evaluate
+from attnscope.evaluate.scores import pass_at, table
+from attnscope.evaluate.tasks import task
+from attnscope.tokens import apply_chat_template, tokenize_all
+
+MODEL = "zoo:math-qwen2"
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Any:
+    return attnscope.load(MODEL)
+
+
+def test_pass_at_k_is_what_all_choices_give() -> None:
+    for n in (1, 4, 6):
+        for right in range(n + 1):
+            for k in range(1, n + 1):
+                marks = [True] * right + [False] * (n - right)
+                every = [any(some) for some in combinations(marks, k)]
+                assert pass_at(k, n, right) == pytest.approx(np.mean(every))
+    with pytest.raises(InputError, match="pass@3"):
+        pass_at(3, 2, 1)
+
+
+def test_table_is_paired_by_problem() -> None:
+    """Two conditions of equal accuracy differ by nothing; one that solves more says how many."""
+    right = {"baseline": [1, 0] * 10, "filler": [0, 1] * 10, "arm": [1] * 20}
+    rows = [
+        {"condition": name, "problem": n, "sample": 0, "right": bool(hit)}
+        for name, hits in right.items()
+        for n, hit in enumerate(hits)
+    ]
+    found = table(pl.DataFrame(rows)).rows_by_key("condition", named=True, unique=True)
+    assert found["baseline"]["score"] == 0.5
+    assert found["baseline"]["difference"] is None
+    assert found["filler"]["difference"] == pytest.approx(0)
+    assert found["filler"]["p"] > 0.9
+    assert found["arm"]["difference"] == pytest.approx(0.5)
+    assert 0.2 < found["arm"]["low"] < 0.5 < found["arm"]["high"] < 0.8
+    assert found["arm"]["p"] < 0.01
+
+
+def test_answers_are_judged_exactly() -> None:
+    math = task("math", 3, level=1)
+    wanted = math.samples[0].answer
+    assert math.right(math.samples[0], f"2 + 2 = 4. The answer is {wanted}.")
+    assert math.right(math.samples[0], f"so it is {wanted}")
+    assert not math.right(math.samples[0], f"The answer is {wanted}0, or {wanted}")
+    assert not math.right(math.samples[0], "I do not know")
+    spatial = task("spatial", 2)
+    assert spatial.right(spatial.samples[0], f" {spatial.samples[0].answer}\n")
+    assert not spatial.right(spatial.samples[0], f"{spatial.samples[0].answer} or not")
+
+
+@pytest.mark.parametrize("condition", ["arm:share=0.3", "knockout:digit"])
+def test_an_answer_does_not_depend_on_who_stands_beside_it(loaded: Any, condition: str) -> None:
+    model, tokenizer = loaded
+    given = task("math", 3)
+    prompts = tokenize_all(
+        [apply_chat_template(sample.prompt, tokenizer) for sample in given.samples], tokenizer
+    )
+    asked = [(n, sample) for n in range(3) for sample in range(2)]
+    said = []
+    for batch in (1, 6):
+        found = answers(
+            *(model, tokenizer, parse(condition), prompts, asked),
+            longest=6,
+            batch=batch,
+            temperature=0.7,
+            seed=3,
+        )
+        said.append({one: text for some in found for one, text in some})
+    assert said[0] == said[1]
+    assert len({said[0][0, sample] for sample in range(2)}) + len(set(said[0].values())) > 2
+
+
+def test_it_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken off in the middle of a line; the same table, and no answer asked for twice."""
+    asked = Evaluation(model=MODEL, problems=3, level=1)
+    conditions = ["baseline", "filler:9", "arm"]
+    whole = evaluate(asked, conditions, tmp_path / "whole", batch=2)
+    assert whole["condition"].to_list() == conditions
+    assert whole["problems"].to_list() == [3, 3, 3]
+    lines = (tmp_path / "whole" / "answers.jsonl").read_text().splitlines(keepends=True)
+    assert len(lines) == 9
+    part = tmp_path / "part"
+    part.mkdir()
+    (part / "evaluation.json").write_text((tmp_path / "whole" / "evaluation.json").read_text())
+    (part / "answers.jsonl").write_text("".join(lines[:4]) + lines[4][:20])
+    told: list[tuple[str, int, int]] = []
+    again = evaluate(asked, conditions, part, batch=2, progress=lambda *some: told.append(some))
+    assert again.equals(whole)
+    assert sum(of for _, done, of in told if done == of) == 5
+    monkeypatch.setattr(running, "load", None)  # nothing is missing: no model is loaded
+    assert evaluate(asked, conditions, part).equals(whole)
+    said = [json.loads(line) for line in (part / "answers.jsonl").read_text().splitlines()]
+    assert {"condition", "problem", "sample", "right", "wanted", "said"} == set(said[0])
+    with pytest.raises(InputError, match="another evaluation"):
+        evaluate(Evaluation(model=MODEL, problems=7), conditions, part)
+
+
+def test_problems_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "own.jsonl"
+    file.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n{"prompt": "2 + 2 =", "answer": 4}\n')
+    own = task(str(file), 10)
+    assert [sample.answer for sample in own.samples] == ["2", "4"]
+    assert own.right(own.samples[1], " 4 ")
+    file.write_text('{"prompt": "1 + 1 ="}\n')
+    with pytest.raises(InputError, match="has no field 'answer'"):
+        task(str(file), 10)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("filer", "unknown condition 'filer'; known: baseline, filler"),
+        ("knockout:hsh", "unknown class 'hsh'"),
+        ("steer:hash", "factor is '', and must be a number"),
+        ("arm:p2=3", "unknown setting of arm 'p2'"),
+        ("arm:c=x", "c is 'x'"),
+        ("filler:x", "filler:COUNT:UNIT"),
+    ],
+)
+def test_conditions_that_are_none(text: str, what: str) -> None:
+    with pytest.raises(InputError, match=what):
+        parse(text)
+
+
+def test_questions_that_are_none() -> None:
+    with pytest.raises(InputError, match="samples at temperature 0"):
+        Evaluation(model=MODEL, samples=3)
+    with pytest.raises(InputError, match="compared with the baseline"):
+        evaluate(Evaluation(model=MODEL), ["arm"])
+    with pytest.raises(InputError, match="unknown task 'maths'"):
+        task("maths", 3)
+    with pytest.raises(InputError, match="of the task math"):
+        task("spatial", 3, level=2)
