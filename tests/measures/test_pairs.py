@@ -9,6 +9,7 @@ from attnscope.measures.layer import on_variant
 from attnscope.measures.slope import slope as slope_of
 from attnscope.measures.spikes import SHARES, spikes
 from attnscope.measures.uniformity import uniformity
+from dense_rows import doubt
 
 WEIGHTS = st.one_of(st.just(np.nan), st.floats(2.0**-10, 1.0, width=32))
 
@@ -147,3 +148,26 @@ def test_twins_bring_the_base_to_the_variant():
     base = np.array([[[0.1, 0.2, 0.3]]])
     moved = on_variant(base, np.array([[0, -1, -1, 1, 2]]))
     np.testing.assert_array_equal(moved, [[[0.1, np.nan, np.nan, 0.2, 0.3]]])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    arrays(np.float64, (2, 20), elements=st.floats(2.0**-10, 1.0)),
+    arrays(np.int8, (2, 20), elements=st.sampled_from([-1, 1])),
+    st.integers(1, 19),
+)
+def test_a_share_of_the_fall_is_as_certain_as_the_averages_allow(sides, signs, spikes_among):
+    """The tolerance of `spike_fall` against dense attention: what follows from the averages'."""
+    part = np.arange(20) < spikes_among
+    off = 1e-3
+
+    def share(x, y):
+        return (x - y)[part].sum() / (x - y).sum()
+
+    # Every average moved up or down by all that is allowed; and the worst that can be done to T.
+    for moved in (sides * (1 + off * signs), sides * (1 + off * np.array([[-1.0], [1.0]]))):
+        may = doubt(*sides, part, off)
+        if np.isfinite(may):
+            assert abs(share(*moved) - share(*sides)) <= may * (1 + 1e-9)
+        else:
+            assert abs((sides[0] - sides[1]).sum()) <= off * sides.sum()
