@@ -5,9 +5,10 @@ product, one exponential and three sums. Scores are kept in units of log2 becaus
 fastest exponential torch has, and the log-sum-exp is subtracted inside the product: queries carry
 it as one more dimension.
 
-The log-sum-exp of a fused operator comes from another product, rounded otherwise. Where scores are
-so large that float32 would round them noticeably, products are made in float64, and rows divided by
-their own sum; elsewhere the rows of a head together are made to add up.
+The log-sum-exp of a fused operator comes from another product, rounded otherwise: what that does to
+a row is taken out by dividing the row by its own sum, so a tile holds whole rows. Where scores are
+so large that float32 would round them noticeably, products are made in float64. Rows that are seen
+in parts cannot be divided: their log-sum-exp is made anew, in float64, as far as that is cheap.
 """
 
 import math
@@ -27,16 +28,18 @@ LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
 # Stands for minus infinity in masked scores: its exponential is 0, and 0 times it is 0, not nan.
 MASKED = -1.0e30
-# Less than any weight, and not 0: what a row that sees nothing adds up to.
-LEAST = 1.0e-30
-# Elements of one tile: two megabytes of float32 stay in the cache. And its keys, in long texts.
-TILE, TILE_KEYS = 1 << 19, 256
-# Rows of a piece: the fewer, the less of a causal piece is in its future.
-FEW, MANY = 32, 128
-# Texts up to this length have pieces of at least FEW rows; up to this one, rows are seen whole.
-SHORT, WHOLE = 512, 8192
-# Largest block of scores when a row must be seen whole (no log-sum-exp yet).
-WHOLE_ROWS = 1 << 20
+# Less than any sum of weights, and not 0: what a row that sees nothing adds up to.
+NOTHING = 1.0e-38
+# Elements of one tile: two megabytes of float32 stay in the cache; and where long rows are whole,
+# so that they are not too few. And its keys, where rows are seen in parts.
+TILE, TILE_WHOLE, TILE_KEYS = 1 << 19, 1 << 20, 256
+# Rows of a piece: the fewer, the less of a causal piece is in its future. However long the text, a
+# tile has LEAST rows of every head, or reading the keys would cost more than the products.
+LEAST, FEW, MANY = 16, 32, 128
+# Texts up to this length have pieces of at least FEW rows.
+SHORT = 512
+# Texts up to this length are seen whole once more, in float64, where rows are seen in parts.
+REFINED = 8192
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -58,8 +61,6 @@ class Plan:
     """Elements of a tile."""
     pieces: list[list[tuple[Piece, Piece]]]
     """Each piece with another of the same rows, in which a row sees its own token alone."""
-    sees: Tensor
-    """float32 [B, M]: 1 where a row sees anything."""
     backward: bool
     """No row sees a key after its own token; so, of its own and later keys, it sees its own."""
     first_own: int | None
@@ -79,7 +80,7 @@ class PerRow:
     own: Tensor
     """Its entry on its own token, times `times`."""
     entropy: Tensor
-    """Minus the sum of A log2 A, times its weight; where it is asked for by row."""
+    """Minus the sum of A log2 A, times its weight; of sampled rows alone."""
     total: Tensor
     """The sum of its entries and the sink's; 1 where they are not divided by it."""
     times: Tensor
@@ -89,15 +90,6 @@ class PerRow:
 def reduce(rows: Rows) -> Totals:
     """All totals of these rows, without ever holding more than one tile of scores."""
     reach = reach_of(rows)
-    fresh = rows.lse is not None and rows.lse.dtype == torch.float32
-    if not fresh or rows.k.shape[2] <= WHOLE:
-        return _reduce(rows, reach)
-    lse, drift = _refined(rows, reach)
-    return replace(_reduce(replace(rows, lse=lse), reach), drift=drift)
-
-
-def _reduce(rows: Rows, reach: Tensor) -> Totals:
-    """The totals, given that no score is larger than `reach` [B, G]."""
     B, H, M, _ = rows.q.shape
     G, K = rows.k.shape[1:3]
     new = rows.q.new_zeros((3, B, H, K), dtype=torch.float32)
@@ -116,11 +108,10 @@ def _reduce(rows: Rows, reach: Tensor) -> Totals:
     )
     if M == 0:
         return sums
-    fresh = rows.lse is not None and rows.lse.dtype == torch.float32
-    large = _large(reach)
-    anywhere = any(map(any, large))
-    plan = _plan(rows, whole=rows.lse is None or (fresh and anywhere))
-    each = _per_row(rows, _type(anywhere))
+    whole = rows.lse is None or rows.lse.dtype == torch.float32
+    large = _large(rows, reach, whole=whole)
+    plan = _plan(rows, whole=whole)
+    each = _per_row(rows, _type(any(map(any, large))))
     # Two tiles for all: fresh memory for each would cost as much as the arithmetic.
     tiles = new.new_empty(2, plan.size)
     for pieces, heads, keys in _blocks(rows, plan, large):
@@ -158,45 +149,17 @@ def _finish(rows: Rows, plan: Plan, sums: Totals, each: PerRow) -> Totals:
     sums.entropy.mul_(LN2)
     if rows.lse is not None and rows.lse.dtype == torch.float64:
         return sums
-    log = each.total.log() if plan.whole else None
-    lse = each.below if log is None else each.below.double() + log
-    if rows.lse is None:
-        return replace(sums, lse=lse)
-    drift = _scale(rows, plan, sums, lse)
-    return replace(sums, lse=lse, drift=drift if log is None else drift.maximum(log.abs().amax(-1)))
-
-
-def _scale(rows: Rows, plan: Plan, sums: Totals, lse: Tensor) -> Tensor:
-    """Make the rows of a head, seen whole, add up to what they must with their sinks, on average:
-    the log-sum-exp of a fused operator has an exponential rougher than ours. Returns by how much
-    [B, H]."""
-    sees = plan.sees if rows.weight is None else plan.sees * rows.weight
-    there = sums.mass
-    if rows.sinks is not None:  # off by the same factor; what they leave may be next to nothing
-        taken = torch.exp(rows.sinks[:, None].double() - lse) * sees[:, None]
-        there = there + taken.sum(-1).float()
-    times = (sees.sum(-1)[:, None] + LEAST) / (there + LEAST)
-    drift = times.log()
-    sums.mass.mul_(times)
-    sums.entropy.mul_(times).addcmul_(drift, sums.mass, value=-1.0)
-    sums.own.mul_(times)
-    sums.received.mul_(times[..., None])
-    sums.later.mul_(times[..., None])
-    if sums.flow is not None:
-        sums.flow.mul_(times[..., None, None])
-    return drift.abs_()
+    off = each.total.where(each.total > NOTHING, 1.0).log_()
+    lse = each.below.double() + off
+    return replace(sums, lse=lse, drift=None if rows.lse is None else off.abs_().amax(-1))
 
 
 def refine(rows: Rows) -> tuple[Tensor, Tensor]:
-    """The log-sum-exp of whole rows in float64 [B, H, M], made anew where scores are large, and
-    how far from it the given one was, at most [B, H]."""
-    return _refined(rows, reach_of(rows))
-
-
-def _refined(rows: Rows, reach: Tensor) -> tuple[Tensor, Tensor]:
+    """The log-sum-exp of whole rows in float64 [B, H, M], made anew where scores are large or texts
+    short, and how far from it the given one was, at most [B, H]."""
     assert rows.lse is not None
     lse = rows.lse.double()
-    large = _large(reach)
+    large = _large(rows, reach_of(rows), whole=False)
     if not any(map(any, large)):
         return lse, torch.zeros(lse.shape[:2], device=lse.device)
     plan = _plan(rows, whole=False)
@@ -215,9 +178,11 @@ def _refined(rows: Rows, reach: Tensor) -> tuple[Tensor, Tensor]:
     return lse, (lse - rows.lse).abs().amax(-1).float()
 
 
-def _large(reach: Tensor) -> list[list[bool]]:
-    """For each sequence and group of heads; also what is not a number."""
-    return [[not size <= LARGE for size in groups] for groups in reach.tolist()]
+def _large(rows: Rows, reach: Tensor, *, whole: bool) -> list[list[bool]]:
+    """Where products are made in float64, for each sequence and group of heads: where scores may be
+    large (or are no numbers), and where rows seen in parts must agree with whole ones."""
+    most = LARGE if whole or rows.k.shape[2] > REFINED else 0.0
+    return [[not size <= most for size in groups] for groups in reach.tolist()]
 
 
 def _type(wide: bool) -> torch.dtype:
@@ -228,20 +193,17 @@ def _plan(rows: Rows, *, whole: bool) -> Plan:
     """How to cut these rows; made once for all layers that share them."""
     B, H, M, _ = rows.q.shape
     G, K = rows.k.shape[1], rows.k.shape[2]
-    R, known = H // G, rows.lse is not None
-    key = "streaming", B, H, G, M, K, known, whole
+    R = H // G
+    key = "streaming", B, H, G, M, K, whole
     given = rows.start, rows.stop, rows.own, rows.real, rows.group
     made: Plan | None = rows.cache.get(key)
     if made is not None and all(a is b for a, b in zip(made.given, given, strict=True)):
         return made
-    if known:
-        room, width = TILE, K if whole or K <= SHORT else TILE_KEYS
-        step = min(MANY, max(FEW, K // 4, room // (B * H * K)))
-        if whole and K > SHORT:
-            step = min(step, max(2, room // (R * K)))
-    else:
-        room, width = WHOLE_ROWS, K
-        step = min(MANY, max(2, room // (R * K)))
+    room = TILE_WHOLE if whole and K > SHORT else TILE
+    width = K if whole or K <= SHORT else TILE_KEYS
+    step = min(MANY, max(FEW, K // 4, room // (B * H * K)))
+    if whole and K > SHORT:
+        step = min(step, max(LEAST, room // (R * K)))
     step = even(M, step)
     step += step % 2  # the two draws of a stratum stay in one piece
     if not whole:
@@ -273,7 +235,6 @@ def _plan(rows: Rows, *, whole: bool) -> Plan:
         groups=groups,
         size=sequences * groups * R * step * width,
         pieces=[list(zip(*same, strict=True)) for same in zip(pieces, owners, strict=True)],
-        sees=_sees(start, stop, rows.real),
         backward=backward,
         first_own=first if in_order else None,
         alike=alike,
@@ -281,13 +242,6 @@ def _plan(rows: Rows, *, whole: bool) -> Plan:
     )
     rows.cache[key] = made
     return made
-
-
-def _sees(start: Tensor, stop: Tensor, real: Tensor | None) -> Tensor:
-    if real is None:
-        return (stop > start).float()
-    before = torch.nn.functional.pad(real.long().cumsum(1), (1, 0))
-    return (before.gather(1, stop.long()) > before.gather(1, start.long())).float()
 
 
 def _blocks(
@@ -326,18 +280,20 @@ def _block(
     are few of those, so most tiles need not be added twice.
     """
     there = piece.sequences, heads, piece.rows
-    divided = plan.whole and (keys.dtype == torch.float64 or rows.lse is None)
-    by_row = divided or rows.weight is not None or rows.shrink is not None
+    by_row = plan.whole or rows.weight is not None or rows.shrink is not None
     times = each.times[there]
     for left, right, x, p in _tiles(rows, plan, each.below, keys, tiles, piece, heads):
         torch.exp2(x, out=p)
         columns = piece.sequences, heads, slice(left, right)
-        if divided:
-            _divide(rows, each, there, x, p)
+        seen = _divide(rows, each, there, p) if plan.whole else None
         x.mul_(p)
         if by_row:
-            entropy = x.sum(3).mul_(times)
-            each.entropy[there] -= entropy
+            entropy = x.sum(3)
+            if seen is not None:  # the logarithms, too, were of what is not divided yet
+                entropy.addcmul_(seen, each.total[there].log2(), value=-1.0)
+            entropy.mul_(times)
+            if rows.shrink is not None:
+                each.entropy[there] -= entropy
             sums.entropy[there[:2]] -= entropy.sum(2)
             sums.received[columns] += (times[:, :, None] @ p)[:, :, 0]
         else:
@@ -361,19 +317,15 @@ def _block(
             sums.variance[columns] += gap.sum(2)
 
 
-def _divide(
-    rows: Rows, each: PerRow, there: tuple[slice, slice, slice], x: Tensor, p: Tensor
-) -> None:
-    """Divide whole rows by what their entries and the sink's add up to: `times` takes it for `p`,
-    which is left as it is; its log2 comes off `x`."""
-    total = p.sum(3)
+def _divide(rows: Rows, each: PerRow, there: tuple[slice, slice, slice], p: Tensor) -> Tensor:
+    """Let `times` divide whole rows by what their entries and the sink's add up to. Returns the sum
+    of the entries [B, H, M]."""
+    seen = total = p.sum(3)
     if rows.sinks is not None:
-        below = each.below[there]
-        total += torch.exp(rows.sinks[there[1], None].double() - below)
-    total = total.where(total > 0, 1.0)  # a row that sees nothing
-    each.total[there] = total
-    each.times[there] /= total
-    x.sub_(total.log2_()[..., None])
+        total = seen + torch.exp(rows.sinks[there[1], None].double() - each.below[there])
+    each.total[there] = total.clamp(min=NOTHING)
+    each.times[there].div_(each.total[there])
+    return seen
 
 
 def _tiles(
