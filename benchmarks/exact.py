@@ -42,11 +42,13 @@ class Torch(ModuleType):
     whole: Tensor
 
     def refine(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Whole rows, of which parts will be asked for."""
         self.whole, lse = self._softmax(rows)
         return lse.double(), torch.zeros(lse.shape[:2])
 
     def reduce(self, rows: Rows) -> Totals:
-        start, stop, own = rows.bounds()
+        """The totals of what torch's softmax makes of these rows."""
+        start, _, own = rows.bounds()
         if rows.lse is not None and rows.lse.dtype == torch.float64:  # parts of the rows above
             index = own.long()[:, None, :, None]
             A = self.whole.gather(2, index.expand(-1, self.whole.shape[1], -1, rows.k.shape[2]))

@@ -83,10 +83,11 @@ def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         "FEW": 2,
         "MANY": 8,
         "SHORT": 12,
-        "WHOLE": 24,
+        "TILE_WHOLE": 512,
+        "LEAST": 2,
+        "REFINED": 24,
     }.items():
         monkeypatch.setattr(streaming, name, size)
-    monkeypatch.setattr(streaming, "WHOLE_ROWS", 512)
     for name, size in {"BLOCK": 8, "LEAST": 3, "UNCUT": 12, "MASK": 900, "SCORES": 900}.items():
         monkeypatch.setattr(attention, name, size)
     if request.param == "nothing kept":

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnscope.errors import InputError
-from attnscope.tokens import Prompt, Region, apply_chat_template, join, tokenize, turns_of
+from attnscope.tokens import Prompt, Region, apply_chat_template, join, tokenize, trial, turns_of
 
 contents = st.text("ab \n#user<|>é", max_size=12)
 
@@ -126,3 +126,41 @@ def test_bad_input_says_what_is_wrong(byte_level: Any) -> None:
     twice = "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}"
     with pytest.raises(InputError, match="rewrites what the turns say"):
         apply_chat_template(prompt, with_template(byte_level, twice))
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    {
+        "loops": (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "does not come to an end within 1 seconds",
+        ),
+        "computes": ("{{ (10 ** (10 ** 9)) % 7 }}", "does not come to an end|needs more than"),
+        "grows": ("{{ 'a' * 10 ** 11 }}", "needs more than 512 MiB"),
+        "doubles": (
+            "{% set n = namespace(x='ab') %}{% for a in range(60) %}"
+            "{% set n.x = n.x ~ n.x %}{% endfor %}",
+            "needs more than 512 MiB",
+        ),
+        "writes": (
+            "{% for a in range(99999) %}{{ messages[0].content }}{% endfor %}",
+            "writes more than 1,0[0-9,]+ characters",
+        ),
+    }.values(),
+)
+def test_a_template_without_end_is_refused(
+    byte_level: Any, template: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "SECONDS", 1)
+    monkeypatch.setattr(trial, "MEMORY", 1 << 29)
+    prompt = Prompt("Which way does the arrow point now?")
+    with pytest.raises(InputError, match=f"chat template ({said}).*--no-chat"):
+        apply_chat_template(prompt, with_template(byte_level, template))
+
+
+def test_a_template_is_tried_once(byte_level: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = "{% for turn in messages %}[{{ turn.content }}]{% endfor %}<tried once>"
+    tokenizer = with_template(byte_level, template)
+    assert apply_chat_template(Prompt("one"), tokenizer).text == "[one]<tried once>"
+    monkeypatch.setattr(trial.subprocess, "run", None)
+    assert apply_chat_template(Prompt("two"), tokenizer).text == "[two]<tried once>"

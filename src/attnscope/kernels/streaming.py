@@ -1,9 +1,9 @@
 """The streamed kernel in plain torch: pieces of a batch against blocks of keys, on any device.
 
 With the log-sum-exp of each row in hand (the fused attention returns it) a tile costs one matrix
-product, one exponential and three sums. Scores are kept in units of log2 because `exp2` is the
-fastest exponential torch has, and the log-sum-exp is subtracted inside the product: queries carry
-it as one more dimension.
+product, one exponential and four sums. The log-sum-exp is subtracted inside the product: queries
+carry it as one more dimension. What is left is turned into units of log2, because `exp2` is the
+fastest exponential torch has; not before, or keys would be rounded once more.
 
 The log-sum-exp of a fused operator comes from another product, rounded otherwise: what that does to
 a row is taken out by dividing the row by its own sum, so a tile holds whole rows. Where scores are
@@ -28,8 +28,6 @@ LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
 # Stands for minus infinity in masked scores: its exponential is 0, and 0 times it is 0, not nan.
 MASKED = -1.0e30
-# Less than any sum of weights, and not 0: what a row that sees nothing adds up to.
-NOTHING = 1.0e-38
 # Elements of one tile: two megabytes of float32 stay in the cache; and where long rows are whole,
 # so that they are not too few. And its keys, where rows are seen in parts.
 TILE, TILE_WHOLE, TILE_KEYS = 1 << 19, 1 << 20, 256
@@ -38,7 +36,8 @@ TILE, TILE_WHOLE, TILE_KEYS = 1 << 19, 1 << 20, 256
 LEAST, FEW, MANY = 16, 32, 128
 # Texts up to this length have pieces of at least FEW rows.
 SHORT = 512
-# Texts up to this length are seen whole once more, in float64, where rows are seen in parts.
+# Texts up to this length are seen whole once more, in float64, where rows are seen in parts; on a
+# CPU, since other kernels take the log-sum-exp in float32 again.
 REFINED = 8192
 
 
@@ -149,7 +148,7 @@ def _finish(rows: Rows, plan: Plan, sums: Totals, each: PerRow) -> Totals:
     sums.entropy.mul_(LN2)
     if rows.lse is not None and rows.lse.dtype == torch.float64:
         return sums
-    off = each.total.where(each.total > NOTHING, 1.0).log_()
+    off = each.total.log()
     lse = each.below.double() + off
     return replace(sums, lse=lse, drift=None if rows.lse is None else off.abs_().amax(-1))
 
@@ -181,7 +180,8 @@ def refine(rows: Rows) -> tuple[Tensor, Tensor]:
 def _large(rows: Rows, reach: Tensor, *, whole: bool) -> list[list[bool]]:
     """Where products are made in float64, for each sequence and group of heads: where scores may be
     large (or are no numbers), and where rows seen in parts must agree with whole ones."""
-    most = LARGE if whole or rows.k.shape[2] > REFINED else 0.0
+    parts = not whole and rows.k.shape[2] <= REFINED and rows.k.device.type == "cpu"
+    most = 0.0 if parts else LARGE
     return [[not size <= most for size in groups] for groups in reach.tolist()]
 
 
@@ -257,9 +257,9 @@ def _blocks(
             some = rows.k[there]
             wide = any(any(groups[there[1]]) for groups in large[there[0]])
             keys = some.new_empty((*some.shape[:3], D + carried), dtype=_type(wide))
-            torch.mul(some.to(keys.dtype), rows.scale * LOG2E, out=keys[..., :D])
+            torch.mul(some.to(keys.dtype), rows.scale, out=keys[..., :D])
             if carried:
-                keys[..., D] = -LOG2E
+                keys[..., D] = -1.0
             yield pieces, slice(g * R, there[1].stop * R), keys
 
 
@@ -323,7 +323,8 @@ def _divide(rows: Rows, each: PerRow, there: tuple[slice, slice, slice], p: Tens
     seen = total = p.sum(3)
     if rows.sinks is not None:
         total = seen + torch.exp(rows.sinks[there[1], None].double() - each.below[there])
-    each.total[there] = total.clamp(min=NOTHING)
+    # A row that sees nothing, or next to nothing beside its sink, stays as it is.
+    each.total[there] = total.where(seen > 0, 1.0)
     each.times[there].div_(each.total[there])
     return seen
 
@@ -355,7 +356,7 @@ def _tiles(
     if keys.shape[2] > D:
         q[..., D] = below[there]
     elif rows.lse is not None:
-        negative = below[there].to(q.dtype)[..., None] * -LOG2E
+        negative = below[there].to(q.dtype)[..., None].neg()
     q = q.view(len(keys), R * T, -1)
     width = piece.high - piece.low if plan.whole else plan.width
     for left in range(piece.low, piece.high, width):
@@ -369,21 +370,19 @@ def _tiles(
         if rows.lse is None:
             most = scores.amax(3)
             if rows.sinks is not None:
-                most = torch.maximum(most, rows.sinks[heads, None].to(most.dtype) * LOG2E)
+                most = torch.maximum(most, rows.sinks[heads, None].to(most.dtype))
             most = most.where(most > MASKED / 2, 0.0)  # a row that sees nothing has none
             scores.sub_(most[..., None])
-            below[there] = most * LN2
-        if scores is not x:
-            x.copy_(scores)
+            below[there] = most
+        torch.mul(scores, LOG2E, out=x)
         yield left, right, x, p
 
 
 def _scores(rows: Rows, q: Tensor, k: Tensor, negative: Tensor | None, x: Tensor) -> None:
-    """Scores in log2 units, less the log-sum-exp where it is known, into `x`."""
+    """Scores, less the log-sum-exp where it is known, into `x`."""
     torch.bmm(q, k.transpose(1, 2), out=x.view(len(q), q.shape[1], -1))
     if rows.softcap is not None:
-        cap = rows.softcap * LOG2E
-        x.div_(cap).tanh_().mul_(cap)
+        x.div_(rows.softcap).tanh_().mul_(rows.softcap)
     if negative is not None:
         x.add_(negative)
 
@@ -394,7 +393,7 @@ def _add_biases(
     """The biases by key, by distance and of links, into `x` [sequences, heads, rows, keys]."""
     if rows.key_bias is not None:
         some = piece.sequences if len(rows.key_bias) > 1 else slice(None)
-        x.add_(rows.key_bias[some, heads, None, left:right], alpha=LOG2E)
+        x.add_(rows.key_bias[some, heads, None, left:right])
     if rows.distance_bias is not None:
         table = rows.distance_bias[heads]
         key = "distance", piece, left, table.shape[1]
@@ -405,10 +404,10 @@ def _add_biases(
             index = plan.store.keep(key, distance_index(own, left, right, table.shape[1]))[0]
         else:
             index = plan.store.kept[key][0]
-        x.add_(table[:, index].transpose(0, 1), alpha=LOG2E)
+        x.add_(table[:, index].transpose(0, 1))
     linked = link_bias(rows.links, piece.sequences, heads, piece.rows, slice(left, right))
     if linked is not None:
-        x.add_(linked.clamp(min=MASKED), alpha=LOG2E)
+        x.add_(linked.clamp(min=MASKED))
 
 
 def _hide(rows: Rows, plan: Plan, piece: Piece, left: int, right: int, x: Tensor) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import InputError
 from attnscope.tokens.regions import Prompt, Region
+from attnscope.tokens.trial import check_ends
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -54,12 +55,23 @@ def apply_chat_template(
             for (role, _), content in zip(turns, contents, strict=True)
         ]
         try:
+            check_ends(
+                tokenizer.get_chat_template(
+                    template_options.get("chat_template"), template_options.get("tools")
+                ),
+                messages,
+                tokenizer.special_tokens_map
+                | {"add_generation_prompt": generation_prompt}
+                | template_options,
+            )
             text: str = tokenizer.apply_chat_template(
                 messages,
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
                 **template_options,
             )
+        except InputError:
+            raise
         except Exception as error:  # whatever the template's author raises, in Jinja or through it
             roles = ", ".join(role for role, _ in turns)
             raise InputError(f"the chat template refuses turns of {roles}: {error}") from error
