@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 
 import attnscope
 import oracle
@@ -85,3 +86,38 @@ def test_generation(name: str, padding: str | None) -> None:
     oracle.compare(scope, weights, everything, everything, TOLERANCE)
     late = everything & (torch.arange(seen.shape[1]) >= N)
     oracle.compare(generated, weights, everything, late, TOLERANCE)
+
+
+def looking_at_itself(family: str) -> Any:
+    """A model outside the attention interface, of one head, whose tokens look at themselves so
+    firmly that every other weight is 0 by rounding."""
+    torch.manual_seed(0)
+    if family == "gptj":  # spells softmax out
+        config = hf.GPTJConfig(
+            vocab_size=97, n_embd=32, n_layer=2, n_head=1, n_positions=64, rotary_dim=16
+        )
+        model = hf.GPTJForCausalLM(config).eval()
+        for block in model.transformer.h:
+            for projection in (block.attn.q_proj, block.attn.k_proj):
+                projection.weight.data = 30 * torch.eye(32)
+        return model
+    config = hf.FalconConfig(  # calls sdpa
+        vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=1
+    )
+    model = hf.FalconForCausalLM(config).eval()
+    for block in model.transformer.h:
+        block.self_attention.query_key_value.weight.data[:64] = 30 * torch.eye(32).repeat(2, 1)
+    return model
+
+
+@pytest.mark.parametrize("family", ["gptj", "falcon"])
+@torch.no_grad()
+def test_a_weight_of_zero_hides_nothing(family: str) -> None:
+    model, n = looking_at_itself(family), 12
+    with attnscope.watch(model) as scope:
+        model(torch.arange(5, 5 + n)[None])
+    assert scope.backend == "eager-fallback"
+    assert scope.self_mass(0).item() == 1
+    assert scope.eligible(0)[0].tolist() == list(range(n, 0, -1))
+    assert scope.average(0)[0, 0, :-1].tolist() == [0.0] * (n - 1)
+    assert scope.average(0)[0, 0, -1].isnan()

@@ -411,6 +411,23 @@ def test_a_generation_that_breaks_off_is_over() -> None:
 
 
 @torch.no_grad()
+def test_a_watch_that_saw_no_pass_of_its_thread_says_so() -> None:
+    """As where a streamer is read: `generate` runs in a thread of its own."""
+    model, replies = build("qwen2"), []
+
+    def generate() -> None:
+        replies.append(model.generate(torch.arange(5, 12)[None], max_new_tokens=2))
+
+    with attnscope.watch(model) as scope:
+        thread = threading.Thread(target=generate)
+        thread.start()
+        thread.join()
+    assert len(replies) == 1
+    assert repr(scope).endswith("no forward pass yet>")
+    with pytest.raises(ScopeError, match="no forward pass was seen in the thread that opened the"):
+        scope.received(0)
+
+
 def test_a_generation_on_another_thread_is_not_ours() -> None:
     model, other, (ids, _) = build("qwen2"), build("qwen2"), prompts()
     with attnscope.watch(model, queries="generated") as scope:

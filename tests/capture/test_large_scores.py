@@ -174,12 +174,12 @@ def test_a_fault_is_caught(
             for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):
                 projection.weight.data *= 12
                 projection.bias.data.zero_()
-    honest = recorder._rows
+    honest = recorder.rows_of
 
     def faulty(*given: Any) -> Any:
         return FAULTS[fault](honest(*given))
 
-    monkeypatch.setattr(recorder, "_rows", faulty)
+    monkeypatch.setattr(recorder, "rows_of", faulty)
     ids = tokens(600 if queries.startswith("sample") else 60)
     with (
         torch.no_grad(),

@@ -57,11 +57,12 @@ def test_the_same_as_peft_itself(base: str, adapter: str) -> None:
     alone, _ = attnscope.load(base)
     assert type(model) is type(alone)
     with torch.no_grad():
-        expected = tuned(IDS).logits
-        torch.testing.assert_close(model(IDS).logits, expected, rtol=1e-4, atol=1e-4)
-        assert not torch.allclose(alone(IDS).logits, expected, atol=0.1)
+        ids = IDS.to(model.device)
+        expected = tuned.to(model.device)(ids).logits
+        torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-4)
+        assert not torch.allclose(alone(ids).logits, expected, atol=0.1)
         with attnscope.watch(model) as scope:
-            model(IDS)
+            model(ids)
     assert scope.layers == [0, 1]
     assert tokenizer.chat_template
 
@@ -196,7 +197,8 @@ def test_an_adapter_of_the_zoo(
     model, _ = attnscope.load("zoo:tuned")
     other, _ = attnscope.load(base, adapter=adapter)
     with torch.no_grad():
-        assert torch.equal(model(IDS).logits, other(IDS).logits)
+        ids = IDS.to(model.device)
+        assert torch.equal(model(ids).logits, other(ids).logits)
     with pytest.raises(ModelError, match="adapter itself"):
         attnscope.load("zoo:tuned", adapter=adapter)
 
@@ -215,4 +217,5 @@ def test_what_was_merged_can_be_saved(base: str, adapter: str, tmp_path: Path) -
     tokenizer.save_pretrained(tmp_path)
     again, _ = attnscope.load(tmp_path)
     with torch.no_grad():
-        assert torch.equal(model(IDS).logits, again(IDS).logits)
+        ids = IDS.to(model.device)
+        assert torch.equal(model(ids).logits, again(ids).logits)

@@ -35,7 +35,7 @@ def file(folder: str) -> Path:
 def test_the_same_model_as_its_folder(folder: str, file: Path) -> None:
     plain, tokenizer = attnscope.load(folder)
     model, unpacked = attnscope.load(file)
-    ids = torch.tensor([tokenizer("Tom has 12 apples and 3 pears.").input_ids])
+    ids = torch.tensor([tokenizer("Tom has 12 apples and 3 pears.").input_ids]).to(model.device)
     with torch.no_grad():
         assert torch.equal(model(ids).logits, plain(ids).logits)
         with attnscope.watch(model) as scope:

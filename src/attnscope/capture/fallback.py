@@ -30,15 +30,16 @@ from attnscope.kernels import reference
 __all__ = ["frame", "hook", "reduce"]
 
 Listens = Callable[[nn.Module], bool]
-Tell = Callable[[nn.Module, Any, Tensor], None]
+Tell = Callable[[nn.Module, Any, Tensor, Tensor], None]
 
 
 class _SeeWeights(TorchFunctionMode):
-    """While active, keeps the weights that softmax makes, and computes those of sdpa beside it."""
+    """While active, keeps the weights that softmax makes, and computes those of sdpa beside it; and
+    which of them were not hidden: a weight of 0 may be rounding, a score says."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[Tensor] = []
+        self.found: list[tuple[Tensor, Tensor]] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -49,7 +50,8 @@ class _SeeWeights(TorchFunctionMode):
                 self.found.append(_weights(*args, **kwargs))
         made = func(*args, **kwargs)
         if func in (F.softmax, torch.softmax, Tensor.softmax) and made.ndim in (3, 4):
-            self.found.append(made.detach())
+            scores = args[0] if args else kwargs["input"]
+            self.found.append((made.detach(), scores.detach() > masks.HIDES))
         return made
 
 
@@ -62,8 +64,8 @@ def _weights(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Tensor:
-    """A [B, H, Q, K] of one sdpa call; the names are torch's."""
+) -> tuple[Tensor, Tensor]:
+    """A [B, H, Q, K] of one sdpa call, and what was not hidden; the names are torch's."""
     if enable_gqa:
         key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
@@ -74,7 +76,7 @@ def _weights(
         scores = scores.masked_fill(~attn_mask, -math.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask
-    return torch.softmax(scores, -1).nan_to_num(0.0)
+    return torch.softmax(scores, -1).nan_to_num(0.0), scores > masks.HIDES
 
 
 class _Looking(threading.local):
@@ -113,8 +115,9 @@ def hook(module: nn.Module, listens: Listens, tell: Tell) -> ExitStack:
             return
         seen, looking.seeing = looking.seeing.found, None
         A = output[1] if isinstance(output, tuple) and len(output) > 1 else None
+        shown = None
         if len(seen) == 1:
-            A = seen[0]
+            A, shown = seen[0]
         if not isinstance(A, Tensor) or A.ndim not in (3, 4):
             raise ModelError(
                 f"{type(module).__name__} made {len(seen) or 'no'} attention weights that "
@@ -124,13 +127,14 @@ def hook(module: nn.Module, listens: Listens, tell: Tell) -> ExitStack:
         if A.ndim == 3:  # heads and sequences in one
             heads: int = getattr(module, "num_heads", 1)
             A = A.reshape(-1, heads, *A.shape[1:])
+        seen_by_any = A > 0 if shown is None else shown.reshape(A.shape) | (A > 0)
         if not {A.shape[0], A.shape[2]} <= set(looking.text):
             raise ModelError(
                 f"{type(module).__name__} made attention weights {list(A.shape)} for a text of "
                 f"{list(looking.text)}, which are not [batch, heads, queries, keys]; attnscope "
                 "cannot tell which keys these are"
             )
-        tell(module, looking.mask, A.detach())
+        tell(module, looking.mask, A.detach(), seen_by_any.any(1))
 
     undo.callback(module.register_forward_pre_hook(look, with_kwargs=True).remove)
     undo.callback(module.register_forward_hook(look_away, always_call=True).remove)
@@ -138,18 +142,17 @@ def hook(module: nn.Module, listens: Listens, tell: Tell) -> ExitStack:
     return undo
 
 
-def frame(A: Tensor, mask: Any, given: Pass, *, cross: bool = False) -> Frame:
-    """Who could see whom, where a module made A under this mask.
+def frame(A: Tensor, mask: Any, given: Pass, seen: Tensor, *, cross: bool = False) -> Frame:
+    """Who could see whom, where a module made A under this mask; `seen` [B, Q, K] are the keys it
+    did not hide from all heads.
 
-    The mask may be one we do not understand, and the module may hide more than it says. How far
-    any query looked back and ahead, over all rows and heads, tells a window and causality; a
-    weight that is 0 by rounding alone hides nothing.
+    The mask may be one we do not understand, and the module may hide more than it says: how far
+    back and ahead any query was let look, over all rows, tells a window and causality.
     """
     if cross:
         return _across(A, mask, given)
     B, _, Q, K = A.shape
     first = K - Q if given.past is None else given.past
-    seen = (A > 0).any(1)
     said = _said(mask, A, given)
     if said is not None:
         rows = torch.ones(B, Q, dtype=torch.bool)

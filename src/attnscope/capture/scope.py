@@ -318,7 +318,11 @@ class Scope(SingleQueries):
             known = ", ".join(map(str, self.layers))
             raise InputError(f"layer {layer!r} was not measured; measured: {known}")
         if layer not in self._layers:
-            raise ScopeError("nothing measured yet; call the model inside the with block first")
+            raise ScopeError(
+                "nothing measured yet: no forward pass was seen in the thread that opened the "
+                "watch; call the model inside the with block, and where a thread of its own "
+                "generates (as with a streamer), open the watch in that thread"
+            )
         if not self._complete:
             raise ScopeError("the last forward pass did not finish, so there is nothing to read")
         if self._unread is not None:

@@ -316,7 +316,7 @@ def _listens(module: nn.Module) -> bool:
     return any(user.describes for user, _ in _here.users.attending.get(module, ()))
 
 
-def _bypassed(module: nn.Module, mask: Any, weights: Tensor) -> None:
+def _bypassed(module: nn.Module, mask: Any, weights: Tensor, shown: Tensor) -> None:
     """The weights of a module that does not go through the interface."""
     users = _here.users
     given, here = _pass_of(users, users.attending[module])
@@ -326,7 +326,7 @@ def _bypassed(module: nn.Module, mask: Any, weights: Tensor) -> None:
         if user.observer is not None and user.describes and user.observer.wants(site)
     ]
     if wanting:
-        frame = fallback.frame(weights, mask, given, cross=here[0][1].kind == "cross")
+        frame = fallback.frame(weights, mask, given, shown, cross=here[0][1].kind == "cross")
         for observer, site in wanting:
             observer.see(Seen(site=site, frame=frame, weights=weights))
 
