@@ -57,6 +57,10 @@ def agree(scope: Any, attentions: list[torch.Tensor]) -> None:
         rows = at(A, where)
         close(scope.rows(layer, ids, C), at(masses(A, ids), where))
         close(scope.rows(layer, ids, C).nanmean(2), scope.mass(layer, ids, C))
+        for sequence, places in enumerate(where.tolist()):
+            for position in [p for p in places[:1] + places[-1:] if p >= 0]:
+                got = scope.row(layer, position, sequence)
+                close(got, A[sequence, :, position].to(got.dtype))
         before = where - 1
         picked = rows.gather(3, before.clamp(min=0)[:, None, :, None].expand(*rows.shape[:3], 1))
         close(scope.weight(layer, before), picked[..., 0].where(before[:, None] >= 0, torch.nan))

@@ -15,10 +15,10 @@ from torch.nn.functional import pad
 from transformers import cache_utils
 
 from attnscope.errors import InputError
-from attnscope.kernels import Asked, ByQuery, Rows, tell_rows
+from attnscope.kernels import Asked, ByQuery, Rows, reference, tell_rows
 from attnscope.kernels.single import of_weights
 
-__all__ = ["Kept", "binned", "bins_of", "keep", "keep_weights", "rewritten", "tell"]
+__all__ = ["Kept", "binned", "bins_of", "keep", "keep_weights", "rewritten", "row_of", "tell"]
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +56,22 @@ class Kept:
         assert self.keys is not None
         rows = replace(self.rows, k=self.keys.tensor[:, :, : self.width])
         return tell_rows(backend)(rows, asked)
+
+
+def row_of(kept: Sequence[Kept], position: int, sequence: int, keys: int) -> Tensor | None:
+    """float32 [H, keys]: the weights of one query, 0 on keys it does not see; None if no row is
+    its."""
+    for each in kept:
+        for m in (each.positions[sequence] == position).nonzero()[:, 0].tolist():
+            if each.weights is not None:
+                A = each.weights[sequence, :, m]
+            else:
+                assert each.rows is not None
+                assert each.keys is not None
+                whole = replace(each.rows, k=each.keys.tensor[:, :, : each.width])
+                A = reference.weights(whole.one(sequence, m))[0][0, :, 0]
+            return pad(A.float(), (each.first_key, keys - each.first_key - A.shape[-1]))
+    return None
 
 
 def rewritten(cache: Any) -> bool:

@@ -24,7 +24,7 @@ from attnscope.tokens.visible import STRONGEST, mixed, visible_text
 if TYPE_CHECKING:
     from attnscope.capture.scope import Scope
 
-__all__ = ["MOST", "Shown", "shown"]
+__all__ = ["MOST", "Shown", "drawn", "shown"]
 
 MOST = 300_000
 """Characters of a page: what is too much for it is left out, and said."""
@@ -53,34 +53,42 @@ def shown(scope: Scope, tokenizer: Any, sequence: int, input_ids: Any) -> Shown:
     if isinstance(sequence, bool) or not 0 <= sequence < len(text.tokens):
         raise InputError(f"there is no sequence {sequence!r}; there are 0 … {len(text.tokens) - 1}")
     there = np.flatnonzero(text.real[sequence])
-    tokens = [visible_text(text.tokens[sequence][n]) for n in there]
-    mean, heads = _weights(scope, sequence, there)
+    tokens = [text.tokens[sequence][n] for n in there]
+    heads = _weights(scope, sequence, there)
+    return drawn(
+        f"attention received, queries {str(scope._queries)!r}", tokens, scope.layers, heads
+    )
+
+
+def drawn(
+    title: str, tokens: list[str], layers: list[int], heads: list[NDArray[np.float64]]
+) -> Shown:
+    """The page of a text, from what its tokens receive from the average query: [H, K] of every
+    layer. What is too much for it is left out, and said in the title."""
+    whole, tokens = len(tokens), [visible_text(token) for token in tokens]
+    mean = np.stack([of.mean(0) for of in heads])
     left_out = []
     while len(tokens) * SPAN + sum(map(len, tokens)) > MOST // 2:
         tokens = tokens[: int(len(tokens) * 0.9)]
-    if len(tokens) < len(there):
-        left_out.append(f"the first {len(tokens):,} of {len(there):,} tokens")
+    if len(tokens) < whole:
+        left_out.append(f"the first {len(tokens):,} of {whole:,} tokens")
     size = sum(len(of) + 1 for of in heads) * len(tokens)
     if size * 4 / 3 > MOST // 3:
         heads = [of[:0] for of in heads]
         left_out.append("means over heads")
-    title = f"attention received, queries {str(scope._queries)!r}"
     if left_out:
         title += "; shown: " + ", ".join(left_out)
-    return Shown(_page(title, tokens, scope.layers, mean, heads))
+    return Shown(_page(title, tokens, layers, mean, heads))
 
 
-def _weights(
-    scope: Scope, sequence: int, there: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], list[NDArray[np.float64]]]:
-    """What tokens receive from the average query: [layers, K] means over heads, and [H, K] of
-    every layer."""
+def _weights(scope: Scope, sequence: int, there: NDArray[np.int64]) -> list[NDArray[np.float64]]:
+    """What tokens receive from the average query, [H, K] of every layer."""
     heads = []
     for layer in scope.layers:
         count = max(float(scope.count(layer)[sequence]), 1.0)
         received = scope.received(layer)[sequence].cpu().double().numpy()
         heads.append(received[:, there] / count)
-    return np.stack([of.mean(0) for of in heads]), heads
+    return heads
 
 
 def _page(

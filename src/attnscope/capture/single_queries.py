@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnscope.capture.kept import binned, bins_of, tell
+from attnscope.capture.kept import binned, bins_of, row_of, tell
 from attnscope.capture.totals import LayerTotals
 from attnscope.errors import InputError, ScopeError
 from attnscope.kernels import Asked, ByQuery, Totals
@@ -56,6 +56,21 @@ class SingleQueries:
         mass = self._told(layer, Asked(shares=self._shares(layer, class_ids, n))).mass
         assert mass is not None
         return self._binned(layer, mass, bin)
+
+    def row(self, layer: int, query: int, sequence: int = 0) -> Tensor:
+        """[H, K]: all that one counted query looks at, by its position in the sequence; 0 on keys
+        that it does not see. Needs `watch(…, keep=True)`."""
+        where = self._kept(layer)
+        if not 0 <= sequence < len(where):
+            raise InputError(f"there is no sequence {sequence}; there are 0 to {len(where) - 1}")
+        totals = self._read(layer)[0]
+        found = row_of(totals.kept, query, sequence, totals.keys)
+        if found is None:
+            raise InputError(
+                f"no query at position {query} of sequence {sequence} was counted; "
+                "query_positions says which were"
+            )
+        return found
 
     def weight(self, layer: int, key_of: Any, bin: int | None = None) -> Tensor:
         """[B, H, Q]: the attention of every counted query to a key of its own.

@@ -20,6 +20,7 @@ from attnscope.cli.drawing import describe, figure, report
 from attnscope.cli.evaluating import evaluate
 from attnscope.cli.looking import look, models
 from attnscope.cli.running import merge, query, reproduce, run
+from attnscope.cli.serving import serve
 from attnscope.errors import AttnscopeError
 
 app = typer.Typer(
@@ -69,6 +70,7 @@ for command in (
     compare,
     query,
     look,
+    serve,
     evaluate,
     models,
 ):

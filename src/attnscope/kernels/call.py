@@ -168,6 +168,36 @@ class Rows:
         own = own.expand(self.q.shape[0], -1).contiguous()
         return replace(self, start=torch.zeros_like(own), stop=own + 1, own=own)
 
+    def one(self, sequence: int, row: int) -> "Rows":
+        """A single row, B = M = 1, by itself."""
+        start, stop, own = self.bounds()
+        b, m = slice(sequence, sequence + 1), slice(row, row + 1)
+
+        def of(value: Tensor | None) -> Tensor | None:
+            return None if value is None else value[b] if len(value) > 1 else value
+
+        links = [
+            Link(
+                bias=link.bias[b] if len(link.bias) > 1 else link.bias,
+                queries=None if link.queries is None else link.queries[b, m],
+            )
+            for link in self.links
+        ]
+        return Rows(
+            q=self.q[b, :, m],
+            k=self.k[b],
+            scale=self.scale,
+            start=start[b, m],
+            stop=stop[b, m],
+            own=own[b, m],
+            real=None if self.real is None else self.real[b],
+            softcap=self.softcap,
+            sinks=self.sinks,
+            key_bias=of(self.key_bias),
+            distance_bias=self.distance_bias,
+            links=tuple(links),
+        )
+
     def bounds(self) -> tuple[Tensor, Tensor, Tensor]:
         """`start`, `stop` and `own`."""
         rows = self.filled()

@@ -128,7 +128,7 @@ def look(
         raise InputError(
             f"no token of this text is in any class of the set ({', '.join(classes.names)})"
         )
-    names = _names(tokens, tokenizer)
+    names = token_names(tokens, tokenizer)
     asked = None if query is None else _find(query, names)
     weights, even, visible, heads = _measure(model, tokens, layer, head, asked)
     table = classes.table(tokenizer).classes[tokens.ids]
@@ -149,7 +149,7 @@ PART = "₊"
 """Stands for a token that only has more bytes of a character that is shown already."""
 
 
-def _names(tokens: TokenizedPrompt, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+def token_names(tokens: TokenizedPrompt, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
     """What each token adds to the text, by its place there: tokens split characters, drop spaces
     and change capitals, and the text knows better."""
     special = read_vocabulary(tokenizer).special

@@ -1,0 +1,137 @@
+"""The live page under use and under load: `python benchmarks/page.py [--clients 50 --seconds 60]`.
+
+Starts `attnscope serve` in a process of its own and asks it from this one: how long until the first
+picture, how long a switch of head takes, how much memory it holds, and what many clients at once
+get. Prints Markdown for docs/page.md.
+"""
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median, quantiles
+
+import httpx
+
+TEXT = "Tom has 12 apples. He buys 3 bags with 4 apples each. How many apples has Tom now? "
+
+
+def memory(pid: int, what: str = "VmRSS") -> float:
+    """MiB of a process now, or at most (`VmHWM`)."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(what)).split()[1]) / 1024
+
+
+def measured(client: httpx.Client, model: str, text: str) -> str:
+    job = client.post("/api/views", json={"model": model, "text": text, "beyond": True}).json()[
+        "job"
+    ]
+    while True:
+        now = client.get(f"/api/jobs/{job}").json()
+        if now["state"] == "done":
+            return str(now["result"]["view"])
+        if now["state"] not in ("waiting", "running"):
+            raise SystemExit(now["said"])
+        time.sleep(0.01)
+
+
+def one_view(client: httpx.Client, pid: int, model: str, text: str) -> str:
+    began = time.perf_counter()
+    view = measured(client, model, text)
+    facts = client.get(f"/api/views/{view}").json()
+    client.get(f"/api/views/{view}/shade").raise_for_status()
+    first = time.perf_counter() - began
+    switches = []
+    for n in range(30):
+        began = time.perf_counter()
+        where = {"layer": facts["layers"][n % len(facts["layers"])], "head": n % facts["heads"][0]}
+        client.get(f"/api/views/{view}/shade", params=where).raise_for_status()
+        switches.append(1000 * (time.perf_counter() - began))
+    return (
+        f"| {model} | {len(facts['tokens']):,} | {first:.1f} s | {median(switches):.0f} ms "
+        f"({max(switches):.0f} at most) | {memory(pid, 'VmHWM'):.0f} MiB |"
+    )
+
+
+async def loaded(address: str, model: str, clients: int, seconds: float) -> dict[str, list[float]]:
+    """Latencies of every kind of request; busy answers are counted on their own."""
+    took: dict[str, list[float]] = {"measure": [], "slice": [], "busy": [], "error": []}
+    end = time.perf_counter() + seconds
+
+    async def person(client: httpx.AsyncClient, n: int) -> None:
+        while time.perf_counter() < end:
+            began = time.perf_counter()
+            body = {"model": model, "text": TEXT + str(n)}
+            answer = await client.post("/api/views", json=body)
+            if answer.status_code == 429:
+                took["busy"].append(time.perf_counter() - began)
+                await asyncio.sleep(0.5)
+                continue
+            job, state = answer.json()["job"], {"state": "waiting"}
+            while state["state"] in ("waiting", "running"):
+                await asyncio.sleep(0.1)
+                state = (await client.get(f"/api/jobs/{job}")).json()
+            took["measure" if state["state"] == "done" else "error"].append(
+                time.perf_counter() - began
+            )
+            for head in range(3):
+                began = time.perf_counter()
+                at = f"/api/views/{state['result']['view']}/shade"
+                answer = await client.get(at, params={"layer": 1, "head": head})
+                # A view may have been forgotten: so many others were measured meanwhile.
+                kind = "slice" if answer.status_code in (200, 404) else "error"
+                took[kind].append(time.perf_counter() - began)
+
+    limits = httpx.Limits(max_connections=clients)
+    async with httpx.AsyncClient(base_url=address, timeout=60, limits=limits) as client:
+        await asyncio.gather(*(person(client, n) for n in range(clients)))
+    return took
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="*", default=["zoo:smollm2", "zoo:math-qwen2"])
+    parser.add_argument("--long", type=int, default=16_000, help="tokens, on the last model")
+    parser.add_argument("--clients", type=int, default=50)
+    parser.add_argument("--seconds", type=float, default=60)
+    given = parser.parse_args()
+    command = [sys.executable, "-m", "attnscope", "serve", "--port", "0", "--no-open"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        address = server.stdout.readline().split()[3]
+        with httpx.Client(base_url=address, timeout=600) as client:
+            print(
+                "| model | tokens | first picture | another head | peak memory |\n"
+                + "| --- " * 5
+                + "|"
+            )
+            for model in given.models:
+                measured(client, model, TEXT)  # loads it
+                print(one_view(client, server.pid, model, TEXT), flush=True)
+            long = TEXT * (given.long // 28)
+            print(one_view(client, server.pid, given.models[-1], long), flush=True)
+        before = memory(server.pid)
+        took = asyncio.run(loaded(address, given.models[-1], given.clients, given.seconds))
+        print(
+            f"\n{given.clients} clients for {given.seconds:.0f} s on {given.models[-1]}: "
+            f"{len(took['error'])} errors.\n\n| request | answered | median | 95 % | 99 % |"
+        )
+        print("| --- " * 5 + "|")
+        for kind, times in took.items():
+            if len(times) > 1:
+                cuts = quantiles(times, n=100)
+                shown = " | ".join(
+                    f"{1000 * t:.0f} ms" for t in (median(times), cuts[94], cuts[98])
+                )
+                print(f"| {kind} | {len(times)} | {shown} |")
+        print(f"\nThe server's memory: {before:.0f} MiB before, {memory(server.pid):.0f} after.")
+    finally:
+        server.terminate()
+        server.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The live page: type a prompt, see where the model looks. `attnscope serve` starts it."""

@@ -1,0 +1,100 @@
+"""What may be sent to the page's address, and what comes back: types and bounds."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from attnscope.web.jobs import State
+
+ANSWER = 256
+"""How many tokens a model may answer with."""
+FILLERS = ("repeat", "word", "random-tokens", "sentence", "lorem")
+POSITIONS = ("between", "end", "random", "before-system")
+
+
+def _sayable(text: str) -> str:
+    """Refuses half a character: no tokenizer could read it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("is not text: it has half of a surrogate pair") from error
+    return text
+
+
+def _whole(value: Any) -> Any:
+    """JSON has no integers of its own: 5.0 is one."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+WHOLE = BeforeValidator(_whole)
+Text = Annotated[str, Field(max_length=1_000_000), AfterValidator(_sayable)]
+Name = Annotated[str, Field(min_length=1, max_length=300), AfterValidator(_sayable)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Fill(_Body):
+    """A filler."""
+
+    kind: Literal["repeat", "word", "random-tokens", "sentence", "lorem"] = "repeat"
+    count: Annotated[int, Field(ge=0, le=4096), WHOLE] = 55
+    unit: Annotated[str, Field(min_length=1, max_length=40), AfterValidator(_sayable)] | None = None
+    position: Literal["between", "end", "random", "before-system"] = "between"
+    seed: Annotated[int, Field(ge=0, le=2**31), WHOLE] = 0
+
+
+class View(_Body):
+    """A prompt to measure."""
+
+    model: Name
+    text: Text
+    chat: bool = False
+    system: Text | None = None
+    filler: Fill | None = None
+    answer: Annotated[int, Field(ge=0, le=ANSWER), WHOLE] = 0
+    beyond: bool = False
+    """Allow more tokens than the model was made for."""
+
+
+class Gaze(_Body):
+    """A token whose gaze is followed."""
+
+    token: Annotated[int, Field(ge=0, le=10_000_000), WHOLE]
+    layer: Annotated[int, Field(ge=0, le=10_000), WHOLE]
+    head: Annotated[int, Field(ge=0, le=10_000), WHOLE] | None = None
+
+
+class Knockout(_Body):
+    """Tokens that nobody may look at."""
+
+    first: Annotated[int, Field(ge=0, le=10_000_000), WHOLE]
+    last: Annotated[int, Field(ge=0, le=10_000_000), WHOLE]
+    layer: Annotated[int, Field(ge=0, le=10_000), WHOLE] | None = None
+    head: Annotated[int, Field(ge=0, le=10_000), WHOLE] | None = None
+
+
+class Sql(_Body):
+    """A question to a run."""
+
+    run: Name
+    sql: Annotated[str, Field(min_length=1, max_length=20_000), AfterValidator(_sayable)]
+
+
+class Ticket(BaseModel):
+    """Work that was taken on."""
+
+    job: str
+
+
+class Progress(BaseModel):
+    """How it is doing."""
+
+    state: State
+    place: int
+    """How many are in front, itself included; 0 when it is its turn."""
+    said: str
+    result: dict[str, Any] | None = None

@@ -1,0 +1,121 @@
+"""A view as something to send or to keep: plain numbers, a table, an experiment, one HTML file."""
+
+from __future__ import annotations
+
+import csv as tables
+import io
+import math
+from functools import cache
+from html import escape
+from typing import Any
+
+import numpy as np
+import vl_convert
+from numpy.typing import NDArray
+
+from attnscope.capture.show import drawn
+from attnscope.errors import unknown
+from attnscope.figures.words import BUNDLED
+from attnscope.question.spec import Experiment
+from attnscope.question.yaml import written
+from attnscope.tokens.colours import class_colours
+from attnscope.web.views import View
+
+
+def plain(values: NDArray[np.float32]) -> list[float | None]:
+    """Numbers as JSON has them, seven digits each; null for what is undefined."""
+    return [float(f"{v:.7g}") if math.isfinite(v) else None for v in values.tolist()]
+
+
+def facts(view: View) -> dict[str, Any]:
+    """Everything about a view that does not change with layer and head."""
+    return {
+        "id": view.id,
+        "model": view.model,
+        "note": f"{view.model}: {BUNDLED}" if view.bundled else "",
+        "tokens": view.tokens,
+        "prompt": view.prompt,
+        "read": view.received["all"][0].shape[1],
+        "classes": view.classes,
+        "names": view.names,
+        "colours": class_colours(view.names),
+        "layers": view.layers,
+        "heads": [len(row) for row in view.average],
+        "queries": view.queries,
+        "maps": view.maps(),
+        "twins": view.twins,
+        "filler": view.filler,
+        "likely": view.likely,
+    }
+
+
+def csv(view: View, of: str, queries: str, layer: int | None, head: int | None) -> str:
+    """One row per token: what it says, its class, and the number that shades it."""
+    values = view.shade(of, queries, layer, head)
+    out = io.StringIO()
+    rows = tables.writer(out, lineterminator="\n")
+    rows.writerow(["position", "token", "class", "model", "layer", "head", "queries", of])
+    where = ["mean" if layer is None else layer, "mean" if head is None else head]
+    for n, value in enumerate(plain(values)):
+        name = view.names[view.classes[n]] if view.classes[n] >= 0 else ""
+        said = view.tokens[n]
+        if said[:1] in ("=", "+", "-", "@"):  # a spreadsheet would take it for a formula
+            said = f"'{said}"
+        rows.writerow([n, said, name, view.model, *where, queries, "" if value is None else value])
+    return out.getvalue()
+
+
+def experiment(view: View) -> str:
+    """What was measured here, asked of many prompts."""
+    conditions: dict[str, Any] = {"base": {}}
+    measures = ["mass", "entropy", "first_token"]
+    filler = view.asked.filler
+    if filler is not None and filler.count:
+        insert = {"kind": filler.kind, "count": filler.count, "seed": filler.seed}
+        if filler.unit is not None:
+            insert["unit"] = filler.unit
+        conditions[filler.kind] = {"insert": insert, "position": view.asked.position}
+        measures += ["lambda", "even_slope", "uniformity"]
+    asked = Experiment.model_validate(
+        {
+            "name": "from-the-page",
+            "models": [view.model],
+            "prompts": {"source": "math", "count": 64},
+            "conditions": conditions,
+            "chat": view.asked.chat or view.asked.system is not None,
+            "queries": ["all", "last"],
+            "measures": measures,
+        }
+    )
+    return (
+        "# What was looked at on the page, asked of many prompts:\n"
+        "#   attnscope run experiment.yaml && attnscope report runs/from-the-page\n"
+        "# The prompts are the bundled word problems; for your own, a JSONL file with a question\n"
+        "# in every line:\n"
+        "#   prompts: {source: file, path: questions.jsonl}\n" + written(asked)
+    )
+
+
+def page(view: View, queries: str) -> str:
+    """The text with its shades for every layer and head, in one file that asks nobody."""
+    if queries not in view.received:
+        raise unknown("choice of queries", queries, view.received)
+    heads = [rows.astype(np.float64) for rows in view.received[queries]]
+    title = f"{view.model}: attention received, queries {queries!r}"
+    if view.bundled:
+        title += f" ({BUNDLED})"
+    body = drawn(title, view.tokens[: heads[0].shape[1]], view.layers, heads).html
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+        "script-src 'unsafe-inline'; style-src 'unsafe-inline'\">"
+        f"<title>{escape(view.model)}: where attention goes</title></head>"
+        f"<body>{body}</body></html>\n"
+    )
+
+
+@cache
+def vega() -> str:
+    """Vega, Vega-Lite and their embedding, as one script."""
+    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))

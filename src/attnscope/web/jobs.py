@@ -1,0 +1,137 @@
+"""Work that takes long, one piece at a time: a queue with places, which can be left again.
+
+One thread does all that touches a model, so that two people never disturb each other's pass. This
+module must not know what the work is.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from attnscope.errors import AttnscopeError
+
+State = Literal["waiting", "running", "done", "failed", "cancelled"]
+
+REMEMBERED = 256
+"""How many pieces of work that are over can still be asked about."""
+
+
+class BusyError(AttnscopeError):
+    """There is no more room in the queue."""
+
+
+class GoneError(AttnscopeError):
+    """What is asked for is not, or no longer, there."""
+
+
+class StoppedError(AttnscopeError):
+    """The work was called off."""
+
+
+@dataclass(eq=False)
+class Job:
+    """One piece of work."""
+
+    work: Callable[[Job], Any]
+    id: str = field(default_factory=lambda: secrets.token_urlsafe(9))
+    state: State = "waiting"
+    said: str = ""
+    """What it is doing, or why it failed."""
+    result: Any = None
+    _called_off: threading.Event = field(default_factory=threading.Event)
+
+    def say(self, what: str) -> None:
+        """Tell what is being done; ends here if the work was called off."""
+        self.said = what
+        self.check()
+
+    def check(self) -> None:
+        """End here if the work was called off."""
+        if self._called_off.is_set():
+            raise StoppedError("called off")
+
+
+class Queue:
+    """Jobs in the order they came, at most `room` of them waiting."""
+
+    def __init__(self, room: int = 8):
+        self.room = room
+        self._waiting: OrderedDict[str, Job] = OrderedDict()
+        self._known: OrderedDict[str, Job] = OrderedDict()
+        self._change = threading.Condition()
+        self._open = True
+        self._thread = threading.Thread(target=self._run, name="attnscope-work", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[Job], Any]) -> Job:
+        """Put work at the end of the queue."""
+        with self._change:
+            if len(self._waiting) >= self.room:
+                raise BusyError(
+                    f"busy: {len(self._waiting)} others are waiting already; try again in a moment"
+                )
+            job = Job(work)
+            self._waiting[job.id] = self._known[job.id] = job
+            while len(self._known) > REMEMBERED + self.room:
+                oldest = next(iter(self._known))
+                if self._known[oldest].state in ("waiting", "running"):
+                    break
+                del self._known[oldest]
+            self._change.notify()
+        return job
+
+    def find(self, id: str) -> tuple[Job, int]:
+        """A job, and how many are in front of it."""
+        with self._change:
+            if id not in self._known:
+                raise GoneError("there is no such job, or it was over long ago")
+            job = self._known[id]
+            place = list(self._waiting).index(id) + 1 if id in self._waiting else 0
+            return job, place
+
+    def cancel(self, id: str) -> None:
+        """Call a job off: at once if it waits, at its next step if it runs."""
+        job, _ = self.find(id)
+        with self._change:
+            job._called_off.set()
+            if self._waiting.pop(id, None) is not None:
+                job.state = "cancelled"
+
+    def close(self) -> None:
+        """Take no more work, and call off what there is."""
+        with self._change:
+            self._open = False
+            for job in self._known.values():
+                job._called_off.set()
+            self._waiting.clear()
+            self._change.notify()
+        self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                while self._open and not self._waiting:
+                    self._change.wait()
+                if not self._open:
+                    return
+                _, job = self._waiting.popitem(last=False)
+                job.state = "running"
+            state: State = "failed"
+            try:
+                job.result = job.work(job)
+                state, said = "done", ""
+            except StoppedError:
+                state, said = "cancelled", "called off"
+            except AttnscopeError as error:
+                said = str(error)
+            except MemoryError:
+                said = "out of memory: a shorter text or a smaller model may fit"
+            except Exception as error:  # the page lives on, and says what it was
+                where = "out of memory" if "memory" in str(error).lower() else type(error).__name__
+                said = f"{where}: {' '.join(str(error).split())[:300]}"
+            job.said, job.state = said, state

@@ -1,0 +1,344 @@
+"""The page's own address: what can be asked, and what is answered.
+
+Long work goes through the queue and is asked about by its id; everything else is a slice of what
+was measured and comes at once. This module must not know how anything is measured.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Request
+from fastapi import Path as InPath
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse, Response
+
+from attnscope.errors import AttnscopeError
+from attnscope.prompts.filler import Filler
+from attnscope.web import asked as body
+from attnscope.web import downloads, views
+from attnscope.web.guard import REPORT_POLICY, Guard
+from attnscope.web.jobs import BusyError, GoneError, Job, Queue
+from attnscope.web.runs import Runs
+from attnscope.web.shelf import Shelf
+
+STATIC = Path(__file__).parent / "static"
+VIEWS, VIEW_BYTES = 24, 1 << 30
+"""How many views are remembered, and how much memory they may hold."""
+LONGEST = 32_768
+"""Tokens of a prompt, unless said otherwise."""
+
+Id = Annotated[str, InPath(max_length=40, pattern=r"^[A-Za-z0-9_-]+$")]
+Layer = Annotated[int | None, Query(ge=0, le=10_000)]
+Head = Annotated[int | None, Query(ge=0, le=10_000)]
+Word = Annotated[str, Query(max_length=60)]
+Name = Annotated[str, Query(max_length=300)]
+_WHY = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
+REFUSED: dict[int | str, dict[str, Any]] = {
+    code: {"description": why, "content": {"application/json": {"schema": _WHY}}}
+    for code, why in {
+        400: "what was asked for cannot be done",
+        403: "not from this machine's own page",
+        404: "not there",
+        413: "too much was sent",
+        415: "not JSON",
+        422: "not understood",
+        429: "busy",
+    }.items()
+}
+
+
+def _as(kind: str) -> dict[int | str, dict[str, Any]]:
+    """What a file is sent as."""
+    return {200: {"description": "the file", "content": {kind: {}}}}
+
+
+class _Memory:
+    """The views that can still be looked at, oldest forgotten first."""
+
+    def __init__(self) -> None:
+        self._views: OrderedDict[str, views.View] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def put(self, view: views.View) -> None:
+        with self._lock:
+            self._views[view.id] = view
+            held = sum(each.bytes for each in self._views.values())
+            while len(self._views) > VIEWS or (held > VIEW_BYTES and len(self._views) > 1):
+                held -= self._views.popitem(last=False)[1].bytes
+            # Queries and keys are the larger part: only the newest few views hold them.
+            for old in list(self._views.values())[:-3]:
+                old.scope = None
+                old.by_layer.clear()
+
+    def get(self, id: str) -> views.View:
+        with self._lock:
+            if id not in self._views:
+                raise GoneError("this view is no longer remembered: measure the prompt again")
+            self._views.move_to_end(id)
+            return self._views[id]
+
+
+def create(
+    folder: str | Path | None = None,
+    *,
+    models: Mapping[str, str] | None = None,
+    device: str | None = None,
+    longest: int = LONGEST,
+    room: int = 8,
+) -> Any:
+    """The application: browse runs in `folder`, offer `models` beside the zoo."""
+    queue, shelf, memory, runs = Queue(room), Shelf(models, device), _Memory(), Runs(folder)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> Any:
+        yield
+        queue.close()
+
+    app = FastAPI(
+        title="attnscope", docs_url=None, redoc_url=None, lifespan=lifespan, responses=REFUSED
+    )
+    _errors(app)
+    _pages(app)
+    _choices(app, shelf, runs, longest)
+    _measuring(app, queue, shelf, memory, longest)
+    _asking(app, queue, shelf, memory)
+    _jobs(app, queue)
+    _slices(app, memory)
+    _downloads(app, memory)
+    _runs(app, runs)
+    return Guard(app)
+
+
+def _errors(app: FastAPI) -> None:
+    codes = {BusyError: 429, GoneError: 404}
+
+    @app.exception_handler(AttnscopeError)
+    def said(_: Request, error: AttnscopeError) -> JSONResponse:
+        return JSONResponse({"error": str(error)}, status_code=codes.get(type(error), 400))
+
+    @app.exception_handler(RequestValidationError)
+    def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return JSONResponse({"error": f"{where}: {first['msg']}"}, status_code=422)
+
+
+def _pages(app: FastAPI) -> None:
+    @app.get("/", include_in_schema=False)
+    def index() -> FileResponse:
+        return FileResponse(STATIC / "index.html")
+
+    @app.get("/static/vega.js", include_in_schema=False)
+    def vega() -> Response:
+        return Response(downloads.vega(), media_type="text/javascript")
+
+    # Every file by its name: nothing that is sent ever becomes a path.
+    files = {path.name: path for path in STATIC.iterdir() if path.suffix in (".js", ".css", ".svg")}
+
+    @app.get("/static/{name}", include_in_schema=False)
+    def static(name: str) -> FileResponse:
+        if name not in files:
+            raise GoneError("there is no such file")
+        return FileResponse(files[name])
+
+
+def _choices(app: FastAPI, shelf: Shelf, runs: Runs, longest: int) -> None:
+    @app.get("/api/choices")
+    def choices() -> dict[str, Any]:
+        """What there is to choose from."""
+        return {
+            "models": [{"name": o.name, "about": o.about, "here": o.here} for o in shelf.offers()],
+            "shades": views.SHADES,
+            "fillers": list(body.FILLERS),
+            "positions": list(body.POSITIONS),
+            "longest": longest,
+            "answer": body.ANSWER,
+            "runs": list(runs.names()),
+        }
+
+
+def _measuring(app: FastAPI, queue: Queue, shelf: Shelf, memory: _Memory, longest: int) -> None:
+    @app.post("/api/views", status_code=202)
+    def view(wanted: body.View) -> body.Ticket:
+        """Measure a prompt."""
+        filler = None
+        if wanted.filler is not None:
+            given = wanted.filler
+            filler = Filler(kind=given.kind, count=given.count, unit=given.unit, seed=given.seed)
+        asked = views.Asked(
+            text=wanted.text,
+            chat=wanted.chat,
+            system=wanted.system,
+            filler=filler,
+            position=wanted.filler.position if wanted.filler else "between",
+            answer=wanted.answer,
+            beyond=wanted.beyond,
+        )
+
+        def work(job: Job) -> dict[str, Any]:
+            job.say(f"loading {wanted.model}")
+            loaded = shelf.get(wanted.model)
+            job.say("reading the prompt")
+            tokens = len(views.prepare(loaded, asked).tokens)
+            if tokens > longest:
+                raise TooLongError(tokens, longest)
+            job.say(f"measuring {tokens:,} tokens")
+            made = views.measure(loaded, asked, job.check)
+            memory.put(made)
+            return {"view": made.id}
+
+        return body.Ticket(job=queue.submit(work).id)
+
+
+def _asking(app: FastAPI, queue: Queue, shelf: Shelf, memory: _Memory) -> None:
+    @app.post("/api/views/{id}/gaze", status_code=202)
+    def gaze(id: Id, wanted: body.Gaze) -> body.Ticket:
+        """What a token looks at, and who looks at it, in one layer."""
+        seen = memory.get(id)
+
+        def work(job: Job) -> dict[str, Any]:
+            job.say("following the gaze")
+            loaded = shelf.get(seen.model)
+            row, column = views.gaze(seen, loaded, wanted.token, wanted.layer, job.check)
+            pick = slice(None) if wanted.head is None else slice(wanted.head, wanted.head + 1)
+            return {
+                "looks_at": downloads.plain(row[pick].mean(0)),
+                "looked_at_by": downloads.plain(column[pick].mean(0)),
+            }
+
+        return body.Ticket(job=queue.submit(work).id)
+
+    @app.post("/api/views/{id}/knockout", status_code=202)
+    def knockout(id: Id, wanted: body.Knockout) -> body.Ticket:
+        """What would come next if nobody could look at some tokens."""
+        seen = memory.get(id)
+
+        def work(job: Job) -> dict[str, Any]:
+            job.say("running the model without these tokens in sight")
+            loaded = shelf.get(seen.model)
+            layers = None if wanted.layer is None else [wanted.layer]
+            heads = None if wanted.head is None else [wanted.head]
+            span = wanted.first, wanted.last
+            return views.knocked_out(seen, loaded, span, layers, heads, job.check)
+
+        return body.Ticket(job=queue.submit(work).id)
+
+
+def _jobs(app: FastAPI, queue: Queue) -> None:
+    @app.get("/api/jobs/{id}")
+    def job(id: Id) -> body.Progress:
+        """How a piece of work is doing, and its result."""
+        found, place = queue.find(id)
+        return body.Progress(state=found.state, place=place, said=found.said, result=found.result)
+
+    @app.delete("/api/jobs/{id}")
+    def cancel(id: Id) -> body.Progress:
+        """Call it off."""
+        queue.cancel(id)
+        found, place = queue.find(id)
+        return body.Progress(state=found.state, place=place, said=found.said)
+
+
+class TooLongError(AttnscopeError):
+    """A prompt over the limit."""
+
+    def __init__(self, tokens: int, longest: int):
+        super().__init__(
+            f"the prompt has {tokens:,} tokens and the limit is {longest:,}; "
+            "start the page with --longest for more"
+        )
+
+
+def _slices(app: FastAPI, memory: _Memory) -> None:
+    @app.get("/api/views/{id}")
+    def facts(id: Id) -> dict[str, Any]:
+        """The tokens, and what there is of them."""
+        return downloads.facts(memory.get(id))
+
+    @app.get("/api/views/{id}/shade")
+    def shade(
+        id: Id,
+        of: Word = "received",
+        queries: Word = "all",
+        layer: Layer = None,
+        head: Head = None,
+    ) -> dict[str, Any]:
+        """A number for every token."""
+        return {"values": downloads.plain(memory.get(id).shade(of, queries, layer, head))}
+
+    @app.get("/api/views/{id}/map")
+    def head_map(id: Id, of: Word = "entropy", queries: Word = "all") -> dict[str, Any]:
+        """A number for every layer and head."""
+        rows = memory.get(id).head_map(of, queries)
+        return {"rows": [downloads.plain(row) for row in rows]}
+
+    @app.get("/api/views/{id}/classes")
+    def classes(id: Id, queries: Word = "all", head: Head = None) -> dict[str, Any]:
+        """The mass of every class in every layer."""
+        return {"rows": memory.get(id).class_bars(queries, head)}
+
+
+def _downloads(app: FastAPI, memory: _Memory) -> None:
+    def attached(name: str) -> dict[str, str]:
+        return {"content-disposition": f'attachment; filename="{name}"'}
+
+    @app.get("/api/views/{id}/numbers.csv", response_class=Response, responses=_as("text/csv"))
+    def numbers(
+        id: Id,
+        of: Word = "received",
+        queries: Word = "all",
+        layer: Layer = None,
+        head: Head = None,
+    ) -> Response:
+        """What the text is shaded by."""
+        text = downloads.csv(memory.get(id), of, queries, layer, head)
+        return Response(text, media_type="text/csv", headers=attached("attnscope.csv"))
+
+    @app.get(
+        "/api/views/{id}/experiment.yaml",
+        response_class=Response,
+        responses=_as("application/yaml"),
+    )
+    def experiment(id: Id) -> Response:
+        """An experiment that repeats this over many prompts."""
+        text = downloads.experiment(memory.get(id))
+        return Response(text, media_type="application/yaml", headers=attached("experiment.yaml"))
+
+    @app.get("/api/views/{id}/page.html", response_class=Response, responses=_as("text/html"))
+    def page(id: Id, queries: Word = "all") -> Response:
+        """One file that works without the server."""
+        text = downloads.page(memory.get(id), queries)
+        headers = attached("attnscope.html") | {"content-security-policy": REPORT_POLICY}
+        return Response(text, media_type="text/html", headers=headers)
+
+
+def _runs(app: FastAPI, runs: Runs) -> None:
+    @app.get("/api/runs")
+    def listed() -> dict[str, Any]:
+        """The runs there are; one that cannot be opened with the reason."""
+        found = []
+        for name in runs.names():
+            try:
+                found.append(runs.about(name))
+            except AttnscopeError as error:
+                found.append({"name": name, "error": str(error)})
+        return {"runs": found}
+
+    @app.get("/api/report", response_class=Response, responses=_as("text/html"))
+    def report(run: Name) -> Response:
+        """The report of a run: findings first."""
+        from attnscope.report.build import build
+
+        headers = {"content-security-policy": REPORT_POLICY}
+        return Response(build(runs.open(run)), media_type="text/html", headers=headers)
+
+    @app.post("/api/query")
+    def query(wanted: body.Sql) -> dict[str, Any]:
+        """The rows of a query."""
+        return runs.query(wanted.run, wanted.sql)

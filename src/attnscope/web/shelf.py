@@ -1,0 +1,111 @@
+"""The models a page may choose from, and the few that are in memory.
+
+Only what is offered can be loaded: the zoo, what the hub's cache holds, and what was named when the
+server was started. No name from a request is ever taken for a path.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnscope import zoo
+from attnscope.errors import ModelError, unknown
+
+KEPT = 2
+"""How many models stay in memory: two are compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """A model that can be chosen."""
+
+    name: str
+    source: str
+    """What `attnscope.load` is given."""
+    about: str
+    here: bool = True
+    """Whether it can be loaded without being fetched first."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Loaded:
+    """A model in memory."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+    bundled: bool
+
+
+class Shelf:
+    """Models by name. Used by one thread at a time."""
+
+    def __init__(self, given: Mapping[str, str] | None = None, device: str | None = None):
+        self._given = dict(given or {})
+        self._device = device
+        self._loaded: OrderedDict[str, Loaded] = OrderedDict()
+
+    def offers(self) -> list[Offer]:
+        """What there is, the given ones first."""
+        from attnscope.loading import cached
+        from attnscope.loading.fetch import where
+
+        found = [
+            Offer(name=name, source=source, about="given at the start")
+            for name, source in self._given.items()
+        ]
+        for name, real in zoo.FETCHED.items():
+            here = where(name) is not None
+            about = f"{real.title}, a real model" + (
+                "" if here else f" (first: attnscope models --get {name})"
+            )
+            found.append(Offer(name=f"zoo:{name}", source=f"zoo:{name}", about=about, here=here))
+        for name in zoo.adapters():
+            base = zoo.base_of(name)
+            here = where(base.removeprefix(zoo.PREFIX)) is not None
+            found.append(
+                Offer(
+                    name=f"zoo:{name}",
+                    source=f"zoo:{name}",
+                    about=f"our fine-tune of {base}",
+                    here=here,
+                )
+            )
+        found += [
+            Offer(name=f"zoo:{n}", source=f"zoo:{n}", about="tiny, trained for this project")
+            for n in zoo.names()
+        ]
+        found += [Offer(name=name, source=name, about="in the hub's cache") for name, _ in cached()]
+        return list({offer.name: offer for offer in reversed(found)}.values())[::-1]
+
+    def get(self, name: str) -> Loaded:
+        """A model, from memory if it is there."""
+        import attnscope
+
+        if name in self._loaded:
+            self._loaded.move_to_end(name)
+            return self._loaded[name]
+        offers = {offer.name: offer for offer in self.offers()}
+        if name not in offers:
+            raise unknown("model", name, offers)
+        if not offers[name].here:
+            raise ModelError(f"{name} is not on this machine yet: {offers[name].about}")
+        source = offers[name].source
+        if name in self._given and Path(source).is_absolute() and not Path(source).exists():
+            raise ModelError(f"the model {name} is no longer where it was when the page started")
+        while len(self._loaded) >= KEPT:
+            self._loaded.popitem(last=False)
+        model, tokenizer = attnscope.load(source, device=self._device)
+        bare = name.removeprefix(zoo.PREFIX)
+        loaded = Loaded(
+            name=name,
+            model=model,
+            tokenizer=tokenizer,
+            bundled=name.startswith(zoo.PREFIX) and bare in zoo.names(),
+        )
+        self._loaded[name] = loaded
+        return loaded

@@ -1,0 +1,110 @@
+// Tokens shaded by a number each. Long texts are cut into chunks; only what is on screen is painted.
+import {make, number} from "./dom.js";
+
+const CHUNK = 400;
+
+export class TextView {
+  constructor(host, {onchoose = () => {}, ontell = () => {}} = {}) {
+    this.host = host;
+    this.onchoose = onchoose;
+    this.ontell = ontell;
+    this.seen = new IntersectionObserver((entries) => {
+      for (const {target, isIntersecting} of entries) {
+        target.onScreen = isIntersecting;
+        if (isIntersecting && target.stale) this.paint(target);
+      }
+    }, {root: host, rootMargin: "300px"});
+    const at = (event) => event.target.closest("span[data-n]");
+    host.addEventListener("click", (event) => { if (at(event)) this.pick(event, Number(at(event).dataset.n)); });
+    host.addEventListener("mouseover", (event) => { if (at(event)) this.tell(Number(at(event).dataset.n)); });
+    host.addEventListener("focusin", (event) => { if (at(event)) this.tell(Number(at(event).dataset.n)); });
+    host.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  show(facts) {
+    this.facts = facts;
+    this.values = [];
+    this.chosen = null;
+    this.spans = [];
+    this.seen.disconnect();
+    const filler = new Set(facts.filler);
+    this.chunks = [];
+    for (let from = 0; from < facts.tokens.length; from += CHUNK) {
+      const chunk = make("div", {className: "chunk"});
+      chunk.from = from;
+      chunk.stale = true;
+      for (let n = from; n < Math.min(from + CHUNK, facts.tokens.length); n += 1) {
+        const span = make("span", {textContent: facts.tokens[n]});
+        span.dataset.n = n;
+        span.tabIndex = n === 0 ? 0 : -1;
+        if (n >= facts.prompt) span.classList.add("answer");
+        if (filler.has(n)) span.classList.add("filler");
+        chunk.append(span);
+        this.spans.push(span);
+      }
+      this.chunks.push(chunk);
+    }
+    // Chunks are blocks: a text that fits into one reads as one.
+    this.host.replaceChildren(...this.chunks);
+    this.chunks.forEach((chunk) => this.seen.observe(chunk));
+  }
+
+  shade(values, what) {
+    this.values = values;
+    this.what = what;
+    // The largest few would leave everything else white: full colour at the 99th of a hundred.
+    const there = values.filter((v) => v !== null && Number.isFinite(v)).sort((a, b) => a - b);
+    this.top = there.length ? there[Math.min(there.length - 1, Math.ceil(there.length * 0.99) - 1)] || there.at(-1) || 1 : 1;
+    for (const chunk of this.chunks) {
+      chunk.stale = true;
+      if (chunk.onScreen !== false) this.paint(chunk);
+    }
+  }
+
+  paint(chunk) {
+    chunk.stale = false;
+    for (const span of chunk.children) {
+      const value = this.values[span.dataset.n];
+      const full = value === null || value === undefined ? 0 : Math.min(1, Math.max(0, value / this.top));
+      span.style.backgroundColor = `rgba(var(--shade), ${(Math.sqrt(full) * 0.85).toFixed(3)})`;
+    }
+  }
+
+  tell(n) {
+    const {facts} = this, kind = facts.classes[n] >= 0 ? facts.names[facts.classes[n]] : "no class";
+    const value = this.values[n];
+    this.ontell(`token ${n} ${JSON.stringify(facts.tokens[n])} · ${kind} · ${this.what}: ${number(value)}`);
+  }
+
+  pick(event, n) {
+    if (event.shiftKey && this.chosen !== null) this.onchoose(n, [Math.min(n, this.chosen), Math.max(n, this.chosen)]);
+    else this.onchoose(n === this.chosen ? null : n, null);
+  }
+
+  mark(n, span = null) {
+    for (const each of this.host.querySelectorAll(".chosen, .cut")) each.classList.remove("chosen", "cut");
+    this.chosen = n;
+    if (n !== null && this.spans[n]) {
+      this.spans[n].classList.add("chosen");
+      this.host.querySelectorAll("span[tabindex='0']").forEach((s) => { s.tabIndex = -1; });
+      this.spans[n].tabIndex = 0;
+    }
+    if (span) for (let i = span[0]; i <= span[1]; i += 1) this.spans[i].classList.add("cut");
+  }
+
+  key(event) {
+    const at = event.target.closest("span[data-n]");
+    if (!at) return;
+    const n = Number(at.dataset.n);
+    const to = {ArrowRight: n + 1, ArrowLeft: n - 1, Home: 0, End: this.spans.length - 1}[event.key];
+    if (to !== undefined && this.spans[to]) {
+      at.tabIndex = -1;
+      this.spans[to].tabIndex = 0;
+      this.spans[to].focus();
+      event.preventDefault();
+    } else if (event.key === "Enter" || event.key === " ") {
+      this.pick(event, n);
+      event.preventDefault();
+    }
+  }
+}
