@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -15,8 +16,12 @@ BEGIN, END = "<!-- made by `make faults` -->", "<!-- end -->"
 
 
 def keep(what: str, tried: int, result: str, seconds: float) -> None:
-    """Remember a line; it takes the place of the one before about the same thing."""
+    """Remember a line. It takes the place of the one before about the same thing; with FAULTS_ADD
+    set, what was tried is added to that, where the outcome was the same."""
     kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
+    before = kept.get(what)
+    if before and before["result"] == result and os.environ.get("FAULTS_ADD"):
+        tried, seconds = tried + before["tried"], seconds + before["seconds"]
     kept[what] = {"tried": tried, "result": result, "seconds": round(seconds, 1)}
     KEPT.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(f"{what}: {tried:,} · {result} · {seconds:.0f} s", flush=True)

@@ -1,0 +1,93 @@
+"""SIGKILL at random moments, over many short runs: what is there afterwards is whole, and the same
+command ends with the bytes of a run that was left alone. Some rounds have several shards.
+
+    python benchmarks/faults/kills.py [200]
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from asked import Server, prints, write_experiment
+from results import keep
+
+import attnscope
+from attnscope.errors import InputError
+
+
+def wrong(out: Path, whole: dict[str, str]) -> list[str]:
+    """Files that have their names and not their bytes; only the environment grows."""
+    return [
+        name
+        for name, digest in (prints(out) if out.is_dir() else {}).items()
+        if not name.endswith(".part") and name != "environment.json" and whole.get(name) != digest
+    ]
+
+
+def readable(out: Path) -> bool:
+    """What a killed run left can be read, or is nothing yet."""
+    try:
+        attnscope.open_run(out).values.collect()
+    except InputError as error:
+        return "is not a run" in str(error) or "no directory" in str(error)
+    return True
+
+
+def kill_later(pid: int, seconds: float) -> None:
+    time.sleep(seconds)
+    if Path(f"/proc/{pid}").exists():
+        os.kill(pid, signal.SIGKILL)
+
+
+def main(number: int) -> None:
+    folder = Path(tempfile.mkdtemp())
+    file, out = write_experiment(folder), folder / "run"
+    server = Server(folder)
+    begun = time.monotonic()
+    server.run("run", file, "--out", folder / "warm", "-q")
+    start = time.monotonic()
+    code, said = server.run("run", file, "--out", folder / "whole", "-q")
+    assert code == 0, said
+    usual, whole = time.monotonic() - start, prints(folder / "whole")
+    draw = random.Random(os.getpid())
+    killed = rounds = bad = 0
+    stages: set[int] = set()
+    while killed < number:
+        options = ["--shard", f"{draw.randint(1, 3)}/3"] if draw.random() < 0.3 else []
+        kill_later(server.start("run", file, "--out", out, "-q", *options), draw.random() * usual)
+        code, said = server.end()
+        if code == -signal.SIGKILL:
+            killed += 1
+            stages.add(len(list(out.rglob("*"))))
+        elif code != 0:
+            bad += 1
+            print("exit code", code, said)
+        if found := wrong(out, whole):
+            bad += 1
+            print("wrong bytes", found)
+        if not readable(out):
+            bad += 1
+            print("cannot be read")
+        if (out / "manifest.json").is_file() or draw.random() < 0.2:
+            code, said = server.run("run", file, "--out", out, "-q")
+            same = code == 0 and prints(out) == whole
+            bad += not same
+            rounds += 1
+            shutil.rmtree(out)
+    server.close()
+    shutil.rmtree(folder)
+    told = "every resumed run has the same bytes" if not bad else f"{bad} WRONG"
+    print(f"{rounds} rounds resumed to the end, killed at {len(stages)} different stages")
+    keep("`run`, and shards of it, killed (SIGKILL) at random", killed, told,
+         time.monotonic() - begun)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 200)
