@@ -5,14 +5,15 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_VENV := .venv-bench
 
-.PHONY: help demo test check format bench census clean
+.PHONY: help demo test check format bench census faults clean
 
 help:
 	@echo "make demo    the published figures on SmolLM2 (fetched once) and on the bundled models"
 	@echo "make test    the test suite"
-	@echo "make check   formatting, lint, types, import ladder"
+	@echo "make check   formatting, lint, types, import ladder, pinned versions"
 	@echo "make format  apply formatting and safe fixes"
 	@echo "make census  every model transformers knows, watched and compared: docs/models.md"
+	@echo "make faults  killed, full disks, damage, lost workers, fuzzing: docs/reliability.md"
 	@echo "make bench   the CPU benchmark, against plain sdpa, eager and TransformerLens"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -39,6 +40,8 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_architecture.py
+	$(BIN)/python benchmarks/audit.py
+	$(BIN)/python -m pip check
 
 format: $(STAMP)
 	$(BIN)/ruff format .
@@ -56,6 +59,15 @@ bench: $(BENCH_VENV)/.installed
 
 census: $(STAMP)
 	$(BIN)/python benchmarks/census.py
+
+# About forty minutes on two cores; FUZZ is the seconds for each kind of input.
+FUZZ ?= 120
+faults: $(STAMP)
+	cd benchmarks/faults && for part in kills disks watches ray_cluster; do \
+	  ../../$(BIN)/python $$part.py || exit 1; done
+	cd benchmarks/faults && for kind in experiments claims classes prompts sql options texts \
+	  token_ids short; do ../../$(BIN)/python fuzz.py $$kind $(FUZZ) || exit 1; done
+	$(BIN)/python benchmarks/faults/results.py
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -30,6 +30,9 @@ class MadeRun:
     complete: bool = True
     prompts: pl.DataFrame | None = None
 
+    def verify(self) -> None:
+        """What is in memory is not damaged."""
+
 
 def made_run(
     *,

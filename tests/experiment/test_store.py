@@ -158,6 +158,18 @@ def test_whatever_is_damaged_is_noticed(done, copy):
     assert attnscope.open_run(copy).values.collect().equals(whole.values.collect())
 
 
+def test_a_report_of_a_damaged_run_is_refused(copy):
+    """It had a page with gaps, and said that all was well."""
+    from attnscope.report import build
+
+    file = attnscope.open_run(copy).batches[0].file(copy, "values")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(InputError, match="is damaged"):
+        build(attnscope.open_run(copy))
+
+
 def test_a_damaged_run_says_how_to_mend_it(copy):
     lost = attnscope.open_run(copy).batches[0]
     lost.file(copy, "values").write_bytes(b"")

@@ -276,3 +276,12 @@ def test_ids_of_another_vocabulary_are_refused(byte_level: Any) -> None:
         DEFAULT.ids([1, 99999], byte_level)
     with pytest.raises(InputError, match="whole numbers"):
         DEFAULT.ids([0.5], byte_level)
+
+
+@pytest.mark.parametrize("mask", [[1], [[1, 1]], [1, 1, 1], []])
+def test_a_mask_of_another_shape_is_refused(mask):
+    """It was spread over the ids, or ended in numpy's own error."""
+    tokenizer = make_byte_level()
+    for read in (DEFAULT.ids, DEFAULT.weights):
+        with pytest.raises(InputError, match="the attention mask has the shape"):
+            read([5, 6], tokenizer, mask)

@@ -38,6 +38,10 @@ Shard = Annotated[
         metavar="I/N", help="Only the I-th of N parts, from 1: one job of several (below)."
     ),
 ]
+Outside = Annotated[
+    bool,
+    typer.Option("--outside", help="Let the experiment name files outside its own folder."),
+]
 OnRay = Annotated[
     str | None,
     typer.Option(
@@ -67,6 +71,7 @@ def run(
     ray: OnRay = None,
     workers: Workers = None,
     load_within: LoadWithin = 3600,
+    outside: Outside = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -100,7 +105,7 @@ def run(
     from attnscope.question.yaml import read_experiment
 
     part = None if shard is None else parse_shard(shard)
-    experiment = read_experiment(file)
+    experiment = read_experiment(file, outside=outside)
     frozen = None if claims is None else load_claims(claims)
     folder = run_directory(out or Path("runs") / experiment.name)
     executor = _executor(folder, ray, workers, load_within)

@@ -26,7 +26,6 @@ from attnscope.experiment.samples import facts_told, identified, samples_of
 from attnscope.loading import load_config, load_tokenizer, model_class
 from attnscope.loading.device import chosen_device
 from attnscope.loading.fit import check_fit, warn_without_bos
-from attnscope.prompts import Sample
 from attnscope.question.generate import GENERATED
 from attnscope.question.queries import parse_queries
 from attnscope.question.spec import Experiment
@@ -43,7 +42,7 @@ class Answer:
     text: str
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Cell:
     """One model × prompt × condition."""
 
@@ -121,7 +120,7 @@ class Plan:
     @property
     def size(self) -> int:
         """The number of cells."""
-        return sum(len(model.cells()) for model in self.models)
+        return sum(len(batch) for model in self.models for batch in model.batches)
 
 
 def make_plan(experiment: Experiment) -> Plan:
@@ -130,16 +129,56 @@ def make_plan(experiment: Experiment) -> Plan:
     samples = samples_of(experiment)
     device = chosen_device(experiment.device)
     facts = {label: facts_of(name) for label, name in experiment.models.items()}
-    tokenizers = {
-        label: load_tokenizer(of_model.pinned, bos=experiment.bos)
-        for label, of_model in facts.items()
-    }
+    tokenizers = _shared(
+        {
+            label: load_tokenizer(of_model.pinned, bos=experiment.bos)
+            for label, of_model in facts.items()
+        }
+    )
     experiment = _with_chat_settled(experiment, tokenizers)
-    models = [
-        _plan_model(experiment, label, facts[label], tokenizers[label], samples, device)
-        for label in experiment.models
-    ]
+    laid: dict[int, _Laid] = {}  # by tokenizer: the same for all models that have it
+    models = []
+    for label, tokenizer in tokenizers.items():
+        if id(tokenizer) not in laid:
+            prompts = [sample.prompt for sample in samples]
+            laid[id(tokenizer)] = _Laid(rows_of(experiment, label, prompts, tokenizer))
+        models.append(
+            _plan_model(experiment, label, facts[label], tokenizer, laid[id(tokenizer)], device)
+        )
     return Plan(experiment, tuple(models), device, tuple(facts_told(experiment, samples)))
+
+
+def _shared(tokenizers: dict[str, Any]) -> dict[str, Any]:
+    """One tokenizer in place of several that are the same but for where they lie: a survey has
+    many models and few tokenizers."""
+    first: dict[str, Any] = {}
+    for label, tokenizer in tokenizers.items():
+        places = ("name_or_path", "tokenizer_file", "vocab_file", "merges_file")
+        said = {k: v for k, v in (tokenizer.init_kwargs or {}).items() if k not in places}
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        told = [
+            type(tokenizer).__name__,
+            label if backend is None else backend.to_str(),
+            repr(sorted(said.items(), key=str)),
+            repr(tokenizer.special_tokens_map),
+            repr(getattr(tokenizer, "chat_template", None)),
+        ]
+        key = hashlib.sha256("\0".join(told).encode("utf-8", "backslashreplace")).hexdigest()
+        tokenizers[label] = first.setdefault(key, tokenizer)
+    return tokenizers
+
+
+class _Laid:
+    """Every prompt under every condition as one tokenizer writes it, and what is asked of all."""
+
+    def __init__(self, rows: list[Row]):
+        self.rows = rows
+        self.prints = [
+            {condition: _print_of(tokens) for condition, (tokens, _) in row.items()} for row in rows
+        ]
+        texts = [tokens for row in rows for tokens, _ in row.values()]
+        self.longest = max(map(len, texts))
+        self.highest = max(int(tokens.ids.max()) for tokens in texts)
 
 
 def _with_chat_settled(experiment: Experiment, tokenizers: dict[str, Any]) -> Experiment:
@@ -161,16 +200,15 @@ def _plan_model(
     label: str,
     facts: ModelFacts,
     tokenizer: Any,
-    samples: list[Sample],
+    laid: _Laid,
     device: str,
 ) -> ModelPlan:
     layers = chosen_layers(facts, label, experiment.layers)
     heads = chosen_heads(facts, label, experiment.heads_of(label))
     profile_layers = chosen_layers(facts, label, experiment.profiles.layers)
     profile_heads = chosen_heads(facts, label, experiment.profiles.heads_of(label))
-    rows = rows_of(experiment, label, [sample.prompt for sample in samples], tokenizer)
-    _check_regions(experiment, rows[0])
-    _check_fit(experiment, label, facts.pinned, tokenizer, rows)
+    _check_regions(experiment, laid.rows[0])
+    _check_fit(experiment, label, facts.pinned, tokenizer, laid)
     identity = {
         "format": FORMAT,
         "label": label,
@@ -194,23 +232,31 @@ def _plan_model(
     }
     common = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
     batches = [
-        _batch(common, [(number, rows[number]) for number in numbers])
-        for numbers in _by_length(rows, experiment.batch_tokens)
+        _batch(common, laid, numbers) for numbers in _by_length(laid.rows, experiment.batch_tokens)
     ]
     return ModelPlan(
         label, facts, tokenizer, layers, heads, profile_layers, profile_heads, tuple(batches)
     )
 
 
-def _check_fit(
-    experiment: Experiment, label: str, name: str, tokenizer: Any, rows: list[Row]
-) -> None:
+def _check_fit(experiment: Experiment, label: str, name: str, tokenizer: Any, laid: _Laid) -> None:
     """Every text within the model's positions and vocabulary, and begun as the model expects."""
     config = load_config(name)
     room = 0
     if experiment.generate is not None:
         _check_answers(label, config)
         room = experiment.generate.max_new_tokens - 1
+    worst = np.full(laid.longest + room, laid.highest)
+    try:
+        check_fit(config, worst, beyond=experiment.beyond_positions)
+    except InputError:  # some text does not fit: which?
+        _find_unfit(experiment, label, config, laid.rows, room)
+    warn_without_bos(config, tokenizer, laid.rows[0][experiment.base][0].ids, name)
+
+
+def _find_unfit(
+    experiment: Experiment, label: str, config: Any, rows: list[Row], room: int
+) -> None:
     for number, row in enumerate(rows):
         for condition, (tokens, _) in row.items():
             try:
@@ -219,7 +265,6 @@ def _check_fit(
             except InputError as error:
                 where = f"model {label!r}, prompt {number}, condition {condition!r}"
                 raise InputError(f"{where}: {error}") from error
-    warn_without_bos(config, tokenizer, rows[0][experiment.base][0].ids, name)
 
 
 def _check_answers(label: str, config: Any) -> None:
@@ -267,16 +312,13 @@ def _by_length(rows: list[Row], budget: int) -> Iterator[list[int]]:
     yield batch
 
 
-def _batch(common: Any, rows: list[tuple[int, Row]]) -> Batch:
-    prints = [
-        {condition: _print_of(tokens) for condition, (tokens, _) in row.items()} for _, row in rows
-    ]
+def _batch(common: Any, laid: _Laid, numbers: list[int]) -> Batch:
     together = common.copy()
-    for (number, _), of_row in zip(rows, prints, strict=True):  # the same text may come again
-        together.update(b"".join([f"{number}:".encode(), *of_row.values()]))
+    for number in numbers:  # the same text may come again
+        together.update(b"".join([f"{number}:".encode(), *laid.prints[number].values()]))
     cells: dict[str, list[Cell]] = {}
-    for place, (number, row) in enumerate(rows):
-        for condition, (tokens, alignment) in row.items():
+    for place, number in enumerate(numbers):
+        for condition, (tokens, alignment) in laid.rows[number].items():
             digest = together.copy()
             digest.update(f"{place}:{number}:{condition}".encode())
             id = digest.hexdigest()[:24]

@@ -27,6 +27,12 @@ from attnscope.tokens.regions import Prompt, Region, join
 Record = Mapping[str, Any]
 
 
+LONGEST = 8_000_000
+"""Characters of a prompt: beyond what any model reads."""
+LONGEST_LINE = 64 * 2**20
+"""Bytes of a line: more would be read at once before anything is known of it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """How a record becomes a prompt."""
@@ -131,6 +137,10 @@ def _prompt(record: Record, layout: Layout) -> Prompt:
     if not any(text.strip() for name, text in parts if name is not None):
         raise InputError(f"the prompt is empty: nothing is written in {', '.join(layout.slots)}")
     prompt = compose(layout.system, join(parts))
+    if len(prompt.text) > LONGEST:
+        raise InputError(
+            f"the prompt has {len(prompt.text):,} characters; at most {LONGEST:,} are read"
+        )
     for name, wanted in layout.mark.items():
         prompt = mark(prompt, name, _value(record, name, wanted))
     return prompt
@@ -159,7 +169,9 @@ def _value(record: Record, slot: str, wanted: str) -> str:
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Lines with their numbers, decoded one by one so that a broken one can be named."""
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
+            if len(line) > LONGEST_LINE:
+                raise InputError(f"{path}, line {number}: more than {LONGEST_LINE:,} bytes long")
             try:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:

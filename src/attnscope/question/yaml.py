@@ -22,8 +22,10 @@ from attnscope.question.spec import Experiment
 from attnscope.yaml_file import Place, read_yaml
 
 
-def read_experiment(path: str | Path) -> Experiment:
-    """The experiment that a YAML file asks for. Paths in it are relative to the file."""
+def read_experiment(path: str | Path, *, outside: bool = False) -> Experiment:
+    """The experiment that a YAML file asks for. Paths in it are relative to the file, and do not
+    leave its folder, unless what is `outside` is allowed: a file from somebody else must not read
+    what lies about."""
     path = Path(path)
     if not path.is_file():
         raise InputError(f"there is no experiment file {path}")
@@ -32,7 +34,7 @@ def read_experiment(path: str | Path) -> Experiment:
         raise InputError(
             f"{path}: an experiment is a mapping with the keys {', '.join(Experiment.model_fields)}"
         )
-    _find_files(data, path.parent)
+    _find_files(data, path.parent, outside)
     try:
         return Experiment.model_validate(data)
     except ValidationError as error:
@@ -45,17 +47,33 @@ def written(experiment: Experiment) -> str:
     return yaml.safe_dump(experiment.complete(), sort_keys=False, allow_unicode=True, width=100)
 
 
-def _find_files(data: dict[Any, Any], folder: Path) -> None:
+def _find_files(data: dict[Any, Any], folder: Path, outside: bool) -> None:
     """Paths of prompts and class sets, from the folder of the experiment file."""
     prompts = data.get("prompts")
     if isinstance(prompts, dict) and isinstance(prompts.get("path"), str):
-        prompts["path"] = str((folder / _expanded(prompts["path"])).absolute())
+        prompts["path"] = _found("prompts.path", prompts["path"], folder, outside)
     classes = data.get("classes")
     if isinstance(classes, dict):
-        data["classes"] = {label: _class_file(one, folder) for label, one in classes.items()}
+        data["classes"] = {
+            label: _class_file(one, folder, outside) for label, one in classes.items()
+        }
     elif classes is not None:
         named = classes if isinstance(classes, list) else [classes]
-        data["classes"] = [_class_file(one, folder) for one in named]
+        data["classes"] = [_class_file(one, folder, outside) for one in named]
+
+
+def _found(key: str, said: str, folder: Path, outside: bool) -> str:
+    path = (folder / _expanded(said)).absolute()
+    try:
+        inside = path.resolve().is_relative_to(folder.resolve())
+    except (OSError, ValueError, RuntimeError) as error:  # a loop of links, a zero in the name
+        raise InputError(f"{key} {said!r} cannot be a file: {error}") from error
+    if not outside and not inside:
+        raise InputError(
+            f"{key} {said!r} is outside the folder of the experiment ({folder.resolve()}); put the "
+            "file there, or allow it with --outside (read_experiment(…, outside=True))"
+        )
+    return str(path)
 
 
 def _expanded(path: str) -> Path:
@@ -65,9 +83,9 @@ def _expanded(path: str) -> Path:
         raise InputError(f"prompts.path {path!r}: {error}") from error
 
 
-def _class_file(name: Any, folder: Path) -> Any:
+def _class_file(name: Any, folder: Path, outside: bool) -> Any:
     if isinstance(name, str) and name.endswith((".yaml", ".yml")):
-        return str((folder / name).absolute())
+        return _found("classes", name, folder, outside)
     return name
 
 

@@ -48,6 +48,7 @@ def write_report(
 
 def build(run: Run, *, theme: str | Theme = "published", **units: Any) -> str:
     """The report of a run as HTML; of `units`, `cluster` and `strata` say what is resampled."""
+    run.verify()  # a page with gaps is no answer to damage
     judged = Judged(run, **units)
     try:
         figures, missing = drawable(run, theme=theme, judged=judged, **units)

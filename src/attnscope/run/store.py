@@ -94,6 +94,11 @@ class Run:
         """
         return _facts(self.path / "facts.jsonl")
 
+    def verify(self) -> None:
+        """See that everything that was written is still what it was, whoever reads it later."""
+        for table in TABLES:
+            getattr(self, table)
+
     @property
     def failed(self) -> tuple[Failure, ...]:
         """The cells that could not be measured, with their errors."""

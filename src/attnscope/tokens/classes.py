@@ -216,7 +216,7 @@ class ClassSet:
             )
         found = table.classes[_checked(input_ids, len(table.classes))]
         if attention_mask is not None:
-            found = np.where(_array(attention_mask) != 0, found, -1)
+            found = np.where(_real(attention_mask, found.shape), found, -1)
         return found
 
     def weights(
@@ -234,7 +234,7 @@ class ClassSet:
         else:
             shares = (table.classes[tokens][..., None] == np.arange(len(self))).astype(np.float32)
         if attention_mask is not None:
-            shares = shares * (_array(attention_mask) != 0)[..., None]
+            shares = shares * _real(attention_mask, tokens.shape)[..., None]
         return shares
 
 
@@ -244,6 +244,16 @@ _tables: dict[tuple[str, str], ClassTable] = {}
 def _array(values: Any) -> NDArray[Any]:
     """Lists, arrays and tensors alike, also from another device, without importing torch."""
     return np.asarray(values.cpu() if hasattr(values, "cpu") else values)
+
+
+def _real(attention_mask: Any, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    mask = _array(attention_mask)
+    if mask.shape != shape:
+        raise InputError(
+            f"the attention mask has the shape {mask.shape}, and the token ids {shape}; they must "
+            "be the same"
+        )
+    return np.asarray(mask != 0)
 
 
 def _checked(input_ids: Any, known: int) -> NDArray[np.int64]:
