@@ -1,14 +1,20 @@
-"""How often the built-in claims are supported when they are false, and when they are true.
+"""How often claims are supported when they are false, and when they are true.
 
-    python benchmarks/nulls.py [--sets 400] [--claim NAME] [--write]
+    python benchmarks/nulls.py                          every built-in claim, from the next seed
+    python benchmarks/nulls.py --seed 32 --sets 100     from this seed; 100 sets a row
+    python benchmarks/nulls.py --claims mine.yaml       claims of your own
+    python benchmarks/nulls.py --pages --write          what was counted, into docs/statistics.md
 
-Every set is a run made of random numbers, judged as any run is. `--write` puts the table into
-docs/statistics.md. The tests go through the same cases with fewer sets.
+Every set is a run made of random numbers, judged as any run is. Every claim has the worlds that
+follow from its declaration (`declared.py`); claims about single tokens have worlds here beside
+them. A seed's counts are kept in counts.json, and the table is made of all seeds. The tests go
+through the same cases with fewer sets.
 """
 
 import argparse
-from collections.abc import Callable
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,75 +22,17 @@ import polars as pl
 
 from attnscope.measures.slope import slope
 from attnscope.measures.spikes import spikes
-from attnscope.question.claims import built_in
-from attnscope.question.spec import Experiment, made
-from attnscope.run.schemas import VALUES
-from attnscope.stats.verdicts import judge
+from attnscope.question.claims import built_in, load_claims
+from attnscope.stats.verdicts import VERDICTS, judge
 
-PROMPTS, HEADS, TOKENS = 24, 8, 60
-Array = np.ndarray[Any, np.dtype[np.float64]]
-Random = np.random.Generator
+sys.path.insert(0, str(Path(__file__).parent))  # for those who load this file by its path
+
+from declared import HEADS, PROMPTS, Array, Case, Random, asked, declared, table
+from pages import Counts, put
+
+TOKENS = 60
 
 CLAIMS = {claim.name: claim for claim in built_in()}
-
-
-def asked() -> Experiment:
-    """Two models and three conditions, as the claims are about."""
-    return made(
-        name="made",
-        models={"one": "one", "two": "two"},
-        prompts={"source": "math", "count": PROMPTS},
-        conditions={
-            "base": {},
-            "filler": {"insert": {"kind": "repeat", "unit": "/", "count": 20}},
-            "sentence": {"insert": {"kind": "sentence", "count": 20}},
-        },
-        measures=["mass", "lambda", "even_slope", "spikes", "uniformity", "affine"],
-    )
-
-
-def table(
-    measure: str,
-    value: Array,
-    *,
-    model: str = "one",
-    condition: str = "filler",
-    item: str | None = None,
-    **columns: Any,
-) -> pl.DataFrame:
-    """Values [prompts, layers, heads] (or [prompts, layers]) as a run has them."""
-    whole = value.ndim == 2
-    prompt, layer, *head = np.indices(value.shape).reshape(value.ndim, -1)
-    data: dict[str, Any] = {
-        **dict.fromkeys(VALUES.names()),
-        "model": model,
-        "condition": condition,
-        "queries": "all",
-        "keys": "all",
-        "measure": measure,
-        "item": item,
-        "tokens": 40.0,
-        **columns,
-    }
-    series = {
-        "prompt": prompt,
-        "layer": layer,
-        "head": None if whole else head[0],
-        "value": value.reshape(-1),
-    }
-    frame = pl.DataFrame({"value": series.pop("value")})
-    made_of = {**data, **series}
-    made_of.pop("value")
-    frame = frame.with_columns(
-        pl.Series(name, what) if isinstance(what, np.ndarray) else pl.lit(what).alias(name)
-        for name, what in made_of.items()
-    )
-    return frame.select(VALUES.names()).cast(dict(VALUES))  # type: ignore[arg-type]
-
-
-def per_head(rng: Random, mean: Any, spread: float) -> Array:
-    """[prompts, 1 layer, heads] about a mean, which may be one for each head."""
-    return np.asarray(mean + spread * rng.normal(size=(PROMPTS, 1, HEADS)))
 
 
 def tokens(
@@ -125,66 +73,19 @@ def scattered(rng: Random, factor: float, spread: float) -> Callable[[Array], Ar
     return lambda rank: factor * np.exp(spread * rng.normal(size=rank.shape))
 
 
-def fits(rng: Random, r2: Any, spread: float = 0.02, measure: str = "affine_r2") -> pl.DataFrame:
+def fits(rng: Random, r2: Any, spread: float = 0.02) -> pl.DataFrame:
     """R² of the affine fit in three layers."""
     mean = np.broadcast_to(np.asarray(r2, dtype=float), (3,))
-    return table(measure, np.minimum(mean + spread * rng.normal(size=(PROMPTS, 3)), 1.0))
-
-
-def against_sentence(rng: Random, measure: str, ratio: Any, spread: float = 0.1) -> pl.DataFrame:
-    """A filler, and a sentence whose values are those over a ratio, head by head."""
-    level = np.exp(0.2 * rng.normal(size=(PROMPTS, 1, HEADS)))
-    sides = [
-        level * factor * np.exp(spread * rng.normal(size=level.shape)) for factor in (ratio, 1.0)
-    ]
-    names = ("filler", "sentence")
-    return pl.concat(
-        [table(measure, side, condition=name) for side, name in zip(sides, names, strict=True)]
-    )
-
-
-def random_signs(rng: Random, size: float) -> Array:
-    """A ratio for each head: above 1 or below, by chance."""
-    return np.asarray((1 + size) ** rng.choice([-1.0, 1.0], HEADS))
-
-
-def two_models(rng: Random, keys: str, item: str, ratio: float) -> pl.DataFrame:
-    """Masses of two models in one layer, the second's times a ratio."""
-    level = 0.1 * np.exp(0.3 * rng.normal(size=(PROMPTS, 1, HEADS)))
-    return pl.concat(
-        [
-            table(
-                "mass",
-                level * factor * np.exp(0.1 * rng.normal(size=level.shape)),
-                model=model,
-                condition="base",
-                keys=keys,
-                classes="default",
-                item=name,
-                uniform=0.1,
-            )
-            for model, factor in (("one", 1.0), ("two", ratio))
-            for name in ((item,) if item != "hash" else ("hash", "star"))
-        ]
-    )
-
-
-@dataclass(frozen=True)
-class Case:
-    """A way the world may be, in which a claim is false or true."""
-
-    claim: str
-    world: str
-    true: bool
-    draw: Callable[[Random], pl.DataFrame]
+    value = np.minimum(mean + spread * rng.normal(size=(PROMPTS, 3)), 1.0)
+    return table("affine_r2", value[..., None], whole=True)
 
 
 def cases() -> list[Case]:
     """Every built-in claim has some of both."""
-    made_of: list[Case] = []
+    made_of = [one for claim in CLAIMS.values() for one in declared(claim)]
 
     def case(claim: str, world: str, draw: Callable[[Random], pl.DataFrame], true: bool) -> None:
-        made_of.append(Case(claim, world, true, draw))
+        made_of.append(Case(CLAIMS[claim], world, true, draw))
 
     for noise in (0.01, 0.05, 0.1, 0.3):
         case(
@@ -227,27 +128,6 @@ def cases() -> list[Case]:
         True,
     )
 
-    for world, ratio in (
-        ("no difference", lambda rng: 1.0),
-        ("heads of either sign", lambda rng: random_signs(rng, 0.2)),
-        ("less by 0.05, no more", lambda rng: 1 / 1.05),
-    ):
-        for claim, measure in (
-            ("fall-beyond-sentence", "lambda_ratio"),
-            ("uniform-filler", "uniformity"),
-        ):
-            case(
-                claim,
-                world,
-                lambda rng, m=measure, r=ratio: against_sentence(rng, m, r(rng)),
-                False,
-            )
-    for claim, measure in (
-        ("fall-beyond-sentence", "lambda_ratio"),
-        ("uniform-filler", "uniformity"),
-    ):
-        case(claim, "less by a fifth", lambda rng, m=measure: against_sentence(rng, m, 0.8), True)
-
     case("one-factor", "no fall at all", lambda rng: tokens(rng, steps(1, 1)), False)
     case("one-factor", "no fall but the even one", lambda rng: tokens(rng, steps(0.8, 0.8)), False)
     case(
@@ -270,14 +150,6 @@ def cases() -> list[Case]:
     )
     case("one-factor", "one factor 0.6, noise 0.05", lambda rng: tokens(rng, steps(0.6, 0.6)), True)
 
-    for claim, measure in (("affine", "affine_r2"), ("affine-heads", "affine_heads_r2")):
-        for r2, true in ((0.9, False), (0.85, False), (0.93, True)):
-            case(
-                claim,
-                f"R² {r2:g}",
-                lambda rng, m=measure, r=r2: fits(rng, r, measure=m),
-                true,
-            )
     only = "affine-first-layer-only"
     case(only, "R² 0.9 in all layers", lambda rng: fits(rng, 0.9), False)
     case(only, "R² 0.95 in all layers", lambda rng: fits(rng, 0.95), False)
@@ -291,72 +163,77 @@ def cases() -> list[Case]:
     )
     case(only, "R² 0.95, 0.7, 0.8", lambda rng: fits(rng, [0.95, 0.7, 0.8]), True)
 
-    for claim, keys, item in (("maps", "maps", "all"), ("map-characters", "all", "hash")):
-        for ratio in (1.0, 1.05):
-            case(
-                claim,
-                f"the second has {ratio:g} times as much",
-                lambda rng, k=keys, i=item, r=ratio: two_models(rng, k, i, r),
-                False,
-            )
-        case(
-            claim,
-            "the second has 1.2 times as much",
-            lambda rng, k=keys, i=item: two_models(rng, k, i, 1.2),
-            True,
-        )
     return made_of
 
 
-def rates(case: Case, sets: int, seed: int = 0, resamples: int = 1000) -> dict[str, float]:
-    """How often each verdict is given."""
-    experiment = asked()
-    counts: dict[str, int] = {}
+def verdicts(case: Case, sets: int, seed: int = 0, resamples: int = 1000) -> list[str]:
+    """The verdict on each of so many sets."""
+    experiment, found = asked(case.claim), []
     for number in range(sets):
-        rng = np.random.default_rng([seed, number, sum(map(ord, case.claim + case.world))])
+        rng = np.random.default_rng([seed, number, sum(map(ord, case.claim.name + case.world))])
         (verdict,) = judge(
-            [CLAIMS[case.claim]],
-            case.draw(rng),
-            experiment=experiment,
-            resamples=resamples,
-            seed=number,
+            [case.claim], case.draw(rng), experiment=experiment, resamples=resamples, seed=number
         )
         assert verdict.verdict != "not measured", verdict.reason
-        counts[verdict.verdict] = counts.get(verdict.verdict, 0) + 1
-    return {name: count / sets for name, count in counts.items()}
+        found.append(verdict.verdict)
+    return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sets", type=int, default=400)
-    parser.add_argument("--seed", type=int, default=2)
-    parser.add_argument("--claim")
-    parser.add_argument("--write", action="store_true")
-    chosen = parser.parse_args()
-    lines = [
-        f"{PROMPTS} prompts, {HEADS} heads, {chosen.sets} sets a row, seed {chosen.seed}; per "
-        "cent of sets.",
+def counted(every: list[Case], sets: int, seed: int) -> Iterator[tuple[str, str, Any]]:
+    """What `Counts` keeps of a seed."""
+    for case in every:
+        found = np.array(verdicts(case, sets, seed))
+        for name in VERDICTS[:3]:
+            yield f"{case.claim.name}: {case.world}", name, found == name
+
+
+def lines(every: list[Case], counts: Counts) -> list[str]:
+    """The table, of all seeds."""
+    sets = {counts.all(f"{c.claim.name}: {c.world}", "supported")[0] for c in every}
+    number = " or ".join(f"{n:,}" for n in sorted(sets))
+    told = [
+        f"{PROMPTS} prompts, {HEADS} heads, {number} sets a row, seeds {counts.said}; per cent of "
+        "sets, ± one standard error.",
         "",
         "| claim | what is the case | the claim is | supported | contradicted | undetermined |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    print("\n".join(lines), flush=True)
-    for case in cases():
-        if chosen.claim not in (None, case.claim):
+    for case in sorted(every, key=lambda c: list(CLAIMS).index(c.claim.name)):
+        row = f"{case.claim.name}: {case.world}"
+        n, share, error = counts.all(row, "supported")
+        if not n:
             continue
-        found = rates(case, chosen.sets, chosen.seed)
-        shares = [
-            f"{100 * found.get(name, 0.0):.1f}"
-            for name in ("supported", "contradicted", "undetermined")
-        ]
-        what = "true" if case.true else "false"
-        shares[0] = shares[0] if case.true else f"**{shares[0]}**"
-        lines.append(f"| `{case.claim}` | {case.world} | {what} | {' | '.join(shares)} |")
-        print(lines[-1], flush=True)
-    if chosen.write:
-        from pages import put
+        mark = "" if case.true else "**"
+        rest = [f"{counts.all(row, name)[1]:.1f}" for name in VERDICTS[1:3]]
+        told.append(
+            f"| `{case.claim.name}` | {case.world} | {'true' if case.true else 'false'} "
+            f"| {mark}{share:.1f}{mark} ± {error:.1f} | {' | '.join(rest)} |"
+        )
+    return told
 
-        put("nulls", lines)
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sets", type=int, default=100, help="by seed")
+    parser.add_argument("--seed", type=int, help="else the next")
+    parser.add_argument("--claims", help="a YAML file of claims, in place of the built-in ones")
+    parser.add_argument("--pages", action="store_true", help="of what was counted, no simulation")
+    parser.add_argument("--write", action="store_true", help="into docs/statistics.md too")
+    chosen = parser.parse_args()
+    if chosen.claims:
+        for case in (case for claim in load_claims(chosen.claims) for case in declared(claim)):
+            found = verdicts(case, chosen.sets, chosen.seed or 0)
+            supported = found.count("supported") / len(found)
+            print(f"{case.claim.name}: {case.world} ({case.true}): supported {supported:.1%}")
+        return
+    every, counts = cases(), Counts("nulls")
+    if not chosen.pages:
+        seed = max(map(int, counts.seeds), default=30) + 1 if chosen.seed is None else chosen.seed
+        counts.keep(seed, counted(every, chosen.sets, seed))
+    told = lines(every, counts)
+    print("\n".join(told))
+    if chosen.write:
+        put("nulls", told)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -55,12 +56,45 @@ def test_every_claim_about_fillers_has_a_verdict(run: Run) -> None:
     verdicts = {verdict.claim: verdict for verdict in judge_run(run, resamples=500)}
     assert set(verdicts) == {claim.name for claim in built_in()}
     for name, verdict in verdicts.items():
-        if name.startswith("map"):
+        if not {"lambda_ratio", "uniformity", "affine_r2", "affine_heads_r2"} & {
+            part.quantity.measure
+            for claim in built_in()
+            if claim.name == name
+            for part in claim.parts
+        }:
             assert verdict.verdict == "not measured"
         else:
             assert verdict.verdict != "not measured", verdict.reason
             assert verdict.model == "qwen"
             assert "n 12" in verdict.reason
+
+
+def test_claims_about_activations_are_judged_on_the_tokens_that_both_have(tmp_path: Path) -> None:
+    """The question's tokens; digits and the like against words, within a prompt."""
+    experiment = made(
+        name="activations",
+        models={"qwen": save_model(tmp_path / "model", layers=1)},
+        prompts={"source": "math", "count": 8},
+        conditions={"base": {}, "slashes": {"insert": {"kind": "repeat", "unit": "/", "count": 9}}},
+        keys=["question"],
+        measures=["activations", "class_near_zero"],
+    )
+    carry_out(experiment, tmp_path / "out")
+    run = open_run(tmp_path / "out")
+    names = ("livelier-activations", "digits-near-zero")
+    claims = [claim for claim in built_in() if claim.name in names]
+    lively, digits = judge_run(run, claims, resamples=500)
+    assert lively.figures is not None
+    assert lively.figures["measure"].to_list() == [
+        *("near_zero", "large", "activation_l1", "activation_l2")
+    ]
+    assert lively.figures["n"].to_list() == [8] * 4
+    assert digits.figures is not None
+    assert digits.figures["against"].to_list() == ["word"] * 3
+    values = run.values.filter(pl.col("measure") == "class_near_zero", condition="base").collect()
+    sides = [values.filter(item=name).sort("prompt")["value"] for name in ("word", "digit")]
+    ratio = (sides[1] / sides[0]).log().mean()
+    assert digits.figures["difference"][0] == pytest.approx(np.exp(ratio))
 
 
 def test_every_condition_is_compared_with_the_base(run: Run) -> None:

@@ -230,16 +230,15 @@ def _amounts(table: pl.DataFrame, part: Part) -> pl.DataFrame:
         item = quantity.item[0] if quantity.item else declared.default
         # Runs of before they had items have one number.
         return table.filter(pl.col("item").is_null() | (pl.col("item") == item))
+    if part.comparison.over == "item":
+        table = tables.normalise(table, quantity.normalise)
+        return table.filter(pl.col("item").is_in(_classes(table, part.comparison.pair or ())))
     if quantity.measure not in ("mass", "flow"):
         return table
     if quantity.normalise == "share":
         table = tables.normalise(table, "share")
-    there = table["item"].unique(maintain_order=True).to_list()
-    for item in quantity.item or ():
-        if item not in there:
-            raise NotMeasuredError(f"class {item!r} was not measured; measured: {', '.join(there)}")
     if quantity.item is not None:
-        table = table.filter(pl.col("item").is_in(quantity.item))
+        table = table.filter(pl.col("item").is_in(_classes(table, quantity.item)))
     if quantity.target is not None:
         table = table.filter(pl.col("target") == quantity.target)
     by = ["prompt", *(name for name in tables.IDENTITY if name != "item")]
@@ -248,6 +247,15 @@ def _amounts(table: pl.DataFrame, part: Part) -> pl.DataFrame:
     table = table.group_by(by, maintain_order=True).agg(*added)
     table = table.with_columns(pl.lit(None, dtype=pl.String()).alias("item"))
     return table if quantity.normalise == "share" else tables.normalise(table, quantity.normalise)
+
+
+def _classes(table: pl.DataFrame, wanted: Sequence[Any]) -> list[str]:
+    """These classes, which are there."""
+    there = table["item"].drop_nulls().unique(maintain_order=True).to_list()
+    for item in wanted:
+        if item not in there:
+            raise NotMeasuredError(f"class {item!r} was not measured; measured: {', '.join(there)}")
+    return [str(item) for item in wanted]
 
 
 def _sides(

@@ -289,7 +289,7 @@ def _bound(
 def _outcome(part: Part, rows: pl.DataFrame) -> str:
     needed = part.rule.share * rows.height
     supports, opposes = int(rows["supports"].sum()), int(rows["opposes"].sum())
-    if part.rule.vote == "such" and rows.height > 1:
+    if part.rule.vote == "such":
         if _at_least(supports, rows.height) > part.rule.share:
             return "supported"
         return (
@@ -332,6 +332,8 @@ def _said(part: Part, rows: pl.DataFrame, outcome: str) -> str:
         if part.rule.vote == "such":
             least = _at_least(supports, rows.height)
             share = f"so at least {least:.2f} of such {what}, needed {part.rule.share:g}"
+            if _at_least(rows.height, rows.height) <= part.rule.share:
+                share += f" (which {rows.height} {what} cannot show, whatever they do)"
         return (
             f"{name} ({wanted}): of these {rows.height} {what}, {supports} support and {opposes} "
             f"oppose, {share}, {size}: {outcome}"
