@@ -18,6 +18,7 @@ from typer.core import TyperCommand
 from attnscope.cli.comparing import compare
 from attnscope.cli.drawing import describe, figure, report
 from attnscope.cli.evaluating import evaluate
+from attnscope.cli.heads import heads
 from attnscope.cli.looking import look, models
 from attnscope.cli.running import merge, query, reproduce, run
 from attnscope.cli.serving import serve
@@ -70,6 +71,7 @@ for command in (
     compare,
     query,
     look,
+    heads,
     serve,
     evaluate,
     models,

@@ -1,0 +1,116 @@
+"""`attnscope heads`: what every head of a model does, in one table and one picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attnscope.cli.options import Bos, Json, Quiet, print_json
+
+if TYPE_CHECKING:
+    import polars as pl
+    from rich.table import Table
+
+
+def heads(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="zoo:NAME, hub id, folder, .gguf; BASE+ADAPTER.")
+    ] = "zoo:smollm2",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write heads.csv, scores.csv, heads.png and heads.svg there."),
+    ] = None,
+    prompts: Annotated[int, typer.Option(help="Prompts for each score; from 6 on: intervals.")] = 8,
+    seed: Annotated[int, typer.Option(help="Of the texts.")] = 0,
+    bos: Bos = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """What does every head do? Sinks, previous tokens, induction, retrieval, classes, nearness."""
+    import sys
+
+    from rich.console import Console
+
+    import attnscope
+    from attnscope.experiment.head_scores import head_scores
+    from attnscope.stats.head_kinds import head_kinds, summary
+
+    loaded, tokenizer = attnscope.load(model, bos=bos)
+
+    def tell(what: str) -> None:
+        if not quiet and not json:
+            print(what, file=sys.stderr)
+
+    scores = head_scores(loaded, tokenizer, prompts=prompts, seed=seed, progress=tell)
+    table = head_kinds(scores)
+    found = summary(table)
+    if out is not None:
+        _write(out, model, scores, table, prompts)
+    if json:
+        print_json({"kinds": found.to_dicts(), "heads": table.to_dicts()})
+        return
+    console = Console()
+    console.print(_summary(found, model, table))
+    retrieved = int(found.filter(found["kind"] == "retrieval")["prompts"][0])
+    tried = scores.filter(scores["score"] == "retrieval")["prompt"].n_unique()
+    console.print(
+        f"The model found {retrieved} of {tried} needles"
+        + ("." if retrieved else ", so nothing can be said of retrieval.")
+    )
+    if out is not None:
+        console.print(f"Every head, its scores and intervals: {out / 'heads.csv'}, heads.png")
+
+
+def _summary(found: pl.DataFrame, model: str, table: pl.DataFrame) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    shown = Table(
+        title=f"Heads of {model}: {table['layer'].n_unique()} layers, {table.height} heads",
+        title_justify="left",
+        caption="above: the mean over prompts is above the threshold; certain: its whole 95 % "
+        "interval is. A head may be of several kinds. largest: layer.head score.",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for column in ("kind", "threshold", "above", "certain", "largest", "what"):
+        shown.add_column(column, justify="right" if column in ("above", "certain") else "left")
+    for row in found.iter_rows(named=True):
+        share = f" ({100 * row['above'] / row['heads']:.0f} %)" if row["heads"] else ""
+        shown.add_row(
+            row["kind"],
+            f"> {row['threshold']:g}",
+            f"{row['above']}{share}",
+            str(row["certain"]),
+            row["largest"],
+            row["what"],
+        )
+    return shown
+
+
+def _write(out: Path, model: str, scores: pl.DataFrame, table: pl.DataFrame, prompts: int) -> None:
+    import io
+
+    import vl_convert
+
+    from attnscope.figures.export import write
+    from attnscope.figures.head_kinds import head_kinds_svg
+    from attnscope.stats.head_kinds import KINDS, NONE
+
+    for name, frame in {"heads.csv": table, "scores.csv": scores}.items():
+        text = io.StringIO()
+        frame.write_csv(text)
+        write(out / name, text.getvalue().encode())
+    rules = "; ".join(f"{kind.name} {kind.score} > {kind.threshold:g}" for kind in KINDS)
+    svg = head_kinds_svg(
+        table,
+        [*(kind.name for kind in KINDS), NONE],
+        title=f"Kinds of heads of {model}",
+        caption=f"Each head by the most particular kind whose whole 95 % interval over {prompts} "
+        f"prompts lies above the threshold: {rules}. Layers and heads from 0.",
+    )
+    write(out / "heads.svg", svg.encode())
+    write(out / "heads.png", bytes(vl_convert.svg_to_png(svg, scale=2.0)))
