@@ -62,7 +62,7 @@ def check(name: str) -> None:
     spent = time.process_time() - begun
     measuring._watched, measuring._copied = plain, copied
     texts, twice = repeats
-    off = {"sink": 0.0, "previous": 0.0, "induction": 0.0, "retrieval": 0.0, "rows": 0.0}
+    off = {"sink": 0.0, "previous": 0.0, "induction": 0.0, "retrieval": 0.0}
     n = measuring.REPEATED
     for prompt in range(PROMPTS):
         A = np.stack(dense(model, texts[prompt : prompt + 1]))
@@ -80,10 +80,10 @@ def check(name: str) -> None:
             hits = (top[..., None] == where) & (ids[at + 1][None, :, None] == ids[where])
             want_ = hits.any(1).double().mean(1).numpy()
             off["retrieval"] = max(off["retrieval"], np.abs(want_ - got[layer]).max())
-    off["rows"], cost = rows(model, tokenizer, texts[:2])
+    off |= rows(model, tokenizer, texts[:2])
     print(f"\n{name}: largest deviation from dense eager attention, all layers and heads")
     print("  " + ", ".join(f"{what} {by:.2g}" for what, by in off.items()))
-    print(f"  all scores of {PROMPTS} prompts: {spent:.1f} s of CPU time; {cost}")
+    print(f"  all scores of {PROMPTS} prompts: {spent:.1f} s of CPU time; {cost(model, texts[:2])}")
     table = summary(head_kinds(scores))
     for row in table.iter_rows(named=True):
         print(
@@ -93,9 +93,37 @@ def check(name: str) -> None:
 
 
 @torch.no_grad()
-def rows(model: Any, tokenizer: Any, ids: torch.Tensor) -> tuple[float, str]:
-    """The largest deviation of a class mass of a single query, and what keeping costs."""
+def rows(model: Any, tokenizer: Any, ids: torch.Tensor) -> dict[str, float]:
+    """The largest deviations of a class mass of a single query: from eager attention, which is
+    float32, and of either from float64 on the same queries and keys."""
     classes = torch.from_numpy(DEFAULT.ids(ids, tokenizer))
+    shares = (classes[..., None] == torch.arange(len(DEFAULT))).double().numpy()
+    found: dict[str, list[np.ndarray]] = {}
+    for backend in ("streaming", "reference"):
+        with attnscope.watch(model, keep=True, backend=backend) as scope:
+            model(input_ids=ids)
+        found[backend] = [
+            scope.rows(layer, classes, len(DEFAULT)).double().numpy() for layer in scope.layers
+        ]
+    weights = [dense(model, row[None]) for row in ids]
+    found["eager"] = [
+        np.stack([A @ of for A, of in zip(each, shares, strict=True)])
+        for each in zip(*weights, strict=True)
+    ]
+
+    def apart(one: str, other: str) -> float:
+        return max(np.abs(a - b).max() for a, b in zip(found[one], found[other], strict=True))
+
+    return {
+        "rows from eager": apart("streaming", "eager"),
+        "rows from float64": apart("streaming", "reference"),
+        "eager from float64": apart("eager", "reference"),
+    }
+
+
+@torch.no_grad()
+def cost(model: Any, ids: torch.Tensor) -> str:
+    """CPU time of a pass: plain, watched, and with queries and keys kept; and of all rows."""
     model(input_ids=ids)
     spent = {}
     for what in ("plain", "watched", "kept"):
@@ -107,15 +135,11 @@ def rows(model: Any, tokenizer: Any, ids: torch.Tensor) -> tuple[float, str]:
                 model(input_ids=ids)
         spent[what] = time.process_time() - begun
     begun = time.process_time()
-    found = [scope.rows(layer, classes, len(DEFAULT)) for layer in scope.layers]
-    asked = time.process_time() - begun
-    off = 0.0
-    for b in range(len(ids)):
-        for layer, A in enumerate(dense(model, ids[b : b + 1])):
-            shares = (classes[b][:, None] == torch.arange(len(DEFAULT))).double().numpy()
-            off = max(off, np.abs(A @ shares - found[layer][b].double().numpy()).max())
+    for layer in scope.layers:
+        scope.rows(layer, ids % 8, 8)
     told = ", ".join(f"{what} {by:.2f} s" for what, by in spent.items())
-    return off, f"{len(ids)} × {ids.shape[1]} tokens: {told}, then rows of all layers {asked:.2f} s"
+    asked = time.process_time() - begun
+    return f"{len(ids)} × {ids.shape[1]} tokens: {told}, then rows of all layers {asked:.2f} s"
 
 
 if __name__ == "__main__":

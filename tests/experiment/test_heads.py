@@ -152,6 +152,7 @@ def test_the_command_writes_a_table_and_a_picture(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert all(kind.name in done.output for kind in KINDS)
     assert "needles" in done.output
+    assert "A[i, i - 1]" in done.output
     table = pl.read_csv(tmp_path / "out" / "heads.csv")
     model, _ = attnscope.load("zoo:math-qwen2")
     heads = model.config.num_hidden_layers * model.config.num_attention_heads

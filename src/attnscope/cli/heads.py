@@ -36,6 +36,7 @@ def heads(
     import attnscope
     from attnscope.experiment.head_scores import head_scores
     from attnscope.stats.head_kinds import head_kinds, summary
+    from attnscope.stats.intervals import MINIMUM
 
     loaded, tokenizer = attnscope.load(model, bos=bos)
 
@@ -55,20 +56,19 @@ def heads(
     console.print(_summary(found, model, table))
     retrieved = int(found.filter(found["kind"] == "retrieval")["prompts"][0])
     tried = scores.filter(scores["score"] == "retrieval")["prompt"].n_unique()
-    console.print(
-        f"The model found {retrieved} of {tried} needles"
-        + ("." if retrieved else ", so nothing can be said of retrieval.")
-    )
+    few = "" if retrieved >= MINIMUM else f": fewer than {MINIMUM}, so no head is certain"
+    console.print(f"The model found {retrieved} of {tried} needles{few}.")
     if out is not None:
         console.print(f"Every head, its scores and intervals: {out / 'heads.csv'}, heads.png")
 
 
 def _summary(found: pl.DataFrame, model: str, table: pl.DataFrame) -> Table:
     from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
     from rich.table import Table
 
     shown = Table(
-        title=f"Heads of {model}: {table['layer'].n_unique()} layers, {table.height} heads",
+        title=f"Heads of {escape(model)}: {table['layer'].n_unique()} layers, {table.height} heads",
         title_justify="left",
         caption="above: the mean over prompts is above the threshold; certain: its whole 95 % "
         "interval is. A head may be of several kinds. largest: layer.head score.",
@@ -86,7 +86,7 @@ def _summary(found: pl.DataFrame, model: str, table: pl.DataFrame) -> Table:
             f"{row['above']}{share}",
             str(row["certain"]),
             row["largest"],
-            row["what"],
+            escape(row["what"]),
         )
     return shown
 
@@ -104,13 +104,13 @@ def _write(out: Path, model: str, scores: pl.DataFrame, table: pl.DataFrame, pro
         text = io.StringIO()
         frame.write_csv(text)
         write(out / name, text.getvalue().encode())
-    rules = "; ".join(f"{kind.name} {kind.score} > {kind.threshold:g}" for kind in KINDS)
+    rules = "; ".join(f"{kind.name} > {kind.threshold:g}" for kind in KINDS)
     svg = head_kinds_svg(
         table,
         [*(kind.name for kind in KINDS), NONE],
         title=f"Kinds of heads of {model}",
         caption=f"Each head by the most particular kind whose whole 95 % interval over {prompts} "
-        f"prompts lies above the threshold: {rules}. Layers and heads from 0.",
+        f"prompts lies above its threshold: {rules}. Layers and heads from 0.",
     )
     write(out / "heads.svg", svg.encode())
     write(out / "heads.png", bytes(vl_convert.svg_to_png(svg, scale=2.0)))
