@@ -13,6 +13,8 @@ import argparse
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from transformers.utils import logging
 import attnscope
 from attnscope.capture import sites
 from attnscope.cli.estimate import estimate
-from attnscope.experiment import passes
+from attnscope.experiment import batch as batches
 from attnscope.experiment.execute import run_plan
 from attnscope.experiment.plan import make_plan
 from attnscope.question.spec import made
@@ -35,16 +37,17 @@ def resident() -> float:
     return pages * 4096 / 2**20
 
 
-def plain(model: Any, plan: Any) -> float:
-    """Seconds for the same batches without anybody watching."""
+def plain(model: Any, plan: Any) -> tuple[float, float]:
+    """Seconds for the same batches without anybody watching, by the clock and of the processor."""
     base = sites.find(model).base
-    start = time.perf_counter()
+    start, used = time.perf_counter(), time.thread_time()
     with torch.no_grad():
         for batch in plan.models[0].batches:
             for cells in batch.cells.values():
                 given = pad([cell.tokens for cell in cells], side="right").inputs
-                base(**{name: value.to(model.device) for name, value in given.items()})
-    return time.perf_counter() - start
+                given = {name: value.to(model.device) for name, value in given.items()}
+                base(**given, use_cache=False)
+    return time.perf_counter() - start, time.thread_time() - used
 
 
 def main() -> None:
@@ -63,17 +66,18 @@ def main() -> None:
         batch_tokens=options.batch_tokens,
     )
     in_model = used_in_model = 0.0
-    watched = passes.forward
+    watched = batches.forward
 
-    def timed(*arguments: Any, **keywords: Any) -> Any:
+    @contextmanager
+    def timed(*arguments: Any, **keywords: Any) -> Iterator[Any]:
         nonlocal in_model, used_in_model
         start, used = time.perf_counter(), time.thread_time()
-        scope = watched(*arguments, **keywords)
-        in_model += time.perf_counter() - start
-        used_in_model += time.thread_time() - used
-        return scope
+        with watched(*arguments, **keywords) as found:
+            in_model += time.perf_counter() - start
+            used_in_model += time.thread_time() - used
+            yield found
 
-    passes.forward = timed
+    batches.forward = timed
     memory: list[tuple[float, float]] = []
     folder = Path(tempfile.mkdtemp())
     start, used = time.perf_counter(), time.thread_time()
@@ -93,7 +97,7 @@ def main() -> None:
     tokens = int(run.cells["tokens"].sum())
     shutil.rmtree(folder)
     model, _ = attnscope.load(options.model)
-    alone = plain(model, plan)
+    alone, used_alone = plain(model, plan)
     at = {mark: min(memory, key=lambda m: abs(m[0] - mark))[1] for mark in (0.1, 0.5, 1.0)}
     entry = run.environment["models"]["model"]
     print(f"| {options.model}: {entry['layers']} layers, {entry['heads']} heads, ", end="")
@@ -106,6 +110,8 @@ def main() -> None:
     print(f"| share of processor time outside | {100 * (1 - used_in_model / used):.1f} % |")
     print(f"| of all time, planning | {100 * planned / took:.1f} % |")
     print(f"| the same batches unwatched | {alone:.1f} s |")
+    print(f"| the run over them, by the clock | {took / alone:.2f} |")
+    print(f"| by processor time of the main thread | {used / used_alone:.2f} |")
     print(f"| estimated by --check | {expected:.1f} s |")
     print("| memory at 10, 50, 100 % | " + ", ".join(f"{m:.0f}" for m in at.values()) + " MiB |")
     print(f"| on disk | {size / 2**20:.0f} MiB |")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -232,7 +233,12 @@ def _plan_model(
     }
     common = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
     batches = [
-        _batch(common, laid, numbers) for numbers in _by_length(laid.rows, experiment.batch_tokens)
+        _batch(common, laid, numbers)
+        for numbers in _by_length(
+            [max(len(tokens) for tokens, _ in row.values()) for row in laid.rows],
+            experiment.batch_tokens,
+            PADDING.get(device.partition(":")[0], math.inf),
+        )
     ]
     return ModelPlan(
         label, facts, tokenizer, layers, heads, profile_layers, profile_heads, tuple(batches)
@@ -300,15 +306,22 @@ def _check_regions(experiment: Experiment, row: Row) -> None:
             )
 
 
-def _by_length(rows: list[Row], budget: int) -> Iterator[list[int]]:
+# How much padding a batch may have, over its tokens: a CPU computes it as slowly as text. A GPU is
+# better off with large batches.
+PADDING = {"cpu": 0.1}
+
+
+def _by_length(widths: list[int], budget: int, padding: float) -> Iterator[list[int]]:
     """Prompt numbers in batches of similar length that fit the budget, padding included."""
-    widths = [max(len(tokens) for tokens, _ in row.values()) for row in rows]
     batch: list[int] = []
-    for number in sorted(range(len(rows)), key=lambda n: (widths[n], n)):
-        if batch and (len(batch) + 1) * widths[number] > budget:
+    tokens = 0
+    for number in sorted(range(len(widths)), key=lambda n: (widths[n], n)):
+        padded = (len(batch) + 1) * widths[number]
+        if batch and padded > min(budget, (1 + padding) * (tokens + widths[number])):
             yield batch
-            batch = []
+            batch, tokens = [], 0
         batch.append(number)
+        tokens += widths[number]
     yield batch
 
 

@@ -70,9 +70,9 @@ def _reduce(rows: Rows) -> Totals:
     q, k = _rowwise(rows.q), _rowwise(rows.k)
     paired = rows.shrink is not None
     out = q.new_empty((3 if paired else 2, B, H, K), dtype=torch.float32)
-    scalars = q.new_zeros((B, H, 3), dtype=torch.float32)
     assert rows.lse is not None
     BM, BN, options = _tile(D, q, M)
+    scalars = q.new_zeros((triton.cdiv(K, BN), B, H, 3), dtype=torch.float32)
     ranges = None if rows.causal else _ranges(rows, BM, BN)
     flat_q, flat_k = _flat(q, BM, M), _flat(k, BN, M)
     if flat_q is None or flat_k is None:
@@ -95,7 +95,7 @@ def _reduce(rows: Rows) -> Totals:
         )  # fmt: skip
     else:
         out.zero_()
-    mass, entropy, own = scalars.unbind(-1)
+    mass, entropy, own = scalars.sum(0).unbind(-1)
     return Totals(
         received=out[0],
         later=out[1],
@@ -159,18 +159,19 @@ def _entropy_variance(rows: Rows) -> Tensor:
     q, k = rows.q[:, :, index], _rowwise(rows.k)
     B, H, M, D = q.shape
     start, stop, _ = (bound[:, index].contiguous() for bound in rows.bounds())
-    entropy = q.new_zeros((B, H, M), dtype=torch.float32)
     BM, BN, options = _row_tile(_wide(D), q)
     split = max(1, triton.cdiv(k.shape[2], BN * SPLIT_KEYS))
     grid = (triton.cdiv(M, BM), B * H, triton.cdiv(k.shape[2], BN * split))
+    pieces = q.new_zeros((grid[2], B, H, M), dtype=torch.float32)
     triton_jit.row_entropy[grid](
-        q, k, rows.lse[:, :, index].contiguous(), start, stop, rows.real, entropy,
+        q, k, rows.lse[:, :, index].contiguous(), start, stop, rows.real, pieces,
         q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
         H, H // k.shape[1], M, k.shape[2], D,
         rows.scale * LOG2E, (rows.softcap or 0.0) * LOG2E,
         SOFTCAP=rows.softcap is not None, HOLES=rows.real is not None, SPLIT=split,
         BM=BM, BN=BN, BD=_wide(D), **options,
     )  # fmt: skip
+    entropy = pieces.sum(0)
     if rows.weight is not None:
         entropy = entropy * rows.weight[:, None, index]
     gap = entropy[..., 0::2] - entropy[..., 1::2]

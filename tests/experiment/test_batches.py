@@ -1,0 +1,61 @@
+"""How prompts become batches, and how long they are said to take."""
+
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from attnscope.cli import estimate as estimating
+from attnscope.experiment.plan import _by_length, make_plan
+from attnscope.question.spec import made
+
+widths = st.lists(st.integers(1, 300), min_size=1, max_size=60)
+
+
+@given(widths=widths, budget=st.integers(1, 2000), padding=st.sampled_from([0.0, 0.1, 1e9]))
+def test_batches_fit(widths: list[int], budget: int, padding: float) -> None:
+    batches = list(_by_length(widths, budget, padding))
+    assert sorted(number for batch in batches for number in batch) == list(range(len(widths)))
+    for batch in batches:
+        padded = len(batch) * max(widths[n] for n in batch)
+        assert len(batch) == 1 or padded <= budget
+        assert len(batch) == 1 or padded <= (1 + padding) * sum(widths[n] for n in batch) + 1e-9
+
+
+def test_on_a_cpu_short_prompts_do_not_wait_for_long_ones() -> None:
+    lengths = [10] * 5 + [100] * 5
+    assert list(_by_length(lengths, 8192, 0.1)) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert len(list(_by_length(lengths, 8192, 1e9))) == 1
+
+
+@pytest.mark.parametrize("layers", ["all", [1]])
+def test_time_goes_by_the_stand_in(
+    layers: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A millisecond a token plain and two watched, of two layers: the rest is arithmetic."""
+    plan = make_plan(
+        made(
+            name="some",
+            models={"model": "zoo:math-qwen2"},
+            prompts={"source": "math", "count": 7, "level": 1},
+            layers=layers,
+            batch_tokens=128,
+        )
+    )
+
+    def seconds(model: object, shape: tuple[int, int], watches: int) -> tuple[float, float]:
+        assert model.config.num_hidden_layers == estimating.LAYERS  # type: ignore[attr-defined]
+        return 1e-3 * shape[0] * shape[1], 2e-3 * shape[0] * shape[1]
+
+    monkeypatch.setattr(estimating, "_seconds", seconds)
+    (found,) = estimating.estimate(plan)
+    of = plan.models[0]
+    padded = sum(
+        len(cells) * max(len(cell.tokens) for cell in cells)
+        for batch in of.batches
+        for cells in batch.cells.values()
+    )
+    measured = of.facts.layers if layers == "all" else 1
+    wanted = padded * 0.5e-3 * (of.facts.layers + measured)
+    assert found.seconds == pytest.approx(wanted)
