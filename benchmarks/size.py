@@ -2,7 +2,8 @@
 
     python benchmarks/size.py plan            the plan, in seconds and memory
     python benchmarks/size.py store FOLDER    a store of that size, of made numbers
-    python benchmarks/size.py read FOLDER     opened, resumed, queried, compared, drawn
+    python benchmarks/size.py resume FOLDER   the run started again, with nothing left to do
+    python benchmarks/size.py read FOLDER     opened, queried, compared, drawn
 
 The models are 50 folders, which differ and share three tokenizers, as families do. Numbers of the
 store are made (there is no time to measure so many), in the tables, files and batches that the
@@ -28,7 +29,10 @@ MODELS, PROMPTS, LAYERS, HEADS = 50, 10_000, 2, 2
 
 def said(what: str, begun: float) -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"{what}: {time.monotonic() - begun:.1f} s, peak {peak:.2f} GiB", flush=True)
+    took, busy = time.monotonic() - begun, time.process_time()
+    print(
+        f"{what}: {took:.1f} s, peak {peak:.2f} GiB ({busy:.0f} s of processor so far)", flush=True
+    )
 
 
 def folders(place: Path, number: int) -> dict[str, str]:
@@ -124,17 +128,19 @@ def store(folder: Path, place: Path, models: int = MODELS, prompts: int = PROMPT
                     pl.lit(0).alias("position"), pl.lit(1).alias("id"), pl.lit("x").alias("text"),
                     pl.lit("text").alias("role"),
                 )  # fmt: skip
-                made = [
-                    [c.id, model.label, c.prompt, c.condition, len(c.tokens), 0, 0, 0]
-                    for c in cells
-                ]
-                assert len(made[0]) == len(CELLS)
+                known = {"model": model.label, "filler_tokens": 0, "seam_tokens": 0}
+                made = [[(known | _told(cell)).get(name) for name in CELLS] for cell in cells]
                 tables = {"tokens": _whole(tokens, TOKENS), "values": _whole(values, VALUES)}
                 directory.write_batch(batch.id, made, tables)
                 ids.append(batch.id)
         directory.finish(laid.experiment, ids)
     files = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
     said(f"store of {len(files):,} files and {sum(files) / 1e9:.2f} GB", begun)
+
+
+def _told(cell: Any) -> dict[str, Any]:
+    return {"cell": cell.id, "prompt": cell.prompt, "condition": cell.condition,
+            "tokens": len(cell.tokens), "base_seam_tokens": 0}  # fmt: skip
 
 
 def _whole(frame: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
@@ -167,7 +173,7 @@ def read(folder: Path) -> None:
     """Each in a process of its own would start anew; here the peak is of all together."""
     import attnscope
     from attnscope.figures import draw
-    from attnscope.stats import compare
+    from attnscope.stats.on_run import compare_run
 
     begun = time.monotonic()
     run = attnscope.open_run(folder)
@@ -176,7 +182,7 @@ def read(folder: Path) -> None:
     found = run.sql("SELECT model, layer, avg(value) AS v FROM values GROUP BY model, layer")
     said(f"query with {found.height} rows", begun)
     begun = time.monotonic()
-    table = compare(run, measure="entropy")
+    table = compare_run(run)
     said(f"compare with {table.height:,} rows", begun)
     begun = time.monotonic()
     draw(run, "depth")
