@@ -615,12 +615,16 @@ def test_files_that_are_not_claims(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no file"):
         load_claims(tmp_path / "none.yaml")
     for text, says in [
-        ("{", "is not YAML"),
+        ("{", "broken YAML"),
+        ("claims: 5", "one key, 'claims', with a list"),
+        ("claims: {a: 1}", "one key, 'claims', with a list"),
+        ("[" * 500, "nested more than 40 levels"),
+        ("claims: [\udcff]", "not UTF-8"),
         ("- a", "one key, 'claims'"),
         ("claims: [3]", "claim 0"),
         (MINE + MINE.replace("claims:", ""), "two claims are called stars"),
     ]:
-        (tmp_path / "bad.yaml").write_text(text)
+        (tmp_path / "bad.yaml").write_bytes(text.encode("utf-8", "surrogateescape"))
         with pytest.raises(InputError, match=says):
             load_claims(tmp_path / "bad.yaml")
 

@@ -14,7 +14,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -28,6 +27,7 @@ from pydantic import (
 
 from attnscope.errors import InputError
 from attnscope.measures.registry import COLUMNS
+from attnscope.yaml_file import parse_yaml, read_yaml
 
 
 def _listed(value: Any) -> Any:
@@ -200,7 +200,8 @@ def frozen(claims: Iterable[Claim] | None = None) -> dict[str, str]:
 def built_in() -> tuple[Claim, ...]:
     """The claims that come with attnscope."""
     source = files("attnscope.question").joinpath("claims.yaml")
-    return _parse(source.read_text(encoding="utf-8"), "claims.yaml")
+    data, _ = parse_yaml(source.read_text(encoding="utf-8"), "claims.yaml")
+    return _claims(data, "claims.yaml")
 
 
 def load_claims(path: str | Path) -> tuple[Claim, ...]:
@@ -208,18 +209,16 @@ def load_claims(path: str | Path) -> tuple[Claim, ...]:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"there is no file {path}; claims are a YAML file with a list 'claims'")
-    return _parse(path.read_text(encoding="utf-8"), str(path))
+    data, _ = read_yaml(path)
+    return _claims(data, str(path))
 
 
-def _parse(text: str, source: str) -> tuple[Claim, ...]:
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InputError(f"{source} is not YAML: {error}") from error
-    if not isinstance(data, dict) or set(data) != {"claims"} or not data["claims"]:
+def _claims(data: Any, source: str) -> tuple[Claim, ...]:
+    listed = data.get("claims") if isinstance(data, dict) and set(data) == {"claims"} else None
+    if not isinstance(listed, list) or not listed:
         raise InputError(f"{source}: a file of claims has one key, 'claims', with a list of them")
     claims = []
-    for number, entry in enumerate(data["claims"]):
+    for number, entry in enumerate(listed):
         name = entry.get("name", number) if isinstance(entry, dict) else number
         try:
             claims.append(Claim.model_validate(entry))
