@@ -67,7 +67,7 @@ def votes(part: Part) -> bool:
 
 def said(part: Part) -> str:
     """What a part asks for, in short."""
-    against = part.comparison.pair or ("the first",)
+    against: tuple[Any, ...] = part.comparison.pair or ("the first",)
     if part.comparison.over is None:
         against = (f"{part.comparison.threshold:g}",)
     if part.rule.bounds:
@@ -75,7 +75,9 @@ def said(part: Part) -> str:
             f"`{part.quantity.measure}` within {part.rule.bounds[0]:g} to {part.rule.bounds[1]:g}"
         )
     by = f" by {part.comparison.by:g}" if part.comparison.by else ""
-    return f"`{part.quantity.measure}` {part.direction}{by} than {against[0]}"
+    over = part.comparison.over if part.comparison.over in ("layer", "item") else None
+    of = f" of {over} {against[1]}" if over else ""
+    return f"`{part.quantity.measure}`{of} {part.direction}{by} than {against[0]}"
 
 
 def condition_of(selector: str) -> str:

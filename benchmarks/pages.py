@@ -23,6 +23,16 @@ def put(name: str, lines: Sequence[str], page: Path = STATISTICS) -> None:
     print(f"{page}: {name}")
 
 
+def _written(whole: Any, depth: int = 3) -> str:
+    """JSON with a line for every row, and not one for every number."""
+    if not depth:
+        return json.dumps(whole)
+    rows = [
+        f"{json.dumps(k, ensure_ascii=False)}: {_written(v, depth - 1)}" for k, v in whole.items()
+    ]
+    return "{\n" + ",\n".join(rows) + "\n}"
+
+
 class Counts:
     """What a table is made of: of every row and column the number of sets, their sum and their
     sum of squares, by seed. A seed that is run again replaces what it gave before."""
@@ -44,7 +54,7 @@ class Counts:
         self.seeds[str(seed)] = mine
         whole = json.loads(self.file.read_text()) if self.file.is_file() else {}
         whole[self.table] = dict(sorted(self.seeds.items()))
-        self.file.write_text(json.dumps(whole, indent=0, ensure_ascii=False, sort_keys=True) + "\n")
+        self.file.write_text(_written(whole) + "\n", encoding="utf-8")
 
     def all(self, row: str, column: str) -> tuple[int, float, float]:
         """Over all seeds: the number of sets, their mean in per cent, and its standard error."""

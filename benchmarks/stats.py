@@ -613,9 +613,6 @@ def cost() -> list[str]:
         ("compare, 100 clusters", 1),
         ("compare, 500 clusters", 1),
         ("compare, unpaired", 1),
-        ("compare, heads by mean", 1),
-        ("summary", 1),
-        ("compare", 4),
     ]:
         command = [sys.executable, __file__, "--one", what, str(items)]
         made = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)

@@ -283,7 +283,9 @@ def _away(found: Moments) -> NDArray[np.bool_]:
 def _ratio_figures(mean_a: Floats, mean_b: Floats, low: Floats, high: Floats) -> dict[str, Floats]:
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where((mean_a > 0) & (mean_b >= 0), mean_b / mean_a, np.nan)
-    return {"ratio": ratio, "ratio_low": np.exp(low), "ratio_high": np.exp(high)}
+    with np.errstate(over="ignore"):  # an end beyond all numbers is none
+        ends = [np.where(np.isfinite(end), end, np.nan) for end in (np.exp(low), np.exp(high))]
+    return {"ratio": ratio, "ratio_low": ends[0], "ratio_high": ends[1]}
 
 
 def _effect(
