@@ -90,6 +90,26 @@ def test_an_answer_does_not_depend_on_who_stands_beside_it(loaded: Any, conditio
     assert len({said[0][0, sample] for sample in range(2)}) + len(set(said[0].values())) > 2
 
 
+def test_an_answer_ends_where_the_tokenizer_says_too(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fine-tune of a model whose generation configuration names another end."""
+    model, tokenizer = loaded
+    for end in (None, 1, [1, 2]):
+        monkeypatch.setattr(model.generation_config, "eos_token_id", end)
+        given = task("math", 1, level=1)
+        prompts = tokenize_all([apply_chat_template(given.samples[0].prompt, tokenizer)], tokenizer)
+        (found,) = answers(
+            *(model, tokenizer, parse("baseline"), prompts, [(0, 0)]),
+            longest=64,
+            batch=1,
+            temperature=0.0,
+            seed=0,
+        )
+        assert given.right(given.samples[0], found[0][1])
+        assert found[0][1].count("The answer is") == 1
+
+
 def test_it_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken off in the middle of a line; the same table, and no answer asked for twice."""
     asked = Evaluation(model=MODEL, problems=3, level=1)

@@ -64,13 +64,19 @@ def answers(
 
 
 def _config(model: Any, tokenizer: Any, longest: int) -> GenerationConfig:
-    """What is asked, and nothing that the model's makers recommend."""
+    """What is asked, and nothing that the model's makers recommend.
+
+    An answer ends where the model's makers end it, or the tokenizer's: a fine-tune may have learnt
+    either.
+    """
     end = model.generation_config.eos_token_id
-    if end is None:
-        end = tokenizer.eos_token_id
+    ends = {tokenizer.eos_token_id, *(end if isinstance(end, list) else [end])} - {None}
     padding = tokenizer.pad_token_id
-    if padding is None and end is not None:
-        padding = end if isinstance(end, int) else end[0]
+    if padding is None and ends:
+        padding = min(ends)
     return GenerationConfig(
-        max_new_tokens=longest, do_sample=False, eos_token_id=end, pad_token_id=padding
+        max_new_tokens=longest,
+        do_sample=False,
+        eos_token_id=sorted(ends) or None,
+        pad_token_id=padding,
     )

@@ -26,6 +26,7 @@ from attnscope.capture.tally import Tally
 from attnscope.errors import InputError
 from attnscope.experiment.answer import answering, with_answer, with_room
 from attnscope.experiment.forward import forward, thresholds
+from attnscope.experiment.intervene import intervening
 from attnscope.experiment.measured import Array, Column, Measured, Profile, Reading, joined
 from attnscope.experiment.padded import Padded
 from attnscope.experiment.plan import Batch, Cell, ModelPlan
@@ -65,13 +66,12 @@ def _conditions(
     measured = {}
     for condition, cells in conditions.items():
         asked = [measure for measure in wanted if not measure.pair or base is not None]
+        padded = Padded(experiment, plan, cells)
         if experiment.generate is None:
-            passing = _passed(
-                experiment, plan, model, Padded(experiment, plan, cells), wanted, base
-            )
+            passing = _passed(experiment, plan, model, padded, wanted, base)
         else:
             passing = _answered(experiment, plan, model, cells[0], wanted, base)
-        with passing as passed:
+        with intervening(experiment.conditions[condition], model, padded), passing as passed:
             measured[condition] = _measure(experiment, plan, asked, passed)
             if experiment.generate is not None:
                 measured[condition].cells = passed.padded.cells

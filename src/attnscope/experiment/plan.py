@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from attnscope.errors import InputError
+from attnscope.errors import InputError, unknown
 from attnscope.experiment.model_facts import ModelFacts, chosen_heads, chosen_layers, facts_of
 from attnscope.experiment.rows import Row, rows_of
 from attnscope.experiment.samples import facts_told, identified, samples_of
@@ -209,6 +209,7 @@ def _plan_model(
     profile_layers = chosen_layers(facts, label, experiment.profiles.layers)
     profile_heads = chosen_heads(facts, label, experiment.profiles.heads_of(label))
     _check_regions(experiment, laid.rows[0])
+    _check_classes(experiment)
     _check_fit(experiment, label, facts.pinned, tokenizer, laid)
     identity = {
         "format": FORMAT,
@@ -297,6 +298,12 @@ def _check_regions(experiment: Experiment, row: Row) -> None:
         region = parse_queries(queries).region
         if region is not None:
             wanted.append(("queries", queries, region))
+    wanted += [
+        ("condition", name, cut.region)
+        for name, condition in experiment.conditions.items()
+        for cut in (condition.knockout, condition.steer)
+        if cut is not None and cut.region is not None
+    ]
     for what, said, region in wanted:
         if region not in known:
             fixed = ", all, not-first" if what == "keys" else ""
@@ -304,6 +311,15 @@ def _check_regions(experiment: Experiment, row: Row) -> None:
                 f"{what} {said!r}: the prompts have no region {region!r}; "
                 f"known: {', '.join(known) or 'none'}{fixed}"
             )
+
+
+def _check_classes(experiment: Experiment) -> None:
+    """A class that is cut or steered is one of the experiment's."""
+    known = list(dict.fromkeys(c for kinds in experiment.classes.values() for c in kinds.names))
+    for name, condition in experiment.conditions.items():
+        for cut in (condition.knockout, condition.steer):
+            if cut is not None and cut.tokens is not None and cut.tokens not in known:
+                raise unknown(f"class in condition {name!r}:", cut.tokens, known)
 
 
 # How much padding a batch may have, over its tokens: a CPU computes it as slowly as text. A GPU is

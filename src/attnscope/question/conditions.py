@@ -1,4 +1,5 @@
-"""Conditions: how a prompt is changed. One of them, the base, leaves it as it is.
+"""Conditions: how a prompt is changed, or what is done to the model that reads it. One of them,
+the base, leaves both as they are.
 
 Which one that is, is said by `Experiment.base`, and nobody else decides it.
 
@@ -70,8 +71,41 @@ class Replace(Plain):
         return self
 
 
+class Cut(Plain):
+    """Keys that attention is taken from: the tokens of a class, of a region, or of both."""
+
+    tokens: StrictStr | None = None
+    """A class of one of the experiment's class sets."""
+    region: StrictStr | None = None
+    layers: list[Annotated[StrictInt, Field(ge=0)]] | None = None
+    heads: list[Annotated[StrictInt, Field(ge=0)]] | None = None
+
+    @model_validator(mode="after")
+    def _some(self) -> Cut:
+        if self.tokens is None and self.region is None:
+            raise InputError("say whose attention changes: tokens (a class), region, or both")
+        return self
+
+
+class Scaled(Cut):
+    """Keys whose attention is scaled, before the softmax divides."""
+
+    factor: Annotated[float, Field(gt=0, le=1e6)]
+
+
+class Moved(Plain):
+    """Activations moved away from zero (ARM); what is left out is the family's own."""
+
+    c: Annotated[float, Field(gt=0)] | None = None
+    p1: Annotated[float, Field(gt=0, le=100)] | None = None
+    share: Annotated[float, Field(gt=0, le=1)] | None = None
+    layers: tuple[Annotated[StrictInt, Field(ge=0)], ...] = (0,)
+    seed: Seed = 0
+
+
 class Condition(Plain):
-    """How a prompt is changed: by an insertion, or by any of the rest."""
+    """How a prompt is changed: by an insertion, or by any of the rest. And what is done to the
+    model meanwhile, with a changed prompt or alone."""
 
     insert: Insert | None = None
     position: Annotated[StrictInt | StrictStr, BeforeValidator(_position)] = "between"
@@ -85,6 +119,9 @@ class Condition(Plain):
     """Another chat template, in Jinja."""
     bos: Literal[False] | None = None
     """False leaves out the begin-of-sequence token."""
+    knockout: Cut | None = None
+    steer: Scaled | None = None
+    arm: Moved | None = None
 
     @model_validator(mode="after")
     def _one_way(self) -> Condition:
@@ -104,11 +141,17 @@ class Condition(Plain):
         return [name for name in names if getattr(self, name) is not None]
 
     @property
+    def intervenes(self) -> list[str]:
+        """What is done to the model."""
+        return [name for name in ("knockout", "steer", "arm") if getattr(self, name) is not None]
+
+    @property
     def kind(self) -> str | None:
         """What is inserted, or the first of what is changed; None where the prompt is as it is."""
         if self.insert is not None:
             return self.insert.kind
-        return self.rewrites[0] if self.rewrites else None
+        done = [*self.rewrites, *self.intervenes]
+        return done[0] if done else None
 
 
 def base_of(conditions: dict[str, Condition], said: str | None) -> str:
