@@ -26,6 +26,7 @@ def test_rows_are_those_of_the_blocks(small: Any, folder: str, tmp_path: Any) ->
         prompts={"source": "math", "count": 3, "level": 1},
         measures=["mass", "entropy", "activations", "lambda"],
     )
+    assert isinstance(hash(experiment), int)
     run(experiment, tmp_path / "run")
     values = attnscope.open_run(tmp_path / "run").values.collect()
     model, _ = attnscope.load(folder)

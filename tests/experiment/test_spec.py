@@ -39,6 +39,7 @@ def test_defaults_are_written_out(tmp_path):
         "position": "between",
         "by": "text",
         **dict.fromkeys(("replace", "system", "chat", "template", "bos")),
+        **dict.fromkeys(("knockout", "steer", "arm")),
     }
     assert experiment.base == "base"
     assert experiment.variants == ("filler",)

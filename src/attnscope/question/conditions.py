@@ -77,8 +77,8 @@ class Cut(Plain):
     tokens: StrictStr | None = None
     """A class of one of the experiment's class sets."""
     region: StrictStr | None = None
-    layers: list[Annotated[StrictInt, Field(ge=0)]] | None = None
-    heads: list[Annotated[StrictInt, Field(ge=0)]] | None = None
+    layers: tuple[Annotated[StrictInt, Field(ge=0)], ...] | None = None
+    heads: tuple[Annotated[StrictInt, Field(ge=0)], ...] | None = None
 
     @model_validator(mode="after")
     def _some(self) -> Cut:
