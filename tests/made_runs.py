@@ -49,6 +49,7 @@ def made_run(
     bundled: bool = True,
     texts: Sequence[str] | None = None,
     seed: int = 0,
+    keys: Sequence[str] = ("all",),
 ) -> MadeRun:
     """`conditions` maps a name to the number of filler tokens; `base` has none."""
     random = np.random.default_rng(seed)
@@ -89,6 +90,12 @@ def made_run(
                         mass = np.exp(logits + random.normal(0, 0.1, len(classes)))
                         mass /= mass.sum()
                         values += _values(row, mass, classes, measures, filler, random)
+                        for other in keys[1:]:
+                            again = ("mass", "step_mass")
+                            alone = [m for m in measures if m in again]
+                            values += _values(
+                                row | {"keys": other}, mass, classes, alone, 0, random
+                            )
                     if layer in profile_layers:
                         for head in profile_heads:
                             row = where | {"queries": "all", "layer": layer, "head": head}
@@ -98,6 +105,7 @@ def made_run(
         name="made",
         models={m: f"zoo:{m}" for m in models},
         prompts={"source": "spatial", "count": prompts, "seed": seed},
+        keys=list(keys),
         conditions={
             c: {"insert": {"kind": kinds[c], "count": k}} if k else {}
             for c, k in conditions.items()
@@ -127,6 +135,14 @@ def made_run(
         cells=pl.DataFrame(cells, schema=CELLS),
         experiment=experiment,
         environment=environment,
+        prompts=pl.DataFrame(
+            {
+                "prompt": range(prompts),
+                "depth": [p % 3 / 2 for p in range(prompts)],
+                "length": [100 * (1 + p % 2) for p in range(prompts)],
+            },
+            schema_overrides={"prompt": pl.Int32},
+        ),
     )
 
 
@@ -154,6 +170,14 @@ def _values(
                     row
                     | {"classes": "default", "measure": "flow", "item": a, "target": b}
                     | {"value": float(to[j])}
+                )
+    if "step_mass" in measures:
+        for step in range(1, 4):
+            for i, name in enumerate(classes):
+                made.append(
+                    row
+                    | {"classes": "default", "measure": "step_mass", "item": name}
+                    | {"target": str(step), "value": float(mass[i]) / step}
                 )
     for measure in ("entropy", "first_token", "self_mass", "distance", "sink_mass"):
         if measure in measures:

@@ -150,3 +150,93 @@ def test_a_model_that_cannot_generate_is_refused(small, tmp_path):
     encoder = save_model(tmp_path / "encoder", kind="bert", chat=False)
     with pytest.raises(InputError, match="cannot generate text; leave out 'generate'"):
         make_plan(small(models=[encoder], queries="generated", measures=["mass"], chat=False))
+
+
+def test_what_is_copied_and_looked_back_at(small, folder, tmp_path):
+    """Lookback, retrieval and masses by step against the papers' formulas on dense attention."""
+    asked = small(
+        prompts={"source": "math", "count": 2, "level": 1},
+        queries=["predicts:generated"],
+        keys=["question", "all"],
+        classes=["whole"],
+        generate={"max_new_tokens": 24},
+        measures=["lookback", "retrieval", "step_mass"],
+        conditions={"base": {}},
+    )
+    run(asked, tmp_path / "run")
+    opened = attnscope.open_run(tmp_path / "run")
+    values, tokens = opened.values.collect(), opened.tokens.collect()
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    copied = 0
+    for cell in opened.cells.iter_rows(named=True):
+        its = tokens.filter(prompt=cell["prompt"])
+        ids = its["id"].to_list()
+        P = its.filter(pl.col("role") != "generated").height
+        said = model.generate(torch.tensor([ids[:P]]), max_new_tokens=24, do_sample=False)
+        full = said[0].tolist()
+        dense = _dense(folder, ids)
+        masks = {
+            "question": its["regions"].list.contains("question").to_numpy(),
+            "all": np.ones(len(ids), dtype=bool),
+        }
+        for row in values.filter(prompt=cell["prompt"]).iter_rows(named=True):
+            A = dense[row["layer"], row["head"]]
+            if row["measure"] == "step_mass":
+                at, mask = P - 2 + int(row["target"]), masks[row["keys"]]
+                if at >= len(ids):
+                    assert row["value"] is None
+                    continue
+                want = A[at, mask].sum()
+            elif row["measure"] == "retrieval":
+                mask = masks[row["keys"]]
+                top = {t: int(A[t].argmax()) for t in range(P - 1, len(ids))}
+                hits = {j for t, j in top.items() if mask[j] and ids[j] == full[t + 1]}
+                want = len(hits) / mask.sum()
+                copied += len(hits)
+            else:
+                ratios = []
+                for t in range(P, len(ids)):
+                    context, new = A[t, :P].sum(), A[t, P:].sum()
+                    if row["measure"] == "lookback_per_token":
+                        context, new = context / P, new / (t - P + 1)
+                    ratios.append(context / (context + new))
+                want = np.mean(ratios)
+            assert row["value"] == pytest.approx(want, abs=1e-5), row
+    assert copied  # else nothing was tried
+
+
+def test_measures_of_answers_need_an_answer(small):
+    with pytest.raises(InputError, match="'lookback' is about what the model answers"):
+        small(measures=["lookback"])
+
+
+def test_random_tokens_twice_over(small, folder, tmp_path):
+    asked = small(
+        prompts={"source": "tokens", "count": 2, "length": 9, "repeats": 2},
+        queries=["region:repeat:2"],
+        measures=["induction"],
+        conditions={"base": {}},
+    )
+    run(asked, tmp_path / "run")
+    opened = attnscope.open_run(tmp_path / "run")
+    values = opened.values.collect()
+    for prompt in range(2):
+        ids = opened.tokens.collect().filter(prompt=prompt)["id"].to_list()
+        assert ids[:9] == ids[9:]
+        assert len(set(ids)) == 9
+        dense = _dense(folder, ids)
+        want = np.mean([dense[:, :, i, i - 9 + 1] for i in range(9, 18)], axis=0)
+        mine = values.filter(prompt=prompt).sort("layer", "head")["value"].to_numpy()
+        np.testing.assert_allclose(mine, want.ravel(), atol=1e-5)
+    with pytest.raises(InputError, match="vocabulary has too few tokens"):
+        make_plan(asked.changed(prompts={"source": "tokens", "length": 50_000}))
+    with pytest.raises(InputError, match="no text for a chat template"):
+        small(prompts={"source": "tokens"}, chat=True)
+
+
+def test_texts_are_cut_and_drawn_at_random(small):
+    asked = small(cut=20, conditions={"base": {}, "drawn": {"random": 0}}, measures=["mass"])
+    cells = make_plan(asked).models[0].cells()
+    assert {len(cell.tokens) for cell in cells} == {20}
+    drawn = [cell for cell in cells if cell.condition == "drawn"]
+    assert len({tuple(cell.tokens.ids) for cell in drawn}) == len(drawn) == 6

@@ -38,7 +38,7 @@ def test_defaults_are_written_out(tmp_path):
         "insert": {"kind": "repeat", "unit": "/", "count": 55, "seed": 0},
         "position": "between",
         "by": "text",
-        **dict.fromkeys(("replace", "system", "chat", "template", "bos")),
+        **dict.fromkeys(("replace", "system", "chat", "template", "bos", "random")),
         **dict.fromkeys(("knockout", "steer", "arm")),
     }
     assert experiment.base == "base"

@@ -22,7 +22,16 @@ from attnscope.question.claims import built_in
 from attnscope.question.spec import Experiment, made
 from made_runs import MadeRun, made_run
 
-MEASURES = ("mass", "flow", "entropy", "first_token", "lambda", "lambda_ratio", "uniformity")
+MEASURES = (
+    "mass",
+    "flow",
+    "entropy",
+    "first_token",
+    "lambda",
+    "lambda_ratio",
+    "uniformity",
+    "step_mass",
+)
 ODD = ("The", ' "sky"', " is", " #", " *", " ", "<script>alert(1)</script>", "\n", "|", " 😀")
 
 
@@ -38,6 +47,7 @@ def rich_run(prompts: int = 7, models: tuple[str, ...] = ("first", "second")) ->
         profile_heads=(0, 2),
         texts=ODD,
         length=24,
+        keys=("all", "not-first"),
     )
 
 

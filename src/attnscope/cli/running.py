@@ -137,7 +137,10 @@ OtherModels = Annotated[
 ]
 Recipe = Annotated[
     str | None,
-    typer.Argument(help="token-types, filler-profile or filler-vs-sentence; all by default."),
+    typer.Argument(
+        help="token-types, filler-profile, filler-vs-sentence (these three by default), sinks, "
+        "induction, lookback, needle, drift, position or injection."
+    ),
 ]
 Queries = Annotated[
     str | None, typer.Option(help="all, last, after:REGION, region:REGION, sample:K; or a,b.")
@@ -164,7 +167,10 @@ Real = Annotated[
 def reproduce(
     recipe: Recipe = None,
     models: OtherModels = None,
-    prompts: Annotated[int, typer.Option(help="How many prompts; 1 is as published.")] = 64,
+    prompts: Annotated[
+        int | None,
+        typer.Option(help="How many prompts; else the recipe's own number. 1 is as published."),
+    ] = None,
     queries: Queries = None,
     keys: Keys = None,
     layers: Layers = None,
@@ -188,7 +194,7 @@ def reproduce(
         attnscope reproduce token-types --models base=Qwen/Qwen2.5-1.5B-Instruct,tuned=FOLDER
         --queries last
     """
-    from attnscope.recipes import REAL, RECIPES
+    from attnscope.recipes import BUNDLED, REAL, RECIPES
 
     if recipe is not None and recipe not in RECIPES:
         raise unknown("recipe", recipe, RECIPES)
@@ -208,14 +214,15 @@ def reproduce(
         chat=chat,
         bos=bos or None,
         beyond_positions=beyond_positions or None,
+        prompts=prompts,
     )
     if real and models:
         raise InputError("--real names the models, and --models others; give one of them")
     _no_bars()
     outcomes = {}
-    for name in [recipe] if recipe is not None else list(RECIPES):
-        chosen = {"models": REAL[name], **given} if real else given
-        experiment = RECIPES[name](prompts=prompts, **chosen)
+    for name in [recipe] if recipe is not None else list(BUNDLED):
+        chosen = {"models": REAL[name], **given} if real and name in REAL else given
+        experiment = RECIPES[name](**chosen)
         outcomes[name] = _reproduced(name, experiment, out / name, quiet=quiet or json)
     print_outcomes(outcomes, json=json, drawn=True)
 
@@ -225,18 +232,26 @@ def _reproduced(name: str, experiment: Experiment, folder: Path, *, quiet: bool)
     from attnscope.cli.choices import choices
     from attnscope.experiment.plan import make_plan
     from attnscope.figures import draw, save
-    from attnscope.recipes import RECIPES
+    from attnscope.recipes import FIGURES, RECIPES, claims_of
     from attnscope.report import write_report
     from attnscope.run.store import open_run
+    from attnscope.stats.headline import headlines
+    from attnscope.stats.on_run import judge_run
 
     plan = make_plan(experiment)
     if not quiet:
         print(f"{name}: {RECIPES[name].__doc__}", *choices(plan.experiment), sep="\n  ")
-    outcome = carry_out(plan, run_directory(folder), quiet=quiet)
+    claims = claims_of(name)
+    outcome = carry_out(plan, run_directory(folder), quiet=quiet, claims=claims or None)
+    run = open_run(folder)
     if not quiet:
+        print(*headlines(run), sep="\n")
+        for verdict in judge_run(run, claims):
+            print(f"{verdict.verdict}: {verdict.statement} {verdict.reason}")
         print(f"{name}: drawing the figure and writing the report", flush=True)
-    save(draw(open_run(folder), name), folder / "figures")
-    write_report(open_run(folder), folder / "report.html")
+    for figure, options in FIGURES.get(name, [(name, {})]):
+        save(draw(run, figure, **options), folder / "figures")
+    write_report(run, folder / "report.html")
     return outcome
 
 

@@ -22,7 +22,7 @@ from attnscope.capture.watch import watch
 from attnscope.errors import InputError
 from attnscope.experiment.plan import Answer, Cell
 from attnscope.question.generate import GENERATED, Generate
-from attnscope.tokens import Region, TokenizedPrompt, read_vocabulary
+from attnscope.tokens import Region, TokenizedPrompt, spelled
 
 
 @contextmanager
@@ -108,19 +108,22 @@ def with_room(cell: Cell, generate: Generate) -> Cell:
 
 
 def _extended(tokens: TokenizedPrompt, fed: Sequence[int], tokenizer: Any) -> TokenizedPrompt:
-    said = read_vocabulary(tokenizer).texts
-    names = tokenizer.convert_ids_to_tokens(list(fed))
-    # A token that says nothing takes up room all the same: its name stands for it.
-    texts = [said[id] or name for id, name in zip(fed, names, strict=True)]
     start = len(tokens.prompt.text)
-    ends = start + np.cumsum([0, *map(len, texts)], dtype=np.int64)
+    if not fed:
+        nothing = Region(start, start, GENERATED)
+        regions = (*tokens.prompt.regions, nothing)
+        return replace(tokens, prompt=replace(tokens.prompt, regions=regions))
+    new = spelled(fed, tokenizer)
     prompt = replace(
         tokens.prompt,
-        text=tokens.prompt.text + "".join(texts),
-        regions=(*tokens.prompt.regions, Region(start, int(ends[-1]), GENERATED)),
+        text=tokens.prompt.text + new.prompt.text,
+        regions=(
+            *tokens.prompt.regions,
+            Region(start, start + len(new.prompt.text), GENERATED),
+        ),
     )
     return TokenizedPrompt(
         prompt,
-        np.concatenate([tokens.ids, np.array(fed, dtype=np.int64)]),
-        np.concatenate([tokens.offsets, np.stack([ends[:-1], ends[1:]], axis=1)]),
+        np.concatenate([tokens.ids, new.ids]),
+        np.concatenate([tokens.offsets, start + new.offsets]),
     )

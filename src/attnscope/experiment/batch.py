@@ -265,6 +265,9 @@ class _Pass:
                     pair=pair,
                     rows=self.single.get(queries, {}).get(layer),
                     tokens=self.padded.tokens,
+                    following=self.padded.following,
+                    begins=self.padded.begins,
+                    steps=self.padded.steps,
                 ),
             )
 
@@ -345,6 +348,9 @@ def _columns(
         items = [(c, None) for c in names]
         if "class pairs" in measure.over:
             items = [(c, d) for c in names for d in names]
+        if "steps" in measure.over and experiment.generate is not None:
+            steps = range(1, experiment.generate.max_new_tokens + 1)
+            items = [(c, str(step)) for c in names for step in steps]
     return [Column(keys, label, name, *item) for item in items for name in measure.columns]
 
 

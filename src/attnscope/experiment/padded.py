@@ -32,11 +32,31 @@ class Padded:
         self.real: Mask = self.batch.attention_mask.astype(bool)
         self.tokenizer = plan.tokenizer
         self.classes = experiment.classes
+        self.steps = 0 if experiment.generate is None else experiment.generate.max_new_tokens
 
     @property
     def tokens(self) -> NDArray[np.int64]:
         """[B, K] the ids of the tokens, -1 for padding."""
         return np.where(self.real, self.batch.input_ids, -1)
+
+    @cached_property
+    def following(self) -> NDArray[np.int64]:
+        """[B, K] the token after each; also the last of an answer, which is not a key. -1: none."""
+        after = np.pad(self.tokens[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
+        for row, cell in enumerate(self.cells):
+            if cell.answer is not None:
+                after[row, len(cell.tokens) - 1] = cell.answer.ids[-1]
+        return after
+
+    @cached_property
+    def begins(self) -> NDArray[np.int64]:
+        """[B] where answers begin; -1 for none."""
+        return np.array(
+            [
+                -1 if cell.answer is None else len(cell.tokens) - len(cell.answer.ids) + 1
+                for cell in self.cells
+            ]
+        )
 
     def shares(self, keys: str, label: str) -> NDArray[np.float64]:
         """[B, K, C] the share of each token in each class of a set, 0 where it is not among the

@@ -29,6 +29,7 @@ from attnscope.loading.device import chosen_device
 from attnscope.loading.fit import check_fit, warn_without_bos
 from attnscope.question.generate import GENERATED
 from attnscope.question.queries import parse_queries
+from attnscope.question.sources import TokenPrompts
 from attnscope.question.spec import Experiment
 from attnscope.run.layout import FORMAT
 from attnscope.tokens import Alignment, TokenizedPrompt
@@ -184,6 +185,8 @@ class _Laid:
 
 def _with_chat_settled(experiment: Experiment, tokenizers: dict[str, Any]) -> Experiment:
     """With `auto` the chat template is used if there is one, and of all models or of none."""
+    if isinstance(experiment.prompts, TokenPrompts):
+        return experiment.changed(chat=False)
     if experiment.chat != "auto":
         return experiment
     having = [label for label, one in tokenizers.items() if getattr(one, "chat_template", None)]
@@ -223,6 +226,7 @@ def _plan_model(
             mode="json",
             include={
                 "conditions",
+                "cut",
                 "generate",
                 "queries",
                 "keys",

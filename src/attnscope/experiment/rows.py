@@ -10,15 +10,22 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from attnscope.errors import AttnscopeWarning, InputError
-from attnscope.prompts import insert
+from attnscope.measures.registry import MEASURES
+from attnscope.prompts import Filler, insert
+from attnscope.prompts.filler import filler_ids
 from attnscope.prompts.rewriting import (
+    Edit,
     changed_system,
     places_in,
     replaced_region,
     replaced_text,
 )
 from attnscope.question.conditions import Condition
+from attnscope.question.sources import TokenPrompts
 from attnscope.question.spec import Experiment
 from attnscope.tokens import (
     Alignment,
@@ -26,6 +33,7 @@ from attnscope.tokens import (
     TokenizedPrompt,
     align_by,
     apply_chat_template,
+    spelled,
     tokenize,
     tokenize_all,
     turns_of,
@@ -48,7 +56,12 @@ def rows_of(experiment: Experiment, label: str, prompts: list[Prompt], tokenizer
                     "of the user's, or leave out 'generate'"
                 )
             rendered[number] = render(prompt)
-        bases = tokenize_all(rendered, tokenizer)
+        if isinstance(experiment.prompts, TokenPrompts):
+            of = experiment.prompts
+            bases = [_drawn(of, n % of.count, tokenizer) for n in range(len(prompts))]
+        else:
+            bases = tokenize_all(rendered, tokenizer)
+        bases = [_cut(base, experiment.cut) for base in bases]
         rows: list[Row] = []
         for number, base in enumerate(bases):
             row: Row = {experiment.base: (base, None)}
@@ -57,7 +70,11 @@ def rows_of(experiment: Experiment, label: str, prompts: list[Prompt], tokenizer
                 if condition.insert is not None:
                     row[name] = _inserted(base, condition, number, tokenizer)
                 else:
-                    row[name] = _changed(prompts[number], base, condition, render, tokenizer)
+                    tokens, places = _changed(
+                        prompts[number], base, condition, number, render, tokenizer
+                    )
+                    tokens = _cut(tokens, experiment.cut)
+                    row[name] = tokens, align_by(base, tokens, places)
             rows.append(row)
     except InputError as error:
         hint = ""
@@ -100,29 +117,40 @@ def _changed(
     source: Prompt,
     base: TokenizedPrompt,
     condition: Condition,
+    number: int,
     render: Callable[..., Prompt],
     tokenizer: Any,
-) -> tuple[TokenizedPrompt, Alignment]:
-    """The prompt under a condition that changes what is there."""
-    edits = []
+) -> tuple[TokenizedPrompt, NDArray[np.int64]]:
+    """The prompt under a condition that changes what is there, and where it has the base's
+    characters."""
+    tokens, places = base, np.arange(len(base.prompt.text))
+    if set(condition.rewrites) - {"bos", "random"}:
+        edits = _edits(source, condition)
+        others: dict[str, Any] = {}
+        if condition.chat is not None:
+            others["chat"] = condition.chat
+        if condition.template is not None:
+            others |= {"chat": True, "template": condition.template}
+        changed = partial(render, **others)
+        variant, places = places_in(source, edits, render, changed, same_markup=not others)
+        tokens = tokenize(variant, tokenizer)
+    if condition.bos is False:
+        tokens = _without_bos(tokens, tokenizer)
+    if condition.random is not None:
+        tokens = _at_random(tokens, condition.random + number, tokenizer)
+        places = np.full_like(places, -1)
+    return tokens, places
+
+
+def _edits(source: Prompt, condition: Condition) -> list[Edit]:
+    edits: list[Edit] = []
     if condition.replace is not None and condition.replace.region is not None:
         edits += replaced_region(source, condition.replace.region, condition.replace.new)
     elif condition.replace is not None:
         edits += replaced_text(source, condition.replace.old or "", condition.replace.new)
     if condition.system is not None:
         edits += changed_system(source, condition.system or None)
-    others: dict[str, Any] = {}
-    if condition.chat is not None:
-        others["chat"] = condition.chat
-    if condition.template is not None:
-        others |= {"chat": True, "template": condition.template}
-    variant, places = places_in(
-        source, edits, render, partial(render, **others), same_markup=not others
-    )
-    tokens = tokenize(variant, tokenizer)
-    if condition.bos is False:
-        tokens = _without_bos(tokens, tokenizer)
-    return tokens, align_by(base, tokens, places)
+    return edits
 
 
 def _without_bos(tokens: TokenizedPrompt, tokenizer: Any) -> TokenizedPrompt:
@@ -136,8 +164,39 @@ def _without_bos(tokens: TokenizedPrompt, tokenizer: Any) -> TokenizedPrompt:
     return TokenizedPrompt(tokens.prompt, tokens.ids[1:], tokens.offsets[1:])
 
 
+def _at_random(tokens: TokenizedPrompt, seed: int, tokenizer: Any) -> TokenizedPrompt:
+    """As many tokens, drawn at random; a begin-of-sequence token stays."""
+    first = [int(tokens.ids[0])] if tokens.ids[0] == tokenizer.bos_token_id else []
+    filler = Filler(kind="random-tokens", count=len(tokens) - len(first), seed=seed)
+    return spelled(filler_ids(filler, tokenizer), tokenizer, first=first)
+
+
+def _drawn(prompts: TokenPrompts, number: int, tokenizer: Any) -> TokenizedPrompt:
+    """Different tokens at random, so many times over, begun as this tokenizer begins a text."""
+    filler = Filler(kind="random-tokens", count=4 * prompts.length, seed=prompts.seed + number)
+    begun = tokenizer("a")["input_ids"][:1]
+    first = begun if begun == [tokenizer.bos_token_id] else []
+    repeats = {f"repeat:{n + 1}": prompts.length for n in range(prompts.repeats)}
+    different = list(dict.fromkeys(filler_ids(filler, tokenizer)))[: prompts.length]
+    if len(different) < prompts.length:
+        raise InputError(
+            f"prompts.length is {prompts.length}, and the vocabulary has too few tokens to draw as "
+            "many different ones; ask for fewer"
+        )
+    ids = different * prompts.repeats
+    return spelled(ids, tokenizer, first=first, regions=repeats)
+
+
+def _cut(tokens: TokenizedPrompt, most: int | None) -> TokenizedPrompt:
+    if most is None:
+        return tokens
+    return TokenizedPrompt(tokens.prompt, tokens.ids[:most], tokens.offsets[:most])
+
+
 def _say_unaligned(experiment: Experiment, label: str, rows: list[Row]) -> None:
     """Conditions whose tokens have no twins: nothing can be compared token by token there."""
+    if not any(MEASURES[measure].pair for measure in experiment.measures):
+        return
     for name in experiment.variants:
         alone = [n for n, row in enumerate(rows) if (pair := row[name][1]) and not len(pair.base)]
         if alone:

@@ -22,10 +22,11 @@ from attnscope.prompts import (
     read_conversations,
     spatial_samples,
 )
-from attnscope.question.sources import ConversationPrompts, FilePrompts
+from attnscope.question.sources import ConversationPrompts, FilePrompts, TokenPrompts
 from attnscope.question.spec import Experiment
 from attnscope.run.layout import digest_of
 from attnscope.run.schemas import REPEATS
+from attnscope.tokens import Prompt
 
 BUILDERS: dict[str, Callable[..., Iterable[Sample]]] = {
     "spatial": spatial_samples,
@@ -90,6 +91,8 @@ def _samples(experiment: Experiment) -> list[Sample]:
             )
             return list(made)
         return _first(read_conversations(prompts.path, prompts.field), prompts.count, prompts.path)
+    if isinstance(prompts, TokenPrompts):  # every tokenizer has its own
+        return [Sample(Prompt(f"tokens {n}")) for n in range(prompts.count)]
     options = prompts.model_dump(exclude={"source", "count", "digest"})
     return list(BUILDERS[prompts.source](prompts.count, **options))
 

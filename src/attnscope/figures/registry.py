@@ -31,6 +31,9 @@ FIGURES: Mapping[str, str] = {
     "lambda-length": "lambda_length",
     "flow": "flow",
     "depth": "depth",
+    "steps": "steps",
+    "order": "order",
+    "needle-map": "needle_map",
     "text": "text",
     "sensitivity": "sensitivity",
 }

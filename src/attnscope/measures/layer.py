@@ -178,6 +178,12 @@ class Layer:
     rows: Single | None = None
     tokens: NDArray[np.int64] | None = None
     """[B, K]: the ids of the tokens, -1 for padding."""
+    following: NDArray[np.int64] | None = None
+    """[B, K]: the token that came after each, also the last of an answer; -1 where none did."""
+    begins: Any = ()
+    """[B]: where the answer begins; -1 where there is none."""
+    steps: int = 0
+    """How many tokens an answer may have."""
 
     @property
     def single(self) -> Single:

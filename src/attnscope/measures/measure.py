@@ -12,7 +12,7 @@ __all__ = ["Level", "Measure", "Need", "Numbers"]
 
 Level = Literal["head", "key/value head", "layer", "token"]
 Need = Literal["sums", "flow", "rows", "values", "heads", "outputs", "activations"]
-Over = Literal["keys", "classes", "class pairs"]
+Over = Literal["keys", "classes", "class pairs", "steps"]
 
 
 @dataclass(eq=False)
@@ -51,6 +51,8 @@ class Measure:
     """Which of the items is meant when nobody says."""
     over: frozenset[Over] = frozenset()
     """Which choices of an experiment it is measured under, each in turn."""
+    answers: bool = False
+    """Whether it is about what a model generates."""
     pair: bool = False
     """Whether it compares a variant with its base."""
 

@@ -4,6 +4,7 @@ docs/measures.md are made from this.
 
 from attnscope.measures.activations import ACTIVATIONS, CLASS_ACTIVATIONS
 from attnscope.measures.affine import AFFINE, AFFINE_HEADS
+from attnscope.measures.answers import LOOKBACK, RETRIEVAL, STEP_MASS
 from attnscope.measures.by_distance import BY_DISTANCE
 from attnscope.measures.chosen_keys import INDUCTION, PREVIOUS_TOKEN
 from attnscope.measures.distance import DISTANCE
@@ -50,6 +51,9 @@ MEASURES: dict[str, Measure] = {
     "affine_heads": AFFINE_HEADS,
     "activations": ACTIVATIONS,
     "class_near_zero": CLASS_ACTIVATIONS,
+    "lookback": LOOKBACK,
+    "retrieval": RETRIEVAL,
+    "step_mass": STEP_MASS,
     "profile": PROFILE,
 }
 """By the name that an experiment lists under `measures`."""

@@ -73,7 +73,7 @@ class Quantity(_Plain):
 class Comparison(_Plain):
     """With what: the second of a pair against the first, or the value against a threshold."""
 
-    over: Literal["model", "condition", "measure", "layer", "item"] | None = None
+    over: Literal["model", "condition", "measure", "layer", "item", "queries", "keys"] | None = None
     pair: tuple[StrictStr | StrictInt, StrictStr | StrictInt] | None = None
     """Needed but over models, where it is the run's two models if it is left out. Conditions go
     by name, as `base`, or as `kind:KIND` of what they insert; items are classes."""
@@ -89,7 +89,7 @@ class Comparison(_Plain):
         if (self.over is None) == (self.threshold is None):
             raise ValueError("compare over something, or with a threshold: one of the two")
         if self.over is None and self.pair is not None:
-            raise ValueError("a pair needs 'over': model, condition, measure, layer or item")
+            raise ValueError("a pair needs 'over': what the two are (model, condition …)")
         if self.over not in (None, "model") and self.pair is None:
             raise ValueError(f"over {self.over} needs a pair: [first, second]")
         if self.over == "layer" and not all(isinstance(side, int) for side in self.pair or ()):

@@ -119,6 +119,9 @@ class Condition(Plain):
     """Another chat template, in Jinja."""
     bos: Literal[False] | None = None
     """False leaves out the begin-of-sequence token."""
+    random: Seed | None = None
+    """As many tokens, drawn at random from the vocabulary, prompt n with this seed + n; a
+    begin-of-sequence token stays. None of them has a twin."""
     knockout: Cut | None = None
     steer: Scaled | None = None
     arm: Moved | None = None
@@ -137,7 +140,7 @@ class Condition(Plain):
     @property
     def rewrites(self) -> list[str]:
         """What is changed, apart from insertions."""
-        names = ("replace", "system", "chat", "template", "bos")
+        names = ("replace", "system", "chat", "template", "bos", "random")
         return [name for name in names if getattr(self, name) is not None]
 
     @property

@@ -118,13 +118,26 @@ class DocumentPrompts(Plain):
     """Of each document, at least."""
 
 
+class TokenPrompts(Plain):
+    """Tokens of the vocabulary, drawn at random, so many times over; never in a chat template.
+
+    The regions are `repeat:1`, `repeat:2` … ."""
+
+    source: Literal["tokens"] = "tokens"
+    count: Count = 16
+    seed: Seed = 0
+    length: Annotated[StrictInt, Field(ge=1, le=100_000)] = 64
+    repeats: Annotated[StrictInt, Field(ge=1, le=1000)] = 1
+
+
 Prompts = Annotated[
     SpatialPrompts
     | MathPrompts
     | FilePrompts
     | ConversationPrompts
     | NeedlePrompts
-    | DocumentPrompts,
+    | DocumentPrompts
+    | TokenPrompts,
     Field(discriminator="source"),
 ]
 
@@ -135,5 +148,6 @@ SOURCES: dict[str, type[Plain]] = {
     "conversations": ConversationPrompts,
     "needle": NeedlePrompts,
     "documents": DocumentPrompts,
+    "tokens": TokenPrompts,
 }
 """By the word under `source`."""

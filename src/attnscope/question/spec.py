@@ -31,7 +31,13 @@ from attnscope.question.conditions import Condition, Insert, base_of
 from attnscope.question.generate import GENERATED, Generate
 from attnscope.question.plain import Count, Plain, Seed
 from attnscope.question.queries import parse_queries
-from attnscope.question.sources import FilePrompts, MathPrompts, Prompts, SpatialPrompts
+from attnscope.question.sources import (
+    FilePrompts,
+    MathPrompts,
+    Prompts,
+    SpatialPrompts,
+    TokenPrompts,
+)
 from attnscope.tokens.classes import ClassSet
 from attnscope.tokens.named import class_set, load_classes
 
@@ -175,6 +181,8 @@ class Experiment(Plain):
     """Put every prompt into the model's chat template; `auto` does if the models have one."""
     bos: StrictBool = False
     """Begin every text with the begin-of-sequence token, where the tokenizer does not."""
+    cut: Count | None = None
+    """Read the first so many tokens of every text alone."""
     beyond_positions: StrictBool = False
     """Allow prompts longer than a model was made for, where it can compute them at all."""
     generate: Generate | None = None
@@ -258,6 +266,13 @@ class Experiment(Plain):
             )
         if self.generate is not None:
             self._answerable()
+        elif alone := [name for name in self.measures if MEASURES[name].answers]:
+            raise ValueError(
+                f"{alone[0]!r} is about what the model answers; let it, with "
+                "'queries: predicts:generated' or 'generate'"
+            )
+        if isinstance(self.prompts, TokenPrompts) and self.chat is True:
+            raise ValueError("prompts of tokens are no text for a chat template; chat: false")
         if self.repeats > 1 and not self._drawn():
             raise ValueError(
                 f"repeats: {self.repeats}, and nothing is drawn, so every repeat would give the "

@@ -7,19 +7,67 @@ This room must not know how experiments are run or drawn.
 """
 
 from collections.abc import Callable
+from importlib.resources import files
+from typing import Any
 
+from attnscope.question.claims import Claim, load_claims
 from attnscope.question.spec import Experiment
+from attnscope.recipes.drift import drift
 from attnscope.recipes.filler_profile import filler_profile
 from attnscope.recipes.filler_vs_sentence import filler_vs_sentence
+from attnscope.recipes.induction import induction
+from attnscope.recipes.injection import injection
+from attnscope.recipes.lookback import lookback
+from attnscope.recipes.needle import needle
+from attnscope.recipes.position import position
+from attnscope.recipes.sinks import sinks
 from attnscope.recipes.token_types import token_types
 
-__all__ = ["REAL", "RECIPES", "filler_profile", "filler_vs_sentence", "token_types"]
+__all__ = [
+    "BUNDLED",
+    "FIGURES",
+    "REAL",
+    "RECIPES",
+    "claims_of",
+    "drift",
+    "filler_profile",
+    "filler_vs_sentence",
+    "induction",
+    "injection",
+    "lookback",
+    "needle",
+    "position",
+    "sinks",
+    "token_types",
+]
 
 RECIPES: dict[str, Callable[..., Experiment]] = {
     "token-types": token_types,
     "filler-profile": filler_profile,
     "filler-vs-sentence": filler_vs_sentence,
+    "sinks": sinks,
+    "induction": induction,
+    "lookback": lookback,
+    "needle": needle,
+    "drift": drift,
+    "position": position,
+    "injection": injection,
 }
+
+BUNDLED = ("token-types", "filler-profile", "filler-vs-sentence")
+"""Those that run on the tiny models unless told; the others run on zoo:smollm2."""
+
+FIGURES: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "sinks": [("head-map", {"measure": "first_token"})],
+    "induction": [("head-map", {"measure": "induction"})],
+    "lookback": [("steps", {}), ("head-map", {"measure": "lookback_per_token"})],
+    "needle": [("needle-map", {"measure": "retrieval"}), ("head-map", {"measure": "retrieval"})],
+    "drift": [("order", {})],
+    "position": [("order", {})],
+    "injection": [("head-map", {"measure": "mass"})],
+}
+"""What is drawn of a recipe, with the figures' options; where it is not here, the figure of its
+name."""
 
 REAL = {
     "token-types": ("zoo:smollm2", "zoo:smollm2-phys"),
@@ -27,3 +75,10 @@ REAL = {
     "filler-vs-sentence": ("zoo:smollm2",),
 }
 """The real models of the zoo to run each recipe on, in place of the tiny ones."""
+
+
+def claims_of(recipe: str) -> tuple[Claim, ...]:
+    """What the paper of a recipe claims, where it is not among the built-in claims: frozen with
+    its run, and judged."""
+    every = load_claims(str(files("attnscope.recipes") / "claims.yaml"))
+    return tuple(c for c in every if c.name == recipe or c.name.startswith(f"{recipe}-"))

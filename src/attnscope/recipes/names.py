@@ -67,6 +67,16 @@ def heads_of(models: Mapping[str, str], published: Mapping[str, Sequence[int]]) 
     return found
 
 
+def begins(name: str) -> bool:
+    """Whether a model's tokenizer has a begin-of-sequence token."""
+    from attnscope.loading import load_tokenizer
+
+    try:
+        return load_tokenizer(name).bos_token is not None
+    except ModelError:
+        return False  # the plan will say what is wrong with it
+
+
 def _shape(name: str) -> tuple[int | None, int | None]:
     """Layers and heads of a model. The bundled ones have their cards."""
     from attnscope import zoo

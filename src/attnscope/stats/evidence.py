@@ -115,8 +115,14 @@ def evidence(
         raise NotMeasuredError(
             f"{quantity.measure!r} was not measured in condition {', '.join(conditions)}"
         )
-    chosen = {}
+    chosen: dict[str, str | None] = {}
     for what in ("queries", "keys", "classes"):
+        if over == what:
+            for side in part.comparison.pair or ():
+                _choose(table, what, str(side), [])
+            table = table.filter(pl.col(what).is_in(part.comparison.pair or ()))
+            chosen[what] = str((part.comparison.pair or ("", ""))[1])
+            continue
         table, chosen[what] = _choose(table, what, getattr(quantity, what), facts.first[what])
     table = _in_scope(table, part)
     table = _amounts(table, part)

@@ -5,7 +5,7 @@ from attnscope.tokens.chat import apply_chat_template, turns_of
 from attnscope.tokens.classes import ClassSet, ClassTable, TokenClass
 from attnscope.tokens.named import DEFAULT, load_classes
 from attnscope.tokens.regions import Prompt, Region, join
-from attnscope.tokens.tokenized import Batch, TokenizedPrompt, pad, tokenize, tokenize_all
+from attnscope.tokens.tokenized import Batch, TokenizedPrompt, pad, spelled, tokenize, tokenize_all
 from attnscope.tokens.vocabulary import Vocabulary, read_vocabulary
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "load_classes",
     "pad",
     "read_vocabulary",
+    "spelled",
     "tokenize",
     "tokenize_all",
     "turns_of",

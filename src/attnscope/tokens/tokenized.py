@@ -11,7 +11,7 @@ This module must not know chat templates, classes or models.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import InputError, unknown
-from attnscope.tokens.regions import Prompt
+from attnscope.tokens.regions import Prompt, Region
 from attnscope.tokens.vocabulary import read_vocabulary, require_fast
 
 if TYPE_CHECKING:
@@ -214,3 +214,30 @@ def pad(
         input_ids[n, columns] = row.ids
         attention_mask[n, columns] = 1
     return Batch(rows, input_ids, attention_mask)
+
+
+def spelled(
+    ids: Sequence[int],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    first: Sequence[int] = (),
+    regions: Mapping[str, int] | None = None,
+) -> TokenizedPrompt:
+    """Tokens that come from no text, with what they say as their text; a token that says nothing
+    takes up the room of its name. `first` are tokens before it without text, and `regions` says
+    how many tokens each has, one after the other."""
+    said = read_vocabulary(tokenizer).texts
+    names = tokenizer.convert_ids_to_tokens(list(ids))
+    texts = [said[id] or name for id, name in zip(ids, names, strict=True)]
+    ends = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+    counts = np.cumsum([0, *(regions or {}).values()])
+    spans = [
+        Region(int(ends[counts[n]]), int(ends[counts[n + 1]]), name)
+        for n, name in enumerate(regions or {})
+    ]
+    empty = np.zeros((len(first), 2), dtype=np.int64)
+    return TokenizedPrompt(
+        Prompt("".join(texts), tuple(spans)),
+        np.array([*first, *ids], dtype=np.int64),
+        np.concatenate([empty, np.stack([ends[:-1], ends[1:]], axis=1)]),
+    )

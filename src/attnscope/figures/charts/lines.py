@@ -148,3 +148,28 @@ def lines_over(
         return [rule_at(rule), *_marks(part, across, y, colour, tip, size=24)]
 
     return panels(frame, "panel", marks, look, gap=18).resolve_scale(color="shared")
+
+
+def curves(frame: pl.DataFrame, look: Look, *, x: str, x_title: str, y_title: str) -> Any:
+    """`value` over the whole numbers `x`, a line per `series`, a panel per `panel`."""
+    names = frame["series"].unique(maintain_order=True).to_list()
+    colours = dict(zip(names, look.theme.series_colours(len(names)), strict=True))
+    places = frame[x].unique().sort().to_list()
+    across = alt.X(
+        f"{x}:Q",
+        title=x_title,
+        axis=alt.Axis(format="d", grid=False, tickMinStep=1),
+        scale=alt.Scale(domain=[min(places) - 0.3, max(places) + 0.3], nice=False),
+    )
+    scale = alt.Scale(domain=spread(frame, 0.0), nice=True, zero=False)
+
+    def marks(part: pl.DataFrame, first: bool, width: float) -> list[Any]:
+        y: dict[str, Any] = {
+            "title": y_title if first else "",
+            "axis": alt.Axis(grid=True),
+            "scale": scale,
+        }
+        tip = tips(part, ["panel", "series", x, "value", "low", "high", "n"])
+        return _marks(part, across, y, _colour("series", colours), tip, size=20)
+
+    return panels(frame, "panel", marks, look, gap=18).resolve_scale(color="shared")

@@ -1,0 +1,97 @@
+"""Mass by place: over the turns of a conversation, or over documents in order.
+
+Drawn from `mass` over the experiment's own list of queries or of keys, whichever is longer. This
+module must not know how it is measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import polars as pl
+
+from attnscope.figures.caption import hollow, layers_said, left_out, measured, prompts_said
+from attnscope.figures.charts.lines import curves
+from attnscope.figures.describe import Words
+from attnscope.figures.figure import Asked, Figure, Numbers
+from attnscope.figures.numbers import in_order, intervals, means, shown
+from attnscope.figures.select import AbsentError, Selection, select
+from attnscope.figures.theme import Look
+from attnscope.figures.words import join
+
+LINES = ["measured", "even"]
+Told = tuple[Selection, str, list[str]]
+"""The rows of the first place; what is in order, queries or keys; the places."""
+
+
+def _chart(frame: pl.DataFrame, look: Look) -> Any:
+    """`value` with `low` and `high` over `place`, a line per `series`, a panel per `panel`."""
+    return curves(frame, look, x="place", x_title="Place, from 1", y_title="Mass")
+
+
+def _numbers(asked: Asked) -> Numbers[Told]:
+    experiment = asked.run.experiment
+    axis = "keys" if len(experiment.keys) > len(experiment.queries) else "queries"
+    places = list(getattr(experiment, axis))
+    if len(places) < 2:
+        raise AbsentError("this run has one place of queries and of keys, and no order of them")
+    parts = []
+    for number, place in enumerate(places, 1):
+        here = select(asked.run, replace(asked.choice, **{axis: place}), ["mass"], base_only=True)
+        summed = here.frame.group_by("model", "prompt", "layer", "head").agg(
+            pl.col("value", "uniform").sum()
+        )
+        whole = summed.group_by("model", "prompt", maintain_order=True).agg(
+            pl.col("value", "uniform").mean()
+        )
+        sides = [
+            whole.select("model", "prompt", pl.col(column).alias("value")).with_columns(
+                pl.lit(line).alias("series")
+            )
+            for line, column in zip(LINES, ("value", "uniform"), strict=True)
+        ]
+        name, at = pl.lit(place).alias("name"), pl.lit(number).alias("place")
+        parts.append((here, pl.concat(sides).with_columns(name, at)))
+    found = parts[0][0]
+    rows = pl.concat([part for _, part in parts])
+    frame = shown(means(rows, ["model", "series", "place", "name"])).rename({"model": "panel"})
+    frame = in_order(frame.sort("place"), panel=found.models, series=LINES)
+    return Numbers(data=frame, told=(found, axis, places), width=480, margin=60)
+
+
+def _words(made: Numbers[Told], asked: Asked) -> Words:
+    found, axis, places = made.told
+    colours = asked.theme.series_colours(len(LINES))
+    return Words(
+        title=f"Mass by place of the {axis}",
+        caption=[
+            f"{join(found.sources)}, {layers_said(found.layers)}, mean over layers and all heads",
+            f"Places, the {axis} in order: {join(places)}",
+            f"Mass of all shown classes, not normalised further, and what even attention would "
+            f"give; {measured(found)}",
+            prompts_said(made.data, interval=intervals(made.data), drawn=", drawn as bands"),
+            hollow(made.data),
+            *left_out(found),
+        ],
+        models=found.sources,
+        overview=f"Two lines over {len(places)} places: the mass as measured, and under even "
+        "attention.",
+        axes=["x: place, from 1", "y: mass"],
+        legend=[f"{line}: {colour}" for line, colour in zip(LINES, colours, strict=True)],
+        quantity="mass",
+        places={"panel": "{}", "series": "{}", "name": "{}"},
+        split=["panel"],
+        no_differences="Values by place, not differences.",
+    )
+
+
+FIGURE = Figure(
+    name="order",
+    shows="mass over turns or documents in order, beside even attention",
+    needs="an experiment with `mass` and several queries or keys in order (turns, documents) has "
+    "them",
+    numbers=_numbers,
+    chart=_chart,
+    words=_words,
+)

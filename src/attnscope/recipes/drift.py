@@ -1,0 +1,30 @@
+"""Instruction drift: what is left of the system prompt after eight turns (arXiv 2402.10962).
+
+Conversations with a persona as the system prompt; the attention of every one of the assistant's
+replies to it. Any text that grows has less left for its beginning, so what counts is the fall
+beside that of even attention.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attnscope.question.spec import Experiment, made
+from attnscope.recipes.names import labelled
+
+TURNS = 8
+
+
+def drift(
+    models: Mapping[str, str] | Sequence[str] = ("zoo:smollm2",), prompts: int = 16, **keys: Any
+) -> Experiment:
+    """Attention of every reply to the system prompt, over eight turns."""
+    asked: dict[str, Any] = {
+        "name": "drift",
+        "models": labelled(models),
+        "prompts": {"source": "conversations", "count": prompts, "turns": TURNS},
+        "queries": [f"region:turn:{turn}:assistant" for turn in range(1, TURNS + 1)],
+        "keys": ["system"],
+        "classes": ["whole"],
+        "measures": ["mass"],
+    }
+    return made(**{**asked, **keys})

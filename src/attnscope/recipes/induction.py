@@ -1,0 +1,25 @@
+"""Induction heads: attention to what followed the same token before (arXiv 2209.11895).
+
+Random tokens, all different, twice over: from token i of the second copy, the token after its like
+is i - n + 1. A head that looks there continues the pattern.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attnscope.question.spec import Experiment, made
+from attnscope.recipes.names import labelled
+
+
+def induction(
+    models: Mapping[str, str] | Sequence[str] = ("zoo:smollm2",), prompts: int = 16, **keys: Any
+) -> Experiment:
+    """Attention to the token after the last occurrence, in repeated random tokens."""
+    asked: dict[str, Any] = {
+        "name": "induction",
+        "models": labelled(models),
+        "prompts": {"source": "tokens", "count": prompts, "length": 64, "repeats": 2},
+        "queries": ["region:repeat:2"],
+        "measures": ["induction", "previous_token"],
+    }
+    return made(**{**asked, **keys})

@@ -1,0 +1,28 @@
+"""Lookback ratio: context against the model's own words, token by token (arXiv 2407.07071).
+
+The model answers word problems; of every new token and head, how much attention goes to the
+context, of what goes to context and new tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attnscope.question.spec import Experiment, made
+from attnscope.recipes.names import labelled
+
+
+def lookback(
+    models: Mapping[str, str] | Sequence[str] = ("zoo:smollm2",), prompts: int = 12, **keys: Any
+) -> Experiment:
+    """Attention to the context and to its own words while a model answers."""
+    asked: dict[str, Any] = {
+        "name": "lookback",
+        "models": labelled(models),
+        "prompts": {"source": "math", "count": prompts},
+        "generate": {"max_new_tokens": 24},
+        "queries": ["predicts:generated"],
+        "keys": ["question", "generated"],
+        "classes": ["whole"],
+        "measures": ["lookback", "step_mass"],
+    }
+    return made(**{**asked, **keys})

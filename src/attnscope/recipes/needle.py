@@ -1,0 +1,29 @@
+"""Retrieval heads: which heads copy a needle out of a long text (arXiv 2404.15574).
+
+A password stands at a depth of a text that says nothing of it, and the model is asked for it. A
+head's score is the share of the password's tokens that the model said while the head looked at
+them most.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attnscope.question.spec import Experiment, made
+from attnscope.recipes.names import labelled
+
+
+def needle(
+    models: Mapping[str, str] | Sequence[str] = ("zoo:smollm2",), prompts: int = 30, **keys: Any
+) -> Experiment:
+    """Heads that copy a needle, at five depths of texts of three lengths."""
+    asked: dict[str, Any] = {
+        "name": "needle",
+        "models": labelled(models),
+        "prompts": {"source": "needle", "count": prompts, "lengths": [50, 100, 200]},
+        "generate": {"max_new_tokens": 20},
+        "queries": ["predicts:generated"],
+        "keys": ["answer"],
+        "classes": ["whole"],
+        "measures": ["retrieval", "mass"],
+    }
+    return made(**{**asked, **keys})

@@ -1,0 +1,29 @@
+"""Position bias: attention to documents by where they stand (arXiv 2406.16008).
+
+Ten documents that say nothing in particular, drawn anew for every place, and a question. Published
+is a U: the first and the last get more than those between.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attnscope.question.spec import Experiment, made
+from attnscope.recipes.names import labelled
+
+DOCUMENTS = 10
+
+
+def position(
+    models: Mapping[str, str] | Sequence[str] = ("zoo:smollm2",), prompts: int = 16, **keys: Any
+) -> Experiment:
+    """Attention of the last token to ten documents, by their place."""
+    asked: dict[str, Any] = {
+        "name": "position",
+        "models": labelled(models),
+        "prompts": {"source": "documents", "count": prompts, "documents": DOCUMENTS},
+        "queries": ["last"],
+        "keys": [f"document:{place}" for place in range(1, DOCUMENTS + 1)],
+        "classes": ["whole"],
+        "measures": ["mass"],
+    }
+    return made(**{**asked, **keys})

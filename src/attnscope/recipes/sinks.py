@@ -1,0 +1,34 @@
+"""Attention sinks: how much of it goes to the first token (arXiv 2410.10781).
+
+The statistic is the share of heads whose first-token mass, mean over 64 queries and over prompts,
+is above 0.3: on text, on tokens drawn at random, and with and without a begin-of-sequence token
+where the model has one.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attnscope.question.spec import Experiment, made
+from attnscope.recipes.names import begins, labelled
+
+
+def sinks(
+    models: Mapping[str, str] | Sequence[str] = ("zoo:smollm2",), prompts: int = 32, **keys: Any
+) -> Experiment:
+    """Attention to the first token: text and random tokens, with and without BOS."""
+    chosen = labelled(models)
+    bos = all(begins(name) for name in chosen.values())
+    conditions: dict[str, Any] = {"text": {}, "random": {"random": 0}}
+    if bos:
+        conditions |= {"no-bos": {"bos": False}, "random-no-bos": {"random": 0, "bos": False}}
+    asked: dict[str, Any] = {
+        "name": "sinks",
+        "models": chosen,
+        "prompts": {"source": "math", "count": prompts, "level": 5},
+        "chat": False,
+        "bos": bos,
+        "cut": 64,
+        "conditions": conditions,
+        "measures": ["first_token"],
+    }
+    return made(**{**asked, **keys})
