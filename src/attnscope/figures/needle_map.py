@@ -56,7 +56,9 @@ def _numbers(asked: Asked) -> Numbers[Told]:
     rows = found.frame.filter(pl.col("value").is_not_null())
     whole = rows.group_by("model", "prompt", maintain_order=True).agg(of)
     whole = whole.join(known.select("prompt", "depth", "length"), on="prompt")
-    frame = shown(means(whole, ["model", "depth", "length"])).rename({"model": "panel"})
+    frame = shown(means(whole, ["model", "depth", "length"], asked.sources)).rename(
+        {"model": "panel"}
+    )
     frame = in_order(frame.sort("length", "depth"), panel=found.models)
     return Numbers(
         data=frame,
@@ -76,7 +78,7 @@ def _words(made: Numbers[Told], asked: Asked) -> Words:
         caption=[
             f"{join(found.sources)}, {layers_said(found.layers)}, {how} all heads of all layers",
             f"{name}, not normalised further; {measured(found)}",
-            prompts_said(made.data, interval=False),
+            prompts_said(asked, made.data, interval=False),
             *left_out(found),
         ],
         models=found.sources,

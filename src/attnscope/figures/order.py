@@ -55,7 +55,9 @@ def _numbers(asked: Asked) -> Numbers[Told]:
         parts.append((here, pl.concat(sides).with_columns(name, at)))
     found = parts[0][0]
     rows = pl.concat([part for _, part in parts])
-    frame = shown(means(rows, ["model", "series", "place", "name"])).rename({"model": "panel"})
+    frame = shown(means(rows, ["model", "series", "place", "name"], asked.sources)).rename(
+        {"model": "panel"}
+    )
     frame = in_order(frame.sort("place"), panel=found.models, series=LINES)
     return Numbers(data=frame, told=(found, axis, places), width=480, margin=60)
 
@@ -70,7 +72,7 @@ def _words(made: Numbers[Told], asked: Asked) -> Words:
             f"Places, the {axis} in order: {join(places)}",
             f"Mass of all shown classes, not normalised further, and what even attention would "
             f"give; {measured(found)}",
-            prompts_said(made.data, interval=intervals(made.data), drawn=", drawn as bands"),
+            prompts_said(asked, made.data, interval=intervals(made.data), drawn=", drawn as bands"),
             hollow(made.data),
             *left_out(found),
         ],

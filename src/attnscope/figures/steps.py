@@ -46,7 +46,7 @@ def _numbers(asked: Asked) -> Numbers[Told]:
     lines = rows["series"].unique(maintain_order=True).to_list()
     by = ["model", "series", "step"]
     whole = rows.group_by(*by, "prompt", maintain_order=True).agg(pl.col("value").mean())
-    frame = shown(means(whole, by)).rename({"model": "panel"}).sort("step")
+    frame = shown(means(whole, by, asked.sources)).rename({"model": "panel"}).sort("step")
     frame = in_order(frame, panel=found.models, series=lines)
     return Numbers(data=frame, told=(found, lines), width=560, margin=60)
 
@@ -60,7 +60,7 @@ def _words(made: Numbers[Told], asked: Asked) -> Words:
             f"{join(found.sources)}, {layers_said(found.layers)}, mean over layers and all heads",
             "Mass of the keys in the one query that a new token is predicted from, not normalised "
             f"further; queries: {found.queries}; condition: {', '.join(found.conditions)}",
-            prompts_said(made.data, interval=intervals(made.data), drawn=", drawn as bands")
+            prompts_said(asked, made.data, interval=intervals(made.data), drawn=", drawn as bands")
             + "; later tokens are of longer answers alone",
             hollow(made.data),
             *left_out(found, " (answers that were over)"),
