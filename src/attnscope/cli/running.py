@@ -142,6 +142,10 @@ Recipe = Annotated[
         "induction, lookback, needle, drift, position or injection."
     ),
 ]
+Prompts = Annotated[
+    int | None,
+    typer.Option(help="How many prompts; else the recipe's own number. 1 is as published."),
+]
 Queries = Annotated[
     str | None, typer.Option(help="all, last, after:REGION, region:REGION, sample:K; or a,b.")
 ]
@@ -167,10 +171,7 @@ Real = Annotated[
 def reproduce(
     recipe: Recipe = None,
     models: OtherModels = None,
-    prompts: Annotated[
-        int | None,
-        typer.Option(help="How many prompts; else the recipe's own number. 1 is as published."),
-    ] = None,
+    prompts: Prompts = None,
     queries: Queries = None,
     keys: Keys = None,
     layers: Layers = None,
