@@ -265,9 +265,11 @@ def weights_kept(model: Any) -> Iterator[dict[Any, torch.Tensor]]:
     plain = AttentionInterface.get_interface
 
     def keep(module: Any, weights: Any) -> None:
-        stack = found.modules[module].stack
-        kept.setdefault(found.site(module, turns[stack]), weights)
-        turns[stack] += 1
+        site = found.modules[module]
+        if site.stack in found.loops:  # called again as the next layer
+            site = sites.Site(site.stack, turns[site.stack])
+        kept.setdefault(site, weights)
+        turns[site.stack] += 1
 
     def get(self: Any, implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
         function = plain(self, implementation, default)
