@@ -73,6 +73,10 @@ REAL = {
     "token-types": ("zoo:smollm2", "zoo:smollm2-phys"),
     "filler-profile": ("zoo:smollm2",),
     "filler-vs-sentence": ("zoo:smollm2",),
+    **dict.fromkeys(
+        ("sinks", "induction", "lookback", "needle", "drift", "position", "injection"),
+        ("zoo:smollm2",),
+    ),
 }
 """The real models of the zoo to run each recipe on, in place of the tiny ones."""
 
