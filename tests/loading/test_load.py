@@ -1,6 +1,7 @@
 """Loading, from folders laid out as the hub's."""
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from transformers import (
     Gemma3ForConditionalGeneration,
     MambaConfig,
     MambaForCausalLM,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
@@ -151,3 +153,24 @@ def test_an_unknown_zoo_name_lists_the_known() -> None:
         ModelError, match=r"unknown bundled model 'zoo:qwen'; known: .*spatial-phys"
     ):
         attnscope.load("zoo:qwen")
+
+
+def test_loads_in_several_threads_leave_nothing_behind() -> None:
+    """transformers takes tying away while it loads: overlapping loads once left it away."""
+    tied = PreTrainedModel.tie_weights
+    meet, failed = threading.Barrier(3, timeout=60), []
+
+    def load() -> None:
+        meet.wait()
+        try:
+            attnscope.load("zoo:math-qwen2")
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=load) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert PreTrainedModel.tie_weights is tied

@@ -39,6 +39,8 @@ SHORT = 512
 # Texts up to this length are seen whole once more, in float64, where rows are seen in parts; on a
 # CPU, since other kernels take the log-sum-exp in float32 again.
 REFINED = 8192
+# So few rows are single rows.
+SINGLE = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -179,9 +181,11 @@ def refine(rows: Rows) -> tuple[Tensor, Tensor]:
 
 def _large(rows: Rows, reach: Tensor, *, whole: bool) -> list[list[bool]]:
     """Where products are made in float64, for each sequence and group of heads: where scores may be
-    large (or are no numbers), and where rows seen in parts must agree with whole ones."""
-    parts = not whole and rows.k.shape[2] <= REFINED and rows.k.device.type == "cpu"
-    most = 0.0 if parts else LARGE
+    large (or are no numbers), where rows seen in parts must agree with whole ones, and where there
+    are so few rows that it costs nothing and no sum over them evens their rounding out."""
+    parts = not whole and rows.k.shape[2] <= REFINED
+    few = rows.q.shape[2] <= SINGLE
+    most = 0.0 if (parts or few) and rows.k.device.type == "cpu" else LARGE
     return [[not size <= most for size in groups] for groups in reach.tolist()]
 
 

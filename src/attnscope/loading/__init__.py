@@ -6,6 +6,7 @@ many words. Nothing is random: a model whose weights are not all there is refuse
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,9 @@ from attnscope.loading.weights import WHOLE, check_files, check_loaded
 
 __all__ = ["cached", "find", "load", "load_config", "load_tokenizer", "model_class"]
 
+# While transformers loads a model, weights are tied in no thread of the process; two loads that
+# overlap would leave it so for good, and every later model with tied weights would lack some.
+_one_at_a_time = threading.RLock()
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -73,7 +77,7 @@ def load(
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if where == "auto":
         options["device_map"] = "auto"
-    with _explained(source):
+    with _one_at_a_time, _explained(source):
         model, info = _weights(source, config, number, options, unpickle)
         check_loaded(model, info, source.name)
         if source.adapter is not None:
