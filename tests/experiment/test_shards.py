@@ -104,7 +104,7 @@ def test_what_failed_is_tried_again(small, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(local, "measure_batch", one_fails)
         outcome = run(small(), tmp_path / "run")
-    assert all("ZeroDivisionError: nothing of mine (test_parts.py, line" in why
+    assert all("ZeroDivisionError: nothing of mine (test_shards.py, line" in why
                for why in outcome.failed.values())  # fmt: skip
     assert run(small(), tmp_path / "run").complete
     assert bytes_of(tmp_path / "run") == bytes_of(tmp_path / "whole")

@@ -11,10 +11,10 @@ import pytest
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ipynb"))
 
 
-def test_there_is_one_for_each_recipe() -> None:
-    from attnscope.recipes import RECIPES
+def test_there_is_one_for_each_recipe_of_the_bundled_models() -> None:
+    from attnscope.recipes import BUNDLED
 
-    assert {path.stem for path in NOTEBOOKS} == set(RECIPES)
+    assert {path.stem for path in NOTEBOOKS} == set(BUNDLED)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
