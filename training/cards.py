@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from evaluate import FRESH, accuracy, fresh
-from models import CHECK_EVERY, RECIPES
 
 import attnscope
 from attnscope import zoo
+from evaluate import FRESH, accuracy, fresh
+from models import CHECK_EVERY, RECIPES
 
 LOGS = Path(__file__).with_name("logs")
 SAMPLES = 1000

@@ -10,13 +10,13 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
-from corpus import Turns, documents, worked
-from models import Recipe
 from numpy.typing import NDArray
-from vocabulary import in_format
 
 from attnscope.prompts import Sample, math_samples, spatial_samples
 from attnscope.tokens import turns_of
+from corpus import Turns, documents, worked
+from models import Recipe
+from vocabulary import in_format
 
 MERGES = Path(__file__).with_name("merges.json")
 PART = 2000

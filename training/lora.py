@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from evaluate import accuracy, fresh
 
 import attnscope
 from attnscope.prompts import spatial_samples
 from attnscope.tokens import apply_chat_template
+from evaluate import accuracy, fresh
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 TASK = "spatial"

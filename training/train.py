@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import transformers
+
 from data import rows, tokenizer_of
 from evaluate import accuracy, fresh
 from models import CHECK_EVERY, RECIPES, Recipe

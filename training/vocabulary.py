@@ -12,12 +12,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from corpus import documents, worked
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from attnscope.prompts import math_samples, spatial_samples
 from attnscope.prompts.words import word_list
+from corpus import documents, worked
 
 SIZE = 3072
 SPECIAL = 8  # ids set aside at the end for the family's special tokens
