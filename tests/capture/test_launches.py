@@ -72,7 +72,7 @@ def test_a_layer_more_launches_nothing(queries: str) -> None:
     assert many["view"] - few["view"] <= 5 * 3  # laid side by side
 
 
-@pytest.mark.parametrize(("queries", "most"), [("all", 100), ("last", 130)])
+@pytest.mark.parametrize(("queries", "most"), [("all", 95), ("last", 125)])
 @torch.no_grad()
 def test_a_pass_launches_few(queries: str, most: int) -> None:
     """On a CPU; on a GPU one kernel stands for most of these."""

@@ -123,12 +123,13 @@ def reduce(rows: Rows) -> Totals:
 
 
 def _per_row(rows: Rows, dtype: torch.dtype) -> PerRow:
-    own, entropy, total, times = rows.q.new_zeros(
-        (4, *rows.q.shape[:3]), dtype=torch.float32
-    ).unbind()
-    times.fill_(1.0) if rows.weight is None else times.add_(rows.weight[:, None])
+    shape = (2, *rows.q.shape[:3])
+    own, entropy = rows.q.new_zeros(shape, dtype=torch.float32).unbind()
+    total, times = rows.q.new_ones(shape, dtype=torch.float32).unbind()
+    if rows.weight is not None:
+        times.mul_(rows.weight[:, None])
     below = torch.zeros_like(own, dtype=dtype) if rows.lse is None else rows.lse
-    return PerRow(below, own, entropy, total.fill_(1.0), times)
+    return PerRow(below, own, entropy, total, times)
 
 
 def _finish(rows: Rows, plan: Plan, sums: Totals, each: PerRow) -> Totals:
