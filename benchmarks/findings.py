@@ -35,13 +35,7 @@ none. [statistics.md](statistics.md) has the rules and how often noise alone wou
 supported; `src/attnscope/question/claims.yaml` has the claims. Made by \
 `python benchmarks/findings.py`; layers and heads count from 0.
 """
-CHANGED = """## What changed against the page before this one
-The claims of this page are not those of its first edition. That one held λ against 1, so that any \
-insertion at all counted as a fall, and chose spikes by the base's own averages, which noise alone \
-makes fall. Here λ is held against the fall that even attention would have in the same prompt and \
-against a random sentence, spikes are chosen by both sides together, and a difference must reach a \
-stated size.
-"""
+CHANGED = "## What changed against the page before this one\n"
 PAIR = """Mass, mean over heads and queries (all), keys: the maps, classes judged by the share of \
 their characters. Layers are those of the published figure, or the same depths in a model with \
 fewer.

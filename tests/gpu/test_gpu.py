@@ -29,6 +29,8 @@ CASES = [
     (1, 2, 2, 400, 400, 256, 256, True, 64, 50.0, False),
     (1, 4, 4, 333, 333, 192, 128, True, None, None, False),
     (1, 4, 2, 1, 900, 128, 128, True, None, None, False),
+    (1, 4, 4, 300, 300, 36, 36, True, None, None, False),  # no multiple of eight
+    (1, 4, 2, 300, 300, 20, 20, True, None, None, False),
 ]
 
 

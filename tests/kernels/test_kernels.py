@@ -197,3 +197,25 @@ def test_output_where_every_score_is_far_below_zero() -> None:
     assert wanted.max() < -100_000
     torch.testing.assert_close(lse.double(), wanted, rtol=1e-6, atol=0)
     torch.testing.assert_close(out.double(), A @ v.double(), rtol=0, atol=0.1)  # float32 scores
+
+
+@pytest.mark.parametrize("size", [20, 24])
+def test_flash_attention_is_given_heads_of_a_size_it_takes(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On CUDA it takes multiples of eight alone; here the CPU's stands in for it."""
+
+    def strict(q, k, v, dropout, causal, *, scale):  # type: ignore[no-untyped-def]
+        assert q.shape[-1] % 8 == k.shape[-1] % 8 == v.shape[-1] % 8 == 0
+        out, lse = torch._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, dropout, causal, scale=scale
+        )
+        return out, lse, None
+
+    monkeypatch.setattr(torch, "_scaled_dot_product_flash_attention", strict)
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 9, size) for _ in range(3))
+    got = attention._flash_cuda(q, k, v, 0.3, causal=True)
+    wanted = attention._flash_cpu(q, k, v, 0.3, causal=True)
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, other)

@@ -78,26 +78,33 @@ def test_the_shapes_the_figures_need() -> None:
     assert set(gemma.layer_types) == {"sliding_attention", "full_attention"}
 
 
+COUNT = 120
+
+
+@cache
+def exact_match(name: str) -> float:
+    """On other fresh samples than the card's: actions, or problems of level 5."""
+    level = None if name.startswith("spatial") else 5
+    return accuracy(name, *loaded(name), fresh(name, COUNT, level, SEED))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_exact_match_is_what_the_card_says(name: str) -> None:
-    """On other fresh samples, within four standard deviations of two such measurements."""
+    """Within four standard deviations of two such measurements."""
     shares = zoo.card(name).exact_match
-    level = None if name.startswith("spatial") else 5
-    said = shares["single actions" if level is None else f"level {level}"]
-    count = 120
-    seen = accuracy(name, *loaded(name), fresh(name, count, level, SEED))
-    spread = math.sqrt(max(said * (1 - said), 0.01) * (1 / count + 1 / 1000))
-    assert abs(seen - said) <= 4 * spread
+    said = shares["single actions" if name.startswith("spatial") else "level 5"]
+    spread = math.sqrt(max(said * (1 - said), 0.01) * (1 / COUNT + 1 / 1000))
+    assert abs(exact_match(name) - said) <= 4 * spread
 
 
 def test_the_fine_tune_learned_what_its_base_cannot() -> None:
-    assert zoo.card("spatial-phys").exact_match["single actions"] >= 0.9
-    assert zoo.card("spatial-base").exact_match["single actions"] <= 0.2
+    assert exact_match("spatial-phys") >= 0.8
+    assert exact_match("spatial-base") <= 0.2
 
 
 @pytest.mark.parametrize("name", ["math-qwen2", "chat-llama", "chat-gemma3"])
 def test_an_intervention_can_help_or_hurt(name: str) -> None:
-    assert 0.5 <= zoo.card(name).exact_match["level 5"] <= 0.9
+    assert 0.5 <= exact_match(name) <= 0.95
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -110,7 +110,7 @@ def _fused(call: AttentionCall, *, causal: bool) -> tuple[Tensor, Tensor] | None
             q, k, v, None, True, 0.0, causal, scale=scale
         )
     elif choice == _FLASH:
-        result = torch._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)
+        return _flash_cuda(q, k, v, scale, causal=causal)
     elif choice == _EFFICIENT and not grouped:
         result = torch._scaled_dot_product_efficient_attention(
             q, k, v, None, True, 0.0, causal, scale=scale
@@ -124,13 +124,27 @@ def _fused(call: AttentionCall, *, causal: bool) -> tuple[Tensor, Tensor] | None
     return out, lse if lse.dtype == torch.float32 else lse.float()
 
 
+def _flash_cuda(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool
+) -> tuple[Tensor, Tensor]:
+    E = v.shape[-1]
+    wide = -(-E // 8) * 8  # the operator takes no other sizes; sdpa widens heads before it too
+    q, k, v = _widened(q, k, v, wide)
+    out, lse, *_ = torch._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)
+    return out if wide == E else out[..., :E], lse
+
+
+def _widened(q: Tensor, k: Tensor, v: Tensor, wide: int) -> tuple[Tensor, ...]:
+    """Heads of one size; zeros change neither scores nor values."""
+    return tuple(t if t.shape[-1] == wide else F.pad(t, (0, wide - t.shape[-1])) for t in (q, k, v))
+
+
 def _flash_cpu(
     q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    D, E = q.shape[-1], v.shape[-1]
-    if D != E:  # the operator wants one size; zeros change neither scores nor values
-        wide = max(D, E)
-        q, k, v = F.pad(q, (0, wide - D)), F.pad(k, (0, wide - D)), F.pad(v, (0, wide - E))
+    E = v.shape[-1]
+    if q.shape[-1] != E:  # the operator wants one size
+        q, k, v = _widened(q, k, v, max(q.shape[-1], E))
     out, lse = torch._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, 0.0, causal, attn_mask=bias, scale=scale
     )
