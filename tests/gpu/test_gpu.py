@@ -143,3 +143,33 @@ def test_a_sample_of_queries_says_how_far_off_it_is() -> None:
         off = (sample.received(layer) - exact.received(layer)).abs()
         allowed = 3 * sample.received_error(layer) + 1e-4 * exact.received(layer)
         assert (off <= allowed).float().mean() > 0.95
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gemma3", "gpt2", "bert"])
+@torch.no_grad()
+def test_interventions_agree_with_the_cpu(name: str) -> None:
+    """Links in the Triton kernel, and ARM's: padded, for some queries and heads, nested."""
+    model = build(name)
+    ids = torch.randint(5, 97, (2, 23))
+    real = torch.ones_like(ids)
+    real[1, 17:] = 0
+    keys = torch.arange(23).expand(2, -1) % 5 == 3
+    some = torch.arange(23).expand(2, -1) % 4 == 0
+
+    def said(device: str) -> torch.Tensor:
+        given = {"input_ids": ids.to(device), "attention_mask": real.to(device)}
+        with attnscope.knockout(model, keys=keys, queries=some, heads=[1]):
+            with attnscope.steer(model, keys=~keys, factor=3.0), attnscope.watch(model) as scope:
+                output = model(**given)[0][real.bool().to(device)]
+            mass = scope.received(0).cpu()
+        return torch.cat([output.flatten().cpu(), mass.flatten()])
+
+    def armed(device: str) -> torch.Tensor:
+        with attnscope.arm(model, seed=[1, 2]):
+            made = model(input_ids=ids.to(device), attention_mask=real.to(device))[0]
+        return made[real.bool().to(device)].cpu()
+
+    wanted = said("cpu"), armed("cpu")
+    model.cuda()
+    for each, before in zip((said, armed), wanted, strict=True):
+        torch.testing.assert_close(each("cuda"), before, rtol=1e-4, atol=1e-4)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 import attnscope
 from attnscope.errors import InputError, ModelError
-from attnscope.interventions.arm import Settings, moved
+from attnscope.kernels import redistribute_jit
+from attnscope.kernels.redistribute import amounts, bounds, moved, redistribute
 from families import VOCABULARY, build
 
 
@@ -31,27 +32,77 @@ def literally(a: Any, u: Any, c: float, p1: float) -> Any:
 @pytest.mark.parametrize("p1", [30.0, 85.0, 99.5])
 def test_read_word_by_word(c: float, p1: float) -> None:
     """The share lies inside its bounds, and at either of them."""
-    a = torch.nn.functional.silu(torch.randn(7, 48) * 2)
+    a = torch.nn.functional.silu(torch.randn(1, 7, 48) * 2)
     u = torch.rand(a.shape)
-    got = moved(a, u, Settings(c=c, p1=p1))
-    assert np.allclose(got.numpy(), literally(a.numpy(), u.numpy(), c, p1), atol=1e-6)
+    got = moved(a, u, bounds(a, c=c, p1=p1))
+    assert np.allclose(got[0].numpy(), literally(a[0].numpy(), u[0].numpy(), c, p1), atol=1e-6)
 
 
 def test_properties() -> None:
-    a, u = torch.nn.functional.gelu(torch.randn(11, 64)), torch.rand(11, 64)
-    for settings in (Settings(), Settings(share=0.5), Settings(share=0.01)):
-        got = moved(a, u, settings)
+    a, u = torch.nn.functional.gelu(torch.randn(1, 11, 64)), torch.rand(1, 11, 64)
+    for given in (None, 0.5, 0.01):
+        got = moved(a, u, bounds(a, share=given))
         changed = got != a
         assert (got.sign() == a.sign())[a != 0].all()
-        share = settings.share or float(changed.float().mean())
+        share = given or float(changed.float().mean())
+        assert 0.02 <= share <= 0.25 or given
         assert abs(changed.float().mean() - share) < 0.02
         assert a.abs()[changed].max() <= a.abs()[~changed].min()
         by = (got - a)[changed]
-        highest = np.percentile(a.numpy(), settings.p1)
+        highest = np.percentile(a.numpy(), 85.0)
         assert by.max() <= highest
         assert by.min() >= a.min()
         assert (by[a[changed] >= 0] >= 0).all()
         assert (by[a[changed] < 0] <= 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("c", [0.05, 0.25, 3.0])
+def test_padding_and_width_of_numbers_change_no_bound(dtype: torch.dtype, c: float) -> None:
+    """Numbers of 16 bits are counted instead of sorted: to the bit the same bounds."""
+    a = torch.nn.functional.silu(torch.randn(3, 9, 30) * 2).to(dtype)
+    real = torch.ones(3, 9, dtype=torch.bool)
+    real[1, :4] = real[2, 1:] = False
+    there = bounds(a, real, c=c)
+    for b in range(3):
+        alone = a[b, real[b]][None]
+        for other in (bounds(alone, c=c), bounds(alone.float(), c=c)):
+            for name in ("near", "high", "low"):
+                assert getattr(other, name)[0] == getattr(there, name)[b], name
+    share = (a.abs() <= there.near[:, None, None])[1, real[1]].float().mean()
+    assert 0.02 <= share <= 0.27  # those equal to the last one move too
+
+
+def test_amounts_are_even_and_go_by_place() -> None:
+    keys, real = torch.tensor([5, 5, 6]), torch.ones(3, 40, dtype=torch.bool)
+    real[1, :7] = False
+    drawn = amounts(keys, real, torch.Size([3, 40, 101]))
+    assert torch.equal(drawn[0, :33], drawn[1, 7:])
+    assert not torch.equal(drawn[0], drawn[2])
+    assert len(drawn[0].unique()) > 0.99 * drawn[0].numel()
+    assert torch.equal(amounts(keys[2:], None, torch.Size([1, 50, 101]))[0, :40], drawn[2])
+    counts = torch.histc(drawn[::2], 20, 0, 1) / drawn[::2].numel()
+    assert (counts - 0.05).abs().max() < 0.01
+    assert abs(np.corrcoef(drawn[0, :, :-1].flatten(), drawn[0, :, 1:].flatten())[0, 1]) < 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_kernel_moves_as_the_definition(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, the hash included; in 16 bits to the last one, which the interpreter cuts off."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(redistribute_jit, "BLOCK", 8)
+    a = torch.nn.functional.silu(torch.randn(2, 5, 70) * 2).to(dtype)
+    real = torch.tensor([[True] * 5, [False, False, True, True, True]])
+    keys = torch.tensor([2**62 + 12345, 7])
+    for there in (None, real):
+        wanted = redistribute(a, keys, there)
+        got = redistribute_jit.moved(a, keys, there, bounds(a, there))
+        rounding = 2**-7 if dtype == torch.bfloat16 else 0
+        torch.testing.assert_close(got, wanted, rtol=rounding, atol=0)
+        assert torch.equal(got != a, wanted != a)
+        assert not torch.equal(got, a)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gemma3", "gpt2", "bert"])

@@ -19,6 +19,7 @@ from attnscope.kernels import (
 )
 from attnscope.kernels import attend as attention
 from attnscope.kernels.attend import attend
+from attnscope.kernels.call import Link
 from made_rows import calls, rows_of, seen_rows, selections
 
 TOLERANCE = 2e-5
@@ -157,6 +158,21 @@ def test_output_and_log_sum_exp(where: str) -> None:
     check_output(where, 100 if where == "torch" else 20)
 
 
+def links_of(call: AttentionCall) -> tuple[Link, ...]:
+    """One that steers all rows, and one that hides keys from rows that still see another."""
+    (B, H, Q), K = call.q.shape[:3], call.k.shape[2]
+    start, stop = call.visible.start[..., None], call.visible.stop[..., None]
+    hidden = torch.rand(B, 1, K) < 0.3
+    left = (torch.arange(K) >= start) & (torch.arange(K) < stop) & ~hidden
+    if call.visible.real is not None:
+        left &= call.visible.real[:, None]
+    hides = torch.zeros(B, H, K).masked_fill(hidden & (torch.rand(B, H, 1) < 0.5), -torch.inf)
+    return (
+        Link(bias=torch.randn(1, H, K)),
+        Link(bias=hides, queries=left.any(-1) & (torch.rand(B, Q) < 0.5)),
+    )
+
+
 def check_output(where: str, examples: int) -> None:
     from attnscope.kernels import reference, triton
 
@@ -165,7 +181,8 @@ def check_output(where: str, examples: int) -> None:
     def check(call: AttentionCall) -> None:
         if where == "triton":
             call = replace(call, key_bias=None, distance_bias=None)
-        rows = rows_of(call)
+        call = replace(call, links=links_of(call) if len(call.q) > 1 else ())
+        rows = replace(rows_of(call), links=call.links)
         A, _, lse = reference.weights(rows)
         out, got = attend(call) if where == "torch" else triton.attend(call)
         v = call.v.double().repeat_interleave(call.q.shape[1] // call.k.shape[1], 1)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from attnscope.capture.passes import Pass
 from attnscope.capture.sites import Sites, argument
@@ -104,11 +105,21 @@ class Text:
     """Of each sequence, in this pass."""
     past: int = 0
     """Tokens before them, in the cache."""
-    real: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.bool))
-    """bool [B, tokens] on the CPU: no padding."""
+    padding: Tensor | None = None
+    """bool [B, tokens], False at padding, where the model was given it; None: there is none."""
+    here: Tensor | None = None
+    """`real`, once somebody has asked for it."""
     passes: int = 0
     """How many there were of these sequences before this one."""
     thread: int = field(default_factory=threading.get_ident)
+
+    @property
+    def real(self) -> Tensor:
+        """bool [B, tokens] on the CPU: no padding."""
+        if self.here is None:
+            every = torch.ones(self.batch, self.tokens, dtype=torch.bool)
+            self.here = every if self.padding is None else self.padding.cpu()
+        return self.here
 
     def mine(self) -> bool:
         """Whether a pass of this thread is under way."""
@@ -135,10 +146,10 @@ def text_of(base: nn.Module, undo: ExitStack) -> Text:
         text.batch, text.tokens = given.shape[:2]
         text.past = passed.past or 0
         text.passes = 0 if text.past == 0 else text.passes + 1
-        text.real = torch.ones(text.batch, text.tokens, dtype=torch.bool)
+        text.padding = text.here = None
         if passed.padding is not None:
-            there = passed.padding[:, text.past : text.past + text.tokens].bool().cpu()
-            text.real[:, : there.shape[1]] = there
+            there = passed.padding[:, text.past : text.past + text.tokens].bool()
+            text.padding = pad(there, (0, text.tokens - there.shape[1]), value=True)
 
     undo.callback(base.register_forward_pre_hook(begin, with_kwargs=True).remove)
     return text

@@ -1,13 +1,15 @@
 """`arm`: move the activations nearest to zero a little away from it, at random.
 
 After the non-linearity of an MLP, in each sequence by itself and over its real tokens alone, so
-that neither the rest of a batch nor padding changes anything. On the model's device throughout.
+that neither the rest of a batch nor padding changes anything. On the model's device throughout,
+which is never waited for; what is computed there is `kernels.redistribute`.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,7 @@ from torch import Tensor, nn
 from attnscope.capture import sites
 from attnscope.capture.mlps import Nonlinearity, Text, nonlinearities, text_of, tokens_of
 from attnscope.errors import InputError, ModelError
-
-# A standard deviation of normal values is this many times their median absolute deviation.
-NORMAL = 1.4826
-# The share of entries that is moved lies in here, unless it is given.
-LEAST, MOST = 0.02, 0.25
+from attnscope.kernels.redistribute import redistribute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,55 +120,20 @@ def _mover(
         seeds = [seed] * text.batch if isinstance(seed, int) else list(seed)
         if len(seeds) != text.batch:
             raise InputError(f"{len(seeds)} seeds were given for a batch of {text.batch}")
-        made = rows.view(text.batch, text.tokens, -1).clone()
-        for b in range(text.batch):
-            there = text.real[b].nonzero()[:, 0].to(rows.device)
-            if not len(there):
-                continue
-            state = np.random.SeedSequence([seeds[b], point.layer, n, text.passes])
-            generator = torch.Generator(rows.device)
-            generator.manual_seed(int(state.generate_state(1, np.uint64)[0] >> 1))
-            some = made[b, there]
-            amounts = torch.rand(some.shape, generator=generator, device=rows.device)
-            made[b, there] = moved(some, amounts, settings)
-        return made
+        keys = [_key(each, point.layer, n, text.passes) for each in seeds]
+        real = text.padding
+        return redistribute(
+            rows.view(text.batch, text.tokens, -1),
+            torch.tensor(keys).to(rows.device, non_blocking=True),
+            None if real is None else real.to(rows.device, non_blocking=True),
+            **asdict(settings),
+        )
 
     return move
 
 
-def moved(a: Tensor, amounts: Tensor, settings: Settings) -> Tensor:
-    """The activations of one sequence after the move; `amounts` are uniform in [0, 1)."""
-    values = a.float()
-    size = values.abs()
-    near = _near_zero(size, settings)
-    highest = _quantile(values.flatten().sort().values, settings.p1 / 100).clamp(min=0)
-    reach = torch.where(values >= 0, highest, values.min().clamp(max=0))
-    return torch.where(near, values + amounts * reach, values).to(a.dtype)
-
-
-def _near_zero(size: Tensor, settings: Settings) -> Tensor:
-    """bool, like `size`: the entries to move."""
-    order = size.flatten().sort().values
-    n = len(order)
-
-    def smallest(share: float) -> Tensor:
-        return size <= order[max(1, round(share * n)) - 1]
-
-    if settings.share is not None:
-        return smallest(settings.share)
-    centre = _quantile(order, 0.5)
-    deviation = _quantile((order - centre).abs().sort().values, 0.5)
-    below = size < NORMAL * settings.c * deviation
-    share = below.float().mean()
-    # All three are made: which of them holds is known on the device alone.
-    return torch.where(
-        share < LEAST, smallest(LEAST), torch.where(share > MOST, smallest(MOST), below)
-    )
-
-
-def _quantile(order: Tensor, q: float) -> Tensor:
-    """Of sorted values, interpolated between the two nearest."""
-    at = q * (len(order) - 1)
-    low = math.floor(at)
-    high = min(low + 1, len(order) - 1)
-    return order[low] + (order[high] - order[low]) * (at - low)
+@lru_cache(maxsize=1024)
+def _key(*numbers: int) -> int:
+    """What a pass of a sequence through one non-linearity draws by."""
+    state = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
+    return int(state[0] >> 1)

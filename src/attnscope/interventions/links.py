@@ -131,12 +131,13 @@ class Linking:
         if self.bias == -math.inf:
             _refuse_blindness(call, frame, rows, keys[:, None] & heads[..., None])
             if self.queries.name == "all" and self.heads is None:
-                return _without(call.visible, keys.to(device)), call.links
+                return _without(call.visible, keys.to(device, non_blocking=True)), call.links
         bias = torch.zeros(frame.batch, heads.shape[1], frame.keys)
         bias.masked_fill_(keys[:, None] & heads[..., None], self.bias)
         if rows is not None:
-            rows = rows.to(device)
-        return call.visible, (*call.links, Link(bias=bias.to(device), queries=rows))
+            rows = rows.to(device, non_blocking=True)
+        added = Link(bias=bias.to(device, non_blocking=True), queries=rows)
+        return call.visible, (*call.links, added)
 
     def _keys_of(self, frame: Frame) -> Tensor:
         """bool [B, K]: the keys meant, among those of a frame; tokens beyond the given are not."""

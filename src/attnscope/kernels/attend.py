@@ -43,8 +43,8 @@ def attend(
     A query that sees nothing gets zeros, as it does from sdpa.
     """
     plain = call.softcap is None and call.sinks is None
-    biased = call.key_bias is not None or call.distance_bias is not None or bool(call.links)
-    known = call.visible.form != "interval" and plain and not biased
+    biased = call.key_bias is not None or call.distance_bias is not None
+    known = call.visible.form != "interval" and plain and not biased and not call.links
     causal = call.visible.form == "causal"
     if known and (dropout or not need_lse) and call.q.shape[-1] == call.v.shape[-1]:
         return _sdpa(call, dropout, causal=causal), None

@@ -47,7 +47,7 @@ def refine(rows: Rows) -> tuple[Tensor, Tensor]:
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of a call under any visibility, soft-cap and sinks included."""
+    """Output and log-sum-exp of a call under any visibility: soft-cap, sinks and links included."""
     rows = Rows(
         q=call.q,
         k=call.k,
@@ -57,6 +57,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
         real=call.visible.real,
         softcap=call.softcap,
         sinks=call.sinks,
+        links=call.links,
         cache=call.visible.cache,
     )
     out, lse = _by_rows(rows, call.v)
@@ -189,19 +190,39 @@ def _by_rows(rows: Rows, v: Tensor | None) -> tuple[Tensor | None, Tensor]:
     lse = q.new_zeros((B, H, M), dtype=torch.float32)
     BM, BN, options = _row_tile(max(_wide(D), _wide(E)), q)
     low, high = _extent(rows, BM)
+    links, linked = _stacked(rows)
     shown = lse if out is None else out
     if M:
         triton_jit.attention[(triton.cdiv(M, BM), B * H)](
-            q, k, values, rows.start, rows.stop, rows.real, rows.sinks, low, high, shown, lse,
+            q, k, values, rows.start, rows.stop, rows.real, rows.sinks, links, linked,
+            low, high, shown, lse,
             q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
             values.stride(0), values.stride(1), values.stride(2),
             shown.stride(0), shown.stride(1), shown.stride(2),
             H, H // G, M, K, D, E, rows.scale * LOG2E, (rows.softcap or 0.0) * LOG2E,
             SOFTCAP=rows.softcap is not None, HOLES=rows.real is not None,
-            SINKS=rows.sinks is not None, HAS_V=v is not None,
+            SINKS=rows.sinks is not None, HAS_V=v is not None, LINKS=len(rows.links),
             BM=BM, BN=BN, BD=_wide(D), BE=_wide(E), **options,
         )  # fmt: skip
     return out, lse
+
+
+def _stacked(rows: Rows) -> tuple[Tensor | None, Tensor | None]:
+    """What links add, float32 [links, B, H, K], and to which rows, bool [links, B, M].
+
+    Layers under one mask and the same links share it.
+    """
+    if not rows.links:
+        return None, None
+    key = "links", rows.links
+    if key not in rows.cache:
+        B, H, M, _ = rows.q.shape
+        bias = [link.bias.expand(B, H, rows.k.shape[2]) for link in rows.links]
+        every = torch.ones(B, M, dtype=torch.bool, device=rows.q.device)
+        meant = [every if link.queries is None else link.queries for link in rows.links]
+        rows.cache[key] = torch.stack(bias), torch.stack(meant)
+    links, linked = rows.cache[key]
+    return links, linked
 
 
 def _rowwise(tensor: Tensor) -> Tensor:

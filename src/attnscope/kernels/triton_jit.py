@@ -210,12 +210,26 @@ def row_entropy(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _link(  # type: ignore[no-untyped-def]
+    x, links, linked, b, h, H, rows, cols, M, K, LINKS: tl.constexpr
+):  # fmt: skip
+    """Scores of a tile with what links add to them: links [LINKS, B, H, K], the rows that each
+    means [LINKS, B, M]."""
+    for n in tl.static_range(LINKS):
+        at = (n * (tl.num_programs(1) // H) + b).to(tl.int64)
+        bias = tl.load(links + (at * H + h) * K + cols, mask=cols < K, other=0.0)
+        meant = tl.load(linked + at * M + rows) != 0
+        x += tl.where(meant[:, None], bias[None, :] * 1.4426950408889634, 0.0)
+    return x
+
+
+@triton.jit
 def attention(  # type: ignore[no-untyped-def]
-    q, k, v, start, stop, real, sinks, low_key, high_key, out, lse,
+    q, k, v, start, stop, real, sinks, links, linked, low_key, high_key, out, lse,
     q_b, q_h, q_m, k_b, k_g, k_n, v_b, v_g, v_n, o_b, o_h, o_m,
     H, R, M, K, D, E, scale, cap,
     SOFTCAP: tl.constexpr, HOLES: tl.constexpr, SINKS: tl.constexpr, HAS_V: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    LINKS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
     """Rows of attention by online softmax: log-sum-exp and, given values, the output."""
     block, bh = tl.program_id(0), tl.program_id(1)
@@ -241,6 +255,8 @@ def attention(  # type: ignore[no-untyped-def]
         key_at = k_at + cols[None, :].to(tl.int64) * k_n
         keys = tl.load(key_at, mask=(cols[None, :] < K) & (dims[:, None] < D), other=0.0)
         x = _scores(queries, keys, scale, cap, SOFTCAP)
+        if LINKS:
+            x = _link(x, links, linked, b, h, H, there, cols, M, K, LINKS)
         seen = (cols[None, :] >= low[:, None]) & (cols[None, :] < high[:, None])
         if HOLES:
             seen = seen & (tl.load(real + b * K + cols, mask=cols < K, other=0) != 0)[None, :]

@@ -1,0 +1,215 @@
+"""Activations near zero, moved away from it: which ones, how far, and by what chance.
+
+Three numbers of a sequence say all but the chance (`bounds`); they are made on the activations'
+device, padding included, without anything that has to wait for it. The chance is a hash of a
+sequence's key and of where among its real tokens an activation stands: the same alone and in any
+batch, on a CPU and on a GPU. Must not know models.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from attnscope.kernels.call import has_triton
+
+__all__ = ["LEAST", "MOST", "NORMAL", "Bounds", "amounts", "bounds", "moved", "redistribute"]
+
+# A standard deviation of normal values is this many times their median absolute deviation.
+NORMAL = 1.4826
+# The share of entries that is moved lies in here, unless it is given.
+LEAST, MOST = 0.02, 0.25
+
+# The counter-based generator Philox 4×32, ten rounds.
+_MULTIPLY = 0xD2511F53, 0xCD9E8D57
+_WEYL = 0x9E3779B9, 0xBB67AE85
+_ROUNDS = 10
+_WORD = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Bounds:
+    """Of every sequence, float32 [B]."""
+
+    near: Tensor
+    """Activations no farther from zero than this move."""
+    high: Tensor
+    """The most that one from 0 on moves by; 0 or more."""
+    low: Tensor
+    """The most that one below 0 moves by; 0 or less."""
+
+
+def redistribute(
+    a: Tensor,
+    keys: Tensor,
+    real: Tensor | None = None,
+    *,
+    c: float = 0.25,
+    p1: float = 85.0,
+    share: float | None = None,
+) -> Tensor:
+    """Activations [B, T, W] after the move; `keys` int64 [B] are the chance of each sequence, and
+    `real` bool [B, T] is False at padding, which stays."""
+    found = bounds(a, real, c=c, p1=p1, share=share)
+    if a.is_cuda and has_triton():
+        from attnscope.kernels import redistribute_jit
+
+        return redistribute_jit.moved(a, keys, real, found)
+    return moved(a, amounts(keys, real, a.shape), found, real)
+
+
+def moved(a: Tensor, amount: Tensor, found: Bounds, real: Tensor | None = None) -> Tensor:
+    """The move itself; `amount` float32 [B, T, W] is from [0, 1)."""
+    near, high, low = (each[:, None, None] for each in (found.near, found.high, found.low))
+    values = a.float()
+    moves = values.abs() <= near
+    if real is not None:
+        moves &= real[..., None]
+    reach = torch.where(values >= 0, high, low)
+    return torch.where(moves, values + amount * reach, values).to(a.dtype)
+
+
+def bounds(
+    a: Tensor,
+    real: Tensor | None = None,
+    *,
+    c: float = 0.25,
+    p1: float = 85.0,
+    share: float | None = None,
+) -> Bounds:
+    """What moves, and how far, over the real tokens of each sequence.
+
+    c, p1, share
+              as of `attnscope.arm`
+    """
+    B, T, W = a.shape
+    flat = a.detach() if real is None else a.detach().masked_fill(~real[..., None], math.inf)
+    values = flat.reshape(B, T * W).sort(1).values  # padding comes last
+    if real is None:
+        n = torch.full((B,), T * W, dtype=torch.float64, device=a.device)
+    else:
+        n = real.sum(1, dtype=torch.float64) * W
+    sizes = (_Counted if a.element_size() == 2 else _Sorted)(values)
+    if share is not None:
+        count = (share * n).round()
+    else:
+        near = NORMAL * c * sizes.deviation(n)
+        below = sizes.below(near, n)
+        count = torch.where(below < LEAST * n, (LEAST * n).round(), below)
+        count = torch.where(below > MOST * n, (MOST * n).round(), count)
+
+    def value(at: Tensor) -> Tensor:
+        return values.gather(1, at[:, None])[:, 0].float()
+
+    return Bounds(
+        near=sizes.ranked((count - 1).clamp(min=0).long()),
+        high=_quantile(value, p1 / 100, n).clamp(min=0),
+        low=value(torch.zeros_like(n, dtype=torch.int64)).clamp(max=0),
+    )
+
+
+class _Sorted:
+    """Sizes in order, from values in order."""
+
+    def __init__(self, values: Tensor):
+        self.order = values.abs().sort(1).values.float()
+
+    def ranked(self, at: Tensor) -> Tensor:
+        """float32 [B]: the size with so many before it."""
+        return self.order.gather(1, at[:, None])[:, 0]
+
+    def below(self, limit: Tensor, n: Tensor) -> Tensor:
+        """float64 [B]: how many sizes are smaller."""
+        return torch.searchsorted(self.order, limit[:, None])[:, 0].double()
+
+    def deviation(self, n: Tensor) -> Tensor:
+        """float32 [B]: the median distance of sizes from their median."""
+        centre = _quantile(self.ranked, 0.5, n)
+        away = (self.order - centre[:, None]).abs().sort(1).values
+        return _quantile(lambda at: away.gather(1, at[:, None])[:, 0], 0.5, n)
+
+
+class _Counted:
+    """The same where values have 16 bits: there are few, so it is counted how often each occurs,
+    and nothing as long as the text is sorted again."""
+
+    def __init__(self, values: Tensor):
+        B = len(values)
+        table = _finite(values.dtype, values.device)
+        self.sizes = table.float()
+
+        def before(limits: Tensor, *, right: bool) -> Tensor:
+            each = limits.expand(B, -1).contiguous()
+            return torch.searchsorted(values, each, right=right)
+
+        self.upto = before(table, right=True) - before(-table, right=False)
+        """int64 [B, sizes]: how many values are no farther from zero."""
+
+    def ranked(self, at: Tensor) -> Tensor:
+        return self.sizes[torch.searchsorted(self.upto, at[:, None] + 1)[:, 0].clamp(max=self._end)]
+
+    def below(self, limit: Tensor, n: Tensor) -> Tensor:
+        at = torch.searchsorted(self.sizes, limit)
+        before = self.upto.gather(1, (at - 1).clamp(min=0)[:, None])[:, 0]
+        return torch.where(at > 0, before, 0).double()
+
+    def deviation(self, n: Tensor) -> Tensor:
+        centre = _quantile(self.ranked, 0.5, n)
+        away, order = (self.sizes - centre[:, None]).abs().sort(1)
+        often = self.upto.diff(dim=1, prepend=torch.zeros_like(self.upto[:, :1]))
+        upto = often.gather(1, order).cumsum(1)
+
+        def ranked(at: Tensor) -> Tensor:
+            found = torch.searchsorted(upto, at[:, None] + 1).clamp(max=self._end)
+            return away.gather(1, found)[:, 0]
+
+        return _quantile(ranked, 0.5, n)
+
+    @property
+    def _end(self) -> int:
+        return len(self.sizes) - 1
+
+
+@cache
+def _finite(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Every finite number of 16 bits from 0 on, in order."""
+    every = torch.arange(1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)
+    return every[every.float().isfinite()].to(device)
+
+
+def _quantile(ranked: Callable[[Tensor], Tensor], q: float, n: Tensor) -> Tensor:
+    """float32 [B]: of n ranked numbers, interpolated between the two nearest."""
+    at = q * (n - 1).clamp(min=0)
+    low = at.floor()
+    high = torch.minimum(low + 1, (n - 1).clamp(min=0))
+    below, above = ranked(low.long()), ranked(high.long())
+    return below + (above - below) * (at - low).float()
+
+
+def amounts(keys: Tensor, real: Tensor | None, shape: torch.Size) -> Tensor:
+    """float32 [B, T, W], uniform in [0, 1): by the sequence's key, the place of a token among the
+    real ones, and the activation. Four activations, a quarter of a row apart, share a hash."""
+    B, T, W = shape
+    quarter = -(-W // 4)
+    order = torch.arange(T, device=keys.device).expand(B, T)
+    rank = order if real is None else real.cumsum(1) - 1
+    first = torch.arange(quarter, device=keys.device).expand(B, T, -1)
+    words = _philox(keys[:, None, None], first, rank[..., None].expand_as(first) & _WORD)
+    uniform = torch.cat([(word >> 8).float() for word in words], -1) * 2.0**-24
+    return uniform[..., :W]
+
+
+def _philox(key: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
+    """Four words for every counter (first, second, 0, 0); int64 that hold 32 bits each."""
+    k0, k1 = key & _WORD, (key >> 32) & _WORD
+    c0, c1 = first, second
+    c2 = c3 = torch.zeros_like(first)
+    for _ in range(_ROUNDS):
+        one, other = c0 * _MULTIPLY[0], c2 * _MULTIPLY[1]
+        c0, c2 = ((other >> 32) & _WORD) ^ c1 ^ k0, ((one >> 32) & _WORD) ^ c3 ^ k1
+        c1, c3 = other & _WORD, one & _WORD
+        k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
+    return c0, c1, c2, c3
