@@ -23,10 +23,10 @@ from attnscope.capture.passes import Pass, Terms
 from attnscope.capture.sites import Site
 from attnscope.errors import ModelError
 from attnscope.kernels import AttentionCall
-from attnscope.kernels.attend import attend
+from attnscope.kernels.attend import attend, prepared
 from attnscope.kernels.call import distance_index, link_bias
 
-__all__ = ["Asked"]
+__all__ = ["Asked", "agreed"]
 
 # What these say, the mask has said already, or it changes nothing that is computed.
 _SAID = {
@@ -45,6 +45,11 @@ _agreed: WeakKeyDictionary[nn.Module, Callable[..., Any]] = WeakKeyDictionary()
 _KNOWN = {"dropout", "scaling", "is_causal", "softcap", "s_aux", "position_bias"}
 _ANSWERED = _KNOWN | _SAID
 _FIRST = ("query", "key", "value", "attention_mask")
+
+
+def agreed(module: nn.Module, eager: Callable[..., Any]) -> bool:
+    """Whether the eager attention of a module's family was asked and said what we computed."""
+    return _agreed.get(module) is eager
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -126,12 +131,21 @@ class Asked:
                 said=said,
                 options=options,
                 shapes=(q.shape, k.shape, v.shape),
+                dtype=q.dtype,
                 device=q.device,
                 frame=self.frame,
                 scale=scale,
                 softcap=softcap,
+                attend=None if self.dropout or q.requires_grad else self._prepared(),
             )
             given.terms.append(self.terms)
+
+    def _prepared(self) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]:
+        """Attention for calls of this pass that say the same."""
+        attend, keys = prepared(self.call), self.frame.keys
+        if keys == self.k.shape[2]:
+            return attend
+        return lambda q, k, v: attend(q, k[:, :, :keys], v[:, :, :keys])
 
     def _made(self, site: Site, scale: float, softcap: float | None, **more: Any) -> AttentionCall:
         frame, k, v = self.frame, self.k, self.v
@@ -254,7 +268,7 @@ class Asked:
     def refuse_to_change(self) -> None:
         """Raise where the family does more than its call says: such attention can be measured, by
         asking it, and not changed."""
-        asked = self.implementation != "eager" or _agreed.get(self.module) is self.eager
+        asked = self.implementation != "eager" or agreed(self.module, self.eager)
         if asked or self.needs_weights(self.call) or self.agrees(attend(self.call)[0]):
             return
         raise ModelError(
@@ -269,7 +283,7 @@ class Asked:
         Asked once for every module: a family may do more than its arguments say.
         """
         call, visible = self.call, self.call.visible
-        if self.implementation != "eager" or _agreed.get(self.module) is self.eager:
+        if self.implementation != "eager" or agreed(self.module, self.eager):
             return True
         looking = visible.stop[:, -1] > visible.start[:, -1]
         if self.dropout or not bool(looking.any()):

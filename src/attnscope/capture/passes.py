@@ -5,6 +5,7 @@ for the first of them (`calls.py`) and kept here for the rest. Must not know wha
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import ref
@@ -29,20 +30,28 @@ class Terms:
     options: dict[str, Any]
     shapes: tuple[torch.Size, ...]
     """Of queries, keys and values."""
+    dtype: torch.dtype
     device: torch.device
     frame: Frame
     scale: float
     softcap: float | None
+    attend: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]] | None = None
+    """Output and log-sum-exp for the queries, keys and values of another call that says the same;
+    None where more is to be done."""
 
     def cover(
         self, said: tuple[Any, ...], options: dict[str, Any], q: Tensor, k: Tensor, v: Tensor
     ) -> bool:
         """Whether another call says the same."""
-        for one, other in zip(self.said, said, strict=True):
-            if one is not other:
-                return False
+        plain, eager, name, mask, kind = self.said
         return (
-            self.shapes == (q.shape, k.shape, v.shape)
+            mask is said[3]
+            and plain is said[0]
+            and eager is said[1]
+            and name == said[2]
+            and kind == said[4]
+            and self.shapes == (q.shape, k.shape, v.shape)
+            and self.dtype is q.dtype
             and self.device == q.device
             and _same(self.options, options)
         )

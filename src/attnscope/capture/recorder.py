@@ -133,9 +133,7 @@ class Recorder:
         can_wait = seen.lse is not None and not seen.changed and self.hold > 0
         lane = self.waiting.get(site)
         if lane is not None and can_wait and site.stack in self.begun:
-            self.held += lane.add(seen)  # a further step, like those before it
-            return
-        if lane is None and can_wait and self._as_before(seen, frame):
+            self._wait(lane, seen)  # a further step, like those before it
             return
         reply = self.generations[site.stack].reply(frame.first_query, frame.queries)
         step = frame.queries == 1 and frame.first_query >= reply.start
@@ -176,22 +174,40 @@ class Recorder:
                 self.first[site.part] = seen.terms, lane, reply
         self._wait(lane, seen)
 
-    def _as_before(self, seen: Seen, frame: Frame) -> bool:
-        """Whether a call differs by its tensors alone from one of this pass; then it waits too, or
-        does not count either."""
-        site = seen.site
-        told = self.first.get(site.part)
-        if told is None or told[0] is not seen.terms:
-            return False
-        _, like, reply = told
-        self._follow(self.parts[site.part], site.layer, frame, reply)
-        if like is not None:
-            self._wait(Lane(site=site, call=like.call, reply=reply, steps=like.steps), seen)
-        return True
+    def see_alike(
+        self, site: Site, terms: Terms, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None
+    ) -> None:
+        """An attention that differs from one of this pass by its tensors alone waits too, or does
+        not count either."""
+        if not self.wants(site):
+            return
+        frame = terms.frame
+        keys = frame.keys
+        k = k if keys == k.shape[2] else k[:, :, :keys]
+        if lse is not None and self.hold > 0:
+            lane = self.waiting.get(site)
+            if lane is not None and site.stack in self.begun:
+                self.held += lane.add(frame, q, k, lse)
+                return
+            told = self.first.get(site.part)
+            if lane is None and told is not None and told[0] is terms:
+                _, like, reply = told
+                self._follow(self.parts[site.part], site.layer, frame, reply)
+                if like is not None:
+                    lane = Lane(site=site, call=like.call, reply=reply, steps=like.steps)
+                    self.waiting[site] = lane
+                    self.held += lane.add(frame, q, k, lse)
+                    if not lane.steps and not self._has_room(self.held):
+                        self.measure_waiting()
+                return
+        self.see(_seen(site, terms, q, k, v if keys == v.shape[2] else v[:, :, :keys], lse))
 
     def _wait(self, lane: Lane, seen: Seen) -> None:
+        assert seen.frame is not None
+        assert seen.call is not None
+        assert seen.lse is not None
         self.waiting[lane.site] = lane
-        self.held += lane.add(seen)
+        self.held += lane.add(seen.frame, seen.call.q, seen.call.k, seen.lse)
         if not lane.steps and not self._has_room(self.held):
             self.measure_waiting()
 
@@ -461,6 +477,22 @@ class Recorder:
                 f"far, and {self.keep_room / 2**30:.2f} GiB may be held, half of what was free; "
                 "measure fewer layers (layers=[…]) or fewer queries (queries='last', or a mask)"
             )
+
+
+def _seen(site: Site, terms: Terms, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None) -> Seen:
+    """An attention as the terms of its call tell it."""
+    frame = terms.frame
+    call = AttentionCall(
+        layer=site.layer,
+        q=q,
+        k=k,
+        v=v,
+        scale=terms.scale,
+        visible=frame.visible,
+        softcap=terms.softcap,
+        first=frame.first_query - frame.first_key,
+    )
+    return Seen(site=site, values=v, frame=frame, call=call, lse=lse, terms=terms)
 
 
 # A cache whose rows are shuffled (beam search) or cut (assisted generation) between steps no longer

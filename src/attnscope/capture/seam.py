@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from attnscope.capture import fallback, masks
-from attnscope.capture.calls import Asked
+from attnscope.capture.calls import Asked, agreed
 from attnscope.capture.frame import Frame
 from attnscope.capture.passes import Pass, Terms
 from attnscope.capture.sites import Site, Sites, argument
@@ -77,7 +77,17 @@ class Observer(Protocol):
         """The pass is over, or broke off."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@runtime_checkable
+class Quick(Protocol):
+    """An observer that need not be told again what the layers of a pass have in common."""
+
+    def see_alike(
+        self, site: Site, terms: Terms, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None
+    ) -> None:
+        """One attention, wanted or not, that says what another of this pass said."""
+
+
+@dataclass(eq=False, slots=True)
 class _User:
     """Somebody inside a `with` block."""
 
@@ -86,10 +96,25 @@ class _User:
     change: Change | None
     dense: bool
     """Whether the weights themselves are asked for: the fallback, on purpose."""
+    describes: bool = field(init=False)
+    quick: "Quick | None" = field(init=False)
+    """The observer, where it does nothing but look and need not be told things again."""
 
-    @property
-    def describes(self) -> bool:
-        return self.change is not None or (self.observer is not None and self.observer.describes)
+    def __post_init__(self) -> None:
+        changes, observer = self.change is not None, self.observer
+        self.describes = changes or (observer is not None and observer.describes)
+        looks = self.describes and not changes and not self.dense and isinstance(observer, Quick)
+        self.quick = observer if looks and isinstance(observer, Quick) else None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Place:
+    """A module that its users only look at."""
+
+    base: nn.Module
+    """Of its stack."""
+    kind: str
+    looking: tuple[tuple[Quick, Site], ...]
 
 
 @dataclass(eq=False, slots=True)
@@ -104,8 +129,28 @@ class _Users:
     """The last pass of every base."""
     describing: int = 0
     """How many of them need frames."""
+    places: dict[nn.Module, _Place | None] = field(default_factory=dict)
+    """By module, once it was asked for; None where more is done than looking."""
+    interfaces: dict[Any, Callable[..., Any]] = field(default_factory=dict)
+    """What models call in this pass, by what they asked for."""
+
+    def place(self, module: nn.Module) -> _Place | None:
+        """A module that is only looked at, once a pass."""
+        if module in self.places:
+            return self.places[module]
+        looking: list[tuple[Quick, Site]] = []
+        self.places[module] = None
+        for user, site in self.attending.get(module, ()):
+            if user.quick is None or site.stack in user.sites.loops:
+                return None
+            looking.append((user.quick, site))
+        if looking:
+            self.places[module] = _Place(user.sites.bases[site.stack], site.kind, tuple(looking))
+        return self.places[module]
 
     def enter(self, user: _User) -> None:
+        self.places.clear()
+        self.interfaces.clear()
         self.describing += user.describes
         for module, site in user.sites.modules.items():
             self.attending.setdefault(module, []).append((user, site))
@@ -113,6 +158,8 @@ class _Users:
             self.passing.setdefault(base, []).append(user)
 
     def leave(self, user: _User) -> None:
+        self.places.clear()
+        self.interfaces.clear()
         self.describing -= user.describes
         for module, site in user.sites.modules.items():
             self.attending[module].remove((user, site))
@@ -203,11 +250,17 @@ _get_plain_mask_function = AttentionMaskInterface.__getitem__
 def _get_interface(
     self: AttentionInterface, implementation: str, default: Callable[..., Any]
 ) -> Callable[..., Any]:
-    plain: Callable[..., Any] = _get_plain_interface(self, implementation, default)
     users = _here.users
+    known = users.interfaces.get((implementation, default))
+    if known is not None:
+        return known
+    plain: Callable[..., Any] = _get_plain_interface(self, implementation, default)
     if not users.attending and torch._C._current_graph_task_id() == -1:
         return plain
-    return partial(_attention, users, plain, default, implementation)
+    ours = partial(_attention, users, plain, default, implementation)
+    if users.attending:
+        users.interfaces[implementation, default] = ours
+    return ours
 
 
 def _get_mask_function(self: AttentionMaskInterface, implementation: str) -> Callable[..., Any]:
@@ -227,6 +280,11 @@ def _attention(
     **kwargs: Any,
 ) -> Any:
     """What a model calls in place of its attention function."""
+    place = users.place(module)
+    if place is not None and len(args) == 4:
+        out = _alike(users, place, plain, eager, implementation, module, *args, kwargs)
+        if out is not None:
+            return out.transpose(1, 2).contiguous(), None
     asked = Asked.read(plain, eager, implementation, module, args, kwargs)
     if not users.attending:  # gradient checkpointing attends again from a thread of torch's own
         users = next((some for some in _everybody if module in some.attending), users)
@@ -268,6 +326,39 @@ def _attention(
                 )
             )
     return output
+
+
+def _alike(
+    users: _Users,
+    place: _Place,
+    plain: Callable[..., Any],
+    eager: Callable[..., Any],
+    implementation: str,
+    module: nn.Module,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Any,
+    options: dict[str, Any],
+) -> Tensor | None:
+    """Attention of a layer that says what another of its pass said: none of that is read again.
+    None for all others."""
+    given = users.passes.get(place.base)
+    if given is None or q.requires_grad or module in given.last:
+        return None
+    said = plain, eager, implementation, mask, place.kind
+    for terms in given.terms:
+        if terms.attend is not None and terms.cover(said, options, q, k, v):
+            break
+    else:
+        return None
+    if implementation == "eager" and not agreed(module, eager):
+        return None
+    given.again(module, q, k)
+    out, lse = terms.attend(q, k, v)
+    for observer, site in place.looking:
+        observer.see_alike(site, terms, q, k, v, lse)
+    return out
 
 
 def _changed(here: list[tuple[_User, Site]], asked: Asked) -> AttentionCall:
@@ -354,6 +445,7 @@ def _begin(base: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         return
     cache = argument(base, "past_key_values", args, kwargs)
     users.passes[base] = Pass.of(base, args, kwargs)
+    users.interfaces.clear()  # others may have been registered since
     for user in list(users.passing[base]):
         for stack in _stacks(user, base):
             if user.observer is not None:

@@ -16,7 +16,6 @@ from transformers import cache_utils
 
 from attnscope.capture.frame import Frame
 from attnscope.capture.generation import Reply
-from attnscope.capture.seam import Seen
 from attnscope.capture.sites import Site
 from attnscope.kernels import AttentionCall
 
@@ -62,13 +61,8 @@ class Lane:
     held: int = 0
     """Bytes that would be free by now if nobody waited."""
 
-    def add(self, seen: Seen) -> int:
+    def add(self, frame: Frame, q: Tensor, k: Tensor, lse: Tensor) -> int:
         """One more call; how many bytes it holds."""
-        frame, call, lse = seen.frame, seen.call, seen.lse
-        assert frame is not None
-        assert call is not None
-        assert lse is not None
-        q, k = call.q, call.k
         self.frames.append(frame)
         self.q.append(q.detach() if q.requires_grad else q)
         self.lse.append(lse.detach() if lse.requires_grad else lse)

@@ -7,6 +7,9 @@ as leave the mask of a piece small.
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -23,7 +26,7 @@ from attnscope.kernels.call import (
 )
 from attnscope.kernels.pieces import Piece, Store, cut, even, see
 
-__all__ = ["attend"]
+__all__ = ["attend", "prepared"]
 
 # Queries of one block: at most, at least, and how many are not cut at all.
 BLOCK, LEAST, UNCUT = 256, 64, 192
@@ -33,6 +36,11 @@ MASK = 1 << 20
 SCORES = 1 << 20
 
 _MATH, _FLASH, _EFFICIENT, _CUDNN = 0, 1, 2, 3  # torch.nn.attention.SDPBackend
+_NOTHING = torch.empty(0)
+_FLASH_CPU = torch._scaled_dot_product_flash_attention_for_cpu
+
+Operator = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From queries, keys and values to output and log-sum-exp."""
 
 
 def attend(
@@ -45,18 +53,34 @@ def attend(
     plain = call.softcap is None and call.sinks is None
     biased = call.key_bias is not None or call.distance_bias is not None
     known = call.visible.form != "interval" and plain and not biased and not call.links
-    causal = call.visible.form == "causal"
     if known and (dropout or not need_lse) and call.q.shape[-1] == call.v.shape[-1]:
-        return _sdpa(call, dropout, causal=causal), None
+        return _sdpa(call, dropout), None
     if known and not dropout:
-        fused = _fused(call, causal=causal)
-        if fused is not None:
-            return fused
+        operator = _fused(call)
+        if operator is not None:
+            return operator(call.q, call.k, call.v)
     if not dropout and not biased and _triton_runs(call):
         return triton_attend(call)
     if plain:
         return _by_blocks(call, dropout)
     return _by_scores(call, dropout)
+
+
+def prepared(
+    call: AttentionCall,
+) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]:
+    """What `attend` does, for calls that differ from this one by their tensors alone: shapes,
+    type and device are the same, and nobody wants gradients."""
+    unfused = call.softcap is not None or call.visible.form == "interval"
+    operator = None if unfused else _fused(call)
+    if operator is not None:
+        return operator
+    bare = replace(call, q=_NOTHING, k=_NOTHING, v=_NOTHING)
+
+    def again(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
+        return attend(replace(bare, q=q, k=k, v=v))
+
+    return again
 
 
 def _triton_runs(call: AttentionCall) -> bool:
@@ -74,54 +98,65 @@ def triton_attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
     return triton.attend(call)
 
 
-def _sdpa(call: AttentionCall, dropout: float, *, causal: bool) -> Tensor:
+def _sdpa(call: AttentionCall, dropout: float) -> Tensor:
     out: Tensor = F.scaled_dot_product_attention(
         call.q,
         call.k,
         call.v,
         dropout_p=dropout,
-        is_causal=causal,
+        is_causal=call.visible.form == "causal",
         scale=call.scale,
         enable_gqa=call.q.shape[1] != call.k.shape[1],
     )
     return out
 
 
-def _fused(call: AttentionCall, *, causal: bool) -> tuple[Tensor, Tensor] | None:
-    """Output and log-sum-exp by the operator plain sdpa would choose; None where there is none."""
+def _fused(call: AttentionCall) -> Operator | None:
+    """The operator plain sdpa would choose, as it also returns the log-sum-exp; None where there
+    is none. Layers under one mask are alike: torch chooses once for all of them."""
+    q, k, v = call.q, call.k, call.v
+    key = "operator", q.shape, k.shape, v.shape, q.dtype, q.device, q.requires_grad, call.scale
+    if key not in call.visible.cache:
+        call.visible.cache[key] = _chosen(call, causal=call.visible.form == "causal")
+    operator: Operator | None = call.visible.cache[key]
+    return operator
+
+
+def _chosen(call: AttentionCall, *, causal: bool) -> Operator | None:
     q, k, v, scale = call.q, call.k, call.v, call.scale
     if q.is_cpu:
-        return _flash_cpu(q, k, v, scale, causal=causal)
+        if q.shape[-1] == v.shape[-1] and q.dtype != torch.float64:  # whose lse is that wide too
+            return partial(_FLASH_CPU, dropout_p=0.0, is_causal=causal, attn_mask=None, scale=scale)
+        return partial(_flash_cpu, scale=scale, causal=causal)
     if not q.is_cuda:
         return None
     grouped = q.shape[1] != k.shape[1]
-    # Layers under one mask are alike: torch chooses once for all of them.
-    key = "choice", q.shape, k.shape, v.shape, q.dtype, q.requires_grad
-    choice = call.visible.cache.get(key)
-    if choice is None:
-        choice = torch._fused_sdp_choice(
-            q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped
-        )
-        call.visible.cache[key] = choice
+    choice = torch._fused_sdp_choice(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped)
     # The operators by torch's own binding: through `torch.ops` a call takes twice as long.
-    result: tuple[Any, ...]
+    chosen: Callable[..., Any]
     if choice == _CUDNN:
-        result = torch._scaled_dot_product_cudnn_attention(
-            q, k, v, None, True, 0.0, causal, scale=scale
-        )
+        chosen = torch._scaled_dot_product_cudnn_attention
+        fixed: tuple[Any, ...] = (None, True, 0.0, causal)
     elif choice == _FLASH:
-        return _flash_cuda(q, k, v, scale, causal=causal)
+        if v.shape[-1] % 8:
+            return partial(_flash_cuda, scale=scale, causal=causal)
+        chosen, fixed = torch._scaled_dot_product_flash_attention, (0.0, causal)
     elif choice == _EFFICIENT and not grouped:
-        result = torch._scaled_dot_product_efficient_attention(
-            q, k, v, None, True, 0.0, causal, scale=scale
-        )
+        chosen = torch._scaled_dot_product_efficient_attention
+        fixed = (None, True, 0.0, causal)
     else:
         return None
-    out, lse = result[0], result[1]
-    if lse.shape != q.shape[:3]:
-        # cuDNN keeps a trailing dimension, the memory-efficient kernel pads the rows.
-        lse = lse.flatten(2)[..., : q.shape[2]]
-    return out, lse if lse.dtype == torch.float32 else lse.float()
+    rows = q.shape[:3]
+
+    def operator(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        result = chosen(q, k, v, *fixed, scale=scale)
+        out, lse = result[0], result[1]
+        if lse.shape != rows:
+            # cuDNN keeps a trailing dimension, the memory-efficient kernel pads the rows.
+            lse = lse.flatten(2)[..., : rows[2]]
+        return out, lse if lse.dtype == torch.float32 else lse.float()
+
+    return operator
 
 
 def _flash_cuda(
@@ -145,9 +180,7 @@ def _flash_cpu(
     E = v.shape[-1]
     if q.shape[-1] != E:  # the operator wants one size
         q, k, v = _widened(q, k, v, max(q.shape[-1], E))
-    out, lse = torch._scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, 0.0, causal, attn_mask=bias, scale=scale
-    )
+    out, lse = _FLASH_CPU(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
     out = out if out.shape[-1] == E else out[..., :E]
     return out, lse if lse.dtype == torch.float32 else lse.float()
 
