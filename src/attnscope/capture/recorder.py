@@ -1,6 +1,6 @@
 """One watch at work: an observer of a model's attention that keeps the sums."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,10 +18,19 @@ from attnscope.capture.rows import positions, rows_of
 from attnscope.capture.scope import Scope
 from attnscope.capture.seam import Seen
 from attnscope.capture.sites import Site
-from attnscope.capture.totals import LayerTotals
-from attnscope.capture.waiting import Lane, alike, free_memory, large, lasting, terms, together
+from attnscope.capture.totals import Joint, LayerTotals, by_lane, split
+from attnscope.capture.waiting import (
+    Lane,
+    Tail,
+    alike,
+    free_memory,
+    large,
+    lasting,
+    terms,
+    together,
+)
 from attnscope.errors import ConservationError, ModelError, ScopeError
-from attnscope.kernels import AttentionCall, Totals
+from attnscope.kernels import AttentionCall
 from attnscope.kernels.call import reach_of
 from attnscope.kernels.pieces import even
 
@@ -86,6 +95,8 @@ class Recorder:
         self.first: dict[str, tuple[Terms, Lane | None, Reply]] = {}
         """By part, of the pass under way: a call that waits, or does not count (None), for others
         that say the same."""
+        self.tail: Tail | None = None
+        """Calls of the pass under way that wait to be measured with the first of them."""
         self.frames: list[Frame] = []
         """Those of the passes under way."""
         self.waiting: dict[Site, Lane] = {}
@@ -107,6 +118,7 @@ class Recorder:
         self.seen[stack] = set()
         self.begun.discard(stack)
         self.first.clear()
+        self._unroll()
         self.cache[stack] = cache
         self.generations[stack].begin_pass()
         for scope in self._of(stack):
@@ -173,12 +185,24 @@ class Recorder:
             if seen.terms is not None:
                 self.first[site.part] = seen.terms, lane, reply
         self._wait(lane, seen)
+        # A static cache hands over more keys than there are.
+        exact = seen.terms is not None and seen.terms.shapes[1][2] == frame.keys
+        if seen.terms is not None and exact and lane is self._alone():
+            self.tail = Tail(terms=seen.terms, first=lane, seen=self.seen[site.stack])
 
     def see_alike(
         self, site: Site, terms: Terms, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None
     ) -> None:
         """An attention that differs from one of this pass by its tensors alone waits too, or does
         not count either."""
+        tail = self.tail
+        if tail is not None and tail.terms is terms and lse is not None and site in self.measured:
+            tail.seen.add(site)
+            tail.add(site, q, k, lse)
+            self.held += tail.each
+            if self.held > LITTLE and not self._has_room(self.held):
+                self.measure_waiting()
+            return
         if not self.wants(site):
             return
         frame = terms.frame
@@ -202,6 +226,36 @@ class Recorder:
                 return
         self.see(_seen(site, terms, q, k, v if keys == v.shape[2] else v[:, :, :keys], lse))
 
+    def _alone(self) -> Lane | None:
+        """The only lane that waits, if it is of a whole pass whose layers can be measured without
+        telling them apart."""
+        if len(self.waiting) != 1 or self.top or self.keep or self.tail is not None:
+            return None
+        (lane,) = self.waiting.values()
+        frame, scope = lane.frames[0], self.parts[lane.site.part]
+        plain = (
+            len(self.parts) == 1
+            and not lane.steps
+            and lane.call.sinks is None
+            and frame.first_query == 0
+            and frame.first_key == 0
+            and not scope._queries.tentative(frame, lane.reply)
+        )
+        return lane if plain else None
+
+    def _unroll(self) -> None:
+        """Make lanes of calls that were to be measured together."""
+        tail, self.tail = self.tail, None
+        if tail is None:
+            return
+        like, terms = tail.first, tail.terms
+        scope = self.parts[like.site.part]
+        for site, q, k, lse in tail.calls:
+            self._follow(scope, site.layer, terms.frame, like.reply)
+            lane = Lane(site=site, call=like.call, reply=like.reply, steps=False)
+            lane.add(terms.frame, q, k, lse)
+            self.waiting[site] = lane
+
     def _wait(self, lane: Lane, seen: Seen) -> None:
         assert seen.frame is not None
         assert seen.call is not None
@@ -216,6 +270,8 @@ class Recorder:
         anything else of the same text, and forgotten before a new one."""
         if frame.first_query == 0:
             self._forget(stack)
+            for scope in self._of(stack):
+                scope._forget()
         elif not (step and all(lane.steps for lane in self.waiting.values())):
             self.measure_waiting()
 
@@ -232,13 +288,16 @@ class Recorder:
             )
         for scope in self._of(stack):
             scope._complete, scope._checked = True, False
-        if self.waiting and not (self._lasts(cache) and self._has_room(self.held)):
+        if self.waiting and (
+            self.tail is not None or not (self._lasts(cache) and self._has_room(self.held))
+        ):
             self.measure_waiting()
         for frame in self.frames:  # what kernels kept from layer to layer
             frame.let_go()
         self.frames.clear()
 
     def _forget(self, stack: str) -> None:
+        self.tail = None
         self.waiting = {site: lane for site, lane in self.waiting.items() if site.stack != stack}
         self.held = sum(lane.held for lane in self.waiting.values())
 
@@ -268,12 +327,12 @@ class Recorder:
         """Measure what waits, and make sure that it adds up."""
         self.measure_waiting()
         for scope in self.parts.values():
-            if scope._checked or not scope._layers:
+            if scope._checked:
                 continue
             try:
                 scope._check(self.dtype)
             except (ConservationError, ModelError):
-                scope._layers.clear()
+                scope._forget()
                 raise
             scope._checked = True
 
@@ -288,9 +347,49 @@ class Recorder:
 
     def measure_waiting(self) -> None:
         """Measure what waits, those that are alike together."""
+        if self._measure_jointly():
+            return
+        self._unroll()
         lanes, self.waiting, self.held = list(self.waiting.values()), {}, 0
         for group in alike(lanes):
             self._measure_alike(group)
+
+    def _measure_jointly(self) -> bool:
+        """Measure a whole pass that waits, if all of it is alike; its layers are told apart when
+        somebody asks for one."""
+        tail, scope = self.tail, next(iter(self.parts.values()))
+        if tail is None or len(self.waiting) != 1 or not self._has_room(self.held + tail.size):
+            return False
+        first, frame = tail.first, tail.terms.frame
+        selection = self._select(scope, frame, first.reply)
+        layers = [first.site.layer, *(site.layer for site, *_ in tail.calls)]
+        if selection is None or selection.sampled or scope._apart.keys() != {layers[0]}:
+            return False
+        self.tail, self.waiting, self.held = None, {}, 0
+        q, k, lse = tail.together()
+        self.dtype = q.dtype
+        call, L = replace(first.call, q=q, k=k), len(layers)
+        rows = rows_of(call, selection.whole.times(L), lse, scope._groups, L)
+        sums = kernels.kernel(self._backend(q))(rows)
+        sums.lse = None  # as large as all the rest: let it go
+        scope._apart, scope._joint = (
+            {},
+            Joint(
+                layers=layers,
+                sums=sums,
+                selection=selection,
+                turn=first.reply.turn,
+                continued=first.reply.call is not None,
+            ),
+        )
+        frame.let_go()
+        return True
+
+    def _backend(self, q: Tensor) -> str:
+        """The kernel for these queries: one layer of a model spread over devices may lie
+        elsewhere."""
+        elsewhere = self.backend == "triton" and q.device.type != self.device.type
+        return "streaming" if elsewhere else self.backend
 
     def _of(self, stack: str) -> list[Scope]:
         """The scopes that a pass of this stack fills."""
@@ -408,9 +507,7 @@ class Recorder:
         if selection is None:
             return
         self.dtype = q.dtype
-        backend = self.backend
-        if backend == "triton" and q.device.type != self.device.type:
-            backend = "streaming"  # a layer of a model spread over devices
+        backend = self._backend(q)
         reduce = kernels.kernel(backend)
         call = replace(first.call, q=q, k=k)
         if len(first.frames) > 1:
@@ -419,11 +516,11 @@ class Recorder:
         if selection.sampled:  # every part needs the log-sum-exp of whole rows
             lse, drift = _whole_rows(call, frame, lse, backend, L)
             _audit(lanes, call, frame, lse, backend)
-            for totals, own_drift in zip(targets, _by_lane(drift, L), strict=True):
+            for totals, own_drift in zip(targets, by_lane(drift, L), strict=True):
                 totals.drifted(own_drift)
         for part in selection.parts:
             sums = reduce(rows_of(call, part.times(L), lse, groups, L))
-            for totals, own in zip(targets, _split(sums, L), strict=True):
+            for totals, own in zip(targets, split(sums, L), strict=True):
                 totals.add(own, frame.first_key)
         for totals in targets:
             totals.selections.append(selection)
@@ -436,7 +533,7 @@ class Recorder:
         if call.sinks is not None:
             known = rows.lse if selection.sampled else sums.lse
             assert known is not None
-            for lane, totals, own_lse in zip(lanes, targets, _by_lane(known, L), strict=True):
+            for lane, totals, own_lse in zip(lanes, targets, by_lane(known, L), strict=True):
                 assert lane.call.sinks is not None
                 taken = torch.exp(lane.call.sinks.detach().double()[:, None] - own_lse)
                 totals.add_sink(taken, selection)
@@ -447,7 +544,7 @@ class Recorder:
             assert weights is not None
             where = positions(selection).to(keys.device)
             keys = keys.where(keys < 0, keys + frame.first_key)
-            found = zip(_by_lane(keys, L), _by_lane(weights, L), strict=True)
+            found = zip(by_lane(keys, L), by_lane(weights, L), strict=True)
             for totals, (at, heavy) in zip(targets, found, strict=True):
                 totals.top.append((where, at, heavy))
 
@@ -456,7 +553,7 @@ class Recorder:
         frame, L = selection.frame, len(totals)
         where = positions(selection).to(call.q.device)
         seen = int(frame.intervals[1].max())
-        for sums, q, k in zip(totals, _by_lane(call.q, L), _by_lane(call.k, L), strict=True):
+        for sums, q, k in zip(totals, by_lane(call.q, L), by_lane(call.k, L), strict=True):
             rows = rows_of(replace(call, q=q, k=k), selection.whole, None, 0)
             kept, more = keep(
                 sums.kept, rows, where, frame.first_key, seen, copy=self.rewritten and L == 1
@@ -526,23 +623,6 @@ def _release(cache: Any, who: Recorder) -> None:
             vars(cache).pop(method, None)
 
 
-def _by_lane(tensor: Tensor, n: int) -> tuple[Tensor, ...]:
-    """[n · B, …] as n of [B, …]."""
-    return tensor.view(n, tensor.shape[0] // n, *tensor.shape[1:]).unbind(0)
-
-
-def _split(sums: Totals, n: int) -> list[Totals]:
-    """The totals of a batch that is `n` batches, one by one."""
-    if n == 1:
-        return [sums]
-    parts: dict[str, Any] = {}
-    for each in fields(sums):
-        value = getattr(sums, each.name)
-        if value is not None and each.name != "lse":
-            parts[each.name] = _by_lane(value, n)
-    return [Totals(**{name: value[i] for name, value in parts.items()}) for i in range(n)]
-
-
 def _whole_rows(
     call: AttentionCall, frame: Frame, lse: Tensor | None, backend: str, times: int
 ) -> tuple[Tensor, Tensor]:
@@ -583,8 +663,8 @@ def _audit(lanes: list[Lane], call: AttentionCall, frame: Frame, lse: Tensor, ba
         reach = reach_of(rows).repeat_interleave(rows.q.shape[1] // rows.k.shape[1], 1)
     check(
         [lane.site.layer for lane in lanes],
-        torch.stack(_by_lane(off, L)),
-        torch.stack(_by_lane(reach, L)),
+        torch.stack(by_lane(off, L)),
+        torch.stack(by_lane(reach, L)),
         call.q.dtype,
         "rows looked at whole add up to 1 only within",
     )

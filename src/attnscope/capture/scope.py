@@ -12,7 +12,7 @@ from attnscope.capture.conservation import check
 from attnscope.capture.frame import Exposure, Selection
 from attnscope.capture.queries import Queries
 from attnscope.capture.single_queries import SingleQueries
-from attnscope.capture.totals import LayerTotals, join_exposures
+from attnscope.capture.totals import Joint, LayerTotals, join_exposures
 from attnscope.errors import InputError, ScopeError, unknown
 from attnscope.kernels import Totals
 from attnscope.measures.flow import flow
@@ -64,7 +64,9 @@ class Scope(SingleQueries):
         self._queries = queries
         self._groups = groups
         self._classes: Tensor | None = None
-        self._layers: dict[int, LayerTotals] = {}
+        self._apart: dict[int, LayerTotals] = {}
+        self._joint: Joint | None = None
+        """The last pass, where its layers were reduced together and nobody has asked for one."""
         self._complete = False
         self._checked = True
         self._unread: Callable[[], None] | None = None
@@ -72,6 +74,17 @@ class Scope(SingleQueries):
         self._fed: list[Tensor | None] = []
         """The ids of the tokens, pass by pass; None for a pass that was fed none."""
         self._exposures: tuple[list[Selection], int, Exposure] | None = None
+
+    @property
+    def _layers(self) -> dict[int, LayerTotals]:
+        """The sums of every layer measured so far."""
+        if self._joint is not None:
+            self._apart, self._joint = self._joint.apart(), None
+        return self._apart
+
+    def _forget(self) -> None:
+        """Nothing was measured."""
+        self._apart, self._joint = {}, None
 
     def __repr__(self) -> str:
         asked = f"{len(self.layers)} layers, queries {str(self._queries)!r}, {self.backend!r}"
@@ -377,6 +390,17 @@ class Scope(SingleQueries):
     def _check(self, dtype: torch.dtype) -> None:
         """Conservation: what the keys received and the sinks took is the number of queries, and
         every row agrees with the log-sum-exp that the model's own attention had."""
+        what = f"backend {self.backend!r}: attention adds up to the number of queries only within"
+        if (joint := self._joint) is not None:
+            sums, L = joint.sums, len(joint.layers)
+            mass = sums.mass.view(L, -1, sums.mass.shape[1])
+            count = joint.selection.count.to(mass.device)[:, None]
+            off = (mass - count).abs() / count.clamp(min=1)
+            if sums.drift is not None:
+                off = torch.maximum(off, sums.drift.view_as(mass))
+            reach = mass * 0 if sums.reach is None else sums.reach.view_as(mass)
+            check(joint.layers, off, reach, dtype, what)
+            return
         alike: dict[Any, list[tuple[int, Tensor, Tensor, Tensor, Tensor]]] = {}
         for layer, so_far in self._layers.items():
             totals = so_far.result()
@@ -400,5 +424,5 @@ class Scope(SingleQueries):
                 torch.maximum(off, torch.stack(drifts)),
                 torch.stack(reaches),
                 dtype,
-                f"backend {self.backend!r}: attention adds up to the number of queries only within",
+                what,
             )

@@ -2,7 +2,7 @@
 decoding step with its longer row of keys.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from attnscope.capture.kept import Kept
 from attnscope.errors import ScopeError
 from attnscope.kernels import Totals
 
-__all__ = ["LayerTotals", "join_exposures"]
+__all__ = ["Joint", "LayerTotals", "by_lane", "join_exposures", "split"]
 
 BY_KEY = ("received", "later", "variance", "flow")
 BY_HEAD = ("mass", "entropy", "own", "entropy_variance")
@@ -180,6 +180,53 @@ class LayerTotals:
         self.sink = total if self.sink is None else self.sink + total
         old = self.sink_position
         self.sink_position = placed if old is None else old + placed
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Joint:
+    """The sums of several layers over one whole pass, as they were reduced: not told apart yet,
+    because often nobody asks, and views of tensors cost as much as a layer's arithmetic."""
+
+    layers: list[int]
+    sums: Totals
+    """[L · B, …], layer by layer."""
+    selection: Selection
+    turn: int
+    continued: bool
+
+    def apart(self) -> dict[int, LayerTotals]:
+        """The same by layer."""
+        frame = self.selection.frame
+        found = {}
+        for layer, sums in zip(self.layers, split(self.sums, len(self.layers)), strict=True):
+            found[layer] = LayerTotals(
+                first=frame.first_real,
+                begun=frame.begun,
+                position=frame.first_query + frame.queries,
+                keys=frame.first_key + frame.keys,
+                continued=self.continued,
+                turn=self.turn,
+                selections=[self.selection],
+            )
+            found[layer].add(sums, frame.first_key)
+        return found
+
+
+def by_lane(tensor: Tensor, n: int) -> tuple[Tensor, ...]:
+    """[n · B, …] as n of [B, …]."""
+    return tensor.view(n, tensor.shape[0] // n, *tensor.shape[1:]).unbind(0)
+
+
+def split(sums: Totals, n: int) -> list[Totals]:
+    """The totals of a batch that is `n` batches, one by one."""
+    if n == 1:
+        return [sums]
+    parts: dict[str, Any] = {}
+    for each in fields(sums):
+        value = getattr(sums, each.name)
+        if value is not None and each.name != "lse":
+            parts[each.name] = by_lane(value, n)
+    return [Totals(**{name: value[i] for name, value in parts.items()}) for i in range(n)]
 
 
 def join_exposures(selections: list[Selection], keys: int) -> Exposure:

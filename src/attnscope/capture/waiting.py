@@ -16,10 +16,11 @@ from transformers import cache_utils
 
 from attnscope.capture.frame import Frame
 from attnscope.capture.generation import Reply
+from attnscope.capture.passes import Terms
 from attnscope.capture.sites import Site
 from attnscope.kernels import AttentionCall
 
-__all__ = ["Lane", "alike", "free_memory", "large", "lasting", "terms", "together"]
+__all__ = ["Lane", "Tail", "alike", "free_memory", "large", "lasting", "terms", "together"]
 
 # Queries of one call, in bytes, from which on a kernel of its own is better: by then its launch is
 # hidden behind the arithmetic of the layer, and waiting would only hold memory.
@@ -110,6 +111,44 @@ class Lane:
             parts.append(k if at == first else k[:, :, at - first :])
             at = first + k.shape[2]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Tail:
+    """Calls of one pass that differ from the first of them by their tensors alone."""
+
+    terms: Terms
+    first: Lane
+    seen: set[Site]
+    """Where the recorder notes who attended."""
+    calls: list[tuple[Site, Tensor, Tensor, Tensor]] = field(default_factory=list)
+    """Queries, keys and log-sum-exp of the others."""
+    each: int = field(init=False)
+    """Bytes that one of them holds."""
+
+    def __post_init__(self) -> None:
+        self.each = self.first.held
+
+    @property
+    def size(self) -> int:
+        """Bytes of what will be copied to lie together."""
+        return (len(self.calls) + 1) * self.each
+
+    def add(self, site: Site, q: Tensor, k: Tensor, lse: Tensor) -> None:
+        """One more call."""
+        self.calls.append((site, q, k, lse))
+
+    def together(self) -> tuple[Tensor, Tensor, Tensor]:
+        """q [L · B, H, Q, D], k [L · B, G, K, D] and lse [L · B, H, Q] of all of them."""
+        q, k, lse = self.first.q[0], self.first.pieces[0][1], self.first.lse[0]
+        if not self.calls:
+            return q, k, lse
+        _, qs, ks, lses = zip(*self.calls, strict=True)
+        return (
+            _one_after_another([q, *qs]),
+            _one_after_another([k, *ks]),
+            torch.cat([lse, *lses]),
+        )
 
 
 def alike(lanes: list[Lane]) -> list[list[Lane]]:
