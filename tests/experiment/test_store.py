@@ -10,7 +10,7 @@ import pytest
 import attnscope
 from attnscope.errors import InputError
 from attnscope.experiment.execute import run
-from attnscope.question.spec import MathPrompts
+from attnscope.question.sources import MathPrompts
 from attnscope.run.schemas import POSITIONS, VALUES
 
 

@@ -21,8 +21,6 @@ from attnscope.capture.seam import Seen
 from attnscope.capture.sites import Site
 from attnscope.errors import InputError, ScopeError
 
-__all__ = ["Activations", "hold"]
-
 
 class Activations:
     """What the attention layers made in the last forward pass; a new pass forgets the one before.

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from attnscope.errors import ConservationError, ModelError
 
-__all__ = ["check"]
-
 # How far the weights of a row may add up to something other than 1, by the type the model
 # computes in; in 16 bits torch's attention uses a rougher exponential.
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 2e-3, torch.float16: 2e-3}

@@ -27,8 +27,6 @@ from attnscope.capture.totals import LayerTotals
 from attnscope.errors import ConservationError, ModelError
 from attnscope.kernels import reference
 
-__all__ = ["frame", "hook", "reduce"]
-
 Listens = Callable[[nn.Module], bool]
 Tell = Callable[[nn.Module, Any, Tensor, Tensor], None]
 

@@ -10,18 +10,6 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = [
-    "BYPASSING",
-    "CHANNELS_FIRST",
-    "CROSS_ATTENTION",
-    "IN_ORDER",
-    "LOOPS",
-    "NOT_ATTENTION",
-    "OUTPUT_PROJECTIONS",
-    "TOWERS",
-    "Family",
-]
-
 # Attention of a decoder to its encoder stands beside its self-attention, under names like these.
 CROSS_ATTENTION = re.compile(
     r"encoder_attn|cross_?attn|cross_?attention|encdecattention", re.IGNORECASE

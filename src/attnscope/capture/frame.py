@@ -15,8 +15,6 @@ from torch.nn.functional import pad
 from attnscope.errors import ScopeError
 from attnscope.kernels.call import Form, Visible
 
-__all__ = ["Exposure", "Frame", "Part", "Selection", "join"]
-
 
 @dataclass(eq=False, kw_only=True)
 class Frame:

@@ -18,8 +18,6 @@ from transformers import GenerationMixin, StoppingCriteriaList
 
 from attnscope.errors import ScopeError
 
-__all__ = ["Generation", "Reply", "listening"]
-
 NEVER = torch.iinfo(torch.int64).max
 
 

@@ -18,8 +18,6 @@ from attnscope.errors import InputError
 from attnscope.kernels import Asked, ByQuery, Rows, reference, tell_rows
 from attnscope.kernels.single import of_weights
 
-__all__ = ["Kept", "binned", "bins_of", "keep", "keep_weights", "rewritten", "row_of", "tell"]
-
 
 @dataclass(slots=True, eq=False)
 class Keys:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from attnscope.capture.scope import Scope
 
-__all__ = ["Text", "frame_of", "text_of"]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 

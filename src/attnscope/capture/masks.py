@@ -20,8 +20,6 @@ from attnscope.capture.frame import Frame
 from attnscope.errors import ModelError
 from attnscope.kernels.call import Form
 
-__all__ = ["MaskTensor", "build_frame", "describe", "frame_of_dense", "frame_without_mask"]
-
 MaskFunction = Callable[..., Any]
 MaskBuilder = Callable[..., Any]
 Interval = tuple[Tensor, Tensor]

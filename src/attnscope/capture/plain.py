@@ -19,8 +19,6 @@ from attnscope.capture.totals import LayerTotals
 from attnscope.errors import InputError
 from attnscope.kernels import AttentionCall
 
-__all__ = ["Stats", "stats"]
-
 
 class Stats:
     """What attention did, as a `Scope` tells it, without a layer to name: `received()`,

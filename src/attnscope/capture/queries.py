@@ -13,8 +13,6 @@ from attnscope.capture.generation import Reply
 from attnscope.errors import InputError
 from attnscope.question.queries import IN_A_WATCH, parse_queries
 
-__all__ = ["Queries", "chosen", "parse", "select"]
-
 # Sampling: attention is strongest close to the diagonal and hardest to sample there, so keys less
 # than this far from a query are counted exactly for every query, and only farther ones sampled.
 NEAR = 256

@@ -6,8 +6,6 @@ from attnscope.capture.frame import Part, Selection
 from attnscope.kernels import AttentionCall, Rows
 from attnscope.kernels.call import Link
 
-__all__ = ["positions", "rows_of"]
-
 
 def positions(selection: Selection) -> Tensor:
     """int64 [B, M]: where the rows stand in the sequence, -1 for those that do not count."""

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from attnscope.capture.show import Shown
 
-__all__ = ["Scope"]
-
 _NO_QUERY = {
     "all": "every token is padding",
     "generated": "no token was generated and fed back; call model.generate(…) for more than one "

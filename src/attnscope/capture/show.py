@@ -24,8 +24,6 @@ from attnscope.tokens.visible import STRONGEST, mixed, visible_text
 if TYPE_CHECKING:
     from attnscope.capture.scope import Scope
 
-__all__ = ["MOST", "Shown", "drawn", "shown"]
-
 MOST = 300_000
 """Characters of a page: what is too much for it is left out, and said."""
 SPAN = 90

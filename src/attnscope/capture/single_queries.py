@@ -13,8 +13,6 @@ from attnscope.kernels import Asked, ByQuery, Totals
 from attnscope.kernels.single import renyi2
 from attnscope.measures.layer import Single
 
-__all__ = ["Largest", "SingleQueries"]
-
 
 class Largest(NamedTuple):
     """The keys that queries look at most, largest first."""

@@ -13,8 +13,6 @@ from transformers import PreTrainedModel
 from attnscope.capture.families import CROSS_ATTENTION, IN_ORDER, LOOPS, NOT_ATTENTION, TOWERS
 from attnscope.errors import InputError, ModelError
 
-__all__ = ["Kind", "Site", "Sites", "argument", "attends", "find", "restrict"]
-
 Kind = Literal["self", "cross"]
 
 

@@ -7,8 +7,6 @@ import polars as pl
 
 from attnscope.errors import InputError
 
-__all__ = ["Frame"]
-
 
 class Frame(pl.DataFrame):
     """A polars frame; `to_pandas` needs pandas and nothing else."""

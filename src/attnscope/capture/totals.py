@@ -14,8 +14,6 @@ from attnscope.capture.kept import Kept
 from attnscope.errors import ScopeError
 from attnscope.kernels import Totals
 
-__all__ = ["Joint", "LayerTotals", "by_lane", "join_exposures", "split"]
-
 BY_KEY = ("received", "later", "variance", "flow")
 BY_HEAD = ("mass", "entropy", "own", "entropy_variance")
 SUMS = BY_KEY + BY_HEAD

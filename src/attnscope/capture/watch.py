@@ -19,8 +19,6 @@ from attnscope.capture.recorder import Recorder, device_of
 from attnscope.capture.scope import Scope
 from attnscope.errors import InputError
 
-__all__ = ["watch"]
-
 
 def watch(
     model: nn.Module,

@@ -25,8 +25,6 @@ from attnscope.prompts.needle import needle_samples
 from attnscope.prompts.words import english
 from attnscope.tokens import DEFAULT, Prompt, read_vocabulary, tokenize
 
-__all__ = ["LENGTH", "RECENT", "REPEATED", "head_scores"]
-
 LENGTH = 64
 """Tokens of a text, as in the published test for sinks."""
 REPEATED = 32

@@ -30,8 +30,6 @@ from attnscope.experiment.storing import Store
 from attnscope.run.environment import same_or_refuse
 from attnscope.run.writer import Directory
 
-__all__ = ["LOCAL", "on_ray"]
-
 LOCAL = "local"
 """In place of an address: a cluster of this machine, for as long as the run."""
 ANSWER_WITHIN = 5.0

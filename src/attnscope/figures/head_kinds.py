@@ -16,8 +16,6 @@ from attnscope.figures.charts.parts import finish
 from attnscope.figures.figure import VEGA_LITE
 from attnscope.figures.theme import PUBLISHED, Theme
 
-__all__ = ["head_kinds_svg"]
-
 COLOURS = ("#d62728", "#1f77b4", "#2ca02c", "#e377c2", "#ff7f0e", "#9aa0a6", "#eef0f3")
 
 

@@ -16,20 +16,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-__all__ = [
-    "LARGE",
-    "AttentionCall",
-    "Form",
-    "Link",
-    "Rows",
-    "Totals",
-    "Visible",
-    "distance_index",
-    "has_triton",
-    "link_bias",
-    "reach_of",
-]
-
 # Scores that may be larger than this are made in float64, or made again. Trained models stay below
 # it, but for heads whose biases give them scores of hundreds or tens of thousands: of those float32
 # rounds away what a weight is made of.

@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Piece", "Store", "cut", "cut_causal", "cut_own", "even", "see"]
-
 # Elements of masks kept from one layer for the next: more would be made again, layer by layer.
 KEPT = 1 << 21
 

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from attnscope.kernels.call import has_triton
 
-__all__ = ["LEAST", "MOST", "NORMAL", "Bounds", "amounts", "bounds", "moved", "redistribute"]
-
 # A standard deviation of normal values is this many times their median absolute deviation.
 NORMAL = 1.4826
 # The share of entries that is moved lies in here, unless it is given.

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from attnscope.kernels.redistribute import Bounds
 
-__all__ = ["moved"]
-
 BLOCK = 1024
 
 

@@ -12,8 +12,6 @@ from torch import Tensor
 from attnscope.kernels.call import Rows, Totals, distance_index, link_bias, reach_of
 from attnscope.kernels.single import Asked, ByQuery, of_weights
 
-__all__ = ["by_query", "reduce", "refine", "totals", "weights"]
-
 
 def scores(rows: Rows) -> tuple[Tensor, Tensor]:
     """What the softmax takes [B, H, M, K], -inf where V [B, 1, M, K] is 0."""

@@ -22,8 +22,6 @@ from torch import Tensor
 from attnscope.kernels.call import LARGE, Rows, Totals, distance_index, link_bias, reach_of
 from attnscope.kernels.pieces import Piece, Store, cut, cut_causal, cut_own, even, see
 
-__all__ = ["reduce", "refine"]
-
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
 # Stands for minus infinity in masked scores: its exponential is 0, and 0 times it is 0, not nan.

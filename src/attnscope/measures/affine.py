@@ -12,8 +12,6 @@ import numpy as np
 from attnscope.measures.layer import Layer, Tensor
 from attnscope.measures.measure import Measure, Numbers
 
-__all__ = ["AFFINE", "AFFINE_HEADS", "Affine", "affine_fit"]
-
 
 @dataclass(frozen=True, slots=True)
 class Affine:

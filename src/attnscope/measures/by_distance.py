@@ -3,8 +3,6 @@
 from attnscope.measures.layer import Layer, Tensor
 from attnscope.measures.measure import Measure
 
-__all__ = ["BY_DISTANCE"]
-
 FIRST, RECENT = 4, 64
 
 

@@ -6,8 +6,6 @@ from numpy.typing import NDArray
 from attnscope.measures.layer import Layer, Tensor
 from attnscope.measures.measure import Measure, Numbers
 
-__all__ = ["INDUCTION", "PREVIOUS_TOKEN", "induction_keys"]
-
 
 def induction_keys(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
     """[B, K]: for every position the one after the last earlier occurrence of its token; -1 where

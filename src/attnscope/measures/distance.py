@@ -3,8 +3,6 @@
 from attnscope.measures.layer import Layer, Tensor, mean_over_queries
 from attnscope.measures.measure import Measure
 
-__all__ = ["DISTANCE", "distance"]
-
 
 def distance(layer: Layer) -> Tensor:
     """[B, H]: mean over the queries of sum_j A[i, j] (i - j), from what the keys received.

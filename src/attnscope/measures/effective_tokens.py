@@ -4,8 +4,6 @@ from attnscope.measures.entropy import entropy
 from attnscope.measures.layer import Layer, Tensor
 from attnscope.measures.measure import Measure
 
-__all__ = ["EFFECTIVE_TOKENS", "effective_tokens"]
-
 
 def effective_tokens(layer: Layer) -> Tensor:
     """[B, H]: over how many keys queries would spread their attention, if evenly."""

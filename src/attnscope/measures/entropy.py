@@ -3,8 +3,6 @@
 from attnscope.measures.layer import Layer, Tensor, mean_over_queries
 from attnscope.measures.measure import Measure, Numbers
 
-__all__ = ["ENTROPY", "entropy"]
-
 
 def entropy(layer: Layer) -> Tensor:
     """[B, H]: mean over the queries of -sum_j A ln A, in nats."""

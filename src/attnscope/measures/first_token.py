@@ -3,8 +3,6 @@
 from attnscope.measures.layer import Layer, Tensor, mean_over_queries
 from attnscope.measures.measure import Measure, Numbers
 
-__all__ = ["FIRST_TOKEN", "first_token"]
-
 
 def first_token(layer: Layer) -> Tensor:
     """[B, H]: mean over the queries of their attention to the first real token."""

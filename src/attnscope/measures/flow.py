@@ -3,8 +3,6 @@
 from attnscope.measures.layer import Layer, Tensor, or_nan
 from attnscope.measures.measure import Measure
 
-__all__ = ["FLOW", "flow"]
-
 
 def flow(received_from: Tensor, shares: Tensor, queries: Tensor, groups: Tensor) -> Tensor:
     """float64 [B, H, C, D], from row to column; nan in the rows of classes without a query.

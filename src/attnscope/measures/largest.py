@@ -5,8 +5,6 @@ its number format can hold.
 from attnscope.measures.layer import Layer, Tensor
 from attnscope.measures.measure import Measure
 
-__all__ = ["LARGEST"]
-
 
 def _read(layer: Layer) -> Tensor:
     import torch

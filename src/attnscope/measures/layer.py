@@ -21,21 +21,9 @@ from numpy.typing import NDArray
 from attnscope.errors import InputError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor as Tensor  # measures have it from here
 else:
     Tensor = Any
-
-__all__ = [
-    "Array",
-    "Layer",
-    "Mask",
-    "Pair",
-    "Single",
-    "Sums",
-    "Tensor",
-    "mean_over_queries",
-    "or_nan",
-]
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]

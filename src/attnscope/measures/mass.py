@@ -5,8 +5,6 @@ import numpy as np
 from attnscope.measures.layer import Layer, Tensor, or_nan
 from attnscope.measures.measure import Measure, Numbers
 
-__all__ = ["MASS", "lift", "mass", "shares_of"]
-
 
 def mass(received: Tensor, shares: Tensor, count: Tensor) -> Tensor:
     """float64 [B, H, C]: mean over the queries of their attention to each class.

@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 from attnscope.measures.layer import Array, Layer, Tensor
 
-__all__ = ["Level", "Measure", "Need", "Numbers"]
-
 Level = Literal["head", "key/value head", "layer", "token"]
 Need = Literal["sums", "flow", "rows", "values", "heads", "outputs", "activations"]
 Over = Literal["keys", "classes", "class pairs", "steps"]

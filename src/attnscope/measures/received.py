@@ -3,8 +3,6 @@
 from attnscope.measures.layer import Layer, Tensor
 from attnscope.measures.measure import Measure, Numbers
 
-__all__ = ["PROFILE", "standard_error"]
-
 NEIGHBOURS = 32
 
 

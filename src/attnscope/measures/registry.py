@@ -25,8 +25,6 @@ from attnscope.measures.spikes import SPIKES
 from attnscope.measures.uniformity import UNIFORMITY
 from attnscope.measures.values import VALUE_SIMILARITY
 
-__all__ = ["COLUMNS", "MEASURES"]
-
 MEASURES: dict[str, Measure] = {
     "mass": MASS,
     "flow": FLOW,

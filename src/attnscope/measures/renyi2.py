@@ -3,8 +3,6 @@
 from attnscope.measures.layer import Layer, Tensor
 from attnscope.measures.measure import Measure
 
-__all__ = ["RENYI2"]
-
 
 def _mean(layer: Layer) -> Tensor:
     each: Tensor = layer.single.read("query_entropy", 2)

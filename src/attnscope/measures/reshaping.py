@@ -6,8 +6,6 @@ from attnscope.measures.layer import Array, Layer, Mask
 from attnscope.measures.measure import Measure, Numbers
 from attnscope.measures.slope import ratio, usable
 
-__all__ = ["RESHAPING", "reshaping"]
-
 
 def reshaping(base: Array, variant: Array, keys: Mask) -> tuple[Array, Array]:
     """Half the summed difference of both averages, each divided by its sum, and the number of

@@ -3,8 +3,6 @@
 from attnscope.measures.layer import Layer, Tensor, mean_over_queries
 from attnscope.measures.measure import Measure
 
-__all__ = ["SELF_MASS", "self_mass"]
-
 
 def self_mass(layer: Layer) -> Tensor:
     """[B, H]: mean over the queries of their attention to themselves."""

@@ -3,8 +3,6 @@
 from attnscope.measures.layer import Layer, Tensor, mean_over_queries
 from attnscope.measures.measure import Measure
 
-__all__ = ["SINK_MASS", "sink_mass"]
-
 
 def sink_mass(layer: Layer) -> Tensor:
     """[B, H]: mean over the queries of what a learned sink took; 0 in models without one."""

@@ -10,8 +10,6 @@ import numpy as np
 from attnscope.measures.layer import Array, Layer, Mask
 from attnscope.measures.measure import Measure, Numbers
 
-__all__ = ["EVEN_SLOPE", "LAMBDA", "ratio", "slope", "usable"]
-
 
 def usable(base: Array, variant: Array, keys: Mask) -> Mask:
     """The tokens a comparison rests on: aligned, among the keys, with an average on both sides."""

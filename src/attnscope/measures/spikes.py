@@ -11,8 +11,6 @@ from attnscope.measures.layer import Array, Layer, Mask
 from attnscope.measures.measure import Measure, Numbers
 from attnscope.measures.slope import ratio, usable
 
-__all__ = ["SHARES", "SPIKES", "spikes"]
-
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.3)
 """How many of the aligned tokens are spikes, rounded up: each is measured, so that a reader can
 see whether it matters."""

@@ -6,8 +6,6 @@ python -m attnscope.measures.table > docs/measures.md
 from attnscope.measures.measure import Measure
 from attnscope.measures.registry import MEASURES
 
-__all__ = ["lines", "markdown"]
-
 _HEAD = """\
 # Measures
 Made from the declarations in `src/attnscope/measures` by `python -m attnscope.measures.table`. An

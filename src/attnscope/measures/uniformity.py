@@ -6,8 +6,6 @@ from attnscope.measures.layer import Array, Layer, Mask
 from attnscope.measures.measure import Measure, Numbers
 from attnscope.measures.slope import ratio
 
-__all__ = ["UNIFORMITY", "uniformity"]
-
 
 def uniformity(average: Array, inserted: Mask) -> tuple[Array, Array]:
     """Coefficient of variation of the averages over the inserted tokens, and their number."""

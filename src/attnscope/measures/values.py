@@ -5,8 +5,6 @@ import numpy as np
 from attnscope.measures.layer import Layer, Tensor
 from attnscope.measures.measure import Measure, Numbers
 
-__all__ = ["VALUE_SIMILARITY", "value_similarity"]
-
 # Tokens turned to float64 at a time.
 CHUNK = 4096
 

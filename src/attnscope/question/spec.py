@@ -27,30 +27,16 @@ from pydantic import (
 
 from attnscope.errors import InputError, unknown
 from attnscope.measures.registry import MEASURES
-from attnscope.question.conditions import Condition, Insert, base_of
+from attnscope.question.conditions import Condition, base_of
 from attnscope.question.generate import GENERATED, Generate
 from attnscope.question.plain import Count, Plain, Seed
 from attnscope.question.queries import parse_queries
 from attnscope.question.sources import (
-    FilePrompts,
-    MathPrompts,
     Prompts,
-    SpatialPrompts,
     TokenPrompts,
 )
 from attnscope.tokens.classes import ClassSet
 from attnscope.tokens.named import class_set, load_classes
-
-__all__ = [
-    "Condition",
-    "Experiment",
-    "FilePrompts",
-    "Generate",
-    "Insert",
-    "MathPrompts",
-    "Prompts",
-    "SpatialPrompts",
-]
 
 OF_READERS = ("combine", "normalise")
 """Keys that say how numbers are shown; none of the numbers depends on them."""

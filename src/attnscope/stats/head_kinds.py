@@ -13,8 +13,6 @@ import polars as pl
 
 from attnscope.stats.intervals import MINIMUM, intervals
 
-__all__ = ["KINDS", "LIFT", "NONE", "Kind", "head_kinds", "summary"]
-
 LIFT = 3.0
 """A class counts for a head where its mass is at least so many times what even attention gives."""
 

@@ -18,8 +18,6 @@ from typing import Any
 
 from attnscope.errors import InputError
 
-__all__ = ["check_ends"]
-
 # Of the processor, so that a busy machine changes nothing; and of the clock, where that is all
 # there is to go by.
 SECONDS, PATIENCE = 5, 60

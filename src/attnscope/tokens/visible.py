@@ -8,8 +8,6 @@ This module must not know where text and colours are put.
 
 import unicodedata
 
-__all__ = ["STRONGEST", "mixed", "visible_text"]
-
 STRONGEST = "#f06543"
 """The shade of a token that is looked at most."""
 
