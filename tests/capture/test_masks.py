@@ -9,7 +9,7 @@ from transformers import masking_utils
 
 import attnscope
 import oracle
-from attnscope.capture import masks
+from attnscope.capture import mask_functions
 from attnscope.errors import ModelError
 from families import VOCABULARY, build
 
@@ -267,7 +267,7 @@ def test_another_version_of_the_mask_builders(monkeypatch: pytest.MonkeyPatch, c
     model, ids = build("mistral"), tokens()
     with attnscope.watch(model) as wanted:
         model(ids)
-    masks._known.cache_clear()
+    mask_functions._known.cache_clear()
     if change == "gone":
         monkeypatch.delattr(masking_utils, "chunked_overlay")
     else:
@@ -276,7 +276,7 @@ def test_another_version_of_the_mask_builders(monkeypatch: pytest.MonkeyPatch, c
         with attnscope.watch(model) as scope:
             model(ids)
     finally:
-        masks._known.cache_clear()
+        mask_functions._known.cache_clear()
     torch.testing.assert_close(scope.received(1), wanted.received(1), rtol=0, atol=1e-6)
     assert torch.equal(scope.eligible(1), wanted.eligible(1))
 
