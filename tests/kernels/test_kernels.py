@@ -15,7 +15,7 @@ from attnscope.kernels import (
     kernel,
     pieces,
     reference,
-    streaming,
+    tiles,
 )
 from attnscope.kernels import attend as attention
 from attnscope.kernels.attend import attend
@@ -88,11 +88,11 @@ def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         "LEAST": 2,
         "REFINED": 24,
     }.items():
-        monkeypatch.setattr(streaming, name, size)
+        monkeypatch.setattr(tiles, name, size)
     for name, size in {"BLOCK": 8, "LEAST": 3, "UNCUT": 12, "MASK": 900, "SCORES": 900}.items():
         monkeypatch.setattr(attention, name, size)
     if request.param == "nothing kept":
-        monkeypatch.setattr(streaming, "Store", lambda: pieces.Store(room=0))
+        monkeypatch.setattr(tiles, "Store", lambda: pieces.Store(room=0))
         monkeypatch.setattr(attention, "Store", lambda: pieces.Store(room=0))
 
 
