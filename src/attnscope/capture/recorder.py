@@ -232,14 +232,13 @@ class Recorder:
         if len(self.waiting) != 1 or self.top or self.keep or self.tail is not None:
             return None
         (lane,) = self.waiting.values()
-        frame, scope = lane.frames[0], self.parts[lane.site.part]
+        frame = lane.frames[0]
         plain = (
             len(self.parts) == 1
             and not lane.steps
             and lane.call.sinks is None
             and frame.first_query == 0
             and frame.first_key == 0
-            and not scope._queries.tentative(frame, lane.reply)
         )
         return lane if plain else None
 
@@ -372,15 +371,14 @@ class Recorder:
         rows = rows_of(call, selection.whole.times(L), lse, scope._groups, L)
         sums = kernels.kernel(self._backend(q))(rows)
         sums.lse = None  # as large as all the rest: let it go
-        scope._apart, scope._joint = (
-            {},
-            Joint(
-                layers=layers,
-                sums=sums,
-                selection=selection,
-                turn=first.reply.turn,
-                continued=first.reply.call is not None,
-            ),
+        scope._forget()
+        scope._joint = Joint(
+            layers=layers,
+            sums=sums,
+            selection=selection,
+            turn=first.reply.turn,
+            continued=first.reply.call is not None,
+            tentative=scope._queries.tentative(frame, first.reply),
         )
         frame.let_go()
         return True

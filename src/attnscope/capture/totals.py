@@ -191,22 +191,26 @@ class Joint:
     selection: Selection
     turn: int
     continued: bool
+    tentative: bool
+    """As in `LayerTotals`."""
 
     def apart(self) -> dict[int, LayerTotals]:
         """The same by layer."""
         frame = self.selection.frame
         found = {}
         for layer, sums in zip(self.layers, split(self.sums, len(self.layers)), strict=True):
-            found[layer] = LayerTotals(
+            totals = found[layer] = LayerTotals(
                 first=frame.first_real,
                 begun=frame.begun,
                 position=frame.first_query + frame.queries,
                 keys=frame.first_key + frame.keys,
                 continued=self.continued,
                 turn=self.turn,
-                selections=[self.selection],
             )
-            found[layer].add(sums, frame.first_key)
+            if self.tentative:
+                totals.tentative = totals = LayerTotals(first=frame.first_real)
+            totals.add(sums, frame.first_key)
+            totals.selections.append(self.selection)
         return found
 
 
