@@ -210,6 +210,40 @@ def test_little_room(room: int, kernels_run: list[int], monkeypatch: pytest.Monk
     assert len(kernels_run) > 2
 
 
+@pytest.mark.parametrize("queries", ["all", "last"])
+@pytest.mark.parametrize("padding", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("name", ["qwen2", "gemma3"])
+@torch.no_grad()
+def test_layers_that_were_measured_together_are_told_apart(
+    name: str, padding: bool, queries: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass in one go, in several, read or not before the next, and continued by another."""
+    model, inputs = build(name), prompts(padding)
+    ids = torch.randint(-1, 2, (B, N))
+    with attnscope.watch(model, hold=0, queries=queries, classes=ids) as at_once:
+        model(**inputs)
+    other = {"input_ids": inputs["input_ids"].flip(0)}
+    for room in (10**9, 9000, 1):
+        monkeypatch.setattr(recorder, "LITTLE", 0)
+        monkeypatch.setattr(recorder, "free_memory", lambda device, room=room: room)
+        with attnscope.watch(model, hold=1.0, queries=queries, classes=ids) as scope:
+            model(**other)
+            model(**other)
+            scope.received(scope.layers[1])
+            model(**inputs)
+        agree(scope, at_once)
+        for layer in scope.layers:
+            one, two = scope.flow(layer), at_once.flow(layer)
+            torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-6, equal_nan=True)
+    with attnscope.watch(model, hold=0, queries=queries) as at_once:
+        past = model(input_ids=inputs["input_ids"][:, :7]).past_key_values
+        model(input_ids=inputs["input_ids"][:, 7:], past_key_values=past)
+    with attnscope.watch(model, queries=queries) as scope:
+        past = model(input_ids=inputs["input_ids"][:, :7]).past_key_values
+        model(input_ids=inputs["input_ids"][:, 7:], past_key_values=past)
+    agree(scope, at_once)
+
+
 @torch.no_grad()
 def test_old_keys_and_values_are_let_go() -> None:
     """Of a cache that makes new ones at every step, only the latest keys are held."""

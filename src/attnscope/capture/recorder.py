@@ -185,9 +185,7 @@ class Recorder:
             if seen.terms is not None:
                 self.first[site.part] = seen.terms, lane, reply
         self._wait(lane, seen)
-        # A static cache hands over more keys than there are.
-        exact = seen.terms is not None and seen.terms.shapes[1][2] == frame.keys
-        if seen.terms is not None and exact and lane is self._alone():
+        if seen.terms is not None and self._joins(lane, seen.terms):
             self.tail = Tail(terms=seen.terms, first=lane, seen=self.seen[site.stack])
 
     def see_alike(
@@ -216,31 +214,33 @@ class Recorder:
             told = self.first.get(site.part)
             if lane is None and told is not None and told[0] is terms:
                 _, like, reply = told
-                self._follow(self.parts[site.part], site.layer, frame, reply)
-                if like is not None:
-                    lane = Lane(site=site, call=like.call, reply=reply, steps=like.steps)
-                    self.waiting[site] = lane
-                    self.held += lane.add(frame, q, k, lse)
-                    if not lane.steps and not self._has_room(self.held):
-                        self.measure_waiting()
+                if like is None:
+                    self._follow(self.parts[site.part], site.layer, frame, reply)
+                    return
+                lane = Lane(site=site, call=like.call, reply=reply, steps=like.steps)
+                self.waiting[site] = lane
+                self.held += lane.add(frame, q, k, lse)
+                if self._joins(lane, terms):
+                    self.tail = Tail(terms=terms, first=lane, seen=self.seen[site.stack])
+                else:
+                    self._follow(self.parts[site.part], site.layer, frame, reply)
+                if not lane.steps and not self._has_room(self.held):
+                    self.measure_waiting()
                 return
         self.see(_seen(site, terms, q, k, v if keys == v.shape[2] else v[:, :, :keys], lse))
 
-    def _alone(self) -> Lane | None:
-        """The only lane that waits, if it is of a whole pass whose layers can be measured without
+    def _joins(self, lane: Lane, terms: Terms) -> bool:
+        """Whether a lane that waits alone is of a whole pass whose layers can be measured without
         telling them apart."""
-        if len(self.waiting) != 1 or self.top or self.keep or self.tail is not None:
-            return None
-        (lane,) = self.waiting.values()
-        frame = lane.frames[0]
-        plain = (
-            len(self.parts) == 1
-            and not lane.steps
-            and lane.call.sinks is None
-            and frame.first_query == 0
-            and frame.first_key == 0
+        frame = terms.frame
+        return (
+            self.tail is None
+            and self.waiting == {lane.site: lane}
+            and len(self.parts) == 1
+            and not (self.top or self.keep or lane.steps)
+            and frame.first_query == frame.first_key == 0
+            and frame.keys == terms.shapes[1][2]  # a static cache hands over more than there are
         )
-        return lane if plain else None
 
     def _unroll(self) -> None:
         """Make lanes of calls that were to be measured together."""
@@ -249,6 +249,8 @@ class Recorder:
             return
         like, terms = tail.first, tail.terms
         scope = self.parts[like.site.part]
+        if like.site.layer not in scope._layers:
+            self._follow(scope, like.site.layer, terms.frame, like.reply)
         for site, q, k, lse in tail.calls:
             self._follow(scope, site.layer, terms.frame, like.reply)
             lane = Lane(site=site, call=like.call, reply=like.reply, steps=False)
@@ -362,7 +364,7 @@ class Recorder:
         first, frame = tail.first, tail.terms.frame
         selection = self._select(scope, frame, first.reply)
         layers = [first.site.layer, *(site.layer for site, *_ in tail.calls)]
-        if selection is None or selection.sampled or scope._apart.keys() != {layers[0]}:
+        if selection is None or selection.sampled:
             return False
         self.tail, self.waiting, self.held = None, {}, 0
         q, k, lse = tail.together()
@@ -371,16 +373,17 @@ class Recorder:
         rows = rows_of(call, selection.whole.times(L), lse, scope._groups, L)
         sums = kernels.kernel(self._backend(q))(rows)
         sums.lse = None  # as large as all the rest: let it go
-        scope._forget()
-        scope._joint = Joint(
-            layers=layers,
-            sums=sums,
-            selection=selection,
-            turn=first.reply.turn,
-            continued=first.reply.call is not None,
-            tentative=scope._queries.tentative(frame, first.reply),
+        scope._apart.pop(layers[0], None)  # which had nothing in it yet
+        scope._joints.append(
+            Joint(
+                layers=layers,
+                sums=sums,
+                selection=selection,
+                turn=first.reply.turn,
+                continued=first.reply.call is not None,
+                tentative=scope._queries.tentative(frame, first.reply),
+            )
         )
-        frame.let_go()
         return True
 
     def _backend(self, q: Tensor) -> str:

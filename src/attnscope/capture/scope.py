@@ -63,8 +63,8 @@ class Scope(SingleQueries):
         self._groups = groups
         self._classes: Tensor | None = None
         self._apart: dict[int, LayerTotals] = {}
-        self._joint: Joint | None = None
-        """The last pass, where its layers were reduced together and nobody has asked for one."""
+        self._joints: list[Joint] = []
+        """The last pass, where layers were reduced together and nobody has asked for one."""
         self._complete = False
         self._checked = True
         self._unread: Callable[[], None] | None = None
@@ -76,13 +76,14 @@ class Scope(SingleQueries):
     @property
     def _layers(self) -> dict[int, LayerTotals]:
         """The sums of every layer measured so far."""
-        if self._joint is not None:
-            self._apart, self._joint = self._joint.apart(), None
+        for joint in self._joints:
+            self._apart |= joint.apart()
+        self._joints.clear()
         return self._apart
 
     def _forget(self) -> None:
         """Nothing was measured."""
-        self._apart, self._joint = {}, None
+        self._apart, self._joints = {}, []
 
     def __repr__(self) -> str:
         asked = f"{len(self.layers)} layers, queries {str(self._queries)!r}, {self.backend!r}"
@@ -389,7 +390,7 @@ class Scope(SingleQueries):
         """Conservation: what the keys received and the sinks took is the number of queries, and
         every row agrees with the log-sum-exp that the model's own attention had."""
         what = f"backend {self.backend!r}: attention adds up to the number of queries only within"
-        if (joint := self._joint) is not None:
+        for joint in self._joints:
             sums, L = joint.sums, len(joint.layers)
             mass = sums.mass.view(L, -1, sums.mass.shape[1])
             count = joint.selection.count.to(mass.device)[:, None]
@@ -398,9 +399,8 @@ class Scope(SingleQueries):
                 off = torch.maximum(off, sums.drift.view_as(mass))
             reach = mass * 0 if sums.reach is None else sums.reach.view_as(mass)
             check(joint.layers, off, reach, dtype, what)
-            return
         alike: dict[Any, list[tuple[int, Tensor, Tensor, Tensor, Tensor]]] = {}
-        for layer, so_far in self._layers.items():
+        for layer, so_far in self._apart.items():
             totals = so_far.result()
             if totals.sums is None:
                 continue

@@ -146,14 +146,15 @@ def _chosen(call: AttentionCall, *, causal: bool) -> Operator | None:
         fixed = (None, True, 0.0, causal)
     else:
         return None
-    rows = q.shape[:3]
+    rows = q.shape[2]
 
     def operator(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         result = chosen(q, k, v, *fixed, scale=scale)
         out, lse = result[0], result[1]
-        if lse.shape != rows:
-            # cuDNN keeps a trailing dimension, the memory-efficient kernel pads the rows.
-            lse = lse.flatten(2)[..., : rows[2]]
+        if lse.dim() == 4:  # cuDNN keeps a trailing dimension,
+            lse = lse.squeeze(3)
+        elif lse.shape[2] != rows:  # the memory-efficient kernel pads the rows
+            lse = lse[..., :rows]
         return out, lse if lse.dtype == torch.float32 else lse.float()
 
     return operator
