@@ -10,6 +10,7 @@ from torch import Tensor
 import attnscope
 from attnscope.errors import InputError, ModelError
 from attnscope.kernels import redistribute_jit
+from attnscope.kernels.redistribute import _often as how_often
 from attnscope.kernels.redistribute import amounts, bounds, moved, redistribute
 from families import VOCABULARY, build
 
@@ -103,6 +104,10 @@ def test_the_kernel_moves_as_the_definition(
         torch.testing.assert_close(got, wanted, rtol=rounding, atol=0)
         assert torch.equal(got != a, wanted != a)
         assert not torch.equal(got, a)
+        if dtype == torch.bfloat16:
+            counts = redistribute_jit.often(a, there)
+            assert torch.equal(counts, how_often(a, there))
+            assert counts.sum() == (350 + (350 if there is None else 210))
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gemma3", "gpt2", "bert"])

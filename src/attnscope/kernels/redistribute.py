@@ -21,6 +21,9 @@ NORMAL = 1.4826
 # The share of entries that is moved lies in here, unless it is given.
 LEAST, MOST = 0.02, 0.25
 
+# Numbers of 16 bits from 0 on.
+HALF = 1 << 15
+
 # The counter-based generator Philox 4×32, ten rounds.
 _MULTIPLY = 0xD2511F53, 0xCD9E8D57
 _WEYL = 0x9E3779B9, 0xBB67AE85
@@ -84,98 +87,110 @@ def bounds(
               as of `attnscope.arm`
     """
     B, T, W = a.shape
-    flat = a.detach() if real is None else a.detach().masked_fill(~real[..., None], math.inf)
-    values = flat.reshape(B, T * W).sort(1).values  # padding comes last
     if real is None:
         n = torch.full((B,), T * W, dtype=torch.float64, device=a.device)
     else:
         n = real.sum(1, dtype=torch.float64) * W
-    sizes = (_Counted if a.element_size() == 2 else _Sorted)(values)
+    order = (_Counted if a.element_size() == 2 else _Sorted)(a.detach(), real)
     if share is not None:
         count = (share * n).round()
     else:
-        near = NORMAL * c * sizes.deviation(n)
-        below = sizes.below(near, n)
+        near = NORMAL * c * order.deviation(n)
+        below = order.below(near)
         count = torch.where(below < LEAST * n, (LEAST * n).round(), below)
         count = torch.where(below > MOST * n, (MOST * n).round(), count)
-
-    def value(at: Tensor) -> Tensor:
-        return values.gather(1, at[:, None])[:, 0].float()
-
     return Bounds(
-        near=sizes.ranked((count - 1).clamp(min=0).long()),
-        high=_quantile(value, p1 / 100, n).clamp(min=0),
-        low=value(torch.zeros_like(n, dtype=torch.int64)).clamp(max=0),
+        near=order.size((count - 1).clamp(min=0).long()),
+        high=_quantile(order.value, p1 / 100, n).clamp(min=0),
+        low=order.value(torch.zeros_like(n, dtype=torch.int64)).clamp(max=0),
     )
 
 
 class _Sorted:
-    """Sizes in order, from values in order."""
+    """Activations [B, T, W] of real tokens in order, and their sizes."""
 
-    def __init__(self, values: Tensor):
-        self.order = values.abs().sort(1).values.float()
+    def __init__(self, a: Tensor, real: Tensor | None):
+        if real is not None:  # padding comes last
+            a = a.masked_fill(~real[..., None], math.inf)
+        self.values = a.reshape(len(a), -1).sort(1).values.float()
+        self.sizes = self.values.abs().sort(1).values
 
-    def ranked(self, at: Tensor) -> Tensor:
+    def value(self, at: Tensor) -> Tensor:
+        """float32 [B]: the value with so many before it."""
+        return self.values.gather(1, at[:, None])[:, 0]
+
+    def size(self, at: Tensor) -> Tensor:
         """float32 [B]: the size with so many before it."""
-        return self.order.gather(1, at[:, None])[:, 0]
+        return self.sizes.gather(1, at[:, None])[:, 0]
 
-    def below(self, limit: Tensor, n: Tensor) -> Tensor:
+    def below(self, limit: Tensor) -> Tensor:
         """float64 [B]: how many sizes are smaller."""
-        return torch.searchsorted(self.order, limit[:, None])[:, 0].double()
+        return torch.searchsorted(self.sizes, limit[:, None])[:, 0].double()
 
     def deviation(self, n: Tensor) -> Tensor:
         """float32 [B]: the median distance of sizes from their median."""
-        centre = _quantile(self.ranked, 0.5, n)
-        away = (self.order - centre[:, None]).abs().sort(1).values
+        centre = _quantile(self.size, 0.5, n)
+        away = (self.sizes - centre[:, None]).abs().sort(1).values
         return _quantile(lambda at: away.gather(1, at[:, None])[:, 0], 0.5, n)
 
 
 class _Counted:
     """The same where values have 16 bits: there are few, so it is counted how often each occurs,
-    and nothing as long as the text is sorted again."""
+    and nothing as long as the text is sorted."""
 
-    def __init__(self, values: Tensor):
-        B = len(values)
-        table = _finite(values.dtype, values.device)
-        self.sizes = table.float()
-
-        def before(limits: Tensor, *, right: bool) -> Tensor:
-            each = limits.expand(B, -1).contiguous()
-            return torch.searchsorted(values, each, right=right)
-
-        self.upto = before(table, right=True) - before(-table, right=False)
+    def __init__(self, a: Tensor, real: Tensor | None):
+        self.table = _every(a.dtype, a.device)
+        self.sizes = self.table[HALF:]
+        self.upto = _often(a, real).cumsum(1)
+        """int64 [B, values]: how many are no larger."""
+        smaller = torch.nn.functional.pad(self.upto, (1, 0))[:, :HALF].flip(1)
+        self.within = self.upto[:, HALF:] - smaller
         """int64 [B, sizes]: how many values are no farther from zero."""
 
-    def ranked(self, at: Tensor) -> Tensor:
-        return self.sizes[torch.searchsorted(self.upto, at[:, None] + 1)[:, 0].clamp(max=self._end)]
+    def value(self, at: Tensor) -> Tensor:
+        return self.table[_rank(self.upto, at)]
 
-    def below(self, limit: Tensor, n: Tensor) -> Tensor:
+    def size(self, at: Tensor) -> Tensor:
+        return self.sizes[_rank(self.within, at)]
+
+    def below(self, limit: Tensor) -> Tensor:
         at = torch.searchsorted(self.sizes, limit)
-        before = self.upto.gather(1, (at - 1).clamp(min=0)[:, None])[:, 0]
+        before = self.within.gather(1, (at - 1).clamp(min=0)[:, None])[:, 0]
         return torch.where(at > 0, before, 0).double()
 
     def deviation(self, n: Tensor) -> Tensor:
-        centre = _quantile(self.ranked, 0.5, n)
+        centre = _quantile(self.size, 0.5, n)
         away, order = (self.sizes - centre[:, None]).abs().sort(1)
-        often = self.upto.diff(dim=1, prepend=torch.zeros_like(self.upto[:, :1]))
+        often = self.within.diff(dim=1, prepend=torch.zeros_like(self.within[:, :1]))
         upto = often.gather(1, order).cumsum(1)
+        return _quantile(lambda at: away.gather(1, _rank(upto, at)[:, None])[:, 0], 0.5, n)
 
-        def ranked(at: Tensor) -> Tensor:
-            found = torch.searchsorted(upto, at[:, None] + 1).clamp(max=self._end)
-            return away.gather(1, found)[:, 0]
 
-        return _quantile(ranked, 0.5, n)
+def _rank(upto: Tensor, at: Tensor) -> Tensor:
+    """int64 [B]: the first that has more than `at` up to it, of [B, values]."""
+    return torch.searchsorted(upto, at[:, None] + 1)[:, 0].clamp(max=upto.shape[1] - 1)
 
-    @property
-    def _end(self) -> int:
-        return len(self.sizes) - 1
+
+def _often(a: Tensor, real: Tensor | None) -> Tensor:
+    """int64 [B, 2 · HALF]: how often each number of 16 bits occurs, in order."""
+    if a.is_cuda and has_triton():
+        from attnscope.kernels import redistribute_jit
+
+        return redistribute_jit.often(a, real)
+    bits = a.contiguous().view(torch.int16).long()
+    place = torch.where(bits >= 0, HALF + bits, -1 - bits)
+    place += 2 * HALF * torch.arange(len(a), device=a.device)[:, None, None]
+    counted = place if real is None else place[real]
+    return torch.bincount(counted.flatten(), minlength=2 * HALF * len(a)).view(len(a), -1)
 
 
 @cache
-def _finite(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Every finite number of 16 bits from 0 on, in order."""
-    every = torch.arange(1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)
-    return every[every.float().isfinite()].to(device)
+def _every(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """float32 [2 · HALF]: every number of 16 bits, in order; those that are none count as
+    infinite."""
+    bits = torch.arange(HALF).to(torch.int16)
+    sizes = bits.view(dtype).float().nan_to_num(nan=math.inf, posinf=math.inf)
+    return torch.cat([-sizes.flip(0), sizes]).to(device)
 
 
 def _quantile(ranked: Callable[[Tensor], Tensor], q: float, n: Tensor) -> Tensor:

@@ -5,9 +5,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnscope.kernels.redistribute import Bounds
+from attnscope.kernels.redistribute import HALF, Bounds
 
 BLOCK = 1024
+COPIES = 16
 
 
 def moved(a: Tensor, keys: Tensor, real: Tensor | None, found: Bounds) -> Tensor:
@@ -23,6 +24,38 @@ def moved(a: Tensor, keys: Tensor, real: Tensor | None, found: Bounds) -> Tensor
         PADDED=real is not None, BLOCK=BLOCK,
     )  # fmt: skip
     return out
+
+
+def often(a: Tensor, real: Tensor | None) -> Tensor:
+    """int64 [B, 2 · HALF]: how often each number of 16 bits occurs, in order."""
+    B, T, W = a.shape
+    a = a.contiguous()
+    copies = max(1, COPIES // B)  # so that few count in the same place at once
+    counts = torch.zeros((copies, B, 2 * HALF), dtype=torch.int32, device=a.device)
+    blocks = triton.cdiv(T * W, BLOCK)
+    there = a if real is None else real.contiguous()
+    _count[(blocks, B)](
+        a.view(torch.int16), there, counts, T * W, W, B * 2 * HALF, copies,
+        PADDED=real is not None, BLOCK=BLOCK, HALF=HALF,
+    )  # fmt: skip
+    return counts.sum(0)
+
+
+@triton.jit
+def _count(  # type: ignore[no-untyped-def]
+    a, real, counts, n, W, plane, copies, PADDED: tl.constexpr, BLOCK: tl.constexpr,
+    HALF: tl.constexpr,
+):  # fmt: skip
+    block, b = tl.program_id(0), tl.program_id(1)
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    there = at < n
+    base = b.to(tl.int64) * n
+    if PADDED:
+        there = there & (tl.load(real + b * (n // W) + at // W, mask=there, other=0) != 0)
+    bits = tl.load(a + base + at, mask=there, other=0).to(tl.int32)
+    place = tl.where(bits >= 0, HALF + bits, -1 - bits)
+    to = counts + (block % copies) * plane + b * 2 * HALF
+    tl.atomic_add(to + place, 1, mask=there, sem="relaxed")
 
 
 @triton.jit
