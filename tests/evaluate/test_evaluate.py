@@ -72,9 +72,8 @@ def test_answers_are_judged_exactly() -> None:
 def test_an_answer_does_not_depend_on_who_stands_beside_it(loaded: Any, condition: str) -> None:
     model, tokenizer = loaded
     given = task("math", 3)
-    prompts = tokenize_all(
-        [apply_chat_template(sample.prompt, tokenizer) for sample in given.samples], tokenizer
-    )
+    asking = [apply_chat_template(sample.prompt, tokenizer) for sample in given.samples]
+    prompts = list(tokenize_all(asking, tokenizer))
     asked = [(n, sample) for n in range(3) for sample in range(2)]
     said = []
     for batch in (1, 6):
@@ -98,7 +97,8 @@ def test_an_answer_ends_where_the_tokenizer_says_too(
     for end in (None, 1, [1, 2]):
         monkeypatch.setattr(model.generation_config, "eos_token_id", end)
         given = task("math", 1, level=1)
-        prompts = tokenize_all([apply_chat_template(given.samples[0].prompt, tokenizer)], tokenizer)
+        asking = [apply_chat_template(given.samples[0].prompt, tokenizer)]
+        prompts = list(tokenize_all(asking, tokenizer))
         (found,) = answers(
             *(model, tokenizer, parse("baseline"), prompts, [(0, 0)]),
             longest=64,

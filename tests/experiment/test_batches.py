@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 
 from attnscope.cli import estimate as estimating
+from attnscope.errors import InputError
 from attnscope.experiment.plan import _by_length, make_plan
 from attnscope.question.spec import made
 
@@ -59,3 +60,35 @@ def test_time_goes_by_the_stand_in(
     measured = of.facts.layers if layers == "all" else 1
     wanted = padded * 0.5e-3 * (of.facts.layers + measured)
     assert found.seconds == pytest.approx(wanted)
+
+
+def test_a_plan_makes_cells_when_they_are_asked_for() -> None:
+    (of,) = make_plan(
+        made(
+            name="some",
+            models={"model": "zoo:math-qwen2"},
+            prompts={"source": "math", "count": 7, "level": 1},
+            conditions={"base": {}, "filler": {"insert": {"count": 3}}},
+            batch_tokens=256,
+        )
+    ).models
+    sizes = [(len(batch), batch.tokens) for batch in of.batches]
+    assert not any("cells" in vars(batch) for batch in of.batches)
+    assert sizes == [(len(list(b)), sum(len(c.tokens) for c in b)) for b in of.batches]
+    head, tail = of.batches[0].halves()
+    assert [c.id for part in (head, *tail.halves()) for c in part.by_prompt()] == [
+        cell.id for cell in of.batches[0].by_prompt()
+    ]
+
+
+def test_the_prompt_that_is_wrong_is_named(tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("A long first line.\nA long second line.\nShort.\nLong again.")
+    asked = made(
+        name="some",
+        models={"model": "zoo:math-qwen2"},
+        prompts={"source": "file", "path": str(tmp_path / "p.txt")},
+        conditions={"base": {}, "filler": {"insert": {"count": 3}, "position": 10}},
+        chat=False,
+    )
+    with pytest.raises(InputError, match="prompt 2: there is no character 10 to insert at"):
+        make_plan(asked)

@@ -5,7 +5,8 @@ from collections import Counter
 
 import pytest
 
-from attnscope.errors import InputError, ModelError
+from attnscope import open_run
+from attnscope.errors import AttnscopeWarning, InputError, ModelError
 from attnscope.experiment import ray as on_cluster
 from attnscope.experiment.execute import run, run_plan
 from attnscope.experiment.plan import make_plan
@@ -50,19 +51,60 @@ class Actor:
             )}))  # fmt: skip
 
 
-def crew(plan, tmp_path, **methods):
-    return on_cluster._Crew(Ray(), lambda: Actor(**methods), plan, tmp_path, _Queue(work_of(plan)))
+def crew(plan, tmp_path, mixed=False, **methods):
+    return on_cluster._Crew(Ray(), lambda: Actor(**methods), tmp_path, _Queue(work_of(plan)), mixed)
 
 
 def work_of(plan):
     return [on_cluster.Work(model, batch) for model in plan.models for batch in model.batches]
 
 
+OTHER = {"packages": {"torch": "1.0"}, "device_name": "another GPU"}
+
+
 def test_a_worker_with_other_versions_is_refused(small, tmp_path):
     plan = make_plan(small())
-    there = on_cluster.describe(plan) | {"packages": {"torch": "1.0"}}
-    with pytest.raises(InputError, match=r"another environment \(packages: .*torch.*1\.0"):
-        list(crew(plan, tmp_path, environment=lambda: there).work(2))
+    with pytest.raises(InputError, match=r"another environment \(packages: .*1\.0.*--mixed"):
+        list(crew(plan, tmp_path, elsewhere=lambda: OTHER).work(2))
+
+
+def test_or_let_in_and_said_once(small, tmp_path):
+    plan = make_plan(small(batch_tokens=128))
+    hired = crew(plan, tmp_path, True, elsewhere=lambda: OTHER, measured=lambda *_: ({}, None))
+    with pytest.warns(AttnscopeWarning, match="another node.*device_name.*another GPU") as said:
+        done = list(hired.work(2))
+    assert len(said) == 1
+    assert len(done) == len(work_of(plan))
+
+
+def test_another_version_of_ours_is_never_mixed(small, tmp_path):
+    hired = crew(make_plan(small()), tmp_path, True, elsewhere=lambda: {"attnscope": "99"})
+    with pytest.raises(InputError, match=r"another environment \(attnscope: .*with --out$"):
+        list(hired.work(1))
+
+
+def test_what_a_worker_writes_says_where(small, tmp_path, monkeypatch):
+    asked = small()
+    run_plan(make_plan(asked), tmp_path / "run", stop=lambda: True)
+    monkeypatch.setattr("attnscope.experiment.environment._processor", lambda: "another chip")
+    plan = make_plan(asked)
+    worker = on_cluster._Worker((plan, tmp_path / "run", 1, 60.0))
+    assert worker.elsewhere() == {"device_name": "another chip"}
+    missing = plan.models[0].batches[-1]
+    worker.measured(plan.models[0].label, missing)
+    told = {batch.id: batch.elsewhere for batch in open_run(tmp_path / "run").batches}
+    assert told.pop(missing.id) == {"device_name": "another chip"}
+    assert not any(told.values())
+
+
+def test_a_run_is_continued_elsewhere_only_if_allowed(small, tmp_path, monkeypatch):
+    run_plan(make_plan(small()), tmp_path / "run", stop=lambda: True)
+    monkeypatch.setattr("attnscope.experiment.environment._processor", lambda: "another chip")
+    with pytest.raises(InputError, match=r"device_name: .*another chip here.*--mixed"):
+        run(small(), tmp_path / "run")
+    with pytest.warns(AttnscopeWarning, match="another chip"):
+        assert run_plan(make_plan(small()), tmp_path / "run", mixed=True).complete
+    assert open_run(tmp_path / "run").elsewhere == [{"device_name": "another chip"}]
 
 
 def test_workers_that_never_start_end_the_run(small, tmp_path):
@@ -71,7 +113,7 @@ def test_workers_that_never_start_end_the_run(small, tmp_path):
 
     plan = make_plan(small())
     with pytest.raises(ModelError, match=r"4 workers .* lost.*no module named attnscope"):
-        list(crew(plan, tmp_path, environment=lost).work(1))
+        list(crew(plan, tmp_path, elsewhere=lost).work(1))
 
 
 def test_a_batch_that_kills_its_workers_is_recorded(small, tmp_path):
@@ -83,11 +125,7 @@ def test_a_batch_that_kills_its_workers_is_recorded(small, tmp_path):
             raise Ray.exceptions.RayActorError("killed by the system")
         return {}, {"name": "x"}
 
-    found = list(
-        crew(plan, tmp_path, environment=lambda: on_cluster.describe(plan), measured=measured).work(
-            2
-        )
-    )
+    found = list(crew(plan, tmp_path, elsewhere=dict, measured=measured).work(2))
     assert sorted(done.work.batch.id for done in found) == sorted(
         work.batch.id for work in work_of(plan)
     )
@@ -103,9 +141,7 @@ def test_a_full_disk_there_is_a_full_disk_here(small, tmp_path):
 
     def executor(plan, pending, *, threads):
         full = OSError(errno.ENOSPC, "No space left on device")
-        return crew(
-            plan, tmp_path, environment=lambda: on_cluster.describe(plan), measured=lambda *_: full
-        ).work(1)
+        return crew(plan, tmp_path, elsewhere=dict, measured=lambda *_: full).work(1)
 
     with pytest.raises(InputError, match=r"the disk of .* is full"):
         run_plan(plan, tmp_path / "run", executor=executor)

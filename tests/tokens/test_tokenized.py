@@ -146,4 +146,4 @@ def test_many_at_once_are_the_same_as_one_by_one(tokenizer: Any) -> None:
         assert one.prompt is prompt
         assert one.ids.tolist() == alone.ids.tolist()
         assert one.offsets.tolist() == alone.offsets.tolist()
-    assert tokenize_all([], tokenizer) == []
+    assert list(tokenize_all([], tokenizer)) == []

@@ -53,6 +53,10 @@ Workers = Annotated[
     int | None,
     typer.Option(min=1, help="With --ray: how many; one per GPU or processor by default."),
 ]
+Mixed = Annotated[
+    bool,
+    typer.Option("--mixed", help="Let machines of other kinds or versions measure, on the record."),
+]
 LoadWithin = Annotated[
     float, typer.Option(metavar="SECONDS", min=1, help="How long a model may take to load.")
 ]
@@ -71,6 +75,7 @@ def run(
     ray: OnRay = None,
     workers: Workers = None,
     load_within: LoadWithin = 3600,
+    mixed: Mixed = False,
     outside: Outside = False,
     quiet: Quiet = False,
     json: Json = False,
@@ -108,24 +113,25 @@ def run(
     experiment = read_experiment(file, outside=outside)
     frozen = None if claims is None else load_claims(claims)
     folder = run_directory(out or Path("runs") / experiment.name)
-    executor = _executor(folder, ray, workers, load_within)
+    executor = _executor(folder, ray, workers, load_within=load_within, mixed=mixed)
     _no_bars()
     plan = make_plan(experiment)
     if check:
         _print_plan(plan, quiet=quiet, json=json)
         return
-    outcome = carry_out(
-        plan, folder, quiet=quiet or json, claims=frozen, shard=part, executor=executor
-    )
+    options = {"claims": frozen, "shard": part, "executor": executor, "mixed": mixed}
+    outcome = carry_out(plan, folder, quiet=quiet or json, **options)
     print_outcomes({experiment.name: outcome}, json=json)
 
 
-def _executor(folder: Path, ray: str | None, workers: int | None, load_within: float) -> Executor:
+def _executor(
+    folder: Path, ray: str | None, workers: int | None, *, load_within: float, mixed: bool
+) -> Executor:
     from attnscope.experiment.local import local
     from attnscope.experiment.ray import on_ray
 
     if ray is not None:
-        return on_ray(ray, folder, workers=workers, load_within=load_within)
+        return on_ray(ray, folder, workers=workers, load_within=load_within, mixed=mixed)
     if workers is not None:
         raise InputError("--workers belongs to --ray")
     return partial(local, load_within=load_within)

@@ -112,7 +112,7 @@ def _prompts(asked: Evaluation, given: Task, tokenizer: Any) -> list[Any]:
     prompts = [sample.prompt for sample in given.samples]
     if chat:
         prompts = [apply_chat_template(prompt, tokenizer) for prompt in prompts]
-    return tokenize_all(prompts, tokenizer)
+    return list(tokenize_all(prompts, tokenizer))
 
 
 def _answer(

@@ -20,7 +20,7 @@ import torch
 from attnscope.capture.scope import Scope
 from attnscope.capture.watch import watch
 from attnscope.errors import InputError
-from attnscope.experiment.plan import Answer, Cell
+from attnscope.experiment.cells import Answer, Cell
 from attnscope.question.generate import GENERATED, Generate
 from attnscope.tokens import Region, TokenizedPrompt, spelled
 

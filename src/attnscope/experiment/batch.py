@@ -25,11 +25,12 @@ from attnscope.capture.scope import Scope
 from attnscope.capture.tally import Tally
 from attnscope.errors import InputError
 from attnscope.experiment.answer import answering, with_answer, with_room
+from attnscope.experiment.cells import Batch, Cell
 from attnscope.experiment.forward import forward, thresholds
 from attnscope.experiment.intervene import intervening
 from attnscope.experiment.measured import Array, Column, Measured, Profile, Reading, joined
 from attnscope.experiment.padded import Padded
-from attnscope.experiment.plan import Batch, Cell, ModelPlan
+from attnscope.experiment.plan import ModelPlan
 from attnscope.measures.layer import Layer, Pair, Single, Sums
 from attnscope.measures.measure import Measure, Need, Numbers
 from attnscope.measures.registry import MEASURES

@@ -26,7 +26,7 @@ from attnscope.experiment.shard import Shard
 from attnscope.experiment.storing import Store
 from attnscope.question.claims import Claim
 from attnscope.question.spec import Experiment
-from attnscope.run.environment import same_or_refuse
+from attnscope.run.environment import accept, elsewhere
 from attnscope.run.writer import Directory, opened
 
 # Batches that may wait for the disk; more would only fill the memory.
@@ -79,24 +79,26 @@ def run_plan(
     progress: Progress | None = None,
     claims: Iterable[Claim] | None = None,
     shard: Shard | None = None,
+    mixed: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Run what was planned. When `stop` says so, the batch at hand is finished and written, and
-    that is all."""
+    that is all. `mixed` lets another machine, or other versions, continue what was begun."""
     with opened(Path(folder), plan.experiment, shared=shard is not None) as directory:
         work = [Work(model, batch) for model in plan.models for batch in model.batches]
         ids = [one.batch.id for one in work]
         _refuse_strangers(directory, set(ids))
         directory.write_lines("facts.jsonl", plan.facts)
         directory.write_plan(ids)
-        environment = _environment(plan, directory, claims)
+        environment, different = _environment(plan, directory, claims, mixed)
         mine = work if shard is None else shard.mine(work)
         done = _done(plan, directory, mine, environment)
         pending = [one for one in mine if one.batch.id not in done]
         count = _Count(mine, done, progress)
         if pending:
             directory.unfinish()
-            _carry_out(plan, pending, directory, environment, executor, count, stop)
+            store = Store(plan.experiment, directory, different)
+            _carry_out(plan, pending, store, environment, executor, count, stop)
         complete = count.left == 0 and not count.failed and _finish(plan, directory, work, mine)
         cells = sum(len(one.batch) for one in mine)
         if count.failed and not done and not count.measured:
@@ -145,30 +147,29 @@ def _refuse_strangers(directory: Directory, planned: set[str]) -> None:
 
 
 def _environment(
-    plan: Plan, directory: Directory, claims: Iterable[Claim] | None
-) -> dict[str, Any]:
-    """Recorded at the first start."""
+    plan: Plan, directory: Directory, claims: Iterable[Claim] | None, mixed: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Recorded at the first start; and what is different now."""
     here = describe(plan, claims)
     with directory.alone():
         there = directory.environment()
         if there:
-            same_or_refuse(there, here, directory.folder)
-            return there
+            different = elsewhere(there, here)
+            accept(there, different, directory.folder, mixed=mixed)
+            return there, different
         directory.write_json("environment.json", here)
-    return here
+    return here, {}
 
 
 def _carry_out(
     plan: Plan,
     pending: list[Work],
-    directory: Directory,
+    store: Store,
     environment: dict[str, Any],
     executor: Executor,
     count: _Count,
     stop: Callable[[], bool],
 ) -> None:
-    store = Store(plan.experiment, directory)
-
     def finish(done: Done) -> None:
         if not done.stored:
             store(done)
@@ -179,7 +180,7 @@ def _carry_out(
     with closing(measuring), _beside() as submit:
         for done in measuring:
             if done.about is not None and entries.get(done.work.model.label) != done.about:
-                entries = _recorded(plan, directory, done.work.model.label, done.about)
+                entries = _recorded(plan, store.directory, done.work.model.label, done.about)
             submit(finish, done)
             if stop():
                 break

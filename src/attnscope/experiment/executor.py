@@ -13,7 +13,8 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from attnscope.experiment.plan import Batch, ModelPlan, Plan
+from attnscope.experiment.cells import Batch
+from attnscope.experiment.plan import ModelPlan, Plan
 
 if TYPE_CHECKING:
     from attnscope.experiment.measured import Measured

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from attnscope.experiment.plan import Cell
+    from attnscope.experiment.cells import Cell
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from attnscope.experiment.cells import Cell
 from attnscope.experiment.measured import Mask
-from attnscope.experiment.plan import Cell, ModelPlan
+from attnscope.experiment.plan import ModelPlan
 from attnscope.question.generate import GENERATED
 from attnscope.question.queries import parse_queries
 from attnscope.question.spec import Experiment

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from attnscope.errors import AttnscopeError
+from attnscope.experiment.cells import Batch
 from attnscope.experiment.executor import Part
 from attnscope.experiment.measured import Measured
-from attnscope.experiment.plan import Batch
 
 NO_MEMORY = "out of memory"
 """How the error of a cell begins that is too large."""
@@ -32,15 +31,12 @@ def in_parts(
     except Exception as error:
         why = said(error)
         traceback.clear_frames(error.__traceback__)  # or they hold what filled the memory
-    prompts = [cell.prompt for cell in next(iter(batch.cells.values()))]
-    if len(prompts) == 1:
-        return [], {prompts[0]: why}
+    if len(batch.numbers) == 1:
+        return [], {batch.numbers[0]: why}
     parts: list[Part] = []
     failed: dict[int, str] = {}
-    middle = len(prompts) // 2
-    for half in (slice(None, middle), slice(middle, None)):
-        cells = {condition: of[half] for condition, of in batch.cells.items()}
-        measured, not_measured = in_parts(replace(batch, cells=cells), measure)
+    for half in batch.halves():
+        measured, not_measured = in_parts(half, measure)
         parts += measured
         failed |= not_measured
     return parts, failed

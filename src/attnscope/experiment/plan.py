@@ -15,12 +15,12 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from attnscope.errors import InputError, unknown
+from attnscope.experiment.cells import Batch, Cell, batch_of
 from attnscope.experiment.model_facts import ModelFacts, chosen_heads, chosen_layers, facts_of
 from attnscope.experiment.rows import Row, rows_of
 from attnscope.experiment.samples import facts_told, identified, samples_of
@@ -32,55 +32,7 @@ from attnscope.question.queries import parse_queries
 from attnscope.question.sources import TokenPrompts
 from attnscope.question.spec import Experiment
 from attnscope.run.layout import FORMAT
-from attnscope.tokens import Alignment, TokenizedPrompt
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a model generated after a prompt."""
-
-    ids: tuple[int, ...]
-    """Every token, with the one that ended it."""
-    text: str
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Cell:
-    """One model × prompt × condition."""
-
-    id: str
-    prompt: int
-    condition: str
-    tokens: TokenizedPrompt
-    alignment: Alignment | None
-    """With the base's cell; None in the base itself."""
-    answer: Answer | None = None
-    """There once the model has given it."""
-
-
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """Prompts that run together, under every condition in turn."""
-
-    id: str
-    cells: dict[str, tuple[Cell, ...]]
-    """By condition; row n is the same prompt in each."""
-
-    def __iter__(self) -> Iterator[Cell]:
-        return (cell for cells in self.cells.values() for cell in cells)
-
-    def __len__(self) -> int:
-        return sum(map(len, self.cells.values()))
-
-    def by_prompt(self) -> list[Cell]:
-        """In the order of prompts, then conditions."""
-        rows = sorted(zip(*self.cells.values(), strict=True), key=lambda row: row[0].prompt)
-        return [cell for row in rows for cell in row]
-
-    @cached_property
-    def tokens(self) -> int:
-        """Of all its cells, without padding."""
-        return sum(len(cell.tokens) for cell in self)
+from attnscope.tokens import TokenizedPrompt
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,8 +57,8 @@ class ModelPlan:
 
     def cells(self) -> list[Cell]:
         """In the order of prompts, then conditions."""
-        rows = (row for batch in self.batches for row in zip(*batch.cells.values(), strict=True))
-        return [cell for row in sorted(rows, key=lambda row: row[0].prompt) for cell in row]
+        cells = (cell for batch in self.batches for cell in batch.by_prompt())
+        return sorted(cells, key=lambda cell: cell.prompt)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,12 +127,15 @@ class _Laid:
 
     def __init__(self, rows: list[Row]):
         self.rows = rows
-        self.prints = [
-            {condition: _print_of(tokens) for condition, (tokens, _) in row.items()} for row in rows
-        ]
+        self.prints = [b"".join(_print_of(tokens) for tokens, _ in row.values()) for row in rows]
         texts = [tokens for row in rows for tokens, _ in row.values()]
         self.longest = max(map(len, texts))
         self.highest = max(int(tokens.ids.max()) for tokens in texts)
+        self.widths = [max(len(tokens) for tokens, _ in row.values()) for row in rows]
+
+    def told(self, numbers: list[int]) -> bytes:
+        """What prompts say, and which they are: the same text may come again."""
+        return b"".join(f"{number}:".encode() + self.prints[number] for number in numbers)
 
 
 def _with_chat_settled(experiment: Experiment, tokenizers: dict[str, Any]) -> Experiment:
@@ -236,11 +191,11 @@ def _plan_model(
             },
         ),
     }
-    common = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
+    common = json.dumps(identity, sort_keys=True).encode()
     batches = [
-        _batch(common, laid, numbers)
+        batch_of(common + laid.told(numbers), numbers, [laid.rows[n] for n in numbers])
         for numbers in _by_length(
-            [max(len(tokens) for tokens, _ in row.values()) for row in laid.rows],
+            laid.widths,
             experiment.batch_tokens,
             PADDING.get(device.partition(":")[0], math.inf),
         )
@@ -343,23 +298,6 @@ def _by_length(widths: list[int], budget: int, padding: float) -> Iterator[list[
         batch.append(number)
         tokens += widths[number]
     yield batch
-
-
-def _batch(common: Any, laid: _Laid, numbers: list[int]) -> Batch:
-    together = common.copy()
-    for number in numbers:  # the same text may come again
-        together.update(b"".join([f"{number}:".encode(), *laid.prints[number].values()]))
-    cells: dict[str, list[Cell]] = {}
-    for place, number in enumerate(numbers):
-        for condition, (tokens, alignment) in laid.rows[number].items():
-            digest = together.copy()
-            digest.update(f"{place}:{number}:{condition}".encode())
-            id = digest.hexdigest()[:24]
-            cells.setdefault(condition, []).append(Cell(id, number, condition, tokens, alignment))
-    return Batch(
-        together.hexdigest()[:24],
-        {condition: tuple(found) for condition, found in cells.items()},
-    )
 
 
 def _print_of(tokens: TokenizedPrompt) -> bytes:

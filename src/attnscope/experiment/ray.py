@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import InputError, ModelError
+from attnscope.experiment.cells import Batch
 from attnscope.experiment.environment import describe
 from attnscope.experiment.executor import Done, Executor, Work
 from attnscope.experiment.local import LOAD_WITHIN, Measurer
-from attnscope.experiment.plan import Batch, Plan
+from attnscope.experiment.plan import Plan
 from attnscope.experiment.storing import Store
-from attnscope.run.environment import same_or_refuse
+from attnscope.run.environment import accept, elsewhere
 from attnscope.run.writer import Directory
 
 LOCAL = "local"
@@ -42,9 +43,15 @@ be lost in a row before one has measured anything."""
 
 
 def on_ray(
-    address: str, folder: Path, *, workers: int | None = None, load_within: float = LOAD_WITHIN
+    address: str,
+    folder: Path,
+    *,
+    workers: int | None = None,
+    load_within: float = LOAD_WITHIN,
+    mixed: bool = False,
 ) -> Executor:
-    """An executor on the cluster at `address`, whose workers write to `folder`."""
+    """An executor on the cluster at `address`, whose workers write to `folder`. `mixed` lets in
+    those on other kinds of nodes, or with other versions; what they write says so."""
     if address != LOCAL:
         _must_answer(address)
 
@@ -62,7 +69,7 @@ def on_ray(
             alone = replace(plan, models=tuple(replace(m, batches=()) for m in plan.models))
             given = ray.put((alone, folder.absolute(), threads, load_within))
             kind = ray.remote(**needs)(_Worker)
-            crew = _Crew(ray, lambda: kind.remote(given), plan, folder, _Queue(pending))
+            crew = _Crew(ray, lambda: kind.remote(given), folder, _Queue(pending), mixed)
             yield from crew.work(min(number, len(pending)))
 
     return measured
@@ -78,14 +85,15 @@ class _Worker:
         plan, folder, threads, load_within = given
         torch.set_num_threads(threads)
         logging.disable_progress_bar()
-        self.plan = plan
         self.models = {model.label: model for model in plan.models}
         self.measure = Measurer(plan, threads, load_within)
-        self.store = Store(plan.experiment, Directory(folder))
+        directory = Directory(folder)
+        different = elsewhere(directory.environment(), describe(plan))
+        self.store = Store(plan.experiment, directory, different)
 
-    def environment(self) -> dict[str, Any]:
-        """Where it is."""
-        return describe(self.plan)
+    def elsewhere(self) -> dict[str, Any]:
+        """What is different where it is from where the run was begun."""
+        return self.store.elsewhere
 
     def measured(
         self, label: str, batch: Batch
@@ -142,10 +150,10 @@ class _Hand:
 class _Crew:
     """Hands out the work and takes in what was done."""
 
-    def __init__(self, ray: Any, hire: Any, plan: Plan, folder: Path, queue: _Queue):
+    def __init__(self, ray: Any, hire: Any, folder: Path, queue: _Queue, mixed: bool = False):
         self.ray, self.hire, self.queue = ray, hire, queue
-        self.folder = folder
-        self.here = describe(plan)
+        self.folder, self.mixed = folder, mixed
+        self.known: list[dict[str, Any]] = [{}]  # kinds of nodes, by what is different there
         self.hands: list[_Hand] = []
         self.lost: Counter[str] = Counter()  # workers, by the batch they were lost over
         self.in_vain = 0  # workers lost in a row
@@ -164,7 +172,7 @@ class _Crew:
                 yield from self._replace(hand, error)
                 continue
             if ready[0] == hand.started:
-                same_or_refuse(self.here, answer, f"{self.folder}, on another node,")
+                self._meet(answer)
                 hand.started = None
             else:
                 work = hand.doing.pop(ready[0])
@@ -175,9 +183,15 @@ class _Crew:
                 yield Done(work, (), failed, about, stored=True)
             self._give(hand)
 
+    def _meet(self, different: dict[str, Any]) -> None:
+        if different not in self.known:
+            there = Directory(self.folder).environment()
+            accept(there, different, f"{self.folder}, on another node,", mixed=self.mixed)
+            self.known.append(different)
+
     def _another(self) -> None:
         actor = self.hire()
-        self.hands.append(_Hand(actor, actor.environment.remote()))
+        self.hands.append(_Hand(actor, actor.elsewhere.remote()))
 
     def _give(self, hand: _Hand) -> None:
         busy = Counter(other.label for other in self.hands if other.label is not None)

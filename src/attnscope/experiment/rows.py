@@ -6,9 +6,10 @@ This module must not know models, batches or how anything is measured.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from itertools import count
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from attnscope.errors import AttnscopeWarning, InputError
 from attnscope.measures.registry import MEASURES
 from attnscope.prompts import Filler, insert
 from attnscope.prompts.filler import filler_ids
+from attnscope.prompts.insertion import insertion
 from attnscope.prompts.rewriting import (
     Edit,
     changed_system,
@@ -39,50 +41,69 @@ from attnscope.tokens import (
     turns_of,
 )
 
+T = TypeVar("T")
+Variant = tuple[TokenizedPrompt, Alignment]
 Row = dict[str, tuple[TokenizedPrompt, Alignment | None]]
 """A prompt's tokens under each condition, the base first."""
 
 
 def rows_of(experiment: Experiment, label: str, prompts: list[Prompt], tokenizer: Any) -> list[Row]:
     """Every prompt under every condition, as this tokenizer writes it."""
-    number = 0
+    at = _At()
     render = partial(_rendered, tokenizer=tokenizer, chat=bool(experiment.chat))
     try:
-        rendered = list(prompts)
-        for number, prompt in enumerate(prompts):
-            if experiment.generate is not None and _ends_with_the_assistant(prompt):
-                raise InputError(
-                    "it ends with the assistant, so there is nothing to answer; end it with a turn "
-                    "of the user's, or leave out 'generate'"
-                )
-            rendered[number] = render(prompt)
+        rendered = [_asked(prompt, experiment, render) for prompt in at.each(prompts)]
         if isinstance(experiment.prompts, TokenPrompts):
             of = experiment.prompts
-            bases = [_drawn(of, n % of.count, tokenizer) for n in range(len(prompts))]
+            drawn = (_drawn(of, n % of.count, tokenizer) for n in range(len(prompts)))
+            bases = list(at.each(drawn))
         else:
-            bases = tokenize_all(rendered, tokenizer)
+            bases = list(at.each(tokenize_all(rendered, tokenizer)))
         bases = [_cut(base, experiment.cut) for base in bases]
-        rows: list[Row] = []
-        for number, base in enumerate(bases):
-            row: Row = {experiment.base: (base, None)}
-            for name in experiment.variants:
-                condition = experiment.conditions[name]
-                if condition.insert is not None:
-                    row[name] = _inserted(base, condition, number, tokenizer)
-                else:
-                    tokens, places = _changed(
-                        prompts[number], base, condition, number, render, tokenizer
-                    )
-                    tokens = _cut(tokens, experiment.cut)
-                    row[name] = tokens, align_by(base, tokens, places)
-            rows.append(row)
+        rows: list[Row] = [{experiment.base: (base, None)} for base in bases]
+        for name in experiment.variants:
+            condition = experiment.conditions[name]
+            if condition.insert is not None:
+                changed = _inserted(bases, condition, tokenizer, at)
+            else:
+                changed = (
+                    _compared(base, *_changed(prompt, base, condition, n, render, tokenizer),
+                              experiment.cut)
+                    for n, (prompt, base) in enumerate(zip(prompts, bases, strict=True))
+                )  # fmt: skip
+            for row, variant in zip(rows, at.each(changed), strict=True):
+                row[name] = variant
     except InputError as error:
         hint = ""
         if experiment.chat and not getattr(tokenizer, "chat_template", None):
             hint = ". In an experiment: chat: false (--no-chat)"
-        raise InputError(f"model {label!r}, prompt {number}: {error}{hint}") from error
+        raise InputError(f"model {label!r}, prompt {at.number}: {error}{hint}") from error
     _say_unaligned(experiment, label, rows)
     return rows
+
+
+class _At:
+    """The prompt at hand, for errors."""
+
+    number = 0
+
+    def each(self, things: Iterable[T]) -> Iterator[T]:
+        """One for each prompt, in order."""
+        waiting = iter(things)
+        for self.number in count():
+            try:
+                yield next(waiting)
+            except StopIteration:
+                return
+
+
+def _asked(prompt: Prompt, experiment: Experiment, render: Callable[..., Prompt]) -> Prompt:
+    if experiment.generate is not None and _ends_with_the_assistant(prompt):
+        raise InputError(
+            "it ends with the assistant, so there is nothing to answer; end it with a turn of the "
+            "user's, or leave out 'generate'"
+        )
+    return render(prompt)
 
 
 def _rendered(prompt: Prompt, *, tokenizer: Any, chat: bool, template: str | None = None) -> Prompt:
@@ -100,17 +121,32 @@ def _ends_with_the_assistant(prompt: Prompt) -> bool:
 
 
 def _inserted(
-    base: TokenizedPrompt, condition: Condition, number: int, tokenizer: Any
-) -> tuple[TokenizedPrompt, Alignment]:
+    bases: list[TokenizedPrompt], condition: Condition, tokenizer: Any, at: _At
+) -> Iterator[Variant]:
+    """Every prompt with its filler; by text they are tokenised many at a time, which is most of
+    the work of a plan."""
     assert condition.insert is not None
-    pair = insert(
-        base,
-        condition.insert.filler(number),
-        tokenizer,
-        position=condition.position,
-        by=condition.by,
-    )
-    return pair.variant, pair.alignment
+    fillers = [condition.insert.filler(n) for n in range(len(bases))]
+    given: dict[str, Any] = {"position": condition.position}
+    if condition.by == "ids":
+        for base, filler in zip(bases, fillers, strict=True):
+            pair = insert(base, filler, tokenizer, by="ids", **given)
+            yield pair.variant, pair.alignment
+        return
+    put = [
+        insertion(base.prompt, filler, tokenizer, **given)
+        for base, filler in at.each(zip(bases, fillers, strict=True))
+    ]
+    variants = tokenize_all([one.prompt for one in put], tokenizer)
+    for base, one, variant in zip(bases, put, variants, strict=True):
+        yield variant, one.pair(base, variant).alignment
+
+
+def _compared(
+    base: TokenizedPrompt, tokens: TokenizedPrompt, places: NDArray[np.int64], most: int | None
+) -> Variant:
+    tokens = _cut(tokens, most)
+    return tokens, align_by(base, tokens, places)
 
 
 def _changed(

@@ -11,8 +11,9 @@ from typing import Any
 
 import polars as pl
 
+from attnscope.experiment.cells import Cell
 from attnscope.experiment.executor import Done
-from attnscope.experiment.plan import Cell, ModelPlan
+from attnscope.experiment.plan import ModelPlan
 from attnscope.experiment.to_tables import TokenColumns, cell_tables
 from attnscope.question.spec import Experiment
 from attnscope.run.layout import Failure
@@ -23,9 +24,16 @@ from attnscope.run.writer import Directory
 class Store:
     """Writes batches of an experiment to its directory."""
 
-    def __init__(self, experiment: Experiment, directory: Directory):
+    def __init__(
+        self,
+        experiment: Experiment,
+        directory: Directory,
+        elsewhere: dict[str, Any] | None = None,
+    ):
         self.experiment = experiment
         self.directory = directory
+        self.elsewhere = elsewhere or {}
+        """What is different here from where the run was begun."""
         self._columns: tuple[ModelPlan, TokenColumns] | None = None  # of the model before
 
     def __call__(self, done: Done) -> None:
@@ -48,6 +56,7 @@ class Store:
                 for cell in failed
             ],
             parts=max(1, len(done.parts)),
+            elsewhere=self.elsewhere,
         )
 
     def _tables(self, done: Done, cells: list[Cell]) -> dict[str, pl.DataFrame]:

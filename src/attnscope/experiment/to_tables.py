@@ -16,8 +16,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from attnscope.experiment.cells import Cell
 from attnscope.experiment.measured import Column, Measured
-from attnscope.experiment.plan import Cell, ModelPlan
+from attnscope.experiment.plan import ModelPlan
 from attnscope.question.spec import Experiment
 from attnscope.run.schemas import POSITIONS, TOKENS, VALUES
 from attnscope.tokens import read_vocabulary

@@ -67,9 +67,10 @@ def insert(
         raise unknown("way to insert", by, ("text", "ids"))
     if isinstance(base, Prompt):
         base = tokenize(base, tokenizer)
-    at = place(base.prompt, position, seed=filler.seed)
     if by == "text":
-        return _insert_text(base, filler_text(filler, tokenizer), tokenizer, at, separator)
+        put = insertion(base.prompt, filler, tokenizer, position=position, separator=separator)
+        return put.pair(base, tokenize(put.prompt, tokenizer))
+    at = place(base.prompt, position, seed=filler.seed)
     return _insert_ids(base, filler_ids(filler, tokenizer), tokenizer, at)
 
 
@@ -116,23 +117,39 @@ def _random_place(prompt: Prompt, seed: int) -> int:
     return Random(f"place:{seed}").choice(ends)
 
 
-def _insert_text(
-    base: TokenizedPrompt,
-    filler: str,
+@dataclass(frozen=True)
+class Insertion:
+    """A prompt with a filler in its text."""
+
+    prompt: Prompt
+    inserted: Region
+    """The filler with what sets it off."""
+    filler: Region
+
+    def pair(self, base: TokenizedPrompt, variant: TokenizedPrompt) -> Pair:
+        """Beside the prompt that it was put into, both tokenised."""
+        return Pair(base, variant, align(base, variant, self.inserted, self.filler))
+
+
+def insertion(
+    base: Prompt,
+    filler: Filler,
     tokenizer: PreTrainedTokenizerBase,
-    at: int,
-    separator: str,
-) -> Pair:
-    text = base.prompt.text
-    before = separator if filler and at > 0 and not text[at - 1].isspace() else ""
-    after = separator if filler and at < len(text) and not text[at].isspace() else ""
-    region = Region(at + len(before), at + len(before) + len(filler), "filler")
-    inserted = Region(at, region.end + len(after), "inserted")
-    variant = tokenize(
-        base.prompt.inserted(at, f"{before}{filler}{after}", region),
-        tokenizer,
+    *,
+    position: str | int = "between",
+    separator: str = "\n",
+) -> Insertion:
+    """Insert a filler by text and tokenise nothing: for many at once, later."""
+    at, said = place(base, position, seed=filler.seed), filler_text(filler, tokenizer)
+    text = base.text
+    before = separator if said and at > 0 and not text[at - 1].isspace() else ""
+    after = separator if said and at < len(text) and not text[at].isspace() else ""
+    region = Region(at + len(before), at + len(before) + len(said), "filler")
+    return Insertion(
+        base.inserted(at, f"{before}{said}{after}", region),
+        Region(at, region.end + len(after), "inserted"),
+        region,
     )
-    return Pair(base, variant, align(base, variant, inserted, region))
 
 
 def _insert_ids(

@@ -20,7 +20,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,8 @@ class BatchIndex:
     parts: int = 1
     """In how many parts it was measured: more than one where it failed as a whole, as for want of
     memory. The last digits of a sum may depend on that."""
+    elsewhere: dict[str, Any] = field(default_factory=dict)
+    """What was different where it was measured from what `environment.json` says, if anything."""
 
     def file(self, folder: Path, table: str) -> Path:
         """Where a table of it is, in the run directory `folder`."""
@@ -80,6 +82,8 @@ class BatchIndex:
         told: dict[str, Any] = {"files": files, "cells": self.cells}
         if self.parts != 1:
             told["parts"] = self.parts
+        if self.elsewhere:
+            told["elsewhere"] = self.elsewhere
         if self.failed:
             told["failed"] = [list(astuple(failure)) for failure in self.failed]
         return (json.dumps(told) + "\n").encode()
@@ -114,7 +118,8 @@ def read_index(folder: Path, id: str, digest: str | None = None) -> BatchIndex:
         data = json.loads(content)
         files = {str(name): StoredFile(*about) for name, about in data["files"].items()}
         failed = tuple(Failure(*failure) for failure in data.get("failed", ()))
-        index = BatchIndex(id, list(data["cells"]), files, failed, data.get("parts", 1))
+        other = dict(data.get("elsewhere", {}))
+        index = BatchIndex(id, list(data["cells"]), files, failed, data.get("parts", 1), other)
         good = all(len(row) == len(CELLS) for row in index.cells) and set(files) <= set(TABLES)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamageError(f"{path} is not what was written") from error

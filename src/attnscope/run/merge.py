@@ -16,7 +16,7 @@ from typing import Any
 from attnscope.errors import InputError
 from attnscope.question.spec import Experiment
 from attnscope.question.yaml import read_experiment
-from attnscope.run.environment import same_or_refuse
+from attnscope.run.environment import elsewhere, refuse
 from attnscope.run.layout import DamageError, read_index, read_json
 from attnscope.run.store import no_run, refuse_other_formats
 from attnscope.run.writer import Directory, opened
@@ -97,7 +97,8 @@ class _Part:
                 f"{self.folder} and {other.folder} are not parts of one run: they differ in "
                 f"{', '.join(differing)}"
             )
-        same_or_refuse(self.environment, other.environment, self.folder, threads=True)
+        different = elsewhere(self.environment, other.environment, threads=True)
+        refuse(self.environment, different, self.folder)
 
 
 def _there(directory: Directory) -> bool:

@@ -105,6 +105,12 @@ class Run:
         return tuple(failure for batch in self.batches for failure in batch.failed)
 
     @property
+    def elsewhere(self) -> list[dict[str, Any]]:
+        """What was different from `environment` where some batches were measured, each once."""
+        told = {json.dumps(batch.elsewhere): batch.elsewhere for batch in self.batches}
+        return [different for different in told.values() if different]
+
+    @property
     def ids(self) -> tuple[str, ...]:
         """The cells that are there."""
         return tuple(self.cells["cell"])

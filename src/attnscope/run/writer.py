@@ -152,6 +152,7 @@ class Directory:
         *,
         failed: Sequence[Failure] = (),
         parts: int = 1,
+        elsewhere: Mapping[str, Any] | None = None,
     ) -> None:
         """A batch: its tables, then the index that says so."""
         files, contents = {}, {}
@@ -161,7 +162,7 @@ class Directory:
             contents[table] = content = buffer.getvalue()
             digest = hashlib.sha256(content).hexdigest()
             files[table] = StoredFile(frame.height, len(content), digest)
-        index = BatchIndex(id, cells, files, tuple(failed), parts)
+        index = BatchIndex(id, cells, files, tuple(failed), parts, dict(elsewhere or {}))
         for table, content in contents.items():
             self.write(f"cells/{index.file(self.folder, table).name}", content)
         self.write(f"cells/{id}.json", index.content())

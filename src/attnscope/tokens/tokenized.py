@@ -11,7 +11,7 @@ This module must not know chat templates, classes or models.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from attnscope.errors import InputError, unknown
 from attnscope.tokens.regions import Prompt, Region
-from attnscope.tokens.vocabulary import read_vocabulary, require_fast
+from attnscope.tokens.vocabulary import Vocabulary, read_vocabulary, require_fast
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -78,39 +78,46 @@ def tokenize(
         truncation=max_length is not None,
         max_length=max_length,
     )
-    texts = read_vocabulary(tokenizer).texts
-    return _tokenized(prompt, encoded["input_ids"], encoded["offset_mapping"], texts)
+    vocabulary = read_vocabulary(tokenizer)
+    return _tokenized(prompt, encoded["input_ids"], encoded["offset_mapping"], vocabulary)
 
 
 def tokenize_all(
     prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
-) -> list[TokenizedPrompt]:
-    """Many prompts at once: the same as one by one, in half the time."""
+) -> Iterator[TokenizedPrompt]:
+    """Many prompts, in order: the same as one by one, in half the time."""
     require_fast(tokenizer)
-    texts = read_vocabulary(tokenizer).texts
-    made: list[TokenizedPrompt | None] = [None] * len(prompts)
-    for complete in (False, True):
-        numbers = [n for n, prompt in enumerate(prompts) if prompt.complete == complete]
-        if not numbers:
-            continue
-        encoded = tokenizer(
-            [prompts[n].text for n in numbers],
-            add_special_tokens=not complete,
-            return_offsets_mapping=True,
-        )
-        found = zip(numbers, encoded["input_ids"], encoded["offset_mapping"], strict=True)
-        for n, ids, offsets in found:
-            made[n] = _tokenized(prompts[n], ids, offsets, texts)
-    return [tokens for tokens in made if tokens is not None]
+    vocabulary = read_vocabulary(tokenizer)
+    for start in range(0, len(prompts), _TOGETHER):
+        some = prompts[start : start + _TOGETHER]
+        found: dict[int, tuple[Any, Any]] = {}
+        for complete in (False, True):
+            numbers = [n for n, prompt in enumerate(some) if prompt.complete == complete]
+            if not numbers:
+                continue
+            encoded = tokenizer(
+                [some[n].text for n in numbers],
+                add_special_tokens=not complete,
+                return_offsets_mapping=True,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+            )
+            both = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+            found.update(zip(numbers, both, strict=True))
+        for n, prompt in enumerate(some):
+            yield _tokenized(prompt, *found[n], vocabulary)
 
 
-def _tokenized(prompt: Prompt, ids: Any, places: Any, texts: tuple[str, ...]) -> TokenizedPrompt:
+_TOGETHER = 512  # prompts: more take memory and no less time
+
+
+def _tokenized(prompt: Prompt, ids: Any, places: Any, vocabulary: Vocabulary) -> TokenizedPrompt:
     ids = np.array(ids, dtype=np.int64)
     if not len(ids):
         raise InputError(f"the tokenizer makes no tokens of this prompt: {prompt.text[:80]!r}")
     offsets = np.array(places, dtype=np.int64)
     _divide_runs_of_bytes(prompt.text, offsets)
-    _restore_spaces(prompt.text, ids, offsets, texts)
+    _restore_spaces(prompt.text, ids, offsets, vocabulary)
     return TokenizedPrompt(prompt, ids, offsets)
 
 
@@ -132,18 +139,17 @@ def _divide_runs_of_bytes(text: str, offsets: NDArray[np.int64]) -> None:
 
 
 def _restore_spaces(
-    text: str, ids: NDArray[np.int64], offsets: NDArray[np.int64], texts: tuple[str, ...]
+    text: str, ids: NDArray[np.int64], offsets: NDArray[np.int64], vocabulary: Vocabulary
 ) -> None:
     """Give tokens back the spaces that their offsets left out.
 
     Byte-level tokenizers set to `trim_offsets` report `" the"` without its space
     and a token of spaces as nothing at all: whitespace would belong to no region.
     """
-    said_length = np.array([len(texts[id]) for id in ids.tolist()])
-    short = said_length > offsets[:, 1] - offsets[:, 0]
+    short = vocabulary.lengths[ids] > offsets[:, 1] - offsets[:, 0]
     for n in np.flatnonzero(short).tolist():
         start, end = int(offsets[n, 0]), int(offsets[n, 1])
-        said = texts[int(ids[n])]
+        said = vocabulary.texts[int(ids[n])]
         missing = len(said) - (end - start)
         leading = len(said) - len(said.lstrip())
         taken = int(offsets[n - 1, 1]) if n else 0

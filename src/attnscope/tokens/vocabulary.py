@@ -21,9 +21,12 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
 
 from attnscope.errors import InputError
 
@@ -49,6 +52,11 @@ class Vocabulary:
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """Characters of each text, by id."""
+        return np.array([len(text) for text in self.texts], dtype=np.int64)
 
 
 def require_fast(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -1,0 +1,104 @@
+"""What is measured: cells, and the batches that they go through a model in.
+
+A cell is one model × prompt × condition. A plan of a survey has millions of them and is made in a
+minute, so a batch knows its size and its identity at once, and makes its cells when somebody asks.
+
+This module must not know experiments, weights or files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from attnscope.experiment.rows import Row
+from attnscope.tokens import Alignment, TokenizedPrompt
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model generated after a prompt."""
+
+    ids: tuple[int, ...]
+    """Every token, with the one that ended it."""
+    text: str
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Cell:
+    """One model × prompt × condition."""
+
+    id: str
+    prompt: int
+    condition: str
+    tokens: TokenizedPrompt
+    alignment: Alignment | None
+    """With the base's cell; None in the base itself."""
+    answer: Answer | None = None
+    """There once the model has given it."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Batch:
+    """Prompts that run together, under every condition in turn."""
+
+    id: str
+    told: bytes
+    """All that it is, the other prompts included: its ID is a hash of this, and so are those of
+    its cells, with their places."""
+    numbers: tuple[int, ...]
+    """Of its prompts."""
+    rows: tuple[Row, ...]
+    """Their tokens."""
+    first: int = 0
+    """The place of its first prompt, in a part of a batch."""
+
+    @cached_property
+    def cells(self) -> dict[str, tuple[Cell, ...]]:
+        """By condition; row n is the same prompt in each."""
+        together = hashlib.sha256(self.told)
+        cells: dict[str, list[Cell]] = {}
+        for place, (number, row) in enumerate(zip(self.numbers, self.rows, strict=True)):
+            for condition, (tokens, alignment) in row.items():
+                digest = together.copy()
+                digest.update(f"{self.first + place}:{number}:{condition}".encode())
+                cell = Cell(id_of(digest), number, condition, tokens, alignment)
+                cells.setdefault(condition, []).append(cell)
+        return {condition: tuple(found) for condition, found in cells.items()}
+
+    def __iter__(self) -> Iterator[Cell]:
+        return (cell for cells in self.cells.values() for cell in cells)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.rows))
+
+    def by_prompt(self) -> list[Cell]:
+        """In the order of prompts, then conditions."""
+        rows = sorted(zip(*self.cells.values(), strict=True), key=lambda row: row[0].prompt)
+        return [cell for row in rows for cell in row]
+
+    def halves(self) -> tuple[Batch, Batch]:
+        """Its first prompts and the others; the cells are what they were."""
+        middle = len(self.numbers) // 2
+        head = replace(self, numbers=self.numbers[:middle], rows=self.rows[:middle])
+        tail = replace(self, numbers=self.numbers[middle:], rows=self.rows[middle:])
+        return head, replace(tail, first=self.first + middle)
+
+    @cached_property
+    def tokens(self) -> int:
+        """Of all its cells, without padding."""
+        return sum(len(tokens) for row in self.rows for tokens, _ in row.values())
+
+
+def batch_of(told: bytes, numbers: list[int], rows: list[Row]) -> Batch:
+    """A batch that is told apart from all others by `told`."""
+    return Batch(
+        id=id_of(hashlib.sha256(told)), told=told, numbers=tuple(numbers), rows=tuple(rows)
+    )
+
+
+def id_of(digest: hashlib._Hash) -> str:
+    """As cells and batches are called."""
+    return digest.hexdigest()[:24]
