@@ -145,6 +145,8 @@ def _measured(run: Run) -> str:
         f"{label}: {entry.get('name')} at {entry.get('revision')}"
         for label, entry in run.environment.get("models", {}).items()
     ]
+    if run.elsewhere:
+        about |= {"some batches were measured elsewhere": join(map(str, run.elsewhere))}
     return (
         f"{_asked(run)}<h3>Models</h3>{_models(run)}<h3>Prompts</h3>{_prompts(run)}"
         f"<h3>Environment</h3>{facts(about | {'models': join(revisions)})}"
