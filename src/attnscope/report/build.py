@@ -146,7 +146,7 @@ def _measured(run: Run) -> str:
         for label, entry in run.environment.get("models", {}).items()
     ]
     if run.elsewhere:
-        about |= {"some batches were measured elsewhere": join(map(str, run.elsewhere))}
+        about |= {"some batches were measured elsewhere": join([str(one) for one in run.elsewhere])}
     return (
         f"{_asked(run)}<h3>Models</h3>{_models(run)}<h3>Prompts</h3>{_prompts(run)}"
         f"<h3>Environment</h3>{facts(about | {'models': join(revisions)})}"
