@@ -185,8 +185,8 @@ def read(folder: Path) -> None:
     table = compare_run(run)
     said(f"compare with {table.height:,} rows", begun)
     begun = time.monotonic()
-    draw(run, "depth", models=list(run.experiment.models)[:5])
-    said("figure of five models", begun)
+    draw(run, "depth")
+    said(f"figure of {len(run.experiment.models)} models", begun)
 
 
 if __name__ == "__main__":

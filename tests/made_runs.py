@@ -29,6 +29,7 @@ class MadeRun:
     environment: Mapping[str, Any]
     complete: bool = True
     prompts: pl.DataFrame | None = None
+    elsewhere: Sequence[Mapping[str, Any]] = ()
 
     def verify(self) -> None:
         """What is in memory is not damaged."""

@@ -278,16 +278,16 @@ def options(folder: Path) -> Callable[[Draw], Any]:
 
 def short(folder: Path) -> Callable[[Draw], Any]:
     """What stands in a word: queries, shards, numbers, places of fillers."""
-    from attnscope.cli.carrying import run_directory
     from attnscope.cli.options import numbers
     from attnscope.experiment.shard import parse_shard
+    from attnscope.place import place
     from attnscope.question.queries import parse_queries
 
     readers: list[tuple[Callable[[str], Any], tuple[str, ...]]] = [
         (parse_queries, ("all", "last", "after:maps", "sample:40", "region:x", "generated")),
         (parse_shard, ("1/4", "12/12", "5/4")),
         (lambda text: numbers("layers", text), ("0,1,2", "7")),
-        (lambda text: run_directory(Path(text)), ("runs/x", "s3://a/b", "/tmp/x")),
+        (lambda text: place(Path(text)), ("runs/x", "memory://a/b", "/tmp/x")),
     ]
 
     def one(draw: Draw) -> None:

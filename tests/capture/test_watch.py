@@ -3,6 +3,7 @@
 import gc
 import warnings
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -347,6 +348,32 @@ def test_weights_kept_on_another_device() -> None:
         spread(ids, attention_mask=real)
     for layer in scope.layers:
         assert torch.equal(scope.received(layer), whole_scope.received(layer))
+
+
+@torch.no_grad()
+def test_a_model_spread_over_memory_and_disk(tmp_path: Path) -> None:
+    """As `device_map="auto"` lays out what is larger than the memory: some layers are there, some
+    come from a disk for as long as they are needed."""
+    from accelerate import dispatch_model
+
+    ids, real = tokens(), torch.ones(B, N, dtype=torch.long)
+    real[0, :3] = 0
+    model = build("qwen2")
+    with attnscope.watch(model) as whole:
+        wanted = model(ids, attention_mask=real).logits
+    places = {f"model.layers.{n}": ("cpu", "disk")[n % 2] for n in range(len(model.model.layers))}
+    rest = ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head")
+    spread = dispatch_model(
+        build("qwen2"), {**places, **dict.fromkeys(rest, "cpu")}, "cpu", offload_dir=tmp_path
+    )
+    assert {p.device.type for p in spread.parameters()} == {"cpu", "meta"}
+    with attnscope.watch(spread) as scope:
+        logits = spread(ids, attention_mask=real).logits
+    assert torch.equal(logits, wanted)
+    assert scope.layers == whole.layers
+    for layer in scope.layers:
+        assert torch.equal(scope.received(layer), whole.received(layer))
+        assert torch.equal(scope.entropy(layer), whole.entropy(layer))
 
 
 def described(batch: int, length: int, **more: Any) -> masks.MaskTensor:

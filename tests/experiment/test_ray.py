@@ -55,6 +55,28 @@ def crew(plan, tmp_path, mixed=False, **methods):
     return on_cluster._Crew(Ray(), lambda: Actor(**methods), tmp_path, _Queue(work_of(plan)), mixed)
 
 
+@pytest.mark.parametrize(
+    ("device", "workers", "number", "needs"),
+    [
+        ("cpu", None, 4, {"num_cpus": 6}),  # a worker is on one node, whatever is left on another
+        ("cpu", 3, 3, {"num_cpus": 6}),
+        ("cuda", None, 12, {"num_cpus": 1, "num_gpus": 1.0}),
+        ("cuda:0", 24, 24, {"num_cpus": 1, "num_gpus": 0.5}),
+        ("auto", None, 2, {"num_cpus": 1, "num_gpus": 4}),
+        ("auto", 6, 6, {"num_cpus": 1, "num_gpus": 2}),
+    ],
+)
+def test_what_a_worker_asks_for(device, workers, number, needs):
+    nodes = [{"CPU": 16, "GPU": 8}, {"CPU": 16, "GPU": 4}, {"memory": 1}]
+    assert on_cluster.shares(nodes, device, workers, 6) == (number, needs)
+
+
+def test_a_spread_model_needs_whole_gpus():
+    with pytest.raises(InputError, match=r"--workers 9 is more than .* GPUs \(8\)"):
+        on_cluster.shares([{"CPU": 1, "GPU": 8}], "auto", 9, 1)
+    assert on_cluster.shares([{"CPU": 4}], "auto", None, 2) == (2, {"num_cpus": 2})
+
+
 def work_of(plan):
     return [on_cluster.Work(model, batch) for model in plan.models for batch in model.batches]
 

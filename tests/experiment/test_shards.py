@@ -11,7 +11,7 @@ import torch
 
 import attnscope
 from attnscope.cli import main
-from attnscope.errors import ConservationError, ModelError
+from attnscope.errors import AttnscopeWarning, ConservationError, ModelError
 from attnscope.experiment import local
 from attnscope.experiment.execute import run, run_plan
 from attnscope.experiment.plan import make_plan
@@ -218,9 +218,19 @@ def test_failures_are_said_and_the_exit_code_is_1(typed, tmp_path, failing):
     assert list(json.loads(out)[0]["failed"].values()) == ["no sum", "no sum"]
 
 
-@pytest.mark.parametrize("out", ["s3://bucket/run", "gs://bucket"])
-def test_an_object_store_is_refused(typed, out, tmp_path):
+def test_an_object_store_takes_a_run(typed, tmp_path):
+    with pytest.warns(AttnscopeWarning, match="knows no locks"):
+        code, out, _ = typed("--out", "memory://bucket/typed")
+    assert code == 0
+    assert out == "small: 12 cells in memory://bucket/typed\n"
+    assert attnscope.open_run("memory://bucket/typed").complete
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["small.yaml"]
+
+
+@pytest.mark.parametrize("out", ["nosuch://bucket/run", "s3://bucket/run"])
+def test_an_address_that_cannot_be_used(typed, out, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "s3fs", None)
     code, _, err = typed("--out", out)
     assert code == 2
-    assert "is no directory: a run is written to a disk" in err
+    assert f"{out!r} cannot be used: " in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small.yaml"]

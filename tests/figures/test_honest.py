@@ -14,6 +14,7 @@ from reading_back import section
 from attnscope.errors import InputError
 from attnscope.figures import draw
 from attnscope.figures.export import FORMATS
+from attnscope.figures.numbers import PAIRED
 from attnscope.figures.pdf import in_fixed_order
 from attnscope.stats.on_run import compare_run
 from attnscope.stats.summary import summary
@@ -221,3 +222,12 @@ def test_what_is_resampled_is_what_was_asked_for() -> None:
     assert "No tests: fewer clusters than the 6" in few.caption
     with pytest.raises(InputError, match="unknown fact 'topic' of a prompt; stored with it: docu"):
         draw(run, "classes", cluster="topic")
+
+
+@pytest.mark.parametrize(("number", "pairs"), [(3, 3), (PAIRED + 1, PAIRED)])
+def test_of_many_models_each_is_compared_with_the_first(number: int, pairs: int) -> None:
+    names = [f"m{n}" for n in range(number)]
+    run = made_run(models=names, layers=(0,), heads=1, prompts=6, measures=("entropy",))
+    said = draw(run, "depth").description
+    assert len(re.findall(r"m\d minus m\d = ", said)) == pairs
+    assert ("each is compared with m0 alone" in said) == (number > PAIRED)

@@ -5,6 +5,7 @@ import polars as pl
 import pytest
 
 from attnscope.errors import InputError
+from attnscope.stats import tables
 from attnscope.stats.summary import summary
 from attnscope.stats.tables import IDENTITY, combine, matrix, normalise, ranges
 from made_values import masses, measured
@@ -150,3 +151,13 @@ def test_matrix_keeps_prompts_in_rows() -> None:
 def test_ranges() -> None:
     assert ranges([5, 0, 1, 2, 9, 8]) == "0–2, 5, 8–9"
     assert ranges([5, 0, 1, 2, 9, 8], 3) == "0–2, 5, 8, 9"
+
+
+@pytest.mark.parametrize("how", ["mean", "max"])
+def test_a_long_table_is_combined_some_models_at_a_time(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = masses(models=[f"m{n}" for n in range(5)])
+    whole = combine(values, how)
+    monkeypatch.setattr(tables, "HELD", values.height // 2)
+    assert combine(values.lazy(), how).equals(whole)

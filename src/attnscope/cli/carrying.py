@@ -18,22 +18,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from attnscope.cli.options import print_json
-from attnscope.errors import InputError
 
 if TYPE_CHECKING:
     from attnscope.experiment.execute import Outcome
     from attnscope.experiment.plan import Plan
-
-
-def run_directory(out: Path) -> Path:
-    """The directory that was asked for, if it is one: a Path makes `s3:/x` of `s3://x`."""
-    first = out.parts[0] if out.parts else ""
-    if first.endswith(":") and len(first) > 2:
-        raise InputError(
-            f"--out {str(out)!r} is no directory: a run is written to a disk of this machine or "
-            "one that is mounted. Write it there, and copy it to the store when it is finished"
-        )
-    return out
 
 
 def carry_out(plan: Plan, folder: Path, *, quiet: bool, **options: Any) -> Outcome:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnscope.cli.options import Cluster, Strata, listed, numbers, opened, units_of, without_none
+from attnscope.cli.options import (
+    Cluster,
+    Strata,
+    listed,
+    numbers,
+    on_disk,
+    opened,
+    units_of,
+    without_none,
+)
 from attnscope.errors import InputError
 from attnscope.figures.registry import FIGURES
 
@@ -72,7 +80,7 @@ def figure(
     looks = without_none(title=title, width=width, height=height)
     options = {**chosen, **looks, **units_of(cluster, strata), **_settings(settings)}
     options |= {"theme": theme, "dark": dark}
-    folder = Path(out) if out is not None else Path(run) / "figures"
+    folder = on_disk(run) / "figures" if out is None else on_disk(out)
     missing: dict[str, str] = {}
     drawn: Iterable[Drawing] = (draw(source, name, **options) for name in names or ())
     if not names:
@@ -119,7 +127,7 @@ def report(
     """Write the report of a run: one HTML file with figures, tables and how to repeat it."""
     from attnscope.report import write_report
 
-    path = Path(out) if out is not None else Path(run) / "report.html"
+    path = on_disk(run) / "report.html" if out is None else on_disk(out)
     print(write_report(opened(run), path, theme=theme, **units_of(cluster, strata)))
 
 

@@ -59,11 +59,8 @@ def _estimate(plan: Plan, model: ModelPlan) -> Estimate:
     layers, heads = model.facts.layers or 0, model.facts.heads or 0
     measured = layers if model.layers is None else len(model.layers)
     watches = len(experiment.queries)  # beside one another, in one pass
-    shapes = [
-        (len(cells), max(len(cell.tokens) for cell in cells))
-        for batch in model.batches
-        for cells in batch.cells.values()
-    ]
+    lengths = [cells for batch in model.batches for cells in batch.lengths()]
+    shapes = [(len(cells), max(cells)) for cells in lengths]
     largest = max(B * K for B, K in shapes)
     rows = largest * heads * measured
     speed = _speed(plan, config, of_layers / max(1, layers), shapes, watches)
@@ -74,15 +71,14 @@ def _estimate(plan: Plan, model: ModelPlan) -> Estimate:
     passes = len(model.batches) * len(experiment.conditions)
     width_of = 4 if _full(experiment, plan.device) else 2
     working = largest * (hidden * 12 + int(getattr(text, "intermediate_size", 0) or 0) * 2)
-    lengths = [len(cell.tokens) for batch in model.batches for cell in batch]
     return Estimate(
         label=model.label,
         name=model.facts.name,
-        cells=len(lengths),
+        cells=sum(map(len, lengths)),
         batches=len(model.batches),
         passes=passes,
-        tokens=sum(lengths),
-        longest=max(lengths),
+        tokens=sum(map(sum, lengths)),
+        longest=max(map(max, lengths)),
         parameters=parameters,
         seconds=seconds,
         bytes=int(parameters * width_of + working * width_of + watches * rows * 8 * 3),

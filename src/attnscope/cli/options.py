@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attnscope.errors import InputError
+from attnscope.place import is_far, place
 
 if TYPE_CHECKING:
     from attnscope.run.store import Run
@@ -72,10 +73,21 @@ def opened(folder: str | Path) -> Run:
     if not run.complete:
         print(
             f"note: the run is not finished; this is about the {run.cells.height} cells so far. "
-            f"To continue it: attnscope run {Path(folder) / 'experiment.yaml'} --out {folder}",
+            f"To continue it: attnscope run {run.path / 'experiment.yaml'} --out {run.path}",
             file=sys.stderr,
         )
     return run
+
+
+def on_disk(where: str | Path) -> Path:
+    """A directory to draw to."""
+    path = place(where)
+    if is_far(path):
+        raise InputError(
+            f"{path} is an address, and figures and reports are written to a disk: give a "
+            "directory with --out"
+        )
+    return path
 
 
 def print_json(content: Any) -> None:

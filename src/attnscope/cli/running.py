@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnscope.cli.carrying import carry_out, print_outcomes, run_directory
+from attnscope.cli.carrying import carry_out, print_outcomes
 from attnscope.cli.options import (
     BeyondPositions,
     Bos,
     Json,
     Quiet,
     listed,
+    on_disk,
     opened,
     print_json,
     without_control,
     without_none,
 )
 from attnscope.errors import InputError, unknown
+from attnscope.place import place
 
 if TYPE_CHECKING:
     from attnscope.experiment.execute import Outcome
@@ -112,7 +114,7 @@ def run(
     part = None if shard is None else parse_shard(shard)
     experiment = read_experiment(file, outside=outside)
     frozen = None if claims is None else load_claims(claims)
-    folder = run_directory(out or Path("runs") / experiment.name)
+    folder = place(out or Path("runs") / experiment.name)
     executor = _executor(folder, ray, workers, load_within=load_within, mixed=mixed)
     _no_bars()
     plan = make_plan(experiment)
@@ -249,7 +251,7 @@ def _reproduced(name: str, experiment: Experiment, folder: Path, *, quiet: bool)
     if not quiet:
         print(f"{name}: {RECIPES[name].__doc__}", *choices(plan.experiment), sep="\n  ")
     claims = claims_of(name)
-    outcome = carry_out(plan, run_directory(folder), quiet=quiet, claims=claims or None)
+    outcome = carry_out(plan, on_disk(folder), quiet=quiet, claims=claims or None)
     run = open_run(folder)
     if not quiet:
         print(*headlines(run), sep="\n")
@@ -275,7 +277,7 @@ def merge(
     """
     from attnscope.run.merge import merge
 
-    joined = merge(parts, run_directory(out))
+    joined = merge(parts, out)
     for why in joined.damaged:
         print(f"warning: left out: {why}", file=sys.stderr)
     if json:

@@ -74,6 +74,10 @@ class Batch:
     def __len__(self) -> int:
         return sum(map(len, self.rows))
 
+    def lengths(self) -> list[list[int]]:
+        """Tokens of its cells, condition by condition."""
+        return [[len(row[name][0]) for row in self.rows] for name in self.rows[0]]
+
     def by_prompt(self) -> list[Cell]:
         """In the order of prompts, then conditions."""
         rows = sorted(zip(*self.cells.values(), strict=True), key=lambda row: row[0].prompt)
@@ -89,7 +93,7 @@ class Batch:
     @cached_property
     def tokens(self) -> int:
         """Of all its cells, without padding."""
-        return sum(len(tokens) for row in self.rows for tokens, _ in row.values())
+        return sum(map(sum, self.lengths()))
 
 
 def batch_of(told: bytes, numbers: list[int], rows: list[Row]) -> Batch:

@@ -26,7 +26,7 @@ def describe(plan: Plan, claims: Iterable[Claim] | None = None) -> dict[str, Any
     that a verdict can tell whether they were there before the numbers."""
     import torch
 
-    cuda = plan.device.startswith("cuda") and torch.cuda.is_available()
+    cuda = plan.device.startswith(("cuda", "auto")) and torch.cuda.is_available()
     return {
         "attnscope": __version__,
         "python": platform.python_version(),

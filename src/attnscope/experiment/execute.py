@@ -24,6 +24,7 @@ from attnscope.experiment.local import local
 from attnscope.experiment.plan import Plan, make_plan
 from attnscope.experiment.shard import Shard
 from attnscope.experiment.storing import Store
+from attnscope.place import is_far, place
 from attnscope.question.claims import Claim
 from attnscope.question.spec import Experiment
 from attnscope.run.environment import accept, elsewhere
@@ -84,7 +85,13 @@ def run_plan(
 ) -> Outcome:
     """Run what was planned. When `stop` says so, the batch at hand is finished and written, and
     that is all. `mixed` lets another machine, or other versions, continue what was begun."""
-    with opened(Path(folder), plan.experiment, shared=shard is not None) as directory:
+    where = place(folder)
+    if is_far(where) and shard is not None:
+        raise InputError(
+            f"parts of a run cannot share {where}: an object store has no locks. Give each a "
+            "directory or an address of its own (--out), and join them with attnscope merge"
+        )
+    with opened(where, plan.experiment, shared=shard is not None) as directory:
         work = [Work(model, batch) for model in plan.models for batch in model.batches]
         ids = [one.batch.id for one in work]
         _refuse_strangers(directory, set(ids))

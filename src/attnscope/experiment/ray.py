@@ -15,7 +15,7 @@ import signal
 import socket
 import threading
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from attnscope.experiment.executor import Done, Executor, Work
 from attnscope.experiment.local import LOAD_WITHIN, Measurer
 from attnscope.experiment.plan import Plan
 from attnscope.experiment.storing import Store
+from attnscope.place import is_far
 from attnscope.run.environment import accept, elsewhere
 from attnscope.run.writer import Directory
 
@@ -58,21 +59,40 @@ def on_ray(
     def measured(
         plan: Plan, pending: Sequence[Work], *, threads: int
     ) -> Generator[Done, None, None]:
-        cuda = plan.device.startswith("cuda")
         with _cluster(address, None if workers is None else workers * threads) as ray:
-            there = ray.cluster_resources()
-            room = there.get("GPU", 0) if cuda else there.get("CPU", 1) // threads
-            number = max(1, int(room) if workers is None else workers)
-            needs = {"num_cpus": 1, "num_gpus": min(1.0, room / number)} if cuda else {
-                "num_cpus": threads
-            }  # fmt: skip
+            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            number, needs = shares(nodes, plan.device, workers, threads)
             alone = replace(plan, models=tuple(replace(m, batches=()) for m in plan.models))
-            given = ray.put((alone, folder.absolute(), threads, load_within))
+            where = folder if is_far(folder) else folder.absolute()
+            given = ray.put((alone, where, threads, load_within))
             kind = ray.remote(**needs)(_Worker)
             crew = _Crew(ray, lambda: kind.remote(given), folder, _Queue(pending), mixed)
             yield from crew.work(min(number, len(pending)))
 
     return measured
+
+
+def shares(
+    nodes: Sequence[Mapping[str, float]], device: str, workers: int | None, threads: int
+) -> tuple[int, dict[str, float]]:
+    """How many workers there are room for, and what each asks Ray for: a GPU or a share of one;
+    for a model that is spread (`auto`) all of a node, or as many whole GPUs as each can have;
+    without GPUs so many threads."""
+    gpus = [node["GPU"] for node in nodes if node.get("GPU", 0)]
+    if device == "auto" and gpus:
+        number = workers or len(gpus)
+        each = min(min(gpus), sum(gpus) // number)
+        if each < 1:
+            raise InputError(
+                f"--workers {number} is more than there are GPUs ({sum(gpus):.0f}), and with "
+                "device: auto each worker spreads its model over whole ones; ask for fewer"
+            )
+        return number, {"num_cpus": 1, "num_gpus": each}
+    if device.startswith("cuda"):
+        number = max(1, int(sum(gpus)) if workers is None else workers)
+        return number, {"num_cpus": 1, "num_gpus": min(1.0, sum(gpus) / number)}
+    room = sum(node.get("CPU", 0) // threads for node in nodes)
+    return max(1, int(room) if workers is None else workers), {"num_cpus": threads}
 
 
 class _Worker:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from attnscope.experiment.cells import Cell
 from attnscope.experiment.executor import Done
 from attnscope.experiment.plan import ModelPlan
-from attnscope.experiment.to_tables import TokenColumns, cell_tables
+from attnscope.experiment.to_tables import Table, TokenColumns, condition_tables
 from attnscope.question.spec import Experiment
 from attnscope.run.layout import Failure
 from attnscope.run.schemas import CELLS
@@ -61,24 +63,34 @@ class Store:
 
     def _tables(self, done: Done, cells: list[Cell]) -> dict[str, pl.DataFrame]:
         """The tables of a batch, cell after cell."""
-        columns = self._of_model(done.work.model)
-        of_cell = {
-            cell.id: tables
-            for part in done.parts
-            for condition, its in part.batch.cells.items()
-            for measured in [part.measured[condition]]
-            for cell, tables in cell_tables(
-                done.work.model.label, measured.cells or its, measured, columns
-            )
-        }
-        ordered = [of_cell[cell.id] for cell in cells]
-        names = ordered[0] if ordered else ()
-        return {name: pl.concat([tables[name] for tables in ordered]) for name in names}
+        columns, label = self._of_model(done.work.model), done.work.model.label
+        stored: list[str] = []
+        parts: dict[str, list[Table]] = {}
+        for part in done.parts:
+            for condition, its in part.batch.cells.items():
+                measured = part.measured[condition]
+                ordered, tables = condition_tables(label, measured.cells or its, measured, columns)
+                stored += [cell.id for cell in ordered]
+                for name, table in tables.items():
+                    parts.setdefault(name, []).append(table)
+        place = {id: n for n, id in enumerate(stored)}
+        order = np.array([place[cell.id] for cell in cells], dtype=np.int64)
+        return {name: _in_order(found, order) for name, found in parts.items()}
 
     def _of_model(self, model: ModelPlan) -> TokenColumns:
         if self._columns is None or self._columns[0] is not model:
             self._columns = model, TokenColumns(self.experiment, model)
         return self._columns[1]
+
+
+def _in_order(tables: list[Table], order: NDArray[np.int64]) -> pl.DataFrame:
+    """Cell after cell, as `order` has them."""
+    frame = pl.concat([rows for rows, _ in tables])
+    if (order[1:] > order[:-1]).all():
+        return frame
+    count = np.concatenate([counts for _, counts in tables])
+    start = np.cumsum(count) - count
+    return frame[np.concatenate([np.arange(start[n], start[n] + count[n]) for n in order])]
 
 
 def _row(done: Done, cell: Cell) -> list[Any]:

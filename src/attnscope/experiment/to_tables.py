@@ -8,8 +8,9 @@ This module must not know models, attention or files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from functools import lru_cache
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,15 @@ from attnscope.question.spec import Experiment
 from attnscope.run.schemas import POSITIONS, TOKENS, VALUES
 from attnscope.tokens import read_vocabulary
 
+Rows = NDArray[np.int64]
+Table = tuple[pl.DataFrame, Rows]
+"""The rows of some cells, one after the other, and how many each has."""
 _NUMBERS = ("value", "uniform", "tokens", "error")
 """The columns of `values` that a reading has."""
 
 
-def value_tables(label: str, cells: tuple[Cell, ...], measured: Measured) -> list[pl.DataFrame]:
-    """The `values` of each cell of a condition."""
+def value_table(label: str, cells: Sequence[Cell], measured: Measured, order: Rows) -> Table:
+    """The `values` of the cells of a condition."""
     words: list[pl.DataFrame] = []
     flat: dict[str, list[NDArray[np.float64]]] = {name: [] for name in _NUMBERS}
     for reading in measured.readings:
@@ -37,19 +41,15 @@ def value_tables(label: str, cells: tuple[Cell, ...], measured: Measured) -> lis
             together = np.concatenate(getattr(reading, name), axis=2)
             parts.append(together.reshape(len(cells), -1))
     if not words:
-        return [VALUES.to_frame() for _ in cells]
-    frame = pl.concat(words) if len(words) > 1 else words[0]
-    numbers = {name: np.concatenate(parts, axis=1) for name, parts in flat.items()}
-    said = {column.name: column for column in frame.get_columns()}
-    return [
-        _frame(
-            VALUES,
-            said
-            | _whose(label, cell, len(frame))
-            | {name: pl.Series(found[row], nan_to_null=True) for name, found in numbers.items()},
-        )
-        for row, cell in enumerate(cells)
-    ]
+        return VALUES.to_frame(), np.zeros(len(cells), dtype=np.int64)
+    of_cell = pl.concat(words) if len(words) > 1 else words[0]
+    said = {column.name: column for column in pl.concat([of_cell] * len(cells)).get_columns()}
+    rows = np.full(len(cells), len(of_cell))
+    numbers = {
+        name: pl.Series(np.concatenate(parts, axis=1)[order].ravel(), nan_to_null=True)
+        for name, parts in flat.items()
+    }
+    return _frame(VALUES, said | _whose(label, [cells[n] for n in order], rows) | numbers), rows
 
 
 def _frame(schema: pl.Schema, columns: dict[str, Any]) -> pl.DataFrame:
@@ -57,12 +57,13 @@ def _frame(schema: pl.Schema, columns: dict[str, Any]) -> pl.DataFrame:
     return pl.DataFrame([pl.Series(name, columns[name]) for name in schema.names()])
 
 
-def _whose(label: str, cell: Cell, n: int) -> dict[str, Any]:
-    """The first three columns of every table."""
+def _whose(label: str, cells: Sequence[Cell], rows: Rows) -> dict[str, Any]:
+    """The first three columns of every table, for cells of one condition with so many rows each."""
+    total = int(rows.sum())
     return {
-        "model": _repeated(label, n),
-        "prompt": np.full(n, cell.prompt, dtype=np.int32),
-        "condition": _repeated(cell.condition, n),
+        "model": _repeated(label, total),
+        "prompt": np.repeat(np.array([cell.prompt for cell in cells], dtype=np.int32), rows),
+        "condition": _repeated(cells[0].condition, total),
     }
 
 
@@ -97,13 +98,10 @@ def _words(
     ).with_columns(pl.lit(queries, pl.String).alias("queries"))
 
 
-def position_tables(
-    label: str, cells: tuple[Cell, ...], measured: Measured
-) -> list[pl.DataFrame] | None:
-    """The `positions` of each cell of a condition; None where no profile was asked for."""
-    if not measured.profiles:
-        return None
-    return [_positions(label, cell, row, measured) for row, cell in enumerate(cells)]
+def position_table(label: str, cells: Sequence[Cell], measured: Measured, order: Rows) -> Table:
+    """The `positions` of the cells of a condition, where profiles were asked for."""
+    parts = [_positions(label, cells[n], n, measured) for n in order.tolist()]
+    return pl.concat(parts), np.array([part.height for part in parts])
 
 
 def _positions(label: str, cell: Cell, row: int, measured: Measured) -> pl.DataFrame:
@@ -120,7 +118,7 @@ def _positions(label: str, cell: Cell, row: int, measured: Measured) -> pl.DataF
             name: pl.Series(found[row, :, :n].ravel(), nan_to_null=True)
             for name, found in profiled.items()
         }
-        parts.append(_frame(POSITIONS, _whose(label, cell, n * len(heads)) | columns))
+        parts.append(_frame(POSITIONS, _whose(label, [cell], np.array([n * len(heads)])) | columns))
     return pl.concat(parts)
 
 
@@ -141,11 +139,31 @@ class TokenColumns:
         self.classes = pl.Series([names[c] for c in table.classes.tolist()], dtype=pl.String)
 
 
-def token_table(label: str, cell: Cell, vocabulary: TokenColumns) -> pl.DataFrame:
-    """The `tokens` of a cell."""
+def token_table(label: str, cells: Sequence[Cell], vocabulary: TokenColumns) -> Table:
+    """The `tokens` of the cells of a condition."""
+    rows = np.array([len(cell.tokens) for cell in cells])
+    ids = np.concatenate([cell.tokens.ids for cell in cells])
+    roles, twins = zip(*(_role_and_twin(cell) for cell in cells), strict=True)
+    twin = np.concatenate(twins)
+    columns = {
+        "position": np.concatenate([np.arange(n, dtype=np.int32) for n in rows]),
+        "id": ids.astype(np.int32),
+        "text": vocabulary.texts[ids],
+        "class": vocabulary.classes[ids],
+        "regions": _regions(cells),
+        "role": _ROLES[np.concatenate(roles)],
+        "twin": pl.Series(np.where(twin < 0, np.nan, twin), nan_to_null=True).cast(pl.Int32),
+    }
+    return _frame(TOKENS, _whose(label, cells, rows) | columns), rows
+
+
+_ROLES = pl.Series(["text", "filler", "seam", "generated"])
+
+
+def _role_and_twin(cell: Cell) -> tuple[Rows, Rows]:
+    """Of each token: its role by number, and its twin, -1 for none."""
     n = len(cell.tokens)
-    role: NDArray[np.int64] = np.zeros(n, dtype=np.int64)
-    twin: NDArray[np.int64] = np.arange(n)
+    role, twin = np.zeros(n, dtype=np.int64), np.arange(n)
     if cell.alignment is not None:
         role[cell.alignment.filler] = 1
         role[cell.alignment.variant_seam] = 2
@@ -154,41 +172,37 @@ def token_table(label: str, cell: Cell, vocabulary: TokenColumns) -> pl.DataFram
     if cell.answer is not None:  # all but its last token was fed back
         generated = slice(n - len(cell.answer.ids) + 1, n)
         role[generated], twin[generated] = 3, -1
-    columns = {
-        "position": np.arange(n, dtype=np.int32),
-        "id": cell.tokens.ids.astype(np.int32),
-        "text": vocabulary.texts[cell.tokens.ids],
-        "class": vocabulary.classes[cell.tokens.ids],
-        "regions": _regions(cell),
-        "role": _ROLES[role],
-        "twin": pl.Series(np.where(twin < 0, np.nan, twin), nan_to_null=True).cast(pl.Int32),
-    }
-    return _frame(TOKENS, _whose(label, cell, n) | columns)
+    return role, twin
 
 
-_ROLES = pl.Series(["text", "filler", "seam", "generated"])
-
-
-def _regions(cell: Cell) -> pl.Series:
+def _regions(cells: Sequence[Cell]) -> pl.Series:
     """The names of each token's regions, as lists; equal ones are made once."""
-    names = cell.tokens.prompt.names
-    inside = np.stack([cell.tokens.mask(name) for name in names], 1) if names else None
-    if inside is None:
-        return pl.Series([[]] * len(cell.tokens), dtype=pl.List(pl.String))
-    kinds, which = np.unique(inside, axis=0, return_inverse=True)
-    lists = [[name for name, there in zip(names, kind, strict=True) if there] for kind in kinds]
-    return pl.Series(lists, dtype=pl.List(pl.String))[which.ravel()]
+    known: dict[tuple[str, ...], int] = {}
+    which = []
+    for cell in cells:
+        names = cell.tokens.prompt.names
+        inside = np.zeros((len(cell.tokens), len(names)), dtype=bool)
+        for n, name in enumerate(names):
+            inside[:, n] = cell.tokens.mask(name)
+        # Regions are spans, so that what a token is in changes a few times in a text.
+        changes = np.flatnonzero((inside[1:] != inside[:-1]).any(axis=1)) + 1
+        starts = [0, *changes.tolist()]
+        lists = [tuple(compress(names, inside[start])) for start in starts]
+        numbers = [known.setdefault(one, len(known)) for one in lists]
+        which.append(np.repeat(numbers, np.diff([*starts, len(inside)])))
+    return pl.Series([list(one) for one in known], dtype=pl.List(pl.String))[np.concatenate(which)]
 
 
-def cell_tables(
-    label: str, cells: tuple[Cell, ...], measured: Measured, vocabulary: TokenColumns
-) -> Iterator[tuple[Cell, dict[str, pl.DataFrame]]]:
-    """Every table of every cell of a condition."""
-    positions = position_tables(label, cells, measured)
-    for row, (cell, values) in enumerate(
-        zip(cells, value_tables(label, cells, measured), strict=True)
-    ):
-        tables = {"tokens": token_table(label, cell, vocabulary), "values": values}
-        if positions is not None:
-            tables["positions"] = positions[row]
-        yield cell, tables
+def condition_tables(
+    label: str, cells: Sequence[Cell], measured: Measured, vocabulary: TokenColumns
+) -> tuple[list[Cell], dict[str, Table]]:
+    """Every table of the cells of a condition, in the order of their prompts."""
+    order = np.argsort([cell.prompt for cell in cells], kind="stable")
+    ordered = [cells[n] for n in order.tolist()]
+    tables = {
+        "tokens": token_table(label, ordered, vocabulary),
+        "values": value_table(label, cells, measured, order),
+    }
+    if measured.profiles:
+        tables["positions"] = position_table(label, cells, measured, order)
+    return ordered, tables

@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 
 from attnscope.figures.blocks import Items, Lines, Section, Strong
-from attnscope.figures.numbers import LEVEL
+from attnscope.figures.numbers import LEVEL, PAIRED
 from attnscope.figures.words import count, number, visible
 from attnscope.stats.intervals import MINIMUM
 from attnscope.stats.paired import OUTCOMES
@@ -186,6 +186,8 @@ def _differences(
         ]
     if "paired" in found.columns and not found["paired"].all():
         lines[0] += " Unpaired: the two were measured on different prompts."
+    if found["minus"].n_unique() == 1 < PAIRED <= found["of"].n_unique():
+        lines.append(f"Of so many, each is compared with {visible(found['minus'][0])} alone.")
     groups = (("Hold up", yes), ("Do not hold up", no), ("Not tested", untested))
     return lines, [
         Items(

@@ -20,6 +20,9 @@ from attnscope.stats.summary import summary
 LEVEL = 0.05
 """What q must be below for a difference to hold up."""
 
+PAIRED = 8
+"""Models of which every two are compared."""
+
 Over = Literal["model", "condition"]
 
 
@@ -78,8 +81,9 @@ def differences(
 def between_models(
     values: pl.DataFrame, models: Sequence[str], sources: Sources, **places: Sequence[Any]
 ) -> pl.DataFrame | None:
-    """Every later model less every earlier one, at the places in their order; of one, nothing."""
-    pairs = [(b, a) for a, b in combinations(models, 2)]
+    """Every later model less every earlier one, at the places in their order; of one, nothing. Of
+    many, each less the first: nobody reads the thousand pairs of a survey, or waits for them."""
+    pairs = [(b, a) for a, b in combinations(models, 2) if len(models) <= PAIRED or a == models[0]]
     if not pairs:
         return None
     return in_order(differences(values, "model", pairs, list(places), sources), **places)

@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from attnscope.errors import InputError
+from attnscope.place import is_far, place
 from attnscope.question.conditions import Condition, Insert, Replace
 from attnscope.question.generate import Generate
 from attnscope.question.sources import SOURCES
@@ -26,7 +27,7 @@ def read_experiment(path: str | Path, *, outside: bool = False) -> Experiment:
     """The experiment that a YAML file asks for. Paths in it are relative to the file, and do not
     leave its folder, unless what is `outside` is allowed: a file from somebody else must not read
     what lies about."""
-    path = Path(path)
+    path = place(path)
     if not path.is_file():
         raise InputError(f"there is no experiment file {path}")
     data, lines = read_yaml(path)
@@ -63,6 +64,10 @@ def _find_files(data: dict[Any, Any], folder: Path, outside: bool) -> None:
 
 
 def _found(key: str, said: str, folder: Path, outside: bool) -> str:
+    if is_far(folder):
+        if said.startswith(("/", "~")) or ".." in said.split("/") or ":" in said:
+            raise InputError(f"{key} {said!r} is outside {folder}; give the name of a file there")
+        return str(folder / said)
     path = (folder / _expanded(said)).absolute()
     try:
         inside = path.resolve().is_relative_to(folder.resolve())

@@ -1,8 +1,8 @@
 """Who may write to a run directory: one process, or several that each keep to their own batches.
 
 Locks are held on the directories themselves, so that nothing is left behind, and they go with the
-process, however it ends. Where a disk knows no locks (some network disks), a warning says so: even
-then every file is written whole or not at all.
+process, however it ends. Where there are none (some network disks, object stores), a warning says
+so: even then every file is written whole or not at all.
 
 This module must not know what is in the directory.
 """
@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from attnscope.errors import AttnscopeWarning, InputError
+from attnscope.place import is_far
 
 _NO_LOCKS = {errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 
@@ -35,8 +36,22 @@ def alone_for_a_moment(folder: Path) -> Iterator[None]:
         yield
 
 
+def _warn(folder: Path, why: str) -> None:
+    warnings.warn(
+        f"{folder} knows no locks ({why}), so nobody can tell whether two runs write there: see to "
+        "it yourself",
+        AttnscopeWarning,
+        stacklevel=6,
+    )
+
+
 @contextmanager
 def _held(folder: Path, *, shared: bool, wait: bool) -> Iterator[None]:
+    if is_far(folder):
+        if not wait:
+            _warn(folder, "an object store has none")
+        yield
+        return
     try:
         import fcntl
     except ImportError:  # no such locks on this system
@@ -54,12 +69,7 @@ def _held(folder: Path, *, shared: bool, wait: bool) -> Iterator[None]:
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-            warnings.warn(
-                f"the disk of {folder} knows no locks ({error}), so nobody can tell whether two "
-                "runs write there: see to it yourself",
-                AttnscopeWarning,
-                stacklevel=5,
-            )
+            _warn(folder, str(error))
         yield
     finally:
         os.close(handle)

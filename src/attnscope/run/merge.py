@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import InputError
+from attnscope.place import place
 from attnscope.question.spec import Experiment
 from attnscope.question.yaml import read_experiment
 from attnscope.run.environment import elsewhere, refuse
@@ -37,17 +38,18 @@ class Merged:
 
 def merge(parts: Sequence[str | Path], folder: str | Path) -> Merged:
     """Join the parts of a run into one directory, which may be one of them."""
-    found = [_Part(Path(part)) for part in parts]
+    found = [_Part(place(part)) for part in parts]
     if not found:
         raise InputError("give the directories to join")
     first = found[0]
     for part in found[1:]:
         first.same_or_refuse(part)
-    with opened(Path(folder), first.experiment) as directory:
+    folder = place(folder)
+    with opened(folder, first.experiment) as directory:
         if _there(directory):
-            _Part(Path(folder)).same_or_refuse(first)
+            _Part(folder).same_or_refuse(first)
         damaged = [why for part in found for why in _copied(part, directory)]
-        here = _Part(Path(folder)).models if _there(directory) else {}
+        here = _Part(folder).models if _there(directory) else {}
         entries = {**here, **{label: one for part in found for label, one in part.models.items()}}
         in_order = {label: entries[label] for label in first.experiment.models if label in entries}
         directory.write_json("environment.json", first.environment | {"models": in_order})

@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import re
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,7 @@ from typing import Any
 import polars as pl
 
 from attnscope.errors import InputError
+from attnscope.place import is_far, place
 from attnscope.question.spec import Experiment
 from attnscope.question.yaml import read_experiment
 from attnscope.run.layout import (
@@ -141,14 +143,27 @@ class Run:
             return schema.to_frame().lazy()
         try:
             if sum(batch.files[table].rows for batch in held) > HELD:
-                for batch in held:
-                    batch.check(self.path, [table], whole=True)
-                files = [batch.file(self.path, table) for batch in held]
+                files = [self._checked(batch, table) for batch in held]
                 return pl.scan_parquet(files, schema=schema, glob=False)
             parts = [_read(batch, self.path, table) for batch in held]
             return self._in_order(pl.concat(parts).match_to_schema(schema)).lazy()
         except (DamageError, pl.exceptions.PolarsError) as error:
             raise _damaged(self.path, str(error)) from error
+
+    def _checked(self, batch: BatchIndex, table: str) -> Path:
+        """A file that is what was written, on a disk: of an object store, a copy."""
+        path = batch.file(self.path, table)
+        if not is_far(path):
+            batch.check(self.path, [table], whole=True)
+            return path
+        copy = Path(self._copies.name) / path.name
+        copy.write_bytes(_content(batch, self.path, table))
+        return copy
+
+    @cached_property
+    def _copies(self) -> tempfile.TemporaryDirectory[str]:
+        """There for as long as the run is open."""
+        return tempfile.TemporaryDirectory(prefix="attnscope-")
 
     def _in_order(self, frame: pl.DataFrame) -> pl.DataFrame:
         asked = self.experiment
@@ -162,7 +177,7 @@ class Run:
 
 def open_run(folder: str | Path) -> Run:
     """Open a run directory, finished or not."""
-    folder = Path(folder)
+    folder = place(folder)
     asked = folder / "experiment.yaml"
     if not asked.is_file():
         raise no_run(folder)
@@ -204,6 +219,10 @@ def _there(folder: Path) -> list[BatchIndex]:
 
 def _read(batch: BatchIndex, folder: Path, table: str) -> pl.DataFrame:
     """A table of a batch, the same bytes that were checked."""
+    return pl.read_parquet(io.BytesIO(_content(batch, folder, table)))
+
+
+def _content(batch: BatchIndex, folder: Path, table: str) -> bytes:
     path = batch.file(folder, table)
     try:
         content = path.read_bytes()
@@ -211,7 +230,7 @@ def _read(batch: BatchIndex, folder: Path, table: str) -> pl.DataFrame:
         raise DamageError(f"{path} cannot be read: {error}") from error
     if hashlib.sha256(content).hexdigest() != batch.files[table].digest:
         raise DamageError(f"{path} is not what was written")
-    return pl.read_parquet(io.BytesIO(content))
+    return content
 
 
 def _facts(path: Path) -> pl.DataFrame:

@@ -25,6 +25,7 @@ from typing import Any
 import polars as pl
 
 from attnscope.errors import InputError
+from attnscope.place import is_far
 from attnscope.question.spec import Experiment
 from attnscope.question.yaml import read_experiment, written
 from attnscope.run.layout import (
@@ -67,7 +68,7 @@ class Directory:
     def prepare(self, experiment: Experiment, *, shared: bool = False) -> None:
         """See that the directory is this experiment's, or nobody's yet."""
         asked = self.folder / "experiment.yaml"
-        strange = not asked.is_file() and any(not _ours(path) for path in self.folder.iterdir())
+        strange = not asked.is_file() and any(not _ours(path) for path in _inside(self.folder))
         if asked.is_file():  # asked again: another shard may have begun between
             refuse_other_formats(self.folder)
             _same_experiment(self.folder, asked, experiment)
@@ -104,8 +105,8 @@ class Directory:
 
     def batches(self) -> set[str]:
         """The batches that anything is there of."""
-        with os.scandir(self.folder / "cells") as entries:
-            return {id for entry in entries if (id := batch_of(entry.name)) is not None}
+        names = (path.name for path in _inside(self.folder / "cells"))
+        return {id for name in names if (id := batch_of(name)) is not None}
 
     def done(self, planned: Mapping[str, Sequence[str]]) -> set[str]:
         """Of the batches `planned`, with the tables each has, those that are there, undamaged."""
@@ -197,6 +198,9 @@ class Directory:
         path = self.folder / name
         if _holds(path, content):
             return
+        if is_far(path):
+            _put(path, content)
+            return
         # No two write to one temporary file.
         writer = f"{platform.node()[:32]}-{os.getpid()}-{threading.get_ident()}"
         temporary = path.with_name(f"{path.name}.{writer}{_TEMPORARY}")
@@ -233,6 +237,14 @@ class Directory:
         return sum(len(index.cells) for index in found)
 
 
+def _put(path: Path, content: bytes) -> None:
+    """To an object store, which has it whole or not at all."""
+    try:
+        path.write_bytes(content)
+    except Exception as error:  # every store has errors of its own
+        raise OSError(errno.EREMOTEIO, f"{path}: {error}") from error
+
+
 def _holds(path: Path, content: bytes) -> bool:
     return path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content
 
@@ -240,6 +252,7 @@ def _holds(path: Path, content: bytes) -> bool:
 _REASONS = {
     errno.ENOSPC: "the disk of {folder} is full",
     errno.EDQUOT: "the disk quota for {folder} is used up",
+    errno.EREMOTEIO: "{folder} did not take what was written",
     errno.EACCES: "no permission to write in {folder}",
     errno.EPERM: "no permission to write in {folder}",
     errno.EROFS: "{folder} is on a read-only disk",
@@ -258,12 +271,17 @@ def _make(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
+def _inside(folder: Path) -> list[Path]:
+    """What is there; an object store has no empty directories."""
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
 def _ours(path: Path) -> bool:
     """What may be there before the first file is: the rest of an interrupted beginning."""
     return (
         path.name.endswith(_TEMPORARY)
         or path.name.startswith("prompts.")
-        or (path.name == "cells" and path.is_dir() and not any(path.iterdir()))
+        or (path.name == "cells" and path.is_dir() and not _inside(path))
     )
 
 

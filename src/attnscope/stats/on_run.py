@@ -132,6 +132,7 @@ def _occurring(values: pl.LazyFrame) -> pl.LazyFrame:
     by = ["classes", "item"]
     counted = values.filter(pl.col("measure") == "mass").group_by(by)
     never = counted.agg(pl.col("tokens").sum().alias("all")).filter(pl.col("all") == 0)
+    never = never.collect().lazy()  # once, however often the rest is asked for
     absent = values.join(never, on=by, how="anti", nulls_equal=True)
     targets = never.rename({"item": "target"})
     return absent.join(targets, on=["classes", "target"], how="anti", nulls_equal=True)

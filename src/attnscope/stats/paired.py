@@ -75,8 +75,8 @@ def compare(
     chosen = list(pairs) if pairs is not None else _pairs(values, over, pair)
     held = "condition" if over == "model" else "model"
     by = [held, *_IDENTITY]
-    table = values.lazy().filter(pl.col(over).is_in([*itertools.chain(*chosen)])).collect()
-    table = tables.normalise(tables.combine(table, combine), normalise)
+    asked = values.lazy().filter(pl.col(over).is_in([*itertools.chain(*chosen)]))
+    table = tables.normalise(tables.combine(asked, combine), normalise)
     sides = [_sides(table, over, two, held, by, paired) for two in chosen]
     find = _together if all(side.paired for side in sides) else _apart
     columns, figures, warnings = find(sides, by, settings, sources)

@@ -16,6 +16,8 @@ IDENTITY = (
     *("layer", "head", "measure", "item", "target"),
 )
 """What a value is, beside the prompt it belongs to."""
+HELD = 2_500_000
+"""Rows of a table that heads are combined of at once."""
 COMBINE = ("mean", "sum", "max", "each")
 NORMALISE = ("mass", "per-token", "share", "lift")
 
@@ -30,6 +32,8 @@ def combine(values: Values, how: str = "mean") -> pl.DataFrame:
     """
     if how not in COMBINE:
         raise unknown("way to combine heads", how, COMBINE)
+    if how != "each" and isinstance(values, pl.LazyFrame) and len(parts := _parts(values)) > 1:
+        return pl.concat([combine(part.collect(), how) for part in parts])
     # The error of a sampled number varies from prompt to prompt with the number: it is in the
     # spread over prompts already, and adding it would count it twice.
     table = values.lazy().drop("error", strict=False).collect()
@@ -44,25 +48,40 @@ def combine(values: Values, how: str = "mean") -> pl.DataFrame:
 
     by = ["prompt", *(c for c in IDENTITY if c != "head")]
     table = table.with_columns(pl.col("value", "uniform").fill_nan(None))
-    _once(table, [*by, "head"])
     made = table.group_by(by, maintain_order=True).agg(
         together("value"),
         together("uniform"),
         pl.col("tokens").max(),  # the same in every head
         pl.lit(None, dtype=whole.schema["head"]).alias("head"),
+        (pl.len() > pl.col("head").n_unique()).alias("twice"),
     )
+    if made["twice"].any():
+        _say_twice(table, [*by, "head"])
     return pl.concat([made.select(whole.columns), whole])
 
 
-def _once(table: pl.DataFrame, by: Sequence[str]) -> None:
+def _say_twice(table: pl.DataFrame, by: Sequence[str]) -> None:
     """A head counts once: a row that stands twice would be added up twice."""
-    if table.select(by).is_duplicated().any():
-        twice = table.filter(table.select(by).is_duplicated()).select(by).row(0, named=True)
-        raise InputError(
-            "the same value stands twice in the table: "
-            f"{', '.join(f'{k} {v!r}' for k, v in twice.items() if v is not None)}; "
-            "leave out one of the two before heads are combined"
-        )
+    twice = table.filter(table.select(by).is_duplicated()).select(by).row(0, named=True)
+    raise InputError(
+        "the same value stands twice in the table: "
+        f"{', '.join(f'{k} {v!r}' for k, v in twice.items() if v is not None)}; "
+        "leave out one of the two before heads are combined"
+    )
+
+
+def _parts(values: pl.LazyFrame) -> list[pl.LazyFrame]:
+    """A table that is too long to be held at once, some models at a time: heads are combined
+    within a model."""
+    rows = values.select(pl.len()).collect().item()
+    if rows <= HELD:
+        return [values]
+    models = values.select(pl.col("model").unique().sort()).collect()["model"].to_list()
+    together = max(1, len(models) * HELD // rows)
+    return [
+        values.filter(pl.col("model").is_in(models[start : start + together]))
+        for start in range(0, len(models), together)
+    ]
 
 
 def normalise(values: Values, how: str = "mass") -> pl.DataFrame:
