@@ -20,7 +20,7 @@ from attnscope.run import store
 from attnscope.run.merge import merge
 from run_bytes import bytes_of
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*knows no locks:attnscope.AttnscopeWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*knows no locks:attnscope.errors.AttnscopeWarning")
 
 
 @pytest.fixture
