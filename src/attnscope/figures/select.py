@@ -153,7 +153,9 @@ def one(run: Run, what: str, asked: str | None, found: Sequence[str]) -> str:
 class _Axes:
     """What a table has along each of its axes, and what of it is asked for."""
 
-    def __init__(self, run: Run, choice: Choice, known: pl.DataFrame) -> None:
+    def __init__(
+        self, run: Run, choice: Choice, known: pl.DataFrame, prompts: pl.DataFrame
+    ) -> None:
         def found(column: str) -> list[Any]:
             return known[column].drop_nulls().unique(maintain_order=True).to_list()
 
@@ -162,7 +164,7 @@ class _Axes:
         every = conditions_in_order(run, found("condition"))
         self.conditions = only("condition", choice.conditions, every)
         self.layers = only("layer", choice.layers, sorted(found("layer")))
-        self.prompts = only("prompt", choice.prompts, sorted(found("prompt")))
+        self.prompts = only("prompt", choice.prompts, sorted(prompts["prompt"]))
         self.queries = one(run, "queries", choice.queries, found("queries"))
         self.heads: pl.Expr | None = None
         if isinstance(choice.heads, Mapping):
@@ -195,10 +197,10 @@ def select(
     """
     lazy = run.values.filter(pl.col("measure").is_in(list(measures)))
     columns = ["model", "condition", "queries", "keys", "classes", "layer", "head", "item"]
-    known = lazy.select(*columns, "prompt").unique(maintain_order=True).collect()
+    known = _different(lazy.select(columns))
     if known.is_empty():
         raise AbsentError(f"this run has no {' or '.join(measures)}")
-    axes = _Axes(run, choice, known)
+    axes = _Axes(run, choice, known, _different(lazy.select("prompt")))
     if base_only and choice.conditions is None:
         axes.conditions = axes.conditions[:1]
     keys = one(run, "keys", choice.keys, axes.found("keys"))
@@ -227,9 +229,9 @@ def select(
         )
     selection = Selection(
         frame=frame,
-        models=[m for m in axes.models if m in set(frame["model"])],
-        sources=[m for m in axes.models if m in set(frame["model"])],
-        conditions=[c for c in axes.conditions if c in set(frame["condition"])],
+        models=_those(axes.models, frame["model"]),
+        sources=_those(axes.models, frame["model"]),
+        conditions=_those(axes.conditions, frame["condition"]),
         layers=axes.layers,
         items=items,
         absent=absent,
@@ -238,6 +240,17 @@ def select(
         classes=classes,
     )
     return _folded(selection) if base_only and len(selection.conditions) > 1 else selection
+
+
+def _different(rows: pl.LazyFrame) -> pl.DataFrame:
+    """Every different row once; there may be millions of others."""
+    return rows.unique(maintain_order=True).collect(engine="streaming")
+
+
+def _those(names: Sequence[str], there: pl.Series) -> list[str]:
+    """The names that are there."""
+    present = set(there.unique())
+    return [name for name in names if name in present]
 
 
 def _items(run: Run, choice: Choice, known: pl.DataFrame, classes: str) -> list[str]:
@@ -287,7 +300,7 @@ def select_profiles(
     known = run.positions.select(columns).unique(maintain_order=True).collect()
     if known.is_empty():
         raise AbsentError("this run has no profiles (positions)")
-    axes = _Axes(run, choice, known)
+    axes = _Axes(run, choice, known, known)
     pairs = known.filter(axes.kept()).select("model", "layer", "head").unique()
     order = {m: i for i, m in enumerate(axes.models)}
     rank = pl.col("model").replace_strict(order, return_dtype=pl.Int32).alias("rank")
