@@ -220,7 +220,10 @@ class _Crew:
             if work is None:
                 return
             hand.label = work.model.label
-            hand.doing[hand.actor.measured.remote(hand.label, work.batch)] = work
+            # As the dashboard shows it.
+            name = f"{hand.label}: {len(work.batch)} cells, {work.batch.tokens} tokens"
+            measured = hand.actor.measured.options(name=name)
+            hand.doing[measured.remote(hand.label, work.batch)] = work
 
     def _replace(self, hand: _Hand, error: Exception) -> Iterator[Done]:
         """A worker was lost: its work goes to another, unless it is the work that kills."""
