@@ -11,7 +11,7 @@ import torch
 
 import attnscope
 from attnscope.cli import main
-from attnscope.errors import AttnscopeWarning, ConservationError, ModelError
+from attnscope.errors import ConservationError, ModelError
 from attnscope.experiment import local
 from attnscope.experiment.execute import run, run_plan
 from attnscope.experiment.plan import make_plan
@@ -219,9 +219,9 @@ def test_failures_are_said_and_the_exit_code_is_1(typed, tmp_path, failing):
 
 
 def test_an_object_store_takes_a_run(typed, tmp_path):
-    with pytest.warns(AttnscopeWarning, match="knows no locks"):
-        code, out, _ = typed("--out", "memory://bucket/typed")
+    code, out, err = typed("--out", "memory://bucket/typed")
     assert code == 0
+    assert "memory://bucket/typed knows no locks" in err
     assert out == "small: 12 cells in memory://bucket/typed\n"
     assert attnscope.open_run("memory://bucket/typed").complete
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small.yaml"]

@@ -11,7 +11,9 @@ import hashlib
 import io
 import json
 import re
+import shutil
 import tempfile
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -156,14 +158,16 @@ class Run:
         if not is_far(path):
             batch.check(self.path, [table], whole=True)
             return path
-        copy = Path(self._copies.name) / path.name
+        copy = self._copies / path.name
         copy.write_bytes(_content(batch, self.path, table))
         return copy
 
     @cached_property
-    def _copies(self) -> tempfile.TemporaryDirectory[str]:
-        """There for as long as the run is open."""
-        return tempfile.TemporaryDirectory(prefix="attnscope-")
+    def _copies(self) -> Path:
+        """There for as long as somebody has the run."""
+        folder = tempfile.mkdtemp(prefix="attnscope-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return Path(folder)
 
     def _in_order(self, frame: pl.DataFrame) -> pl.DataFrame:
         asked = self.experiment
