@@ -7,13 +7,13 @@ measured. Writing is `writer.py`.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import io
 import json
 import re
 import shutil
 import tempfile
-import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -164,9 +164,9 @@ class Run:
 
     @cached_property
     def _copies(self) -> Path:
-        """There for as long as somebody has the run."""
+        """There to the end of the process: a frame may be asked long after its run is gone."""
         folder = tempfile.mkdtemp(prefix="attnscope-")
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
         return Path(folder)
 
     def _in_order(self, frame: pl.DataFrame) -> pl.DataFrame:
