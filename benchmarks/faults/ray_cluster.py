@@ -1,6 +1,6 @@
 """A real Ray cluster of two workers: the same bytes; a worker killed; the driver killed.
 
-    python benchmarks/faults/ray_cluster.py same|worker|driver|speed
+    python benchmarks/faults/ray_cluster.py same|far|worker|driver|speed
 
 Nothing here is simulated: processes are killed with SIGKILL.
 """
@@ -21,12 +21,12 @@ from results import keep
 LONG = {"prompts": {"source": "math", "count": 48, "level": 2}, "batch_tokens": 300}
 
 
-def command(file: Path, out: Path, *options: str) -> list[str]:
+def command(file: Path, out: Path | str, *options: str) -> list[str]:
     main = "from attnscope.cli import main; main()"
     return [sys.executable, "-c", main, "run", str(file), "--out", str(out), "-q", *options]
 
 
-def start(file: Path, out: Path, *options: str) -> subprocess.Popen[bytes]:
+def start(file: Path, out: Path | str, *options: str) -> subprocess.Popen[bytes]:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         command(file, out, *options), env=env, stderr=subprocess.DEVNULL, start_new_session=True
@@ -73,6 +73,16 @@ def same(folder: Path) -> None:
     ok = prints(folder / "run") == expected
     took = time.monotonic() - begun
     keep("ray: two workers", 1, "the same bytes as in one process" if ok else "DIFFERENT", took)
+
+
+def far(folder: Path) -> None:
+    """To an address, through fsspec, as to an object store; this one can be looked into."""
+    file, expected = whole(folder)
+    begun = time.monotonic()
+    assert start(file, f"file://{folder}/run", "--ray", "--workers", "2").wait() == 0
+    ok = prints(folder / "run") == expected
+    told = "the same bytes as in one process" if ok else "DIFFERENT"
+    keep("ray: two workers that write to an address", 1, told, time.monotonic() - begun)
 
 
 def worker(folder: Path) -> None:
@@ -146,6 +156,7 @@ def speed(folder: Path, prompts: int = 6000) -> None:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or ["same", "worker", "driver"]:
+    for name in sys.argv[1:] or ["same", "far", "worker", "driver"]:
         with tempfile.TemporaryDirectory() as place:
-            {"same": same, "worker": worker, "driver": driver, "speed": speed}[name](Path(place))
+            parts = {"same": same, "far": far, "worker": worker, "driver": driver, "speed": speed}
+            parts[name](Path(place))
