@@ -68,12 +68,6 @@ def _whose(label: str, cells: Sequence[Cell], rows: Rows) -> dict[str, Any]:
 
 
 def _repeated(text: str, n: int) -> pl.Series:
-    """The text n times, cut from a longer column that is kept."""
-    return _long(text, 1 << (n - 1).bit_length() if n else 1).head(n)
-
-
-@lru_cache(maxsize=64)
-def _long(text: str, n: int) -> pl.Series:
     return pl.repeat(text, n, dtype=pl.String, eager=True)
 
 
