@@ -53,7 +53,7 @@ LADDER = [
 # The question and the run are on both sides, so they know neither.
 RIGHT_OF_THE_WALL = ["question", "run", "recipes", "stats", "figures", "report"]
 # Charts are made in one room; whoever wants one asks it, also those above the wall.
-DRAW = {"altair": ["figures"], "vl_convert": ["figures", "cli", "web"]}
+DRAW = {"altair": ["figures"], "vl_convert": ["figures", "web"]}
 # Whose modules load torch when they are imported; all others only when something is measured.
 LOAD_TORCH = ["kernels", "capture", "interventions", "experiment", "evaluate"]
 

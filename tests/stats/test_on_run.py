@@ -9,6 +9,7 @@ import pytest
 
 from attnscope.errors import InputError
 from attnscope.experiment.execute import run as carry_out
+from attnscope.figures.judged import Judged
 from attnscope.question.claims import built_in
 from attnscope.question.spec import made
 from attnscope.run.store import Run, open_run
@@ -17,7 +18,6 @@ from attnscope.stats.on_run import (
     compare_runs,
     judge_run,
     sensitivity_of_run,
-    survival_of_run,
 )
 from attnscope.stats.sensitivity import survival
 from made_models import save_model
@@ -123,7 +123,7 @@ def test_kinds_of_filler_are_choices(run: Run) -> None:
 
 
 def test_every_claim_with_a_choice_has_a_line(run: Run) -> None:
-    lines = survival_of_run(run, resamples=500)
+    lines = Judged(run).survival()
     # `uniform-filler` compares the only repeat with the only sentence; the rest have both kinds.
     assert lines["claim"].to_list() == [
         "fall",

@@ -8,13 +8,11 @@ from typing import Annotated
 
 import typer
 
-from attnscope.cli.options import Json, print_json
+from attnscope.cli.options import Json, Model, print_json
 
 
 def evaluate(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="zoo:NAME, hub id, folder, .gguf; BASE+ADAPTER.")
-    ],
+    model: Model,
     task: Annotated[
         str, typer.Option(help="math, spatial, or a file with the fields prompt and answer.")
     ] = "math",

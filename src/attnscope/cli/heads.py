@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnscope.cli.options import Bos, Json, Quiet, print_json
+from attnscope.cli.options import Bos, Json, Model, Quiet, print_json
 
 if TYPE_CHECKING:
     import polars as pl
@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 
 def heads(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="zoo:NAME, hub id, folder, .gguf; BASE+ADAPTER.")
-    ] = "zoo:smollm2",
+    model: Model = "zoo:smollm2",
     out: Annotated[
         Path | None,
         typer.Option(help="Write heads.csv, scores.csv, heads.png and heads.svg there."),
@@ -48,7 +46,9 @@ def heads(
     table = head_kinds(scores)
     found = summary(table)
     if out is not None:
-        _write(out, model, scores, table, prompts)
+        from attnscope.figures.head_kinds import save_heads
+
+        save_heads(out, table, scores, model=model, prompts=prompts)
     if json:
         print_json({"kinds": found.to_dicts(), "heads": table.to_dicts()})
         return
@@ -89,28 +89,3 @@ def _summary(found: pl.DataFrame, model: str, table: pl.DataFrame) -> Table:
             escape(row["what"]),
         )
     return shown
-
-
-def _write(out: Path, model: str, scores: pl.DataFrame, table: pl.DataFrame, prompts: int) -> None:
-    import io
-
-    import vl_convert
-
-    from attnscope.figures.export import write
-    from attnscope.figures.head_kinds import head_kinds_svg
-    from attnscope.stats.head_kinds import KINDS, NONE
-
-    for name, frame in {"heads.csv": table, "scores.csv": scores}.items():
-        text = io.StringIO()
-        frame.write_csv(text)
-        write(out / name, text.getvalue().encode())
-    rules = "; ".join(f"{kind.name} > {kind.threshold:g}" for kind in KINDS)
-    svg = head_kinds_svg(
-        table,
-        [*(kind.name for kind in KINDS), NONE],
-        title=f"Kinds of heads of {model}",
-        caption=f"Each head by the most particular kind whose whole 95 % interval over {prompts} "
-        f"prompts lies above its threshold: {rules}. Layers and heads from 0.",
-    )
-    write(out / "heads.svg", svg.encode())
-    write(out / "heads.png", bytes(vl_convert.svg_to_png(svg, scale=2.0)))

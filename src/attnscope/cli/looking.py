@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnscope.cli.options import BeyondPositions, Bos, Json, print_json
+from attnscope.cli.options import BeyondPositions, Bos, Json, Model, print_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,9 +24,7 @@ class Colour(StrEnum):
 
 
 def look(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="zoo:NAME, hub id, folder, .gguf; BASE+ADAPTER.")
-    ],
+    model: Model,
     text: Annotated[
         str | None,
         typer.Argument(metavar="TEXT", help="The text to look at; - is stdin."),

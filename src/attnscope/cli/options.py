@@ -14,6 +14,9 @@ from attnscope.place import is_far, place
 if TYPE_CHECKING:
     from attnscope.run.store import Run
 
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="zoo:NAME, hub id, folder, .gguf; BASE+ADAPTER.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 

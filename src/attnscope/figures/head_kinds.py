@@ -5,7 +5,8 @@ Drawn from the table of `stats.head_kinds`, not from a run. This module must not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+from pathlib import Path
 from typing import Any
 
 import altair as alt
@@ -13,21 +14,36 @@ import polars as pl
 import vl_convert
 
 from attnscope.figures.charts.parts import finish
+from attnscope.figures.export import write
 from attnscope.figures.figure import VEGA_LITE
-from attnscope.figures.theme import PUBLISHED, Theme
+from attnscope.figures.theme import PUBLISHED
+from attnscope.stats.head_kinds import KINDS, NONE
 
 COLOURS = ("#d62728", "#1f77b4", "#2ca02c", "#e377c2", "#ff7f0e", "#9aa0a6", "#eef0f3")
 
 
-def head_kinds_svg(
-    table: pl.DataFrame,
-    kinds: Sequence[str],
-    *,
-    title: str,
-    caption: str,
-    theme: Theme = PUBLISHED,
-) -> str:
+def save_heads(
+    folder: Path, table: pl.DataFrame, scores: pl.DataFrame, *, model: str, prompts: int
+) -> None:
+    """The table of heads and their scores as CSV, and the picture of their kinds."""
+    for name, frame in {"heads.csv": table, "scores.csv": scores}.items():
+        text = io.StringIO()
+        frame.write_csv(text)
+        write(folder / name, text.getvalue().encode())
+    rules = "; ".join(f"{kind.name} > {kind.threshold:g}" for kind in KINDS)
+    svg = _svg(
+        table,
+        title=f"Kinds of heads of {model}",
+        caption=f"Each head by the most particular kind whose whole 95 % interval over {prompts} "
+        f"prompts lies above its threshold: {rules}. Layers and heads from 0.",
+    )
+    write(folder / "heads.svg", svg.encode())
+    write(folder / "heads.png", bytes(vl_convert.svg_to_png(svg, scale=2.0)))
+
+
+def _svg(table: pl.DataFrame, *, title: str, caption: str) -> str:
     """`kind` at `layer` and `head` as SVG; the kinds in the order of the legend."""
+    theme, kinds = PUBLISHED, [*(kind.name for kind in KINDS), NONE]
     heads, layers = (table[name].unique().sort().to_list() for name in ("head", "layer"))
     step = max(5.0, min(24.0, 760 / len(heads)))
     tall = max(5.0, min(18.0, step))
@@ -54,7 +70,7 @@ def head_kinds_svg(
             color=alt.Color(
                 "kind:N",
                 title=None,
-                scale=alt.Scale(domain=list(kinds), range=list(COLOURS[: len(kinds)])),
+                scale=alt.Scale(domain=kinds, range=list(COLOURS[: len(kinds)])),
                 legend=alt.Legend(orient="right", symbolType="square"),
             ),
         )

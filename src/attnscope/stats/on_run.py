@@ -8,12 +8,12 @@ from typing import Any
 
 import polars as pl
 
-from attnscope.errors import AttnscopeError, InputError
+from attnscope.errors import InputError
 from attnscope.question.claims import Claim, built_in
 from attnscope.question.spec import Experiment
 from attnscope.run.store import Run
 from attnscope.stats.paired import compare
-from attnscope.stats.sensitivity import CHOICES, in_a_line, sensitivity
+from attnscope.stats.sensitivity import sensitivity
 from attnscope.stats.verdicts import Verdict, judge
 
 
@@ -172,32 +172,4 @@ def sensitivity_of_run(
         pair=pair,
         prompts=run.prompts,
         **settings,
-    )
-
-
-def survival_of_run(
-    run: Run,
-    claims: Iterable[Claim] | None = None,
-    *,
-    pair: tuple[str, str] | None = None,
-    **settings: Any,
-) -> pl.DataFrame:
-    """A line for every claim that a run can judge under more than one choice: see `in_a_line`."""
-    lines = []
-    for claim in built_in() if claims is None else claims:
-        try:
-            table = sensitivity_of_run(run, claim, pair=pair, **settings)
-        except AttnscopeError:
-            continue
-        if table.select(*CHOICES).n_unique() > 1:
-            lines.append(in_a_line(table))
-    names = ("choices", "verdicts", "same_verdict", "places", "survives")
-    return pl.DataFrame(
-        lines,
-        schema={
-            "claim": pl.String(),
-            "verdict": pl.String(),
-            **{name: pl.Int64() for name in names},
-            "overturned_by": pl.List(pl.String()),
-        },
     )
