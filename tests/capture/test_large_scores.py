@@ -9,7 +9,7 @@ import torch
 import transformers as hf
 
 import attnscope
-from attnscope.capture import recorder
+from attnscope.capture import recorder, reducing, whole_rows
 from attnscope.errors import ConservationError, ModelError
 from attnscope.kernels import reference
 
@@ -179,7 +179,8 @@ def test_a_fault_is_caught(
     def faulty(*given: Any) -> Any:
         return FAULTS[fault](honest(*given))
 
-    monkeypatch.setattr(recorder, "rows_of", faulty)
+    for module in (recorder, reducing, whole_rows):
+        monkeypatch.setattr(module, "rows_of", faulty)
     ids = tokens(600 if queries.startswith("sample") else 60)
     with (
         torch.no_grad(),

@@ -7,7 +7,7 @@ import torch
 import transformers as hf
 
 import attnscope
-from attnscope.capture import recorder
+from attnscope.capture import reducing
 from attnscope.errors import InputError, ScopeError
 from families import VOCABULARY, build
 
@@ -189,7 +189,7 @@ def test_what_cannot_be_told() -> None:
 
 
 def test_no_more_is_kept_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "free_memory", lambda device: 4000)
+    monkeypatch.setattr(reducing, "free_memory", lambda device: 4000)
     model, given = build("qwen2"), inputs()
     with (
         torch.no_grad(),

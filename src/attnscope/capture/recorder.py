@@ -1,4 +1,7 @@
-"""One watch at work: an observer of a model's attention that keeps the sums."""
+"""One watch at work: an observer of a model's attention, which decides what is measured when.
+
+Must not know how attention becomes sums: that is `reducing.py`.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -7,18 +10,18 @@ import torch
 from torch import Tensor
 
 from attnscope import kernels
-from attnscope.capture import fallback, seam, sites
-from attnscope.capture.conservation import check
-from attnscope.capture.frame import Frame, Part, Selection, join
+from attnscope.capture import seam, sites
+from attnscope.capture.frame import Frame, join
 from attnscope.capture.generation import Generation, Reply
-from attnscope.capture.kept import keep, keep_weights, rewritten
+from attnscope.capture.guards import guard, release
+from attnscope.capture.kept import rewritten
 from attnscope.capture.passes import Terms
-from attnscope.capture.queries import select
-from attnscope.capture.rows import positions, rows_of
+from attnscope.capture.reducing import Reducer
+from attnscope.capture.rows import rows_of
 from attnscope.capture.scope import Scope
 from attnscope.capture.seam import Seen
 from attnscope.capture.sites import Site
-from attnscope.capture.totals import Joint, LayerTotals, by_lane, split
+from attnscope.capture.totals import Joint, LayerTotals
 from attnscope.capture.waiting import (
     Lane,
     Tail,
@@ -31,17 +34,12 @@ from attnscope.capture.waiting import (
 )
 from attnscope.errors import ConservationError, ModelError, ScopeError
 from attnscope.kernels import AttentionCall
-from attnscope.kernels.call import reach_of
 from attnscope.kernels.pieces import even
 
 __all__ = ["Recorder", "device_of"]
 
 # Bytes that may wait anywhere: asking the device how many it has free takes longer than a launch.
 LITTLE = 64 << 20
-# Rows of a sampled pass that are looked at whole, to check the log-sum-exp they were given.
-AUDITED = 4
-# The share of free memory that queries and keys may take which are kept beyond their pass.
-KEEP = 0.5
 
 
 def device_of(found: sites.Sites) -> torch.device:
@@ -77,13 +75,12 @@ class Recorder:
             if site.part in parts and site.layer in parts[site.part].layers
         }
         self.bases = found.bases
-        self.backend = backend
         self.device = device_of(found)
-        self.top = top
-        self.keep = keep
-        self.keep_room: int | None = None
-        self.rewritten = True
-        """Whether the keys of the pass under way may be written over."""
+        self.apart = bool(top or keep)
+        """Whether more is read of layers than their sums."""
+        self.reducer = Reducer(
+            parts, backend, self.device, layers=len(self.measured), top=top, keep=keep
+        )
         self.generations = {
             stack: Generation(base, self.catch_up) for stack, base in found.bases.items()
         }
@@ -107,7 +104,6 @@ class Recorder:
         self.held = 0
         self.cache: dict[str, Any] = {}
         """The cache of the pass under way, by stack."""
-        self.dtype = torch.float32
         self.guarded: Any = None
         """The cache under way; only one, or a long loop would keep them all."""
         for scope in parts.values():
@@ -123,7 +119,7 @@ class Recorder:
         self.generations[stack].begin_pass()
         for scope in self._of(stack):
             scope._complete = False
-        self.rewritten = rewritten(cache)
+        self.reducer.rewritten = rewritten(cache)
         self._guard(cache)
 
     def wants(self, site: Site) -> bool:
@@ -163,7 +159,7 @@ class Recorder:
         scope = self.parts[site.part]
         totals = self._follow(scope, site.layer, frame, reply)
         if seen.weights is not None:
-            self._measure_weights(scope, seen.weights, frame, totals, reply, sinks=seen.sinks)
+            self.reducer.reduce_weights(scope, seen.weights, frame, totals, reply, sinks=seen.sinks)
             return
         assert seen.call is not None
         if scope._queries.counts_none(frame, reply):
@@ -171,7 +167,7 @@ class Recorder:
                 self.first[site.part] = seen.terms, None, reply
             return
         if not can_wait or large(seen.call):
-            self._measure(
+            self.reducer.reduce(
                 [Lane(site=site, call=seen.call, reply=reply, steps=step)],
                 frame,
                 seen.call.q,
@@ -237,7 +233,7 @@ class Recorder:
             self.tail is None
             and self.waiting == {lane.site: lane}
             and len(self.parts) == 1
-            and not (self.top or self.keep or lane.steps)
+            and not (self.apart or lane.steps)
             and frame.first_query == frame.first_key == 0
             and frame.keys == terms.shapes[1][2]  # a static cache hands over more than there are
         )
@@ -331,7 +327,7 @@ class Recorder:
             if scope._checked:
                 continue
             try:
-                scope._check(self.dtype)
+                scope._check(self.reducer.dtype)
             except (ConservationError, ModelError):
                 scope._forget()
                 raise
@@ -362,16 +358,16 @@ class Recorder:
         if tail is None or len(self.waiting) != 1 or not self._has_room(self.held + tail.size):
             return False
         first, frame = tail.first, tail.terms.frame
-        selection = self._select(scope, frame, first.reply)
+        selection = self.reducer.select(scope, frame, first.reply)
         layers = [first.site.layer, *(site.layer for site, *_ in tail.calls)]
         if selection is None or selection.sampled:
             return False
         self.tail, self.waiting, self.held = None, {}, 0
         q, k, lse = tail.together()
-        self.dtype = q.dtype
+        self.reducer.dtype = q.dtype
         call, L = replace(first.call, q=q, k=k), len(layers)
         rows = rows_of(call, selection.whole.times(L), lse, scope._groups, L)
-        sums = kernels.kernel(self._backend(q))(rows)
+        sums = kernels.kernel(self.reducer.kernel_for(q))(rows)
         sums.lse = None  # as large as all the rest: let it go
         scope._apart.pop(layers[0], None)  # which had nothing in it yet
         scope._joints.append(
@@ -386,12 +382,6 @@ class Recorder:
         )
         return True
 
-    def _backend(self, q: Tensor) -> str:
-        """The kernel for these queries: one layer of a model spread over devices may lie
-        elsewhere."""
-        elsewhere = self.backend == "triton" and q.device.type != self.device.type
-        return "streaming" if elsewhere else self.backend
-
     def _of(self, stack: str) -> list[Scope]:
         """The scopes that a pass of this stack fills."""
         return [scope for scope in self.parts.values() if scope._stack == stack]
@@ -400,11 +390,11 @@ class Recorder:
         if cache is not self.guarded:
             self.release_cache()
             self.guarded = cache
-            _guard(cache, self)
+            guard(cache, self)
 
     def release_cache(self) -> None:
         """Give the watched cache its own methods back."""
-        _release(self.guarded, self)
+        release(self.guarded, self)
         self.guarded = None
 
     def _follow(self, scope: Scope, layer: int, frame: Frame, reply: Reply) -> LayerTotals:
@@ -429,58 +419,6 @@ class Recorder:
         totals.turn = reply.turn
         return totals
 
-    def _select(self, scope: Scope, frame: Frame, reply: Reply) -> Selection | None:
-        """The counted rows of a frame."""
-        key = scope._queries, reply
-        if key not in frame.selections:
-            frame.selections[key] = select(
-                scope._queries, frame, reply, scope._classes, scope._groups
-            )
-        return frame.selections[key]
-
-    def _target(
-        self,
-        scope: Scope,
-        totals: LayerTotals,
-        frame: Frame,
-        reply: Reply,
-        selection: Selection | None,
-    ) -> LayerTotals:
-        """The sums to add the counted rows of a frame to."""
-        if selection is None or not scope._queries.tentative(frame, reply):
-            return totals
-        if totals.tentative is None:
-            totals.tentative = LayerTotals(first=totals.first)
-            return totals.tentative
-        again = selection.count > 0
-        if bool(again.all()):
-            totals.tentative = LayerTotals(first=totals.first)
-        else:
-            totals.tentative.drop(again)
-        return totals.tentative
-
-    def _measure_weights(
-        self,
-        scope: Scope,
-        A: Tensor,
-        frame: Frame,
-        totals: LayerTotals,
-        reply: Reply,
-        *,
-        sinks: bool,
-    ) -> None:
-        """The fallback: a layer's whole matrix, reduced before the next layer runs."""
-        self.dtype = A.dtype
-        scope.backend = "eager-fallback"
-        selection = self._select(scope, frame, reply)
-        sums = self._target(scope, totals, frame, reply, selection)
-        if selection is not None:
-            A = fallback.reduce(A, frame, selection, sums, scope._groups, self.top, has_sinks=sinks)
-            if self.keep:
-                kept, more = keep_weights(A, positions(selection).to(A.device))
-                sums.kept.append(kept)
-                self._bounded(sums, more)
-
     def _measure_alike(self, lanes: list[Lane]) -> None:
         """Measure lanes that are alike, as many at once as there is room for."""
         step, size = len(lanes), max(lane.size for lane in lanes)
@@ -489,92 +427,8 @@ class Recorder:
         frame = join(lanes[0].frames)
         for at in range(0, len(lanes), step):
             some = lanes[at : at + step]
-            self._measure(some, frame, *together(some))
+            self.reducer.reduce(some, frame, *together(some))
         frame.let_go()
-
-    def _measure(
-        self, lanes: list[Lane], frame: Frame, q: Tensor, k: Tensor, lse: Tensor | None
-    ) -> None:
-        """Reduce the rows of lanes that are alike: [L · B, …], lane by lane."""
-        first, L = lanes[0], len(lanes)
-        scope = self.parts[first.site.part]
-        targets = []
-        selection = self._select(scope, frame, first.reply)
-        for lane in lanes:
-            totals = scope._layers[lane.site.layer]
-            totals.position = max(totals.position, frame.first_query + frame.queries)
-            totals.keys = max(totals.keys, frame.first_key + frame.keys)
-            targets.append(self._target(scope, totals, frame, lane.reply, selection))
-        if selection is None:
-            return
-        self.dtype = q.dtype
-        backend = self._backend(q)
-        reduce = kernels.kernel(backend)
-        call = replace(first.call, q=q, k=k)
-        if len(first.frames) > 1:
-            call = replace(call, visible=frame.visible)
-        groups = scope._groups
-        if selection.sampled:  # every part needs the log-sum-exp of whole rows
-            lse, drift = _whole_rows(call, frame, lse, backend, L)
-            _audit(lanes, call, frame, lse, backend)
-            for totals, own_drift in zip(targets, by_lane(drift, L), strict=True):
-                totals.drifted(own_drift)
-        for part in selection.parts:
-            sums = reduce(rows_of(call, part.times(L), lse, groups, L))
-            for totals, own in zip(targets, split(sums, L), strict=True):
-                totals.add(own, frame.first_key)
-        for totals in targets:
-            totals.selections.append(selection)
-            totals.sampled |= selection.sampled
-        if self.keep:
-            self._keep(targets, selection, call)
-        if call.sinks is None and not self.top:
-            return
-        rows = rows_of(call, selection.whole.times(L), lse, 0, L)
-        if call.sinks is not None:
-            known = rows.lse if selection.sampled else sums.lse
-            assert known is not None
-            for lane, totals, own_lse in zip(lanes, targets, by_lane(known, L), strict=True):
-                assert lane.call.sinks is not None
-                taken = torch.exp(lane.call.sinks.detach().double()[:, None] - own_lse)
-                totals.add_sink(taken, selection)
-        if self.top:
-            told = kernels.tell_rows(backend)(rows, kernels.Asked(top=self.top))
-            keys, weights = told.top_key, told.top_weight
-            assert keys is not None
-            assert weights is not None
-            where = positions(selection).to(keys.device)
-            keys = keys.where(keys < 0, keys + frame.first_key)
-            found = zip(by_lane(keys, L), by_lane(weights, L), strict=True)
-            for totals, (at, heavy) in zip(targets, found, strict=True):
-                totals.top.append((where, at, heavy))
-
-    def _keep(self, totals: list[LayerTotals], selection: Selection, call: AttentionCall) -> None:
-        """Keep the rows of L lanes that are alike, [L · B, …] as in `call`."""
-        frame, L = selection.frame, len(totals)
-        where = positions(selection).to(call.q.device)
-        seen = int(frame.intervals[1].max())
-        for sums, q, k in zip(totals, by_lane(call.q, L), by_lane(call.k, L), strict=True):
-            rows = rows_of(replace(call, q=q, k=k), selection.whole, None, 0)
-            kept, more = keep(
-                sums.kept, rows, where, frame.first_key, seen, copy=self.rewritten and L == 1
-            )
-            sums.kept.append(kept)
-            self._bounded(sums, more)
-
-    def _bounded(self, totals: LayerTotals, more: int) -> None:
-        """Refuse to keep more than there is room for, as soon as that can be told."""
-        if self.keep_room is None:
-            self.keep_room = int(KEEP * free_memory(self.device))
-        totals.held += more
-        layers = len(self.measured)
-        held = sum(each.held for part in self.parts.values() for each in part._layers.values())
-        if (need := max(held, totals.held * layers)) > self.keep_room:
-            raise ScopeError(
-                f"keep=True: queries and keys of {layers} layers come to {need / 2**30:.2f} GiB so "
-                f"far, and {self.keep_room / 2**30:.2f} GiB may be held, half of what was free; "
-                "measure fewer layers (layers=[…]) or fewer queries (queries='last', or a mask)"
-            )
 
 
 def _seen(site: Site, terms: Terms, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None) -> Seen:
@@ -591,81 +445,3 @@ def _seen(site: Site, terms: Terms, q: Tensor, k: Tensor, v: Tensor, lse: Tensor
         first=frame.first_query - frame.first_key,
     )
     return Seen(site=site, values=v, frame=frame, call=call, lse=lse, terms=terms)
-
-
-# A cache whose rows are shuffled (beam search) or cut (assisted generation) between steps no longer
-# matches the sums so far. Never a wrong number: say so at once.
-_SHUFFLES = ("reorder_cache", "crop", "batch_select_indices", "batch_repeat_interleave")
-_guards: dict[int, set[Recorder]] = {}
-"""Who guards a cache, by its id: several watches may, and leave in any order."""
-
-
-def _guard(cache: Any, who: Recorder) -> None:
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise ScopeError(
-            "the cache was reordered or cut while watched, so attention can no longer be "
-            "added up by sequence; generate with num_beams=1 and without an assistant model"
-        )
-
-    if cache is None:
-        return
-    _guards.setdefault(id(cache), set()).add(who)
-    for method in _SHUFFLES:
-        if hasattr(cache, method):
-            setattr(cache, method, refuse)
-
-
-def _release(cache: Any, who: Recorder) -> None:
-    left = _guards.get(id(cache), set())
-    left.discard(who)
-    if cache is not None and not left:
-        _guards.pop(id(cache), None)
-        for method in _SHUFFLES:
-            vars(cache).pop(method, None)
-
-
-def _whole_rows(
-    call: AttentionCall, frame: Frame, lse: Tensor | None, backend: str, times: int
-) -> tuple[Tensor, Tensor]:
-    """The log-sum-exp of all queries in float64, and how far the given one was from it."""
-    causal = frame.form == "causal"
-    everything = Part(
-        rows=frame.queries,
-        causal=causal,
-        start=None if causal else frame.visible.start,
-        stop=None if causal else frame.visible.stop,
-        own=frame.own().int().expand(frame.batch, -1).contiguous().to(call.q.device),
-    )
-    rows = rows_of(call, everything.times(times), lse, 0, times)
-    if rows.lse is not None:
-        return kernels.refine(backend)(rows)
-    known = kernels.kernel(backend)(rows).lse
-    assert known is not None
-    return known.double(), torch.zeros(known.shape[:2], device=known.device)
-
-
-def _audit(lanes: list[Lane], call: AttentionCall, frame: Frame, lse: Tensor, backend: str) -> None:
-    """A few rows, looked at whole: do they add up to 1 under the log-sum-exp that parts get?"""
-    L = len(lanes)
-    index = torch.linspace(0, frame.queries - 1, AUDITED).long().expand(frame.batch, -1)
-    start, stop = (bound.gather(1, index).int().to(lse.device) for bound in frame.intervals)
-    own = frame.own()[index].int().to(lse.device)
-    few = Part(rows=AUDITED, index=index.to(lse.device), start=start, stop=stop, own=own).times(L)
-    rows = rows_of(call, few, lse, 0, L)
-    sums = kernels.kernel(backend)(rows)
-    assert rows.lse is not None
-    sees = (stop > start).repeat(L, 1)[:, None]
-    mass = sums.mass.double()
-    if rows.sinks is not None:
-        mass += (torch.exp(rows.sinks.double()[:, None] - rows.lse) * sees).sum(-1)
-    off = (mass - sees.sum(-1)).abs() / AUDITED
-    reach = sums.reach
-    if reach is None:
-        reach = reach_of(rows).repeat_interleave(rows.q.shape[1] // rows.k.shape[1], 1)
-    check(
-        [lane.site.layer for lane in lanes],
-        torch.stack(by_lane(off, L)),
-        torch.stack(by_lane(reach, L)),
-        call.q.dtype,
-        "rows looked at whole add up to 1 only within",
-    )
