@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from attnscope import kernels
 from attnscope.capture import seam, sites
 from attnscope.capture.generation import listening
-from attnscope.capture.queries import parse
+from attnscope.capture.queries import Queries, parse
 from attnscope.capture.recorder import Recorder, device_of
 from attnscope.capture.scope import Scope
+from attnscope.capture.sites import Site
 from attnscope.errors import InputError
 
 
@@ -55,12 +56,7 @@ def watch(
     found = sites.find(model)
     measured = sites.restrict(found, layers)
     chosen = parse(queries, seed)
-    if isinstance(top, bool) or not isinstance(top, int) or top < 0:
-        raise InputError(f"top={top!r}: the number of keys to keep is a whole number from 0")
-    if isinstance(hold, bool) or not isinstance(hold, int | float) or not 0 <= hold <= 1:
-        raise InputError(f"hold={hold!r}: a share of free memory is a number from 0 to 1")
-    if not isinstance(keep, bool):
-        raise InputError(f"keep={keep!r}: whether to keep queries and keys is True or False")
+    _check(top, keep, hold)
     if keep and chosen.name == "sample":
         raise InputError(
             f"queries={queries!r} estimates from some queries, and keep=True is for what each of "
@@ -79,20 +75,34 @@ def watch(
             backend = "eager-fallback"
     parts: dict[str, Scope] = {}
     for site in found.places:
-        if site.layer not in measured:
-            continue
-        if site.part not in parts:
-            parts[site.part] = Scope(
-                layers=[],
-                backend=backend,
-                queries=chosen,
-                groups=groups,
-                stack=site.stack,
-                cross=site.kind == "cross",
-            )
-            parts[site.part]._classes = ids
-        parts[site.part].layers.append(site.layer)
+        if site.layer in measured:
+            if site.part not in parts:
+                parts[site.part] = _empty(site, backend, chosen, ids, groups)
+            parts[site.part].layers.append(site.layer)
     return _watching(found, parts, backend, top=top, keep=keep, hold=hold)
+
+
+def _empty(site: Site, backend: str, queries: Queries, ids: Tensor | None, groups: int) -> Scope:
+    """The scope of a site's part, without layers yet."""
+    scope = Scope(
+        layers=[],
+        backend=backend,
+        queries=queries,
+        groups=groups,
+        stack=site.stack,
+        cross=site.kind == "cross",
+    )
+    scope._classes = ids
+    return scope
+
+
+def _check(top: Any, keep: Any, hold: Any) -> None:
+    if isinstance(top, bool) or not isinstance(top, int) or top < 0:
+        raise InputError(f"top={top!r}: the number of keys to keep is a whole number from 0")
+    if isinstance(hold, bool) or not isinstance(hold, int | float) or not 0 <= hold <= 1:
+        raise InputError(f"hold={hold!r}: a share of free memory is a number from 0 to 1")
+    if not isinstance(keep, bool):
+        raise InputError(f"keep={keep!r}: whether to keep queries and keys is True or False")
 
 
 def _classes(classes: Any) -> tuple[Tensor | None, int]:
