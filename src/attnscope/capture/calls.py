@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from attnscope.capture import masks
+from attnscope.capture.biases import additive_mask, split_biases, total_bias
 from attnscope.capture.frame import Frame
 from attnscope.capture.passes import Pass, Terms
 from attnscope.capture.sites import Site
 from attnscope.errors import ModelError
 from attnscope.kernels import AttentionCall
 from attnscope.kernels.attend import attend, prepared
-from attnscope.kernels.call import distance_index, link_bias
 
 __all__ = ["Asked", "agreed"]
 
@@ -225,11 +225,11 @@ class Asked:
                 call.q,
                 call.k,
                 call.v,
-                _additive(call, self.frame),
+                additive_mask(call, self.frame),
                 scaling=call.scale,
                 softcap=call.softcap,
                 s_aux=call.sinks,
-                position_bias=_total_bias(call, self.frame),
+                position_bias=total_bias(call, self.frame),
             )
             output = out, weights if self.implementation == "eager" else None
         return output, self._beside_sinks(call, weights.detach()[..., : call.k.shape[2]])
@@ -239,7 +239,7 @@ class Asked:
         """The weights of a call as the model made it."""
         k, v, mask = self.k, self.v, self.mask
         if not isinstance(mask, Tensor) or not mask.is_floating_point():
-            k, v, mask = call.k, call.v, _additive(call, self.frame)
+            k, v, mask = call.k, call.v, additive_mask(call, self.frame)
         weights: Tensor = self._eagerly(self.q, k, v, mask, scaling=call.scale)[1]
         return weights
 
@@ -289,7 +289,7 @@ class Asked:
         if self.dropout or not bool(looking.any()):
             return True
         if self.mask is None or isinstance(self.mask, masks.MaskTensor):
-            mask = _additive(call, self.frame, last=True)
+            mask = additive_mask(call, self.frame, last=True)
         else:
             mask = self.mask[:, :, -1:, : call.k.shape[2]]
         options = {"scaling": call.scale}
@@ -337,7 +337,7 @@ class Asked:
             return {}
         key = tuple(map(id, (self.frame, *given)))
         if key not in self.given.biases:
-            found = self.given.biases[key] = _split(given, self.frame, self.q.shape[1])
+            found = self.given.biases[key] = split_biases(given, self.frame, self.q.shape[1])
             found["of"] = given, self.frame  # which must not be forgotten while their ids count
         return {name: bias for name, bias in self.given.biases[key].items() if name != "of"}
 
@@ -352,71 +352,6 @@ class Asked:
             )
             return None, None
         return softcap, sinks
-
-
-def _split(biases: list[Tensor], frame: Frame, H: int) -> dict[str, Any]:
-    """Biases [B or 1, H or 1, Q or 1, K] as the arguments of an `AttentionCall`."""
-    by_key: list[Tensor] = []
-    by_distance: list[Tensor] = []
-    seen = frame.visibility()
-    biases = [bias[..., : frame.keys] for bias in biases]
-    for bias in biases:
-        if masks.hides_unsurely(bias):
-            return {"bias": _sum(biases)}
-        column = masks.bias_by_key(bias, seen)
-        table = None if column is not None else masks.bias_by_distance(bias, seen, frame)
-        if column is not None:
-            by_key.append(column.expand(-1, H, -1))
-        elif table is not None and not by_distance:
-            by_distance.append(table.expand(H, -1))
-        else:
-            return {"bias": _sum(biases)}
-    found: dict[str, Any] = {}
-    if by_key:
-        found["key_bias"] = _sum(by_key)
-    if by_distance:
-        found["distance_bias"] = by_distance[0]
-    return found
-
-
-def _sum(tensors: list[Tensor]) -> Tensor:
-    total = tensors[0]
-    for tensor in tensors[1:]:
-        total = total + tensor
-    return total
-
-
-def _total_bias(call: AttentionCall, frame: Frame) -> Tensor | None:
-    """[B or 1, H or 1, Q, K]: all that a call adds to its scores."""
-    biases = [] if call.bias is None else [call.bias]
-    if call.key_bias is not None:
-        biases.append(call.key_bias[:, :, None])
-    if call.distance_bias is not None:
-        own = torch.arange(frame.queries, device=call.q.device) + call.first
-        index = distance_index(own, 0, call.k.shape[2], call.distance_bias.shape[1])
-        biases.append(call.distance_bias[None, :, index])
-    every = slice(None)
-    linked = link_bias(call.links, every, every, every, every)
-    if linked is not None:
-        biases.append(linked)
-    return _sum(biases) if biases else None
-
-
-def _additive(call: AttentionCall, frame: Frame, *, last: bool = False) -> Tensor:
-    """[B, 1 or H, Q, K]: who sees whom, as eager attention takes it; or the last row of it."""
-    order = torch.arange(call.k.shape[2], device=call.q.device)
-    rows = slice(-1, None) if last else slice(None)
-    start, stop = call.visible.start[:, rows, None], call.visible.stop[:, rows, None]
-    seen = (order >= start) & (order < stop)
-    if call.visible.real is not None:
-        seen = seen & call.visible.real[:, None]
-    seen = seen[:, None]
-    if frame.seen is not None:
-        seen = seen & frame.seen[:, :, rows]
-    lowest = torch.finfo(call.q.dtype).min
-    return torch.zeros(seen.shape, dtype=call.q.dtype, device=seen.device).masked_fill(
-        ~seen, lowest
-    )
 
 
 @lru_cache(maxsize=256)

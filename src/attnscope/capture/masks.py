@@ -235,7 +235,7 @@ def frame_of_dense(
     first = K - Q if past is None else past
     boolean = mask.dtype == torch.bool
     bounds, gaps, bias = [], False, None
-    sure = -math.inf if boolean else _sure(mask)
+    sure = -math.inf if boolean else lowest(mask)
     step = max(1, EVALUATED // (K * mask.shape[1]))
     for low in range(0, rows, step):
         some = mask[:, :, low : low + step]
@@ -265,42 +265,9 @@ def frame_of_dense(
     return frame, bias
 
 
-def _sure(mask: Tensor) -> float:
+def lowest(mask: Tensor) -> float:
+    """What hides a key whatever its score: this number, or less."""
     return max(HIDES_FOR_SURE, torch.finfo(mask.dtype).min)
-
-
-def hides_unsurely(bias: Tensor) -> bool:
-    """Whether it hides keys by numbers that a large score could make up for."""
-    return bool(((bias <= HIDES) & (bias > _sure(bias))).any())
-
-
-def bias_by_key(bias: Tensor, seen: Tensor) -> Tensor | None:
-    """[B or 1, H or 1, K], where every query that sees a key adds the same to its score.
-
-    `bias` is [B or 1, H or 1, Q or 1, K], `seen` bool [B, H or 1, Q, K]; None where it is not so.
-    """
-    if bias.shape[2] == 1:
-        return bias[:, :, 0]
-    column = bias.masked_fill(~seen, -math.inf).amax(2)
-    alike = (bias == column[:, :, None]) | ~seen
-    return column.masked_fill(column == -math.inf, 0.0) if bool(alike.all()) else None
-
-
-def bias_by_distance(bias: Tensor, seen: Tensor, frame: Frame) -> Tensor | None:
-    """[H or 1, 2 N + 1], where what is added depends on the distance alone: entry `N + d` at `d`
-    tokens back. None where it does not."""
-    if frame.cross:
-        return None
-    H, N = bias.shape[1], frame.keys + frame.queries
-    own = frame.own().to(bias.device)
-    index = own[:, None] - torch.arange(frame.keys, device=bias.device) + N
-    table = torch.full((H, 2 * N + 1), -math.inf, dtype=bias.dtype, device=bias.device)
-    shown = bias.masked_fill(~seen, -math.inf).amax(0)
-    if shown.shape[0] != H:  # heads that see different keys
-        return None
-    table.scatter_reduce_(1, index.flatten().expand(H, -1), shown.flatten(1), "amax")
-    alike = (bias == table[:, index]) | ~seen
-    return table.masked_fill(table == -math.inf, 0.0) if bool(alike.all()) else None
 
 
 def build_frame(
