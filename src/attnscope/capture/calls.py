@@ -26,8 +26,6 @@ from attnscope.errors import ModelError
 from attnscope.kernels import AttentionCall
 from attnscope.kernels.attend import attend, prepared
 
-__all__ = ["Asked", "agreed"]
-
 # What these say, the mask has said already, or it changes nothing that is computed.
 _SAID = {
     "cache_position",

@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from attnscope.capture.frame import Frame
 from attnscope.capture.sites import argument
 
-__all__ = ["Pass", "Terms"]
-
 _SIMPLE = (float, int, bool, str)
 
 

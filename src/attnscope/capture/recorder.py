@@ -36,8 +36,6 @@ from attnscope.errors import ConservationError, ModelError, ScopeError
 from attnscope.kernels import AttentionCall
 from attnscope.kernels.pieces import even
 
-__all__ = ["Recorder", "device_of"]
-
 # Bytes that may wait anywhere: asking the device how many it has free takes longer than a launch.
 LITTLE = 64 << 20
 

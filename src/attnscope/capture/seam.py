@@ -29,8 +29,6 @@ from attnscope.errors import ModelError
 from attnscope.kernels import AttentionCall
 from attnscope.kernels.attend import attend
 
-__all__ = ["Change", "Observer", "Seen", "given", "install"]
-
 Change = Callable[[Site, AttentionCall, Frame], AttentionCall]
 """From the call a model makes to the call that is made instead."""
 

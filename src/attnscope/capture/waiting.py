@@ -20,8 +20,6 @@ from attnscope.capture.passes import Terms
 from attnscope.capture.sites import Site
 from attnscope.kernels import AttentionCall
 
-__all__ = ["Lane", "Tail", "alike", "free_memory", "large", "lasting", "terms", "together"]
-
 # Queries of one call, in bytes, from which on a kernel of its own is better: by then its launch is
 # hidden behind the arithmetic of the layer, and waiting would only hold memory.
 LARGE = {"cuda": 12 << 20, "cpu": 1 << 20}

@@ -26,8 +26,6 @@ from attnscope.kernels.call import (
 )
 from attnscope.kernels.pieces import Piece, Store, cut, even, see
 
-__all__ = ["attend", "prepared"]
-
 # Queries of one block: at most, at least, and how many are not cut at all.
 BLOCK, LEAST, UNCUT = 256, 64, 192
 # The largest mask of blocks of several sequences, and the largest block of scores made when a

@@ -14,8 +14,6 @@ from torch import Tensor
 from attnscope.kernels.call import LARGE, Rows, distance_index, link_bias, reach_of
 from attnscope.kernels.pieces import Piece, cut, even, see
 
-__all__ = ["Asked", "ByQuery", "by_query", "of_weights", "renyi2"]
-
 # Scores of one block: a few megabytes stay in a CPU's cache; a GPU wants work for every core.
 SCORES = {"cpu": 1 << 19, "cuda": 1 << 26}
 

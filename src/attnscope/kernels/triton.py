@@ -16,8 +16,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from attnscope.kernels import streaming, triton_jit
 from attnscope.kernels.call import AttentionCall, Rows, Totals
 
-__all__ = ["attend", "reduce", "refine"]
-
 LOG2E = math.log2(math.e)
 FAR = 1 << 30
 # Sampled rows whose own entropy is looked at, to tell how much entropy varies between rows, and

@@ -8,8 +8,6 @@ units of log2 throughout.
 import triton
 import triton.language as tl
 
-__all__ = ["attention", "columns", "row_entropy"]
-
 # A log-sum-exp no score reaches: its row gets weight 0, and 0 times its score is 0, not nan.
 NOBODY = tl.constexpr(1.0e30)
 MASKED = tl.constexpr(-1.0e4)
