@@ -8,31 +8,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attnscope.capture.plain import stats
-    from attnscope.capture.record import record
-    from attnscope.capture.scope import Scope
-    from attnscope.capture.watch import watch
-    from attnscope.errors import AttnscopeError
-    from attnscope.interventions.arm import arm
-    from attnscope.interventions.knockout import knockout
-    from attnscope.interventions.steer import steer
-    from attnscope.loading import load
-    from attnscope.run.store import open_run
+    from attnscope.capture.plain import stats as stats
+    from attnscope.capture.record import record as record
+    from attnscope.capture.scope import Scope as Scope
+    from attnscope.capture.watch import watch as watch
+    from attnscope.errors import AttnscopeError as AttnscopeError
+    from attnscope.interventions.arm import arm as arm
+    from attnscope.interventions.knockout import knockout as knockout
+    from attnscope.interventions.steer import steer as steer
+    from attnscope.loading import load as load
+    from attnscope.run.store import open_run as open_run
 
 __version__ = "0.1.0.dev0"
-
-__all__ = [
-    "AttnscopeError",
-    "Scope",
-    "arm",
-    "knockout",
-    "load",
-    "open_run",
-    "record",
-    "stats",
-    "steer",
-    "watch",
-]
 
 _HOME = {
     "AttnscopeError": "attnscope.errors",
@@ -46,6 +33,8 @@ _HOME = {
     "steer": "attnscope.interventions.steer",
     "watch": "attnscope.capture.watch",
 }
+
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
