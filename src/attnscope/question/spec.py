@@ -10,142 +10,39 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    PlainSerializer,
-    PlainValidator,
-    StrictBool,
-    StrictInt,
-    StrictStr,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field, StrictBool, StrictInt, StrictStr, ValidationError, model_validator
 
-from attnscope.errors import InputError, unknown
+from attnscope.errors import InputError
 from attnscope.measures.registry import MEASURES
 from attnscope.question.conditions import Condition, base_of
+from attnscope.question.fields import (
+    ClassSets,
+    Device,
+    Heads,
+    Keys,
+    Layers,
+    Measure,
+    Numbers,
+    OneOrMore,
+    Queries,
+    listed,
+)
 from attnscope.question.generate import GENERATED, Generate
 from attnscope.question.plain import Count, Plain, Seed
 from attnscope.question.queries import parse_queries
-from attnscope.question.sources import (
-    Prompts,
-    TokenPrompts,
-)
-from attnscope.tokens.classes import ClassSet
-from attnscope.tokens.named import class_set, load_classes
+from attnscope.question.sources import Prompts, TokenPrompts
 
 OF_READERS = ("combine", "normalise")
 """Keys that say how numbers are shown; none of the numbers depends on them."""
-_KEYS = ("all", "not-first", "the name of a region")
-
-
-def _queries(value: Any) -> Any:
-    parse_queries(value)
-    return value
-
-
-def _key(value: Any) -> Any:
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"unknown keys {value!r}; known: {', '.join(_KEYS)}")
-    return value
-
-
-def _measure(value: Any) -> Any:
-    if value not in MEASURES:
-        raise unknown("measure", value, MEASURES)
-    return value
-
-
-def _device(value: Any) -> Any:
-    if isinstance(value, str) and not re.fullmatch(r"[a-z]+(:[0-9]{1,3})?", value):
-        raise ValueError(f"no device is called {value!r}; such as cpu, cuda, cuda:1 or mps")
-    return value
-
-
-def _numbers(value: Any) -> Any:
-    """`all`, or whole numbers from 0, each once."""
-    if value == "all":
-        return value
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = [value]
-    good = isinstance(value, list | tuple) and value
-    if not good or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in value):
-        raise ValueError(f"{value!r} is neither 'all' nor a list of whole numbers from 0")
-    if len(set(value)) < len(value):
-        raise ValueError(f"{value!r} names a number twice")
-    return tuple(sorted(value))
-
-
-def _heads(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(label): _numbers(numbers) for label, numbers in value.items()}
-    return _numbers(value)
-
-
-def _listed(value: Any) -> Any:
-    """One thing may be written without the brackets of a list."""
-    return value if isinstance(value, list | tuple) else [value]
-
-
-def _class_sets(value: Any) -> Any:
-    """Label to rules. Names and files are their own labels; a label may also have its rules."""
-    if not isinstance(value, dict):
-        named = _listed(value)
-        value = {}
-        for source in named:
-            if not isinstance(source, str):
-                raise ValueError(
-                    f"a class set is a name or the path of a YAML file, not {source!r}"
-                )
-            label = _label_of(source)
-            if label in value:
-                raise ValueError(
-                    f"two class sets have the same name: {', '.join(map(_label_of, named))}; a set "
-                    "from a file is called by the file's name, without its ending, unless it is "
-                    "given a label: 'label: FILE.yaml'"
-                )
-            value[label] = source
-    return {_word(label): _class_set(label, source) for label, source in value.items()}
-
-
-def _class_set(label: str, source: Any) -> ClassSet:
-    if isinstance(source, str | ClassSet):
-        return load_classes(source)
-    if not isinstance(source, list | tuple) or not source:
-        raise ValueError(
-            f"class set {label!r} is a name, the path of a YAML file or a list of rules, "
-            f"not {source!r}"
-        )
-    return class_set(source)
-
-
-def _rules(sets: dict[str, ClassSet]) -> dict[str, list[dict[str, Any]]]:
-    return {label: classes.rules for label, classes in sets.items()}
-
-
-def _word(label: Any) -> str:
-    if not isinstance(label, str) or not label:
-        raise ValueError(f"{label!r} is no label; give a word")
-    return label
-
-
-Queries = Annotated[StrictStr, BeforeValidator(_queries)]
-Keys = Annotated[StrictStr, BeforeValidator(_key)]
-Measure = Annotated[StrictStr, BeforeValidator(_measure)]
-ClassSets = Annotated[dict[str, ClassSet], PlainValidator(_class_sets), PlainSerializer(_rules)]
-Numbers = Literal["all"] | tuple[int, ...]
-OneOrMore = BeforeValidator(_listed)
 
 
 class Profiles(Plain):
     """Of which layers and heads `profile` keeps a number per token, of those that are measured."""
 
-    layers: Annotated[Numbers, BeforeValidator(_numbers)] = "all"
-    heads: Annotated[Numbers | dict[str, Numbers], BeforeValidator(_heads)] = "all"
+    layers: Layers = "all"
+    heads: Heads = "all"
     """For every model, or by the model's label."""
 
     def heads_of(self, label: str) -> Numbers:
@@ -177,8 +74,8 @@ class Experiment(Plain):
     conditions: dict[StrictStr, Condition] = Field(default_factory=lambda: {"base": Condition()})
     base: StrictStr = ""
     """The condition that the others are compared with; found where it is not given."""
-    layers: Annotated[Numbers, BeforeValidator(_numbers)] = "all"
-    heads: Annotated[Numbers | dict[str, Numbers], BeforeValidator(_heads)] = "all"
+    layers: Layers = "all"
+    heads: Heads = "all"
     """The heads to store: for every model, or by the model's label."""
     queries: Annotated[tuple[Queries, ...], OneOrMore] = ("all",)
     keys: Annotated[tuple[Keys, ...], OneOrMore] = ("all",)
@@ -196,7 +93,7 @@ class Experiment(Plain):
     seed: Seed = 0
     """Of `sample:K`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: Annotated[StrictStr | None, BeforeValidator(_device)] = None
+    device: Device = None
     """As `attnscope.load` takes it; null is the first GPU there is, else the CPU."""
     backend: Literal["auto", "reference", "streaming", "triton", "eager-fallback"] = "auto"
     batch_tokens: Annotated[StrictInt, Field(ge=1)] = 8192
@@ -206,7 +103,7 @@ class Experiment(Plain):
     @classmethod
     def _label(cls, data: Any) -> Any:
         if isinstance(data, dict) and isinstance(data.get("models"), str | list | tuple):
-            named = _listed(data["models"])
+            named = listed(data["models"])
             for name in named:
                 if not isinstance(name, str):
                     raise ValueError(f"{name!r} is no name of a model; put it in quotes")
@@ -348,10 +245,6 @@ def _part_of(what: str, of_profiles: Numbers, measured: Numbers) -> None:
             f"profiles.{what} names {beyond[0]}, which is not measured; {what} are "
             f"{', '.join(map(str, measured))}"
         )
-
-
-def _label_of(source: str) -> str:
-    return source.replace("\\", "/").rsplit("/", 1)[-1].removesuffix(".yaml").removesuffix(".yml")
 
 
 def made(**keys: Any) -> Experiment:
