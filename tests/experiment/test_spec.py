@@ -182,6 +182,40 @@ def test_the_base_is_said_in_one_place():
         made(**empty, conditions=conditions, base="none")
 
 
+FIRST_FORMAT = """\
+name: filler-profile
+models: {math-qwen2: zoo:math-qwen2}
+prompts: {source: math, count: 2, seed: 0, level: null}
+chat: true
+conditions:
+  base: {insert: null, position: between, by: text}
+  filler: {insert: {kind: repeat, unit: /, count: 55, seed: 0}, position: between, by: ids}
+layers: [0, 1, 2]
+heads: all
+queries: [all]
+keys: [all, not-first]
+classes: [default]
+measures: [profile, uniformity, value_similarity, lambda, affine, mass, entropy, first_token]
+profiles: {layers: [0], heads: {math-qwen2: [0, 1, 7]}}
+combine: mean
+normalise: mass
+seed: 0
+dtype: auto
+device: null
+backend: auto
+batch_tokens: 8192
+"""
+
+
+def test_the_question_of_a_run_of_the_first_format_is_still_good(tmp_path):
+    """Such runs are refused, with the advice to run their question again."""
+    (tmp_path / "experiment.yaml").write_text(FIRST_FORMAT)
+    experiment = read_experiment(tmp_path / "experiment.yaml")
+    assert experiment.base == "base"
+    assert experiment.classes["default"].names
+    assert experiment.profiles.heads_of("math-qwen2") == (0, 1, 7)
+
+
 def test_classes_are_kept_as_rules(tmp_path):
     (tmp_path / "mine.yaml").write_text(
         "classes:\n- hash\n- {name: ids, token_ids: [3, 1]}\n- {name: other, every: token}\n"
