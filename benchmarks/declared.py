@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from attnscope.measures.registry import COLUMNS
-from attnscope.question.claims import Claim, Part
+from attnscope.question.claims import Claim, ClaimPart
 from attnscope.question.spec import Experiment, made
 from attnscope.run.schemas import VALUES
 from attnscope.stats.evidence import item_of, measures
@@ -60,12 +60,12 @@ def declared(claim: Claim) -> Iterator[Case]:
 WORDS = {"bound": "so much and no more", "either sign": "heads of either sign"}
 
 
-def votes(part: Part) -> bool:
+def votes(part: ClaimPart) -> bool:
     """Whether the heads of a part are a sample of heads."""
     return part.rule.vote == "such" and part.scope.heads == "each"
 
 
-def said(part: Part) -> str:
+def said(part: ClaimPart) -> str:
     """What a part asks for, in short."""
     against: tuple[Any, ...] = part.comparison.pair or ("the first",)
     if part.comparison.over is None:
@@ -91,7 +91,7 @@ def default_of(claim: Claim) -> str:
     return condition_of(claim.condition or ("variant" if of_pairs else "base"))
 
 
-def sides(claim: Claim, part: Part) -> list[tuple[Key | float, Key]]:
+def sides(claim: Claim, part: ClaimPart) -> list[tuple[Key | float, Key]]:
     """What a part compares: the first of a pair, or a threshold, and the second."""
     over, pair = part.comparison.over, part.comparison.pair
     item = item_of(part) or ("+".join(part.quantity.item) if part.quantity.item else None)
@@ -111,7 +111,7 @@ def sides(claim: Claim, part: Part) -> list[tuple[Key | float, Key]]:
     return both
 
 
-def level(part: Part, first: Array, state: str, rng: Random) -> Array:
+def level(part: ClaimPart, first: Array, state: str, rng: Random) -> Array:
     """What the second is, in each head."""
     sign = -1 if part.direction == "less" else 1
     ratio, by = part.comparison.scale == "ratio", part.comparison.by

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from attnscope.cli import app
 from attnscope.errors import InputError
-from attnscope.question.claims import Claim, Part, built_in, digest, frozen, load_claims
+from attnscope.question.claims import Claim, ClaimPart, built_in, digest, frozen, load_claims
 from attnscope.question.spec import made
 from attnscope.run.schemas import CELLS, POSITIONS, TOKENS
 from attnscope.stats.evidence import _decided
@@ -349,8 +349,8 @@ def test_under_the_null_few_layers_are_called_different() -> None:
 ROW = {"n": 20, "units": 20, "left_out": 0, "difference": 0.3, "low": 0.1, "high": 0.5, "q": 0.01}
 
 
-def part(kind: str, direction: str | None = "more", **rule: Any) -> Part:
-    return Part.model_validate(
+def part(kind: str, direction: str | None = "more", **rule: Any) -> ClaimPart:
+    return ClaimPart.model_validate(
         {
             "quantity": {"measure": "entropy"},
             "comparison": {"threshold": 0.0},

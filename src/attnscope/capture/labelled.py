@@ -32,7 +32,7 @@ BY_HEAD = tuple(
 )
 
 
-class Text:
+class LabelledText:
     """What the keys of a scope are: [B, K] ids, which of them are real, and what they say."""
 
     def __init__(self, ids: Ints, real: NDArray[np.bool_], tokenizer: Any, classes: ClassSet):
@@ -51,7 +51,9 @@ class Text:
         self.names = [[classes.names[c] if c >= 0 else None for c in row] for row in self.of_class]
 
 
-def text_of(scope: Scope, tokenizer: Any, input_ids: Any, classes: ClassSet = DEFAULT) -> Text:
+def text_of(
+    scope: Scope, tokenizer: Any, input_ids: Any, classes: ClassSet = DEFAULT
+) -> LabelledText:
     """The text that a scope's keys are."""
     totals = scope._read(scope.layers[0])[0]
     wanted = [len(totals.first), totals.keys]
@@ -72,7 +74,7 @@ def text_of(scope: Scope, tokenizer: Any, input_ids: Any, classes: ClassSet = DE
         if frame.real_queries is not None and not frame.cross:
             there = slice(frame.first_query, frame.first_query + frame.queries)
             real[:, there] &= frame.real_queries.numpy()
-    return Text(np.where(real, ids, 0), real, tokenizer, classes)
+    return LabelledText(np.where(real, ids, 0), real, tokenizer, classes)
 
 
 def frame_of(
@@ -103,7 +105,9 @@ def frame_of(
     return _joined(parts, text)
 
 
-def _parts(scope: Scope, layer: int, name: str, text: Text | None) -> Iterator[dict[str, Any]]:
+def _parts(
+    scope: Scope, layer: int, name: str, text: LabelledText | None
+) -> Iterator[dict[str, Any]]:
     """Columns of one measure of one layer, without what tokens say."""
     if name in BY_HEAD:
         found = _numpy(scope.measure(name, layer))
@@ -129,7 +133,7 @@ def _queries(scope: Scope, layer: int) -> Ints:
     return where
 
 
-def _real_keys(scope: Scope, layer: int, text: Text | None) -> Ints:
+def _real_keys(scope: Scope, layer: int, text: LabelledText | None) -> Ints:
     """[B, K]: the positions of the keys, -1 for padding."""
     totals = scope._read(layer)[0]
     order = np.arange(totals.keys)
@@ -157,10 +161,10 @@ def _long(
     }
 
 
-def _joined(parts: list[dict[str, Any]], text: Text | None) -> pl.DataFrame:
+def _joined(parts: list[dict[str, Any]], text: LabelledText | None) -> pl.DataFrame:
     import polars as pl
 
-    from attnscope.capture.to_pandas import Frame
+    from attnscope.capture.to_pandas import LabelledFrame
 
     schema = {
         "sequence": pl.Int64,
@@ -196,7 +200,7 @@ def _joined(parts: list[dict[str, Any]], text: Text | None) -> pl.DataFrame:
         ).select(
             "sequence", "layer", "head", "measure", "item", "position", "token", "class", "value"
         )
-    return Frame(whole)
+    return LabelledFrame(whole)
 
 
 def _numpy(tensor: Tensor) -> Floats:

@@ -24,7 +24,7 @@ POINTS = ("mlp", "residual")
 
 
 @dataclass(frozen=True, slots=True)
-class Largest:
+class Peak:
     """The activation farthest from zero, and where it was."""
 
     value: float
@@ -48,7 +48,7 @@ class _Whole:
     """float64 [classes]: the sum over tokens of their L2 norms."""
     tokens: Tensor
     """float64 [classes]"""
-    largest: list[Largest | None] = field(default_factory=list)
+    largest: list[Peak | None] = field(default_factory=list)
 
 
 class Recording:
@@ -107,7 +107,7 @@ class Recording:
         """[classes, bins]: the share of activations between these edges."""
         return self._of(point, layer).sketch.histogram(torch.as_tensor(edges, dtype=torch.float64))
 
-    def largest(self, point: str, layer: int) -> list[Largest | None]:
+    def largest(self, point: str, layer: int) -> list[Peak | None]:
         """For every class the activation farthest from zero; None where it had no token."""
         return self._of(point, layer).largest
 
@@ -147,7 +147,7 @@ class Recording:
             value, at = float(tally.tokens[best, -1]), int(best)
             old = whole.largest[c]
             if old is None or abs(value) > abs(old.value):
-                whole.largest[c] = Largest(
+                whole.largest[c] = Peak(
                     value,
                     self.forwards,
                     at // text.tokens,

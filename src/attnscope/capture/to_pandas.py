@@ -8,7 +8,7 @@ import polars as pl
 from attnscope.errors import InputError
 
 
-class Frame(pl.DataFrame):
+class LabelledFrame(pl.DataFrame):
     """A polars frame; `to_pandas` needs pandas and nothing else."""
 
     def to_pandas(self, *args: Any, **kwargs: Any) -> Any:

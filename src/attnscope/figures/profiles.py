@@ -17,7 +17,7 @@ from attnscope.figures.charts.profile import Y_TITLE
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import Asked, Numbers, Option
 from attnscope.figures.numbers import in_order, shown
-from attnscope.figures.select import Profiles, one, select_profiles
+from attnscope.figures.select import ProfileRows, one, select_profiles
 from attnscope.figures.words import count
 
 PLACE = ["model", "layer", "head"]
@@ -34,7 +34,7 @@ OPTIONS = {
 class Panels:
     """How the rows of two panels per head came about."""
 
-    found: Profiles
+    found: ProfileRows
     full: pl.DataFrame
     """Before binning."""
     conditions: Sequence[str]
@@ -44,7 +44,9 @@ class Panels:
     """Model, layer and head of every column of panels."""
 
 
-def rows_of(asked: Asked, conditions: Sequence[str], **some: int) -> tuple[Profiles, pl.DataFrame]:
+def rows_of(
+    asked: Asked, conditions: Sequence[str], **some: int
+) -> tuple[ProfileRows, pl.DataFrame]:
     """The profiles of two conditions with the tokens they are of; of one prompt, unless a mean
     over all is asked for.
     """
@@ -62,7 +64,7 @@ def rows_of(asked: Asked, conditions: Sequence[str], **some: int) -> tuple[Profi
 
 def panels_of(
     asked: Asked,
-    found: Profiles,
+    found: ProfileRows,
     rows: Mapping[str, pl.DataFrame],
     conditions: Sequence[str],
     series: Sequence[str],

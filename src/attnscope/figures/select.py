@@ -90,7 +90,7 @@ class Selection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profiles:
+class ProfileRows:
     """The rows of `positions` that were chosen."""
 
     frame: pl.DataFrame
@@ -291,7 +291,7 @@ def _folded(selection: Selection) -> Selection:
 
 def select_profiles(
     run: Run, choice: Choice, *, panels: int | None = None, per_model: int | None = None
-) -> Profiles:
+) -> ProfileRows:
     """The chosen rows of `positions`.
 
     Where no heads were asked for, the first `panels` in all or `per_model` of each are taken.
@@ -328,7 +328,7 @@ def select_profiles(
         .drop("rank")
         .collect()
     )
-    return Profiles(
+    return ProfileRows(
         frame=frame,
         models=frame["model"].unique(maintain_order=True).to_list(),
         prompts=sorted(frame["prompt"].unique().to_list()),

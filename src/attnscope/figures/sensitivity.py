@@ -20,7 +20,7 @@ from attnscope.figures.numbers import intervals
 from attnscope.figures.select import models_in_order
 from attnscope.figures.sensitivity_rows import NEEDS, chosen, laid_out, selected
 from attnscope.figures.words import count, join
-from attnscope.question.claims import Claim, Part
+from attnscope.question.claims import Claim, ClaimPart
 from attnscope.stats.sensitivity import CHOICES, in_a_line, survival
 from attnscope.stats.verdicts import stated
 
@@ -169,7 +169,7 @@ def _no_heads(asked: Asked, table: pl.DataFrame) -> bool:
     return bool(of_measure.select(pl.col("head").is_null().all()).collect().item())
 
 
-def _compared(table: pl.DataFrame, part: Part, models: list[str]) -> str:
+def _compared(table: pl.DataFrame, part: ClaimPart, models: list[str]) -> str:
     """What the difference, or the ratio, is of."""
     item = table["item"][0]
     what = table["measure"][0] + ("" if item is None else f" on {item}")
@@ -181,7 +181,7 @@ def _compared(table: pl.DataFrame, part: Part, models: list[str]) -> str:
     return f"{what} {sign} {of}{first}"
 
 
-def _claimed(part: Part) -> str:
+def _claimed(part: ClaimPart) -> str:
     if part.rule.bounds is not None:
         return f"within {part.rule.bounds[0]:g} to {part.rule.bounds[1]:g}"
     return f"{part.direction} than {1 if part.comparison.scale == 'ratio' else 0}"

@@ -16,7 +16,7 @@ from attnscope.figures.describe import Words
 from attnscope.figures.figure import Asked, Figure, Numbers, Option
 from attnscope.figures.numbers import shown
 from attnscope.figures.profiles import LEAVE_OUT_FIRST
-from attnscope.figures.select import Profiles, select_profiles
+from attnscope.figures.select import ProfileRows, select_profiles
 
 BY = {
     "average": "Average attention weight: mean over the later queries that see the token",
@@ -26,7 +26,7 @@ MOST = 1_200
 """The most tokens that are drawn."""
 
 
-Told = tuple[Profiles, dict[str, Any], int]
+Told = tuple[ProfileRows, dict[str, Any], int]
 """The profiles; model, layer, head, prompt and condition; how many tokens the prompt has."""
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from attnscope.kernels.call import Rows, Totals, reach_of
 from attnscope.kernels.pieces import Piece
-from attnscope.kernels.tiles import Plan, blocks, dtype_of, large_products, plan_of, tiles_of
+from attnscope.kernels.tiles import Cutting, blocks, dtype_of, large_products, plan_of, tiles_of
 
 LN2 = math.log(2.0)
 
@@ -84,7 +84,7 @@ def _per_row(rows: Rows, dtype: torch.dtype) -> PerRow:
     return PerRow(below, own, entropy, total, times)
 
 
-def _finish(rows: Rows, plan: Plan, sums: Totals, each: PerRow) -> Totals:
+def _finish(rows: Rows, plan: Cutting, sums: Totals, each: PerRow) -> Totals:
     """The sums over rows, and the log-sum-exp as the rows themselves say it."""
     own = each.own
     B, H, M = own.shape
@@ -134,7 +134,7 @@ def refine(rows: Rows) -> tuple[Tensor, Tensor]:
 
 def _block(
     rows: Rows,
-    plan: Plan,
+    plan: Cutting,
     sums: Totals,
     each: PerRow,
     keys: Tensor,
@@ -198,7 +198,7 @@ def _divide(rows: Rows, each: PerRow, there: tuple[slice, slice, slice], p: Tens
     return seen
 
 
-def _own(plan: Plan, piece: Piece, left: int, right: int) -> tuple[Tensor, ...]:
+def _own(plan: Cutting, piece: Piece, left: int, right: int) -> tuple[Tensor, ...]:
     """Where rows find their own tokens among these keys [sequences or 1, 1, rows, 1], and a 1 for
     each that does."""
     key: Any = "own", piece, left
@@ -211,7 +211,7 @@ def _own(plan: Plan, piece: Piece, left: int, right: int) -> tuple[Tensor, ...]:
     return plan.store.keep(key, own.clamp_(0, right - left - 1), found.float())
 
 
-def _member(rows: Rows, group: Tensor, plan: Plan, piece: Piece) -> Tensor:
+def _member(rows: Rows, group: Tensor, plan: Cutting, piece: Piece) -> Tensor:
     """float32 [sequences, 1, classes, rows]: 1 where a row is of a class."""
     key = "member", piece
     if key in plan.store.kept:

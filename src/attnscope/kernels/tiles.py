@@ -43,7 +43,7 @@ SINGLE = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Plan:
+class Cutting:
     """What is the same for all layers that share these rows."""
 
     given: tuple[Tensor | None, ...]
@@ -85,14 +85,14 @@ def dtype_of(wide: bool) -> torch.dtype:
     return torch.float64 if wide else torch.float32
 
 
-def plan_of(rows: Rows, *, whole: bool) -> Plan:
+def plan_of(rows: Rows, *, whole: bool) -> Cutting:
     """How to cut these rows; made once for all layers that share them."""
     B, H, M, _ = rows.q.shape
     G, K = rows.k.shape[1], rows.k.shape[2]
     R = H // G
     key = "streaming", B, H, G, M, K, whole
     given = rows.start, rows.stop, rows.own, rows.real, rows.group
-    made: Plan | None = rows.cache.get(key)
+    made: Cutting | None = rows.cache.get(key)
     if made is not None and all(a is b for a, b in zip(made.given, given, strict=True)):
         return made
     room = TILE_WHOLE if whole and K > SHORT else TILE
@@ -121,7 +121,7 @@ def plan_of(rows: Rows, *, whole: bool) -> Plan:
         owners = cut_own(first, B, M, sequences, step)
     else:
         owners = cut(own, own + 1, sequences, step)
-    made = Plan(
+    made = Cutting(
         given=given,
         start=start,
         stop=stop,
@@ -141,7 +141,7 @@ def plan_of(rows: Rows, *, whole: bool) -> Plan:
 
 
 def blocks(
-    rows: Rows, plan: Plan, large: list[list[bool]]
+    rows: Rows, plan: Cutting, large: list[list[bool]]
 ) -> Iterator[tuple[list[tuple[Piece, Piece]], slice, Tensor]]:
     """The pieces of some sequences, some heads, and the keys of both [sequences, groups, K, D],
     scaled; in float64 where scores are large."""
@@ -161,7 +161,7 @@ def blocks(
 
 def tiles_of(
     rows: Rows,
-    plan: Plan,
+    plan: Cutting,
     below: Tensor,
     keys: Tensor,
     tiles: Tensor,
@@ -218,7 +218,7 @@ def _scores(rows: Rows, q: Tensor, k: Tensor, negative: Tensor | None, x: Tensor
 
 
 def _add_biases(
-    rows: Rows, plan: Plan, piece: Piece, heads: slice, left: int, right: int, x: Tensor
+    rows: Rows, plan: Cutting, piece: Piece, heads: slice, left: int, right: int, x: Tensor
 ) -> None:
     """The biases by key, by distance and of links, into `x` [sequences, heads, rows, keys]."""
     if rows.key_bias is not None:
@@ -240,7 +240,7 @@ def _add_biases(
         x.add_(linked.clamp(min=MASKED))
 
 
-def _hide(rows: Rows, plan: Plan, piece: Piece, left: int, right: int, x: Tensor) -> None:
+def _hide(rows: Rows, plan: Cutting, piece: Piece, left: int, right: int, x: Tensor) -> None:
     """Mask what a row does not see, on those of the keys `left … right` where there may be any."""
     spans = [(left, right)]
     if rows.real is None:
@@ -252,7 +252,7 @@ def _hide(rows: Rows, plan: Plan, piece: Piece, left: int, right: int, x: Tensor
             x[..., a - left : b - left].add_(_mask(rows, plan, piece, a, b))
 
 
-def _mask(rows: Rows, plan: Plan, piece: Piece, left: int, right: int) -> Tensor:
+def _mask(rows: Rows, plan: Cutting, piece: Piece, left: int, right: int) -> Tensor:
     """float32 [sequences or 1, 1, rows, keys]: 0 where a row sees a key."""
     key: Any = "mask", piece, left
     if plan.alike and rows.real is None:

@@ -102,7 +102,7 @@ class Comparison(_Plain):
         return self
 
 
-class Scope(_Plain):
+class Extent(_Plain):
     """Where: which layers, and what becomes of heads."""
 
     layers: Annotated[Literal["all", "each"] | tuple[StrictInt, ...], BeforeValidator(_layers)] = (
@@ -138,18 +138,18 @@ class Rule(_Plain):
         return self
 
 
-class Part(_Plain):
+class ClaimPart(_Plain):
     """One thing that has to hold."""
 
     quantity: Quantity
     comparison: Comparison
     direction: Literal["more", "less"] | None = None
     """Of the value against the threshold, or of the second of the pair against the first."""
-    scope: Scope = Scope()
+    scope: Extent = Extent()
     rule: Rule = Rule()
 
     @model_validator(mode="after")
-    def _directed(self) -> "Part":
+    def _directed(self) -> "ClaimPart":
         if (self.rule.kind == "within") != (self.direction is None):
             raise ValueError("a direction is needed, more or less; only the rule 'within' has none")
         if self.rule.kind == "within" and self.comparison.by:
@@ -167,7 +167,7 @@ class Claim(_Plain):
     """A name, `base`, `variant` (any with an insertion), or `kind:KIND`; a verdict for each."""
     excludes: Annotated[tuple[StrictStr, ...], BeforeValidator(_listed)] = ()
     """Claims that cannot hold where this one does."""
-    parts: Annotated[tuple[Part, ...], Field(min_length=1)]
+    parts: Annotated[tuple[ClaimPart, ...], Field(min_length=1)]
 
     @model_validator(mode="before")
     @classmethod

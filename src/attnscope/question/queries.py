@@ -30,7 +30,7 @@ SMALLEST_SAMPLE = 4
 
 
 @dataclass(frozen=True)
-class Queries:
+class QueryChoice:
     """A choice of queries."""
 
     kind: str
@@ -41,7 +41,7 @@ class Queries:
     """K of `sample:K`."""
 
 
-def parse_queries(text: object, known: Sequence[str] = IN_A_RUN) -> Queries:
+def parse_queries(text: object, known: Sequence[str] = IN_A_RUN) -> QueryChoice:
     """What a word means; refuses one that is not of the forms `known`."""
     kind, colon, what = text.partition(":") if isinstance(text, str) else ("", "", "")
     forms = {form.partition(":")[0]: form for form in known}
@@ -53,9 +53,9 @@ def parse_queries(text: object, known: Sequence[str] = IN_A_RUN) -> Queries:
             raise InputError(
                 f"queries {text!r}: K of sample:K is a whole number of at least {SMALLEST_SAMPLE}"
             )
-        return Queries("sample", sample=int(what))
+        return QueryChoice("sample", sample=int(what))
     if form.endswith(":REGION") and what:
-        return Queries(kind, region=what)
+        return QueryChoice(kind, region=what)
     if form and form == text:
-        return Queries(kind)
+        return QueryChoice(kind)
     raise InputError(f"unknown queries {text!r}; known: {', '.join(known)}")

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from attnscope.measures.registry import COLUMNS
-from attnscope.question.claims import Claim, Part
+from attnscope.question.claims import Claim, ClaimPart
 from attnscope.stats import tables
 from attnscope.stats.contrast import Settings, paired_contrast
 from attnscope.stats.intervals import MINIMUM
@@ -66,7 +66,7 @@ class Facts:
         )
 
 
-def measures(part: Part) -> list[str]:
+def measures(part: ClaimPart) -> list[str]:
     """The measures that a part is about."""
     if part.comparison.over == "measure" and part.comparison.pair:
         return [str(side) for side in part.comparison.pair]
@@ -145,7 +145,7 @@ def evidence(
     ).sort(["layer", "head"])
 
 
-def item_of(part: Part) -> str | None:
+def item_of(part: ClaimPart) -> str | None:
     """Of a measure that comes once for each of several items: the one that is meant."""
     declared = [COLUMNS[m] for m in measures(part) if m in COLUMNS and COLUMNS[m].items]
     if not declared:
@@ -154,7 +154,7 @@ def item_of(part: Part) -> str | None:
     return declared[0].default if wanted is None else wanted[0]
 
 
-def null_of(part: Part) -> float:
+def null_of(part: ClaimPart) -> float:
     """The difference, or ratio, that has to be exceeded."""
     sign = -1.0 if part.direction == "less" else 1.0
     if part.comparison.scale == "ratio":
@@ -162,7 +162,7 @@ def null_of(part: Part) -> float:
     return sign * part.comparison.by
 
 
-def _contrasted(a: Matrix, b: Matrix, part: Part, facts: Facts) -> pl.DataFrame:
+def _contrasted(a: Matrix, b: Matrix, part: ClaimPart, facts: Facts) -> pl.DataFrame:
     """Figures of the second against the first; the test is against what has to be exceeded."""
     ratio = part.comparison.scale == "ratio"
     not_positive = np.zeros(b.columns.height, dtype=int)
@@ -214,7 +214,7 @@ def _choose(
     return table.filter(pl.col(what) == one), one
 
 
-def _in_scope(table: pl.DataFrame, part: Part) -> pl.DataFrame:
+def _in_scope(table: pl.DataFrame, part: ClaimPart) -> pl.DataFrame:
     there = table["layer"].unique().to_list()
     layers = part.comparison.pair if part.comparison.over == "layer" else part.scope.layers
     if isinstance(layers, str) or layers is None:
@@ -227,7 +227,7 @@ def _in_scope(table: pl.DataFrame, part: Part) -> pl.DataFrame:
     return table.filter(pl.col("layer").is_in([int(layer) for layer in layers]))
 
 
-def _amounts(table: pl.DataFrame, part: Part) -> pl.DataFrame:
+def _amounts(table: pl.DataFrame, part: ClaimPart) -> pl.DataFrame:
     """One value per prompt, layer and head: heads combined, classes added up, normalised."""
     quantity = part.quantity
     table = tables.combine(table, part.scope.heads)
@@ -265,7 +265,7 @@ def _classes(table: pl.DataFrame, wanted: Sequence[Any]) -> list[str]:
 
 
 def _sides(
-    table: pl.DataFrame, part: Part, models: tuple[str, str] | str, conditions: list[str]
+    table: pl.DataFrame, part: ClaimPart, models: tuple[str, str] | str, conditions: list[str]
 ) -> tuple[Matrix, Matrix]:
     """First and second of the comparison, prompt by prompt."""
     by, over = ["layer", "head"], part.comparison.over
@@ -292,7 +292,7 @@ def _sides(
     return a, b
 
 
-def _decided(part: Part) -> list[pl.Expr]:
+def _decided(part: ClaimPart) -> list[pl.Expr]:
     """Whether a row supports the claim, and whether it opposes it."""
     rule, null = part.rule, null_of(part)
     low, high, difference = pl.col("low"), pl.col("high"), pl.col("difference")
@@ -313,7 +313,7 @@ def _decided(part: Part) -> list[pl.Expr]:
     ]
 
 
-def _against(part: Part, models: tuple[str, str] | str, conditions: list[str]) -> str:
+def _against(part: ClaimPart, models: tuple[str, str] | str, conditions: list[str]) -> str:
     comparison = part.comparison
     if comparison.over is None:
         return f"{comparison.threshold:g}"

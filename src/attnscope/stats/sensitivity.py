@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from attnscope.errors import InputError, unknown
-from attnscope.question.claims import Claim, Part
+from attnscope.question.claims import Claim, ClaimPart
 from attnscope.question.spec import Experiment
 from attnscope.stats.evidence import item_of, measures
 from attnscope.stats.tables import NORMALISE, Values, combine
@@ -230,7 +230,7 @@ def _changed(claim: Claim, chosen: dict[str, Any]) -> Claim:
     """The same claim with other choices."""
     condition = chosen["condition"]
 
-    def part(old: Part) -> Part:
+    def part(old: ClaimPart) -> ClaimPart:
         given = {
             name: chosen[name]
             for name in ("queries", "keys", "classes", "normalise")

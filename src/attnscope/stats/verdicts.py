@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 from scipy import stats
 
-from attnscope.question.claims import Claim, Part, digest
+from attnscope.question.claims import Claim, ClaimPart, digest
 from attnscope.question.spec import Experiment
 from attnscope.stats.contrast import Settings
 from attnscope.stats.evidence import (
@@ -286,7 +286,7 @@ def _bound(
     return made
 
 
-def _outcome(part: Part, rows: pl.DataFrame) -> str:
+def _outcome(part: ClaimPart, rows: pl.DataFrame) -> str:
     needed = part.rule.share * rows.height
     supports, opposes = int(rows["supports"].sum()), int(rows["opposes"].sum())
     if part.rule.vote == "such":
@@ -309,7 +309,7 @@ def _at_least(some: int, of: int) -> float:
     return float(stats.beta.ppf(0.05, some, of - some + 1)) if some else 0.0
 
 
-def _said(part: Part, rows: pl.DataFrame, outcome: str) -> str:
+def _said(part: ClaimPart, rows: pl.DataFrame, outcome: str) -> str:
     """The figures of a part in words."""
     comparison, bounds = part.comparison, part.rule.bounds
     wanted = part.direction if bounds is None else f"within {bounds[0]:g} to {bounds[1]:g}"
