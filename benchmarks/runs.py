@@ -24,7 +24,7 @@ from transformers.utils import logging
 import attnscope
 from attnscope.capture import sites
 from attnscope.cli.estimate import estimate
-from attnscope.experiment import batch as batches
+from attnscope.experiment import passed
 from attnscope.experiment.execute import run_plan
 from attnscope.experiment.plan import make_plan
 from attnscope.question.spec import made
@@ -66,7 +66,7 @@ def main() -> None:
         batch_tokens=options.batch_tokens,
     )
     in_model = used_in_model = 0.0
-    watched = batches.forward
+    watched = passed.forward
 
     @contextmanager
     def timed(*arguments: Any, **keywords: Any) -> Iterator[Any]:
@@ -77,7 +77,7 @@ def main() -> None:
             used_in_model += time.thread_time() - used
             yield found
 
-    batches.forward = timed
+    passed.forward = timed
     memory: list[tuple[float, float]] = []
     folder = Path(tempfile.mkdtemp())
     start, used = time.perf_counter(), time.thread_time()

@@ -35,7 +35,7 @@ class Work:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class MeasuredPart:
     """Cells that went through the model together: a batch, or what it had to be divided into."""
 
     batch: Batch
@@ -48,7 +48,7 @@ class Done:
     """A batch, measured as far as it could be."""
 
     work: Work
-    parts: tuple[Part, ...]
+    parts: tuple[MeasuredPart, ...]
     """Empty where it is stored already, and where nothing could be measured."""
     failed: dict[int, str]
     """Prompts that could not be measured, with their errors."""

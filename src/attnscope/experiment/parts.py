@@ -15,7 +15,7 @@ from pathlib import Path
 
 from attnscope.errors import AttnscopeError
 from attnscope.experiment.cells import Batch
-from attnscope.experiment.executor import Part
+from attnscope.experiment.executor import MeasuredPart
 from attnscope.experiment.measured import Measured
 
 NO_MEMORY = "out of memory"
@@ -24,16 +24,16 @@ NO_MEMORY = "out of memory"
 
 def in_parts(
     batch: Batch, measure: Callable[[Batch], dict[str, Measured]]
-) -> tuple[list[Part], dict[int, str]]:
+) -> tuple[list[MeasuredPart], dict[int, str]]:
     """The batch as it could be measured, and the prompts that could not be, with their errors."""
     try:
-        return [Part(batch, measure(batch))], {}
+        return [MeasuredPart(batch, measure(batch))], {}
     except Exception as error:
         why = said(error)
         traceback.clear_frames(error.__traceback__)  # or they hold what filled the memory
     if len(batch.numbers) == 1:
         return [], {batch.numbers[0]: why}
-    parts: list[Part] = []
+    parts: list[MeasuredPart] = []
     failed: dict[int, str] = {}
     for half in batch.halves():
         measured, not_measured = in_parts(half, measure)
