@@ -1,6 +1,10 @@
 """The papers' recipes on a tiny model: they run, are drawn, and come to a number."""
 
+import importlib.util
+import re
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -11,14 +15,31 @@ from attnscope.experiment.execute import run
 from attnscope.experiment.plan import make_plan
 from attnscope.figures import draw
 from attnscope.measures.registry import COLUMNS
+from attnscope.question.sources import DocumentPrompts, NeedlePrompts
 from attnscope.recipes import BUNDLED, FIGURES, RECIPES, claims_of
 from attnscope.run.schemas import VALUES
-from attnscope.stats.headline import auroc, headlines, important_heads
+from attnscope.stats.focus import auroc, focus, important_heads, shares
+from attnscope.stats.headline import headlines, sink_share
 from attnscope.stats.on_run import judge_run
 from attnscope.stats.verdicts import judge
 from made_models import save_model
 
+
+def loaded(name: str) -> Any:
+    """A file of benchmarks/."""
+    at = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"
+    found = importlib.util.spec_from_file_location(name, at)
+    assert found is not None
+    assert found.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
 PAPERS = [name for name in RECIPES if name not in BUNDLED]
+DOCS = Path(__file__).parents[2] / "docs"
+literal = loaded("papers")
+nulls = loaded("nulls_recipes")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +67,7 @@ def test_a_recipe_runs_and_comes_to_a_number(name: str, folder: str, tmp_path: P
 def test_a_recipe_can_be_planned(name: str, folder: str) -> None:
     asked = RECIPES[name](models={"tiny": folder}, prompts=1, beyond_positions=True)
     assert make_plan(asked).size == len(asked.conditions)
-    assert set(FIGURES[name][0][1].values()) <= set(COLUMNS)
+    assert FIGURES[name][0][1].get("measure", "mass") in COLUMNS
 
 
 def _noise(measure: str, middle: float, **columns: str) -> pl.DataFrame:
@@ -102,6 +123,80 @@ def test_every_claim_has_its_noise() -> None:
 def test_auroc_is_the_chance_of_the_larger_score() -> None:
     assert auroc(np.array([3.0, 4.0]), np.array([1.0, 2.0])) == 1
     assert auroc(np.array([1.0, 2.0]), np.array([1.0, 2.0])) == 0.5
-    clean, attacked = np.ones((8, 3)), np.ones((8, 3))
-    attacked[:, 1] = 0.2
-    assert important_heads(clean, attacked).tolist() == [False, True, False]
+
+
+def test_heads_are_chosen_far_apart_and_then_less_far() -> None:
+    draws = np.random.default_rng(0)
+    calm = 1 + 0.1 * draws.normal(size=(40, 4))
+    attacked = calm - np.array([2.0, 0.5, 0.0, 0.0])  # by ten spreads of both; by 2.5; not
+    assert important_heads(calm, attacked).tolist() == [True, False, False, False]
+    assert important_heads(calm, attacked, fewest=2).tolist() == [True, True, False, False]
+    assert important_heads(attacked, calm, fewest=4).all()  # the farthest, if none is apart
+
+
+def test_a_head_that_notices_any_insertion_is_passed_over() -> None:
+    """The first head falls with whatever is inserted, the second with attacks alone."""
+    draws = np.random.default_rng(0)
+    levels = {"clean": (0.9, 0.9), "harmless": (0.2, 0.9), "ignore": (0.2, 0.4)}
+    first, second = (
+        {k: level + 0.02 * draws.normal(size=(12, 2)) for k, level in levels.items()}
+        for _ in range(2)
+    )
+    numbers = np.arange(6.0)
+    published = focus(first, second, calm=["clean"], attack="ignore")
+    mended = focus(first, second, calm=["clean", "harmless"], attack="ignore")
+    assert (published.heads, mended.heads) == (2, 1)
+    assert published.flagged(["harmless"])(numbers) == 1
+    assert mended.flagged(["harmless"])(numbers) == 0
+    assert mended.flagged(["ignore"])(numbers) == 1
+    assert mended.apart("harmless", ["ignore"])(numbers) == 1
+
+
+def test_a_sink_is_counted_prompt_by_prompt() -> None:
+    """As published: a head above 0.3 in one of two prompts counts half, whatever its mean."""
+    assert sink_share(np.array([[0.9, 0.2], [0.1, 0.2]])) == 0.25
+    assert shares(np.array([0.2, 0.0]), np.array([0.6, 0.0])).tolist() == [0.25, 0.0]
+
+
+SHORT: dict[str, Any] = {
+    "needle": NeedlePrompts(count=1, lengths=(12,)),
+    "position": DocumentPrompts(count=1, words=4),
+}
+"""Shorter texts, where the recipe's own are long for a tokenizer of single bytes."""
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_recipe_is_its_papers_formula_on_dense_attention(
+    name: str, folder: str, tmp_path: Path
+) -> None:
+    asked = RECIPES[name](models={"m": folder}, prompts=1, beyond_positions=True)
+    asked = asked.model_copy(update={"prompts": SHORT.get(name, asked.prompts)})
+    run(asked, tmp_path / "run")
+    opened = attnscope.open_run(tmp_path / "run")
+    model, _ = attnscope.load(folder, dtype="float32")
+    model.set_attn_implementation("eager")
+    found = literal.deviations(name, model, opened)
+    assert found
+    for what, (off, most) in found.items():
+        assert off < 1e-5, what
+        # Random weights copy no needle; tests/experiment/test_generated.py has tokens that they do.
+        assert most > 0 or name == "needle", what
+
+
+def test_every_claim_of_a_recipe_has_worlds_of_both_kinds() -> None:
+    cases = nulls.cases()
+    for claim in (c for recipe in PAPERS for c in claims_of(recipe)):
+        assert {case.true for case in cases if case.claim == claim} == {True, False}, claim.name
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_recipe_has_its_page(name: str) -> None:
+    page = (DOCS / "recipes" / f"{name}.md").read_text(encoding="utf-8")
+    assert f"attnscope reproduce {name}" in page
+    assert "arXiv" in page
+    images = re.findall(r'src="\.\./images/([^"]+)"', page)
+    assert images
+    assert all((DOCS / "images" / image).is_file() for image in images)
+    numbers = page.partition("<!-- numbers -->")[2].partition("<!-- end of numbers -->")[0]
+    assert re.search(r"^(supported|contradicted|undetermined|not measured): ", numbers, re.M)
+    assert f"({name}.md)" in (DOCS / "recipes" / "README.md").read_text(encoding="utf-8")

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 import attnscope
 from attnscope.errors import InputError
 from attnscope.experiment.execute import run
+from attnscope.experiment.plan import make_plan
 from attnscope.experiment.samples import samples_of
 from attnscope.question.spec import Experiment
 from attnscope.recipes import BUNDLED, RECIPES, filler_profile, filler_vs_sentence, token_types
@@ -159,13 +160,37 @@ def test_heads_of_the_papers() -> None:
     }
 
 
+PROMPTS = {
+    **dict.fromkeys(BUNDLED, 64),
+    **{"sinks": 32, "induction": 16, "lookback": 12, "needle": 30},
+    **{"drift": 16, "position": 16, "injection": 24},
+}
+
+
 def test_recipes_take_many_prompts_and_one() -> None:
-    for name, make in RECIPES.items():
-        own = make().prompts.count
-        assert own == 64 if name in BUNDLED else 12 <= own <= 64
+    assert {name: make().prompts.count for name, make in RECIPES.items()} == PROMPTS
+    for make in RECIPES.values():
         assert make(prompts=1).prompts.count == 1
         with pytest.raises(InputError, match="count"):
             make(prompts=0)
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "injection"])
+def test_another_seed_gives_other_prompts(name: str, folders: dict[str, str]) -> None:
+    """Not one prompt of two seeds is the same, random tokens included."""
+    seen = []
+    for seed in (0, 1):
+        models = {"m": folders["spatial-base"]}
+        plan = make_plan(RECIPES[name](models, prompts=3, seed=seed, beyond_positions=True))
+        cells = [cell for model in plan.models for batch in model.batches for cell in batch]
+        seen.append({tuple(cell.tokens.ids.tolist()) for cell in cells})
+    assert seen[0]
+    assert not seen[0] & seen[1]
+
+
+def test_prompts_that_are_written_down_have_no_seed() -> None:
+    with pytest.raises(InputError, match="seed 1: the prompts of injection are written down"):
+        RECIPES["injection"](seed=1)
 
 
 def test_two_models_of_one_name() -> None:

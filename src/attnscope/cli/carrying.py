@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,27 +71,32 @@ def _stopped(folder: Path) -> typer.Exit:
     return typer.Exit(130)
 
 
-def print_outcomes(outcomes: dict[str, Outcome], *, json: bool, drawn: bool = False) -> None:
-    """What was done, and what could not be: then the exit code is 1."""
+def print_outcomes(
+    outcomes: dict[str, Outcome], *, json: bool, drawn: Mapping[str, Sequence[str]] | None = None
+) -> None:
+    """What was done and which figures were drawn of it, and what could not be: then the exit code
+    is 1."""
+    figures = drawn or {}
     if json:
-        print_json([_as_json(name, outcome, drawn) for name, outcome in outcomes.items()])
+        print_json([_as_json(name, o, figures.get(name, ())) for name, o in outcomes.items()])
     else:
         for name, outcome in outcomes.items():
-            _print_outcome(name, outcome, drawn=drawn)
+            _print_outcome(name, outcome, figures.get(name, ()))
     for name, outcome in outcomes.items():
         _print_failures(name, outcome)
     if any(outcome.failed for outcome in outcomes.values()):
         raise typer.Exit(1)
 
 
-def _as_json(name: str, outcome: Outcome, drawn: bool) -> dict[str, Any]:
+def _as_json(name: str, outcome: Outcome, figures: Sequence[str]) -> dict[str, Any]:
     told: dict[str, Any] = {
         "name": name,
         "out": str(outcome.folder),
         "cells": outcome.cells,
         "measured": outcome.measured,
     }
-    if drawn:
+    if figures:
+        told["figures"] = [str(outcome.folder / "figures" / f"{one}.png") for one in figures]
         told["report"] = str(outcome.folder / "report.html")
     if outcome.failed:
         told["failed"] = outcome.failed
@@ -100,14 +105,15 @@ def _as_json(name: str, outcome: Outcome, drawn: bool) -> dict[str, Any]:
     return told
 
 
-def _print_outcome(name: str, outcome: Outcome, *, drawn: bool) -> None:
+def _print_outcome(name: str, outcome: Outcome, figures: Sequence[str]) -> None:
     already = outcome.cells - outcome.measured - len(outcome.failed)
     there = f" ({already} were there already)" if already else ""
     print(f"{name}: {outcome.cells - len(outcome.failed)} cells{there} in {outcome.folder}")
     if not outcome.complete and not outcome.failed:
         print("  other parts of the run are not there yet; the last one finishes it")
-    if drawn:
-        print(f"  figure  {outcome.folder / 'figures' / name}.png, svg, pdf, html, csv, md")
+    for figure in figures:
+        print(f"  figure  {outcome.folder / 'figures' / figure}.png, svg, pdf, html, csv, md")
+    if figures:
         print(f"  report  {outcome.folder / 'report.html'}")
 
 

@@ -180,6 +180,7 @@ def reproduce(
     recipe: Recipe = None,
     models: OtherModels = None,
     prompts: Prompts = None,
+    seed: Annotated[int | None, typer.Option(help="Other prompts than those of seed 0.")] = None,
     queries: Queries = None,
     keys: Keys = None,
     layers: Layers = None,
@@ -196,14 +197,13 @@ def reproduce(
 ) -> None:
     """Reproduce published figures, on the bundled models or on others: run, draw, report.
 
-    Without options: all recipes, 64 prompts each, on the bundled models. With real ones:
+    Without options: the first three, 64 prompts each, on the bundled models. With real ones:
 
         attnscope reproduce filler-profile --models Qwen/Qwen2.5-Math-7B-Instruct
 
         attnscope reproduce token-types --models base=Qwen/Qwen2.5-1.5B-Instruct,tuned=FOLDER
-        --queries last
     """
-    from attnscope.recipes import BUNDLED, REAL, RECIPES
+    from attnscope.recipes import BUNDLED, REAL, RECIPES, figures_of
 
     if recipe is not None and recipe not in RECIPES:
         raise unknown("recipe", recipe, RECIPES)
@@ -224,6 +224,7 @@ def reproduce(
         bos=bos or None,
         beyond_positions=beyond_positions or None,
         prompts=prompts,
+        seed=seed,
     )
     if real and models:
         raise InputError("--real names the models, and --models others; give one of them")
@@ -233,7 +234,7 @@ def reproduce(
         chosen = {"models": REAL[name], **given} if real and name in REAL else given
         experiment = RECIPES[name](**chosen)
         outcomes[name] = _reproduced(name, experiment, out / name, quiet=quiet or json)
-    print_outcomes(outcomes, json=json, drawn=True)
+    print_outcomes(outcomes, json=json, drawn={n: list(dict(figures_of(n))) for n in outcomes})
 
 
 def _reproduced(name: str, experiment: Experiment, folder: Path, *, quiet: bool) -> Outcome:
@@ -241,11 +242,10 @@ def _reproduced(name: str, experiment: Experiment, folder: Path, *, quiet: bool)
     from attnscope.cli.choices import choices
     from attnscope.experiment.plan import make_plan
     from attnscope.figures import draw, save
-    from attnscope.recipes import FIGURES, RECIPES, claims_of
+    from attnscope.recipes import RECIPES, claims_of, figures_of
     from attnscope.report import write_report
     from attnscope.run.store import open_run
-    from attnscope.stats.headline import headlines
-    from attnscope.stats.on_run import judge_run
+    from attnscope.stats.headline import told
 
     plan = make_plan(experiment)
     if not quiet:
@@ -254,11 +254,9 @@ def _reproduced(name: str, experiment: Experiment, folder: Path, *, quiet: bool)
     outcome = carry_out(plan, on_disk(folder), quiet=quiet, claims=claims or None)
     run = open_run(folder)
     if not quiet:
-        print(*headlines(run), sep="\n")
-        for verdict in judge_run(run, claims):
-            print(f"{verdict.verdict}: {verdict.statement} {verdict.reason}")
+        print(*told(run, claims), sep="\n")
         print(f"{name}: drawing the figure and writing the report", flush=True)
-    for figure, options in FIGURES.get(name, [(name, {})]):
+    for figure, options in figures_of(name):
         save(draw(run, figure, **options), folder / "figures")
     write_report(run, folder / "report.html")
     return outcome

@@ -21,7 +21,7 @@ from attnscope.capture.scope import Scope
 from attnscope.capture.watch import watch
 from attnscope.errors import InputError
 from attnscope.loading.fit import check_fit
-from attnscope.prompts.needle import needle_samples
+from attnscope.prompts.needle import needle_samples, recalled
 from attnscope.prompts.words import english
 from attnscope.tokens import DEFAULT, Prompt, read_vocabulary, tokenize
 
@@ -33,7 +33,7 @@ RECENT = 8
 """Tokens up to a query's own that are near."""
 NEEDLE_WORDS = 120
 """Words of a haystack."""
-NEW_TOKENS = 12
+NEW_TOKENS = 20
 TRIES = 3
 """Needles that are tried for each that is to be found."""
 
@@ -60,8 +60,9 @@ def head_scores(
     induction   mean of A[i, i - n + 1] over the second half of n = 32 random tokens said twice
                 (arXiv 2209.11895)
     retrieval   share of the needle's tokens that were generated while the head's largest weight
-                lay on them (arXiv 2404.15574); null where the model does not find the needle, and
-                needles are hidden until so many are found, or three times as many tried
+                lay on them (arXiv 2404.15574); null where the model says no more than half of the
+                needle's words, and needles are hidden until so many are found, or three times as
+                many tried
     """
     if isinstance(prompts, bool) or not isinstance(prompts, int) or prompts < 1:
         raise InputError(f"prompts={prompts!r}: their number is a whole number from 1")
@@ -157,7 +158,7 @@ def _of_needles(
                 pad_token_id=model.generation_config.pad_token_id or 0,
             )[0].cpu()
         new = tokenizer.decode(said[ids.shape[1] :], skip_special_tokens=True)
-        right = new.strip().lower().startswith(str(sample.answer).lower())
+        right = recalled(str(sample.answer), new) > 0.5
         found += right
         copied = [_copied(scope, layer, said, torch.from_numpy(where)) for layer in scope.layers]
         yield (

@@ -65,13 +65,16 @@ def _numbers(asked: Asked) -> Numbers[Told]:
 def _words(made: Numbers[Told], asked: Asked) -> Words:
     found, axis, places = made.told
     colours = asked.theme.series_colours(len(LINES))
+    # What is in order is named by its ends: every place has its name in the table.
+    ends = f"{places[0]} to {places[-1]}"
+    whole = replace(found, keys=ends) if axis == "keys" else replace(found, queries=ends)
     return Words(
         title=f"Mass by place of the {axis}",
         caption=[
             f"{join(found.sources)}, {layers_said(found.layers)}, mean over layers and all heads",
-            f"Places, the {axis} in order: {join(places)}",
+            f"{len(places)} places, the {axis} in order",
             f"Mass of all shown classes, not normalised further, and what even attention would "
-            f"give; {measured(found)}",
+            f"give; {measured(whole)}",
             prompts_said(asked, made.data, interval=intervals(made.data), drawn=", drawn as bands"),
             hollow(made.data),
             *left_out(found),

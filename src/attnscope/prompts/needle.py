@@ -11,6 +11,7 @@ This module must not know tokenizers or models.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -69,13 +70,22 @@ def _sample(
     return Sample(prompt, answer, {"depth": depth, "length": length, "needle": needle})
 
 
+def recalled(answer: str, said: str) -> float:
+    """The share of an answer's words, each as often as it stands there, that were said. A needle
+    counts as found where it is above a half, as published (arXiv 2404.15574)."""
+    wanted, there = (Counter(re.findall(r"\w+", text.lower())) for text in (answer, said))
+    return (wanted & there).total() / max(1, wanted.total())
+
+
 def _made(draw: Random) -> tuple[str, str, str]:
-    """A needle, its question and its answer: words that nobody could guess."""
-    place, *some = draw.sample(word_list("noun"), 3)
-    answer = f"{draw.choice(word_list('adjective'))} {some[0]} {some[1]}"
+    """A needle, its question and its answer: a sentence that a small model can repeat, of words
+    that nobody could guess."""
+    place, *nouns = draw.sample(word_list("noun"), 3)
+    one, other = draw.sample(word_list("adjective"), 2)
+    answer = f"look for the {one} {nouns[0]} behind the {other} {nouns[1]}"
     return (
-        f"The secret password of the {place} is {answer}.",
-        f"What is the secret password of the {place}? Answer with the password only.",
+        f"The first thing to do in the {place} is to {answer}.",
+        f"What is the first thing to do in the {place}?",
         answer,
     )
 

@@ -30,6 +30,7 @@ __all__ = [
     "RECIPES",
     "claims_of",
     "drift",
+    "figures_of",
     "filler_profile",
     "filler_vs_sentence",
     "induction",
@@ -64,10 +65,14 @@ FIGURES: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "needle": [("needle-map", {"measure": "retrieval"}), ("head-map", {"measure": "retrieval"})],
     "drift": [("order", {})],
     "position": [("order", {})],
-    "injection": [("head-map", {"measure": "mass"})],
+    "injection": [
+        (
+            "effect-heads",
+            {"measure": "mass", "keys": "system", "conditions": ["harmless-1", "ignore-1"]},
+        )
+    ],
 }
-"""What is drawn of a recipe, with the figures' options; where it is not here, the figure of its
-name."""
+"""What is drawn of a recipe, with the figures' options; else the figure of its name."""
 
 REAL = {
     "token-types": ("zoo:smollm2", "zoo:smollm2-phys"),
@@ -79,6 +84,11 @@ REAL = {
     ),
 }
 """The real models of the zoo to run each recipe on, in place of the tiny ones."""
+
+
+def figures_of(recipe: str) -> list[tuple[str, dict[str, Any]]]:
+    """The figures of a recipe, with their options."""
+    return FIGURES.get(recipe, [(recipe, {})])
 
 
 def claims_of(recipe: str) -> tuple[Claim, ...]:

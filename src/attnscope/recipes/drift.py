@@ -15,13 +15,16 @@ TURNS = 8
 
 
 def drift(
-    models: Mapping[str, str] | Sequence[str] = ("zoo:smollm2",), prompts: int = 16, **keys: Any
+    models: Mapping[str, str] | Sequence[str] = ("zoo:smollm2",),
+    prompts: int = 16,
+    seed: int = 0,
+    **keys: Any,
 ) -> Experiment:
     """Attention of every reply to the system prompt, over eight turns."""
     asked: dict[str, Any] = {
         "name": "drift",
         "models": labelled(models),
-        "prompts": {"source": "conversations", "count": prompts, "turns": TURNS},
+        "prompts": {"source": "conversations", "count": prompts, "seed": seed, "turns": TURNS},
         "queries": [f"region:turn:{turn}:assistant" for turn in range(1, TURNS + 1)],
         "keys": ["system"],
         "classes": ["whole"],

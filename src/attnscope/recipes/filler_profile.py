@@ -20,6 +20,7 @@ MEASURES = ("profile", "lambda", "even_slope", "spikes", "uniformity", "value_si
 def filler_profile(
     models: Mapping[str, str] | Sequence[str] = ("zoo:math-qwen2",),
     prompts: int = 64,
+    seed: int = 0,
     layers: Any = (0,),
     heads: Any = None,
     **keys: Any,
@@ -30,25 +31,34 @@ def filler_profile(
     if heads is None:
         heads = heads_of(chosen, dict.fromkeys(chosen, HEADS))
     return filler_experiment(
-        "filler-profile", chosen, prompts, {"filler": SLASHES}, layers, heads, MEASURES, keys
+        "filler-profile",
+        chosen,
+        (prompts, seed),
+        {"filler": SLASHES},
+        layers,
+        heads,
+        MEASURES,
+        keys,
     )
 
 
 def filler_experiment(
     name: str,
     models: Mapping[str, str],
-    prompts: int,
+    prompts: tuple[int, int],
     inserts: Mapping[str, Mapping[str, Any]],
     layers: Any,
     heads: Any,
     measures: Sequence[str],
     keys: Mapping[str, Any],
 ) -> Experiment:
-    """Insertions between system prompt and question, by ids; profiles of these layers and heads."""
+    """Insertions between system prompt and question, by ids; so many prompts of a seed; profiles of
+    these layers and heads."""
+    count, seed = prompts
     asked: dict[str, Any] = {
         "name": name,
         "models": models,
-        "prompts": {"source": "math", "count": prompts},
+        "prompts": {"source": "math", "count": count, "seed": seed},
         "conditions": {
             "base": {},
             **{

@@ -31,6 +31,7 @@ def filler_vs_sentence(
         "zoo:chat-gemma3",
     ),
     prompts: int = 64,
+    seed: int = 0,
     layers: Any = (0,),
     heads: Any = None,
     **keys: Any,
@@ -42,5 +43,5 @@ def filler_vs_sentence(
         heads = {label: [HEADS.get(name, 0)] for label, name in chosen.items()}
     inserts = {"filler": SLASHES, "sentence": {"kind": "sentence", "count": 55}}
     return filler_experiment(
-        "filler-vs-sentence", chosen, prompts, inserts, layers, heads, MEASURES, keys
+        "filler-vs-sentence", chosen, (prompts, seed), inserts, layers, heads, MEASURES, keys
     )

@@ -12,13 +12,23 @@ from attnscope.recipes.names import labelled
 
 
 def induction(
-    models: Mapping[str, str] | Sequence[str] = ("zoo:smollm2",), prompts: int = 16, **keys: Any
+    models: Mapping[str, str] | Sequence[str] = ("zoo:smollm2",),
+    prompts: int = 16,
+    seed: int = 0,
+    **keys: Any,
 ) -> Experiment:
     """Attention to the token after the last occurrence, in repeated random tokens."""
     asked: dict[str, Any] = {
         "name": "induction",
         "models": labelled(models),
-        "prompts": {"source": "tokens", "count": prompts, "length": 64, "repeats": 2},
+        # Prompt n is drawn with seed + n; those of two seeds are to share none.
+        "prompts": {
+            "source": "tokens",
+            "count": prompts,
+            "seed": seed * prompts,
+            "length": 64,
+            "repeats": 2,
+        },
         "queries": ["region:repeat:2"],
         "measures": ["induction", "previous_token"],
     }

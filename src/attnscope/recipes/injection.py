@@ -2,14 +2,16 @@
 
 The instruction is the system prompt, the data the user's turn. Attacks of four kinds, two of each,
 are inserted behind the data; so are two harmless sentences, since anything inserted takes some
-attention. The score is the last row's mass on the instruction over chosen heads: chosen on every
-second prompt, tried on the others.
+attention. The score is the last row's mass on the instruction, over that on instruction and data,
+in chosen heads: chosen on every second prompt by the first texts, tried on the other prompts with
+the second ones.
 """
 
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
+from attnscope.errors import InputError
 from attnscope.question.spec import Experiment, made
 from attnscope.recipes.names import labelled
 
@@ -38,9 +40,17 @@ HARMLESS = (
 
 
 def injection(
-    models: Mapping[str, str] | Sequence[str] = ("zoo:smollm2",), prompts: int = 24, **keys: Any
+    models: Mapping[str, str] | Sequence[str] = ("zoo:smollm2",),
+    prompts: int = 24,
+    seed: int = 0,
+    **keys: Any,
 ) -> Experiment:
     """Attention to the instruction, with and without another one in the data."""
+    if seed:
+        raise InputError(
+            f"seed {seed}: the prompts of injection are written down in a file, the same for every "
+            "seed; others can be measured by an experiment of your own (docs/experiments.md)"
+        )
     conditions: dict[str, Any] = {"clean": {}}
     for kind, texts in {**ATTACKS, "harmless": HARMLESS}.items():
         for number, text in enumerate(texts, 1):
@@ -56,7 +66,7 @@ def injection(
         },
         "conditions": conditions,
         "queries": ["last"],
-        "keys": ["system"],
+        "keys": ["system", "question", "filler"],
         "classes": ["whole"],
         "measures": ["mass"],
     }

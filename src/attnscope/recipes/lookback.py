@@ -12,13 +12,16 @@ from attnscope.recipes.names import labelled
 
 
 def lookback(
-    models: Mapping[str, str] | Sequence[str] = ("zoo:smollm2",), prompts: int = 12, **keys: Any
+    models: Mapping[str, str] | Sequence[str] = ("zoo:smollm2",),
+    prompts: int = 12,
+    seed: int = 0,
+    **keys: Any,
 ) -> Experiment:
     """Attention to the context and to its own words while a model answers."""
     asked: dict[str, Any] = {
         "name": "lookback",
         "models": labelled(models),
-        "prompts": {"source": "math", "count": prompts},
+        "prompts": {"source": "math", "count": prompts, "seed": seed},
         "generate": {"max_new_tokens": 24},
         "queries": ["predicts:generated"],
         "keys": ["question", "generated"],

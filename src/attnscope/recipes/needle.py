@@ -1,8 +1,8 @@
 """Retrieval heads: which heads copy a needle out of a long text (arXiv 2404.15574).
 
-A password stands at a depth of a text that says nothing of it, and the model is asked for it. A
-head's score is the share of the password's tokens that the model said while the head looked at
-them most.
+A sentence stands at a depth of a text that says nothing of it, and the model is asked for it. A
+head's score is the share of the answer's tokens that the model said while the head looked at them
+most.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,17 @@ from attnscope.recipes.names import labelled
 
 
 def needle(
-    models: Mapping[str, str] | Sequence[str] = ("zoo:smollm2",), prompts: int = 30, **keys: Any
+    models: Mapping[str, str] | Sequence[str] = ("zoo:smollm2",),
+    prompts: int = 30,
+    seed: int = 0,
+    **keys: Any,
 ) -> Experiment:
     """Heads that copy a needle, at five depths of texts of three lengths."""
     asked: dict[str, Any] = {
         "name": "needle",
         "models": labelled(models),
-        "prompts": {"source": "needle", "count": prompts, "lengths": [50, 100, 200]},
-        "generate": {"max_new_tokens": 20},
+        "prompts": {"source": "needle", "count": prompts, "seed": seed, "lengths": [50, 100, 200]},
+        "generate": {"max_new_tokens": 24},
         "queries": ["predicts:generated"],
         "keys": ["answer"],
         "classes": ["whole"],

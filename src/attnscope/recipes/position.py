@@ -14,13 +14,16 @@ DOCUMENTS = 10
 
 
 def position(
-    models: Mapping[str, str] | Sequence[str] = ("zoo:smollm2",), prompts: int = 16, **keys: Any
+    models: Mapping[str, str] | Sequence[str] = ("zoo:smollm2",),
+    prompts: int = 16,
+    seed: int = 0,
+    **keys: Any,
 ) -> Experiment:
     """Attention of the last token to ten documents, by their place."""
     asked: dict[str, Any] = {
         "name": "position",
         "models": labelled(models),
-        "prompts": {"source": "documents", "count": prompts, "documents": DOCUMENTS},
+        "prompts": {"source": "documents", "count": prompts, "seed": seed, "documents": DOCUMENTS},
         "queries": ["last"],
         "keys": [f"document:{place}" for place in range(1, DOCUMENTS + 1)],
         "classes": ["whole"],

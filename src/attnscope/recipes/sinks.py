@@ -13,18 +13,22 @@ from attnscope.recipes.names import begins, labelled
 
 
 def sinks(
-    models: Mapping[str, str] | Sequence[str] = ("zoo:smollm2",), prompts: int = 32, **keys: Any
+    models: Mapping[str, str] | Sequence[str] = ("zoo:smollm2",),
+    prompts: int = 32,
+    seed: int = 0,
+    **keys: Any,
 ) -> Experiment:
     """Attention to the first token: text and random tokens, with and without BOS."""
     chosen = labelled(models)
     bos = all(begins(name) for name in chosen.values())
-    conditions: dict[str, Any] = {"text": {}, "random": {"random": 0}}
+    random = seed * prompts  # prompt n is drawn with seed + n; those of two seeds share none
+    conditions: dict[str, Any] = {"text": {}, "random": {"random": random}}
     if bos:
-        conditions |= {"no-bos": {"bos": False}, "random-no-bos": {"random": 0, "bos": False}}
+        conditions |= {"no-bos": {"bos": False}, "random-no-bos": {"random": random, "bos": False}}
     asked: dict[str, Any] = {
         "name": "sinks",
         "models": chosen,
-        "prompts": {"source": "math", "count": prompts, "level": 5},
+        "prompts": {"source": "math", "count": prompts, "seed": seed, "level": 5},
         "chat": False,
         "bos": bos,
         "cut": 64,

@@ -18,6 +18,7 @@ PUBLISHED, LAYERS = (0, 16, 20, 27), 28
 def token_types(
     models: Mapping[str, str] | Sequence[str] = ("zoo:spatial-base", "zoo:spatial-phys"),
     prompts: int = 64,
+    seed: int = 0,
     layers: Any = None,
     **keys: Any,
 ) -> Experiment:
@@ -27,7 +28,13 @@ def token_types(
         "name": "token-types",
         "models": chosen,
         # Problems that a model trained on the other split has not seen.
-        "prompts": {"source": "spatial", "count": prompts, "task": "action", "split": "test"},
+        "prompts": {
+            "source": "spatial",
+            "count": prompts,
+            "seed": seed,
+            "task": "action",
+            "split": "test",
+        },
         "layers": layers_of(chosen, PUBLISHED, LAYERS) if layers is None else layers,
         "queries": ["all"],
         "keys": ["maps"],

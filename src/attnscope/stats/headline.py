@@ -5,23 +5,31 @@ Intervals resample prompts. This module must not know models, or how anything wa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from attnscope.prompts.needle import recalled
+from attnscope.question.claims import Claim, built_in
 from attnscope.run.store import Run
+from attnscope.stats.focus import SEVERAL, Focus, focus, shares
+from attnscope.stats.on_run import judge_run
+from attnscope.stats.verdicts import VERDICTS
 
 Array = NDArray[np.float64]
+Statistic = Callable[[Array], float]
 RESAMPLES = 2000
 SINK = 0.3
 """The published threshold of a sink; also asked of induction."""
 RETRIEVAL = 0.1
 """The published threshold of a retrieval head."""
+CLEAN, HARMLESS = "clean", "harmless"
+"""What is no attack: nothing inserted, and a sentence that orders nothing."""
+TRACKER = "1.00 and 0.98, Qwen2-1.5B"
 
 
 @dataclass(frozen=True)
@@ -48,9 +56,21 @@ def headlines(run: Run) -> list[Headline]:
     return [] if found is None else found(run)
 
 
+def told(run: Run, claims: Sequence[Claim]) -> list[str]:
+    """What `attnscope reproduce` prints of a run: its numbers, and the verdict on its claims; on
+    every built-in claim that it can decide where it has none of its own."""
+    verdicts = judge_run(run, claims or built_in())
+    said = [v for v in verdicts if claims or v.verdict in VERDICTS[:3]]
+    return [
+        *map(str, headlines(run)),
+        *(f"{one.verdict}: {one.statement} {one.reason}" for one in said),
+    ]
+
+
 def by_head(run: Run, measure: str, **where: Any) -> tuple[Array, list[int]]:
     """[prompts, heads] of a measure, and which prompts; a prompt without a value is left out."""
     rows = run.values.filter(pl.col("measure") == measure).filter(**where).collect()
+    rows = rows.sort("layer", "head")
     wide = rows.pivot(["layer", "head"], index="prompt", values="value").sort("prompt")
     table = wide.drop("prompt").to_numpy().astype(np.float64)
     good = ~np.isnan(table).any(axis=1)
@@ -74,49 +94,58 @@ def share_above(threshold: float) -> Callable[[Array], float]:
     return lambda table: float((table.mean(axis=0) > threshold).mean())
 
 
-def _shares(run: Run, measure: str, threshold: float, published: str, what: str) -> list[Headline]:
-    made = []
-    for model in run.experiment.models:
-        for condition in run.experiment.conditions:
-            table, prompts = by_head(run, measure, model=model, condition=condition)
-            if not prompts:
-                continue
-            told = f"{model}, {condition}: {what}"
-            numbers = _resampled(table, share_above(threshold))
-            made.append(Headline(told, *numbers, len(prompts), published))
-    return made
+def sink_share(table: Array) -> float:
+    """As published: the share of heads above the threshold in a prompt, mean over prompts."""
+    return float((table > SINK).mean())
 
 
 def _sinks(run: Run) -> list[Headline]:
-    what = f"share of heads with first-token mass above {SINK}"
-    return _shares(run, "first_token", SINK, "random tokens: GPT2-XL 0.70, LLaMA3-8B 0.91", what)
+    made = []
+    for model in run.experiment.models:
+        for condition in run.experiment.conditions:
+            table, prompts = by_head(run, "first_token", model=model, condition=condition)
+            what = f"{model}, {condition}: share of heads with first-token mass above {SINK}"
+            known = "GPT2-XL 0.703, LLaMA3-8B 0.912" if condition == "random" else ""
+            made.append(Headline(what, *_resampled(table, sink_share), len(prompts), known))
+    return made
 
 
 def _induction(run: Run) -> list[Headline]:
-    what = f"share of heads with an induction score above {SINK}"
-    return _shares(run, "induction", SINK, "", what)
+    made = []
+    for model in run.experiment.models:
+        table, prompts = by_head(run, "induction", model=model)
+        what = f"{model}: share of heads with an induction score above {SINK}"
+        made.append(Headline(what, *_resampled(table, share_above(SINK)), len(prompts), ""))
+    return made
 
 
 def _needle(run: Run) -> list[Headline]:
+    """How many needles are found; retrieval heads by those, as published, and by all."""
+    made = []
     what = f"share of heads with a retrieval score above {RETRIEVAL}"
-    answers = run.cells.filter(pl.col("generated").is_not_null())
-    said = [] if answers.is_empty() else [_answered(run)]
-    return [*_shares(run, "retrieval", RETRIEVAL, "below 0.05", what), *said]
+    for model in run.experiment.models:
+        right = found_needles(run, model)
+        table, prompts = by_head(run, "retrieval", model=model)
+        found = np.array([right[prompt] for prompt in prompts])
+        of = found[:, None].astype(np.float64)
+        several = _resampled(of, lambda some: float(some.mean()))
+        made.append(Headline(f"{model}: share of needles found", *several, len(found), ""))
+        for where, some, known in (
+            ("where the needle was found", table[found], "below 0.05"),
+            ("in all prompts", table, ""),
+        ):
+            if len(some):
+                numbers = _resampled(some, share_above(RETRIEVAL))
+                made.append(Headline(f"{model}: {what}, {where}", *numbers, len(some), known))
+    return made
 
 
-def _answered(run: Run) -> Headline:
-    """How often the needle's words were said."""
-    spans = run.tokens.filter(pl.col("regions").list.contains("answer")).collect()
-    wanted = spans.group_by("model", "prompt", "condition", maintain_order=True).agg(
-        pl.col("text").str.join("").str.strip_chars().alias("answer")
-    )
-    cells = run.cells.join(wanted, on=["model", "prompt", "condition"])
-    right = cells.select(
-        pl.col("generated").str.to_lowercase().str.contains(pl.col("answer"), literal=True)
-    )
-    table = right.to_series().cast(pl.Float64).to_numpy()[:, None]
-    numbers = _resampled(table, lambda some: float(some.mean()))
-    return Headline("share of answers with the needle's words", *numbers, len(table), "")
+def found_needles(run: Run, model: str) -> dict[int, bool]:
+    """By prompt, whether more than half of the needle's words were said, as published."""
+    spans = run.tokens.filter(pl.col("regions").list.contains("answer"), model=model).collect()
+    wanted = spans.group_by("prompt", maintain_order=True).agg(pl.col("text").str.join(""))
+    said = dict(run.cells.filter(model=model).select("prompt", "generated").rows())
+    return {prompt: recalled(text, said[prompt] or "") > 0.5 for prompt, text in wanted.rows()}
 
 
 def _lookback(run: Run) -> list[Headline]:
@@ -171,67 +200,59 @@ def _position(run: Run) -> list[Headline]:
     return _fall(run, "keys", "a U: above 1")
 
 
-def auroc(clean: Array, attacked: Array) -> float:
-    """How often a clean prompt has the larger score than an attacked one; ties are halves."""
-    more = (clean[:, None] > attacked[None]).mean()
-    return float(more + 0.5 * (clean[:, None] == attacked[None]).mean())
-
-
-def important_heads(clean: Array, attacked: Array, spreads: float = 4.0) -> NDArray[np.bool_]:
-    """Heads whose clean and attacked masses [prompts, heads] are apart by so many standard
-    deviations of each, as published; the ten farthest apart where there are none."""
-    apart = (clean.mean(0) - spreads * clean.std(0)) - (
-        attacked.mean(0) + spreads * attacked.std(0)
-    )
-    if (apart > 0).any():
-        return np.asarray(apart > 0)
-    chosen = np.zeros(len(apart), dtype=bool)
-    chosen[np.argsort(apart)[-10:]] = True
-    return chosen
-
-
-def _split_auroc(table: Array, calm: int) -> float:
-    return auroc(table[:, :calm].ravel(), table[:, calm:].ravel())
-
-
 def _injection(run: Run) -> list[Headline]:
+    """The focus score with heads chosen as published, and with harmless insertions among what is
+    calm; each against clean texts and against harmless insertions."""
     made = []
-    base = run.experiment.base
+    conditions = [name for name in run.experiment.conditions if name != run.experiment.base]
+    kinds = list(dict.fromkeys(name.rpartition("-")[0] for name in conditions))
+    attacks = [kind for kind in kinds if kind != HARMLESS]
     for model in run.experiment.models:
-        masses = {
-            name: by_head(run, "mass", model=model, condition=name)[0]
-            for name in run.experiment.conditions
+        scores = {name: _focus_scores(run, model, name) for name in run.experiment.conditions}
+        clean = {CLEAN: scores[run.experiment.base]}
+        texts = [{k: scores[f"{k}-{n}"] for k in kinds} | clean for n in (1, 2)]
+        ways = {
+            "heads as published": focus(*texts, calm=[CLEAN], attack=attacks[0]),
+            "heads chosen against harmless too": focus(
+                *texts, calm=[CLEAN, HARMLESS], attack=attacks[0], fewest=SEVERAL
+            ),
         }
-        prompts = np.arange(len(masses[base]))
-        choosing, trying = prompts % 2 == 0, prompts % 2 == 1
-        kinds: dict[str, list[str]] = {}
-        for name in run.experiment.variants:
-            kinds.setdefault(name.rpartition("-")[0], []).append(name)
-        harmless = kinds.pop("harmless", [])
-        attacks = [name for names in kinds.values() for name in names]
-        for against, calm in {"the clean text": [base], "a harmless sentence": harmless}.items():
-            if not calm:
-                continue
-            heads = important_heads(
-                np.concatenate([masses[name][choosing] for name in calm]),
-                np.concatenate([masses[name][choosing] for name in attacks]),
-            )
-            score = {name: table[trying][:, heads].mean(1) for name, table in masses.items()}
-            for kind, names in {"all attacks": attacks, **kinds}.items():
-                table = np.stack([score[name] for name in (*calm, *names)], axis=1)
-                split = partial(_split_auroc, calm=len(calm))
-                what = f"{model}: AUROC of {kind} against {against}"
-                known = "1.00 and 0.98, Qwen2-1.5B" if kind == "all attacks" else ""
-                numbers = _resampled(table, split)
-                made.append(
-                    Headline(
-                        f"{what} ({int(heads.sum())} heads, chosen on other prompts)",
-                        *numbers,
-                        int(trying.sum()),
-                        known if calm == [base] else "",
-                    )
-                )
+        for way, found in ways.items():
+            numbers = np.arange(len(found.of[CLEAN]), dtype=np.float64)
+            made += [
+                Headline(f"{model}, {what}", *_resampled(numbers, statistic), len(numbers), known)
+                for what, statistic, known in _told_apart(way, found, attacks)
+            ]
     return made
+
+
+def _told_apart(way: str, found: Focus, attacks: list[str]) -> list[tuple[str, Statistic, str]]:
+    """What is said of a choice of heads: a name, a statistic, and what is published."""
+    known = TRACKER if "published" in way else ""
+    every = f"{way} ({found.heads}): AUROC of all attacks against clean"
+    told = [(every, found.apart(CLEAN, attacks), known)]
+    told += [(f"{way}: AUROC of {k} against clean", found.apart(CLEAN, [k]), "") for k in attacks]
+    told += [
+        (f"{way}: AUROC of {what} against {calm}", found.apart(calm, which), "")
+        for what, calm, which in (
+            (HARMLESS, CLEAN, [HARMLESS]),
+            ("all attacks", HARMLESS, attacks),
+        )
+    ]
+    told += [
+        (f"{way}: share of {what} flagged", found.flagged(which), "")
+        for what, which in ((CLEAN, [CLEAN]), (HARMLESS, [HARMLESS]), ("all attacks", attacks))
+    ]
+    return told
+
+
+def _focus_scores(run: Run, model: str, condition: str) -> Array:
+    """[prompts, heads]: the share of the instruction, of what goes to it and to the data."""
+    where = {"model": model, "condition": condition}
+    instruction, data, inserted = (
+        by_head(run, "mass", **where, keys=key)[0] for key in ("system", "question", "filler")
+    )
+    return shares(instruction, data + inserted if len(inserted) else data)
 
 
 _OF: dict[str, Callable[[Run], list[Headline]]] = {

@@ -1,0 +1,212 @@
+"""How often the claims of recipes are supported when they are false, and when they are true.
+
+    python benchmarks/nulls_recipes.py --sets 100       from the next seed, all worlds
+    python benchmarks/nulls_recipes.py --only "50 %"    worlds with this in their name
+    python benchmarks/nulls_recipes.py --pages          what was counted, into the page
+
+A set is a run of random numbers with as many layers, heads and prompts as the recipe has on
+SmolLM2, judged as the run is. Every claim is about a share of heads or of layers, so the worlds are
+populations of these: one in which as many are beyond the bound as the claim has to exceed, and the
+others as far on the other side; one in which all are exactly at the bound; for differences one in
+which nothing differs; and one in which the claim is true. Scores of needles are counts of tokens
+that a model says or does not, and get worlds of their own.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+sys.path.insert(0, str(Path(__file__).parent))  # for those who load this file by its path
+
+from attnscope.question.claims import Claim, ClaimPart
+from attnscope.recipes import BUNDLED, RECIPES, claims_of
+from attnscope.stats.verdicts import VERDICTS, judge
+from declared import Array, Case, Random, table
+from pages import Counts, put
+
+LAYERS, HEADS = 30, 9
+SHARED, OWN = 0.2, 0.1
+"""How far prompts differ, in all their values alike and in each by itself."""
+FILE = Path(__file__).with_name("counts_recipes.json")
+PAGE = Path(__file__).parents[1] / "docs" / "recipes" / "README.md"
+PAPERS = [name for name in RECIPES if name not in BUNDLED]
+PROMPTS = {n: int(signature(RECIPES[n]).parameters["prompts"].default) for n in PAPERS}
+CLAIMS = {claim.name: claim for recipe in PAPERS for claim in claims_of(recipe)}
+TOKENS, SAID = 8, 0.8
+"""Tokens of a needle, and the share of needles that is said."""
+
+
+def recipe_of(claim: Claim) -> str:
+    return next(name for name in PAPERS if claim in claims_of(name))
+
+
+def units(part: ClaimPart, of_unit: Array) -> Array:
+    """[layers, heads] of what every head, or every layer, has."""
+    if part.scope.heads == "each":
+        return of_unit.reshape(LAYERS, HEADS)
+    return np.repeat(of_unit[:LAYERS, None], HEADS, axis=1)
+
+
+def beyond(part: ClaimPart, state: str, rng: Random) -> Array:
+    """[layers, heads]: by which factor the second is that of the first, or of the threshold."""
+    sign = -1 if part.direction == "less" else 1
+    bound = (1 + part.comparison.by) ** sign
+    far = bound * 1.5**sign
+    if state == "equal":
+        return np.ones((LAYERS, HEADS))
+    if state == "bound":
+        return np.full((LAYERS, HEADS), bound)
+    share = part.rule.share if state == "share" else min(1.0, 2 * part.rule.share + 0.05)
+    return units(part, np.where(rng.random(LAYERS * HEADS) < share, far, bound * 1.5**-sign))
+
+
+def drawn(claim: Claim, states: list[str], rng: Random) -> pl.DataFrame:
+    """A run in which the parts of a claim are as their states say."""
+    n = PROMPTS[recipe_of(claim)]
+    shape = (n, LAYERS, HEADS)
+
+    def noise() -> Array:
+        return np.exp(OWN * rng.normal(size=shape) - OWN**2 / 2)
+
+    shared = np.exp(SHARED * rng.normal(size=(n, 1, 1)) - SHARED**2 / 2)
+    first_of: dict[str, Array] = {}
+    rows = []
+    for part, state in zip(claim.parts, states, strict=True):
+        factor, of = beyond(part, state, rng), part.comparison
+        columns: dict[str, Any] = {"condition": claim.condition or "base", "uniform": 0.1}
+        if part.quantity.measure == "mass":
+            columns |= {"item": "token", "classes": "whole"}
+        if part.quantity.keys:
+            columns["keys"] = part.quantity.keys
+        if of.over is None:
+            value = float(of.threshold or 0) * factor * shared * noise()
+            rows.append(table(part.quantity.measure, value, **columns))
+            continue
+        assert of.pair is not None
+        a, b = (str(side) for side in of.pair)
+        if a not in first_of:
+            first_of[a] = 0.1 * shared * noise()
+            rows.append(table(part.quantity.measure, first_of[a], **{**columns, of.over: a}))
+        second = 0.1 * factor * shared * noise()
+        rows.append(table(part.quantity.measure, second, **{**columns, of.over: b}))
+    return pl.concat(rows)
+
+
+def needles(rng: Random, chance: Array) -> pl.DataFrame:
+    """Scores of a model that says some of the needles: every token of one that is said was looked
+    at by a head with its chance; where the needle is not said there is nothing to copy."""
+    n = PROMPTS["needle"]
+    said = rng.random((n, 1, 1)) < SAID
+    hits = rng.binomial(TOKENS, np.broadcast_to(chance, (n, LAYERS, HEADS)))
+    return table("retrieval", said * hits / TOKENS, condition="base", keys="answer")
+
+
+def cases() -> list[Case]:
+    """The worlds of every claim."""
+    made = [one for claim in CLAIMS.values() for one in _declared(claim)]
+    needle = CLAIMS["needle"]
+    above, below = 0.5 / SAID, 0.05 / SAID
+
+    def population(share: float) -> Callable[[Random], pl.DataFrame]:
+        def draw(rng: Random) -> pl.DataFrame:
+            far = rng.random((LAYERS, HEADS)) < share
+            return needles(rng, np.where(far, above, below))
+
+        return draw
+
+    made += [
+        Case(needle, "needles: 1 % of heads copy 0.5, others 0.05", False, population(0.01)),
+        Case(
+            needle,
+            "needles: every head copies a tenth",
+            False,
+            lambda rng: needles(rng, np.array(0.1 / SAID)),
+        ),
+        Case(needle, "needles: 7 % of heads copy 0.5, others 0.05", True, population(0.07)),
+    ]
+    return made
+
+
+def _declared(claim: Claim) -> Iterator[Case]:
+    def case(world: str, true: bool, states: list[str]) -> Case:
+        return Case(claim, world, true, lambda rng: drawn(claim, states, rng))
+
+    several = len(claim.parts)
+    yield case("true", True, ["true"] * several)
+    if any(part.comparison.over for part in claim.parts):
+        yield case("nothing differs", False, ["equal"] * several)
+    for number, part in enumerate(claim.parts):
+        which = f", part {number + 1}" if several > 1 else ""
+        what = "heads" if part.scope.heads == "each" else "layers"
+        for state, world in (
+            ("share", f"{100 * part.rule.share:g} % of {what} beyond, the rest far below"),
+            ("bound", f"all {what} exactly at the bound"),
+        ):
+            states = [state if at == number else "true" for at in range(several)]
+            yield case(f"{world}{which}", False, states)
+
+
+def verdicts(case: Case, sets: int, seed: int = 0, resamples: int = 500) -> list[str]:
+    """The verdict on each of so many sets."""
+    found = []
+    for number in range(sets):
+        rng = np.random.default_rng([seed, number, sum(map(ord, case.claim.name + case.world))])
+        (verdict,) = judge([case.claim], case.draw(rng), resamples=resamples, seed=number)
+        assert verdict.verdict != "not measured", verdict.reason
+        found.append(verdict.verdict)
+    return found
+
+
+def lines(every: list[Case], counts: Counts) -> list[str]:
+    """The table, of all seeds."""
+    told = [
+        f"{LAYERS} layers, {HEADS} heads, as many prompts as the recipe has; seeds {counts.said}; "
+        "per cent of sets, ± one standard error.",
+        "",
+        "| claim | what is the case | the claim is | sets | supported | contradicted |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for case in every:
+        row = f"{case.claim.name}: {case.world}"
+        n, share, error = counts.all(row, "supported")
+        if n:
+            mark = "" if case.true else "**"
+            told.append(
+                f"| `{case.claim.name}` | {case.world} | {'true' if case.true else 'false'} | {n} "
+                f"| {mark}{share:.1f}{mark} ± {error:.1f} "
+                f"| {counts.all(row, 'contradicted')[1]:.1f} |"
+            )
+    return told
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sets", type=int, default=100, help="by seed")
+    parser.add_argument("--seed", type=int, help="else the next")
+    parser.add_argument("--only", default="", help="worlds with this in their name")
+    parser.add_argument("--pages", action="store_true", help="no simulation; write the table")
+    given = parser.parse_args()
+    every, counts = cases(), Counts("recipes", FILE)
+    if given.pages:
+        put("nulls", lines(every, counts), PAGE)
+        return
+    seed = max(map(int, counts.seeds), default=0) + 1 if given.seed is None else given.seed
+
+    def counted() -> Iterator[tuple[str, str, Any]]:
+        for case in (case for case in every if given.only in case.world):
+            found = np.array(verdicts(case, given.sets, seed))
+            for name in VERDICTS[:3]:
+                yield f"{case.claim.name}: {case.world}", name, found == name
+
+    counts.keep(seed, counted())
+    print("\n".join(lines(every, counts)))
+
+
+if __name__ == "__main__":
+    main()

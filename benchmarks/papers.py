@@ -1,0 +1,225 @@
+"""What the recipes measure against the papers' formulas on dense attention, head by head.
+
+    python benchmarks/papers.py MODEL [MODEL …]             the largest deviations
+    python benchmarks/papers.py --prompts 4 MODEL
+    python benchmarks/papers.py --only needle,sinks MODEL
+    python benchmarks/papers.py --write MODEL               into docs/recipes/README.md
+
+Every recipe is run on a few prompts. Then the tokens of its run go through the model once more,
+in float32 with its own eager attention and all weights returned, and each statistic is computed
+from these as its paper writes it. Nothing of the streamed path takes part in that.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+
+import attnscope
+from attnscope.experiment.execute import run
+from attnscope.recipes import RECIPES
+from attnscope.stats.focus import important_heads
+
+sys.path.insert(0, str(Path(__file__).parent))  # for those who load this file by its path
+
+from pages import put
+
+PAGE = Path(__file__).parents[1] / "docs" / "recipes" / "README.md"
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class Text:
+    """A prompt of a run, and what was generated after it: tokens, regions, dense attention."""
+
+    def __init__(self, tokens: pl.DataFrame, model: Any):
+        self.ids = np.array(tokens["id"].to_list())
+        self._regions = tokens["regions"].to_list()
+        self.prompt = int((tokens["role"] != "generated").sum())
+        ids = torch.from_numpy(self.ids)[None].long()
+        with torch.no_grad():
+            seen = model(input_ids=ids, output_attentions=True, use_cache=False)
+        self.A = np.stack([layer[0].double().numpy() for layer in seen.attentions])
+        """[layers, heads, queries, keys]"""
+        self.next = seen.logits[0].argmax(-1).numpy()
+        """The likeliest token after each, which is the one that was said."""
+
+    def where(self, name: str) -> Array:
+        """The positions of a region."""
+        return np.array([n for n, names in enumerate(self._regions) if name in names], dtype=int)
+
+
+def sink(text: Text) -> Array:
+    """Mean over all queries of the weight on the first token (arXiv 2410.10781)."""
+    return text.A[..., 0].mean(-1)
+
+
+def induction(text: Text) -> Array:
+    """Mean over the second copy of the weight on what followed the token the first time
+    (2209.11895)."""
+    rows = text.where("repeat:2")
+    n = len(rows)
+    return np.stack([text.A[:, :, i, i - n + 1] for i in rows], -1).mean(-1)
+
+
+def lookback(text: Text) -> Array:
+    """Of every new token: mean weight on the context, over that plus the mean weight on the new
+    tokens; mean over the new tokens (2407.07071)."""
+    ratios = []
+    for t in range(text.prompt, len(text.ids)):
+        context = text.A[:, :, t, : text.prompt].mean(-1)
+        new = text.A[:, :, t, text.prompt : t + 1].mean(-1)
+        ratios.append(context / (context + new))
+    return np.stack(ratios, -1).mean(-1)
+
+
+def retrieval(text: Text) -> Array:
+    """|g ∩ k| / |k|: k the needle's tokens; g those that the head looked at most while the model
+    said the same token (2404.15574)."""
+    needle = text.where("answer")
+    found = np.zeros((*text.A.shape[:2], len(needle)), dtype=bool)
+    for t in range(text.prompt - 1, len(text.ids)):
+        top = text.A[:, :, t].argmax(-1)
+        for n, j in enumerate(needle):
+            found[..., n] |= (top == j) & (text.ids[j] == text.next[t])
+    return found.mean(-1)
+
+
+def focus(text: Text) -> Array:
+    """Of the last query: the weight on the instruction over that on instruction and data
+    (2411.00348, as its authors' program divides)."""
+    last = text.A[:, :, -1]
+    instruction = last[..., text.where("system")].sum(-1)
+    data = np.union1d(text.where("question"), text.where("filler")).astype(int)
+    return instruction / (instruction + last[..., data].sum(-1))
+
+
+def on(region: str, rows: str) -> Any:
+    """Mass on a region, mean over the queries of another."""
+
+    def mass(text: Text) -> Array:
+        at = [-1] if rows == "last" else text.where(rows.removeprefix("region:"))
+        return text.A[:, :, at][..., text.where(region)].sum(-1).mean(-1)
+
+    return mass
+
+
+def measured(opened: Any, measure: str, prompt: int, condition: str, **more: str) -> Array:
+    """[layers, heads] of a run."""
+    of = opened.values.filter(measure=measure, prompt=prompt, condition=condition, **more)
+    of = of.sort("layer", "head").collect()
+    return of["value"].to_numpy().reshape(of["layer"].n_unique(), -1)
+
+
+def shares(opened: Any, prompt: int, condition: str) -> Array:
+    """The focus score of every head, from the masses of a run."""
+    of = {
+        key: measured(opened, "mass", prompt, condition, keys=key)
+        for key in ("system", "question", "filler")
+    }
+    return of["system"] / (of["system"] + of["question"] + np.nan_to_num(of["filler"]))
+
+
+def texts(opened: Any, model: Any) -> Iterator[tuple[int, str, Text]]:
+    tokens = opened.tokens.collect()
+    for prompt, condition in opened.cells.select("prompt", "condition").rows():
+        its = tokens.filter(prompt=prompt, condition=condition).sort("position")
+        yield prompt, condition, Text(its, model)
+
+
+FORMULAS = {
+    "sinks": ("first_token", sink),
+    "induction": ("induction", induction),
+    "lookback": ("lookback_per_token", lookback),
+    "needle": ("retrieval", retrieval),
+}
+
+
+def deviations(
+    recipe: str, model: Any, opened: Any, dense: dict[tuple[int, str], Array] | None = None
+) -> dict[str, tuple[float, float]]:
+    """Statistic to the largest deviation of any head, and the largest value there is."""
+    found: dict[str, tuple[float, float]] = {}
+
+    def compare(what: str, ours: Array, theirs: Array) -> None:
+        assert ours.shape == theirs.shape, (what, ours.shape, theirs.shape)
+        assert np.isfinite(ours).all(), what
+        off, most = found.get(what, (0.0, 0.0))
+        found[what] = (max(off, np.abs(ours - theirs).max()), max(most, theirs.max()))
+
+    for prompt, condition, text in texts(opened, model):
+        if recipe in FORMULAS:
+            measure, formula = FORMULAS[recipe]
+            compare(recipe, measured(opened, measure, prompt, condition), formula(text))
+        elif recipe == "injection":
+            literal = focus(text)
+            compare("focus score of a head", shares(opened, prompt, condition), literal)
+            if dense is not None:
+                dense[prompt, condition] = literal
+        else:
+            for queries in opened.experiment.queries:
+                for keys in opened.experiment.keys:
+                    more = {"queries": queries, "keys": keys}
+                    of = measured(opened, "mass", prompt, condition, **more)
+                    compare(f"{recipe}: mass", of, on(keys, queries)(text))
+    return found
+
+
+def chosen(opened: Any, dense: dict[tuple[int, str], Array]) -> tuple[int, int]:
+    """How many heads the published rule takes of dense scores, and how many the run's differ in."""
+    prompts = sorted({prompt for prompt, _ in dense})
+
+    def rule(score: Any) -> Any:
+        clean, attacked = (
+            np.stack([score(prompt, name).ravel() for prompt in prompts])
+            for name in ("clean", "ignore-1")
+        )
+        return important_heads(clean, attacked)
+
+    ours = rule(lambda prompt, name: shares(opened, prompt, name))
+    theirs = rule(lambda prompt, name: dense[prompt, name])
+    return int(theirs.sum()), int((ours != theirs).sum())
+
+
+def check(name: str, recipes: list[str], prompts: int) -> Iterator[str]:
+    model, _ = attnscope.load(name, dtype="float32")
+    model.set_attn_implementation("eager")
+    for recipe in recipes:
+        with tempfile.TemporaryDirectory() as folder:
+            asked = RECIPES[recipe](models={"m": name}, prompts=prompts, dtype="float32")
+            run(asked, Path(folder) / "run")
+            opened = attnscope.open_run(Path(folder) / "run")
+            dense: dict[tuple[int, str], Array] = {}
+            for what, (off, most) in deviations(recipe, model, opened, dense).items():
+                yield f"{what}: off by {off:.2g} at most (largest value {most:.3g})"
+            if dense:
+                many, other = chosen(opened, dense)
+                yield f"heads chosen for the focus score: {many}, {other} of them others than ours"
+
+
+def main() -> None:
+    known = ["sinks", "induction", "lookback", "needle", "injection", "drift", "position"]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--prompts", type=int, default=2)
+    parser.add_argument("--only", default=",".join(known))
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args()
+    for name in given.models:
+        label = Path(name).name.removeprefix("zoo:")
+        print(label, flush=True)
+        lines = []
+        for line in check(name, given.only.split(","), given.prompts):
+            print(f"  {line}", flush=True)
+            lines.append(f"- {line}")
+        if given.write:
+            put(f"papers {label}", lines, PAGE)
+
+
+if __name__ == "__main__":
+    main()
