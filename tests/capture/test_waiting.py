@@ -185,7 +185,7 @@ def test_large_calls_do_not_wait(kernels_run: list[int], monkeypatch: pytest.Mon
 # --- within bounds -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("room", [1, 3000, 20_000])
+@pytest.mark.parametrize("room", [1, 3000, 8000])
 @torch.no_grad()
 def test_little_room(room: int, kernels_run: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = build("mistral"), prompts(padding=True)

@@ -192,7 +192,8 @@ class Recorder:
             tail.seen.add(site)
             tail.add(site, q, k, lse)
             self.held += tail.each
-            if self.held > LITTLE and not self._has_room(self.held):
+            # Before it is too much: what lies together is a copy, as large again.
+            if self.held + tail.each > LITTLE and not self._has_room(self.held + tail.each):
                 self.measure_waiting()
             return
         if not self.wants(site):
@@ -353,7 +354,7 @@ class Recorder:
         """Measure a whole pass that waits, if all of it is alike; its layers are told apart when
         somebody asks for one."""
         tail, scope = self.tail, next(iter(self.parts.values()))
-        if tail is None or len(self.waiting) != 1 or not self._has_room(self.held + tail.size):
+        if tail is None or len(self.waiting) != 1 or not self._has_room(tail.size):
             return False
         first, frame = tail.first, tail.terms.frame
         selection = self.reducer.select(scope, frame, first.reply)

@@ -73,8 +73,9 @@ class Lane:
         if self.pieces and frame.first_key <= covered:
             self.pieces[-1] = frame.first_key, k
         else:
+            if self.pieces or not self.steps:  # the keys of a step are those of its cache
+                held += k.nbytes
             self.pieces.append((frame.first_key, k))
-            held += k.nbytes
         self.held += held
         return held
 
