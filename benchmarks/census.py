@@ -527,9 +527,12 @@ its `config.json`.
 - **exact**: the watched output is the plain one and every layer's `received` is what the model's
   own eager attention says, each within {tolerance:g} (largest deviations in the table).
 - **streamed**: never n × n. **fallback**: one layer's matrix at a time, and `scope.backend` says
-  so. **both**: some parts so, some so. The fallback is for modules that make that matrix
-  themselves, without the attention interface (BLOOM, MPT, Falcon with their ALiBi, GPT-J …),
-  and for attention that nothing smaller than a matrix describes (sparse by index, by content).
+  so. **both**: some parts so, some so. The fallback is for modules whose own code multiplies
+  queries and keys and makes that matrix whether watched or not, without the attention interface
+  (BLOOM and MPT with their ALiBi, GPT-J …), so that there is nothing to stream; and for attention
+  that nothing smaller than a matrix describes (sparse by index, by content). Falcon calls torch's
+  fused attention by itself, which is seen: it is streamed, its ALiBi too. ALiBi that comes as an
+  additive mask through the interface is streamed in any family, under padding on either side.
 - **refused**: attnscope says why, and measures nothing. **no model**: it could not be built or
   run here by itself, so nothing is said of it.
 

@@ -204,9 +204,9 @@ STREAMED: dict[str, Maker] = {
     "qwen3-next": _qwen3_next,
     "bert": _bert,
     "modernbert": _modernbert,
+    "falcon": _falcon(alibi=False),  # calls sdpa by itself
 }
 FALLBACK: dict[str, Maker] = {
-    "falcon": _falcon(alibi=False),
     "falcon with alibi": _falcon(alibi=True),
     "bloom": _bloom,
     "gptj": _gptj,

@@ -128,6 +128,24 @@ def test_sampled_rows(dtype: torch.dtype) -> None:
         assert off <= 2e-6 * exact[name].abs().max().clamp(min=1), name
 
 
+@pytest.mark.parametrize("queries", ["generated", "predicts"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@torch.no_grad()
+def test_generated_rows(dtype: torch.dtype, queries: str) -> None:
+    """Steps that wait for one another are no further off than single rows are."""
+    model, ids = biased(dtype), tokens(40)
+    how = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 7, "do_sample": False}
+    scopes = {}
+    for backend in ("reference", "streaming"):
+        with attnscope.watch(model, queries=queries, backend=backend) as scopes[backend]:
+            model.generate(ids, pad_token_id=0, eos_token_id=None, **how)
+    assert scopes["streaming"].count(0).item() == 6 + (queries == "predicts")
+    for name in ("received", "entropy", "self_mass", "first_token", "distance"):
+        for layer in (0, 1):
+            ours, exact = (getattr(scope, name)(layer).double() for scope in scopes.values())
+            assert (ours - exact).abs().max() <= 2e-6 * exact.abs().max().clamp(min=1), name
+
+
 @torch.no_grad()
 def test_top_keys_are_those_of_float64() -> None:
     model, ids = biased(), tokens(60)

@@ -77,6 +77,73 @@ def test_a_bias_by_distance_is_streamed(heads: int) -> None:
     check(build("qwen2"), tokens(), additive(-torch.inf, table[None, :, back]), "streaming")
 
 
+def one_sided() -> torch.Tensor:
+    """A text padded on the left, and one on the right."""
+    real = torch.ones(B, N, dtype=torch.long)
+    real[0, :4] = real[1, N - 5 :] = 0
+    return real
+
+
+@torch.no_grad()
+def test_alibi_under_padding_is_streamed() -> None:
+    """A slope a head times a position that is counted from the first real token of each text."""
+    real = one_sided()
+    position = ((real.cumsum(1) - 1) * real)[:, None, None].float()
+    slopes = 2.0 ** -torch.arange(1, 5).float()
+    mask = (slopes[:, None, None] * position).expand(B, 4, N, N)
+    both = real[:, None, None].bool() & real[:, None, :, None].bool()  # padding sees nothing
+    mask = mask.masked_fill(~(CAUSAL & both), torch.finfo(torch.float32).min)
+    model, eager, ids = build("qwen2"), build("qwen2", "eager"), tokens()
+    plain = model(ids, attention_mask=mask).logits
+    with attnscope.watch(model) as scope:
+        watched = model(ids, attention_mask=mask).logits
+    rows = real.bool()
+    assert scope.backend == "streaming"
+    torch.testing.assert_close(watched[rows], plain[rows], rtol=0, atol=2e-5)
+    weights = eager(ids, attention_mask=mask, output_attentions=True).attentions
+    for layer, A in enumerate(weights):
+        wanted = (A.double() * both).sum(2).float()
+        torch.testing.assert_close(scope.received(layer), wanted, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("steps", [0, 4])
+@torch.no_grad()
+def test_falcon_with_alibi_is_streamed(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """It calls sdpa by itself, under a mask that holds the biases of every head."""
+    model, ids, real = build("falcon with alibi"), tokens(), one_sided()
+    if steps:
+        real[1] = 1
+    seen: list[torch.Tensor] = []
+    honest = torch.nn.functional.scaled_dot_product_attention
+
+    def spied(q: Any, k: Any, v: Any, attn_mask: Any, **more: Any) -> Any:
+        scores = q.double() @ k.double().mT * q.shape[-1] ** -0.5 + attn_mask.double()
+        seen.append(scores.softmax(-1))
+        return honest(q, k, v, attn_mask=attn_mask, **more)
+
+    def run() -> torch.Tensor:
+        if not steps:
+            return model(ids, attention_mask=real).logits[real.bool()]
+        how = {"max_new_tokens": steps + 1, "do_sample": False, "pad_token_id": 0}
+        return model.generate(ids, attention_mask=real, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.nn.functional, "scaled_dot_product_attention", spied)
+        plain = run()
+    with attnscope.watch(model) as scope:
+        watched = run()
+    assert scope.backend == "streaming"
+    torch.testing.assert_close(watched, plain, rtol=0, atol=2e-5)
+    total = N + steps
+    rows = torch.cat([real, torch.ones(B, steps, dtype=torch.long)], 1)[:, None].double()
+    for layer in scope.layers:
+        wanted = torch.zeros(B, 4, total, dtype=torch.float64)
+        for A in seen[layer :: len(scope.layers)]:
+            here = rows[..., A.shape[3] - A.shape[2] : A.shape[3]]
+            wanted[..., : A.shape[3]] += (A * here[..., None]).sum(2) * rows[..., : A.shape[3]]
+        torch.testing.assert_close(scope.received(layer), wanted.float(), rtol=0, atol=2e-5)
+
+
 @torch.no_grad()
 def test_any_other_bias_goes_to_the_fallback() -> None:
     check(build("qwen2"), tokens(), additive(-1e9, torch.randn(B, 1, N, N)), "eager-fallback")

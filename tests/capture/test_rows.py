@@ -81,9 +81,9 @@ def distances(scope: Any, layer: int, rows: torch.Tensor, where: torch.Tensor) -
     close(scope.by_distance(layer, first=2, recent=4), torch.stack(wanted, -1))
 
 
-# gpt-oss: learned sinks; gemma2: soft-caps and windows; falcon: the fallback
+# gpt-oss: learned sinks; gemma2: soft-caps and windows; gptj: the fallback
 @pytest.mark.parametrize("side", ["", "left", "right"])
-@pytest.mark.parametrize("name", ["qwen2", "gemma2", "gpt-oss", "falcon"])
+@pytest.mark.parametrize("name", ["qwen2", "gemma2", "gpt-oss", "gptj"])
 def test_against_dense_attention(name: str, side: str) -> None:
     given = inputs(side)
     model = build(name)

@@ -19,7 +19,7 @@ from attnscope.kernels import AttentionCall
 from families import VOCABULARY, build
 
 B, N = 2, 13
-NAMES = ["qwen2", "gemma2", "falcon", "bert"]
+NAMES = ["qwen2", "gemma2", "falcon", "gptj", "bert"]
 
 
 def inputs(name: str = "qwen2") -> dict[str, torch.Tensor]:

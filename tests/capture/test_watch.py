@@ -46,7 +46,7 @@ def state(model: torch.nn.Module) -> tuple[Any, ...]:
 # --- the model is left as it was -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["qwen2", "falcon", "gemma3"])
+@pytest.mark.parametrize("name", ["qwen2", "falcon", "gptj", "gemma3"])
 def test_the_model_is_left_as_it_was(name: str) -> None:
     model, ids = build(name), tokens()
     before = state(model)
@@ -56,7 +56,7 @@ def test_the_model_is_left_as_it_was(name: str) -> None:
     assert state(model) == before
 
 
-@pytest.mark.parametrize("name", ["qwen2", "falcon"])
+@pytest.mark.parametrize("name", ["qwen2", "falcon", "gptj"])
 def test_also_after_an_exception(name: str) -> None:
     model, ids = build(name), tokens()
     before = state(model)
@@ -292,7 +292,7 @@ def test_dtypes(dtype: torch.dtype) -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["qwen2", "mistral", "gemma2", "gpt-oss", "falcon"])
+@pytest.mark.parametrize("name", ["qwen2", "mistral", "gemma2", "gpt-oss", "falcon", "gptj"])
 def test_gradients_flow_as_without_us(name: str) -> None:
     model, ids = build(name), tokens()
 
@@ -379,6 +379,30 @@ def test_a_model_spread_over_memory_and_disk(tmp_path: Path) -> None:
 def described(batch: int, length: int, **more: Any) -> masks.MaskTensor:
     size = {"batch_size": batch, "q_length": length, "kv_length": length}
     return masks.describe(masking_utils.sdpa_mask, "sdpa", **size, **more)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gpt-oss", "gptj"])
+@torch.no_grad()
+def test_a_device_without_float64(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """What it computed is measured on the CPU (here it is there already: nothing may be lost), and
+    at once: no fused operator tells the log-sum-exp there."""
+    model, ids = build(name), torch.randint(5, 50, (2, 9))
+    real = torch.ones_like(ids)
+    real[0, :3] = 0
+    with attnscope.watch(model, top=2, keep=True) as wanted:
+        model(ids, attention_mask=real)
+    moved = []
+    honest = recorder.on_cpu
+    monkeypatch.setattr(recorder, "on_cpu", lambda seen: moved.append(honest(seen)) or moved[-1])
+    monkeypatch.setattr(recorder, "WITHOUT_FLOAT64", {"cpu"})
+    with attnscope.watch(model, top=2, keep=True, hold=0) as scope:
+        model(ids, attention_mask=real)
+    assert len(moved) == len(scope.layers)
+    for layer in scope.layers:
+        close = {"rtol": 0, "atol": 1e-6, "equal_nan": True}
+        torch.testing.assert_close(scope.average(layer), wanted.average(layer), **close)
+        torch.testing.assert_close(scope.entropy(layer), wanted.entropy(layer), **close)
+        torch.testing.assert_close(scope.top_keys(layer)[2], wanted.top_keys(layer)[2], **close)
 
 
 def test_a_mask_moved_or_copied_keeps_its_frame() -> None:

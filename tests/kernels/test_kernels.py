@@ -236,3 +236,26 @@ def test_flash_attention_is_given_heads_of_a_size_it_takes(
     wanted = attention._flash_cpu(q, k, v, 0.3, causal=True)
     for one, other in zip(got, wanted, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def odd(dtype: torch.dtype, D: int, E: int) -> AttentionCall:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 9, size).to(dtype) for size in (D, D, E))
+    start = torch.zeros(2, 9, dtype=torch.int32)
+    stop = torch.arange(1, 10, dtype=torch.int32).expand(2, 9).contiguous()
+    visible = Visible(form="causal", bounds=lambda: (start, stop))
+    return AttentionCall(layer=0, q=q, k=k, v=v, scale=D**-0.5, visible=visible)
+
+
+@pytest.mark.parametrize("D", [4, 12, 20])
+def test_triton_on_odd_sizes_of_heads(D: int) -> None:
+    from attnscope.kernels import triton
+
+    call = odd(torch.float16, D, D)
+    rows = rows_of(call)
+    A, _, lse = reference.weights(rows)
+    out, got = triton.attend(call)
+    torch.testing.assert_close(out.double(), A @ call.v.double(), rtol=0, atol=1e-2)
+    torch.testing.assert_close(got.double(), lse, rtol=0, atol=TOLERANCE)
+    rows = replace(rows, lse=got)
+    assert_same(kernel("triton")(rows), kernel("reference")(rows), rows)

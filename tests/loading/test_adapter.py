@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import attnscope
 from attnscope import zoo
+from attnscope.cli import main
 from attnscope.errors import ModelError
 from attnscope.experiment.execute import run
 from attnscope.loading import find
@@ -73,6 +74,27 @@ def test_base_plus_adapter_is_the_same(base: str, adapter: str) -> None:
     with torch.no_grad():
         assert torch.equal(one(IDS).logits, other(IDS).logits)
     assert other.name_or_path == f"{base}+{adapter}"
+
+
+def test_on_the_command_line(
+    base: str, adapter: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def look(name: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["attnscope", "look", name, "Tom has 12 apples"])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capfd.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    code, tuned, _ = look(f"{base}+{adapter}")
+    assert code == 0
+    assert "whitespace" in tuned
+    assert tuned != look(base)[1]
+    shallow = save_model(Path(base).parent / "shallow", layers=1)
+    code, _, said = look(f"{shallow}+{adapter}")
+    assert code == 2
+    assert [line[:7] for line in said.splitlines()] == ["error: "]
 
 
 def test_both_revisions_are_recorded(base: str, adapter: str, tmp_path: Path) -> None:

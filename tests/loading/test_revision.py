@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from attnscope.cli import main
 from attnscope.errors import ModelError
 from attnscope.loading import find, load, load_tokenizer
 from attnscope.loading.cache import home
@@ -130,6 +131,19 @@ def test_main_moves_between_planning_and_loading(hub: str, tmp_path: Path) -> No
 def test_a_revision_that_does_not_exist(hub: str) -> None:
     with pytest.raises(ModelError, match=r"revision 'no-such' of 'someone/tiny'"):
         load(hub, revision="no-such")
+
+
+def test_a_revision_that_does_not_exist_on_the_command_line(
+    hub: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["attnscope", "look", f"{hub}@no-such", "hello"])
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capfd.readouterr().err.splitlines()
+    assert said[0].startswith("error: could not load revision 'no-such' of 'someone/tiny'")
+    assert len(said) == 2  # and what to do without a connection
 
 
 def test_a_folder_has_no_revisions(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from attnscope.kernels.attend import attend, prepared
 _SAID = {
     "cache_position",
     "deterministic",
+    "enable_gqa",
     "output_attentions",
     "output_hidden_states",
     "past_key_values",

@@ -1,16 +1,16 @@
 """Weights as they are, one layer's matrix at a time: for attention that nothing smaller describes.
 
-Modules that bypass the attention interface run as they always do. Where they return weights,
-those are taken; where they call torch's sdpa, the call is seen and its weights computed beside
-it. The matrix is reduced before the next layer makes its own; one is the price, so this is for
-a few thousand tokens.
+Modules that bypass the attention interface run as they always do, and the weights that they make
+are taken. The matrix is reduced before the next layer makes its own; one is the price, so this is
+for a few thousand tokens. Where they call torch's sdpa instead, there is no matrix: that call is
+handed on as if it had come through the interface.
 """
 
-import math
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,14 +29,19 @@ from attnscope.kernels import reference
 
 Listens = Callable[[nn.Module], bool]
 Tell = Callable[[nn.Module, Any, Tensor, Tensor], None]
+Attend = Callable[..., Tensor]
+"""From a module and the arguments of a call of torch's sdpa to what that returns."""
 
 
 class _SeeWeights(TorchFunctionMode):
-    """While active, keeps the weights that softmax makes, and computes those of sdpa beside it; and
-    which of them were not hidden: a weight of 0 may be rounding, a score says."""
+    """While active, keeps the weights that softmax makes and which of them were not hidden (a
+    weight of 0 may be rounding, a score says); and lets sdpa be answered by `attend`."""
 
-    def __init__(self) -> None:
+    def __init__(self, attend: Callable[..., Tensor]) -> None:
         super().__init__()
+        self.attend = attend
+        self.calls = 0
+        """Of sdpa."""
         self.found: list[tuple[Tensor, Tensor]] = []
 
     def __torch_function__(
@@ -44,8 +49,8 @@ class _SeeWeights(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            with torch.no_grad():
-                self.found.append(_weights(*args, **kwargs))
+            self.calls += 1
+            return self.attend(*args, **kwargs)
         made = func(*args, **kwargs)
         if func in (F.softmax, torch.softmax, Tensor.softmax) and made.ndim in (3, 4):
             scores = args[0] if args else kwargs["input"]
@@ -53,28 +58,46 @@ class _SeeWeights(TorchFunctionMode):
         return made
 
 
-def _weights(
+def plain_sdpa(
+    module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
     is_causal: bool = False,
-    scale: float | None = None,
     enable_gqa: bool = False,
+) -> tuple[Tensor, None]:
+    """Torch's sdpa as the attention interface would call it; the names are transformers'."""
+    out = F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=attention_mask,
+        dropout_p=dropout,
+        is_causal=is_causal,
+        scale=scaling,
+        enable_gqa=enable_gqa,
+    )
+    return out.transpose(1, 2), None
+
+
+def eager_sdpa(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    scaling: float,
+    **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """A [B, H, Q, K] of one sdpa call, and what was not hidden; the names are torch's."""
-    if enable_gqa:
-        key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = (query.float() * scale) @ key.float().transpose(-1, -2)
-    if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attn_mask, -math.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask
-    return torch.softmax(scores, -1).nan_to_num(0.0), scores > masks.HIDES
+    """The same spelled out, under an additive mask, with its weights [B, H, Q, K]."""
+    per_group = query.shape[1] // key.shape[1]
+    key, value = (t.repeat_interleave(per_group, 1) for t in (key, value))
+    scores = (query.float() * scaling) @ key.float().transpose(-1, -2) + attention_mask
+    weights = torch.softmax(scores, -1)
+    return (weights.to(value.dtype) @ value).transpose(1, 2), weights
 
 
 class _Looking(threading.local):
@@ -87,8 +110,9 @@ class _Looking(threading.local):
         """Batch and tokens, in the order in which the module takes them."""
 
 
-def hook(module: nn.Module, listens: Listens, tell: Tell) -> ExitStack:
-    """Tell of the weights this module makes where somebody listens, until undone.
+def hook(module: nn.Module, listens: Listens, tell: Tell, attend: Attend) -> ExitStack:
+    """Tell of the weights this module makes where somebody listens, and let its calls of sdpa be
+    answered by `attend`, until undone.
 
     A copy of the module, which carries the hooks for ever, tells nothing.
     """
@@ -101,7 +125,7 @@ def hook(module: nn.Module, listens: Listens, tell: Tell) -> ExitStack:
             shape = next(given).shape
             first = type(module).__name__ in CHANNELS_FIRST
             looking.text = (shape[0], shape[2]) if first else tuple(shape[:2])
-            looking.seeing = _SeeWeights()
+            looking.seeing = _SeeWeights(partial(attend, module))
             looking.seeing.__enter__()  # type: ignore[no-untyped-call]
 
     def look_away(this: nn.Module, args: Any, output: Any) -> None:
@@ -111,14 +135,16 @@ def hook(module: nn.Module, listens: Listens, tell: Tell) -> ExitStack:
     def take(this: nn.Module, args: Any, output: Any) -> None:
         if this is not module or looking.seeing is None:
             return
-        seen, looking.seeing = looking.seeing.found, None
+        calls, seen, looking.seeing = looking.seeing.calls, looking.seeing.found, None
+        if calls and not seen:
+            return  # its attention was seen as it was called
         A = output[1] if isinstance(output, tuple) and len(output) > 1 else None
         shown = None
         if len(seen) == 1:
             A, shown = seen[0]
-        if not isinstance(A, Tensor) or A.ndim not in (3, 4):
+        if calls or not isinstance(A, Tensor) or A.ndim not in (3, 4):
             raise ModelError(
-                f"{type(module).__name__} made {len(seen) or 'no'} attention weights that "
+                f"{type(module).__name__} made {calls + len(seen) or 'no'} attention weights that "
                 "attnscope can see, where there should be one matrix; if it was loaded with a "
                 "flash implementation, load it with attn_implementation='eager'"
             )

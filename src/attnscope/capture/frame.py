@@ -76,7 +76,10 @@ class Frame:
         if device == self.device:
             return self
         if device not in self.elsewhere:
-            self.elsewhere[device] = replace(self, device=device, selections={}, elsewhere={})
+            seen = None if self.seen is None else self.seen.to(device)
+            self.elsewhere[device] = replace(
+                self, device=device, seen=seen, selections={}, elsewhere={}
+            )
         return self.elsewhere[device]
 
     def visibility(self) -> Tensor:

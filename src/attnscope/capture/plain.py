@@ -18,6 +18,7 @@ from attnscope.capture.scope import Scope
 from attnscope.capture.totals import LayerTotals
 from attnscope.errors import InputError
 from attnscope.kernels import AttentionCall
+from attnscope.kernels.call import WITHOUT_FLOAT64
 
 
 class Stats:
@@ -84,6 +85,8 @@ def stats(
     classes   int [batch, keys], -1 for none, for `flow`
     """
     q, k = _checked(q, k)
+    if q.device.type in WITHOUT_FLOAT64:
+        q, k = q.cpu(), k.cpu()
     frame = _frame(q, k, causal, window, _real(k, mask, lengths))
     asked = _queries(queries)
     ids = None if classes is None else torch.as_tensor(classes).long().cpu()

@@ -3,7 +3,7 @@
 Must not know how attention becomes sums: that is `reducing.py`.
 """
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from attnscope.capture.waiting import (
 )
 from attnscope.errors import ConservationError, ModelError, ScopeError
 from attnscope.kernels import AttentionCall
+from attnscope.kernels.call import WITHOUT_FLOAT64, Link
 from attnscope.kernels.pieces import even
 
 # Bytes that may wait anywhere: asking the device how many it has free takes longer than a launch.
@@ -48,6 +49,26 @@ def device_of(found: sites.Sites) -> torch.device:
     if device is not None:
         return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     return next(module.parameters()).device
+
+
+def on_cpu(seen: Seen) -> Seen:
+    """The same attention where it can be measured, if it cannot be where it was computed."""
+    assert seen.frame is not None
+    frame = seen.frame.on(torch.device("cpu"))
+    if seen.call is None:
+        weights = None if seen.weights is None else seen.weights.cpu()
+        return replace(seen, frame=frame, weights=weights)
+    moved: dict[str, Any] = {
+        each.name: value.cpu()
+        for each in fields(seen.call)
+        if isinstance(value := getattr(seen.call, each.name), Tensor)
+    }
+    links = tuple(
+        Link(bias=link.bias.cpu(), queries=None if link.queries is None else link.queries.cpu())
+        for link in seen.call.links
+    )
+    call = replace(seen.call, visible=frame.visible, links=links, **moved)
+    return replace(seen, frame=frame, call=call, lse=None if seen.lse is None else seen.lse.cpu())
 
 
 class Recorder:
@@ -134,6 +155,8 @@ class Recorder:
 
     def see(self, seen: Seen) -> None:
         """Add one attention to the sums, now or with others."""
+        if seen.frame is not None and seen.frame.device.type in WITHOUT_FLOAT64:
+            seen = on_cpu(seen)
         assert seen.frame is not None
         site, frame = seen.site, seen.frame
         can_wait = seen.lse is not None and not seen.changed and self.hold > 0

@@ -201,7 +201,7 @@ def install(
         for base in set(sites.bases.values()):
             undo.enter_context(_shared(base, partial(_mark_passes, base)))
         for module in sites.bypassing if user.describes else ():
-            undo.enter_context(_shared(module, partial(fallback.hook, module, _listens, _bypassed)))
+            undo.enter_context(_shared(module, partial(_hook, module)))
         users.enter(user)
         undo.callback(users.leave, user)
         _everybody.append(users)
@@ -398,6 +398,42 @@ def _pass_of(
         given.turns[site.stack] = turn + 1
         here = [(user, Site(site.stack, turn)) for user, site in here]
     return given, here
+
+
+def _hook(module: nn.Module) -> ExitStack:
+    return fallback.hook(module, _listens, _bypassed, _called)
+
+
+def _called(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """What a module calls in place of torch's sdpa, where it does so by itself; the names are
+    torch's."""
+    output, _ = _attention(
+        _here.users,
+        fallback.plain_sdpa,
+        fallback.eager_sdpa,
+        "sdpa",
+        module,
+        query,
+        key,
+        value,
+        attn_mask,
+        dropout=dropout_p,
+        is_causal=is_causal,
+        scaling=scale,
+        enable_gqa=enable_gqa,
+    )
+    made: Tensor = output.transpose(1, 2)
+    return made
 
 
 def _listens(module: nn.Module) -> bool:

@@ -71,8 +71,6 @@ def watch(
         )
     if backend != "eager-fallback":
         backend = kernels.choose(backend, device_of(found))
-        if found.bypassing == found.modules.keys():
-            backend = "eager-fallback"
     parts: dict[str, Scope] = {}
     for site in found.places:
         if site.layer in measured:
