@@ -447,7 +447,7 @@ def compared(
 
 
 def _backend(scope: Any) -> str:
-    used = {scope[part].backend for part in scope.parts}
+    used = {scope[part].backend for part in scope.parts if scope[part]._layers}  # which ran
     return "streamed" if used == {"streaming"} else "fallback" if len(used) == 1 else "both"
 
 

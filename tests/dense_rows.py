@@ -45,7 +45,17 @@ def dense(folder: str, ids: list[int]) -> tuple[list[Array], list[tuple[Array, A
         weights = model(input_ids=torch.tensor([ids]), output_attentions=True).attentions
     heads = model.config.num_key_value_heads
     made = [(v.reshape(len(v), heads, -1).transpose(1, 0, 2), o, i) for v, _, o, i in found]
-    return [layer[0].double().numpy() for layer in weights], made
+    return [_shown(layer[0], n, model.config) for n, layer in enumerate(weights)], made
+
+
+def _shown(weights: torch.Tensor, layer: int, config: Any) -> Array:
+    """Weights [H, n, n] that are above 0 wherever a key was visible: large scores round them to 0,
+    and what could be seen is told by them below."""
+    A: Array = weights.double().numpy()
+    back = np.arange(A.shape[1])[:, None] - np.arange(A.shape[2])
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * (layer + 1)
+    window = config.sliding_window if kinds[layer] == "sliding_attention" else A.shape[2]
+    return np.where((A == 0) & (back >= 0) & (back < window), 1e-300, A)
 
 
 def of_activations(row: dict[str, Any], new: Any, old: Any, cell: Any) -> float:

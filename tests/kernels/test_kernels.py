@@ -87,6 +87,7 @@ def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         "TILE_WHOLE": 512,
         "LEAST": 2,
         "REFINED": 24,
+        "CHUNK": 2,
     }.items():
         monkeypatch.setattr(tiles, name, size)
     for name, size in {"BLOCK": 8, "LEAST": 3, "UNCUT": 12, "MASK": 900, "SCORES": 900}.items():

@@ -18,7 +18,15 @@ from torch import Tensor
 
 from attnscope.kernels.call import Rows, Totals, reach_of
 from attnscope.kernels.pieces import Piece
-from attnscope.kernels.tiles import Cutting, blocks, dtype_of, large_products, plan_of, tiles_of
+from attnscope.kernels.tiles import (
+    Cutting,
+    blocks,
+    dtype_of,
+    large_products,
+    plan_of,
+    sum_of_rows,
+    tiles_of,
+)
 
 LN2 = math.log(2.0)
 
@@ -164,7 +172,7 @@ def _block(
             if rows.shrink is not None:
                 each.entropy[there] -= entropy
             sums.entropy[there[:2]] -= entropy.sum(2)
-            sums.received[columns] += (times[:, :, None] @ p)[:, :, 0]
+            sums.received[columns] += sum_of_rows(times, p)
         else:
             sums.entropy[there[:2]] -= x.sum((2, 3))
             sums.received[columns] += p.sum(2)
@@ -175,7 +183,7 @@ def _block(
         if not plan.backward:
             order = torch.arange(left, right, device=p.device, dtype=torch.int32)
             before = plan.own[piece.sequences, None, piece.rows, None] <= order
-            sums.later[columns] += (times[:, :, None] @ (p * before))[:, :, 0]
+            sums.later[columns] += sum_of_rows(times, p * before)
         if rows.group is not None and sums.flow is not None:
             member = _member(rows, rows.group, plan, piece) * times[:, :, None]
             sums.flow[piece.sequences, heads, :, left:right] += member @ p

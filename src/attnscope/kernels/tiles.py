@@ -30,6 +30,8 @@ TILE, TILE_WHOLE, TILE_KEYS = 1 << 19, 1 << 20, 256
 # Rows of a piece: the fewer, the less of a causal piece is in its future. However long the text, a
 # tile has LEAST rows of every head, or reading the keys would cost more than the products.
 LEAST, FEW, MANY = 16, 32, 128
+# Rows that are added up in one go: a longer sum in float32 is off by more than the softmax is.
+CHUNK = 16
 
 # Texts up to this length have pieces of at least FEW rows.
 SHORT = 512
@@ -101,7 +103,8 @@ def plan_of(rows: Rows, *, whole: bool) -> Cutting:
     if whole and K > SHORT:
         step = min(step, max(LEAST, room // (R * K)))
     step = even(M, step)
-    step += step % 2  # the two draws of a stratum stay in one piece
+    # The two draws of a stratum stay in one piece, and so do rows that are added up together.
+    step += -step % (CHUNK if step > 2 * CHUNK else 2)
     if not whole:
         width = min(K, max(width, room // (B * H * step)))
     blocks = max(1, room // (R * step * width))
@@ -138,6 +141,15 @@ def plan_of(rows: Rows, *, whole: bool) -> Cutting:
     )
     rows.cache[key] = made
     return made
+
+
+def sum_of_rows(times: Tensor, p: Tensor) -> Tensor:
+    """[B, H, K]: the rows of a tile [B, H, rows, K], each times its number [B, H, rows]."""
+    B, H, T, K = p.shape
+    if T % CHUNK or T <= 2 * CHUNK:
+        return (times[:, :, None] @ p)[:, :, 0]
+    few = times.reshape(B, H, -1, 1, CHUNK) @ p.view(B, H, -1, CHUNK, K)
+    return few.sum((2, 3))
 
 
 def blocks(
