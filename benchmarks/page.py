@@ -1,4 +1,4 @@
-"""The live page under use and under load: `python benchmarks/page.py [--clients 50 --seconds 60]`.
+"""The live page under use and under load: `python benchmarks/page.py [--only use long load]`.
 
 Starts `attnscope serve` in a process of its own and asks it from this one: how long until the first
 picture, how long a switch of head takes, how much memory it holds, and what many clients at once
@@ -24,34 +24,48 @@ def memory(pid: int, what: str = "VmRSS") -> float:
     return int(next(line for line in lines if line.startswith(what)).split()[1]) / 1024
 
 
-def measured(client: httpx.Client, model: str, text: str) -> str:
-    job = client.post("/api/views", json={"model": model, "text": text, "beyond": True}).json()[
-        "job"
-    ]
+def measured(client: httpx.Client, model: str, text: str) -> tuple[str, float, float]:
+    """The view, seconds until something of it could be seen, and until all was measured."""
+    began, first = time.perf_counter(), None
+    body = {"model": model, "text": text, "beyond": True}
+    job = client.post("/api/views", json=body).json()["job"]
     while True:
         now = client.get(f"/api/jobs/{job}").json()
+        if now["result"] and first is None:
+            client.get(f"/api/views/{now['result']['view']}").raise_for_status()
+            client.get(f"/api/views/{now['result']['view']}/shade").raise_for_status()
+            first = time.perf_counter() - began
         if now["state"] == "done":
-            return str(now["result"]["view"])
+            return str(now["result"]["view"]), float(first or 0), time.perf_counter() - began
         if now["state"] not in ("waiting", "running"):
             raise SystemExit(now["said"])
         time.sleep(0.01)
 
 
-def one_view(client: httpx.Client, pid: int, model: str, text: str) -> str:
+def gazed(client: httpx.Client, view: str, token: int, way: str) -> float:
+    """Seconds until a token's gaze is there."""
     began = time.perf_counter()
-    view = measured(client, model, text)
+    body = {"token": token, "layer": 1, "way": way}
+    job = client.post(f"/api/views/{view}/gaze", json=body).json()["job"]
+    while client.get(f"/api/jobs/{job}").json()["state"] in ("waiting", "running"):
+        time.sleep(0.01)
+    return time.perf_counter() - began
+
+
+def one_view(client: httpx.Client, pid: int, model: str, text: str) -> str:
+    view, first, whole = measured(client, model, text)
     facts = client.get(f"/api/views/{view}").json()
-    client.get(f"/api/views/{view}/shade").raise_for_status()
-    first = time.perf_counter() - began
     switches = []
     for n in range(30):
         began = time.perf_counter()
         where = {"layer": facts["layers"][n % len(facts["layers"])], "head": n % facts["heads"][0]}
         client.get(f"/api/views/{view}/shade", params=where).raise_for_status()
         switches.append(1000 * (time.perf_counter() - began))
+    gazes = [gazed(client, view, facts["read"] // 2, way) for way in ("to", "by")]
     return (
-        f"| {model} | {len(facts['tokens']):,} | {first:.1f} s | {median(switches):.0f} ms "
-        f"({max(switches):.0f} at most) | {memory(pid, 'VmHWM'):.0f} MiB |"
+        f"| {model} | {len(facts['tokens']):,} | {first:.1f} s | {whole:.1f} s | "
+        f"{median(switches):.0f} ms ({max(switches):.0f} at most) | "
+        f"{gazes[0]:.2f} s / {gazes[1]:.1f} s | {memory(pid, 'VmHWM'):.0f} MiB |"
     )
 
 
@@ -90,9 +104,25 @@ async def loaded(address: str, model: str, clients: int, seconds: float) -> dict
     return took
 
 
+def under_load(address: str, pid: int, model: str, clients: int, seconds: float) -> None:
+    before = memory(pid)
+    took = asyncio.run(loaded(address, model, clients, seconds))
+    print(
+        f"\n{clients} clients for {seconds:.0f} s on {model}: {len(took['error'])} errors.\n\n"
+        "| request | answered | median | 95 % | 99 % |\n" + "| --- " * 5 + "|"
+    )
+    for kind, times in took.items():
+        if len(times) > 1:
+            cuts = quantiles(times, n=100)
+            shown = " | ".join(f"{1000 * t:.0f} ms" for t in (median(times), cuts[94], cuts[98]))
+            print(f"| {kind} | {len(times)} | {shown} |")
+    print(f"\nThe server's memory: {before:.0f} MiB before, {memory(pid):.0f} after.")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="*", default=["zoo:smollm2", "zoo:math-qwen2"])
+    parser.add_argument("--only", nargs="*", default=["use", "long", "load"])
     parser.add_argument("--long", type=int, default=16_000, help="tokens, on the last model")
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=60)
@@ -104,30 +134,18 @@ def main() -> None:
         address = server.stdout.readline().split()[3]
         with httpx.Client(base_url=address, timeout=600) as client:
             print(
-                "| model | tokens | first picture | another head | peak memory |\n"
-                + "| --- " * 5
-                + "|"
+                "| model | tokens | first picture | all layers | another head | "
+                "gaze, to / by | peak memory |\n" + "| --- " * 7 + "|"
             )
-            for model in given.models:
+            for model in given.models if "use" in given.only else ():
                 measured(client, model, TEXT)  # loads it
                 print(one_view(client, server.pid, model, TEXT), flush=True)
-            long = TEXT * (given.long // 28)
-            print(one_view(client, server.pid, given.models[-1], long), flush=True)
-        before = memory(server.pid)
-        took = asyncio.run(loaded(address, given.models[-1], given.clients, given.seconds))
-        print(
-            f"\n{given.clients} clients for {given.seconds:.0f} s on {given.models[-1]}: "
-            f"{len(took['error'])} errors.\n\n| request | answered | median | 95 % | 99 % |"
-        )
-        print("| --- " * 5 + "|")
-        for kind, times in took.items():
-            if len(times) > 1:
-                cuts = quantiles(times, n=100)
-                shown = " | ".join(
-                    f"{1000 * t:.0f} ms" for t in (median(times), cuts[94], cuts[98])
-                )
-                print(f"| {kind} | {len(times)} | {shown} |")
-        print(f"\nThe server's memory: {before:.0f} MiB before, {memory(server.pid):.0f} after.")
+            measured(client, given.models[-1], TEXT)
+            if "long" in given.only:
+                long = TEXT * (given.long // 28)
+                print(one_view(client, server.pid, given.models[-1], long), flush=True)
+        if "load" in given.only:
+            under_load(address, server.pid, given.models[-1], given.clients, given.seconds)
     finally:
         server.terminate()
         server.wait()

@@ -143,3 +143,25 @@ def test_a_page_stays_small(watched: tuple[Any, Any, Any], monkeypatch: pytest.M
     html = scope.show(tokenizer, 1).html
     assert "tokens, means over heads" in html
     assert "shown: the first" in html
+
+
+def test_a_token_can_be_clicked_where_queries_were_kept(watched: tuple[Any, Any, Any]) -> None:
+    scope, tokenizer, inputs = watched
+    assert "Click a token" in scope.show(tokenizer, 1).html.split("<script>")[0]
+    model, _ = attnscope.load("zoo:math-qwen2")
+    with torch.no_grad(), attnscope.watch(model) as plain:
+        model(**inputs)
+    assert "Click a token" not in plain.show(tokenizer, 1).html.split("<script>")[0]
+
+
+def test_gazes_are_the_largest_weights_of_each_row() -> None:
+    rows = {
+        (layer, n): np.arange(10.0)[::-1] / 45 * (n + 1) / 10 for layer in (0, 1) for n in range(10)
+    }
+    found = show._gazes(lambda layer, n: rows[layer, n], [0, 1], 10)
+    assert found is not None
+    assert found.shape == (3, 10, show.LOOKED, 3)
+    where = found[1, 9, :, 0].astype(int) * 256 + found[1, 9, :, 1]
+    assert where.tolist() == list(range(show.LOOKED))
+    assert found[0, 9, 0, 2] == round(9 / 45 * 255)
+    assert (found[0] == found[1]).all()

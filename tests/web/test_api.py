@@ -91,13 +91,23 @@ def test_numbers_are_the_librarys(
 def test_a_gaze_is_a_row_and_a_column(client: TestClient, view: dict[str, Any], scope: Any) -> None:
     body = {"token": 4, "layer": 1, "head": 2}
     told = result(client, f"/api/views/{view['id']}/gaze", body)["result"]
-    row = torch.tensor(told["looks_at"])
+    row = torch.tensor(told["values"])
     torch.testing.assert_close(row, scope.row(1, 4)[2], rtol=0, atol=1e-6)
     assert abs(float(row.sum()) - 1) < 1e-5
-    column = told["looked_at_by"]
+    column = result(client, f"/api/views/{view['id']}/gaze", body | {"way": "by"})["result"][
+        "values"
+    ]
     assert column[:4] == [None] * 4
     wanted = torch.stack([scope.row(1, n)[2, 4] for n in range(4, len(column))])
     torch.testing.assert_close(torch.tensor(column[4:]), wanted, rtol=0, atol=1e-6)
+
+
+def test_a_system_prompt_goes_through_the_template(client: TestClient, loaded: Any) -> None:
+    asked = {"model": MODEL, "text": TEXT, "system": "Count with care."}
+    made = result(client, "/api/views", asked)
+    said = "".join(client.get(f"/api/views/{made['result']['view']}").json()["tokens"])
+    assert said.index("Count with care.") < said.index("Tom has")
+    assert len(said) > len(TEXT) + len("Count with care.")
 
 
 def test_an_answer_and_its_steps(client: TestClient) -> None:
@@ -109,7 +119,42 @@ def test_an_answer_and_its_steps(client: TestClient) -> None:
     told = result(
         client, f"/api/views/{facts['id']}/gaze", {"token": facts["prompt"] - 1, "layer": 0}
     )
-    assert abs(sum(told["result"]["looks_at"]) - 1) < 1e-5
+    assert abs(sum(told["result"]["values"]) - 1) < 1e-5
+
+
+def test_curves_are_finer_for_a_shorter_stretch(client: TestClient, view: dict[str, Any]) -> None:
+    at, where = f"/api/views/{view['id']}", {"layer": 1, "head": 3}
+    every = client.get(f"{at}/shade", params=where).json()["values"]
+    rough = client.get(f"{at}/curve", params={**where, "bins": 5}).json()
+    size = rough["size"]
+    assert size == -(-len(every) // 5)
+    for n, start in enumerate(rough["start"]):
+        some = every[start : start + size]
+        assert rough["mean"][n] == pytest.approx(sum(some) / len(some), rel=1e-5)
+        assert [rough["low"][n], rough["high"][n]] == pytest.approx([min(some), max(some)])
+    fine = client.get(f"{at}/curve", params={**where, "first": 3, "last": 8, "bins": 5}).json()
+    assert (fine["size"], fine["mean"]) == (1, every[3:8])
+    beyond = client.get(f"{at}/curve", params={"first": 5, "last": 5000})
+    assert "there are 0 to" in beyond.json()["error"]
+
+
+def test_some_heads_together(client: TestClient, view: dict[str, Any], scope: Any) -> None:
+    got = client.get(f"/api/views/{view['id']}/shade", params={"among": "1.2,3.0"}).json()["values"]
+    wanted = (scope.received(1)[0, 2] + scope.received(3)[0, 0]) / 2 / float(scope.count(1)[0])
+    torch.testing.assert_close(torch.tensor(got), wanted, rtol=0, atol=1e-6)
+
+
+def test_head_types_are_the_librarys(client: TestClient, loaded: Any) -> None:
+    from attnscope.experiment.head_scores import head_scores
+    from attnscope.stats.head_kinds import head_kinds
+
+    told = result(client, "/api/kinds", {"model": MODEL})["result"]
+    table = head_kinds(head_scores(*loaded, prompts=told["prompts"], needles=False))
+    assert [(h["layer"], h["head"], h["kind"]) for h in told["heads"]] == table.select(
+        "layer", "head", "kind"
+    ).rows()
+    assert {kind["name"] for kind in told["kinds"]} >= {"sink", "previous-token", "induction"}
+    assert sum(kind["heads"] for kind in told["kinds"]) > 0
 
 
 def test_a_filler_keeps_the_twins(client: TestClient, view: dict[str, Any]) -> None:
@@ -124,6 +169,56 @@ def test_a_filler_keeps_the_twins(client: TestClient, view: dict[str, Any]) -> N
             assert facts["tokens"][n] == view["tokens"][base]
 
 
+def test_a_pair_has_the_librarys_lambda(client: TestClient, view: dict[str, Any]) -> None:
+    import numpy as np
+
+    from attnscope.measures.slope import slope
+
+    filler = {"kind": "repeat", "count": 9, "unit": "/", "position": "end", "by": "ids"}
+    made = result(client, "/api/views", {"model": MODEL, "text": TEXT, "filler": filler})
+    other = client.get(f"/api/views/{made['result']['view']}").json()
+    assert len(other["filler"]) == 9
+    asked = {"a": view["id"], "b": other["id"], "layer": 1, "head": 2}
+    told = client.get("/api/pair", params=asked).json()
+    sides = [
+        client.get(
+            f"/api/views/{one['id']}/shade", params={"of": "average", "layer": 1, "head": 2}
+        ).json()["values"]
+        for one in (view, other)
+    ]
+    twins = {base: n for n, base in enumerate(other["twins"]) if base >= 0}
+    x, y = (
+        np.array([np.nan if v is None else v for v in row])
+        for row in ([sides[0][n] for n in twins], [sides[1][n] for n in twins.values()])
+    )
+    wanted, _, fit, size = slope(x, y, np.ones(len(x), bool))
+    assert told["aligned"] == len(twins)
+    assert told["numbers"]["lambda"] == pytest.approx(float(wanted), rel=1e-4)
+    assert told["numbers"]["lambda_r2"] == pytest.approx(float(fit), rel=1e-3)
+    assert told["numbers"]["tokens"] == size
+    assert 0 < told["numbers"]["even_slope"] < 1
+    assert told["numbers"]["uniformity_b"] > 0
+
+
+def test_two_prompts_share_what_is_the_same(client: TestClient, view: dict[str, Any]) -> None:
+    other = TEXT.replace("12 apples", "7 green pears")
+    made = result(client, "/api/views", {"model": MODEL, "text": other})
+    facts = client.get(f"/api/views/{made['result']['view']}").json()
+    told = client.get("/api/pair", params={"a": view["id"], "b": facts["id"]}).json()
+    assert told["aligned"] + told["alone"][0] == view["prompt"]
+    assert told["aligned"] + told["alone"][1] == facts["prompt"]
+    assert 0 < told["aligned"] < view["prompt"]
+    assert "".join(told["tokens"]).endswith("How many?")
+
+
+def test_two_models_share_a_text(client: TestClient, view: dict[str, Any]) -> None:
+    made = result(client, "/api/views", {"model": "zoo:chat-llama", "text": TEXT})
+    facts = client.get(f"/api/views/{made['result']['view']}").json()
+    told = client.get("/api/pair", params={"a": view["id"], "b": facts["id"]}).json()
+    assert told["aligned"] > 0
+    assert told["aligned"] + told["alone"][1] == facts["prompt"]
+
+
 def test_knockout_moves_the_next_token(client: TestClient, view: dict[str, Any]) -> None:
     told = result(client, f"/api/views/{view['id']}/knockout", {"first": 2, "last": 4})["result"]
     assert told["kl"] > 0
@@ -132,6 +227,23 @@ def test_knockout_moves_the_next_token(client: TestClient, view: dict[str, Any])
     wrong = result(client, f"/api/views/{view['id']}/knockout", {"first": last, "last": last})
     assert wrong["state"] == "failed"
     assert "no token comes after" in wrong["said"]
+
+
+def test_knockout_is_the_librarys(
+    client: TestClient, view: dict[str, Any], loaded: Any, scope: Any
+) -> None:
+    body = {"first": 2, "last": 4, "layer": 1, "head": 3}
+    told = result(client, f"/api/views/{view['id']}/knockout", body)["result"]
+    ids = scope.tokens
+    keys = torch.zeros_like(ids, dtype=torch.bool)
+    keys[0, 2:5] = True
+    behind = torch.arange(ids.shape[1])[None] > 4
+    with torch.no_grad():
+        before = loaded[0](ids).logits[0, -1].double().log_softmax(-1)
+        with attnscope.knockout(loaded[0], keys=keys, queries=behind, layers=[1], heads=[3]):
+            after = loaded[0](ids).logits[0, -1].double().log_softmax(-1)
+    assert told["kl"] == pytest.approx(float((before.exp() * (before - after)).sum()), rel=1e-6)
+    assert [p for _, p in told["after"]] == pytest.approx(after.exp().topk(8).values.tolist())
 
 
 def test_what_can_be_kept(client: TestClient, view: dict[str, Any], tmp_path: Path) -> None:
@@ -260,22 +372,91 @@ def test_the_queue_tells_places_and_can_be_left() -> None:
     queue.close()
 
 
-def test_work_that_runs_is_called_off_between_layers(loaded: Any) -> None:
-    from attnscope.web import views
-    from attnscope.web.jobs import StoppedError
+def ready(loaded: Any) -> Any:
     from attnscope.web.shelf import Loaded
 
-    asked = 0
+    return Loaded(name=MODEL, model=loaded[0], tokenizer=loaded[1], bundled=True)
 
-    def stop() -> None:
-        nonlocal asked
-        asked += 1
-        if asked == 3:
-            raise StoppedError("called off")
 
-    model, tokenizer = loaded
-    ready = Loaded(name=MODEL, model=model, tokenizer=tokenizer, bundled=True)
+def test_work_that_runs_is_called_off_between_layers(loaded: Any) -> None:
+    from attnscope.web.jobs import StoppedError
+    from attnscope.web.measuring import Watcher, measure
+    from attnscope.web.views import Asked
+
+    class Impatient(Watcher):
+        asked = 0
+
+        def check(self) -> None:
+            self.asked += 1
+            if self.asked == 3:
+                raise StoppedError("called off")
+
     with pytest.raises(StoppedError):
-        views.measure(ready, views.Asked(text=TEXT), stop)
-    assert not any(module._forward_pre_hooks for module in model.modules())
-    assert views.measure(ready, views.Asked(text=TEXT)).tokens
+        measure(ready(loaded), Asked(text=TEXT), Impatient())
+    assert not any(module._forward_pre_hooks for module in loaded[0].modules())
+    assert measure(ready(loaded), Asked(text=TEXT)).tokens
+
+
+def test_layers_of_a_long_text_come_one_by_one(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attnscope.web import measuring
+    from attnscope.web.views import Asked
+
+    monkeypatch.setattr(measuring, "SHORT", 500)
+    seen: list[tuple[int, list[float]]] = []
+
+    class Early(measuring.Watcher):
+        def measured(self, view: Any) -> None:
+            seen.append((len(view.layers), view.shade("received", "all", 0, 1).tolist()))
+
+    made = measuring.measure(ready(loaded), Asked(text=TEXT * 80), Early())
+    assert made.read > 1400
+    assert [count for count, _ in seen] == list(range(1, made.deep))
+    assert len(made.layers) == made.deep
+    final = made.shade("received", "all", 0, 1).tolist()
+    assert all(early == final for _, early in seen)
+    assert {len(rows) for maps in made.values.values() for rows in maps.values()} == {made.deep}
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from attnscope.loading import room
+
+    with TestClient(create(), base_url="http://127.0.0.1:8765") as opened:
+        with monkeypatch.context() as little:
+            little.setattr(room, "free", lambda device="cpu": 300 << 20)
+            said = result(opened, "/api/views", {"model": MODEL, "text": "One text."})
+            assert said["state"] == "failed"
+            assert "does not fit in memory" in said["said"]
+            assert "0.3 GB are free" in said["said"]
+        assert result(opened, "/api/views", {"model": MODEL, "text": "One."})["state"] == "done"
+
+
+def test_a_model_deleted_while_in_use(tmp_path: Path) -> None:
+    import shutil
+
+    from attnscope import zoo
+
+    folder = tmp_path / "mine"
+    shutil.copytree(zoo.folder(MODEL), folder)
+    with TestClient(
+        create(models={"mine": str(folder)}), base_url="http://127.0.0.1:8765"
+    ) as opened:
+        made = result(opened, "/api/views", {"model": "mine", "text": TEXT})
+        (folder / "model.safetensors").write_bytes(b"")  # not even its pages are there any more
+        shutil.rmtree(folder)
+        at = f"/api/views/{made['result']['view']}"
+        assert result(opened, f"{at}/gaze", {"token": 3, "layer": 0})["state"] == "done"
+        assert result(opened, "/api/views", {"model": "mine", "text": TEXT})["state"] == "done"
+        for other in ("zoo:chat-llama", "zoo:spatial-base"):
+            assert result(opened, "/api/views", {"model": other, "text": "A."})["state"] == "done"
+        gone = result(opened, "/api/views", {"model": "mine", "text": TEXT})
+        assert gone["state"] == "failed"
+        assert "no longer where it was" in gone["said"]
+        # What was kept of the view can still be asked for; what needs the model says why not.
+        assert result(opened, f"{at}/gaze", {"token": 3, "layer": 0})["state"] == "done"
+        cut = result(opened, f"{at}/knockout", {"first": 1, "last": 2})
+        assert "no longer where it was" in cut["said"]
+        assert opened.get("/api/choices").status_code == 200

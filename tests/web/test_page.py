@@ -83,7 +83,7 @@ def test_type_measure_click_switch(page: Any, address: str) -> None:
     page.click("#measure")
     page.wait_for_selector("html[data-ready]")
     assert page.inner_text("#text").strip() == TEXT
-    assert "not the published one" in page.inner_text("#playground .note")
+    assert "not the published one" in page.inner_text("#playground .tiny")
     page.wait_for_selector("#bars svg")
     page.click("#text span[data-n='6']")
     page.wait_for_selector("html[data-gaze='6']")
@@ -93,7 +93,8 @@ def test_type_measure_click_switch(page: Any, address: str) -> None:
     page.wait_for_selector('html[data-shaded*=\'"layer":"3","head":"1"\']')
     assert page.input_value("select[aria-label=layer]") == "3"
     page.wait_for_url("**layer=3&head=1**")
-    assert page.locator("#likely tr").count() == 8
+    assert page.locator("#likely dt").count() == 8
+    assert page.inner_text("#scale").startswith("0")
 
 
 def test_a_link_opens_the_same_view(page: Any, address: str) -> None:
@@ -126,29 +127,136 @@ def test_by_the_keyboard(page: Any, address: str) -> None:
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     page.wait_for_selector('html[data-shaded*=\'"layer":"1"\']')
+    page.locator("#text span[data-n='2']").focus()
+    for _ in range(2):
+        page.keyboard.press("Shift+ArrowRight")
+    assert page.locator("#text span.cut").count() == 3
+
+
+def drag(page: Any, start: Any, end: Any) -> None:
+    """From the middle of one element to that of another, by the mouse."""
+    boxes = [page.locator(each).bounding_box() for each in (start, end)]
+    points = [(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2) for box in boxes]
+    page.mouse.move(*points[0])
+    page.mouse.down()
+    page.mouse.move(*points[1], steps=8)
+    page.mouse.up()
 
 
 def test_knock_a_span_out(page: Any, address: str) -> None:
     measured(page, address)
+    drag(page, "#text span[data-n='2']", "#text span[data-n='5']")
+    assert page.locator("#text span.cut").count() == 4
+    page.click("#knockout")
+    page.wait_for_selector("#knocked dl")
+    assert "nats" in page.inner_text("#knocked")
+    before, after = (page.locator("#knocked dl").nth(n).inner_text() for n in (0, 1))
+    assert before != after
+    page.click("#clear")
+    assert page.locator("#text span.cut").count() == 0
     page.click("#text span[data-n='2']")
     page.wait_for_selector("html[data-gaze='2']")
     page.click("#text span[data-n='5']", modifiers=["Shift"])
     assert page.locator("#text span.cut").count() == 4
-    page.click("#knockout")
-    page.wait_for_selector("#knocked table")
-    assert "nats" in page.inner_text("#knocked")
+
+
+def test_see_through_all_heads_of_a_kind(page: Any, address: str) -> None:
+    measured(page, address)
+    page.select_option("select[aria-label=map]", "head types")
+    page.wait_for_selector("#map[data-map='head types']")
+    kind = page.locator("#kinds button[data-kind]:enabled").first
+    name, many = kind.inner_text().rsplit(" ", 1)
+    kind.click()
+    page.wait_for_selector('html[data-shaded*=\'"among":"\']:not([data-shaded*=\'"among":""\'])')
+    assert page.locator("#map td:not(.aside)").count() == int(many)
+    page.locator("#text span[data-n='1']").hover()
+    assert f"mean of {many} {name.strip()} heads" in page.inner_text("#told")
+    page.wait_for_url("**kinds=**")
+    page.locator("#map td:not(.aside)").first.click()
+    page.wait_for_selector('html[data-shaded*=\'"among":""\']')
+    assert page.locator("#map td.aside").count() == 0
+
+
+def test_a_system_prompt(page: Any, address: str) -> None:
+    go(page, address, model=MODEL, text=TEXT)
+    page.wait_for_selector("html[data-ready]")
+    first = page.get_attribute("html", "data-ready")
+    page.click("#system-part summary")
+    page.fill("#system", "Count with care.")
+    page.click("#measure")
+    page.wait_for_selector(f"html[data-ready]:not([data-ready={first!r}])")
+    assert "Count with care." in page.inner_text("#text")
+    page.wait_for_url("**system=Count**")
+
+
+def test_curves_refine_as_one_zooms(page: Any, address: str) -> None:
+    go(page, address, model=MODEL, text="Tom has 12 apples and 3 pears. " * 110)
+    page.wait_for_selector("#along[data-bins]")
+    assert int(page.get_attribute("#along", "data-bins")) > 1
+    page.click("#along button:text-is('＋')")
+    page.click("#along button:text-is('＋')")
+    page.wait_for_selector("#along[data-bins='1']")
+    low, high = (int(n) for n in page.get_attribute("#along", "data-range").split())
+    box = page.locator("#along svg").bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + 60, steps=6)
+    page.mouse.up()
+    page.wait_for_selector(f"#along:not([data-range='{low} {high}'])")
+    first, last = (int(n) for n in page.get_attribute("#along", "data-range").split())
+    assert low < first < last < high
+    page.wait_for_url("**from=**")
+    page.click("#along button:text-is('Whole')")
+    page.wait_for_selector("#along[data-range^='0 ']")
+    # A text of many tokens is cut into pieces, and only those on screen are painted.
+    assert page.locator("#text .chunk").count() > 1
 
 
 def test_compare_with_a_filler(page: Any, address: str) -> None:
     go(page, address, tab="compare", model=MODEL, text=TEXT, count="20")
     page.wait_for_selector("html[data-compared]")
     first = page.get_attribute("html", "data-compared")
-    for place in ("#curves", "#whole", "#pair-bars"):
+    for place in ("#curves", "#whole-a", "#whole-b", "#pair-bars"):
         page.wait_for_selector(f"{place} svg")
+    assert "λ under even attention" in page.inner_text("#pair-facts")
+    # By a real mouse: curves follow while the button is still down.
+    box = page.locator("#count").bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.1, box["y"] + box["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + box["height"] / 2, steps=5)
+    page.wait_for_selector(f"html[data-compared]:not([data-compared={first!r}])")
+    page.mouse.up()
+    page.wait_for_url("**count=1**")
     page.locator("#count").focus()
     page.keyboard.press("ArrowRight")
-    page.wait_for_selector(f"html[data-compared]:not([data-compared={first!r}])")
-    page.wait_for_url("**count=21**")
+
+
+@pytest.mark.parametrize(
+    ("mode", "more", "sides"),
+    [
+        ("fillers", {"against": "sentence"}, ["repeated sign", "random sentences"]),
+        ("models", {"b": "zoo:chat-llama", "count": "0"}, [MODEL, "zoo:chat-llama"]),
+        ("prompts", {"other": "Ann has 5 pears. How many?"}, ["first prompt", "second prompt"]),
+    ],
+)
+def test_compare_two_of_a_kind(
+    page: Any, address: str, mode: str, more: dict[str, str], sides: list[str]
+) -> None:
+    go(page, address, tab="compare", mode=mode, model=MODEL, text=TEXT, **({"count": "9"} | more))
+    page.wait_for_selector("html[data-compared]")
+    for side in sides:
+        assert side in page.inner_text("#compare")
+    assert "tokens are the same on both sides" in page.inner_text("#compare")
+
+
+def test_the_published_figures_are_one_click_away(page: Any, address: str) -> None:
+    go(page, address, tab="compare", model=MODEL, text="One.", count="1")
+    page.wait_for_selector("html[data-compared]")
+    for title in ("Slashes calm a prompt", "Slashes against a sentence"):
+        first = page.get_attribute("html", "data-compared")
+        page.click(f"button:text-is('{title}')")
+        page.wait_for_selector(f"html[data-compared]:not([data-compared={first!r}])")
+        assert "55 of filler" in page.inner_text("#compare")
 
 
 def test_everything_can_be_kept(page: Any, address: str, tmp_path: Path) -> None:
@@ -207,3 +315,30 @@ def test_fits_a_phone_in_light_and_dark(browser: Any, address: str, scheme: str)
     assert ("236" in ink) == (scheme == "dark")
     assert ink != paper
     page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_in_the_way_of_a_screen_reader(browser: Any, address: str, scheme: str) -> None:
+    """The rules of axe (WCAG 2.1 A and AA) on every view."""
+    from importlib.resources import files
+
+    axe = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+    context = browser.new_context(color_scheme=scheme)
+    page = context.new_page()
+
+    def wrong() -> list[str]:
+        page.evaluate(axe)
+        rules = "{runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa']}"
+        found = page.evaluate(f"axe.run(document, {rules}).then((r) => r.violations)")
+        return [f"{v['id']}: {[n['html'][:120] for n in v['nodes'][:3]]}" for v in found]
+
+    measured(page, address, token="4", layer="1")
+    page.wait_for_selector("html[data-gaze='4']")
+    assert wrong() == []
+    page.click("#tab-compare")
+    page.wait_for_selector("html[data-compared]")
+    assert wrong() == []
+    page.click("#tab-runs")
+    page.frame_locator("iframe").locator("#found h2").wait_for()
+    assert wrong() == []
+    context.close()

@@ -138,6 +138,7 @@ class Recorder:
         self.generations[stack].begin_pass()
         for scope in self._of(stack):
             scope._complete = False
+            scope._early.clear()
         self.reducer.rewritten = rewritten(cache)
         self._guard(cache)
 
@@ -195,6 +196,9 @@ class Recorder:
                 seen.call.k,
                 seen.lse,
             )
+            if frame.first_query == 0:  # nothing of this layer is still to come in this pass
+                scope._early.add(site.layer)
+                scope._checked = False
             return
         lane = self.waiting.get(site)
         if lane is None:
@@ -297,6 +301,8 @@ class Recorder:
     def end(self, stack: str, *, finished: bool) -> None:
         """The pass is over, or broke off: then there is nothing to read."""
         seen, cache = self.seen.pop(stack, set()), self.cache.pop(stack, None)
+        for scope in self._of(stack):
+            scope._early.clear()
         if not finished:
             self._forget(stack)
             return

@@ -66,6 +66,8 @@ class Scope(SingleQueries):
         self._joints: list[Joint] = []
         """The last pass, where layers were reduced together and nobody has asked for one."""
         self._complete = False
+        self._early: set[int] = set()
+        """Layers of a pass under way that are measured already."""
         self._checked = True
         self._unread: Callable[[], None] | None = None
         """Measures what still waits, and checks it; while watched."""
@@ -106,6 +108,14 @@ class Scope(SingleQueries):
         if self._unread is not None and self._complete:
             self._unread()
         return vars(self) | {"_unread": None}
+
+    @property
+    def readable(self) -> list[int]:
+        """The layers that can be read now: after a pass all of them; while one is under way (in a
+        hook of the model) those that are behind it, where texts are so long that each layer is
+        measured by itself."""
+        known = self._layers if self._complete else self._early
+        return [layer for layer in self.layers if layer in known]
 
     @property
     def tokens(self) -> Tensor | None:
@@ -335,7 +345,7 @@ class Scope(SingleQueries):
                 "watch; call the model inside the with block, and where a thread of its own "
                 "generates (as with a streamer), open the watch in that thread"
             )
-        if not self._complete:
+        if not self._complete and layer not in self._early:
             raise ScopeError("the last forward pass did not finish, so there is nothing to read")
         if self._unread is not None:
             self._unread()

@@ -47,6 +47,7 @@ def head_scores(
     *,
     prompts: int = 8,
     seed: int = 0,
+    needles: bool = True,
     progress: Progress | None = None,
 ) -> pl.DataFrame:
     """One row for each score, item, prompt, layer and head: `score`, `item` (a class), `prompt`,
@@ -62,11 +63,12 @@ def head_scores(
     retrieval   share of the needle's tokens that were generated while the head's largest weight
                 lay on them (arXiv 2404.15574); null where the model says no more than half of the
                 needle's words, and needles are hidden until so many are found, or three times as
-                many tried
+                many tried. The most of the time goes here: without `needles` it
+                is left out
     """
     if isinstance(prompts, bool) or not isinstance(prompts, int) or prompts < 1:
         raise InputError(f"prompts={prompts!r}: their number is a whole number from 1")
-    if not model.can_generate():
+    if needles and not model.can_generate():
         raise InputError(
             f"{type(model).__name__} does not generate text, and retrieval is seen while a model "
             "answers; give a causal language model"
@@ -77,7 +79,7 @@ def head_scores(
     parts += _of_texts(model, tokenizer, prompts, seed)
     tell(f"{prompts} times {REPEATED} random tokens, said twice")
     parts += _of_repeats(model, tokenizer, prompts, seed)
-    for found, of_needle in _of_needles(model, tokenizer, prompts, seed):
+    for found, of_needle in _of_needles(model, tokenizer, prompts, seed) if needles else ():
         tell(f"needles: {found} of {prompts} found")
         parts += of_needle
     return pl.concat(parts)

@@ -30,6 +30,33 @@ class Effect:
     Kullback–Leibler divergence of the changed from the model's own, in nats."""
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Moved:
+    """What comes next, by itself and with a cut."""
+
+    before: Tensor
+    """float64 [batch, vocabulary]: log-probabilities of the next token."""
+    after: Tensor
+    """The same with the cut."""
+    kl: Tensor
+    """float64 [batch]: the divergence of the second from the first, in nats."""
+
+
+@torch.no_grad()
+def next_token(model: nn.Module, inputs: Mapping[str, Any], **cut: Any) -> Moved:
+    """What the model says next, and what with some attention cut: `cut` as of `knockout`."""
+    where = _places(inputs["input_ids"], inputs.get("attention_mask"), None)
+    before = _Said.of(model, inputs, where).next
+    with knockout(model, **cut):
+        after = _Said.of(model, inputs, where).next
+    return Moved(before=before, after=after, kl=_divergence(before, after))
+
+
+def _divergence(plain: Tensor, changed: Tensor) -> Tensor:
+    """Kullback–Leibler over the last axis of log-probabilities, in nats."""
+    return (plain.exp() * (plain - changed)).sum(-1).clamp(min=0)
+
+
 @torch.no_grad()
 def effect(
     model: nn.Module,
@@ -84,8 +111,7 @@ def effect(
             with cut:
                 changed = _Said.of(model, wide, where.times(n))
             said.append(changed.answer.view(n, B) - plain.answer)
-            apart = plain.next - changed.next.view(n, B, -1)
-            moved.append((plain.next.exp() * apart).sum(-1).clamp(min=0))
+            moved.append(_divergence(plain.next, changed.next.view(n, B, -1)))
     shape = len(found), -1, B
     logprob, kl = (torch.cat(each).view(shape).permute(2, 0, 1).float() for each in (said, moved))
     return Effect(

@@ -16,9 +16,10 @@ from attnscope.errors import AttnscopeError, ModelError
 from attnscope.loading.adapter import merged
 from attnscope.loading.device import chosen_device
 from attnscope.loading.fit import add_bos, check_vocabulary, warn_without_bos, writes_bos
-from attnscope.loading.gguf import load_packed
+from attnscope.loading.gguf import load_packed, read_head
 from attnscope.loading.names import Source, find
-from attnscope.loading.weights import WHOLE, check_files, check_loaded
+from attnscope.loading.room import check_room, numbers_in
+from attnscope.loading.weights import WHOLE, check_files, check_loaded, weight_files
 
 __all__ = ["cached", "find", "load", "load_config", "load_tokenizer", "model_class"]
 
@@ -74,6 +75,8 @@ def load(
     number: Any = "auto" if dtype == "auto" else getattr(torch, dtype)
     if dtype == "auto" and where == "cpu":
         number = torch.float32
+    if where != "auto":
+        _check_room(source, config, number, where, unpickle)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if where == "auto":
         options["device_map"] = "auto"
@@ -87,6 +90,23 @@ def load(
     _must_attend(model)
     model.name_or_path = source.name
     return model.eval(), tokenizer
+
+
+def _check_room(source: Source, config: Any, number: Any, where: str, unpickle: bool) -> None:
+    """Refuse what cannot fit, where the files are here to say how large they are."""
+    stored = getattr(config.get_text_config(), "dtype", None)
+    width = getattr(stored if number == "auto" else number, "itemsize", 4)
+    if source.gguf is not None:
+        check_room(read_head(source.gguf).numbers, width, source.name, where)
+        return
+    folder = source.folder
+    if folder is None:
+        from huggingface_hub import try_to_load_from_cache
+
+        here = try_to_load_from_cache(source.place, WHOLE, revision=source.commit)
+        folder = Path(here).parent if isinstance(here, str) else None
+    if folder is not None:
+        check_room(numbers_in(weight_files(folder, unpickle)), width, source.name, where)
 
 
 def _weights(

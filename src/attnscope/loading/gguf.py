@@ -24,6 +24,7 @@ from attnscope.errors import AttnscopeError, ModelError
 from attnscope.loading.cache import home, kept_whole, refuse_if_full
 from attnscope.loading.fit import add_bos
 from attnscope.loading.revision import digest_of_file
+from attnscope.loading.room import check_room
 from attnscope.loading.weights import check_loaded
 
 KEPT = 2**32
@@ -184,6 +185,7 @@ def _unpack(file: Path, head: Head, folder: Path) -> None:
         add_bos(tokenizer, str(file))  # what the file says, and transformers leaves out
     tokenizer.save_pretrained(folder)
     if head.numbers * 4 <= KEPT:
+        check_room(head.numbers, 4, str(file))
         model, info = load_packed(file, head.dtype)
         check_loaded(model, info, str(file))  # what was random would be kept for good
         model.save_pretrained(folder)

@@ -44,6 +44,7 @@ class Fill(_Body):
     count: Annotated[int, Field(ge=0, le=4096), WHOLE] = 55
     unit: Annotated[str, Field(min_length=1, max_length=40), AfterValidator(_sayable)] | None = None
     position: Literal["between", "end", "random", "before-system"] = "between"
+    by: Literal["text", "ids"] = "text"
     seed: Annotated[int, Field(ge=0, le=2**31), WHOLE] = 0
 
 
@@ -66,6 +67,16 @@ class Gaze(_Body):
     token: Annotated[int, Field(ge=0, le=10_000_000), WHOLE]
     layer: Annotated[int, Field(ge=0, le=10_000), WHOLE]
     head: Annotated[int, Field(ge=0, le=10_000), WHOLE] | None = None
+    way: Literal["to", "by"] = "to"
+    """What it looks at, or who looks at it."""
+
+
+class Kinds(_Body):
+    """A model whose heads are to be told apart."""
+
+    model: Name
+    needles: bool = False
+    """Search for retrieval heads too: most of the time goes there."""
 
 
 class Knockout(_Body):
@@ -97,4 +108,7 @@ class Progress(BaseModel):
     place: int
     """How many are in front, itself included; 0 when it is its turn."""
     said: str
+    done: int
+    of: int
+    """Steps that are behind it, of how many; 0 of 0 where nobody knows."""
     result: dict[str, Any] | None = None

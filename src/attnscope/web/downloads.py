@@ -13,18 +13,35 @@ import numpy as np
 import vl_convert
 from numpy.typing import NDArray
 
-from attnscope.capture.show import drawn
+from attnscope.capture.show import Gaze, drawn
 from attnscope.errors import unknown
 from attnscope.figures.words import BUNDLED
 from attnscope.question.spec import Experiment
 from attnscope.question.yaml import written
 from attnscope.tokens.colours import class_colours
-from attnscope.web.views import View
+from attnscope.tokens.visible import visible_text
+from attnscope.web.views import Curve, View
 
 
 def plain(values: NDArray[np.float32]) -> list[float | None]:
     """Numbers as JSON has them, seven digits each; null for what is undefined."""
-    return [float(f"{v:.7g}") if math.isfinite(v) else None for v in values.tolist()]
+    return [number(v) for v in values.tolist()]
+
+
+def number(value: float) -> float | None:
+    """One of them."""
+    return float(f"{value:.7g}") if math.isfinite(value) else None
+
+
+def binned(curve: Curve) -> dict[str, Any]:
+    """A curve, bin by bin."""
+    return {
+        "size": curve.size,
+        "start": curve.start.tolist(),
+        "mean": plain(curve.mean),
+        "low": plain(curve.low),
+        "high": plain(curve.high),
+    }
 
 
 def facts(view: View) -> dict[str, Any]:
@@ -33,13 +50,14 @@ def facts(view: View) -> dict[str, Any]:
         "id": view.id,
         "model": view.model,
         "note": f"{view.model}: {BUNDLED}" if view.bundled else "",
-        "tokens": view.tokens,
+        "tokens": [visible_text(token) for token in view.tokens],
         "prompt": view.prompt,
-        "read": view.received["all"][0].shape[1],
+        "read": view.read,
         "classes": view.classes,
         "names": view.names,
         "colours": class_colours(view.names),
         "layers": view.layers,
+        "deep": view.deep,
         "heads": [len(row) for row in view.average],
         "queries": view.queries,
         "maps": view.maps(),
@@ -65,34 +83,40 @@ def csv(view: View, of: str, queries: str, layer: int | None, head: int | None) 
     return out.getvalue()
 
 
-def experiment(view: View) -> str:
-    """What was measured here, asked of many prompts."""
+def experiment(view: View, layer: int | None = None, head: int | None = None) -> str:
+    """What was measured here, asked of many prompts; in one layer and head, where they are
+    chosen."""
+    asked = view.asked
     conditions: dict[str, Any] = {"base": {}}
     measures = ["mass", "entropy", "first_token"]
-    filler = view.asked.filler
+    if asked.system is not None:
+        conditions["system"] = {"system": asked.system}
+    filler = asked.filler
     if filler is not None and filler.count:
         insert = {"kind": filler.kind, "count": filler.count, "seed": filler.seed}
         if filler.unit is not None:
             insert["unit"] = filler.unit
-        conditions[filler.kind] = {"insert": insert, "position": view.asked.position}
+        conditions[filler.kind] = {"insert": insert, "position": asked.position, "by": asked.by}
         measures += ["lambda", "even_slope", "uniformity"]
-    asked = Experiment.model_validate(
+    chosen = {"layers": layer, "heads": head}
+    repeated = Experiment.model_validate(
         {
             "name": "from-the-page",
             "models": [view.model],
             "prompts": {"source": "math", "count": 64},
             "conditions": conditions,
-            "chat": view.asked.chat or view.asked.system is not None,
+            "chat": asked.chat or asked.system is not None,
             "queries": ["all", "last"],
             "measures": measures,
         }
+        | {name: [number] for name, number in chosen.items() if number is not None}
     )
     return (
         "# What was looked at on the page, asked of many prompts:\n"
         "#   attnscope run experiment.yaml && attnscope report runs/from-the-page\n"
         "# The prompts are the bundled word problems; for your own, a JSONL file with a question\n"
         "# in every line:\n"
-        "#   prompts: {source: file, path: questions.jsonl}\n" + written(asked)
+        "#   prompts: {source: file, path: questions.jsonl}\n" + written(repeated)
     )
 
 
@@ -104,15 +128,25 @@ def page(view: View, queries: str) -> str:
     title = f"{view.model}: attention received, queries {queries!r}"
     if view.bundled:
         title += f" ({BUNDLED})"
-    body = drawn(title, view.tokens[: heads[0].shape[1]], view.layers, heads).html
+    body = drawn(title, view.tokens[: view.read], view.layers, heads, _gaze(view)).html
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
         "script-src 'unsafe-inline'; style-src 'unsafe-inline'\">"
-        f"<title>{escape(view.model)}: where attention goes</title></head>"
+        f"<title>{escape(view.model)}: where attention goes</title>"
+        "<style>:root{color-scheme:light dark}body{margin:1.5rem auto;padding:0 1rem;"
+        "max-width:60rem}</style></head>"
         f"<body>{body}</body></html>\n"
     )
+
+
+def _gaze(view: View) -> Gaze | None:
+    """What a token looks at, from what was kept of the view."""
+    scope = view.scope
+    if scope is None:
+        return None
+    return lambda layer, n: scope.row(layer, n).double().mean(0).cpu().numpy()
 
 
 @cache

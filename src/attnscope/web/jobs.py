@@ -42,7 +42,11 @@ class Job:
     state: State = "waiting"
     said: str = ""
     """What it is doing, or why it failed."""
+    done: int = 0
+    of: int = 0
+    """Steps that are behind it, of how many."""
     result: Any = None
+    """What came of it; while it runs, what can be looked at already."""
     _called_off: threading.Event = field(default_factory=threading.Event)
 
     def say(self, what: str) -> None:
@@ -134,4 +138,6 @@ class Queue:
             except Exception as error:  # the page lives on, and says what it was
                 where = "out of memory" if "memory" in str(error).lower() else type(error).__name__
                 said = f"{where}: {' '.join(str(error).split())[:300]}"
+            if state != "done":
+                job.result = None
             job.said, job.state = said, state

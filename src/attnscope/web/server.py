@@ -18,14 +18,16 @@ from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response
 
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, unknown
 from attnscope.prompts.filler import Filler
 from attnscope.web import asked as body
-from attnscope.web import downloads, views
+from attnscope.web import downloads, gaze, pairs
 from attnscope.web.guard import REPORT_POLICY, Guard
 from attnscope.web.jobs import BusyError, GoneError, Job, Queue
+from attnscope.web.measuring import Watcher, measure, prepare
 from attnscope.web.runs import Runs
 from attnscope.web.shelf import Shelf
+from attnscope.web.views import SHADES, Asked, Heads, View, curve
 
 STATIC = Path(__file__).parent / "static"
 VIEWS, VIEW_BYTES = 24, 1 << 30
@@ -38,6 +40,13 @@ Layer = Annotated[int | None, Query(ge=0, le=10_000)]
 Head = Annotated[int | None, Query(ge=0, le=10_000)]
 Word = Annotated[str, Query(max_length=60)]
 Name = Annotated[str, Query(max_length=300)]
+Among = Annotated[
+    str, Query(max_length=40_000, pattern=r"^(\d{1,4}\.\d{1,4}(,\d{1,4}\.\d{1,4})*)?$")
+]
+"""Some heads, as `layer.head,layer.head`."""
+First = Annotated[int, Query(ge=0, le=10_000_000)]
+Last = Annotated[int | None, Query(ge=1, le=10_000_000)]
+Bins = Annotated[int, Query(ge=1, le=4_000)]
 _WHY = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
 REFUSED: dict[int | str, dict[str, Any]] = {
     code: {"description": why, "content": {"application/json": {"schema": _WHY}}}
@@ -62,10 +71,10 @@ class _Memory:
     """The views that can still be looked at, oldest forgotten first."""
 
     def __init__(self) -> None:
-        self._views: OrderedDict[str, views.View] = OrderedDict()
+        self._views: OrderedDict[str, View] = OrderedDict()
         self._lock = threading.Lock()
 
-    def put(self, view: views.View) -> None:
+    def put(self, view: View) -> None:
         with self._lock:
             self._views[view.id] = view
             held = sum(each.bytes for each in self._views.values())
@@ -76,7 +85,7 @@ class _Memory:
                 old.scope = None
                 old.by_layer.clear()
 
-    def get(self, id: str) -> views.View:
+    def get(self, id: str) -> View:
         with self._lock:
             if id not in self._views:
                 raise GoneError("this view is no longer remembered: measure the prompt again")
@@ -153,8 +162,11 @@ def _choices(app: FastAPI, shelf: Shelf, runs: Runs, longest: int) -> None:
     def choices() -> dict[str, Any]:
         """What there is to choose from."""
         return {
-            "models": [{"name": o.name, "about": o.about, "here": o.here} for o in shelf.offers()],
-            "shades": views.SHADES,
+            "models": [
+                {"name": o.name, "about": o.about, "here": o.here, "kind": o.kind}
+                for o in shelf.offers()
+            ],
+            "shades": SHADES,
             "fillers": list(body.FILLERS),
             "positions": list(body.POSITIONS),
             "longest": longest,
@@ -163,54 +175,89 @@ def _choices(app: FastAPI, shelf: Shelf, runs: Runs, longest: int) -> None:
         }
 
 
+class _Told(Watcher):
+    """A view that is looked at while it is measured."""
+
+    def __init__(self, job: Job, memory: _Memory, tokens: int):
+        self._job, self._memory, self._tokens = job, memory, tokens
+        self.check = job.check  # type: ignore[method-assign]
+
+    def measured(self, view: View) -> None:
+        """The page may show what there is."""
+        if len(view.layers) == 1:
+            self._memory.put(view)
+        self._job.done, self._job.of = len(view.layers), view.deep
+        self._job.result = {"view": view.id, "layers": len(view.layers)}
+        self._job.say(
+            f"measuring {self._tokens:,} tokens: layer {len(view.layers)} of {view.deep} is done"
+        )
+
+
+def _asked(wanted: body.View) -> Asked:
+    given, filler = wanted.filler, None
+    if given is not None:
+        filler = Filler(kind=given.kind, count=given.count, unit=given.unit, seed=given.seed)
+    return Asked(
+        text=wanted.text,
+        chat=wanted.chat,
+        system=wanted.system,
+        filler=filler,
+        position=given.position if given else "between",
+        by=given.by if given else "text",
+        answer=wanted.answer,
+        beyond=wanted.beyond,
+    )
+
+
 def _measuring(app: FastAPI, queue: Queue, shelf: Shelf, memory: _Memory, longest: int) -> None:
     @app.post("/api/views", status_code=202)
     def view(wanted: body.View) -> body.Ticket:
         """Measure a prompt."""
-        filler = None
-        if wanted.filler is not None:
-            given = wanted.filler
-            filler = Filler(kind=given.kind, count=given.count, unit=given.unit, seed=given.seed)
-        asked = views.Asked(
-            text=wanted.text,
-            chat=wanted.chat,
-            system=wanted.system,
-            filler=filler,
-            position=wanted.filler.position if wanted.filler else "between",
-            answer=wanted.answer,
-            beyond=wanted.beyond,
-        )
+        asked = _asked(wanted)
 
         def work(job: Job) -> dict[str, Any]:
             job.say(f"loading {wanted.model}")
             loaded = shelf.get(wanted.model)
             job.say("reading the prompt")
-            tokens = len(views.prepare(loaded, asked).tokens)
+            tokens = len(prepare(loaded, asked).tokens)
             if tokens > longest:
                 raise TooLongError(tokens, longest)
             job.say(f"measuring {tokens:,} tokens")
-            made = views.measure(loaded, asked, job.check)
+            made = measure(loaded, asked, _Told(job, memory, tokens))
             memory.put(made)
-            return {"view": made.id}
+            return {"view": made.id, "layers": len(made.layers)}
+
+        return body.Ticket(job=queue.submit(work).id)
+
+    @app.post("/api/kinds", status_code=202)
+    def kinds(wanted: body.Kinds) -> body.Ticket:
+        """What kind of head every head of a model is."""
+
+        def work(job: Job) -> dict[str, Any]:
+            from attnscope.web.kinds import kinds_of
+
+            job.say(f"loading {wanted.model}")
+            return kinds_of(shelf.get(wanted.model), job, needles=wanted.needles)
 
         return body.Ticket(job=queue.submit(work).id)
 
 
 def _asking(app: FastAPI, queue: Queue, shelf: Shelf, memory: _Memory) -> None:
     @app.post("/api/views/{id}/gaze", status_code=202)
-    def gaze(id: Id, wanted: body.Gaze) -> body.Ticket:
-        """What a token looks at, and who looks at it, in one layer."""
+    def follow(id: Id, wanted: body.Gaze) -> body.Ticket:
+        """What a token looks at, or who looks at it, in one layer."""
         seen = memory.get(id)
 
         def work(job: Job) -> dict[str, Any]:
             job.say("following the gaze")
-            loaded = shelf.get(seen.model)
-            row, column = views.gaze(seen, loaded, wanted.token, wanted.layer, job.check)
-            pick = slice(None) if wanted.head is None else slice(wanted.head, wanted.head + 1)
-            return {
-                "looks_at": downloads.plain(row[pick].mean(0)),
-                "looked_at_by": downloads.plain(column[pick].mean(0)),
-            }
+            look = gaze.looks_at if wanted.way == "to" else gaze.looked_at_by
+            values = look(
+                seen, wanted.token, wanted.layer, lambda: shelf.get(seen.model), job.check
+            )
+            if wanted.head is not None and wanted.head >= len(values):
+                raise unknown("head", wanted.head, range(len(values)))
+            pick = values if wanted.head is None else values[wanted.head : wanted.head + 1]
+            return {"values": downloads.plain(pick.mean(0))}
 
         return body.Ticket(job=queue.submit(work).id)
 
@@ -220,12 +267,13 @@ def _asking(app: FastAPI, queue: Queue, shelf: Shelf, memory: _Memory) -> None:
         seen = memory.get(id)
 
         def work(job: Job) -> dict[str, Any]:
+            from attnscope.web.cut import without_sight
+
             job.say("running the model without these tokens in sight")
-            loaded = shelf.get(seen.model)
             layers = None if wanted.layer is None else [wanted.layer]
             heads = None if wanted.head is None else [wanted.head]
             span = wanted.first, wanted.last
-            return views.knocked_out(seen, loaded, span, layers, heads, job.check)
+            return without_sight(seen, shelf.get(seen.model), span, layers, heads, job.check)
 
         return body.Ticket(job=queue.submit(work).id)
 
@@ -235,14 +283,24 @@ def _jobs(app: FastAPI, queue: Queue) -> None:
     def job(id: Id) -> body.Progress:
         """How a piece of work is doing, and its result."""
         found, place = queue.find(id)
-        return body.Progress(state=found.state, place=place, said=found.said, result=found.result)
+        return _progress(found, place)
 
     @app.delete("/api/jobs/{id}")
     def cancel(id: Id) -> body.Progress:
         """Call it off."""
         queue.cancel(id)
-        found, place = queue.find(id)
-        return body.Progress(state=found.state, place=place, said=found.said)
+        return _progress(*queue.find(id))
+
+
+def _progress(job: Job, place: int) -> body.Progress:
+    return body.Progress(
+        state=job.state,
+        place=place,
+        said=job.said,
+        done=job.done,
+        of=job.of,
+        result=job.result,
+    )
 
 
 class TooLongError(AttnscopeError):
@@ -253,6 +311,11 @@ class TooLongError(AttnscopeError):
             f"the prompt has {tokens:,} tokens and the limit is {longest:,}; "
             "start the page with --longest for more"
         )
+
+
+def _heads(among: str) -> Heads:
+    pairs = [each.split(".") for each in among.split(",") if each]
+    return [(int(layer), int(head)) for layer, head in pairs]
 
 
 def _slices(app: FastAPI, memory: _Memory) -> None:
@@ -268,9 +331,27 @@ def _slices(app: FastAPI, memory: _Memory) -> None:
         queries: Word = "all",
         layer: Layer = None,
         head: Head = None,
+        among: Among = "",
     ) -> dict[str, Any]:
-        """A number for every token."""
-        return {"values": downloads.plain(memory.get(id).shade(of, queries, layer, head))}
+        """A number for every token; the mean over some heads, where `among` says which."""
+        values = memory.get(id).shade(of, queries, layer, head, _heads(among))
+        return {"values": downloads.plain(values)}
+
+    @app.get("/api/views/{id}/curve")
+    def along(
+        id: Id,
+        of: Word = "received",
+        queries: Word = "all",
+        layer: Layer = None,
+        head: Head = None,
+        among: Among = "",
+        first: First = 0,
+        last: Last = None,
+        bins: Bins = 600,
+    ) -> dict[str, Any]:
+        """The same along a stretch of the text, in bins: finer for a shorter stretch."""
+        values = memory.get(id).shade(of, queries, layer, head, _heads(among))
+        return downloads.binned(curve(values, first, last or len(values), bins))
 
     @app.get("/api/views/{id}/map")
     def head_map(id: Id, of: Word = "entropy", queries: Word = "all") -> dict[str, Any]:
@@ -282,6 +363,34 @@ def _slices(app: FastAPI, memory: _Memory) -> None:
     def classes(id: Id, queries: Word = "all", head: Head = None) -> dict[str, Any]:
         """The mass of every class in every layer."""
         return {"rows": memory.get(id).class_bars(queries, head)}
+
+    @app.get("/api/pair")
+    def pair(
+        a: Annotated[str, Query(max_length=40)],
+        b: Annotated[str, Query(max_length=40)],
+        layer: Annotated[int, Query(ge=0, le=10_000)] = 0,
+        head: Head = None,
+        first: First = 0,
+        last: Last = None,
+        bins: Bins = 600,
+    ) -> dict[str, Any]:
+        """Averages of the tokens that two views share, one beside the other, and λ."""
+        sides = memory.get(a), memory.get(b)
+        aligned = pairs.align(*sides)
+        told = pairs.numbers(*sides, aligned, layer, head)
+        values = [view.shade("average", "all", layer, head) for view in sides]
+        length = len(aligned.a)
+        stretch = (first, last or length, bins)
+        return {
+            "aligned": length,
+            "alone": [aligned.alone_a, aligned.alone_b],
+            "numbers": {name: downloads.number(value) for name, value in told.items()},
+            "tokens": [sides[0].tokens[n] for n in aligned.a] if length <= bins else [],
+            "curves": [
+                downloads.binned(curve(of[at], *stretch)) if length else None
+                for of, at in zip(values, (aligned.a, aligned.b), strict=True)
+            ],
+        }
 
 
 def _downloads(app: FastAPI, memory: _Memory) -> None:
@@ -305,9 +414,9 @@ def _downloads(app: FastAPI, memory: _Memory) -> None:
         response_class=Response,
         responses=_as("application/yaml"),
     )
-    def experiment(id: Id) -> Response:
+    def experiment(id: Id, layer: Layer = None, head: Head = None) -> Response:
         """An experiment that repeats this over many prompts."""
-        text = downloads.experiment(memory.get(id))
+        text = downloads.experiment(memory.get(id), layer, head)
         return Response(text, media_type="application/yaml", headers=attached("experiment.yaml"))
 
     @app.get("/api/views/{id}/page.html", response_class=Response, responses=_as("text/html"))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from attnscope import zoo
 from attnscope.errors import ModelError, unknown
+from attnscope.loading.room import NoRoomError
 
 KEPT = 2
 """How many models stay in memory: two are compared."""
@@ -29,6 +30,8 @@ class Offer:
     about: str
     here: bool = True
     """Whether it can be loaded without being fetched first."""
+    kind: str = "real"
+    """`yours`, `real`, or `tiny`: trained for this project, to try things out with."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,6 +42,8 @@ class Loaded:
     model: Any
     tokenizer: Any
     bundled: bool
+    kinds: dict[bool, dict[str, Any]] = field(default_factory=dict)
+    """What kind each head is, with and without a search for needles; filled when asked for."""
 
 
 class Shelf:
@@ -48,6 +53,8 @@ class Shelf:
         self._given = dict(given or {})
         self._device = device
         self._loaded: OrderedDict[str, Loaded] = OrderedDict()
+        self._known: set[str] = set()
+        """Every model that was ever loaded."""
 
     def offers(self) -> list[Offer]:
         """What there is, the given ones first."""
@@ -55,7 +62,7 @@ class Shelf:
         from attnscope.loading.fetch import where
 
         found = [
-            Offer(name=name, source=source, about="given at the start")
+            Offer(name=name, source=source, about="given at the start", kind="yours")
             for name, source in self._given.items()
         ]
         for name, real in zoo.FETCHED.items():
@@ -75,31 +82,28 @@ class Shelf:
                     here=here,
                 )
             )
+        tiny = "tiny, trained for this project"
         found += [
-            Offer(name=f"zoo:{n}", source=f"zoo:{n}", about="tiny, trained for this project")
-            for n in zoo.names()
+            Offer(name=f"zoo:{n}", source=f"zoo:{n}", about=tiny, kind="tiny") for n in zoo.names()
         ]
         found += [Offer(name=name, source=name, about="in the hub's cache") for name, _ in cached()]
         return list({offer.name: offer for offer in reversed(found)}.values())[::-1]
 
     def get(self, name: str) -> Loaded:
         """A model, from memory if it is there."""
-        import attnscope
-
         if name in self._loaded:
             self._loaded.move_to_end(name)
             return self._loaded[name]
-        offers = {offer.name: offer for offer in self.offers()}
-        if name not in offers:
-            raise unknown("model", name, offers)
-        if not offers[name].here:
-            raise ModelError(f"{name} is not on this machine yet: {offers[name].about}")
-        source = offers[name].source
-        if name in self._given and Path(source).is_absolute() and not Path(source).exists():
-            raise ModelError(f"the model {name} is no longer where it was when the page started")
+        source = self._source(name)
         while len(self._loaded) >= KEPT:
             self._loaded.popitem(last=False)
-        model, tokenizer = attnscope.load(source, device=self._device)
+        try:
+            model, tokenizer = self._load(source)
+        except NoRoomError:
+            if not self._loaded:
+                raise
+            self._loaded.clear()  # those that nobody looks at now make room
+            model, tokenizer = self._load(source)
         bare = name.removeprefix(zoo.PREFIX)
         loaded = Loaded(
             name=name,
@@ -108,4 +112,27 @@ class Shelf:
             bundled=name.startswith(zoo.PREFIX) and bare in zoo.names(),
         )
         self._loaded[name] = loaded
+        self._known.add(name)
         return loaded
+
+    def _source(self, name: str) -> str:
+        """What is loaded for a name; refuses what cannot be."""
+        offers = {offer.name: offer for offer in self.offers()}
+        if name not in offers:
+            if name in self._known:
+                raise ModelError(f"{name} was deleted since the page loaded it: choose another")
+            raise unknown("model", name, offers)
+        if not offers[name].here:
+            raise ModelError(f"{name} is not on this machine yet: {offers[name].about}")
+        source = offers[name].source
+        if name in self._given and Path(source).is_absolute() and not Path(source).exists():
+            raise ModelError(f"the model {name} is no longer where it was when the page started")
+        return source
+
+    def _load(self, source: str) -> tuple[Any, Any]:
+        import gc
+
+        import attnscope
+
+        gc.collect()
+        return attnscope.load(source, device=self._device)

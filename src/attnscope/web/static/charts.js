@@ -1,59 +1,140 @@
 // Vega-Lite charts under a policy that forbids eval and inline styles, with what can be saved.
-import {make, save} from "./dom.js";
+import {make, number, save} from "./dom.js";
 
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 const look = () => {
-  const ink = dark.matches ? "#ececec" : "#1a1a1a", line = dark.matches ? "#444a52" : "#dfe2e6";
+  const ink = dark.matches ? "#e8eaed" : "#1b1f24", faint = dark.matches ? "#a5adb7" : "#57606a", line = dark.matches ? "#2c333b" : "#e6e9ed";
   return {
-    background: "transparent", view: {stroke: null},
-    axis: {labelColor: ink, titleColor: ink, gridColor: line, domainColor: line, tickColor: line},
-    legend: {labelColor: ink, titleColor: ink}, title: {color: ink}, header: {labelColor: ink, titleColor: ink},
+    background: "transparent", view: {stroke: null}, font: "system-ui, Liberation Sans, Arial, sans-serif",
+    axis: {labelColor: faint, titleColor: faint, titleFontWeight: "normal", gridColor: line, domainColor: line, tickColor: line, labelFontSize: 11, titleFontSize: 12},
+    legend: {labelColor: ink, titleColor: ink, labelFontSize: 12}, title: {color: ink}, header: {labelColor: ink, titleColor: ink, labelFontSize: 12, labelFontWeight: "bold"},
   };
 };
+export const SIDES = ["#e4572e", "#1797a6"];
 const drawn = new Map();
 dark.addEventListener("change", () => { for (const again of drawn.values()) again(); });
+const sizes = new Map();
+const resized = new ResizeObserver((entries) => {
+  for (const {target, contentRect} of entries) {
+    const wide = Math.round(contentRect.width), before = sizes.get(target);
+    sizes.set(target, wide);
+    if (before && wide && Math.abs(before - wide) > 8) drawn.get(target)?.();
+  }
+});
 
 const csv = (rows) => {
   if (!rows.length) return "";
-  const names = Object.keys(rows[0]);
-  const cell = (value) => (/[",\n]/.test(String(value ?? "")) ? `"${String(value).replaceAll('"', '""')}"` : String(value ?? ""));
+  const names = [...new Set(rows.flatMap((row) => Object.keys(row)))];
+  const cell = (value) => {
+    // A spreadsheet would take these for formulas.
+    const text = typeof value === "string" && /^[=+\-@]/.test(value) ? `'${value}` : String(value ?? "");
+    return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  };
   return [names.join(","), ...rows.map((row) => names.map((name) => cell(row[name])).join(","))].join("\n") + "\n";
 };
 
-export const draw = async (host, spec, {name, rows, told}) => {
-  const chart = make("div", {className: "chart"});
-  chart.setAttribute("role", "img");
+// `spec` is a chart, or makes one for a width.
+export const draw = async (host, spec, {name, rows, told, beside = []}) => {
+  let chart = host.querySelector(":scope > .chart");
+  if (!chart) {
+    chart = make("div", {className: "chart"});
+    host.replaceChildren(chart, make("div", {className: "saves"}));
+    chart.setAttribute("role", "img");
+  }
   chart.setAttribute("aria-label", told);
-  const buttons = make("div", {className: "controls"});
+  let view;
   const again = async () => {
-    const {view} = await window.vegaEmbed(chart, {
-      $schema: "https://vega.github.io/schema/vega-lite/v6.json", config: look(), ...spec, data: {values: rows},
-    }, {ast: true, actions: false, renderer: "svg", defaultStyle: false, tooltip: {disableDefaultStyle: true}});
+    const wide = Math.max(240, host.clientWidth || 640), made = typeof spec === "function" ? spec(wide) : spec;
+    ({view} = await window.vegaEmbed(chart, {
+      $schema: "https://vega.github.io/schema/vega-lite/v6.json", config: look(), ...made, datasets: {...made.datasets, points: rows}, data: {name: "points"},
+    }, {ast: true, actions: false, renderer: "svg", defaultStyle: false, tooltip: {disableDefaultStyle: true}}));
     return view;
   };
-  let view = await again();
-  drawn.set(host, async () => { view = await again(); });
-  const button = (label, doing) => make("button", {textContent: label, title: `Save ${name} as ${label}`, onclick: doing});
-  buttons.append(
+  await again();
+  drawn.set(host, again);
+  resized.observe(host);
+  const button = (label, doing) => make("button", {className: "small", textContent: label, title: `Save ${name} as ${label}`, onclick: doing});
+  host.querySelector(":scope > .saves").replaceChildren(
     button("PNG", async () => save(`${name}.png`, await view.toImageURL("png", 2))),
     button("SVG", async () => save(`${name}.svg`, await view.toSVG(), "image/svg+xml")),
-    button("CSV", () => save(`${name}.csv`, csv(rows), "text/csv")),
-  );
-  host.replaceChildren(chart, buttons);
+    button("CSV", () => save(`${name}.csv`, csv(rows), "text/csv")), ...beside);
+  return view;
 };
 
-// At most so many points on a curve: means over stretches; a narrower stretch shows more.
-export const MOST = 600;
-export const binned = (rows, by) => {
-  const groups = Map.groupBy ? Map.groupBy(rows, (row) => row[by]) : new Map([[null, rows]]);
-  return [...groups.values()].flatMap((each) => {
-    const size = Math.ceil(each.length / MOST);
-    if (size <= 1) return each;
-    const out = [];
-    for (let i = 0; i < each.length; i += size) {
-      const some = each.slice(i, i + size).filter((row) => row.value !== null);
-      if (some.length) out.push({...some[0], value: some.reduce((t, row) => t + row.value, 0) / some.length, bin: size});
-    }
-    return out;
-  });
-};
+// Curves along a text. Only what is on screen is fetched, in at most so many bins: a narrower stretch
+// has smaller ones, down to single tokens.
+const BINS = 600;
+export class Curves {
+  constructor(host, {name, told, onrange = () => {}}) {
+    Object.assign(this, {host, name, told, onrange, first: 0, last: 0, length: 0});
+    this.chart = make("div");
+    this.line = make("span", {className: "faint", "aria-live": "polite"});
+    const button = (label, title, doing) => make("button", {className: "small", textContent: label, title, "aria-label": `${title} (${told})`, onclick: doing});
+    this.zoom = make("div", {className: "zoom"},
+      button("＋", "Zoom in", () => this.scaled(0.5)), button("－", "Zoom out", () => this.scaled(2)),
+      button("◀", "Earlier", () => this.moved(-0.5)), button("▶", "Later", () => this.moved(0.5)),
+      button("Whole", "Show all", () => this.range(0, this.length)), this.line);
+    host.replaceChildren(this.chart, this.zoom);
+  }
+
+  // `fetch(first, last, bins)` gives a list of {side, start, size, mean, low, high}; `spans` are shaded.
+  async show(length, fetch, {spans = [], says = null, title = "token", y = "average attention weight", colours = SIDES, first = 0, last = null} = {}) {
+    Object.assign(this, {fetch, spans, says, title, y, colours});
+    const whole = this.length !== length;
+    this.length = length;
+    if (whole || !this.last) [this.first, this.last] = [Math.max(0, Math.min(first, length - 1)), Math.min(last ?? length, length)];
+    if (this.last <= this.first) [this.first, this.last] = [0, length];
+    await this.redraw();
+  }
+
+  scaled(by) {
+    const wide = Math.max(4, Math.round((this.last - this.first) * by)), middle = (this.first + this.last) / 2;
+    this.range(Math.round(middle - wide / 2), Math.round(middle + wide / 2));
+  }
+
+  moved(by) {
+    const wide = this.last - this.first, to = Math.max(0, Math.min(this.length - wide, Math.round(this.first + by * wide)));
+    this.range(to, to + wide);
+  }
+
+  async range(first, last) {
+    this.first = Math.max(0, Math.min(Math.floor(first), this.length - 2));
+    this.last = Math.min(this.length, Math.max(Math.ceil(last), this.first + 2));
+    this.onrange(this.first, this.last);
+    await this.redraw();
+  }
+
+  async redraw() {
+    const [first, last] = [this.first, this.last];
+    const curves = await this.fetch(first, last, BINS);
+    if (first !== this.first || last !== this.last) return;
+    const size = curves[0]?.size ?? 1;
+    const rows = curves.flatMap((c) => c.start.map((token, i) => ({side: c.side, token, tokens: Math.min(c.size, last - token), value: c.mean[i], low: c.low[i], high: c.high[i],
+      says: c.size === 1 && this.says ? this.says(token, c.side) ?? "" : ""})).filter((row) => row.value !== null));
+    this.line.textContent = `tokens ${first.toLocaleString("en")} to ${(last - 1).toLocaleString("en")}; ${size === 1 ? "every token" : `a point is the mean of ${size} tokens, the band their least and most`}. Drag across to look closer.`;
+    const names = [...new Set(curves.map((c) => c.side))];
+    const x = {field: "token", type: "quantitative", title: this.title, scale: {domain: [first, last], nice: false, zero: false}, axis: {tickMinStep: 1, format: ",d"}};
+    const color = {field: "side", type: "nominal", sort: null, scale: {domain: names, range: this.colours}, legend: names.length > 1 ? {title: null, orient: "top"} : null};
+    const spans = this.spans.map(([a, b]) => ({a: Math.max(a, first), b: Math.min(b, last)})).filter(({a, b}) => b > a);
+    const spec = {width: "container", height: 170, autosize: {type: "fit-x", contains: "padding"}, datasets: {spans}, layer: [
+      {data: {name: "spans"}, mark: {type: "rect", color: "#8fd19e", opacity: 0.3}, encoding: {x: {...x, field: "a"}, x2: {field: "b"}}},
+      ...(size > 1 ? [{mark: {type: "area", interpolate: "step-after", opacity: 0.2, clip: true}, encoding: {x, y: {field: "low", type: "quantitative", title: this.y}, y2: {field: "high"}, color}}] : []),
+      {mark: {type: "line", interpolate: "step-after", strokeWidth: 1.6, clip: true}, params: [{name: "brush", select: {type: "interval", encodings: ["x"]}}],
+        encoding: {x, y: {field: "value", type: "quantitative", title: this.y}, color}},
+      {mark: {type: "point", size: 60, opacity: 0}, encoding: {x, y: {field: "value", type: "quantitative"}, color,
+        tooltip: [{field: "side"}, {field: "token", format: ",d"}, ...(size === 1 ? [{field: "says"}] : [{field: "tokens", title: "mean of"}]), {field: "value", format: ".5f"}]}},
+    ]};
+    const view = await draw(this.chart, spec, {name: this.name, rows, told: this.told, beside: []});
+    this.bins = size;
+    this.host.dataset.bins = String(size);
+    this.host.dataset.range = `${first} ${last}`;
+    let later = 0;
+    const picked = (_, value) => {
+      clearTimeout(later);
+      const chosen = value?.token;
+      if (chosen && chosen[1] - chosen[0] > 0.5) later = setTimeout(() => this.range(chosen[0], chosen[1]), 350);
+    };
+    view.addSignalListener("brush", picked);
+  }
+}
+export {number};

@@ -1,4 +1,4 @@
-// Layers × heads, to look at and to pick from.
+// Layers × heads, to look at and to pick from: by a number, or by what kind of head each is.
 import {make, number} from "./dom.js";
 
 export class HeadMap {
@@ -12,27 +12,37 @@ export class HeadMap {
     host.addEventListener("keydown", (event) => this.key(event));
   }
 
-  show(layers, rows, of, layer, head) {
+  // `says(value, layer, head)` is what is read out; `colour(value)` what is seen.
+  show(layers, rows, of, says, colour) {
     this.of = of;
-    const all = rows.flat().filter((v) => v !== null);
-    const low = Math.min(...all), high = Math.max(...all), span = high - low || 1;
     this.cells = rows.map((row, i) => row.map((value, h) => {
-      const cell = make("td", {tabIndex: -1});
-      cell.setAttribute("role", "gridcell");
-      cell.setAttribute("aria-label", `layer ${layers[i]}, head ${h}: ${of} ${number(value)}`);
+      const cell = make("td", {tabIndex: -1, role: "gridcell", "aria-label": `layer ${layers[i]}, head ${h}: ${says(value, layers[i], h)}`});
       Object.assign(cell.dataset, {layer: layers[i], head: h, row: i});
-      const full = value === null ? 0 : (value - low) / span;
-      cell.style.backgroundColor = `rgba(var(--shade), ${(0.06 + 0.94 * full).toFixed(3)})`;
+      cell.style.backgroundColor = colour(value);
       return cell;
     }));
-    const body = this.cells.map((cells, i) => make("tr", {},
-      make("th", {textContent: layers[i], scope: "row"}), ...cells));
-    const table = make("table", {}, make("tbody", {}, ...body));
-    table.setAttribute("role", "grid");
-    table.setAttribute("aria-label", `${of} of every head, a row for each layer`);
+    const most = Math.max(...rows.map((row) => row.length)), every = most > 20 ? 5 : 1;
+    const top = make("tr", {role: "row"}, make("th", {role: "columnheader", scope: "col", "aria-label": "layer"}),
+      ...[...Array(most).keys()].map((h) => make("th", {role: "columnheader", scope: "col", textContent: h % every ? "" : h, "aria-label": `head ${h}`})));
+    const body = this.cells.map((cells, i) => make("tr", {role: "row"},
+      make("th", {textContent: layers[i], scope: "row", role: "rowheader", title: `layer ${layers[i]}, mean of its heads`}), ...cells));
+    const table = make("table", {role: "grid", "aria-label": `${of} of every head, a row for each layer`}, make("thead", {}, top), make("tbody", {}, ...body));
     this.host.replaceChildren(table);
-    this.scale = `${number(low)} to ${number(high)}`;
-    this.mark(layer, head);
+  }
+
+  numbers(layers, rows, of) {
+    const all = rows.flat().filter((v) => v !== null);
+    const low = Math.min(...all), high = Math.max(...all), span = high - low || 1;
+    [this.low, this.high] = [low, high];
+    this.show(layers, rows, of, (value) => `${of} ${number(value)}`,
+      (value) => `rgba(var(--shade), ${(0.06 + 0.94 * (value === null ? 0 : (value - low) / span)).toFixed(3)})`);
+  }
+
+  // Only some heads stand out.
+  only(chosen) {
+    for (const cell of this.cells?.flat() ?? []) {
+      cell.classList.toggle("aside", chosen !== null && !chosen.has(`${cell.dataset.layer}.${cell.dataset.head}`));
+    }
   }
 
   mark(layer, head) {
@@ -41,7 +51,9 @@ export class HeadMap {
     for (const cell of this.cells?.flat() ?? []) {
       cell.tabIndex = -1;
       const inLayer = String(layer) === cell.dataset.layer;
-      if (inLayer && (head === null || String(head) === cell.dataset.head)) {
+      const chosen = inLayer && (head === null || String(head) === cell.dataset.head);
+      cell.setAttribute("aria-selected", String(chosen));
+      if (chosen) {
         cell.classList.add("chosen");
         first = head === null ? first : cell;
       }
@@ -54,8 +66,10 @@ export class HeadMap {
   }
 
   pick(cell) {
-    if (cell.dataset?.head !== undefined) this.onchoose(Number(cell.dataset.layer), Number(cell.dataset.head));
-    else if (cell.tagName === "TH") this.onchoose(Number(cell.textContent), null);
+    if (cell.dataset?.head !== undefined) {
+      const again = cell.classList.contains("chosen") && this.host.querySelectorAll(".chosen").length === 1;
+      this.onchoose(again ? null : Number(cell.dataset.layer), again ? null : Number(cell.dataset.head));
+    } else if (cell.tagName === "TH" && cell.scope === "row") this.onchoose(Number(cell.textContent), null);
   }
 
   key(event) {

@@ -1,99 +1,133 @@
 // One prompt: its tokens shaded, a map of heads to pick from, bars of classes, an answer step by step.
 import {get, guarded, tell, work} from "./api.js";
-import {draw} from "./charts.js";
-import {fill, labelled, make, number, select} from "./dom.js";
-import {HeadMap} from "./map.js";
+import {Curves, draw} from "./charts.js";
+import {area, chances, fill, firstHere, labelled, make, modelChoices, number, select} from "./dom.js";
+import {Heads} from "./heads.js";
 import {numberOr, set, state} from "./state.js";
 import {TextView} from "./text.js";
 
 const EXAMPLES = [
-  ["Tom has 12 apples. He buys 3 bags with 4 apples each. How many apples has Tom now?", "a word problem"],
-  ["## Map\n\n  * * *\n  * # *\n  * * *\n\nMove the # one step to the right.", "a map of # and *"],
-  ["The cat sat on the mat. The dog sat on the log. The cat sat on the", "a repetition"],
+  ["A word problem", "Tom has 12 apples. He buys 3 bags with 4 apples each. How many apples has Tom now?"],
+  ["A map of # and *", "## Map\n\n  * * *\n  * # *\n  * * *\n\nMove the # one step to the right."],
+  ["A repetition", "The cat sat on the mat. The dog sat on the log. The cat sat on the"],
 ];
+const QUERIES = {all: "all tokens", last: "the last prompt token", predicts: "those that write the answer"};
+const SHADES = {received: "attention received", average: "average attention weight", lift: "lift (1: no preference)"};
+
+// What is asked: model, prompt, system prompt, how the model is to go on.
+const composer = (choices, measure) => {
+  const model = select("model", modelChoices(choices.models), state.model || firstHere(choices.models), (value) => set({model: value}));
+  const text = area("prompt", "prompt", state.text, "Type or paste a prompt", (value) => set({text: value}));
+  const system = area("system", "system prompt", state.system, "You are a helpful assistant.", (value) => set({system: value}), "low");
+  const more = make("details", {open: state.system !== "", id: "system-part"}, make("summary", {textContent: "System prompt"}), system,
+    make("p", {className: "faint", textContent: "With a system prompt the text goes through the model’s chat template."}));
+  const check = (name, label) => {
+    const box = make("input", {type: "checkbox", checked: state[name] === "1", onchange: () => set({[name]: box.checked ? "1" : ""})});
+    return labelled(label, box);
+  };
+  const answer = make("input", {type: "number", min: 0, max: choices.answer, value: state.answer, id: "answer", size: 4, onchange: () => set({answer: answer.value})});
+  const examples = make("fieldset", {}, make("legend", {textContent: "Examples"}), ...EXAMPLES.map(([name, said]) => make("button", {className: "chip", textContent: name, onclick: () => {
+    text.value = said;
+    set({text: said, token: ""});
+    measure();
+  }})));
+  text.addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) measure(); });
+  set({model: model.value});
+  return make("div", {className: "card"},
+    make("div", {className: "controls"}, labelled("Model", model), make("span", {className: "grow"}), examples), text,
+    make("div", {className: "controls"}, more),
+    make("div", {className: "controls"}, make("button", {className: "main", id: "measure", textContent: "Measure", title: "Ctrl+Enter", onclick: measure}),
+      labelled("let it answer with, tokens", answer), check("chat", "chat template"), check("beyond", "longer than it was made for"),
+      make("span", {className: "faint", textContent: `up to ${choices.longest.toLocaleString("en")} tokens · Ctrl+Enter measures`})));
+};
 
 export const playground = (host, choices) => {
-  const model = select("model", choices.models.map((m) => [m.name, `${m.name} · ${m.about}`]), state.model,
-    (value) => set({model: value}));
-  const text = make("textarea", {id: "prompt", value: state.text, placeholder: "Type or paste a prompt",
-    oninput: () => set({text: text.value})});
-  text.setAttribute("aria-label", "prompt");
-  const chat = make("input", {type: "checkbox", checked: state.chat === "1", onchange: () => set({chat: chat.checked ? "1" : ""})});
-  const beyond = make("input", {type: "checkbox", checked: state.beyond === "1", onchange: () => set({beyond: beyond.checked ? "1" : ""})});
-  const answer = make("input", {type: "number", min: 0, max: choices.answer, value: state.answer, id: "answer",
-    onchange: () => set({answer: answer.value})});
-  const example = select("examples", [["", "Examples …"], ...EXAMPLES], "", (value) => {
-    if (value) { text.value = value; set({text: value}); example.value = ""; }
-  });
-  const note = make("p", {className: "note"}), told = make("p", {className: "faint", id: "told"});
-  const textHost = make("div", {className: "text", id: "text"}), mapHost = make("div", {className: "map", id: "map"});
-  textHost.setAttribute("aria-label", "the tokens of the prompt");
-  const bars = make("div", {id: "bars"}), likely = make("div", {id: "likely"}), steps = make("div", {className: "controls", id: "steps"});
-  const mapTold = make("p", {className: "faint"});
+  const note = make("p", {className: "tiny"}), told = make("p", {className: "told", id: "told", "aria-live": "polite"});
+  const textHost = make("div", {className: "text", id: "text", tabIndex: -1, role: "group", "aria-label": "the tokens of the prompt"});
+  const scale = make("span", {className: "scale", id: "scale"}), bars = make("div", {id: "bars"}), along = make("div", {id: "along"});
+  const likely = make("div", {id: "likely"}), steps = make("div", {className: "controls", id: "steps", hidden: true});
   const layer = select("layer", [], "", (value) => pick(numberOr(value), numberOr(state.head)));
   const head = select("head", [], "", (value) => pick(numberOr(state.layer), numberOr(value)));
-  const queries = select("queries", ["all"], "all", (value) => { set({queries: value}); refresh(); });
-  const of = select("shade", choices.shades, state.of, (value) => { set({of: value}); refresh(); });
-  const mapOf = select("map", ["entropy"], "entropy", (value) => { set({map: value}); showMap(); });
-  const links = make("div", {className: "controls", id: "downloads"});
+  const queries = select("queries", ["all"], "all", (value) => { set({queries: value}); refresh(); heads.show(facts); });
+  const of = select("shade", choices.shades.map((s) => [s, SHADES[s]]), state.of, (value) => { set({of: value}); refresh(); });
+  const toggle = select("gaze", [["to", "what it looks at"], ["by", "who looks at it"]], state.way, (value) => { set({way: value}); if (view.chosen !== null) choose(view.chosen, null); });
+  const links = make("div", {className: "saves", id: "downloads"});
   const cut = make("button", {id: "knockout", textContent: "Knock the chosen tokens out", hidden: true, onclick: () => knockout()});
+  const clear = make("button", {className: "small", id: "clear", textContent: "Clear the choice", hidden: true, onclick: () => choose(null, null)});
   const knocked = make("div", {id: "knocked"});
-
-  const view = new TextView(textHost, {ontell: (line) => { told.textContent = line; }, onchoose: (n, span) => choose(n, span)});
-  const map = new HeadMap(mapHost, {ontell: (line) => { mapTold.textContent = line; }, onchoose: (l, h) => pick(l, h)});
+  const view = new TextView(textHost, {ontell: (line) => { told.textContent = line; }, onchoose: (n, range) => choose(n, range)});
+  const heads = new Heads({onchoose: (l, h) => pick(l, h), onkind: () => refresh()});
+  const curve = new Curves(along, {name: "along-the-text", told: "what is shaded above, along the text", onrange: (from, to) => set({from: String(from), to: String(to)})});
   let facts = null, span = null;
 
   const measure = guarded(async () => {
-    const made = await work("/api/views", {model: state.model || model.value, text: text.value, chat: chat.checked,
-      answer: Number(answer.value) || 0, beyond: beyond.checked}, "view");
+    if (!state.text.trim()) throw new Error("The prompt is empty: type something for the model to read.");
+    waiting.hidden = facts !== null;
+    hint.hidden = true;
+    let made;
+    try {
+      made = await work("/api/views", {model: state.model, text: state.text, chat: state.chat === "1", system: state.system.trim() ? state.system : null,
+        answer: Number(state.answer) || 0, beyond: state.beyond === "1"}, {replaces: "view", early: (now) => open(now.view)});
+    } finally { waiting.hidden = true; hint.hidden = facts !== null; }
     if (!made) return;
-    facts = await get(`/api/views/${made.view}`);
-    span = null;
-    results.hidden = false;
-    note.textContent = facts.note;
-    if (!facts.layers.map(String).includes(state.layer)) set({layer: ""});
-    if (state.head !== "" && Number(state.head) >= Math.max(...facts.heads)) set({head: ""});
-    if (!facts.queries.includes(state.queries)) set({queries: "all"});
-    if (!facts.maps.includes(state.map)) set({map: "entropy"});
-    fill(layer, [["", "mean of layers"], ...facts.layers.map((n) => [n, `layer ${n}`])], state.layer);
-    fill(head, [["", "mean of heads"], ...[...Array(Math.max(...facts.heads)).keys()].map((n) => [n, `head ${n}`])], state.head);
-    fill(queries, facts.queries.map((q) => [q, {all: "all queries", last: "the last prompt token", predicts: "those that write the answer"}[q]]), state.queries);
-    fill(mapOf, facts.maps.map((m) => [m, m.replace("_", " ")]), state.map);
-    view.show(facts);
-    showLikely(likely, facts.likely, "What comes next");
-    showSteps();
-    knocked.replaceChildren();
-    await Promise.all([refresh(), showMap()]);
+    await open(made.view);
     if (state.token !== "" && Number(state.token) < facts.read) await choose(Number(state.token), null);
     document.documentElement.dataset.ready = facts.id;
   });
 
-  const where = () => ({layer: state.layer, head: state.head, queries: state.queries, of: state.of});
+  // The view may still grow: layers of a long text come one by one.
+  const open = async (id) => {
+    const fresh = facts?.id !== id;
+    facts = await get(`/api/views/${id}`);
+    [hint.hidden, waiting.hidden, results.hidden] = [true, true, false];
+    note.textContent = facts.note;
+    if (!facts.layers.map(String).includes(state.layer) && facts.layers.length === facts.deep) set({layer: ""});
+    if (state.head !== "" && Number(state.head) >= Math.max(...facts.heads)) set({head: ""});
+    if (!facts.queries.includes(state.queries)) set({queries: "all"});
+    const far = facts.layers.length < facts.deep ? ` (${facts.layers.length} of ${facts.deep} so far)` : "";
+    fill(layer, [["", `mean of layers${far}`], ...facts.layers.map((n) => [n, `layer ${n}`])], state.layer);
+    fill(head, [["", "mean of heads"], ...[...Array(Math.max(...facts.heads)).keys()].map((n) => [n, `head ${n}`])], state.head);
+    fill(queries, facts.queries.map((q) => [q, QUERIES[q]]), state.queries);
+    if (fresh) {
+      span = null;
+      [cut.hidden, clear.hidden] = [true, true];
+      told.textContent = "Point at a token for its number; click it to follow its gaze.";
+      knocked.replaceChildren();
+      view.show(facts);
+    }
+    likely.replaceChildren(...(facts.likely.length ? [make("h2", {textContent: "What comes next"}), chances(facts.likely)] : []));
+    showSteps();
+    await Promise.all([refresh(), heads.show(facts)]);
+    document.documentElement.dataset.seen = `${facts.id} ${facts.layers.length}`;
+  };
+
+  const where = () => ({layer: state.layer, head: state.head, queries: state.queries, of: state.of, among: heads.among()});
   const refresh = guarded(async () => {
-    const wanted = where(), asked = [get(`/api/views/${facts.id}/shade`, wanted),
-      get(`/api/views/${facts.id}/classes`, {queries: wanted.queries, head: wanted.head})];
-    const [{values}, {rows}] = await Promise.all(asked);
-    if (view.chosen === null) view.shade(values, `${wanted.of}, ${place()}`);
-    map.mark(numberOr(state.layer), numberOr(state.head));
+    const wanted = where();
+    const [{values}, {rows}] = await Promise.all([get(`/api/views/${facts.id}/shade`, wanted), get(`/api/views/${facts.id}/classes`, {queries: wanted.queries, head: wanted.head})]);
+    if (view.chosen === null) shaded(values, `${SHADES[wanted.of]}, ${place()}`);
+    heads.mark();
     showLinks();
     document.documentElement.dataset.shaded = JSON.stringify(wanted);
+    await curve.show(facts.read, (first, last, bins) => get(`/api/views/${facts.id}/curve`, {...where(), first, last, bins}).then((c) => [{side: SHADES[state.of], ...c}]),
+      {says: (n) => facts.tokens[n], y: SHADES[state.of], spans: spansOf(facts.filler), colours: ["#f06543"], first: Number(state.from) || 0, last: state.to === "" ? null : Number(state.to)});
     await draw(bars, {
-      width: 380, height: 220, mark: {type: "bar"},
+      width: "container", height: 210, autosize: {type: "fit-x", contains: "padding"}, mark: {type: "bar"},
       encoding: {
-        x: {field: "layer", type: "ordinal", axis: {labelOverlap: true}},
+        x: {field: "layer", type: "ordinal", axis: {labelOverlap: true, labelAngle: 0}},
         y: {field: "mass", type: "quantitative", title: "mass, from the average query"},
-        color: {field: "class", type: "nominal", scale: {domain: facts.names, range: facts.colours}, legend: {symbolLimit: 20}},
+        color: {field: "class", type: "nominal", scale: {domain: facts.names, range: facts.colours}, legend: {title: null, orient: "bottom", columns: 6, values: [...new Set(rows.map((r) => r.class))]}},
         tooltip: [{field: "layer"}, {field: "class"}, {field: "mass", format: ".4f"}],
       },
     }, {name: "classes", rows, told: `mass of each class of tokens in every layer, ${place()}`});
   });
-  const showMap = guarded(async () => {
-    const {rows} = await get(`/api/views/${facts.id}/map`, {of: state.map, queries: state.queries});
-    map.show(facts.layers, rows, state.map.replace("_", " "), numberOr(state.layer), numberOr(state.head));
-    mapTold.textContent = `rows: layers, columns: heads; colour from ${map.scale}`;
-  });
-  const place = () => `${state.layer === "" ? "mean of layers" : `layer ${state.layer}`}, ${state.head === "" ? "mean of heads" : `head ${state.head}`}`;
+  const shaded = (values, what) => {
+    view.shade(values, what);
+    scale.replaceChildren(make("span", {textContent: "0"}), make("i"), make("span", {textContent: `${number(view.top)}${view.most > view.top ? " or more" : ""}`}));
+  };
+  const place = () => heads.said() ?? `${state.layer === "" ? "mean of layers" : `layer ${state.layer}`}, ${state.head === "" ? "mean of heads" : `head ${state.head}`}`;
   const pick = guarded(async (l, h) => {
+    heads.release();
     set({layer: l === null ? "" : String(l), head: h === null ? "" : String(h)});
     layer.value = state.layer;
     head.value = state.head;
@@ -103,70 +137,75 @@ export const playground = (host, choices) => {
 
   const choose = guarded(async (n, range) => {
     span = range ?? (n === null ? null : [n, n]);
-    cut.hidden = span === null || span[1] >= facts.prompt;
-    if (range) { view.mark(view.chosen, range); return; }
+    cut.hidden = span === null || span[1] >= facts.prompt - 1;
+    clear.hidden = span === null;
+    if (range) { view.mark(view.chosen, range); told.textContent = `tokens ${range[0]} to ${range[1]} are chosen`; return; }
     view.mark(n);
     set({token: n === null ? "" : String(n)});
-    if (n === null) { await refresh(); told.textContent = ""; return; }
-    if (n >= facts.read) { tell("the last token of an answer is never read, so it looks at nothing"); return; }
-    if (state.layer === "") { set({layer: String(facts.layers[0])}); layer.value = state.layer; map.mark(numberOr(state.layer), numberOr(state.head)); }
-    const gaze = await work(`/api/views/${facts.id}/gaze`, {token: n, layer: Number(state.layer), head: numberOr(state.head)}, "gaze");
+    if (n === null) { delete document.documentElement.dataset.gaze; await refresh(); told.textContent = ""; return; }
+    if (n >= facts.read) { tell("The last token of an answer is never read, so it looks at nothing."); return; }
+    if (state.layer === "") { set({layer: String(facts.layers[0])}); layer.value = state.layer; heads.mark(); }
+    const gaze = await work(`/api/views/${facts.id}/gaze`, {token: n, layer: Number(state.layer), head: numberOr(state.head), way: state.way}, {replaces: "gaze"});
     if (!gaze) return;
-    view.shade(toggle.value === "to" ? gaze.looks_at : gaze.looked_at_by,
-      toggle.value === "to" ? `weight that token ${n} puts on it, ${place()}` : `weight that it puts on token ${n}, ${place()}`);
+    const said = `${state.layer === "" ? "" : `layer ${state.layer}, `}${state.head === "" ? "mean of heads" : `head ${state.head}`}`;
+    shaded(gaze.values, state.way === "to" ? `weight that token ${n} puts on it, ${said}` : `weight that it puts on token ${n}, ${said}`);
+    view.tell(n);
     document.documentElement.dataset.gaze = String(n);
   });
-  const toggle = select("gaze", [["to", "what it looks at"], ["by", "who looks at it"]], "to", () => { if (view.chosen !== null) choose(view.chosen, null); });
 
-  const showLikely = (box, list, title) => box.replaceChildren(...(list.length ? [make("h2", {textContent: title}),
-    make("table", {className: "data"}, make("tbody", {}, ...list.map(([token, p]) => make("tr", {},
-      make("td", {textContent: JSON.stringify(token)}), make("td", {textContent: number(p)})))))] : []));
   const showSteps = () => {
     const made = facts.tokens.length - facts.prompt;
-    if (!made) { steps.replaceChildren(); return; }
-    const line = make("span", {className: "faint"});
-    const slide = make("input", {type: "range", min: 0, max: made - 1, value: 0, id: "step", oninput: () => {
+    steps.hidden = !made;
+    if (!made) return;
+    const line = make("span", {className: "faint", "aria-live": "polite"});
+    const slide = make("input", {type: "range", min: 0, max: made - 1, value: 0, id: "step", "aria-label": "step of the answer", oninput: () => {
       const n = facts.prompt + Number(slide.value);
-      line.textContent = `step ${Number(slide.value) + 1} of ${made}: ${JSON.stringify(facts.tokens[n])} was written from token ${n - 1}’s gaze`;
+      line.textContent = `${Number(slide.value) + 1} of ${made}: ${JSON.stringify(facts.tokens[n])} was written from token ${n - 1}’s gaze`;
       choose(n - 1, null);
     }});
-    slide.setAttribute("aria-label", "step of the answer");
-    steps.replaceChildren(make("span", {textContent: "Step through the answer"}), slide, line);
+    const step = (by) => () => { slide.value = Number(slide.value) + by; slide.dispatchEvent(new Event("input")); };
+    steps.replaceChildren(make("span", {textContent: "Step through the answer"}), make("button", {className: "small", textContent: "◀", "aria-label": "step back", onclick: step(-1)}), slide,
+      make("button", {className: "small", textContent: "▶", "aria-label": "step on", onclick: step(1)}), line);
   };
   const showLinks = () => {
-    const query = new URLSearchParams(Object.entries(where()).filter(([, v]) => v !== ""));
+    const query = new URLSearchParams(Object.entries(where()).filter(([name, v]) => v !== "" && name !== "among"));
     const link = (label, path) => make("a", {textContent: label, href: `/api/views/${facts.id}/${path}`, download: ""});
-    links.replaceChildren(link("numbers (CSV)", `numbers.csv?${query}`), link("experiment file", "experiment.yaml"),
+    links.replaceChildren(make("span", {className: "faint", textContent: "Keep:"}), link("numbers (CSV)", `numbers.csv?${query}`), link("experiment file", `experiment.yaml?${new URLSearchParams(Object.entries({layer: state.layer, head: state.head}).filter(([, v]) => v !== ""))}`),
       link("this text as one HTML file", `page.html?queries=${encodeURIComponent(state.queries)}`));
   };
   const knockout = guarded(async () => {
     const found = await work(`/api/views/${facts.id}/knockout`, {first: span[0], last: span[1],
-      layer: state.layer === "" ? null : Number(state.layer), head: numberOr(state.head)}, "knockout");
+      layer: numberOr(state.layer), head: numberOr(state.head)}, {replaces: "knockout"});
     if (!found) return;
-    const before = make("div"), after = make("div");
-    showLikely(before, found.before, "next token");
-    showLikely(after, found.after, "without sight of them");
-    knocked.replaceChildren(make("h2", {textContent: `Tokens ${span[0]} to ${span[1]} knocked out (${place()})`}),
-      make("p", {className: "faint", textContent: `the distribution of the next token moved by ${number(found.kl)} nats (Kullback–Leibler)`}),
-      make("div", {className: "sides"}, before, after));
+    const scope = state.layer === "" ? "in every layer" : `in layer ${state.layer}${state.head === "" ? "" : `, head ${state.head}`} alone`;
+    const cutText = JSON.stringify(facts.tokens.slice(span[0], span[1] + 1).join("").slice(0, 80));
+    knocked.replaceChildren(make("h2", {textContent: `Without sight of ${cutText} ${scope}`}),
+      make("p", {className: "faint", textContent: `tokens ${span[0]} to ${span[1]}; the distribution of the next token moves by ${number(found.kl)} nats (Kullback–Leibler)`}),
+      make("div", {className: "sides"}, make("div", {}, make("h3", {textContent: "before"}), chances(found.before)), make("div", {}, make("h3", {textContent: "after"}), chances(found.after))));
   });
 
-  const results = make("div", {className: "columns", hidden: true},
+  const hint = make("div", {className: "card empty", id: "hint"}, make("p", {}, make("strong", {textContent: "Where does the model look?"})),
+    make("p", {textContent: "Take an example or type a prompt, and press Measure. The model reads it once; then every layer, head and token is one click away."}));
+  const waiting = make("div", {className: "card empty", id: "waiting", hidden: true}, make("p", {textContent: "The model is reading …"}));
+  const results = make("div", {hidden: true, id: "results"}, note, make("div", {className: "columns"},
     make("div", {},
-      make("div", {className: "card"}, note,
-        make("div", {className: "controls"}, layer, head, queries, labelled("shade", of), labelled("a chosen token:", toggle), cut),
-        steps, textHost, told, make("p", {className: "faint", textContent: "Click a token to follow its gaze; shift-click to choose a span."}), links),
+      make("div", {className: "card"}, make("div", {className: "head"}, make("h2", {textContent: "The text, shaded by attention"}), scale),
+        make("div", {className: "controls"}, layer, head, labelled("from", queries), labelled("shade", of)),
+        steps, textHost, told, make("div", {className: "controls"}, labelled("a chosen token:", toggle), clear, cut,
+          make("span", {className: "faint", textContent: "Shift-click, or Shift with the arrow keys, chooses several."})), links),
+      make("div", {className: "card"}, make("div", {className: "head"}, make("h2", {textContent: "Along the text"})), along),
       make("div", {className: "card"}, likely, knocked)),
-    make("div", {},
-      make("div", {className: "card"}, make("h2", {textContent: "Heads"}), labelled("by", mapOf), mapHost, mapTold),
-      make("div", {className: "card"}, make("h2", {textContent: "Classes over layers"}), bars)));
-  host.replaceChildren(
-    make("div", {className: "card"}, make("div", {className: "controls"}, labelled("Model", model), example, labelled("chat template", chat),
-      labelled("answer, tokens", answer), labelled("longer than trained for", beyond)), text,
-    make("div", {className: "controls"}, make("button", {className: "main", id: "measure", textContent: "Measure", onclick: measure}),
-      make("span", {className: "faint", textContent: `up to ${choices.longest.toLocaleString("en")} tokens`}))),
-    results);
-  if (!state.model) set({model: model.value});
+    make("div", {}, heads.card, make("div", {className: "card"}, make("div", {className: "head"}, make("h2", {textContent: "Classes over layers"})), bars))));
+  host.replaceChildren(composer(choices, () => measure()), hint, waiting, results);
   if (state.text) measure();
   return measure;
+};
+// Stretches of neighbours in a list of tokens.
+export const spansOf = (tokens) => {
+  const out = [];
+  for (const n of tokens) {
+    if (out.length && out.at(-1)[1] === n) out.at(-1)[1] = n + 1;
+    else out.push([n, n + 1]);
+  }
+  return out;
 };

@@ -1,37 +1,51 @@
 // Runs: the report of each, findings first, and a box for SQL.
 import {get, guarded, post} from "./api.js";
-import {make, select} from "./dom.js";
+import {area, make} from "./dom.js";
 import {set, state} from "./state.js";
+
+const QUESTIONS = [
+  ["Mass of every class", "SELECT model, condition, layer, item AS class, avg(value) AS mass FROM values WHERE measure = 'mass' GROUP BY model, condition, layer, item ORDER BY mass DESC LIMIT 50"],
+  ["What was measured", "SELECT model, condition, measure, count(*) AS numbers FROM values GROUP BY model, condition, measure ORDER BY model, condition, measure"],
+  ["Cells", "SELECT * FROM cells LIMIT 50"],
+];
+const table = (columns, rows) => make("table", {className: "data"}, make("thead", {}, make("tr", {}, ...columns.map((c) => make("th", {textContent: c, scope: "col"})))), make("tbody", {}, ...rows));
 
 export const runs = (host, choices) => {
   if (!choices.runs.length) {
-    host.replaceChildren(make("p", {textContent: "No runs here. Start the page with the folder of a run, or a folder of runs: attnscope serve runs"}));
+    host.replaceChildren(make("div", {className: "card empty"}, make("p", {}, make("strong", {textContent: "No runs here"})),
+      make("p", {}, "Start the page with the folder of a run, or a folder of runs: ", make("code", {textContent: "attnscope serve runs"}), ". A run is made by ", make("code", {textContent: "attnscope run"}), " or ", make("code", {textContent: "attnscope reproduce"}), ".")));
     return () => {};
   }
-  const list = make("div", {className: "scroll"}), report = make("iframe", {title: "report of the run"});
+  const list = make("div", {className: "scroll", tabIndex: 0, role: "region", "aria-label": "runs"}), report = make("iframe", {title: "report of the run"});
   report.setAttribute("sandbox", "allow-scripts allow-downloads");
-  const sql = make("textarea", {id: "sql", value: "SELECT model, condition, layer, item, avg(value) AS mass FROM values WHERE measure = 'mass' GROUP BY ALL ORDER BY ALL LIMIT 20"});
-  sql.setAttribute("aria-label", "SQL");
-  const answer = make("div", {className: "scroll", id: "rows"});
-  const which = select("run", choices.runs, state.run, (value) => open(value));
+  const sql = area("sql", "SQL", QUESTIONS[0][1], "SELECT …", () => {}, "low");
+  const answer = make("div", {className: "scroll", id: "rows", tabIndex: 0, role: "region", "aria-label": "rows of the answer"});
+  const title = make("h2");
   const open = (name) => {
     set({run: name});
-    which.value = name;
+    title.textContent = `Report of ${name}`;
     report.src = `/api/report?run=${encodeURIComponent(name)}`;
+    for (const row of list.querySelectorAll("tbody tr")) row.setAttribute("aria-selected", String(row.dataset.run === name));
   };
   const ask = guarded(async () => {
-    const {columns, rows, of} = await post("/api/query", {run: which.value, sql: sql.value});
-    answer.replaceChildren(make("p", {className: "faint", textContent: `${rows.length} of ${of} rows`}),
-      make("table", {className: "data"}, make("thead", {}, make("tr", {}, ...columns.map((c) => make("th", {textContent: c})))),
-        make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((v) => make("td", {textContent: v ?? "—"})))))));
+    const {columns, rows, of} = await post("/api/query", {run: state.run, sql: sql.value});
+    answer.replaceChildren(make("p", {className: "faint", textContent: `${rows.length.toLocaleString("en")} of ${of.toLocaleString("en")} rows`}),
+      table(columns, rows.map((row) => make("tr", {}, ...row.map((v) => make("td", {textContent: v ?? "—"}))))));
   });
+  const questions = QUESTIONS.map(([name, said]) => make("button", {className: "chip", textContent: name, onclick: () => { sql.value = said; ask(); }}));
   guarded(async () => {
     const {runs: found} = await get("/api/runs");
-    list.replaceChildren(make("table", {className: "data"}, make("thead", {}, make("tr", {}, ...["run", "models", "conditions", "cells"].map((c) => make("th", {textContent: c})))),
-      make("tbody", {}, ...found.map((run) => make("tr", {}, make("td", {}, make("button", {textContent: run.name, onclick: () => open(run.name)})),
-        ...(run.error ? [make("td", {textContent: run.error, colSpan: 3})] : [run.models.join(", "), run.conditions.join(", "), String(run.cells)].map((v) => make("td", {textContent: v}))))))));
+    list.replaceChildren(table(["run", "models", "conditions", "cells"], found.map((run) => {
+      const row = make("tr", {}, make("td", {}, make("button", {className: "small", textContent: run.name, onclick: () => open(run.name)})),
+        ...(run.error ? [make("td", {textContent: run.error, colSpan: 3})] : [run.models.join(", "), run.conditions.join(", "), run.cells.toLocaleString("en")].map((v) => make("td", {textContent: v}))));
+      row.dataset.run = run.name;
+      row.setAttribute("aria-selected", String(run.name === state.run));
+      return row;
+    })));
   })();
-  host.replaceChildren(make("div", {className: "card"}, list), make("div", {className: "card"}, make("div", {className: "controls"}, which), report),
-    make("div", {className: "card"}, make("h2", {textContent: "Ask the tables"}), sql, make("div", {className: "controls"}, make("button", {id: "ask", textContent: "Ask", onclick: ask})), answer));
-  return () => { if (!report.src) open(which.value); };
+  host.replaceChildren(make("div", {className: "card"}, make("div", {className: "head"}, make("h2", {textContent: "Runs"})), list),
+    make("div", {className: "card"}, make("div", {className: "head"}, title), report),
+    make("div", {className: "card"}, make("div", {className: "head"}, make("h2", {textContent: "Ask the tables"}), make("div", {className: "controls"}, ...questions)), sql,
+      make("div", {className: "controls"}, make("button", {className: "main", id: "ask", textContent: "Ask", onclick: ask}), make("span", {className: "faint", textContent: "SQL over the tables values, cells, tokens …"})), answer));
+  return () => { if (!report.src) open(choices.runs.includes(state.run) ? state.run : choices.runs[0]); };
 };

@@ -1,7 +1,7 @@
 // What is on screen, kept in the address so that it can be shared and gone back to.
 const START = {tab: "playground", model: "", text: "", chat: "", system: "", answer: "0", beyond: "", layer: "", head: "",
-  queries: "all", of: "received", map: "entropy", token: "", b: "", kind: "repeat", count: "55", unit: "/",
-  position: "between", other: "sentence", run: ""};
+  queries: "all", of: "received", map: "entropy", kinds: "", token: "", way: "to", from: "", to: "",
+  mode: "filler", b: "", other: "", kind: "repeat", count: "55", unit: "/", by: "text", position: "between", against: "sentence", run: ""};
 export const state = {...START};
 export const read = () => {
   const given = new URLSearchParams(location.hash.slice(1));

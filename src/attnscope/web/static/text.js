@@ -15,8 +15,24 @@ export class TextView {
       }
     }, {root: host, rootMargin: "300px"});
     const at = (event) => event.target.closest("span[data-n]");
-    host.addEventListener("click", (event) => { if (at(event)) this.pick(event, Number(at(event).dataset.n)); });
-    host.addEventListener("mouseover", (event) => { if (at(event)) this.tell(Number(at(event).dataset.n)); });
+    // A click chooses a token, a drag the tokens from one to another.
+    let from = null, to = null;
+    host.addEventListener("mousedown", (event) => { from = to = at(event) && event.button === 0 && !event.shiftKey ? Number(at(event).dataset.n) : null; });
+    window.addEventListener("mouseup", () => {
+      if (from !== null && to !== from) { this.dragged = true; onchoose(from, [Math.min(from, to), Math.max(from, to)]); }
+      from = to = null;
+    });
+    host.addEventListener("click", (event) => {
+      const after = this.dragged;
+      this.dragged = false;
+      if (at(event) && !after) this.pick(event, Number(at(event).dataset.n));
+    });
+    host.addEventListener("mouseover", (event) => {
+      if (!at(event)) return;
+      const n = Number(at(event).dataset.n);
+      this.tell(n);
+      if (from !== null && n !== to) { to = n; this.mark(this.chosen, [Math.min(from, n), Math.max(from, n)]); }
+    });
     host.addEventListener("focusin", (event) => { if (at(event)) this.tell(Number(at(event).dataset.n)); });
     host.addEventListener("keydown", (event) => this.key(event));
   }
@@ -54,6 +70,7 @@ export class TextView {
     this.what = what;
     // The largest few would leave everything else white: full colour at the 99th of a hundred.
     const there = values.filter((v) => v !== null && Number.isFinite(v)).sort((a, b) => a - b);
+    this.most = there.at(-1) ?? 0;
     this.top = there.length ? there[Math.min(there.length - 1, Math.ceil(there.length * 0.99) - 1)] || there.at(-1) || 1 : 1;
     for (const chunk of this.chunks) {
       chunk.stale = true;
@@ -77,11 +94,14 @@ export class TextView {
   }
 
   pick(event, n) {
-    if (event.shiftKey && this.chosen !== null) this.onchoose(n, [Math.min(n, this.chosen), Math.max(n, this.chosen)]);
-    else this.onchoose(n === this.chosen ? null : n, null);
+    if (event.shiftKey && (this.chosen !== null || this.span)) {
+      const anchor = this.chosen ?? this.span[0];
+      this.onchoose(n, [Math.min(n, anchor), Math.max(n, anchor)]);
+    } else this.onchoose(n === this.chosen ? null : n, null);
   }
 
   mark(n, span = null) {
+    this.span = span;
     for (const each of this.host.querySelectorAll(".chosen, .cut")) each.classList.remove("chosen", "cut");
     this.chosen = n;
     if (n !== null && this.spans[n]) {
@@ -98,6 +118,10 @@ export class TextView {
     const n = Number(at.dataset.n);
     const to = {ArrowRight: n + 1, ArrowLeft: n - 1, Home: 0, End: this.spans.length - 1}[event.key];
     if (to !== undefined && this.spans[to]) {
+      if (event.shiftKey) {
+        this.anchor ??= n;
+        this.onchoose(this.anchor, [Math.min(this.anchor, to), Math.max(this.anchor, to)]);
+      } else this.anchor = null;
       at.tabIndex = -1;
       this.spans[to].tabIndex = 0;
       this.spans[to].focus();
