@@ -14,8 +14,6 @@ from typing import Any
 
 from attnscope.errors import ModelError
 
-__all__ = ["NoRoomError", "check_room", "free", "numbers_in"]
-
 HEADROOM = 256 << 20
 """Bytes that are left for everything else."""
 

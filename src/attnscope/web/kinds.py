@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from attnscope.experiment.head_scores import head_scores
 from attnscope.figures.head_kinds import COLOURS
 from attnscope.stats.head_kinds import KINDS, NONE, head_kinds, summary
 from attnscope.web.jobs import Job
@@ -18,6 +17,8 @@ PROMPTS = 8
 
 def kinds_of(loaded: Loaded, job: Job, *, needles: bool) -> dict[str, Any]:
     """Every kind, when a head is of it, and how many are; and the kinds of every head."""
+    from attnscope.experiment.head_scores import head_scores
+
     known = loaded.kinds.get(needles)
     if known is not None:
         return known
