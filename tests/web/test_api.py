@@ -242,8 +242,10 @@ def test_knockout_is_the_librarys(
         before = loaded[0](ids).logits[0, -1].double().log_softmax(-1)
         with attnscope.knockout(loaded[0], keys=keys, queries=behind, layers=[1], heads=[3]):
             after = loaded[0](ids).logits[0, -1].double().log_softmax(-1)
-    assert told["kl"] == pytest.approx(float((before.exp() * (before - after)).sum()), rel=1e-6)
-    assert [p for _, p in told["after"]] == pytest.approx(after.exp().topk(8).values.tolist())
+    assert told["kl"] == pytest.approx(float((before.exp() * (before - after)).sum()), rel=1e-3)
+    assert [p for _, p in told["after"]] == pytest.approx(
+        after.exp().topk(8).values.tolist(), rel=1e-4
+    )
 
 
 def test_what_can_be_kept(client: TestClient, view: dict[str, Any], tmp_path: Path) -> None:
@@ -426,11 +428,11 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_read(
 
     with TestClient(create(), base_url="http://127.0.0.1:8765") as opened:
         with monkeypatch.context() as little:
-            little.setattr(room, "free", lambda device="cpu": 300 << 20)
+            little.setattr(room, "free", lambda device="cpu": 100 << 20)
             said = result(opened, "/api/views", {"model": MODEL, "text": "One text."})
             assert said["state"] == "failed"
             assert "does not fit in memory" in said["said"]
-            assert "0.3 GB are free" in said["said"]
+            assert "0.1 GB are free" in said["said"]
         assert result(opened, "/api/views", {"model": MODEL, "text": "One."})["state"] == "done"
 
 
@@ -449,7 +451,9 @@ def test_a_model_deleted_while_in_use(tmp_path: Path) -> None:
         shutil.rmtree(folder)
         at = f"/api/views/{made['result']['view']}"
         assert result(opened, f"{at}/gaze", {"token": 3, "layer": 0})["state"] == "done"
-        assert result(opened, "/api/views", {"model": "mine", "text": TEXT})["state"] == "done"
+        again = result(opened, "/api/views", {"model": "mine", "text": TEXT})
+        assert again["state"] == "done"
+        at = f"/api/views/{again['result']['view']}"
         for other in ("zoo:chat-llama", "zoo:spatial-base"):
             assert result(opened, "/api/views", {"model": other, "text": "A."})["state"] == "done"
         gone = result(opened, "/api/views", {"model": "mine", "text": TEXT})

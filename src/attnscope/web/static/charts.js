@@ -1,10 +1,11 @@
 // Vega-Lite charts under a policy that forbids eval and inline styles, with what can be saved.
-import {make, number, save} from "./dom.js";
+import {make, save} from "./dom.js";
 
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 const look = () => {
   const ink = dark.matches ? "#e8eaed" : "#1b1f24", faint = dark.matches ? "#a5adb7" : "#57606a", line = dark.matches ? "#2c333b" : "#e6e9ed";
   return {
+    aria: false,  // the whole chart has a label of its own
     background: "transparent", view: {stroke: null}, font: "system-ui, Liberation Sans, Arial, sans-serif",
     axis: {labelColor: faint, titleColor: faint, titleFontWeight: "normal", gridColor: line, domainColor: line, tickColor: line, labelFontSize: 11, titleFontSize: 12},
     legend: {labelColor: ink, titleColor: ink, labelFontSize: 12}, title: {color: ink}, header: {labelColor: ink, titleColor: ink, labelFontSize: 12, labelFontWeight: "bold"},
@@ -68,13 +69,14 @@ export class Curves {
   constructor(host, {name, told, onrange = () => {}}) {
     Object.assign(this, {host, name, told, onrange, first: 0, last: 0, length: 0});
     this.chart = make("div");
-    this.line = make("span", {className: "faint", "aria-live": "polite"});
+    this.line = make("p", {className: "faint", "aria-live": "polite"});
     const button = (label, title, doing) => make("button", {className: "small", textContent: label, title, "aria-label": `${title} (${told})`, onclick: doing});
     this.zoom = make("div", {className: "zoom"},
-      button("＋", "Zoom in", () => this.scaled(0.5)), button("－", "Zoom out", () => this.scaled(2)),
+      button("+", "Zoom in", () => this.scaled(0.5)), button("−", "Zoom out", () => this.scaled(2)),
       button("◀", "Earlier", () => this.moved(-0.5)), button("▶", "Later", () => this.moved(0.5)),
-      button("Whole", "Show all", () => this.range(0, this.length)), this.line);
-    host.replaceChildren(this.chart, this.zoom);
+      button("Whole", "Show all", () => this.range(0, this.length)),
+      button("Without the first", "Leave the first token out, which often takes most", () => this.range(1, this.length)));
+    host.replaceChildren(this.chart, this.line);
   }
 
   // `fetch(first, last, bins)` gives a list of {side, start, size, mean, low, high}; `spans` are shaded.
@@ -114,7 +116,7 @@ export class Curves {
     this.line.textContent = `tokens ${first.toLocaleString("en")} to ${(last - 1).toLocaleString("en")}; ${size === 1 ? "every token" : `a point is the mean of ${size} tokens, the band their least and most`}. Drag across to look closer.`;
     const names = [...new Set(curves.map((c) => c.side))];
     const x = {field: "token", type: "quantitative", title: this.title, scale: {domain: [first, last], nice: false, zero: false}, axis: {tickMinStep: 1, format: ",d"}};
-    const color = {field: "side", type: "nominal", sort: null, scale: {domain: names, range: this.colours}, legend: names.length > 1 ? {title: null, orient: "top"} : null};
+    const color = {field: "side", type: "nominal", sort: null, scale: {domain: names, range: this.colours}, legend: names.length > 1 ? {title: null, orient: "top", symbolType: "stroke", symbolStrokeWidth: 3} : null};
     const spans = this.spans.map(([a, b]) => ({a: Math.max(a, first), b: Math.min(b, last)})).filter(({a, b}) => b > a);
     const spec = {width: "container", height: 170, autosize: {type: "fit-x", contains: "padding"}, datasets: {spans}, layer: [
       {data: {name: "spans"}, mark: {type: "rect", color: "#8fd19e", opacity: 0.3}, encoding: {x: {...x, field: "a"}, x2: {field: "b"}}},
@@ -124,7 +126,7 @@ export class Curves {
       {mark: {type: "point", size: 60, opacity: 0}, encoding: {x, y: {field: "value", type: "quantitative"}, color,
         tooltip: [{field: "side"}, {field: "token", format: ",d"}, ...(size === 1 ? [{field: "says"}] : [{field: "tokens", title: "mean of"}]), {field: "value", format: ".5f"}]}},
     ]};
-    const view = await draw(this.chart, spec, {name: this.name, rows, told: this.told, beside: []});
+    const view = await draw(this.chart, spec, {name: this.name, rows, told: this.told, beside: [this.zoom]});
     this.bins = size;
     this.host.dataset.bins = String(size);
     this.host.dataset.range = `${first} ${last}`;
@@ -137,4 +139,15 @@ export class Curves {
     view.addSignalListener("brush", picked);
   }
 }
-export {number};
+// The same bins of numbers that are here already.
+export const binned = (values, first, last, bins) => {
+  const size = Math.ceil((last - first) / bins), out = {size, start: [], mean: [], low: [], high: []};
+  for (let at = first; at < last; at += size) {
+    const some = values.slice(at, Math.min(at + size, last)).filter((v) => v !== null);
+    out.start.push(at);
+    out.mean.push(some.length ? some.reduce((t, v) => t + v, 0) / some.length : null);
+    out.low.push(some.length ? Math.min(...some) : null);
+    out.high.push(some.length ? Math.max(...some) : null);
+  }
+  return out;
+};

@@ -149,7 +149,7 @@ export const compare = (host, choices) => {
       return {facet: {field: "class", type: "nominal", title: null, sort: there}, columns: across, spec: {width: Math.floor(wide / across) - 62, height: 120, mark: "bar",
         encoding: {x: {field: "layer", type: "ordinal", axis: {labelOverlap: true, labelAngle: 0}}, xOffset: {field: "side", sort: null}, y: {field: "mass", type: "quantitative"},
           color: {field: "side", type: "nominal", sort: null, scale: {domain: sides.map((s) => s.called), range: SIDES}, legend: {title: null, orient: "top"}}, tooltip: [{field: "side"}, {field: "class"}, {field: "layer"}, {field: "mass", format: ".4f"}]}},
-      resolve: {scale: {y: "independent"}}};
+      resolve: {scale: {y: "independent"}, axis: {x: "independent"}}};
     };
     await draw(bars, spec, {name: "classes", rows: rows.filter((row) => there.includes(row.class)), told: "mass of each class of tokens in every layer, on both sides"});
     document.documentElement.dataset.compared = sides.map((s) => s.id).join(" ");

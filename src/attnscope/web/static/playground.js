@@ -1,6 +1,6 @@
 // One prompt: its tokens shaded, a map of heads to pick from, bars of classes, an answer step by step.
 import {get, guarded, tell, work} from "./api.js";
-import {Curves, draw} from "./charts.js";
+import {Curves, binned, draw} from "./charts.js";
 import {area, chances, fill, firstHere, labelled, make, modelChoices, number, select} from "./dom.js";
 import {Heads} from "./heads.js";
 import {numberOr, set, state} from "./state.js";
@@ -56,7 +56,10 @@ export const playground = (host, choices) => {
   const clear = make("button", {className: "small", id: "clear", textContent: "Clear the choice", hidden: true, onclick: () => choose(null, null)});
   const knocked = make("div", {id: "knocked"});
   const view = new TextView(textHost, {ontell: (line) => { told.textContent = line; }, onchoose: (n, range) => choose(n, range)});
-  const heads = new Heads({onchoose: (l, h) => pick(l, h), onkind: () => refresh()});
+  const heads = new Heads({onchoose: (l, h) => pick(l, h), onkind: () => {
+    [layer.value, head.value] = [state.layer, state.head];
+    choose(null, null);
+  }});
   const curve = new Curves(along, {name: "along-the-text", told: "what is shaded above, along the text", onrange: (from, to) => set({from: String(from), to: String(to)})});
   let facts = null, span = null;
 
@@ -109,8 +112,7 @@ export const playground = (host, choices) => {
     heads.mark();
     showLinks();
     document.documentElement.dataset.shaded = JSON.stringify(wanted);
-    await curve.show(facts.read, (first, last, bins) => get(`/api/views/${facts.id}/curve`, {...where(), first, last, bins}).then((c) => [{side: SHADES[state.of], ...c}]),
-      {says: (n) => facts.tokens[n], y: SHADES[state.of], spans: spansOf(facts.filler), colours: ["#f06543"], first: Number(state.from) || 0, last: state.to === "" ? null : Number(state.to)});
+    if (view.chosen === null) await lined(SHADES[wanted.of], (first, last, bins) => get(`/api/views/${facts.id}/curve`, {...where(), first, last, bins}));
     await draw(bars, {
       width: "container", height: 210, autosize: {type: "fit-x", contains: "padding"}, mark: {type: "bar"},
       encoding: {
@@ -121,6 +123,8 @@ export const playground = (host, choices) => {
       },
     }, {name: "classes", rows, told: `mass of each class of tokens in every layer, ${place()}`});
   });
+  const lined = (y, fetch) => curve.show(facts.read, async (first, last, bins) => [{side: y, ...await fetch(first, last, bins)}],
+    {says: (n) => facts.tokens[n], y, spans: spansOf(facts.filler), colours: ["#f06543"], first: Number(state.from) || 0, last: state.to === "" ? null : Number(state.to)});
   const shaded = (values, what) => {
     view.shade(values, what);
     scale.replaceChildren(make("span", {textContent: "0"}), make("i"), make("span", {textContent: `${number(view.top)}${view.most > view.top ? " or more" : ""}`}));
@@ -151,6 +155,7 @@ export const playground = (host, choices) => {
     shaded(gaze.values, state.way === "to" ? `weight that token ${n} puts on it, ${said}` : `weight that it puts on token ${n}, ${said}`);
     view.tell(n);
     document.documentElement.dataset.gaze = String(n);
+    await lined(state.way === "to" ? "weight it puts on each" : "weight each puts on it", async (first, last, bins) => binned(gaze.values, first, last, bins));
   });
 
   const showSteps = () => {

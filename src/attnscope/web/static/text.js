@@ -68,10 +68,12 @@ export class TextView {
   shade(values, what) {
     this.values = values;
     this.what = what;
-    // The largest few would leave everything else white: full colour at the 99th of a hundred.
-    const there = values.filter((v) => v !== null && Number.isFinite(v)).sort((a, b) => a - b);
-    this.most = there.at(-1) ?? 0;
-    this.top = there.length ? there[Math.min(there.length - 1, Math.ceil(there.length * 0.99) - 1)] || there.at(-1) || 1 : 1;
+    // The first token takes so much in many models that nothing else would show, and so do the
+    // largest few of a long text: full colour is what they leave.
+    const there = values.filter((v) => v !== null && Number.isFinite(v));
+    const rest = (there.length > 1 && values[0] !== null ? there.slice(1) : there).sort((a, b) => a - b);
+    this.most = Math.max(0, ...(there.length > 10000 ? [there[0], rest.at(-1)] : there));
+    this.top = rest[Math.min(rest.length - 1, Math.ceil(rest.length * 0.995) - 1)] || rest.at(-1) || this.most || 1;
     for (const chunk of this.chunks) {
       chunk.stale = true;
       if (chunk.onScreen !== false) this.paint(chunk);
