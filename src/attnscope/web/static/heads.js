@@ -27,7 +27,8 @@ export class Heads {
     const of = (group, options) => ({group, options: options.map((m) => [m, named(m)])});
     fill(this.of, [of("On this prompt", facts.maps.filter((m) => !/^(mass|lift) /.test(m))), {group: "Of the model", options: [[KINDS, "head types (sink, induction, …)"]]},
       of("Mass of a class", facts.maps.filter((m) => m.startsWith("mass "))), of("Lift of a class", facts.maps.filter((m) => m.startsWith("lift ")))], state.map);
-    await this.draw();
+    // Head types take the model, which is still at the text.
+    if (state.map !== KINDS || facts.layers.length === facts.deep) await this.draw();
   }
 
   draw = guarded(async () => {

@@ -104,7 +104,7 @@ export const playground = (host, choices) => {
     document.documentElement.dataset.seen = `${facts.id} ${facts.layers.length}`;
   };
 
-  const where = () => ({layer: state.layer, head: state.head, queries: state.queries, of: state.of, among: heads.among()});
+  const where = () => ({layer: facts.layers.map(String).includes(state.layer) ? state.layer : "", head: state.head, queries: state.queries, of: state.of, among: heads.among()});
   const refresh = guarded(async () => {
     const wanted = where();
     const [{values}, {rows}] = await Promise.all([get(`/api/views/${facts.id}/shade`, wanted), get(`/api/views/${facts.id}/classes`, {queries: wanted.queries, head: wanted.head})]);
