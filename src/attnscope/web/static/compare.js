@@ -107,7 +107,10 @@ export const compare = (host, choices) => {
   let turn = 0;
   const measure = guarded(async () => {
     const mine = ++turn, wanted = asked();
-    const [a, b] = [await side(wanted[0], "a"), mine === turn ? await side(wanted[1], "b") : null];
+    if (!state.text.trim() || (state.mode === "prompts" && !state.other.trim())) throw new Error("A prompt is empty: type something for the model to read.");
+    results.classList.add("stale");
+    let a, b;
+    try { [a, b] = [await side(wanted[0], "a"), mine === turn ? await side(wanted[1], "b") : null]; } finally { if (mine === turn) results.classList.remove("stale"); }
     if (!a || !b || mine !== turn) return;
     if (a.called === b.called) [a.called, b.called] = [`${a.called} (first)`, `${b.called} (second)`];
     sides = [a, b];
@@ -147,7 +150,7 @@ export const compare = (host, choices) => {
     const spec = (wide) => {
       const across = wide < 520 ? 1 : wide < 900 ? 2 : 4;
       return {facet: {field: "class", type: "nominal", title: null, sort: there}, columns: across, spec: {width: Math.floor(wide / across) - 62, height: 120, mark: "bar",
-        encoding: {x: {field: "layer", type: "ordinal", axis: {labelOverlap: true, labelAngle: 0}}, xOffset: {field: "side", sort: null}, y: {field: "mass", type: "quantitative"},
+        encoding: {x: {field: "layer", type: "ordinal", axis: {labelOverlap: true, labelSeparation: 4, labelAngle: 0}}, xOffset: {field: "side", sort: null}, y: {field: "mass", type: "quantitative"},
           color: {field: "side", type: "nominal", sort: null, scale: {domain: sides.map((s) => s.called), range: SIDES}, legend: {title: null, orient: "top"}}, tooltip: [{field: "side"}, {field: "class"}, {field: "layer"}, {field: "mass", format: ".4f"}]}},
       resolve: {scale: {y: "independent"}, axis: {x: "independent"}}};
     };

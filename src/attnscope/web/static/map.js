@@ -27,6 +27,7 @@ export class HeadMap {
     const body = this.cells.map((cells, i) => make("tr", {role: "row"},
       make("th", {textContent: layers[i], scope: "row", role: "rowheader", title: `layer ${layers[i]}, mean of its heads`}), ...cells));
     const table = make("table", {role: "grid", "aria-label": `${of} of every head, a row for each layer`}, make("thead", {}, top), make("tbody", {}, ...body));
+    table.style.width = `max(min(100%, 24rem), ${14 * most + 34}px)`;
     this.host.replaceChildren(table);
   }
 

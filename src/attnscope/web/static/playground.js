@@ -67,11 +67,12 @@ export const playground = (host, choices) => {
     if (!state.text.trim()) throw new Error("The prompt is empty: type something for the model to read.");
     waiting.hidden = facts !== null;
     hint.hidden = true;
+    results.classList.add("stale");
     let made;
     try {
       made = await work("/api/views", {model: state.model, text: state.text, chat: state.chat === "1", system: state.system.trim() ? state.system : null,
         answer: Number(state.answer) || 0, beyond: state.beyond === "1"}, {replaces: "view", early: (now) => open(now.view)});
-    } finally { waiting.hidden = true; hint.hidden = facts !== null; }
+    } finally { results.classList.remove("stale"); waiting.hidden = true; hint.hidden = facts !== null; }
     if (!made) return;
     await open(made.view);
     if (state.token !== "" && Number(state.token) < facts.read) await choose(Number(state.token), null);
@@ -81,6 +82,7 @@ export const playground = (host, choices) => {
   // The view may still grow: layers of a long text come one by one.
   const open = async (id) => {
     const fresh = facts?.id !== id;
+    results.classList.remove("stale");
     facts = await get(`/api/views/${id}`);
     [hint.hidden, waiting.hidden, results.hidden] = [true, true, false];
     note.textContent = facts.note;
@@ -113,15 +115,15 @@ export const playground = (host, choices) => {
     showLinks();
     document.documentElement.dataset.shaded = JSON.stringify(wanted);
     if (view.chosen === null) await lined(SHADES[wanted.of], (first, last, bins) => get(`/api/views/${facts.id}/curve`, {...where(), first, last, bins}));
-    await draw(bars, {
+    await draw(bars, (wide) => ({
       width: "container", height: 210, autosize: {type: "fit-x", contains: "padding"}, mark: {type: "bar"},
       encoding: {
-        x: {field: "layer", type: "ordinal", axis: {labelOverlap: true, labelAngle: 0}},
+        x: {field: "layer", type: "ordinal", axis: {labelOverlap: true, labelSeparation: 4, labelAngle: 0}},
         y: {field: "mass", type: "quantitative", title: "mass, from the average query"},
-        color: {field: "class", type: "nominal", scale: {domain: facts.names, range: facts.colours}, legend: {title: null, orient: "bottom", columns: 6, values: [...new Set(rows.map((r) => r.class))]}},
+        color: {field: "class", type: "nominal", scale: {domain: facts.names, range: facts.colours}, legend: {title: null, orient: "bottom", columns: wide < 420 ? 3 : 6, values: [...new Set(rows.map((r) => r.class))]}},
         tooltip: [{field: "layer"}, {field: "class"}, {field: "mass", format: ".4f"}],
       },
-    }, {name: "classes", rows, told: `mass of each class of tokens in every layer, ${place()}`});
+    }), {name: "classes", rows, told: `mass of each class of tokens in every layer, ${place()}`});
   });
   const lined = (y, fetch) => curve.show(facts.read, async (first, last, bins) => [{side: y, ...await fetch(first, last, bins)}],
     {says: (n) => facts.tokens[n], y, spans: spansOf(facts.filler), colours: ["#f06543"], first: Number(state.from) || 0, last: state.to === "" ? null : Number(state.to)});
@@ -197,7 +199,7 @@ export const playground = (host, choices) => {
       make("div", {className: "card"}, make("div", {className: "head"}, make("h2", {textContent: "The text, shaded by attention"}), scale),
         make("div", {className: "controls"}, layer, head, labelled("from", queries), labelled("shade", of)),
         steps, textHost, told, make("div", {className: "controls"}, labelled("a chosen token:", toggle), clear, cut,
-          make("span", {className: "faint", textContent: "Shift-click, or Shift with the arrow keys, chooses several."})), links),
+          make("span", {className: "faint", textContent: "Drag, shift-click, or Shift with the arrow keys chooses several."})), links),
       make("div", {className: "card"}, make("div", {className: "head"}, make("h2", {textContent: "Along the text"})), along),
       make("div", {className: "card"}, likely, knocked)),
     make("div", {}, heads.card, make("div", {className: "card"}, make("div", {className: "head"}, make("h2", {textContent: "Classes over layers"})), bars))));

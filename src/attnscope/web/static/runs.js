@@ -20,10 +20,12 @@ export const runs = (host, choices) => {
   report.setAttribute("sandbox", "allow-scripts allow-downloads");
   const sql = area("sql", "SQL", QUESTIONS[0][1], "SELECT …", () => {}, "low");
   const answer = make("div", {className: "scroll", id: "rows", tabIndex: 0, role: "region", "aria-label": "rows of the answer"});
-  const title = make("h2");
+  const title = make("h2"), making = make("p", {className: "faint", textContent: "The report is being made …"});
+  report.addEventListener("load", () => { making.hidden = true; });
   const open = (name) => {
     set({run: name});
     title.textContent = `Report of ${name}`;
+    making.hidden = false;
     report.src = `/api/report?run=${encodeURIComponent(name)}`;
     for (const row of list.querySelectorAll("tbody tr")) row.setAttribute("aria-selected", String(row.dataset.run === name));
   };
@@ -44,7 +46,7 @@ export const runs = (host, choices) => {
     })));
   })();
   host.replaceChildren(make("div", {className: "card"}, make("div", {className: "head"}, make("h2", {textContent: "Runs"})), list),
-    make("div", {className: "card"}, make("div", {className: "head"}, title), report),
+    make("div", {className: "card"}, make("div", {className: "head"}, title, making), report),
     make("div", {className: "card"}, make("div", {className: "head"}, make("h2", {textContent: "Ask the tables"}), make("div", {className: "controls"}, ...questions)), sql,
       make("div", {className: "controls"}, make("button", {className: "main", id: "ask", textContent: "Ask", onclick: ask}), make("span", {className: "faint", textContent: "SQL over the tables values, cells, tokens …"})), answer));
   return () => { if (!report.src) open(choices.runs.includes(state.run) ? state.run : choices.runs[0]); };
