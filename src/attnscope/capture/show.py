@@ -223,7 +223,7 @@ def _script(id: str, data: dict[str, Any]) -> str:
         "hs.disabled=!l||chosen!==null;"
         "if(chosen===null){show(i=>raw.charCodeAt(r*n+i)/255*d.full[r],d.full[r],'');"
         "if(d.gaze)told.textContent='Click a token to see what it looks at (mean of heads).';"
-        "}else{const w=look(l),most=Math.max(...w)||1;"
+        "}else{const w=look(l),most=Math.max(...w.slice(1))||w[0]||1;"
         "show(i=>w[i],+most.toPrecision(3),'looked at with ');"
         f"told.textContent='The {LOOKED} tokens that token '+chosen+' looks at most, mean of heads"
         "'+(l?', layer '+ls.selectedOptions[0].text:', mean of layers')+'. Click it again to go "
