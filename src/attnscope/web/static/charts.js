@@ -5,7 +5,6 @@ const dark = window.matchMedia("(prefers-color-scheme: dark)");
 const look = () => {
   const ink = dark.matches ? "#e8eaed" : "#1b1f24", faint = dark.matches ? "#a5adb7" : "#57606a", line = dark.matches ? "#2c333b" : "#e6e9ed";
   return {
-    aria: false,  // the whole chart has a label of its own
     background: "transparent", view: {stroke: null}, font: "system-ui, Liberation Sans, Arial, sans-serif",
     axis: {labelColor: faint, titleColor: faint, titleFontWeight: "normal", gridColor: line, domainColor: line, tickColor: line, labelFontSize: 11, titleFontSize: 12},
     legend: {labelColor: ink, titleColor: ink, labelFontSize: 12}, title: {color: ink}, header: {labelColor: ink, titleColor: ink, labelFontSize: 12, labelFontWeight: "bold"},
@@ -49,6 +48,7 @@ export const draw = async (host, spec, {name, rows, told, beside = []}) => {
     ({view} = await window.vegaEmbed(chart, {
       $schema: "https://vega.github.io/schema/vega-lite/v6.json", config: look(), ...made, datasets: {...made.datasets, points: rows}, data: {name: "points"},
     }, {ast: true, actions: false, renderer: "svg", defaultStyle: false, tooltip: {disableDefaultStyle: true}}));
+    chart.querySelector("svg").setAttribute("aria-hidden", "true");  // the label says what it shows
     return view;
   };
   await again();
