@@ -190,7 +190,7 @@ def test_a_system_prompt(page: Any, address: str) -> None:
 
 
 def test_curves_refine_as_one_zooms(page: Any, address: str) -> None:
-    go(page, address, model=MODEL, text="Tom has 12 apples and 3 pears. " * 110)
+    go(page, address, model=MODEL, text="Tom has 12 apples and 3 pears. " * 75)
     page.wait_for_selector("#along[data-bins]")
     assert int(page.get_attribute("#along", "data-bins")) > 1
     page.click("#along button:text-is('+')")
