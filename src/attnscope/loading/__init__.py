@@ -75,8 +75,7 @@ def load(
     number: Any = "auto" if dtype == "auto" else getattr(torch, dtype)
     if dtype == "auto" and where == "cpu":
         number = torch.float32
-    if where != "auto":
-        _check_room(source, config, number, where, unpickle)
+    _check_room(source, config, number, where, unpickle)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if where == "auto":
         options["device_map"] = "auto"
@@ -94,6 +93,8 @@ def load(
 
 def _check_room(source: Source, config: Any, number: Any, where: str, unpickle: bool) -> None:
     """Refuse what cannot fit, where the files are here to say how large they are."""
+    if where == "auto":  # over all devices there are
+        return
     stored = getattr(config.get_text_config(), "dtype", None)
     width = getattr(stored if number == "auto" else number, "itemsize", 4)
     if source.gguf is not None:

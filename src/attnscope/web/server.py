@@ -119,6 +119,7 @@ def create(
     _asking(app, queue, shelf, memory)
     _jobs(app, queue)
     _slices(app, memory)
+    _pair(app, memory)
     _downloads(app, memory)
     _runs(app, runs)
     return Guard(app)
@@ -364,6 +365,8 @@ def _slices(app: FastAPI, memory: _Memory) -> None:
         """The mass of every class in every layer."""
         return {"rows": memory.get(id).class_bars(queries, head)}
 
+
+def _pair(app: FastAPI, memory: _Memory) -> None:
     @app.get("/api/pair")
     def pair(
         a: Annotated[str, Query(max_length=40)],
