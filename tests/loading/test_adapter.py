@@ -126,7 +126,7 @@ def test_an_adapter_alone_names_its_base(base: str, adapter: str) -> None:
 
 def test_an_adapter_of_another_shape(adapter: str, tmp_path: Path) -> None:
     other = save_model(tmp_path / "other", heads=8)
-    with pytest.raises(ModelError, match=r"does not fit the base.*size mismatch.*trained on"):
+    with pytest.raises(ModelError, match=r"the base '.*/other' .*size mismatch.*trained on"):
         attnscope.load(other, adapter=adapter)
 
 

@@ -83,7 +83,7 @@ def load(
         model, info = _weights(source, config, number, options, unpickle)
         check_loaded(model, info, source.name)
         if source.adapter is not None:
-            model = merged(model, source.adapter, source.name)
+            model = merged(model, source.adapter, source.place)
         if where != "auto":
             model = model.to(where)
     _must_attend(model)

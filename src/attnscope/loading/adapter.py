@@ -93,6 +93,6 @@ def _does_not_fit(folder: Path, name: str, base: str, reason: str) -> str:
     trained_on = base_of(folder)
     said = f" It says that it was trained on {trained_on!r}." if trained_on else ""
     return (
-        f"the adapter {str(folder)!r} does not fit the base {name!r} ({base}): {reason}.{said} "
-        "Give the base it was trained on"
+        f"the adapter {str(folder)!r} does not fit the base {name!r} ({base}): "
+        f"{reason.rstrip('.')}.{said} Give the base it was trained on"
     )
