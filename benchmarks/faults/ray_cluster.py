@@ -118,7 +118,7 @@ def driver(folder: Path) -> None:
     keep("ray: driver and head killed (SIGKILL)", 1, told, time.monotonic() - begun)
 
 
-def speed(folder: Path, prompts: int = 6000) -> None:
+def speed(folder: Path, prompts: int = 5000) -> None:
     """Seconds from the first batch to the last, one worker and two, one thread each."""
     import torch
 
@@ -156,7 +156,7 @@ def speed(folder: Path, prompts: int = 6000) -> None:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or ["same", "far", "worker", "driver"]:
+    for name in sys.argv[1:] or ["same", "far", "worker", "driver", "speed"]:
         with tempfile.TemporaryDirectory() as place:
             parts = {"same": same, "far": far, "worker": worker, "driver": driver, "speed": speed}
             parts[name](Path(place))
