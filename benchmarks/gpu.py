@@ -5,8 +5,9 @@
 
 First checks the kernels against the float64 reference on the same inputs, generation against the
 same reference under three kinds of cache, and that a watched pass never waits for the device.
-Then times plain and watched in one process, turn by turn, and prints the median ratios. Weights
-are random: the work is the same as with trained ones.
+Then times plain and watched in one process, turn by turn, and prints the median ratios; "rows" is
+a watch that keeps queries and keys, and then the masses of 8 classes of every query, in bins of 64.
+Weights are random: the work is the same as with trained ones.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from attnscope.kernels import Rows, kernel, reference
 
 CASES = (
     "7b:1x128,7b:1x1024,7b:1x4096,7b:64x128,7b:8x2048,7b:generate:1x512+64,"
-    "7b:generate:16x512+64,7b:1x32768,7b:1x131072,"
+    "7b:generate:16x512+64,7b:1x32768,7b:rows:1x32768,7b:1x131072,"
     "135m:1x128,135m:1x1024,135m:64x128,135m:generate:1x512+64,135m:generate:16x512+64,"
     "135m:compiled:1x1024"
 )
@@ -207,6 +208,39 @@ def coverage(model: Any, ids: torch.Tensor, sample: str) -> float:
     return min(inside)
 
 
+def rows_of(model: Any, ids: torch.Tensor) -> Callable[[], None]:
+    """A pass whose rows are kept, and what every query spends on each of 8 classes, in bins of 64
+    queries: all that somebody has who asks for nothing else."""
+    classes = torch.randint(0, 8, ids.shape, device=ids.device)
+
+    def run() -> None:
+        with attnscope.watch(model, keep=True) as scope:
+            model(ids, logits_to_keep=1, use_cache=False)
+        for layer in scope.layers:
+            scope.rows(layer, classes, 8, bin=64)
+
+    return run
+
+
+def check_rows() -> list[str]:
+    """Masses by query in bfloat16 against float64 on the same queries and keys."""
+    lines = []
+    for n, window in ((2048, None), (2048, 300), (16512, None)):
+        H = 8 if n < 4096 else 2
+        q = torch.randn(1, n, H, 128, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+        k = torch.randn(1, n, H // 2, 128, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+        classes = torch.randint(-1, 8, (1, n), device="cuda")
+        few = torch.zeros(1, n, dtype=torch.bool)
+        few[:, ::97] = True
+        wanted = attnscope.stats(q, k, window=window, queries=few, backend="reference")
+        got = attnscope.stats(q, k, window=window, backend="triton")
+        at = wanted.query_positions()[0]
+        off = (got.rows(classes, 8)[:, :, at] - wanted.rows(classes, 8)).abs().max().item()
+        assert off < 1e-5, (n, window, off)
+        lines.append(f"rows, n={n}, window={window}: masses off by {off:.1e} at most")
+    return lines
+
+
 def contenders(model: Any, case: list[str]) -> dict[str, Callable[[], None]]:
     """What is timed against what, the plain run first."""
     size, _, new = case[-1].partition("+")
@@ -230,6 +264,8 @@ def contenders(model: Any, case: list[str]) -> dict[str, Callable[[], None]]:
 
         return run
 
+    if "rows" in case:
+        return {"plain": plain, "rows of 8 classes": rows_of(model, ids)}
     runs = {"plain": plain, "all": watched("all"), "last": watched("last")}
     if "compiled" in case:
         runs.pop("plain")
@@ -265,7 +301,7 @@ def main() -> None:
         waiting.LARGE["cuda"] = int(options.large * 2**20)
     lines = [f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, random weights"]
     if not options.unchecked:
-        lines += [*check(), *check_generation(), check_no_waiting()]
+        lines += [*check(), *check_rows(), *check_generation(), check_no_waiting()]
     lines += ["", "| case | what | ms | ratio | peak GiB | ratio |", "| --- " * 6 + "|"]
     print("\n".join(lines), flush=True)
     model, built = None, ""

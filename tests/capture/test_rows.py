@@ -1,5 +1,7 @@
 """What single queries look at: rows of a watched model against its own dense attention."""
 
+import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,8 +9,9 @@ import torch
 import transformers as hf
 
 import attnscope
-from attnscope.capture import reducing
-from attnscope.errors import InputError, ScopeError
+from attnscope.capture import reducing, waiting
+from attnscope.errors import ConservationError, InputError, ScopeError
+from attnscope.kernels import streaming
 from families import VOCABULARY, build
 
 B, N, NEW, C = 2, 19, 6, 3
@@ -209,6 +212,77 @@ def test_a_new_text_forgets_the_rows_before_it() -> None:
         given = inputs("right")
         model(**given)
     agree(scope, dense("qwen2", given))
+
+
+@pytest.fixture
+def long_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every text counts as a long one."""
+    monkeypatch.setitem(waiting.LARGE, "cpu", 1)
+
+
+@pytest.mark.usefixtures("long_texts")
+@pytest.mark.parametrize("name", ["qwen2", "gpt-oss"])
+def test_sums_of_a_long_text_are_made_when_they_are_read(name: str) -> None:
+    given, model = inputs("left"), build(name)
+    with torch.no_grad(), attnscope.watch(model) as wanted:
+        model(**given)
+    with torch.no_grad(), attnscope.watch(model, keep=True) as scope:
+        model(**given)
+    rows = scope.rows(0, classes(N), C)
+    assert scope._layers[0].owed is not None
+    assert rows.shape == (B, scope.received(0).shape[1], N, C)
+    assert scope._layers[0].owed is None
+    assert scope._layers[1].owed is not None
+    for read in ("count", "received", "average", "entropy", "self_mass", "sink_mass", "uniform"):
+        for layer in scope.layers:
+            close(getattr(scope, read)(layer), getattr(wanted, read)(layer))
+    agree(scope, dense(name, given))
+    with torch.no_grad(), attnscope.watch(model, keep=True) as scope:
+        model(**given)
+    again = pickle.loads(pickle.dumps(scope))
+    close(again.received(1), wanted.received(1))
+
+
+@pytest.mark.usefixtures("long_texts")
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_a_long_prompt_is_added_up_before_its_reply(cache: str) -> None:
+    model, given = build("gemma3"), inputs("left")
+    more = {"cache_implementation": "static"} if cache == "static" else {}
+    found = []
+    for keep in (False, True):
+        with torch.no_grad(), attnscope.watch(model, keep=keep) as scope:
+            model.generate(**given, max_new_tokens=NEW, **GREEDY, **more)
+        found.append(scope)
+    for layer in scope.layers:
+        close(found[1].received(layer), found[0].received(layer))
+        close(found[1].average(layer), found[0].average(layer))
+
+
+@pytest.mark.usefixtures("long_texts")
+def test_sums_that_do_not_add_up_are_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, model = inputs(), build("qwen2")
+    with torch.no_grad(), attnscope.watch(model, keep=True) as scope:
+        model(**given)
+    right = streaming.reduce
+    monkeypatch.setattr(
+        streaming, "reduce", lambda rows: replace(sums := right(rows), mass=sums.mass * 1.01)
+    )
+    with pytest.raises(ConservationError, match="layer 1: "):
+        scope.received(1)
+    with pytest.raises(ScopeError, match="nothing measured"):
+        scope.received(1)
+
+
+def test_rows_that_do_not_add_up_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, model = inputs(), build("qwen2")
+    with torch.no_grad(), attnscope.watch(model, keep=True, backend="triton") as scope:
+        model(**given)
+    kept = scope._layers[0].kept[0]
+    assert kept.rows is not None
+    assert kept.rows.lse is not None
+    kept.rows.lse.add_(0.01)
+    with pytest.raises(ConservationError, match=r"layer 0: rows add up to 1 only within 0\.00995"):
+        scope.rows(0, classes(N), C)
 
 
 def test_cross_attention_has_rows_and_no_distance() -> None:

@@ -111,7 +111,7 @@ def keep(
         if width <= k.shape[2] and torch.equal(before.tensor, k[:, :, :width]):
             more -= _bytes(before.tensor)
             before.tensor, keys = k, before
-    alone = replace(rows, q=q, k=k[:, :, :0], lse=None, cache={})
+    alone = replace(rows, q=q, k=k[:, :, :0], cache={})
     kept = Kept(positions=positions, first_key=first_key, rows=alone, keys=keys, width=k.shape[2])
     return kept, more
 

@@ -438,6 +438,7 @@ class Recorder:
             )
         totals = scope._layers[layer]
         if frame.first_query > 0:
+            totals.pay()
             totals.follow(frame)
         totals.continued |= frame.first_query > 0 or reply.call is not None
         totals.position = frame.first_query + frame.queries

@@ -3,7 +3,9 @@
 Must not know when: what waits, and for whom, is the recorder's.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +19,9 @@ from attnscope.capture.queries import select
 from attnscope.capture.rows import positions, rows_of
 from attnscope.capture.scope import Scope
 from attnscope.capture.totals import LayerTotals, by_lane, split
-from attnscope.capture.waiting import Lane, free_memory
+from attnscope.capture.waiting import Lane, free_memory, large
 from attnscope.capture.whole_rows import audit, whole_rows
-from attnscope.errors import ScopeError
+from attnscope.errors import ConservationError, ModelError, ScopeError
 from attnscope.kernels import AttentionCall
 
 # The share of free memory that queries and keys may take which are kept beyond their pass.
@@ -115,7 +117,7 @@ class Reducer:
         self, lanes: list[Lane], frame: Frame, q: Tensor, k: Tensor, lse: Tensor | None
     ) -> None:
         """Reduce the rows of lanes that are alike: [L · B, …], lane by lane."""
-        first, L = lanes[0], len(lanes)
+        first = lanes[0]
         scope = self.parts[first.site.part]
         targets = []
         selection = self.select(scope, frame, first.reply)
@@ -128,11 +130,59 @@ class Reducer:
             return
         self.dtype = q.dtype
         backend = self.kernel_for(q)
-        reduce = kernels.kernel(backend)
-        call = replace(first.call, q=q, k=k)
+        call = replace(first.call, q=q, k=k, v=k[:, :, :0])
         if len(first.frames) > 1:
             call = replace(call, visible=frame.visible)
-        groups = scope._groups
+        for totals in targets:
+            totals.selections.append(selection)
+            totals.sampled |= selection.sampled
+        if self.keep:
+            self._keep(targets, selection, call, lse if backend == "triton" else None)
+        if self._may_owe(lanes, selection, frame):
+            self._owe(scope, lanes, targets[0], (call, frame, selection, lse, backend))
+            return
+        self._add(lanes, targets, call, frame, selection, lse, backend)
+
+    def _may_owe(self, lanes: list[Lane], selection: Selection, frame: Frame) -> bool:
+        """Whether sums can wait until they are read: of a long text whose queries and keys are
+        kept anyway, and stay what they are. Who asks for rows alone does not pay for them."""
+        scope = self.parts[lanes[0].site.part]
+        return (
+            self.keep
+            and not (self.rewritten or self.top or scope._groups or selection.sampled)
+            and len(lanes) == 1
+            and frame.first_query == 0
+            and not scope._queries.tentative(frame, lanes[0].reply)
+            and large(lanes[0].call)
+        )
+
+    def _owe(self, scope: Scope, lanes: list[Lane], totals: LayerTotals, what: Any) -> None:
+        layer, dtype = lanes[0].site.layer, self.dtype
+        light = [replace(lanes[0], call=what[0])]  # without the values
+
+        def owed() -> None:
+            self._add(light, [totals], *what)
+            try:
+                scope._check(dtype, layer)
+            except (ConservationError, ModelError):
+                del scope._layers[layer]
+                raise
+
+        totals.owed = owed
+
+    def _add(
+        self,
+        lanes: list[Lane],
+        targets: list[LayerTotals],
+        call: AttentionCall,
+        frame: Frame,
+        selection: Selection,
+        lse: Tensor | None,
+        backend: str,
+    ) -> None:
+        """Reduce the rows of a selection, and add them to the sums of each lane."""
+        L, reduce = len(lanes), kernels.kernel(backend)
+        groups = self.parts[lanes[0].site.part]._groups
         if selection.sampled:  # every part needs the log-sum-exp of whole rows
             lse, drift = whole_rows(call, frame, lse, backend, L)
             audit(lanes, call, frame, lse, backend)
@@ -142,11 +192,6 @@ class Reducer:
             sums = reduce(rows_of(call, part.times(L), lse, groups, L))
             for totals, own in zip(targets, split(sums, L), strict=True):
                 totals.add(own, frame.first_key)
-        for totals in targets:
-            totals.selections.append(selection)
-            totals.sampled |= selection.sampled
-        if self.keep:
-            self._keep(targets, selection, call)
         if call.sinks is None and not self.top:
             return
         rows = rows_of(call, selection.whole.times(L), lse, 0, L)
@@ -168,13 +213,22 @@ class Reducer:
             for totals, (at, heavy) in zip(targets, found, strict=True):
                 totals.top.append((where, at, heavy))
 
-    def _keep(self, totals: list[LayerTotals], selection: Selection, call: AttentionCall) -> None:
-        """Keep the rows of L lanes that are alike, [L · B, …] as in `call`."""
+    def _keep(
+        self,
+        totals: list[LayerTotals],
+        selection: Selection,
+        call: AttentionCall,
+        lse: Tensor | None,
+    ) -> None:
+        """Keep the rows of L lanes that are alike, [L · B, …] as in `call`; and the log-sum-exp
+        that a kernel can make use of."""
         frame, L = selection.frame, len(totals)
+        given: Sequence[Tensor | None] = [None] * L if lse is None else by_lane(lse, L)
         where = positions(selection).to(call.q.device)
         seen = int(frame.intervals[1].max())
-        for sums, q, k in zip(totals, by_lane(call.q, L), by_lane(call.k, L), strict=True):
-            rows = rows_of(replace(call, q=q, k=k), selection.whole, None, 0)
+        of_lanes = zip(totals, by_lane(call.q, L), by_lane(call.k, L), given, strict=True)
+        for sums, q, k, own in of_lanes:
+            rows = rows_of(replace(call, q=q, k=k), selection.whole, own, 0)
             kept, more = keep(
                 sums.kept, rows, where, frame.first_key, seen, copy=self.rewritten and L == 1
             )

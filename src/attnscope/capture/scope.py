@@ -107,6 +107,8 @@ class Scope(SingleQueries):
         """What was measured; not the watch that still measures."""
         if self._unread is not None and self._complete:
             self._unread()
+        for totals in [*self._layers.values()] if self._complete else ():
+            totals.pay()
         return vars(self) | {"_unread": None}
 
     @property
@@ -331,6 +333,17 @@ class Scope(SingleQueries):
 
     def _read(self, layer: int) -> tuple[LayerTotals, Totals, Tensor]:
         """The totals of a layer, and |Q| [B] in float64 beside them."""
+        totals = self._seen(layer)
+        if totals.owed is not None:
+            self._layers[layer].pay()
+            totals = self._seen(layer)
+        if totals.sums is None:
+            hint = _NO_QUERY.get(self._queries.name, "the query mask selects no real token")
+            raise ScopeError(f"no query counted: {hint}")
+        return totals, totals.sums, totals.count().to(totals.sums.received.device)
+
+    def _seen(self, layer: int) -> LayerTotals:
+        """The totals of a layer; their sums may still be owed."""
         if not self.layers:
             raise ScopeError(
                 "this model attends to more than one text; read one part of it: "
@@ -356,10 +369,7 @@ class Scope(SingleQueries):
                 f"the query mask has {mask.shape[1]} columns, and there were {totals.keys} keys; "
                 f"it must be [{mask.shape[0]}, {totals.keys}]"
             )
-        if totals.sums is None:
-            hint = _NO_QUERY.get(self._queries.name, "the query mask selects no real token")
-            raise ScopeError(f"no query counted: {hint}")
-        return totals, totals.sums, totals.count().to(totals.sums.received.device)
+        return totals
 
     def _exposed(self, layer: int, name: str) -> Tensor:
         totals, sums, _ = self._read(layer)
@@ -378,11 +388,12 @@ class Scope(SingleQueries):
         return exposure
 
     def _shares(self, layer: int, class_ids: Any, n: int) -> Tensor:
-        totals, sums, _ = self._read(layer)
+        totals = self._seen(layer)
+        device = totals.device if totals.owed is not None else self._read(layer)[1].received.device
         ids = torch.as_tensor(class_ids)
         wanted = [len(totals.first), totals.keys]
         if ids.is_floating_point() and list(ids.shape) == [*wanted, n]:
-            return ids.to(sums.received.device)
+            return ids.to(device)
         if list(ids.shape) != wanted or ids.is_floating_point() or ids.dtype == torch.bool:
             raise InputError(
                 f"class_ids is an int tensor {wanted} ([batch, keys]) or shares "
@@ -394,11 +405,12 @@ class Scope(SingleQueries):
                 f"class_ids must lie in -1 … {n - 1} for n={n}; "
                 f"found {int(ids.min())} … {int(ids.max())}"
             )
-        return shares_of(ids.long().to(sums.received.device), n)
+        return shares_of(ids.long().to(device), n)
 
-    def _check(self, dtype: torch.dtype) -> None:
+    def _check(self, dtype: torch.dtype, only: int | None = None) -> None:
         """Conservation: what the keys received and the sinks took is the number of queries, and
-        every row agrees with the log-sum-exp that the model's own attention had."""
+        every row agrees with the log-sum-exp that the model's own attention had. Of all layers
+        whose sums are made, or of one."""
         what = f"backend {self.backend!r}: attention adds up to the number of queries only within"
         for joint in self._joints:
             sums, L = joint.sums, len(joint.layers)
@@ -412,7 +424,7 @@ class Scope(SingleQueries):
         alike: dict[Any, list[tuple[int, Tensor, Tensor, Tensor, Tensor]]] = {}
         for layer, so_far in self._apart.items():
             totals = so_far.result()
-            if totals.sums is None:
+            if totals.sums is None or only not in (None, layer):
                 continue
             mass = totals.sums.mass if totals.sink is None else totals.sums.mass + totals.sink
             count = totals.count()

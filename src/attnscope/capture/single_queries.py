@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from attnscope.capture.conservation import check
 from attnscope.capture.kept import binned, bins_of, row_of, tell
 from attnscope.capture.totals import LayerTotals
 from attnscope.errors import InputError, ScopeError
@@ -35,6 +36,9 @@ class SingleQueries:
     def _read(self, layer: int) -> tuple[LayerTotals, Totals, Tensor]:
         raise NotImplementedError
 
+    def _seen(self, layer: int) -> LayerTotals:
+        raise NotImplementedError
+
     def _shares(self, layer: int, class_ids: Any, n: int) -> Tensor:
         raise NotImplementedError
 
@@ -61,7 +65,7 @@ class SingleQueries:
         where = self._kept(layer)
         if not 0 <= sequence < len(where):
             raise InputError(f"there is no sequence {sequence}; there are 0 to {len(where) - 1}")
-        totals = self._read(layer)[0]
+        totals = self._seen(layer)
         found = row_of(totals.kept, query, sequence, totals.keys)
         if found is None:
             raise InputError(
@@ -78,7 +82,7 @@ class SingleQueries:
         """
         where = self._kept(layer)
         keys = torch.as_tensor(key_of)
-        most = self._read(layer)[0].keys
+        most = self._seen(layer).keys
         if keys.shape != where.shape or keys.is_floating_point() or keys.dtype == torch.bool:
             raise InputError(
                 f"key_of is an int tensor {list(where.shape)}, a key for each of "
@@ -105,7 +109,7 @@ class SingleQueries:
         where = self._kept(layer)
         if self._cross:
             raise ScopeError("in cross-attention no key is a query's own: there is no distance")
-        totals = self._read(layer)[0]
+        totals = self._seen(layer)
         begin = totals.first.to(where.device)[:, None].expand_as(where)
         near = torch.maximum(where - recent + 1, begin + first)
         spans = [(begin, begin + first), (near, where + 1), (where * 0, where * 0 + totals.keys)]
@@ -150,17 +154,23 @@ class SingleQueries:
 
     def _kept(self, layer: int) -> Tensor:
         """Positions of the queries whose rows can be told."""
-        totals, sums, _ = self._read(layer)
+        totals = self._seen(layer)
         if not totals.kept:
+            self._read(layer)  # says so where no query counted
             raise ScopeError(
                 "what single queries look at must be kept beforehand: watch(model, keep=True)"
             )
-        where = torch.cat([kept.positions for kept in totals.kept], 1)
-        return where.to(sums.received.device)
+        return torch.cat([kept.positions for kept in totals.kept], 1).to(totals.device)
 
     def _told(self, layer: int, asked: Asked) -> ByQuery:
         self._kept(layer)
-        return tell(self._read(layer)[0].kept, asked, self.backend)
+        kept = self._seen(layer).kept
+        told = tell(kept, asked, self.backend)
+        if told.drift is not None:
+            off = told.drift.nan_to_num(0.0).amax(2)[None]
+            dtype = torch.float32 if kept[0].rows is None else kept[0].rows.q.dtype
+            check([layer], off, off * 0, dtype, "rows add up to 1 only within")
+        return told
 
     def _binned(self, layer: int, values: Tensor, bin: int | None) -> Tensor:
         return values if bin is None else binned(values, self._kept(layer), bin)

@@ -2,6 +2,7 @@
 decoding step with its longer row of keys.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -56,6 +57,14 @@ class LayerTotals:
     """The rows of each call, where they are to be told one by one."""
     held: int = 0
     """Bytes that these hold."""
+    owed: Callable[[], None] | None = None
+    """Makes the sums of kept rows, and checks them: when somebody reads them first."""
+
+    def pay(self) -> None:
+        """Make the sums that are still owed."""
+        owed, self.owed = self.owed, None
+        if owed is not None:
+            owed()
 
     def follow(self, frame: Frame) -> None:
         """Make sure that a pass with a past follows the one before it."""
@@ -127,6 +136,11 @@ class LayerTotals:
             for where, keys, weights in self.top
         ]
         self.kept = [kept.without(gone) for kept in self.kept]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the kept rows are."""
+        return self.kept[0].positions.device
 
     def count(self) -> Tensor:
         """float64 [B]: the number of queries, on the CPU."""

@@ -1,8 +1,8 @@
 """Attention statistics without the matrix: `reduce(Rows) -> Totals`, sums over rows, in three
-kernels; and `by_query(Rows, Asked) -> ByQuery`, what single rows hold, in two.
+kernels; and `by_query(Rows, Asked) -> ByQuery`, what single rows hold, in three.
 
-`reference` is the definition (dense, float64), `streaming` runs on any device, `triton` on CUDA,
-where rows are told one by one as `streaming` tells them.
+`reference` is the definition (dense, float64), `streaming` runs on any device (rows one by one are
+told by `single`), `triton` on CUDA.
 """
 
 import os
@@ -82,5 +82,5 @@ class TellRows(Protocol):
 
 def tell_rows(backend: str) -> TellRows:
     """The `by_query` of a kernel."""
-    home = "reference" if backend == "reference" else "single"
+    home = backend if backend in ("reference", "triton") else "single"
     return cast(TellRows, import_module(f"attnscope.kernels.{home}").by_query)

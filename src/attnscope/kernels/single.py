@@ -1,7 +1,7 @@
 """What every single row holds, told row by row: masses, chosen weights, entropies, largest scores.
 
 A few whole rows of scores at a time, so memory goes with the keys and never with their square; each
-row is divided by its own sum. Runs on any device, and is what the triton backend uses too.
+row is divided by its own sum. Runs on any device; `triton.by_query` makes masses faster on a GPU.
 `reference.by_query` is the definition.
 """
 
@@ -69,6 +69,9 @@ class ByQuery:
     top_score: Tensor | None = None
     """[B, H, M, k]: as the softmax took it, scaled, capped and biased; nan where none is seen, or
     where only the weights are known."""
+    drift: Tensor | None = None
+    """[B, H, M]: how far a row was from adding up to 1 under the log-sum-exp that the model's own
+    attention had; None where that was not looked at."""
 
 
 def renyi2(squares: Tensor) -> Tensor:

@@ -13,8 +13,9 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from attnscope.kernels import streaming, triton_jit
-from attnscope.kernels.call import AttentionCall, Rows, Totals
+from attnscope.kernels import single, streaming, triton_jit
+from attnscope.kernels.call import LARGE, AttentionCall, Rows, Totals, reach_of
+from attnscope.kernels.single import Asked, ByQuery
 
 LOG2E = math.log2(math.e)
 FAR = 1 << 30
@@ -24,6 +25,8 @@ SPREAD_ROWS, SPLIT_KEYS = 256, 32
 # From this many queries on, the descriptors of the tensor copy engine pay for themselves, and
 # heads are better taken one after the other.
 LONG = 16384
+# Classes whose masses are made together: twice as many columns, and one more, are a tile's width.
+MOST_CLASSES = 31
 # Asking Triton's settings reads the environment each time.
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
@@ -47,6 +50,23 @@ def reduce(rows: Rows) -> Totals:
 def refine(rows: Rows) -> tuple[Tensor, Tensor]:
     """The log-sum-exp of whole rows in float64, and how far the given one was from it."""
     return streaming.refine(rows)
+
+
+def by_query(rows: Rows, asked: Asked) -> ByQuery:
+    """What was asked for of every row. Masses are made here, where float32 has the digits of every
+    score; all else as on any device, a few whole rows at a time."""
+    only_masses = asked.keys is None and asked.spans is None and not (asked.entropies or asked.top)
+    biased = rows.key_bias is not None or rows.distance_bias is not None or rows.links
+    here = rows.q.is_cuda or INTERPRETED  # not so of some layers of a model spread over devices
+    if asked.shares is None or not only_masses or biased or not here:
+        return single.by_query(rows, asked)
+    if not bool((reach_of(rows) <= LARGE).all()):
+        return single.by_query(rows, asked)
+    rows = rows.filled()
+    if rows.lse is None:
+        rows = replace(rows, lse=_by_rows(rows, None)[1])
+    parts = [_masses(rows, some) for some in asked.shares.split(MOST_CLASSES, 2)]
+    return ByQuery(mass=torch.cat([mass for mass, _ in parts], 3), drift=parts[0][1])
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
@@ -151,6 +171,45 @@ def _reduce_groups(rows: Rows) -> Totals:
         variance=None if spread is None else spread.variance,
         entropy_variance=None if spread is None else spread.entropy_variance,
     )
+
+
+def _masses(rows: Rows, shares: Tensor) -> tuple[Tensor, Tensor]:
+    """float32 [B, H, M, C]: A times the shares [B, K, C], every row divided by its own sum; and how
+    far that was from 1 [B, H, M]."""
+    B, H, M, D = rows.q.shape
+    G, K, C = *rows.k.shape[1:3], shares.shape[2]
+    q, k = _rowwise(rows.q), _rowwise(rows.k)
+    exact = q.element_size() > 2
+    one = shares.new_ones(B, K, 1)
+    columns = torch.cat([shares, one], 2).float()
+    if not exact:  # what 16 bits leave of a share has a column of its own
+        most = columns.half()
+        rest = (columns - most.float()).half()[..., :C]
+        columns = torch.cat([most, rest], 2) if bool(rest.any()) else most
+    BE = _wide(columns.shape[2])
+    columns = torch.nn.functional.pad(columns, (0, BE - columns.shape[2])).contiguous()
+    out = q.new_zeros((B, H, M, BE), dtype=torch.float32)
+    BM, BN, options = _mass_tile(D, q, M)
+    low, high = _extent(rows, BM)
+    assert rows.lse is not None
+    lse = rows.lse.float().contiguous()
+    if M:
+        triton_jit.row_masses[(triton.cdiv(M, BM), B * H)](
+            q, k, lse, columns, rows.start, rows.stop, rows.real, low, high, out,
+            q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
+            H, H // G, M, K, D, rows.scale * LOG2E, (rows.softcap or 0.0) * LOG2E,
+            SOFTCAP=rows.softcap is not None, HOLES=rows.real is not None, EXACT=exact,
+            BM=BM, BN=BN, BD=_wide(D), BE=BE, **options,
+        )  # fmt: skip
+    mass, total = out[..., :C], out[..., C]
+    if BE >= 2 * C + 1:
+        mass = mass + out[..., C + 1 : 2 * C + 1]  # zeros where shares are exact
+    taken = 0.0
+    if rows.sinks is not None:
+        taken = (rows.sinks.float()[:, None] - lse).exp()
+    sees = (total > 0) | (lse != 0)
+    whole = (total + taken).where(sees, 1.0)
+    return mass / whole[..., None], (whole - 1).abs()
 
 
 def _entropy_variance(rows: Rows) -> Tensor:
@@ -274,6 +333,15 @@ def _tile(D: int, q: Tensor, M: int) -> tuple[int, int, dict[str, int]]:
     if M >= LONG and D in (64, 128):
         return 64, 128, {"num_warps": 4, "num_stages": 2, "maxnreg": 168}
     return 64, 128, {"num_warps": 4, "num_stages": 4}
+
+
+def _mass_tile(D: int, q: Tensor, M: int) -> tuple[int, int, dict[str, int]]:
+    """Queries and keys: those of `_tile` with their parts exchanged."""
+    if INTERPRETED or q.element_size() > 2 or D > 128:
+        return _row_tile(_wide(D), q)
+    if M >= LONG and D in (64, 128):
+        return 128, 64, {"num_warps": 4, "num_stages": 2, "maxnreg": 168}
+    return 128, 64, {"num_warps": 4, "num_stages": 3}
 
 
 def _row_tile(D: int, q: Tensor) -> tuple[int, int, dict[str, int]]:

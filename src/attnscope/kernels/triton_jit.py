@@ -11,6 +11,8 @@ import triton.language as tl
 # A log-sum-exp no score reaches: its row gets weight 0, and 0 times its score is 0, not nan.
 NOBODY = tl.constexpr(1.0e30)
 MASKED = tl.constexpr(-1.0e4)
+# Weights times 2 ** UP are at most 16384, and keep 22 bits in two float16 numbers.
+UP = tl.constexpr(14.0)
 # Below any score, where the log-sum-exp has not been taken off yet.
 LOWEST = tl.constexpr(-1.0e30)
 
@@ -219,6 +221,69 @@ def _link(  # type: ignore[no-untyped-def]
         meant = tl.load(linked + at * M + rows) != 0
         x += tl.where(meant[:, None], bias[None, :] * 1.4426950408889634, 0.0)
     return x
+
+
+@triton.jit
+def _add_masses(acc, x, shares, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Weights 2 ** x [BM, BN] times the shares of their keys [BN, BE], added up. Tensor cores take
+    16 bits, so a weight goes in twice: as far as these reach, and what is left."""
+    p = tl.exp2(x + UP)
+    if EXACT:
+        return acc + tl.dot(p, shares, input_precision="ieee")
+    most = p.to(tl.float16)
+    acc = tl.dot(most, shares, acc)
+    return tl.dot((p - most.to(tl.float32)).to(tl.float16), shares, acc)
+
+
+@triton.jit
+def row_masses(  # type: ignore[no-untyped-def]
+    q, k, lse, shares, start, stop, real, low_key, high_key, out,
+    q_b, q_h, q_m, k_b, k_g, k_n, H, R, M, K, D, scale, cap,
+    SOFTCAP: tl.constexpr, HOLES: tl.constexpr, EXACT: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """A times the shares of the keys [B, K, BE]: one block of rows, all the keys it sees."""
+    block = tl.num_programs(0) - 1 - tl.program_id(0)  # late rows see most: they start first
+    bh = tl.program_id(1)
+    b, h = bh // H, bh % H
+    rows = block * BM + tl.arange(0, BM)
+    there = tl.minimum(rows, M - 1)
+    dims, classes = tl.arange(0, BD), tl.arange(0, BE)
+    q_at = q + b.to(tl.int64) * q_b + h.to(tl.int64) * q_h
+    q_at += there[:, None].to(tl.int64) * q_m + dims[None, :]
+    queries = tl.load(q_at, mask=(dims < D)[None, :], other=0.0)
+    row_at = b.to(tl.int64) * M + there
+    low, high = tl.load(start + row_at), tl.load(stop + row_at)
+    given = tl.load(lse + bh.to(tl.int64) * M + there)[:, None] * 1.4426950408889634
+    k_at = k + b.to(tl.int64) * k_b + (h // R).to(tl.int64) * k_g + dims[:, None]
+    shares_at = shares + b.to(tl.int64) * K * BE + classes[None, :]
+    # Blocks of keys: those that some row sees, and the run of those that all rows see whole.
+    extent = b * tl.num_programs(0) + block
+    first, last = tl.load(low_key + extent) // BN, tl.cdiv(tl.load(high_key + extent), BN)
+    clear, blurred = last, last
+    if not HOLES:
+        clear = tl.minimum(tl.maximum(tl.cdiv(tl.max(low, 0), BN), first), last)
+        blurred = tl.maximum(tl.minimum(tl.min(high, 0) // BN, last), clear)
+    acc = tl.zeros([BM, BE], tl.float32)
+    for t in range(first, last - (blurred - clear)):
+        n = tl.where(t < clear, t, t + blurred - clear)
+        cols = n * BN + tl.arange(0, BN)
+        key_at = k_at + cols[None, :].to(tl.int64) * k_n
+        keys = tl.load(key_at, mask=(cols[None, :] < K) & (dims[:, None] < D), other=0.0)
+        x = _scores(queries, keys, scale, cap, SOFTCAP) - given
+        seen = (cols[None, :] >= low[:, None]) & (cols[None, :] < high[:, None])
+        if HOLES:
+            seen = seen & (tl.load(real + b * K + cols, mask=cols < K, other=0) != 0)[None, :]
+        mine = tl.load(shares_at + cols[:, None] * BE, mask=cols[:, None] < K, other=0.0)
+        acc = _add_masses(acc, tl.where(seen, x, MASKED), mine, EXACT)
+    for n in range(clear, blurred):
+        cols = n * BN + tl.arange(0, BN)
+        key_at = k_at + cols[None, :].to(tl.int64) * k_n
+        keys = tl.load(key_at, mask=dims[:, None] < D, other=0.0)
+        x = _scores(queries, keys, scale, cap, SOFTCAP) - given
+        acc = _add_masses(acc, x, tl.load(shares_at + cols[:, None] * BE), EXACT)
+    at = out + (bh.to(tl.int64) * M + rows[:, None]) * BE + classes[None, :]
+    tl.store(at, acc * (1.0 / 16384.0), mask=(rows < M)[:, None])
 
 
 @triton.jit
