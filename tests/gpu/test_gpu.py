@@ -173,3 +173,22 @@ def test_interventions_agree_with_the_cpu(name: str) -> None:
     model.cuda()
     for each, before in zip((said, armed), wanted, strict=True):
         torch.testing.assert_close(each("cuda"), before, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_masses_of_single_queries_against_float64(case: tuple, dtype: torch.dtype) -> None:
+    B, H, G, Q, K, D, _, causal, window, softcap, _ = case
+    q = torch.randn(B, Q, H, D, device="cuda", dtype=dtype).transpose(1, 2)
+    k = torch.randn(B, K, G, D, device="cuda", dtype=dtype).transpose(1, 2)
+    classes = torch.randint(-1, 8, (B, K), device="cuda")
+    few = torch.zeros(B, K, dtype=torch.bool)
+    few[:, K - Q :: 61] = True
+    asked = {"causal": causal, "window": window, "softcap": softcap}
+    if not causal and Q != K:
+        pytest.skip("the keys are another text's")
+    got = attnscope.stats(q, k, **asked, backend="triton")
+    wanted = attnscope.stats(q, k, **asked, queries=few, backend="reference")
+    at = wanted.query_positions()[0] - (K - Q)
+    off = (got.rows(classes, 8)[:, :, at] - wanted.rows(classes, 8)).abs().max()
+    assert float(off) < 1e-5

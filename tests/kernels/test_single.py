@@ -102,9 +102,9 @@ def check_top(rows: Rows, told: Any) -> None:
 
 
 # 40 classes are more than one launch takes; shares of thirds are not exact in 16 bits.
-@pytest.mark.parametrize("classes", [1, 8, 40])
+@pytest.mark.parametrize("classes", [8, 40])
 def test_masses_by_triton_against_the_definition(classes: int) -> None:
-    @settings(max_examples=12, deadline=None, derandomize=True)
+    @settings(max_examples=5, deadline=None, derandomize=True)
     @given(
         selections(sizes=(2,)),
         st.sampled_from([torch.float32, torch.float16]),  # the interpreter has no bfloat16
