@@ -153,14 +153,16 @@ def test_keys_of_a_reply_are_held_once() -> None:
     assert len({id(each.keys) for each in kept}) == 1
 
 
-def test_bins() -> None:
-    model, given = build("qwen2"), inputs("left")
+@pytest.mark.parametrize("side", ["left", ""])
+def test_bins(side: str) -> None:
+    model, given = build("qwen2"), inputs(side)
     with torch.no_grad(), attnscope.watch(model, keep=True) as scope:
         model(**given)
     ids = classes(N)
     each, where = scope.rows(0, ids, C), scope.query_positions(0)
     mean = scope.rows(0, ids, C, bin=4)
-    assert scope.query_positions(0, bin=4).tolist() == [[0, 4, 8, 12, 16], [-1, 4, 8, 12, 16]]
+    padded = [-1 if side else 0, 4, 8, 12, 16]
+    assert scope.query_positions(0, bin=4).tolist() == [[0, 4, 8, 12, 16], padded]
     for b in range(B):
         for n in range(5):
             there = (where[b] >= 0) & (where[b] // 4 == n)

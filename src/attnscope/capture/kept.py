@@ -210,9 +210,16 @@ def binned(values: Tensor, positions: Tensor, bin: int) -> Tensor:
     which, counts, n = _bins(positions, bin)
     flat = values.double().flatten(3) if values.ndim > 3 else values.double()[..., None]
     there = counts[:, None, :, None] & ~flat.isnan()
-    index = which[:, None, :, None].expand_as(flat)
-    total, number = flat.new_zeros(2, *flat.shape[:2], n, flat.shape[3]).unbind()
-    total.scatter_add_(2, index, flat.where(there, 0.0))
-    number.scatter_add_(2, index, there.double())
+    parts = flat.where(there, 0.0), there.double()
+    if torch.equal(positions, torch.arange(flat.shape[2], device=flat.device).expand_as(positions)):
+        # Every query at its place: neighbours are a bin, and nothing has to be scattered.
+        short = n * bin - flat.shape[2]
+        total, number = (
+            pad(part, (0, 0, 0, short)).unflatten(2, (n, bin)).sum(3) for part in parts
+        )
+    else:
+        index = which[:, None, :, None].expand_as(flat)
+        shape = *flat.shape[:2], n, flat.shape[3]
+        total, number = (flat.new_zeros(shape).scatter_add_(2, index, part) for part in parts)
     mean = (total / number.where(number > 0, torch.nan)).float()
     return mean.view(*values.shape[:2], n, *values.shape[3:])
