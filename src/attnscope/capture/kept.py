@@ -215,11 +215,11 @@ def binned(values: Tensor, positions: Tensor, bin: int) -> Tensor:
         # Every query at its place: neighbours are a bin, and nothing has to be scattered.
         short = n * bin - flat.shape[2]
         total, number = (
-            pad(part, (0, 0, 0, short)).unflatten(2, (n, bin)).sum(3) for part in parts
+            pad(part, (0, 0, 0, short)).view(*part.shape[:2], n, bin, -1).sum(3) for part in parts
         )
     else:
         index = which[:, None, :, None].expand_as(flat)
         shape = *flat.shape[:2], n, flat.shape[3]
         total, number = (flat.new_zeros(shape).scatter_add_(2, index, part) for part in parts)
-    mean = (total / number.where(number > 0, torch.nan)).float()
+    mean: Tensor = (total / number.where(number > 0, torch.nan)).float()
     return mean.view(*values.shape[:2], n, *values.shape[3:])

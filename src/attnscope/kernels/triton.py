@@ -65,7 +65,7 @@ def by_query(rows: Rows, asked: Asked) -> ByQuery:
     rows = rows.filled()
     if rows.lse is None:
         rows = replace(rows, lse=_by_rows(rows, None)[1])
-    parts = [_masses(rows, some) for some in asked.shares.split(MOST_CLASSES, 2)]
+    parts = [_masses(rows, some) for some in torch.split(asked.shares, MOST_CLASSES, 2)]
     return ByQuery(mass=torch.cat([mass for mass, _ in parts], 3), drift=parts[0][1])
 
 
@@ -204,7 +204,7 @@ def _masses(rows: Rows, shares: Tensor) -> tuple[Tensor, Tensor]:
     mass, total = out[..., :C], out[..., C]
     if BE >= 2 * C + 1:
         mass = mass + out[..., C + 1 : 2 * C + 1]  # zeros where shares are exact
-    taken = 0.0
+    taken = torch.zeros_like(lse)
     if rows.sinks is not None:
         taken = (rows.sinks.float()[:, None] - lse).exp()
     sees = (total > 0) | (lse != 0)
