@@ -40,9 +40,14 @@ PAIR = """Mass, mean over heads and queries (all), keys: the maps, classes judge
 their characters. Layers are those of the published figure, or the same depths in a model with \
 fewer.
 """
+ACTIVE = """Claims (6) and (7) of the paper: activations after the MLP's non-linearity in layer 0, \
+of the question's tokens. Near zero and large are what they are by the base's own thresholds.
+"""
 FILLER = """Claims (1) to (5), in the order of the paper; the random sentence has 55 tokens too, \
 another for every prompt.
 """
+
+TINY = ("zoo:math-qwen2", "zoo:chat-llama", "zoo:chat-gemma3")
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class Section:
 
 def sections(prompts: int, real: int, also: Iterable[str]) -> list[Section]:
     """What is measured, in the order of the page."""
-    pair, filler = "token-types", "filler-vs-sentence"
+    pair, filler, active = "token-types", "filler-vs-sentence", "filler-activations"
     made = [
         Section(
             "SmolLM2-135M-Instruct and its fine-tune on the spatial task: attention on the maps",
@@ -71,6 +76,12 @@ def sections(prompts: int, real: int, also: Iterable[str]) -> list[Section]:
             "smollm2-filler",
             RECIPES[filler](models=REAL[filler], prompts=real),
         ),
+        Section(
+            "SmolLM2-135M-Instruct: activations with and without 55 slashes",
+            ACTIVE,
+            "smollm2-activations",
+            RECIPES[active](models=REAL[active], prompts=real),
+        ),
     ]
     for one in also:
         name, _, rest = one.partition("=")
@@ -78,6 +89,9 @@ def sections(prompts: int, real: int, also: Iterable[str]) -> list[Section]:
         experiment = RECIPES[filler](models={name: model}, prompts=int(count))
         title = f"{name}: 55 slashes between system prompt and question"
         made.append(Section(title, FILLER, name.lower(), experiment))
+        experiment = RECIPES[active](models={name: model}, prompts=int(count))
+        title = f"{name}: activations with and without 55 slashes"
+        made.append(Section(title, ACTIVE, f"{name.lower()}-activations", experiment))
     return [
         *made,
         Section(
@@ -91,6 +105,12 @@ def sections(prompts: int, real: int, also: Iterable[str]) -> list[Section]:
             FILLER,
             filler,
             RECIPES[filler](prompts=prompts),
+        ),
+        Section(
+            "Tiny models: activations with and without 55 slashes",
+            ACTIVE,
+            active,
+            RECIPES[active](models=TINY, prompts=prompts),
         ),
     ]
 

@@ -2,6 +2,7 @@
 
     python benchmarks/nulls.py                          every built-in claim, from the next seed
     python benchmarks/nulls.py --seed 32 --sets 100     from this seed; 100 sets a row
+    python benchmarks/nulls.py --open                   only what the counts leave open
     python benchmarks/nulls.py --claims mine.yaml       claims of your own
     python benchmarks/nulls.py --pages --write          what was counted, into docs/statistics.md
 
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from scipy import stats
 
 from attnscope.measures.slope import slope
 from attnscope.measures.spikes import spikes
@@ -166,8 +168,8 @@ def cases() -> list[Case]:
     return made_of
 
 
-def verdicts(case: Case, sets: int, seed: int = 0, resamples: int = 1000) -> list[str]:
-    """The verdict on each of so many sets."""
+def verdicts(case: Case, sets: int, seed: int = 0, resamples: int = 200) -> list[str]:
+    """The verdict on each of so many sets; for so few heads 200 resamples are enough."""
     experiment, found = asked(case.claim), []
     for number in range(sets):
         rng = np.random.default_rng([seed, number, sum(map(ord, case.claim.name + case.world))])
@@ -187,27 +189,45 @@ def counted(every: list[Case], sets: int, seed: int) -> Iterator[tuple[str, str,
             yield f"{case.claim.name}: {case.world}", name, found == name
 
 
+def ends(n: int, share: float) -> tuple[float, float]:
+    """The 95 % interval of a share, both in per cent."""
+    k = round(n * share / 100)
+    low, high = stats.beta.ppf([0.025, 0.975], [k, k + 1], [n - k + 1, n - k])
+    return 0.0 if not k else 100 * float(low), 100.0 if k == n else 100 * float(high)
+
+
+def is_open(case: Case, counts: Counts) -> bool:
+    """Whether the counts leave open what is promised: at most 5 % where a claim is false, most
+    where it is true."""
+    n, share, _ = counts.all(f"{case.claim.name}: {case.world}", "supported")
+    if not n:
+        return True
+    low, high = ends(n, share)
+    return low <= 50 if case.true else low <= 5 < high
+
+
 def lines(every: list[Case], counts: Counts) -> list[str]:
     """The table, of all seeds."""
     sets = {counts.all(f"{c.claim.name}: {c.world}", "supported")[0] for c in every}
     number = " to ".join(f"{n:,}" for n in sorted({min(sets), max(sets)}))
     told = [
         f"{PROMPTS} prompts, {HEADS} heads, {number} sets a row, seeds {counts.said}; per cent of "
-        "sets, ± one standard error.",
+        "sets, in brackets the 95 % interval of Clopper and Pearson.",
         "",
-        "| claim | what is the case | the claim is | supported | contradicted | undetermined |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| claim | what is the case | it is | sets | supported | contradicted | undetermined |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for case in sorted(every, key=lambda c: list(CLAIMS).index(c.claim.name)):
         row = f"{case.claim.name}: {case.world}"
-        n, share, error = counts.all(row, "supported")
+        n, share, _ = counts.all(row, "supported")
         if not n:
             continue
+        low, high = ends(n, share)
         mark = "" if case.true else "**"
         rest = [f"{counts.all(row, name)[1]:.1f}" for name in VERDICTS[1:3]]
         told.append(
-            f"| `{case.claim.name}` | {case.world} | {'true' if case.true else 'false'} "
-            f"| {mark}{share:.1f}{mark} ± {error:.1f} | {' | '.join(rest)} |"
+            f"| `{case.claim.name}` | {case.world} | {'true' if case.true else 'false'} | {n} "
+            f"| {mark}{share:.1f}{mark} [{low:.1f}, {high:.1f}] | {' | '.join(rest)} |"
         )
     return told
 
@@ -218,6 +238,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="else the next")
     parser.add_argument("--claims", help="a YAML file of claims, in place of the built-in ones")
     parser.add_argument("--only", nargs="+", help="worlds whose name has one of these in it")
+    parser.add_argument("--open", action="store_true", help="only what the counts leave open")
     parser.add_argument("--pages", action="store_true", help="of what was counted, no simulation")
     parser.add_argument("--write", action="store_true", help="into docs/statistics.md too")
     chosen = parser.parse_args()
@@ -231,6 +252,7 @@ def main() -> None:
     if not chosen.pages:
         seed = max(map(int, counts.seeds), default=30) + 1 if chosen.seed is None else chosen.seed
         some = [c for c in every if any(one in c.world for one in chosen.only or [""])]
+        some = [c for c in some if not chosen.open or is_open(c, counts)]
         counts.keep(seed, counted(some, chosen.sets, seed))
     told = lines(every, counts)
     print("\n".join(told))

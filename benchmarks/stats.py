@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 from scipy import special, stats
 
+from attnscope.stats.bootstrap import bca
 from attnscope.stats.contrast import Settings, paired_contrast, unpaired_contrast
 from attnscope.stats.correction import corrected, false_discovery
 from attnscope.stats.intervals import (
-    bca,
     intervals,
     moments,
     skewed_interval,
@@ -454,6 +454,10 @@ SHAPES: dict[str, Callable[[Any, int], Array]] = {
     "normal": lambda r, n: r.normal(size=(n, SETS)),
     "Laplace": lambda r, n: r.laplace(size=(n, SETS)) / np.sqrt(2),
     "exponential": lambda r, n: r.exponential(size=(n, SETS)) - 1,
+    "minus exponential": lambda r, n: 1 - r.exponential(size=(n, SETS)),
+    "80 % zeros": lambda r, n: (
+        ((r.random((n, SETS)) < 0.2) * r.exponential(size=(n, SETS)) - 0.2) / 0.6
+    ),
 }
 SHIFTS = ((0.5, "0.5, the smallest"), (0.0, "0"))
 
@@ -506,7 +510,8 @@ def powers(seed: int) -> Found:
             d = rng.normal(size=(n, together * tests)) + np.tile(shift, together)
             family = np.arange(together * tests) // tests
             p, largest = sign_flip(d, family=family, resamples=max(10_000, 40 * tests))
-            q = corrected(p, family)
+            skewed = two_sided(moments(d))  # as in `paired_contrast`, without its intervals
+            q, largest = corrected(np.maximum(p, skewed), family), np.maximum(largest, skewed)
             row = f"{tests} {count} {size} {n}"
             for column, found in (("BH", q), ("maximum", largest)):
                 yield row, column, (found.reshape(together, tests)[:, :count] <= 0.05).mean(1)

@@ -144,7 +144,7 @@ def test_what_rests_on_fewer_prompts_says_so() -> None:
 def test_what_holds_up_is_what_the_comparison_finds() -> None:
     run = made_run(prompts=7, layers=(0, 1))
     # In layer 0 two of seven fall a little: p = 8 / 128, whatever the interval says.
-    rises = [0.1, 0.11, 0.12, 0.09, 0.1, -0.001, -0.002]
+    rises = [0.1, 0.2, 0.15, 0.05, 0.11, -0.001, -0.002]
     rise = pl.col("prompt").replace_strict(dict(enumerate(rises)), return_dtype=pl.Float64)
     steady = 0.1 + 0.001 * pl.col("prompt")
     second = (pl.col("model") == "spatial-base").cast(pl.Float64)
@@ -231,3 +231,14 @@ def test_of_many_models_each_is_compared_with_the_first(number: int, pairs: int)
     said = draw(run, "depth").description
     assert len(re.findall(r"m\d minus m\d = ", said)) == pairs
     assert ("each is compared with m0 alone" in said) == (number > PAIRED)
+
+
+def test_intervals_that_a_few_prompts_dominate_are_said_to_be_doubtful() -> None:
+    run = made_run(models=("one",), layers=(0,))
+    one = pl.when(pl.col("prompt") == 0).then(pl.col("value") * 100).otherwise(pl.col("value"))
+    skewed = replace(run, values=run.values.with_columns(one.alias("value")))
+    for name in ("token-types", "classes", "depth", "head-strip"):
+        figure = draw(skewed, name)
+        assert figure.data["doubtful"].all(), name
+        there = figure.data.height
+        assert f"{there} of {there} are doubtful, because a few prompts dominate" in figure.caption

@@ -36,7 +36,8 @@ def loaded(name: str) -> Any:
     return module
 
 
-PAPERS = [name for name in RECIPES if name not in BUNDLED]
+# What a filler does to activations belongs to the recipes of fillers; docs/findings.md has it.
+PAPERS = [name for name in RECIPES if name not in (*BUNDLED, "filler-activations")]
 DOCS = Path(__file__).parents[2] / "docs"
 literal = loaded("papers")
 nulls = loaded("nulls_recipes")
@@ -67,7 +68,21 @@ def test_a_recipe_runs_and_comes_to_a_number(name: str, folder: str, tmp_path: P
 def test_a_recipe_can_be_planned(name: str, folder: str) -> None:
     asked = RECIPES[name](models={"tiny": folder}, prompts=1, beyond_positions=True)
     assert make_plan(asked).size == len(asked.conditions)
-    assert FIGURES[name][0][1].get("measure", "mass") in COLUMNS
+    for _, options in FIGURES[name]:
+        assert options.get("measure", "mass") in COLUMNS
+
+
+def test_what_a_filler_does_to_activations_is_judged(folder: str, tmp_path: Path) -> None:
+    """Claims (6) and (7) of the paper on fillers, on the question's tokens alone."""
+    run(RECIPES["filler-activations"](models={"tiny": folder}, prompts=6), tmp_path)
+    opened = attnscope.open_run(tmp_path)
+    found = {v.claim: v for v in judge_run(opened) if v.verdict != "not measured"}
+    assert set(found) == {"livelier-activations", "digits-near-zero"}
+    assert all(v.frozen == "frozen before the run" for v in found.values())
+    figures = found["livelier-activations"].figures
+    assert figures is not None
+    assert figures["keys"].unique().to_list() == ["question"]
+    assert figures["n"].to_list() == [6] * 4
 
 
 def _noise(measure: str, middle: float, **columns: str) -> pl.DataFrame:

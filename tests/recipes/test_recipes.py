@@ -161,7 +161,7 @@ def test_heads_of_the_papers() -> None:
 
 
 PROMPTS = {
-    **dict.fromkeys(BUNDLED, 64),
+    **dict.fromkeys((*BUNDLED, "filler-activations"), 64),
     **{"sinks": 32, "induction": 16, "lookback": 12, "needle": 30},
     **{"drift": 16, "position": 16, "injection": 24},
 }

@@ -315,6 +315,25 @@ def test_constant_values_have_no_interval_and_decide_nothing() -> None:
     assert "all 12 values are the same" in verdict.reason
 
 
+def test_heads_of_constant_values_decide_nothing_either() -> None:
+    """Their signs alone would have been significant."""
+    table = measured("affine_r2", lambda *at: 1.0, conditions=["slashes"], heads=None)
+    claim = next(claim for claim in built_in() if claim.name == "affine")
+    part = claim.parts[0]
+    rule = part.rule.model_copy(update={"kind": "significant"})
+    claim = claim.model_copy(update={"parts": (part.model_copy(update={"rule": rule}),)})
+    (verdict,) = judge([claim], table, experiment=EXPERIMENT)
+    assert verdict.verdict == "undetermined"
+
+
+def test_doubtful_intervals_are_said() -> None:
+    table = measured(
+        "affine_r2", lambda m, p, *at: 0.95 - 2.0**p / 5000, conditions=["slashes"], heads=None
+    )
+    (verdict,) = verdicts("affine", table)
+    assert "interval doubtful" in verdict.reason
+
+
 def test_a_verdict_for_every_model_and_condition() -> None:
     asked = {
         **ASKED,

@@ -1,7 +1,9 @@
 """From a model to verdicts: a small run, measured for real."""
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -10,7 +12,7 @@ import pytest
 from attnscope.errors import InputError
 from attnscope.experiment.execute import run as carry_out
 from attnscope.figures.judged import Judged
-from attnscope.question.claims import built_in
+from attnscope.question.claims import built_in, digest
 from attnscope.question.spec import made
 from attnscope.run.store import Run, open_run
 from attnscope.stats.on_run import (
@@ -148,6 +150,30 @@ def test_claims_are_frozen_with_the_run(run: Run) -> None:
     assert said == ["frozen before the run", "came after the run", "frozen before the run"]
     (verdict,) = judge_run(run, [first], strata="level", resamples=500)
     assert verdict.frozen == "frozen before the run, its units (level) chosen after it"
+
+
+def test_claims_are_written_down_before_anything_is_measured(tmp_path: Path) -> None:
+    """And stay as they were, whatever claims the run is continued with."""
+    first = built_in()[0]
+    asked = made(
+        name="frozen",
+        models={"qwen": save_model(tmp_path / "model", layers=1)},
+        prompts={"source": "math", "count": 1},
+        measures=["mass"],
+    )
+
+    def nothing(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("nothing is measured")
+
+    with pytest.raises(RuntimeError, match="nothing is measured"):
+        carry_out(asked, tmp_path / "out", claims=[first], executor=nothing)
+    written = json.loads((tmp_path / "out" / "environment.json").read_text())["claims"]
+    assert written[first.name] == digest(first)
+    assert not list((tmp_path / "out").rglob("*.parquet"))
+    changed = first.model_copy(update={"parts": first.parts[:1]})
+    carry_out(asked, tmp_path / "out", claims=[changed])
+    (verdict,) = judge_run(open_run(tmp_path / "out"), [changed])
+    assert verdict.frozen == "changed after the run"
 
 
 def test_runs_are_compared_with_one_another(run: Run, tmp_path: Path) -> None:

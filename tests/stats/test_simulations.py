@@ -47,7 +47,7 @@ def covered(made: Intervals, truth: float) -> float:
 SYMMETRIC = ("normal", "a scale per prompt", "t with 3 degrees", "paired beta", "ties")
 
 
-@pytest.mark.parametrize("kind", [*SYMMETRIC, "exponential", "beta"])
+@pytest.mark.parametrize("kind", [*SYMMETRIC, "exponential", "beta", "lognormal"])
 @pytest.mark.parametrize("n", [12, 24])
 def test_intervals_cover_the_truth(kind: str, n: int) -> None:
     x, truth = draw(kind, n)
@@ -56,15 +56,16 @@ def test_intervals_cover_the_truth(kind: str, n: int) -> None:
 
 
 def test_where_they_do_not() -> None:
-    """docs/statistics.md says so: a few prompts from a long tail, or mostly zeros."""
-    x, truth = draw("lognormal", 12)
-    made = intervals(x, resamples=500)
-    assert 0.88 <= covered(made, truth) <= 0.93
-    assert made.doubtful.mean() > 0.4  # and the output warns
+    """docs/statistics.md says so: mostly zeros, and the output warns of nearly all of them."""
     x, truth = draw("zeros", 12)
     made = intervals(x, resamples=500)
+    there = ~np.isnan(made.low)
     assert 0.8 <= covered(made, truth) <= 0.92  # no interval counts as not covering
-    assert made.doubtful.mean() > 0.7
+    assert made.doubtful[there].mean() > 0.98
+    x, _ = draw("lognormal", 12)
+    assert intervals(x, resamples=500).doubtful.mean() > 0.65
+    x, _ = draw("normal", 12)
+    assert intervals(x, resamples=500).doubtful.mean() < 0.12
 
 
 def test_intervals_of_two_groups_cover_the_truth() -> None:
@@ -100,14 +101,15 @@ def test_under_the_null_p_is_uniform(n: int) -> None:
     assert (p <= 0.01).mean() <= 0.016
 
 
-@pytest.mark.parametrize("kind", [*SYMMETRIC, "exponential", "beta"])
-def test_differences_of_mean_0_are_rarely_called_one(kind: str) -> None:
-    """Skewed ones too, which sign flips alone call one in 7 to 11 % of cases."""
-    x, truth = draw(kind, 24)
+@pytest.mark.parametrize("kind", [*SYMMETRIC, "exponential", "beta", "lognormal", "zeros"])
+@pytest.mark.parametrize("n", [12, 24])
+def test_differences_of_mean_0_are_rarely_called_one(kind: str, n: int) -> None:
+    """Skewed ones too, which sign flips alone call one in 7 to 27 % of cases."""
+    x, truth = draw(kind, n)
     family = np.arange(x.shape[1])
     p = paired_contrast(np.zeros_like(x), x - truth, family, Settings(resamples=1000))["p"]
     assert (p <= 0.05).mean() <= 0.06
-    if kind in ("exponential", "beta"):
+    if kind in ("exponential", "beta", "lognormal", "zeros"):
         assert (sign_flip(x - truth, resamples=1000)[0] <= 0.05).mean() > 0.065
 
 

@@ -120,7 +120,15 @@ def prompts_said(
     if min(most, asked.sources.count(shown)) < MINIMUM:
         return f"{n}, so there are no intervals (they need {MINIMUM})"
     how = f"95 %, Student's t widened for skewness, over {asked.over}"
-    return f"{n}; intervals: {how}{drawn}" if interval else n
+    return f"{n}; intervals: {how}{drawn}{doubt(frame)}" if interval else n
+
+
+def doubt(frame: pl.DataFrame) -> str:
+    """How many intervals are doubtful, or nothing."""
+    if "doubtful" not in frame.columns or not (some := int(frame["doubtful"].sum())):
+        return ""
+    there = frame.height - frame["low"].null_count()
+    return f"; {some} of {there} are doubtful, because a few prompts dominate"
 
 
 def pairs_said(pairs: pl.DataFrame, count_from: int = 0) -> str:

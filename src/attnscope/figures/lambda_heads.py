@@ -65,7 +65,7 @@ def _numbers(asked: Asked) -> Numbers[Selection]:
     several = len(found.conditions) > 1
     panel = pl.format("{}, {}", "model", "condition") if several else pl.col("model")
     differs = ((pl.col("low") > 1) | (pl.col("high") < 1)).fill_null(False)
-    columns = ["model", "condition", "layer", "head", "value", "low", "high", "n"]
+    columns = ["model", "condition", "layer", "head", "value", "low", "high", "n", "doubtful"]
     frame = shown(frame.select(panel.alias("panel"), *columns, differs.alias("differs")))
     return Numbers(data=frame, width=560 if frame["panel"].n_unique() == 1 else 780, told=found)
 

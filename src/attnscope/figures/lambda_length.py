@@ -60,7 +60,7 @@ def _numbers(asked: Asked) -> Numbers[Told]:
     drawn = frame["filler"].unique().sort().to_list()
     panel = pl.format("{}, {}", "model", "filler") if len(drawn) > 1 else pl.col("model")
     frame = in_order(frame.sort("filler", "layer", "filler_tokens"), model=found.models)
-    columns = ["condition", "filler_tokens", "layer", "value", "low", "high", "n"]
+    columns = ["condition", "filler_tokens", "layer", "value", "low", "high", "n", "doubtful"]
     frame = shown(frame.select(panel.alias("panel"), *columns))
     return Numbers(
         data=frame,

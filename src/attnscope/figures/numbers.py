@@ -45,10 +45,11 @@ def in_order(frame: pl.DataFrame, **orders: Sequence[Any]) -> pl.DataFrame:
 
 
 def means(values: pl.DataFrame, by: Sequence[str], sources: Sources) -> pl.DataFrame:
-    """Per group: `value`, the mean over prompts, with `low`, `high` and `n`."""
+    """Per group: `value`, the mean over prompts, with `low`, `high`, `n` and whether the interval
+    is `doubtful`."""
     defined = values.filter(pl.col("value").is_not_null())
     found = summary(defined, by=list(by), **sources.settings).rename({"mean": "value"})
-    return found.select(*by, "value", "low", "high", "n")
+    return found.select(*by, "value", "low", "high", "n", "doubtful")
 
 
 def intervals(frame: pl.DataFrame) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from attnscope.question.claims import Claim, load_claims
 from attnscope.question.spec import Experiment
 from attnscope.recipes.drift import drift
+from attnscope.recipes.filler_activations import filler_activations
 from attnscope.recipes.filler_profile import filler_profile
 from attnscope.recipes.filler_vs_sentence import filler_vs_sentence
 from attnscope.recipes.induction import induction
@@ -31,6 +32,7 @@ __all__ = [
     "claims_of",
     "drift",
     "figures_of",
+    "filler_activations",
     "filler_profile",
     "filler_vs_sentence",
     "induction",
@@ -46,6 +48,7 @@ RECIPES: dict[str, Callable[..., Experiment]] = {
     "token-types": token_types,
     "filler-profile": filler_profile,
     "filler-vs-sentence": filler_vs_sentence,
+    "filler-activations": filler_activations,
     "sinks": sinks,
     "induction": induction,
     "lookback": lookback,
@@ -71,6 +74,7 @@ FIGURES: dict[str, list[tuple[str, dict[str, Any]]]] = {
             {"measure": "mass", "keys": "system", "conditions": ["harmless-1", "ignore-1"]},
         )
     ],
+    "filler-activations": [],  # its numbers and verdicts stand in the report
 }
 """What is drawn of a recipe, with the figures' options; else the figure of its name."""
 
@@ -78,6 +82,7 @@ REAL = {
     "token-types": ("zoo:smollm2", "zoo:smollm2-phys"),
     "filler-profile": ("zoo:smollm2",),
     "filler-vs-sentence": ("zoo:smollm2",),
+    "filler-activations": ("zoo:smollm2",),
     **dict.fromkeys(
         ("sinks", "induction", "lookback", "needle", "drift", "position", "injection"),
         ("zoo:smollm2",),

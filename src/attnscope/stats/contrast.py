@@ -71,6 +71,8 @@ def paired_contrast(
     found = moments(made.x, made.degrees)
     flips = _flips(family, settings)
     p, stepped = sign_flip(made.parts, family=family, resamples=flips, seed=settings.seed)
+    # Where most units have one value, it is the others that decide, whatever that value is.
+    floor = np.maximum(least(made.n, flips), np.minimum(2.0 ** (1 - made.telling), 1.0))
     mean_a, mean_b = _mean(a), _mean(b)
     spread = _spread(d)
     n = both.sum(0)
@@ -84,7 +86,7 @@ def paired_contrast(
         **_of_difference(found, made, settings),
         **_ratio(a, b, mean_a, mean_b, settings.level, labels),
         **_effect(d, found.estimate, spread, settings.level, labels),
-        **_tested(p, stepped, found, made.n, family, flips, mean_a, settings),
+        **_tested(p, stepped, found, made.n, floor, family, mean_a, settings),
         **_sources(d, made, labels),
         "left_out": len(d) - n,
     }
@@ -106,6 +108,7 @@ def unpaired_contrast(
     flips = _flips(family, settings)
     p, stepped = relabel(units_a.x, units_b.x, family=family, resamples=flips, seed=settings.seed)
     fewest = np.minimum(units_a.n, units_b.n)
+    floor = np.full(len(p), 1 / (flips + 1))
     made = intervals_unpaired(
         units_a.x,
         units_b.x,
@@ -118,6 +121,8 @@ def unpaired_contrast(
         "low": made.low,
         "high": made.high,
         "doubtful": made.doubtful,
+        "skew": found.skew,
+        "telling": np.minimum(units_a.telling, units_b.telling),
         "detectable": _detectable(found, fewest, paired=False),
     }
     icc_a, icc_b = _sources(a, units_a, of_a), _sources(b, units_b, of_b)
@@ -131,7 +136,7 @@ def unpaired_contrast(
         **difference,
         **_ratio_unpaired(a, b, mean_a, mean_b, settings.level, (of_a, of_b)),
         **_effect_unpaired(a, b, mean_b - mean_a, settings.level, (of_a, of_b)),
-        **_tested(p, stepped, found, fewest, family, flips, mean_a, settings),
+        **_tested(p, stepped, found, fewest, floor, family, mean_a, settings),
         **{name: np.fmax(icc_a[name], icc_b[name]) for name in icc_a},
         "left_out": len(a) + len(b) - n_a - n_b,
     }
@@ -167,6 +172,7 @@ def _of_difference(found: Moments, made: Units, settings: Settings) -> dict[str,
     interval = intervals(
         made.x,
         degrees=made.degrees,
+        telling=made.telling,
         level=settings.level,
         resamples=settings.resamples,
         seed=settings.seed,
@@ -176,6 +182,8 @@ def _of_difference(found: Moments, made: Units, settings: Settings) -> dict[str,
         "low": interval.low,
         "high": interval.high,
         "doubtful": interval.doubtful,
+        "skew": found.skew,
+        "telling": made.telling,
         "detectable": _detectable(found, made.n, paired=True),
     }
 
@@ -198,25 +206,28 @@ def _tested(
     stepped: Floats,
     found: Moments,
     n: NDArray[Any],
+    floor: Floats,
     family: ArrayLike,
-    flips: int,
     mean_a: Floats,
     settings: Settings,
 ) -> dict[str, Any]:
     """p-values and their corrections. A p is the larger of the permutation test's, which is exact
-    for symmetric differences, and that of a t corrected for skewness, which needs no symmetry."""
-    skewed = two_sided(found)
+    for symmetric differences, and that of a t corrected for skewness, which needs no symmetry; and
+    never below its floor."""
+    largest = np.fmax(two_sided(found), floor)
     enough = n >= MINIMUM
-    p, stepped = (np.where(enough, np.fmax(one, skewed), np.nan) for one in (p, stepped))
+    p, stepped = (np.where(enough, np.fmax(one, largest), np.nan) for one in (p, stepped))
     made: dict[str, Any] = {
         "p": p,
         "q": correction.corrected(p, family, settings.families),
         "p_max": stepped,
-        "floor": np.where(enough, least(n, flips), np.nan),
+        "floor": np.where(enough, floor, np.nan),
     }
     if (bound := smallest_of(settings.smallest, mean_a)) is not None:
         sides = (one_sided(found, bound, "less"), one_sided(found, -bound, "more"))
-        equal = np.where(enough, np.maximum(*sides), np.nan)
+        # Where too few units tell anything, nothing is shown to be equal either.
+        equal = np.where(floor > settings.alpha, 1.0, np.maximum(*sides))
+        equal = np.where(enough, equal, np.nan)
         made["smallest"] = bound
         made["p_equal"] = equal
         made["q_equal"] = correction.corrected(equal, family, settings.families)

@@ -15,7 +15,7 @@ from attnscope.errors import InputError, unknown
 from attnscope.stats import tables
 from attnscope.stats.contrast import Settings, paired_contrast, unpaired_contrast
 from attnscope.stats.correction import corrected
-from attnscope.stats.intervals import MINIMUM
+from attnscope.stats.intervals import MINIMUM, SKEWED
 from attnscope.stats.sources import Sources
 from attnscope.stats.tables import Values, matrix, ranges
 
@@ -275,6 +275,30 @@ def _outcome(columns: Sequence[str], settings: Settings) -> pl.Expr:
     )
 
 
+def _doubt() -> pl.Expr:
+    """Why an interval is doubtful."""
+    alike = pl.format(
+        "doubtful interval: all but {} of {} units have one value, so p is no less than {} "
+        "whatever they show; take more",
+        "telling",
+        "units",
+        pl.col("floor").round_sig_figs(2),
+    )
+    return (
+        pl.when((pl.col("telling") < MINIMUM) & pl.col("paired"))
+        .then(alike)
+        .when(pl.col("telling") < MINIMUM)
+        .then(pl.lit("doubtful interval: most units of a side have one value; take more"))
+        .when(pl.col("skew").abs() > SKEWED)
+        .then(pl.lit("doubtful interval: very skewed, a few prompts dominate; take more"))
+        .otherwise(
+            pl.lit(
+                "doubtful interval: BCa and Student's t disagree, a few prompts dominate; take more"
+            )
+        )
+    )
+
+
 def _note(warnings: list[str]) -> pl.Expr:
     few = pl.col("units") < MINIMUM
     constant = (pl.col("n") > 1) & (pl.col("effect").is_null())
@@ -294,14 +318,10 @@ def _note(warnings: list[str]) -> pl.Expr:
         pl.when(constant & ~few).then(
             pl.lit(
                 "constant: no two differences differ, so there is no interval and no standardised "
-                "effect"
+                "effect, and p is 1"
             )
         ),
-        pl.when(pl.col("doubtful")).then(
-            pl.lit(
-                "doubtful interval: BCa and Student's t disagree, a few prompts dominate; take more"
-            )
-        ),
+        pl.when(pl.col("doubtful")).then(_doubt()),
         pl.when(pl.col("ratio").is_null() & (pl.col("n") > 0)).then(
             pl.lit("no ratio: a mean is not above 0")
         ),

@@ -19,7 +19,7 @@ _LEFT_OUT_WHERE_NARROW = ("mean_a", "mean_b", "ratio", "effect", "p", "p_max")
 _HIDDEN = {
     *("a", "b", "paired", "left_out", "note", "n_a", "n_b", "low", "high", "doubtful", "floor"),
     *("ratio_low", "ratio_high", "effect_low", "effect_high", "detectable", "smallest"),
-    *("p_equal", "q_equal", "icc", "design_effect"),
+    *("p_equal", "q_equal", "icc", "design_effect", "skew", "telling"),
 }
 # What is the same throughout a table, and so stands above it.
 _KIND = ["measure", "normalise", "queries", "keys", "classes"]

@@ -255,7 +255,7 @@ def _changed(claim: Claim, chosen: dict[str, Any]) -> Claim:
 
 _SHOWN = (
     *("layer", "head", "measure", "item", "against", "scale", "n", "mean_a", "mean_b"),
-    *("difference", "low", "high", "effect", "p", "q", "supports", "opposes"),
+    *("difference", "low", "high", "doubtful", "effect", "p", "q", "supports", "opposes"),
 )
 _MADE = ("queries", "keys", "classes", "normalise")
 

@@ -30,7 +30,14 @@ def summary(
     """
     made = matrix(values, by)
     sample = units(made.x, **Sources(prompts, cluster, strata).labels(made.prompts))
-    found = intervals(sample.x, degrees=sample.degrees, level=level, resamples=resamples, seed=seed)
+    found = intervals(
+        sample.x,
+        degrees=sample.degrees,
+        telling=sample.telling,
+        level=level,
+        resamples=resamples,
+        seed=seed,
+    )
     n = (~np.isnan(made.x)).sum(0)
     mean = np.where(n > 0, np.nansum(made.x, 0) / np.maximum(n, 1), np.nan)
     return made.columns.with_columns(

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attnscope.errors import InputError
-from attnscope.stats.intervals import as_columns
+from attnscope.stats.samples import as_columns, telling_units
 
 Floats = NDArray[np.float64]
 
@@ -32,6 +32,8 @@ class Units:
     """[columns], of freedom."""
     n: NDArray[np.int64]
     """[columns]: units with a value."""
+    telling: NDArray[np.int64]
+    """[columns]: of these, where more than half have one value, those that differ from it."""
 
 
 def units(
@@ -55,8 +57,8 @@ def units(
     there = ~np.isnan(values)
     n = there.sum(0)
     if layers is None:
-        return Units(values, parts, n - 1.0, n)
-    return Units(*_within(values, layers), n)
+        return Units(values, parts, n - 1.0, n, telling_units(parts))
+    return Units(*_within(values, layers), n, telling_units(parts))
 
 
 def intraclass(samples: ArrayLike, cluster: ArrayLike) -> Floats:

@@ -334,9 +334,11 @@ def _said(part: ClaimPart, rows: pl.DataFrame, outcome: str) -> str:
             share = f"so at least {least:.2f} of such {what}, needed {part.rule.share:g}"
             if _at_least(rows.height, rows.height) <= part.rule.share:
                 share += f" (which {rows.height} {what} cannot show, whatever they do)"
+        doubted = int(rows["doubtful"].sum())
+        doubt = f", {doubted} of the intervals doubtful" if doubted else ""
         return (
             f"{name} ({wanted}): of these {rows.height} {what}, {supports} support and {opposes} "
-            f"oppose, {share}, {size}: {outcome}"
+            f"oppose, {share}, {size}{doubt}: {outcome}"
         )
     row = rows.row(0, named=True)
     if row["difference"] is None:

@@ -1,0 +1,66 @@
+"""Samples as arrays: float [n units, m columns], nan where a unit has no value in that column. What
+intervals, bootstraps and permutations all need of them.
+"""
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from attnscope.errors import InputError
+
+Floats = NDArray[np.float64]
+
+# Numbers held at a time (64 MiB), whatever the number of columns, units and resamples.
+HELD = 2**23
+# Sums of the same numbers in another order differ by rounding; as far as this they are equal.
+SAME = 1e-12
+
+
+def as_columns(samples: ArrayLike) -> Floats:
+    """Samples as [units, columns]; anything infinite is refused."""
+    x = np.asarray(samples, dtype=float)
+    if x.ndim == 1:
+        x = x[:, None]
+    if x.ndim != 2:
+        raise InputError(f"samples are [prompts, columns]; got the shape {list(x.shape)}")
+    if np.isinf(x).any():
+        raise InputError("an infinite value has no mean; use nan where a value is not defined")
+    return x
+
+
+def two_samples(first: ArrayLike, second: ArrayLike) -> tuple[Floats, Floats]:
+    """Two samples of the same columns."""
+    a, b = as_columns(first), as_columns(second)
+    if a.shape[1] != b.shape[1]:
+        raise InputError(
+            f"two samples of the same columns are compared; got {a.shape[1]} and {b.shape[1]}"
+        )
+    return a, b
+
+
+def check(level: float, resamples: int) -> None:
+    """Refuse settings that say nothing."""
+    if not 0 < level < 1:
+        raise InputError(f"level={level!r}: the level of an interval lies between 0 and 1")
+    if resamples < 100:
+        raise InputError(f"resamples={resamples!r}: fewer than 100 say nothing about tails")
+
+
+def telling_units(samples: ArrayLike) -> NDArray[np.int64]:
+    """How many units of each column say something: all of them; but where more than half share one
+    value, those that differ from it."""
+    x = np.sort(as_columns(samples), axis=0)  # nan last, and no two of them are equal
+    n = (~np.isnan(x)).sum(0)
+    alike, run = np.ones(x.shape[1], dtype=np.int64), np.ones(x.shape[1], dtype=np.int64)
+    for before, value in itertools.pairwise(x):
+        run = np.where(value == before, run + 1, 1)
+        alike = np.maximum(alike, run)
+    return np.asarray(np.where(2 * alike > n, n - alike, n), dtype=np.int64)
+
+
+def blocks(total: int, size: int) -> Iterator[int]:
+    """`total` in parts of at most `size`."""
+    for at in range(0, total, size):
+        yield min(size, total - at)
