@@ -6,47 +6,33 @@ was measured and comes at once. This module must not know how anything is measur
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
-from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response
 
 from attnscope.errors import AttnscopeError, unknown
 from attnscope.prompts.filler import Filler
 from attnscope.web import asked as body
-from attnscope.web import downloads, gaze, pairs
+from attnscope.web import downloads, gaze
 from attnscope.web.guard import REPORT_POLICY, Guard
 from attnscope.web.jobs import BusyError, GoneError, Job, Queue
 from attnscope.web.measuring import Watcher, measure, prepare
+from attnscope.web.memory import Memory
 from attnscope.web.runs import Runs
 from attnscope.web.shelf import Shelf
-from attnscope.web.views import SHADES, Asked, Heads, View, curve
+from attnscope.web.slices import Id, compared, kept, sent_as, slices
+from attnscope.web.views import SHADES, Asked, View
 
 STATIC = Path(__file__).parent / "static"
-VIEWS, VIEW_BYTES = 24, 1 << 30
-"""How many views are remembered, and how much memory they may hold."""
 LONGEST = 32_768
 """Tokens of a prompt, unless said otherwise."""
 
-Id = Annotated[str, InPath(max_length=40, pattern=r"^[A-Za-z0-9_-]+$")]
-Layer = Annotated[int | None, Query(ge=0, le=10_000)]
-Head = Annotated[int | None, Query(ge=0, le=10_000)]
-Word = Annotated[str, Query(max_length=60)]
 Name = Annotated[str, Query(max_length=300)]
-Among = Annotated[
-    str, Query(max_length=40_000, pattern=r"^(\d{1,4}\.\d{1,4}(,\d{1,4}\.\d{1,4})*)?$")
-]
-"""Some heads, as `layer.head,layer.head`."""
-First = Annotated[int, Query(ge=0, le=10_000_000)]
-Last = Annotated[int | None, Query(ge=1, le=10_000_000)]
-Bins = Annotated[int, Query(ge=1, le=4_000)]
 _WHY = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
 REFUSED: dict[int | str, dict[str, Any]] = {
     code: {"description": why, "content": {"application/json": {"schema": _WHY}}}
@@ -62,37 +48,6 @@ REFUSED: dict[int | str, dict[str, Any]] = {
 }
 
 
-def _as(kind: str) -> dict[int | str, dict[str, Any]]:
-    """What a file is sent as."""
-    return {200: {"description": "the file", "content": {kind: {}}}}
-
-
-class _Memory:
-    """The views that can still be looked at, oldest forgotten first."""
-
-    def __init__(self) -> None:
-        self._views: OrderedDict[str, View] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def put(self, view: View) -> None:
-        with self._lock:
-            self._views[view.id] = view
-            held = sum(each.bytes for each in self._views.values())
-            while len(self._views) > VIEWS or (held > VIEW_BYTES and len(self._views) > 1):
-                held -= self._views.popitem(last=False)[1].bytes
-            # Queries and keys are the larger part: only the newest few views hold them.
-            for old in list(self._views.values())[:-3]:
-                old.scope = None
-                old.by_layer.clear()
-
-    def get(self, id: str) -> View:
-        with self._lock:
-            if id not in self._views:
-                raise GoneError("this view is no longer remembered: measure the prompt again")
-            self._views.move_to_end(id)
-            return self._views[id]
-
-
 def create(
     folder: str | Path | None = None,
     *,
@@ -102,7 +57,7 @@ def create(
     room: int = 8,
 ) -> Any:
     """The application: browse runs in `folder`, offer `models` beside the zoo."""
-    queue, shelf, memory, runs = Queue(room), Shelf(models, device), _Memory(), Runs(folder)
+    queue, shelf, memory, runs = Queue(room), Shelf(models, device), Memory(), Runs(folder)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> Any:
@@ -118,9 +73,9 @@ def create(
     _measuring(app, queue, shelf, memory, longest)
     _asking(app, queue, shelf, memory)
     _jobs(app, queue)
-    _slices(app, memory)
-    _pair(app, memory)
-    _downloads(app, memory)
+    slices(app, memory)
+    compared(app, memory)
+    kept(app, memory)
     _runs(app, runs)
     return Guard(app)
 
@@ -179,7 +134,7 @@ def _choices(app: FastAPI, shelf: Shelf, runs: Runs, longest: int) -> None:
 class _Told(Watcher):
     """A view that is looked at while it is measured."""
 
-    def __init__(self, job: Job, memory: _Memory, tokens: int):
+    def __init__(self, job: Job, memory: Memory, tokens: int):
         self._job, self._memory, self._tokens = job, memory, tokens
         self.check = job.check  # type: ignore[method-assign]
 
@@ -210,7 +165,7 @@ def _asked(wanted: body.View) -> Asked:
     )
 
 
-def _measuring(app: FastAPI, queue: Queue, shelf: Shelf, memory: _Memory, longest: int) -> None:
+def _measuring(app: FastAPI, queue: Queue, shelf: Shelf, memory: Memory, longest: int) -> None:
     @app.post("/api/views", status_code=202)
     def view(wanted: body.View) -> body.Ticket:
         """Measure a prompt."""
@@ -243,7 +198,7 @@ def _measuring(app: FastAPI, queue: Queue, shelf: Shelf, memory: _Memory, longes
         return body.Ticket(job=queue.submit(work).id)
 
 
-def _asking(app: FastAPI, queue: Queue, shelf: Shelf, memory: _Memory) -> None:
+def _asking(app: FastAPI, queue: Queue, shelf: Shelf, memory: Memory) -> None:
     @app.post("/api/views/{id}/gaze", status_code=202)
     def follow(id: Id, wanted: body.Gaze) -> body.Ticket:
         """What a token looks at, or who looks at it, in one layer."""
@@ -314,122 +269,6 @@ class TooLongError(AttnscopeError):
         )
 
 
-def _heads(among: str) -> Heads:
-    pairs = [each.split(".") for each in among.split(",") if each]
-    return [(int(layer), int(head)) for layer, head in pairs]
-
-
-def _slices(app: FastAPI, memory: _Memory) -> None:
-    @app.get("/api/views/{id}")
-    def facts(id: Id) -> dict[str, Any]:
-        """The tokens, and what there is of them."""
-        return downloads.facts(memory.get(id))
-
-    @app.get("/api/views/{id}/shade")
-    def shade(
-        id: Id,
-        of: Word = "received",
-        queries: Word = "all",
-        layer: Layer = None,
-        head: Head = None,
-        among: Among = "",
-    ) -> dict[str, Any]:
-        """A number for every token; the mean over some heads, where `among` says which."""
-        values = memory.get(id).shade(of, queries, layer, head, _heads(among))
-        return {"values": downloads.plain(values)}
-
-    @app.get("/api/views/{id}/curve")
-    def along(
-        id: Id,
-        of: Word = "received",
-        queries: Word = "all",
-        layer: Layer = None,
-        head: Head = None,
-        among: Among = "",
-        first: First = 0,
-        last: Last = None,
-        bins: Bins = 600,
-    ) -> dict[str, Any]:
-        """The same along a stretch of the text, in bins: finer for a shorter stretch."""
-        values = memory.get(id).shade(of, queries, layer, head, _heads(among))
-        return downloads.binned(curve(values, first, last or len(values), bins))
-
-    @app.get("/api/views/{id}/map")
-    def head_map(id: Id, of: Word = "entropy", queries: Word = "all") -> dict[str, Any]:
-        """A number for every layer and head."""
-        rows = memory.get(id).head_map(of, queries)
-        return {"rows": [downloads.plain(row) for row in rows]}
-
-    @app.get("/api/views/{id}/classes")
-    def classes(id: Id, queries: Word = "all", head: Head = None) -> dict[str, Any]:
-        """The mass of every class in every layer."""
-        return {"rows": memory.get(id).class_bars(queries, head)}
-
-
-def _pair(app: FastAPI, memory: _Memory) -> None:
-    @app.get("/api/pair")
-    def pair(
-        a: Annotated[str, Query(max_length=40)],
-        b: Annotated[str, Query(max_length=40)],
-        layer: Annotated[int, Query(ge=0, le=10_000)] = 0,
-        head: Head = None,
-        first: First = 0,
-        last: Last = None,
-        bins: Bins = 600,
-    ) -> dict[str, Any]:
-        """Averages of the tokens that two views share, one beside the other, and λ."""
-        sides = memory.get(a), memory.get(b)
-        aligned = pairs.align(*sides)
-        told = pairs.numbers(*sides, aligned, layer, head)
-        values = [view.shade("average", "all", layer, head) for view in sides]
-        length = len(aligned.a)
-        stretch = (first, last or length, bins)
-        return {
-            "aligned": length,
-            "alone": [aligned.alone_a, aligned.alone_b],
-            "numbers": {name: downloads.number(value) for name, value in told.items()},
-            "tokens": [sides[0].tokens[n] for n in aligned.a] if length <= bins else [],
-            "curves": [
-                downloads.binned(curve(of[at], *stretch)) if length else None
-                for of, at in zip(values, (aligned.a, aligned.b), strict=True)
-            ],
-        }
-
-
-def _downloads(app: FastAPI, memory: _Memory) -> None:
-    def attached(name: str) -> dict[str, str]:
-        return {"content-disposition": f'attachment; filename="{name}"'}
-
-    @app.get("/api/views/{id}/numbers.csv", response_class=Response, responses=_as("text/csv"))
-    def numbers(
-        id: Id,
-        of: Word = "received",
-        queries: Word = "all",
-        layer: Layer = None,
-        head: Head = None,
-    ) -> Response:
-        """What the text is shaded by."""
-        text = downloads.csv(memory.get(id), of, queries, layer, head)
-        return Response(text, media_type="text/csv", headers=attached("attnscope.csv"))
-
-    @app.get(
-        "/api/views/{id}/experiment.yaml",
-        response_class=Response,
-        responses=_as("application/yaml"),
-    )
-    def experiment(id: Id, layer: Layer = None, head: Head = None) -> Response:
-        """An experiment that repeats this over many prompts."""
-        text = downloads.experiment(memory.get(id), layer, head)
-        return Response(text, media_type="application/yaml", headers=attached("experiment.yaml"))
-
-    @app.get("/api/views/{id}/page.html", response_class=Response, responses=_as("text/html"))
-    def page(id: Id, queries: Word = "all") -> Response:
-        """One file that works without the server."""
-        text = downloads.page(memory.get(id), queries)
-        headers = attached("attnscope.html") | {"content-security-policy": REPORT_POLICY}
-        return Response(text, media_type="text/html", headers=headers)
-
-
 def _runs(app: FastAPI, runs: Runs) -> None:
     @app.get("/api/runs")
     def listed() -> dict[str, Any]:
@@ -442,7 +281,7 @@ def _runs(app: FastAPI, runs: Runs) -> None:
                 found.append({"name": name, "error": str(error)})
         return {"runs": found}
 
-    @app.get("/api/report", response_class=Response, responses=_as("text/html"))
+    @app.get("/api/report", response_class=Response, responses=sent_as("text/html"))
     def report(run: Name) -> Response:
         """The report of a run: findings first."""
         from attnscope.report.build import build

@@ -54,7 +54,7 @@ export class Heads {
     const rows = this.facts.layers.map((layer, i) => [...Array(this.facts.heads[i]).keys()].map((h) => this.by.get(`${layer}.${h}`)));
     this.map.show(this.facts.layers, rows, "the kind",
       (head) => (head ? `${head.kinds.length ? head.kinds.join(", ") : head.kind}${head.class && head.kind === "class-specific" ? ` (${head.class})` : ""} · ${Object.entries(head.scores).map(([k, v]) => `${k} ${v === null ? "–" : v.toFixed(2)}`).join(", ")}` : "not measured"),
-      (head) => colours[head?.kind] ?? "transparent");
+      (head) => (head?.kind === none.name ? "var(--soft)" : colours[head?.kind] ?? "transparent"));
     this.mark();
     this.legend.replaceChildren(...kinds.map((kind) => {
       const sign = make("i");
