@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     StrictInt,
     StrictStr,
@@ -27,6 +25,7 @@ from pydantic import (
 
 from attnscope.errors import InputError
 from attnscope.measures.registry import COLUMNS
+from attnscope.question.plain import Plain
 from attnscope.yaml_file import parse_yaml, read_yaml
 
 
@@ -45,11 +44,7 @@ def _layers(value: Any) -> Any:
     return layers
 
 
-class _Plain(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Quantity(_Plain):
+class Quantity(Plain):
     """What is measured, in the words of the table of values."""
 
     measure: StrictStr
@@ -70,7 +65,7 @@ class Quantity(_Plain):
         return self
 
 
-class Comparison(_Plain):
+class Comparison(Plain):
     """With what: the second of a pair against the first, or the value against a threshold."""
 
     over: Literal["model", "condition", "measure", "layer", "item", "queries", "keys"] | None = None
@@ -102,7 +97,7 @@ class Comparison(_Plain):
         return self
 
 
-class Extent(_Plain):
+class Extent(Plain):
     """Where: which layers, and what becomes of heads."""
 
     layers: Annotated[Literal["all", "each"] | tuple[StrictInt, ...], BeforeValidator(_layers)] = (
@@ -112,7 +107,7 @@ class Extent(_Plain):
     heads: Literal["mean", "sum", "max", "each"] = "mean"
 
 
-class Rule(_Plain):
+class Rule(Plain):
     """What decides, for each row (a layer, or a layer and head), and how many rows it takes.
 
     `interval`: the interval of the comparison excludes equality, and q < level.
@@ -138,7 +133,7 @@ class Rule(_Plain):
         return self
 
 
-class ClaimPart(_Plain):
+class ClaimPart(Plain):
     """One thing that has to hold."""
 
     quantity: Quantity
@@ -157,7 +152,7 @@ class ClaimPart(_Plain):
         return self
 
 
-class Claim(_Plain):
+class Claim(Plain):
     """A named statement with its parts; all of them have to hold."""
 
     name: StrictStr
