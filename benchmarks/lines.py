@@ -22,7 +22,8 @@ NEW = {
         *("capture/kept.py", "capture/single_queries.py", "kernels/single.py"),
         *("measures/by_distance.py", "measures/chosen_keys.py", "measures/largest.py"),
         *("measures/renyi2.py", "stats/head_kinds.py", "experiment/head_scores.py"),
-        *("figures/head_kinds.py", "cli/heads.py"),
+        *("figures/head_kinds.py", "cli/heads.py", "measures/by_query.py"),
+        *("figures/by_query.py", "experiment/shifted.py"),
     ],
     "plain tensors": ["capture/plain.py"],
     "frames and pages of a scope": [
@@ -30,7 +31,7 @@ NEW = {
     ],
     "activations": [
         *("capture/mlps.py", "capture/record.py", "capture/sketch.py", "capture/tally.py"),
-        "measures/activations.py",
+        *("measures/activations.py", "recipes/filler_activations.py"),
     ],
     "passes measured together": ["capture/waiting.py", "capture/passes.py"],
     "interventions": [
