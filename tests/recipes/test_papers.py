@@ -36,7 +36,7 @@ def loaded(name: str) -> Any:
     return module
 
 
-# What a filler does to activations belongs to the recipes of fillers; docs/findings.md has it.
+# What a filler does to activations belongs to the recipes of fillers, which have no page here.
 PAPERS = [name for name in RECIPES if name not in (*BUNDLED, "filler-activations")]
 DOCS = Path(__file__).parents[2] / "docs"
 literal = loaded("papers")
