@@ -229,10 +229,12 @@ def _add_masses(acc, x, shares, EXACT: tl.constexpr):  # type: ignore[no-untyped
     16 bits, so a weight goes in twice: as far as these reach, and what is left."""
     p = tl.exp2(x + UP)
     if EXACT:
-        return acc + tl.dot(p, shares, input_precision="ieee")
-    most = p.to(tl.float16)
-    acc = tl.dot(most, shares, acc)
-    return tl.dot((p - most.to(tl.float32)).to(tl.float16), shares, acc)
+        acc += tl.dot(p, shares, input_precision="ieee")
+    else:  # not after a return: what follows one is compiled all the same
+        most = p.to(tl.float16)
+        acc = tl.dot(most, shares, acc)
+        acc = tl.dot((p - most.to(tl.float32)).to(tl.float16), shares, acc)
+    return acc
 
 
 @triton.jit
