@@ -12,6 +12,7 @@ is typed.
 """
 
 import sys
+import tempfile
 from pathlib import Path
 
 import polars as pl
@@ -19,6 +20,7 @@ import vl_convert
 
 from attnscope.figures import draw
 from attnscope.figures.export import png
+from attnscope.figures.head_kinds import save_heads
 from attnscope.recipes import BUNDLED, RECIPES, claims_of, figures_of
 from attnscope.run.store import Run, open_run
 from attnscope.stats.head_kinds import head_kinds, summary
@@ -62,7 +64,8 @@ def page(name: str, folders: list[Path]) -> None:
 def heads(label: str, folder: Path) -> None:
     """The table and the picture of `attnscope heads --out`."""
     scores = pl.read_csv(folder / "scores.csv")
-    table = summary(head_kinds(scores))
+    of_heads = head_kinds(scores)
+    table = summary(of_heads)
     needles = scores.filter(pl.col("score") == "retrieval")
     tried = needles["prompt"].n_unique()
     found = needles.drop_nulls("value")["prompt"].n_unique()
@@ -79,7 +82,10 @@ def heads(label: str, folder: Path) -> None:
             f"| {row['prompts']} | {row['largest']} |"
         )
     put(f"heads {label}", lines, DOCS / "recipes" / "heads.md")
-    svg = (folder / "heads.svg").read_text(encoding="utf-8")
+    texts = scores.filter(pl.col("score") == "sink")["prompt"].n_unique()
+    with tempfile.TemporaryDirectory() as drawn:
+        save_heads(Path(drawn), of_heads, scores, model=label, prompts=texts)
+        svg = (Path(drawn) / "heads.svg").read_text(encoding="utf-8")
     image = DOCS / "images" / f"heads-{label}.png"
     image.write_bytes(bytes(vl_convert.svg_to_png(svg, scale=SCALE)))
 

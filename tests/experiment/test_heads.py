@@ -1,5 +1,6 @@
 """`attnscope heads`: scores against dense attention, and kinds against stated thresholds."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from attnscope.cli import app
 from attnscope.errors import InputError
 from attnscope.experiment import head_scores as measuring
 from attnscope.experiment.head_scores import head_scores
+from attnscope.figures.head_kinds import save_heads
 from attnscope.stats.head_kinds import KINDS, NONE, head_kinds, summary
 
 PROMPTS = 6
@@ -159,7 +161,16 @@ def test_the_command_writes_a_table_and_a_picture(tmp_path: Path) -> None:
     assert table.height == heads
     assert set(table["kind"]) <= {NONE, *(kind.name for kind in KINDS)}
     assert (tmp_path / "out" / "heads.png").read_bytes().startswith(b"\x89PNG")
-    assert "Kinds of heads" in (tmp_path / "out" / "heads.svg").read_text()
+    assert "Kinds of heads of math-qwen2" in (tmp_path / "out" / "heads.svg").read_text()
+
+
+def test_every_layer_has_its_number_in_the_picture(tmp_path: Path) -> None:
+    places = [{"layer": layer, "head": head} for layer in range(24) for head in range(14)]
+    table = pl.DataFrame(places).with_columns(pl.lit("sink").alias("kind"))
+    save_heads(tmp_path, table, table, model="m", prompts=8)
+    drawn = (tmp_path / "heads.svg").read_text()
+    told = re.findall(r'<text text-anchor="end"[^>]*>(\d+)</text>', drawn)
+    assert sorted(map(int, told)) == list(range(24))
 
 
 def test_what_cannot_be_judged_is_refused() -> None:

@@ -47,8 +47,9 @@ def heads(
     found = summary(table)
     if out is not None:
         from attnscope.figures.head_kinds import save_heads
+        from attnscope.recipes.names import label_of
 
-        save_heads(out, table, scores, model=model, prompts=prompts)
+        save_heads(out, table, scores, model=label_of(model), prompts=prompts)
     if json:
         print_json({"kinds": found.to_dicts(), "heads": table.to_dicts()})
         return
@@ -77,7 +78,9 @@ def _summary(found: pl.DataFrame, model: str, table: pl.DataFrame) -> Table:
         pad_edge=False,
     )
     for column in ("kind", "threshold", "above", "certain", "largest", "what"):
-        shown.add_column(column, justify="right" if column in ("above", "certain") else "left")
+        right = column in ("above", "certain")
+        whole = column in ("kind", "threshold")  # a name that is cut short says nothing
+        shown.add_column(column, justify="right" if right else "left", no_wrap=whole)
     for row in found.iter_rows(named=True):
         share = f" ({100 * row['above'] / row['heads']:.0f} %)" if row["heads"] else ""
         shown.add_row(

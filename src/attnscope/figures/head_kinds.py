@@ -13,6 +13,7 @@ import altair as alt
 import polars as pl
 import vl_convert
 
+from attnscope.figures.charts.matrix import EDGE
 from attnscope.figures.charts.parts import finish
 from attnscope.figures.export import write
 from attnscope.figures.figure import VEGA_LITE
@@ -50,7 +51,7 @@ def _svg(table: pl.DataFrame, *, title: str, caption: str) -> str:
     every = next(gap for gap in (1, 2, 5, 10, 20, 50) if gap * step >= theme.size * 1.5)
     above = next(gap for gap in (1, 2, 5, 10, 20, 50) if gap * tall >= theme.size * 1.2)
     axis: dict[str, Any] = {"ticks": False, "domain": False, "labelOverlap": False}
-    scale = alt.Scale(paddingInner=0.06, paddingOuter=0)
+    scale = alt.Scale(paddingInner=0.06, paddingOuter=EDGE)
     chart = (
         alt.Chart(table.select("layer", "head", "kind"))
         .mark_rect()

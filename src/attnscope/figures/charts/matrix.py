@@ -15,6 +15,10 @@ from attnscope.figures.charts.parts import columns_for, panel_title, tips
 from attnscope.figures.theme import Look
 from attnscope.figures.words import wrap
 
+EDGE = 0.01
+"""Free space at the ends of an axis, in steps: with none, rounding may put the first row a hair
+before the axis, and its number is then left out."""
+
 
 def head_matrices(frame: pl.DataFrame, look: Look, **settings: Any) -> Any:
     """`matrices` of `layer` (down) by `head` (across); of many heads, few panels a row."""
@@ -109,7 +113,7 @@ def _ordinal(order: Sequence[Any], values: Any, **axis: Any) -> dict[str, Any]:
     return {
         "sort": list(order),
         "axis": alt.Axis(values=values, ticks=False, domain=False, labelOverlap=False, **axis),
-        "scale": alt.Scale(domain=list(order), paddingInner=0.04, paddingOuter=0),
+        "scale": alt.Scale(domain=list(order), paddingInner=0.04, paddingOuter=EDGE),
     }
 
 
