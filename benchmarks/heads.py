@@ -94,8 +94,9 @@ def check(name: str) -> None:
 
 @torch.no_grad()
 def rows(model: Any, tokenizer: Any, ids: torch.Tensor) -> dict[str, float]:
-    """The largest deviations of a class mass of a single query: from eager attention, which is
-    float32, and of either from float64 on the same queries and keys."""
+    """The largest deviations of a class mass of a single query: from eager attention in float32;
+    from eager attention where model and softmax are float64 throughout (its own takes scores as
+    float32, whatever the model); and of either from float64 on the same queries and keys."""
     classes = torch.from_numpy(DEFAULT.ids(ids, tokenizer))
     shares = (classes[..., None] == torch.arange(len(DEFAULT))).double().numpy()
     found: dict[str, list[np.ndarray]] = {}
@@ -114,8 +115,26 @@ def rows(model: Any, tokenizer: Any, ids: torch.Tensor) -> dict[str, float]:
     def apart(one: str, other: str) -> float:
         return max(np.abs(a - b).max() for a, b in zip(found[one], found[other], strict=True))
 
+    model.double()
+    with attnscope.watch(model, keep=True) as scope:
+        model(input_ids=ids)
+    found["wide"] = [
+        scope.rows(layer, classes, len(DEFAULT)).double().numpy() for layer in scope.layers
+    ]
+    softmax = torch.nn.functional.softmax
+    torch.nn.functional.softmax = lambda x, dim, dtype=None: softmax(x, dim=dim)
+    try:
+        weights = [dense(model, row[None]) for row in ids]
+    finally:
+        torch.nn.functional.softmax = softmax
+        model.float()
+    found["wide eager"] = [
+        np.stack([A @ of for A, of in zip(each, shares, strict=True)])
+        for each in zip(*weights, strict=True)
+    ]
     return {
         "rows from eager": apart("streaming", "eager"),
+        "both in float64": apart("wide", "wide eager"),
         "rows from float64": apart("streaming", "reference"),
         "eager from float64": apart("eager", "reference"),
     }

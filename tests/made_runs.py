@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from attnscope.question.spec import Experiment, made
-from attnscope.run.schemas import CELLS, POSITIONS, TOKENS, VALUES
+from attnscope.run.schemas import BY_QUERY, CELLS, POSITIONS, TOKENS, VALUES
 from attnscope.run.writer import opened
 
 CLASSES = ("hash", "star", "whitespace", "word", "other")
@@ -30,6 +30,7 @@ class MadeRun:
     complete: bool = True
     prompts: pl.DataFrame | None = None
     elsewhere: Sequence[Mapping[str, Any]] = ()
+    by_query: pl.LazyFrame = field(default_factory=lambda: BY_QUERY.to_frame().lazy())
 
     def verify(self) -> None:
         """What is in memory is not damaged."""
@@ -56,6 +57,7 @@ def made_run(
     random = np.random.default_rng(seed)
     values: list[dict[str, Any]] = []
     positions: list[pl.DataFrame] = []
+    by_query: list[dict[str, Any]] = []
     tokens: list[dict[str, Any]] = []
     cells: list[dict[str, Any]] = []
     effect = random.normal(0, 0.3, (len(models), len(layers), heads, len(classes)))
@@ -91,6 +93,8 @@ def made_run(
                         mass = np.exp(logits + random.normal(0, 0.1, len(classes)))
                         mass /= mass.sum()
                         values += _values(row, mass, classes, measures, filler, random)
+                        if "query_mass" in measures:
+                            by_query += _by_query(row, mass, classes, total)
                         for other in keys[1:]:
                             again = ("mass", "step_mass")
                             alone = [m for m in measures if m in again]
@@ -131,6 +135,7 @@ def made_run(
     }
     return MadeRun(
         values=pl.DataFrame(values, schema=VALUES).lazy(),
+        by_query=pl.DataFrame(by_query, schema=BY_QUERY).lazy(),
         positions=(pl.concat(positions) if positions else pl.DataFrame(schema=POSITIONS)).lazy(),
         tokens=pl.DataFrame(tokens, schema=TOKENS).lazy(),
         cells=pl.DataFrame(cells, schema=CELLS),
@@ -145,6 +150,19 @@ def made_run(
             schema_overrides={"prompt": pl.Int32},
         ),
     )
+
+
+def _by_query(
+    row: dict[str, Any], mass: Any, classes: Sequence[str], total: int
+) -> list[dict[str, Any]]:
+    """The mass of every class in every eighth query."""
+    return [
+        row
+        | {"classes": "default", "measure": "query_mass", "item": name, "position": position}
+        | {"count": 1, "value": float(np.float32(mass[i] / (1 + position)))}
+        for position in range(0, total, 8)
+        for i, name in enumerate(classes)
+    ]
 
 
 def _values(
@@ -257,6 +275,8 @@ def write_run(run: MadeRun, folder: Path) -> Path:
     positions = run.positions.collect()
     if not positions.is_empty():
         tables["positions"] = positions
+    if not run.by_query.collect().is_empty():
+        tables["by_query"] = run.by_query.collect()
     with opened(folder, run.experiment) as directory:
         directory.write_json("environment.json", {"threads": 1, **run.environment})
         directory.write_lines("facts.jsonl", [{} for _ in run.cells["prompt"].unique()])

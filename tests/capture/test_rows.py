@@ -95,7 +95,7 @@ def test_against_dense_attention(name: str, side: str) -> None:
     agree(scope, dense(name, given))
 
 
-@pytest.mark.parametrize("backend", ["reference", "triton"])
+@pytest.mark.parametrize("backend", ["reference", "triton", "eager-fallback"])
 def test_other_backends(backend: str) -> None:
     given, model = inputs("left"), build("qwen2")
     with torch.no_grad(), attnscope.watch(model, keep=True, backend=backend) as scope:

@@ -6,12 +6,16 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from polars.testing import assert_frame_equal
 from transformers import AutoModelForCausalLM
 
 import attnscope
 from attnscope.errors import InputError
+from attnscope.experiment import plan
+from attnscope.experiment.answer import _Drawn
 from attnscope.experiment.execute import run
 from attnscope.experiment.plan import make_plan
+from attnscope.question.generate import Generate
 from made_models import save_model
 from run_bytes import bytes_of
 
@@ -240,3 +244,94 @@ def test_texts_are_cut_and_drawn_at_random(small):
     assert {len(cell.tokens) for cell in cells} == {20}
     drawn = [cell for cell in cells if cell.condition == "drawn"]
     assert len({tuple(cell.tokens.ids) for cell in drawn}) == len(drawn) == 6
+
+
+ANSWERED = {
+    "prompts": {"source": "math", "count": 3},
+    "queries": ["generated", "predicts:generated", "all", "last", "after:question"],
+    "keys": ["all", "question", "generated"],
+    "classes": ["whole"],
+    "measures": [
+        "mass",
+        "entropy",
+        "distance",
+        "first_token",
+        "previous_token",
+        "induction",
+        "by_distance",
+        "largest",
+        "lookback",
+        "retrieval",
+        "step_mass",
+        "query_mass",
+        "query_weight",
+        "lambda",
+        "profile",
+    ],
+    "conditions": {
+        "base": {},
+        "filler": {"insert": {"count": 9}},
+        "cut": {"knockout": {"region": "question"}},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "generate",
+    [
+        {"max_new_tokens": 7},
+        {"max_new_tokens": 7, "sample": True, "seed": 5, "temperature": 1.3, "top_p": 0.9},
+    ],
+    ids=["greedy", "sampled"],
+)
+def test_a_batch_answers_as_each_prompt_alone(small, tmp_path, monkeypatch, generate):
+    """Prompts of different lengths, padded on the left, some of whose answers end early."""
+    monkeypatch.setattr(plan, "PADDING", {})
+    ends = save_model(tmp_path / "ends")
+    settings = json.loads((tmp_path / "ends" / "generation_config.json").read_text())
+    settings["eos_token_id"] = list(range(2, 400, 5))
+    (tmp_path / "ends" / "generation_config.json").write_text(json.dumps(settings))
+    found = {}
+    for out, budget in (("alone", 1), ("together", 100_000)):
+        asked = small(**ANSWERED, models={"tiny": ends}, generate=generate, batch_tokens=budget)
+        run(asked, tmp_path / out)
+        found[out] = attnscope.open_run(tmp_path / out)
+    alone, together = found["alone"], found["together"]
+    assert (len(alone.batches), len(together.batches)) == (3, 1)
+    order = ["prompt", "condition"]
+    texts = [run.cells.sort(order).drop("cell") for run in (alone, together)]
+    assert_frame_equal(*texts)
+    assert texts[0]["tokens"].n_unique() > 2
+    assert 1 < texts[0]["generated_tokens"].n_unique() < 7
+    tables = {
+        "values": [
+            "model",
+            *order,
+            "queries",
+            "keys",
+            "layer",
+            "head",
+            "measure",
+            "item",
+            "target",
+        ],
+        "positions": [*order, "queries", "layer", "head", "position"],
+        "by_query": [*order, "queries", "keys", "layer", "head", "measure", "item", "position"],
+        "tokens": [*order, "position"],
+    }
+    for table, by in tables.items():
+        both = [getattr(run, table).collect().sort(by) for run in (alone, together)]
+        assert_frame_equal(*both, abs_tol=2e-5, rel_tol=2e-5)
+        assert both[0].height > 100
+
+
+def test_answers_are_drawn_by_the_probabilities_of_their_tokens():
+    """Gumbel numbers on logits: as often as the softmax says, and never what top-p leaves out."""
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]])).repeat(4000, 1)
+    asked = Generate(max_new_tokens=2, sample=True, seed=1, top_p=0.9)
+    drawn = _Drawn(asked, range(4000))(torch.zeros(4000, 1).long(), logits).argmax(1)
+    often = torch.bincount(drawn, minlength=4) / 4000
+    wanted = torch.tensor([0.5, 0.3, 0.15, 0.0]) / 0.95
+    torch.testing.assert_close(often, wanted, rtol=0, atol=0.03)
+    again = _Drawn(asked, range(1000))(torch.zeros(1000, 1).long(), logits[:1000]).argmax(1)
+    assert torch.equal(again, drawn[:1000])  # whoever else is in the batch

@@ -31,6 +31,7 @@ MEASURES = (
     "lambda_ratio",
     "uniformity",
     "step_mass",
+    "query_mass",
 )
 ODD = ("The", ' "sky"', " is", " #", " *", " ", "<script>alert(1)</script>", "\n", "|", " 😀")
 

@@ -1,8 +1,9 @@
-"""A model answers a prompt, and is watched while it does.
+"""A model answers a batch of prompts, and is watched while it does.
 
-One prompt at a time: nothing is padded, and an answer ends where the model ends it. What was
-generated and fed back belongs to the text afterwards, in the region `generated`; the last token of
-an answer is never fed, so it is neither a query nor a key.
+Padded on the left, and every answer ends where the model ends it, so that a prompt has the numbers
+it would have alone; drawn tokens are drawn by a seed of their prompt. What was generated and fed
+back belongs to the text afterwards, in the region `generated`; the last token of an answer is never
+fed, so it is neither a query nor a key.
 
 This module must not know measures or files.
 """
@@ -10,7 +11,7 @@ This module must not know measures or files.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -21,34 +22,94 @@ from attnscope.capture.scope import Scope
 from attnscope.capture.watch import watch
 from attnscope.errors import InputError
 from attnscope.experiment.cells import Answer, Cell
+from attnscope.experiment.shifted import to_left
 from attnscope.question.generate import GENERATED, Generate
 from attnscope.tokens import Region, TokenizedPrompt, spelled
 
 
 @contextmanager
 def answering(
-    model: Any, cell: Cell, choices: Mapping[str, Any], generate: Generate, **options: Any
-) -> Iterator[tuple[dict[str, Scope], list[int]]]:
-    """One scope for each of the choices of queries, and the answer's tokens."""
-    ids = torch.from_numpy(cell.tokens.ids[None]).to(model.device)
+    model: Any,
+    cells: Sequence[Cell],
+    choices: Mapping[str, Any],
+    generate: Generate,
+    **options: Any,
+) -> Iterator[tuple[dict[str, Scope], list[list[int]], torch.Tensor]]:
+    """One scope for each of the choices of queries, by the columns of the batch; the tokens of
+    every answer; and how much padding stands before each prompt. Masks of queries go by the
+    positions of a text."""
+    from transformers import LogitsProcessorList
+
+    ids, real, left = _padded_left([cell.tokens.ids for cell in cells])
+    room = ids.shape[1] + generate.max_new_tokens - 1
     scopes: dict[str, Scope] = {}
     with ExitStack() as undo:
         for name, queries in choices.items():
-            scopes[name] = undo.enter_context(watch(model, queries=queries, **options))
-        with _drawn_by(model, generate, cell.prompt):
-            said = model.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                generation_config=_config(model, generate),
-            )
-        new = said[0, ids.shape[1] :].tolist()
-        if not new:
-            raise InputError(f"prompt {cell.prompt}: the model generated nothing")
-        yield scopes, new
+            chosen = queries if isinstance(queries, str) else to_left(queries, left, room, False)
+            scopes[name] = undo.enter_context(watch(model, queries=chosen, **options))
+        config = _config(model, generate)
+        drawn = [_Drawn(generate, [cell.prompt for cell in cells])] if generate.sample else []
+        said = model.generate(
+            input_ids=ids.to(model.device),
+            attention_mask=real.to(model.device),
+            generation_config=config,
+            logits_processor=LogitsProcessorList(drawn),
+        )
+        answers = [_ended(row, config.eos_token_id) for row in said[:, ids.shape[1] :].tolist()]
+        for cell, new in zip(cells, answers, strict=True):
+            if not new:
+                raise InputError(f"prompt {cell.prompt}: the model generated nothing")
+        yield scopes, answers, left
+
+
+def _padded_left(texts: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Ids [B, K], 1 at what is real [B, K], and how much padding each has [B]."""
+    longest = max(map(len, texts))
+    ids, real = torch.zeros(2, len(texts), longest, dtype=torch.int64).unbind()
+    for row, text in enumerate(texts):
+        ids[row, longest - len(text) :] = torch.from_numpy(text)
+        real[row, longest - len(text) :] = 1
+    return ids, real, longest - real.sum(1)
+
+
+def _ended(new: list[int], ends: Any) -> list[int]:
+    """The tokens up to the one that ended the answer; the rest is padding."""
+    over = {ends} if isinstance(ends, int) else set(ends or ())
+    at = next((n for n, token in enumerate(new) if token in over), len(new) - 1)
+    return new[: at + 1]
+
+
+class _Drawn:
+    """Draws the tokens of every prompt by random numbers of its own: the largest of the logarithms
+    of the probabilities, each plus a Gumbel number, is a draw from them. A step of a prompt uses
+    the same numbers in any batch."""
+
+    def __init__(self, generate: Generate, prompts: Sequence[int]):
+        from transformers import TemperatureLogitsWarper, TopPLogitsWarper
+
+        self.warp: list[Any] = [TemperatureLogitsWarper(generate.temperature)]
+        if generate.top_p < 1:
+            self.warp.append(TopPLogitsWarper(generate.top_p))
+        self.random = [torch.Generator() for _ in prompts]
+        for one, prompt in zip(self.random, prompts, strict=True):
+            if generate.seed is None:
+                one.seed()
+            else:
+                one.manual_seed(generate.seed + prompt)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        logits = scores.float()
+        for warp in self.warp:
+            logits = warp(input_ids, logits)
+        size = scores.shape[1]
+        even = [torch.rand(size, generator=one, dtype=torch.float64) for one in self.random]
+        gumbel = -(-torch.stack(even).log()).log()
+        return logits + gumbel.to(logits)
 
 
 def _config(model: Any, generate: Generate) -> Any:
-    """What is asked and nothing that the model's makers recommend: no penalties, no top-k."""
+    """What is asked and nothing that the model's makers recommend: no penalties, no top-k. Drawn
+    tokens are made the likeliest beforehand."""
     from transformers import GenerationConfig
 
     made = model.generation_config
@@ -56,29 +117,19 @@ def _config(model: Any, generate: Generate) -> Any:
     padding = made.pad_token_id
     if padding is None and end is not None:
         padding = end if isinstance(end, int) else end[0]
-    sampling = {"temperature": generate.temperature, "top_p": generate.top_p, "top_k": 0}
     return GenerationConfig(
         max_new_tokens=generate.max_new_tokens,
-        do_sample=generate.sample,
+        do_sample=False,
         num_beams=1,
         repetition_penalty=1.0,
         no_repeat_ngram_size=0,
         eos_token_id=end,
         pad_token_id=padding,
         bos_token_id=made.bos_token_id,
-        **(sampling if generate.sample else {"temperature": 1.0, "top_p": 1.0, "top_k": 50}),
+        temperature=1.0,
+        top_p=1.0,
+        top_k=50,
     )
-
-
-@contextmanager
-def _drawn_by(model: Any, generate: Generate, prompt: int) -> Iterator[None]:
-    """The seed of a prompt inside, and the random numbers of before afterwards."""
-    seeded = generate.sample and generate.seed is not None
-    devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices) if seeded else nullcontext():
-        if seeded:
-            torch.manual_seed((generate.seed or 0) + prompt)
-        yield
 
 
 def with_answer(cell: Cell, new: Sequence[int], tokenizer: Any) -> Cell:

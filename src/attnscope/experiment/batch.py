@@ -10,15 +10,18 @@ This module must not know files or tables, or any single measure.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from attnscope.capture.kept import binned, bins_of
 from attnscope.experiment.cells import Batch, Cell
 from attnscope.experiment.intervene import intervening
-from attnscope.experiment.measured import Array, Column, Measured, Profile, Reading, joined
+from attnscope.experiment.measured import Array, Column, Measured, Profile, Reading, Series
 from attnscope.experiment.padded import Padded
 from attnscope.experiment.passed import Passed, answered, passed_through
 from attnscope.experiment.plan import ModelPlan
@@ -31,42 +34,45 @@ from attnscope.question.spec import Experiment
 def measure_batch(
     experiment: Experiment, plan: ModelPlan, model: Any, batch: Batch
 ) -> dict[str, Measured]:
-    """Every condition of a batch, the base first: one forward pass each. Where the model answers,
-    prompt by prompt."""
-    if experiment.generate is None:
-        return _conditions(experiment, plan, model, batch.cells)
-    alone = [
-        _conditions(
-            experiment,
-            plan,
-            model,
-            {name: (cell,) for name, cell in zip(batch.cells, row, strict=True)},
-        )
-        for row in zip(*batch.cells.values(), strict=True)
-    ]
-    return {name: joined([measured[name] for measured in alone]) for name in batch.cells}
-
-
-def _conditions(
-    experiment: Experiment, plan: ModelPlan, model: Any, conditions: dict[str, tuple[Cell, ...]]
-) -> dict[str, Measured]:
+    """Every condition of a batch, the base first: one forward pass each, or one answer."""
     wanted = [measure for measure in MEASURES.values() if measure.name in experiment.measures]
     base: Passed | None = None
     measured = {}
-    for condition, cells in conditions.items():
+    for condition, cells in batch.cells.items():
         asked = [measure for measure in wanted if not measure.pair or base is not None]
-        padded = Padded(experiment, plan, cells)
-        if experiment.generate is None:
-            passing = passed_through(experiment, plan, model, padded, wanted, base)
-        else:
-            passing = answered(experiment, plan, model, cells[0], wanted, base)
-        with intervening(experiment.conditions[condition], model, padded), passing as passed:
+        with _run(experiment, plan, model, cells, wanted, base) as passed:
             measured[condition] = _measure(experiment, plan, asked, passed)
             if experiment.generate is not None:
                 measured[condition].cells = passed.padded.cells
             if condition == experiment.base:
                 base = passed.held()
     return measured
+
+
+@contextmanager
+def _run(
+    experiment: Experiment,
+    plan: ModelPlan,
+    model: Any,
+    cells: tuple[Cell, ...],
+    wanted: list[Measure],
+    base: Passed | None,
+) -> Iterator[Passed]:
+    """One condition: its texts read, or its prompts answered."""
+    what = experiment.conditions[cells[0].condition]
+    padded = Padded(experiment, plan, cells)
+    if experiment.generate is not None:
+        answering = answered(experiment, plan, model, cells, wanted, base)
+        with intervening(what, model, padded, side="left"), answering as passed:
+            if passed.sums:
+                yield passed
+                return
+        padded = passed.padded  # nothing was fed back: the prompts were all that the model read
+    with (
+        intervening(what, model, padded),
+        passed_through(experiment, plan, model, padded, wanted, base) as passed,
+    ):
+        yield passed
 
 
 Layers = list[tuple[int, list[int], Layer]]
@@ -77,12 +83,15 @@ def _measure(
 ) -> Measured:
     readings: list[Reading] = []
     profiles: dict[str, Profile] = {}
+    series: list[Series] = []
     for queries in experiment.queries:
         layers = list(passed.layers(queries))
         stored = Reading(queries, [(layer, head) for layer, heads, _ in layers for head in heads])
         for measure in asked:
             if measure.level == "token":
                 profiles[queries] = _profile(measure, plan, layers)
+            elif measure.level == "query":
+                series += _series(measure, experiment, plan, queries, layers, passed)
             elif "sums" in measure.needs:
                 _add(stored, measure, experiment, layers, passed)
             elif queries == experiment.queries[0]:  # every choice of queries makes the same
@@ -92,7 +101,7 @@ def _measure(
                 readings.append(alone)
         if stored.columns:
             readings.append(stored)
-    return Measured(readings, profiles)
+    return Measured(readings, profiles, series)
 
 
 def _heads_of_layers(measure: Measure, layers: Layers) -> list[tuple[int, int | None]]:
@@ -108,22 +117,64 @@ def _add(
     reading: Reading, measure: Measure, experiment: Experiment, layers: Layers, passed: Passed
 ) -> None:
     """The numbers of a measure, under each of the experiment's choices that it goes over."""
+    for columns, view in _views(measure, experiment, passed):
+        found = [
+            _arrays(measure.numbers(_viewed(layer, view)), len(columns)) for _, _, layer in layers
+        ]
+        reading.add(columns, *(np.concatenate(part, axis=1) for part in zip(*found, strict=True)))
+
+
+def _views(
+    measure: Measure, experiment: Experiment, passed: Passed
+) -> Iterator[tuple[list[Column], dict[str, Any]]]:
+    """Each of the experiment's choices that a measure goes over: its columns, and what a layer has
+    to see."""
     by_class = measure.over & {"classes", "class pairs"}
     for keys in experiment.keys if "keys" in measure.over else ("all",):
         for label in experiment.classes if by_class else (None,):
-            columns = _columns(measure, experiment, keys, label)
             view: dict[str, Any] = {"keys": passed.padded.keys(keys)}
             if label is not None:
                 view["shares"] = torch.from_numpy(passed.padded.shares(keys, label))
             if label in passed.tables:
                 view["groups"] = torch.from_numpy(passed.tables[label])
-            found = [
-                _arrays(measure.numbers(_viewed(layer, view)), len(columns))
-                for _, _, layer in layers
-            ]
-            reading.add(
-                columns, *(np.concatenate(part, axis=1) for part in zip(*found, strict=True))
+            yield _columns(measure, experiment, keys, label), view
+
+
+def _series(
+    measure: Measure,
+    experiment: Experiment,
+    plan: ModelPlan,
+    queries: str,
+    layers: Layers,
+    passed: Passed,
+) -> list[Series]:
+    """The numbers of single queries, as means over bins of positions."""
+    found = []
+    for columns, view in _views(measure, experiment, passed):
+        heads: list[tuple[int, int]] = []
+        parts = []
+        for layer, stored, seen in layers:
+            kept = [n for n, head in enumerate(stored) if plan.keeps(layer, head)]
+            if not kept:
+                continue
+            heads += [(layer, stored[n]) for n in kept]
+            value = torch.as_tensor(measure.numbers(_viewed(seen, view)).value)[:, kept]
+            counted = seen.sums.count > 0  # else nobody is meant
+            where = seen.single.positions.where(counted[:, None], -1)
+            value = value.flatten(3) if value.ndim > 3 else value[..., None]
+            parts.append(binned(value, where, experiment.bin).cpu())
+        if not heads:
+            continue
+        first = bins_of(where, experiment.bin).cpu()
+        count = torch.zeros_like(first)
+        counts = (where >= 0).cpu()
+        count.scatter_add_(1, where.cpu().clamp(min=0) // experiment.bin, counts.long())
+        found.append(
+            Series(
+                queries, heads, columns, first.numpy(), count.numpy(), torch.cat(parts, 1).numpy()
             )
+        )
+    return found
 
 
 def _viewed(layer: Layer, view: dict[str, Any]) -> Layer:

@@ -24,6 +24,8 @@ from attnscope.experiment.local import local
 from attnscope.experiment.plan import Plan, make_plan
 from attnscope.experiment.shard import Shard
 from attnscope.experiment.storing import Store
+from attnscope.experiment.to_tables import OF_LEVEL
+from attnscope.measures.registry import MEASURES
 from attnscope.place import is_far, place
 from attnscope.question.claims import Claim
 from attnscope.question.spec import Experiment
@@ -119,10 +121,11 @@ def _done(
     plan: Plan, directory: Directory, work: Sequence[Work], environment: dict[str, Any]
 ) -> set[str]:
     """The batches that are there, whole and undamaged."""
-    profiles = ("positions",) if "profile" in plan.experiment.measures else ()
+    levels = {MEASURES[name].level for name in plan.experiment.measures}
+    more = [table for level, table in OF_LEVEL.items() if level in levels]
     return directory.done(
         {
-            one.batch.id: ("values", "tokens", *profiles)
+            one.batch.id: ("values", "tokens", *more)
             for one in work
             if one.model.label in environment["models"]  # else nobody knows what made it
         }

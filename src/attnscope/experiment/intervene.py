@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from attnscope.experiment.measured import Mask
 from attnscope.experiment.padded import Padded
+from attnscope.experiment.shifted import to_left
 from attnscope.interventions.arm import arm
 from attnscope.interventions.knockout import knockout
 from attnscope.interventions.steer import steer
@@ -21,11 +22,16 @@ from attnscope.question.conditions import Condition, Cut
 
 
 @contextmanager
-def intervening(condition: Condition, model: Any, padded: Padded) -> Iterator[None]:
-    """Inside, the model is as the condition wants it."""
+def intervening(
+    condition: Condition, model: Any, padded: Padded, side: Literal["left", "right"] = "right"
+) -> Iterator[None]:
+    """Inside, the model is as the condition wants it; the batch is padded on this side."""
     with ExitStack() as undo:
         for cut in (condition.knockout, condition.steer):
             keys = None if cut is None else torch.from_numpy(_keys(cut, padded))
+            if keys is not None and side == "left":
+                left = keys.shape[1] - torch.from_numpy(padded.real).sum(1)
+                keys = to_left(keys, left, keys.shape[1], False)
             if cut is None or keys is None or not bool(keys.any()):
                 continue  # no prompt of this batch has such a token
             where: dict[str, Any] = {"keys": keys, "layers": cut.layers, "heads": cut.heads}

@@ -11,7 +11,6 @@ This module must not know models, prompts or files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -69,6 +68,21 @@ class Profile(NamedTuple):
     """By name [B, S, K]."""
 
 
+class Series(NamedTuple):
+    """Numbers for each query of some heads, or for bins of queries."""
+
+    queries: str
+    heads: list[tuple[int, int]]
+    """[S] layer and head."""
+    columns: list[Column]
+    positions: NDArray[np.int64]
+    """[B, N] the first position of each bin, -1 where no query counts."""
+    counts: NDArray[np.int64]
+    """[B, N] how many do."""
+    value: NDArray[np.float32]
+    """[B, S, N, C]"""
+
+
 @dataclass(eq=False)
 class Measured:
     """The numbers of one condition of a batch."""
@@ -76,38 +90,7 @@ class Measured:
     readings: list[Reading]
     profiles: dict[str, Profile]
     """By queries; empty if not asked for."""
+    series: list[Series] = field(default_factory=list)
+    """Of measures at level `query`."""
     cells: tuple[Cell, ...] = ()
     """As they were measured, where that is more than was planned: with the model's answers."""
-
-
-def joined(parts: Sequence[Measured]) -> Measured:
-    """Prompts that were measured one by one, as a batch."""
-    readings = []
-    for alike in zip(*(part.readings for part in parts), strict=True):
-        together = Reading(alike[0].queries, alike[0].heads, alike[0].columns)
-        for name in ("value", "uniform", "tokens", "error"):
-            columns = zip(*(getattr(one, name) for one in alike), strict=True)
-            setattr(together, name, [np.concatenate(column) for column in columns])
-        readings.append(together)
-    profiles = {
-        queries: Profile(
-            profile.heads,
-            {
-                name: _stacked([part.profiles[queries].columns[name] for part in parts])
-                for name in profile.columns
-            },
-        )
-        for queries, profile in parts[0].profiles.items()
-    }
-    return Measured(readings, profiles, tuple(cell for part in parts for cell in part.cells))
-
-
-def _stacked(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-    """[B, S, K] of prompts of different lengths; nan behind the shorter ones."""
-    longest = max(part.shape[2] for part in parts)
-    return np.concatenate(
-        [
-            np.pad(part, ((0, 0), (0, 0), (0, longest - part.shape[2])), constant_values=np.nan)
-            for part in parts
-        ]
-    )

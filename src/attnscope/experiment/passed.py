@@ -25,6 +25,7 @@ from attnscope.experiment.forward import forward, thresholds
 from attnscope.experiment.measured import Array
 from attnscope.experiment.padded import Padded
 from attnscope.experiment.plan import ModelPlan
+from attnscope.experiment.shifted import texts_single, texts_sums
 from attnscope.measures.layer import Layer, Pair, Single, Sums
 from attnscope.measures.measure import Measure, Need
 from attnscope.question.spec import Experiment
@@ -141,35 +142,41 @@ def answered(
     experiment: Experiment,
     plan: ModelPlan,
     model: Any,
-    cell: Cell,
+    cells: tuple[Cell, ...],
     wanted: list[Measure],
     base: Passed | None,
 ) -> Iterator[Passed]:
-    """The same of a model that answers: its prompt and every token that it was fed."""
+    """The same of a model that answers: the prompts and every token that it was fed; without sums
+    where none was."""
     assert experiment.generate is not None
+    generate = experiment.generate
     needs = {need for measure in wanted for need in measure.needs}
-    longest = Padded(experiment, plan, (with_room(cell, experiment.generate),))
+    longest = Padded(experiment, plan, tuple(with_room(cell, generate) for cell in cells))
     choices = {name: longest.queries(name) for name in experiment.queries}
     with answering(
         model,
-        cell,
+        cells,
         {name: "all" if chosen is None else chosen for name, chosen in choices.items()},
-        experiment.generate,
+        generate,
         layers=None if plan.layers is None else list(plan.layers),
         backend=experiment.backend,
         keep="rows" in needs,
-    ) as (scopes, new):
-        padded = Padded(experiment, plan, (with_answer(cell, new, plan.tokenizer),))
-        if len(new) > 1:
-            sums = {name: _stored(scopes[name], plan, choices[name]) for name in choices}
-            single = {
-                name: _single(scopes[name], plan, choices[name])
-                for name in (choices if "rows" in needs else ())
+    ) as (scopes, answers, left):
+        each = zip(cells, answers, strict=True)
+        padded = Padded(experiment, plan, tuple(with_answer(*one, plan.tokenizer) for one in each))
+        found = Passed(padded=padded, sums={}, single={}, made={}, tables={}, base=base)
+        for name in choices if max(map(len, answers)) > 1 else ():
+            stored = _stored(scopes[name], plan, choices[name])
+            found.sums[name] = {
+                layer: (heads, texts_sums(sums, left, padded.real.shape[1]))
+                for layer, (heads, sums) in stored.items()
             }
-            yield Passed(padded=padded, sums=sums, single=single, made={}, tables={}, base=base)
-    if len(new) == 1:  # nothing was fed back: the prompt was all that the model read
-        with passed_through(experiment, plan, model, padded, wanted, base) as passed:
-            yield passed
+            if "rows" in needs:
+                found.single[name] = {
+                    layer: texts_single(single, left, stored[layer][1].received.shape[-1])
+                    for layer, single in _single(scopes[name], plan, choices[name]).items()
+                }
+        yield found
 
 
 def _seed(experiment: Experiment, padded: Padded) -> int:

@@ -180,6 +180,7 @@ def _plan_model(
         **experiment.model_dump(
             mode="json",
             include={
+                "bin",
                 "conditions",
                 "cut",
                 "generate",

@@ -18,15 +18,17 @@ import polars as pl
 from numpy.typing import NDArray
 
 from attnscope.experiment.cells import Cell
-from attnscope.experiment.measured import Column, Measured
+from attnscope.experiment.measured import Column, Measured, Series
 from attnscope.experiment.plan import ModelPlan
 from attnscope.question.spec import Experiment
-from attnscope.run.schemas import POSITIONS, TOKENS, VALUES
+from attnscope.run.schemas import BY_QUERY, POSITIONS, TOKENS, VALUES
 from attnscope.tokens import read_vocabulary
 
 Rows = NDArray[np.int64]
 Table = tuple[pl.DataFrame, Rows]
 """The rows of some cells, one after the other, and how many each has."""
+OF_LEVEL = {"token": "positions", "query": "by_query"}
+"""The table that measures of a level have of their own."""
 _NUMBERS = ("value", "uniform", "tokens", "error")
 """The columns of `values` that a reading has."""
 
@@ -116,6 +118,37 @@ def _positions(label: str, cell: Cell, row: int, measured: Measured) -> pl.DataF
     return pl.concat(parts)
 
 
+def query_table(label: str, cells: Sequence[Cell], measured: Measured, order: Rows) -> Table:
+    """The `by_query` of the cells of a condition: of every series, head by head, its bins one after
+    the other."""
+    parts = [
+        pl.concat([_of_series(label, cells[n], n, one) for one in measured.series])
+        for n in order.tolist()
+    ]
+    return pl.concat(parts), np.array([part.height for part in parts])
+
+
+def _of_series(label: str, cell: Cell, row: int, series: Series) -> pl.DataFrame:
+    there = series.positions[row] >= 0
+    S, N, C = len(series.heads), int(there.sum()), len(series.columns)
+    layers, heads = np.array(series.heads, dtype=np.int16).reshape(-1, 2).T
+    words = {
+        name: [getattr(column, name) for column in series.columns]
+        for name in ("keys", "classes", "measure", "item")
+    }
+    each = np.tile(np.arange(C), S * N)
+    columns: dict[str, Any] = {
+        "queries": _repeated(series.queries, S * N * C),
+        **{name: pl.Series(said, dtype=pl.String)[each] for name, said in words.items()},
+        "layer": np.repeat(layers, N * C),
+        "head": np.repeat(heads, N * C),
+        "position": np.tile(np.repeat(series.positions[row, there], C), S).astype(np.int32),
+        "count": np.tile(np.repeat(series.counts[row, there], C), S).astype(np.int32),
+        "value": pl.Series(series.value[row][:, there].ravel(), nan_to_null=True),
+    }
+    return _frame(BY_QUERY, _whose(label, [cell], np.array([S * N * C])) | columns)
+
+
 class TokenColumns:
     """What every id says and is, as columns to take rows from."""
 
@@ -199,4 +232,6 @@ def condition_tables(
     }
     if measured.profiles:
         tables["positions"] = position_table(label, cells, measured, order)
+    if measured.series:
+        tables["by_query"] = query_table(label, cells, measured, order)
     return ordered, tables

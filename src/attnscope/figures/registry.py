@@ -32,6 +32,7 @@ FIGURES: Mapping[str, str] = {
     "flow": "flow",
     "depth": "depth",
     "steps": "steps",
+    "by-query": "by_query",
     "order": "order",
     "needle-map": "needle_map",
     "text": "text",

@@ -188,14 +188,19 @@ class _Axes:
 
 
 def select(
-    run: Run, choice: Choice, measures: Sequence[str], *, base_only: bool = False
+    run: Run,
+    choice: Choice,
+    measures: Sequence[str],
+    *,
+    base_only: bool = False,
+    table: pl.LazyFrame | None = None,
 ) -> Selection:
-    """The chosen rows of `values`.
+    """The chosen rows of `values`, or of another table of numbers.
 
     `base_only` takes the base condition, unless others are asked for; several conditions then
     become models of their own, so that they can stand beside each other.
     """
-    lazy = run.values.filter(pl.col("measure").is_in(list(measures)))
+    lazy = (run.values if table is None else table).filter(pl.col("measure").is_in(list(measures)))
     columns = ["model", "condition", "queries", "keys", "classes", "layer", "head", "item"]
     known = _different(lazy.select(columns))
     if known.is_empty():

@@ -24,16 +24,26 @@ def _mean(layer: Layer, key_of: Tensor) -> Numbers:
     return Numbers(weight.nanmean(-1), tokens=(~weight.isnan()).sum(-1))
 
 
-def _previous(layer: Layer) -> Numbers:
+def previous_key_of(layer: Layer) -> Tensor:
+    """int64 [B, Q]: the token before each query; -1 for the first."""
     where = layer.single.positions
     first = layer.sums.first.to(where.device)[:, None]
-    return _mean(layer, (where - 1).where(where > first, -1))
+    return (where - 1).where(where > first, -1)
+
+
+def induction_key_of(layer: Layer) -> Tensor:
+    """int64 [B, Q]: the token that followed the last one like the query's; -1 for none."""
+    where = layer.single.positions
+    keys = where.new_tensor(induction_keys(layer.of_tokens))
+    return keys.gather(1, where.clamp(min=0)).where(where >= 0, -1)
+
+
+def _previous(layer: Layer) -> Numbers:
+    return _mean(layer, previous_key_of(layer))
 
 
 def _induction(layer: Layer) -> Numbers:
-    where = layer.single.positions
-    keys = where.new_tensor(induction_keys(layer.of_tokens))
-    return _mean(layer, keys.gather(1, where.clamp(min=0)).where(where >= 0, -1))
+    return _mean(layer, induction_key_of(layer))
 
 
 PREVIOUS_TOKEN = Measure(

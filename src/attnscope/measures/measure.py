@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from attnscope.measures.layer import Array, Layer, Tensor
 
-Level = Literal["head", "key/value head", "layer", "token"]
+Level = Literal["head", "key/value head", "layer", "token", "query"]
 Need = Literal["sums", "flow", "rows", "values", "heads", "outputs", "activations"]
 Over = Literal["keys", "classes", "class pairs", "steps"]
 
@@ -18,7 +18,8 @@ class Numbers:
     """What a measure found. The last axis goes over columns, items, or classes."""
 
     value: Tensor | Array
-    """[B, heads] or [B, heads, …]; nan where a number is not defined."""
+    """[B, heads] or [B, heads, …], at level `query` [B, heads, Q] or [B, heads, Q, …]; nan where a
+    number is not defined."""
     uniform: Tensor | Array | None = None
     """What even attention would give; it may have fewer heads, as may the next."""
     tokens: Tensor | Array | None = None
@@ -36,7 +37,7 @@ class Measure:
     about: str
     """The definition in a line."""
     level: Level
-    """What there is one number of (of `token`: a number for each token of each head)."""
+    """What there is one number of (of `token` and `query`: one for each of each head)."""
     function: Callable[[Layer], Numbers | Tensor]
     needs: frozenset[Need] = frozenset({"sums"})
     """What has to be kept of a forward pass. Without `sums` or `flow`, no choice of queries

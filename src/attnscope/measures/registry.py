@@ -6,6 +6,7 @@ from attnscope.measures.activations import ACTIVATIONS, CLASS_ACTIVATIONS
 from attnscope.measures.affine import AFFINE, AFFINE_HEADS
 from attnscope.measures.answers import LOOKBACK, RETRIEVAL, STEP_MASS
 from attnscope.measures.by_distance import BY_DISTANCE
+from attnscope.measures.by_query import QUERY_ENTROPY, QUERY_MASS, QUERY_WEIGHT
 from attnscope.measures.chosen_keys import INDUCTION, PREVIOUS_TOKEN
 from attnscope.measures.distance import DISTANCE
 from attnscope.measures.effective_tokens import EFFECTIVE_TOKENS
@@ -55,6 +56,9 @@ MEASURES: dict[str, Measure] = {
         RETRIEVAL,
         STEP_MASS,
         PROFILE,
+        QUERY_MASS,
+        QUERY_WEIGHT,
+        QUERY_ENTROPY,
     )
 }
 """By the name that an experiment lists under `measures`."""

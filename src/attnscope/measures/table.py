@@ -66,6 +66,8 @@ def _one_for(measure: Measure) -> str:
     each = [f"each {measure.level}"]
     if measure.level == "token":
         each = ["each token of each head of `profiles`, in the table `positions`"]
+    if measure.level == "query":
+        each = ["each query (or `bin` of them) of each head of `profiles`, in the table `by_query`"]
     each += [_OVER[over] for over in _OVER if over in measure.over]
     if measure.items:
         each.append(f"`item` {', '.join(measure.items)}")

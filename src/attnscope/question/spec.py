@@ -85,7 +85,9 @@ class Experiment(Plain):
     YAML files they are looked up once; the rules themselves are what is kept and written."""
     measures: Annotated[tuple[Measure, ...], OneOrMore] = ("mass",)
     profiles: Profiles = Profiles()
-    """Profiles are long: `layers` and `heads` here leave some of them out."""
+    """Numbers per token and per query are long: `layers` and `heads` here leave some out."""
+    bin: Count = 1
+    """Of numbers per query: how many positions a mean is over."""
     combine: Literal["mean", "sum", "max", "each"] = "mean"
     """How readers combine heads. Every head is stored, whatever this says."""
     normalise: Literal["mass", "per-token", "share", "lift"] = "mass"

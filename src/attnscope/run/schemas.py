@@ -59,6 +59,26 @@ POSITIONS = pl.Schema(
 )
 """One row per token that an attention profile was asked for, per layer and head."""
 
+BY_QUERY = pl.Schema(
+    {
+        "model": pl.String(),
+        "prompt": pl.Int32(),
+        "condition": pl.String(),
+        "queries": pl.String(),
+        "keys": pl.String(),
+        "classes": pl.String(),
+        "layer": pl.Int16(),
+        "head": pl.Int16(),
+        "measure": pl.String(),
+        "item": pl.String(),
+        "position": pl.Int32(),
+        "count": pl.Int32(),
+        "value": pl.Float32(),
+    }
+)
+"""One row per number that a query has, or a bin of them: `position` is the first of the bin,
+`count` how many queries of it count, and the value their mean."""
+
 TOKENS = pl.Schema(
     {
         "model": pl.String(),
@@ -79,5 +99,6 @@ REPEATS = "repeat_of"
 """Of what is known of prompts, the number of the first with the same text; there where some text is
 asked again. The author of a file may say it of prompts that are one in other words."""
 
-TABLES = {"values": VALUES, "tokens": TOKENS, "positions": POSITIONS}
-"""What is stored of every cell, by name; `positions` only where profiles were asked for."""
+TABLES = {"values": VALUES, "tokens": TOKENS, "positions": POSITIONS, "by_query": BY_QUERY}
+"""What is stored of every cell, by name; `positions` only where profiles were asked for, `by_query`
+only where a measure of single queries was."""

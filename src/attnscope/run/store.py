@@ -83,6 +83,11 @@ class Run:
         return self._table("positions")
 
     @cached_property
+    def by_query(self) -> pl.LazyFrame:
+        """One row per number of a query, or of a bin of them, where measures ask for it."""
+        return self._table("by_query")
+
+    @cached_property
     def cells(self) -> pl.DataFrame:
         """One row per cell."""
         rows = [row for batch in self.batches for row in batch.cells]
@@ -120,7 +125,7 @@ class Run:
         return tuple(self.cells["cell"])
 
     def sql(self, query: str) -> pl.DataFrame:
-        """The answer to an SQL query over `values`, `positions`, `tokens`, `cells`, `prompts`."""
+        """The answer to an SQL query over the tables of the run."""
         schemas = {**TABLES, "cells": CELLS, "prompts": self.prompts.schema}
         columns = "\n".join(f"  {name}: {', '.join(schema)}" for name, schema in schemas.items())
         told = f"The tables and their columns are\n{columns}"
