@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_gguf import save_gguf
 from typer.testing import CliRunner
 
 import attnscope
@@ -17,6 +16,7 @@ from attnscope import zoo
 from attnscope.cli import app
 from attnscope.errors import ModelError
 from attnscope.loading import fetch, find
+from made_gguf import save_gguf
 from made_models import save_model
 
 

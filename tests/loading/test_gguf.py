@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from made_gguf import save_gguf
 from typer.testing import CliRunner
 
 import attnscope
@@ -19,6 +18,7 @@ from attnscope.loading.gguf import read_head
 from attnscope.loading.revision import digest_of_file
 from attnscope.question.spec import made
 from attnscope.run.store import open_run
+from made_gguf import save_gguf
 from made_models import save_model
 
 
