@@ -137,7 +137,8 @@ def test_titles_can_be_given(name: str) -> None:
 @pytest.mark.parametrize("name", FIGURES)
 def test_an_empty_run_says_what_would_have_the_numbers(name: str) -> None:
     run = rich_run()
-    empty = replace(run, values=run.values.limit(0), positions=run.positions.limit(0))
+    names = ("values", "positions", "by_query")
+    empty = replace(run, **{name: getattr(run, name).limit(0) for name in names})
     with pytest.raises(InputError, match=r"this run has no .*; an experiment"):
         draw(empty, name)
 

@@ -30,7 +30,9 @@ Told = tuple[Selection, list[str]]
 """The rows of the first keys, and every line."""
 
 
-def _chart(frame: pl.DataFrame, look: Look, *, x_title: str, y_title: str) -> Any:
+def _chart(
+    frame: pl.DataFrame, look: Look, *, x_title: str = ALONG["text"], y_title: str = "Value"
+) -> Any:
     """`value` with `low` and `high` over `position`, a line per `series`, a panel per `panel`."""
     return curves(frame, look, x="position", x_title=x_title, y_title=y_title)
 
