@@ -37,7 +37,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-DRAWN = len(FIGURES.keys() - {"lambda-length", "steps", "order", "needle-map"})
+DRAWN = len(FIGURES.keys() - {"lambda-length", "steps", "order", "needle-map", "by-query"})
 """All figures but those for which the run has no numbers."""
 EVIL = "<script>window.evil = 1</script>"
 QUOTED = "\"double\" and 'single' 😀 &amp; </pre></script><!--"
