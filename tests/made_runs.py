@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from attnscope.measures.activation_shape import HISTOGRAM
 from attnscope.question.spec import Experiment, made
 from attnscope.run.schemas import BY_QUERY, CELLS, POSITIONS, TOKENS, VALUES
 from attnscope.run.writer import opened
@@ -101,6 +102,8 @@ def made_run(
                             values += _values(
                                 row | {"keys": other}, mass, classes, alone, 0, random
                             )
+                    of_layer = where | {"queries": "all", "keys": "all", "layer": layer}
+                    values += _activations(of_layer, classes, measures, random)
                     if layer in profile_layers:
                         for head in profile_heads:
                             row = where | {"queries": "all", "layer": layer, "head": head}
@@ -207,6 +210,26 @@ def _values(
             if measure in measures:
                 value = float(np.exp(-filler / 120) + 0.04 * row["layer"] + random.normal(0, 0.02))
                 made.append(row | {"measure": measure, "value": value, "tokens": 30.0})
+    return made
+
+
+def _activations(
+    row: dict[str, Any], classes: Sequence[str], measures: Sequence[str], random: Any
+) -> list[dict[str, Any]]:
+    """Numbers of the whole layer."""
+    made = []
+    if "class_near_zero" in measures:
+        of = row | {"classes": "default", "measure": "class_near_zero"}
+        made += [of | {"item": name, "value": float(random.uniform(0, 1))} for name in classes]
+    if "activation_histogram" in measures:
+        shares = random.dirichlet(np.ones(len(HISTOGRAM.items) + 1))
+        made += [
+            row | {"measure": "activation_histogram", "item": item, "value": float(share)}
+            for item, share in zip(HISTOGRAM.items, shares[1:], strict=True)
+        ]
+    for measure in ("near_zero", "activation_l1", "activation_l2", "activation_variance"):
+        if measure in measures:
+            made.append(row | {"measure": measure, "value": float(random.uniform(0.5, 1))})
     return made
 
 

@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+import torch
 
 import attnscope
 from attnscope.errors import InputError
 from attnscope.evaluate import run as running
 from attnscope.evaluate.answer import answers
-from attnscope.evaluate.conditions import parse
-from attnscope.evaluate.run import Evaluation, evaluate
+from attnscope.evaluate.conditions import parse, spelled_out
+from attnscope.evaluate.run import Evaluation, evaluate, measure_effects
 from attnscope.evaluate.scores import pass_at, table
 from attnscope.evaluate.tasks import task
-from attnscope.tokens import apply_chat_template, tokenize_all
+from attnscope.tokens import DEFAULT, apply_chat_template, tokenize_all
 
 MODEL = "zoo:math-qwen2"
 
@@ -160,6 +161,82 @@ def test_problems_of_ones_own(tmp_path: Path) -> None:
 def test_conditions_that_are_none(text: str, what: str) -> None:
     with pytest.raises(InputError, match=what):
         parse(text)
+
+
+def test_a_word_with_bars_is_every_value_with_every_other() -> None:
+    assert spelled_out("arm:c=0.1|0.2,p1=70|90") == [
+        "arm:c=0.1,p1=70",
+        "arm:c=0.1,p1=90",
+        "arm:c=0.2,p1=70",
+        "arm:c=0.2,p1=90",
+    ]
+    assert spelled_out("baseline") == ["baseline"]
+    assert parse("filler:7:/@end").settings == {"length": "7", "unit": "/", "position": "end"}
+    assert parse("arm:layer=3,c=0.5").settings == {"layer": "3", "c": "0.5"}
+    with pytest.raises(InputError, match="nothing on one side of a bar"):
+        spelled_out("filler:7|")
+    with pytest.raises(InputError, match="unknown position"):
+        parse("filler:7@middle")
+
+
+def test_what_is_varied_has_a_figure(tmp_path: Path) -> None:
+    """Length and position of a filler, a setting and the layer of ARM: one command."""
+    asked = Evaluation(model=MODEL, problems=2, level=1)
+    words = ["baseline", "filler:3|9@between|end", "arm:c=0.1|0.4", "arm:layer=0|2"]
+    found = evaluate(asked, words, tmp_path, batch=8)
+    assert len(found) == 9
+    drawn = pl.read_csv(tmp_path / "sweep.csv")
+    assert drawn["panel"].unique(maintain_order=True).to_list() == [
+        "filler: length",
+        "filler: position",
+        "arm: c",
+        "arm: layer",
+    ]
+    scores = found.rows_by_key("condition", named=True, unique=True)
+    row = drawn.row(1, named=True)
+    assert (row["setting"], row["series"]) == ("3", "position end")
+    assert row["score"] == pytest.approx(scores["filler:3@end"]["score"])
+    for ending in ("png", "svg", "md"):
+        assert (tmp_path / f"sweep.{ending}").stat().st_size > 500
+
+
+def test_mass_and_effect_of_every_head(tmp_path: Path) -> None:
+    """Against a knockout of one head, by hand."""
+    asked = Evaluation(model=MODEL, problems=2, level=1)
+    found = measure_effects(asked, ["digit", "digit@question"], tmp_path, layers=[0, 2])
+    assert found.height == 2 * 2 * 2 * 12
+    assert (tmp_path / "mass-effect.png").stat().st_size > 500
+    model, tokenizer = attnscope.load(MODEL)
+    sample = task("math", 1, level=1).samples[0]
+    (prompt,) = tokenize_all([apply_chat_template(sample.prompt, tokenizer)], tokenizer)
+    answer = tokenizer(sample.answer, add_special_tokens=False)["input_ids"]
+    ids = torch.tensor([[*prompt.ids.tolist(), *answer]])
+    keys = torch.from_numpy(DEFAULT.ids(ids.numpy(), tokenizer) == DEFAULT.index("digit"))
+    keys[:, len(prompt) :] = False
+
+    def said() -> float:
+        each = model(ids).logits.double().log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])
+        return float(each[len(prompt) - 1 :].sum())
+
+    with torch.no_grad():
+        before = said()
+        with attnscope.watch(
+            model, queries=torch.arange(ids.shape[1])[None] == len(prompt) - 1
+        ) as s:
+            said()
+        with attnscope.knockout(model, keys=keys, layers=2, heads=5):
+            after = said()
+    row = found.row(
+        by_predicate=(pl.col("problem") == 0)
+        & (pl.col("class") == "digit")
+        & (pl.col("layer") == 2)
+        & (pl.col("head") == 5),
+        named=True,
+    )
+    assert row["effect"] == pytest.approx(after - before, abs=1e-4)
+    assert row["mass"] == pytest.approx(float(s.received(2)[0, 5][keys[0]].sum()), abs=1e-5)
+    with pytest.raises(InputError, match="no prompt has a token of hash"):
+        measure_effects(asked, ["hash"], tmp_path)
 
 
 def test_questions_that_are_none() -> None:

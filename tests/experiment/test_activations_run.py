@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import attnscope
+from attnscope.capture.sketch import GINI_BOUND
 from attnscope.experiment.execute import run
 
 Array = np.ndarray[Any, Any]
@@ -27,11 +28,25 @@ def made(folder: str, ids: list[int]) -> list[Array]:
     return found
 
 
+def of_all(row: dict[str, Any], a: Array, large: float) -> None:
+    """A number of all activations of a text; bins are right to within those of the sketch."""
+    if row["measure"] == "activation_gini":
+        order = np.sort(np.abs(a), axis=None)
+        n = len(order)
+        wanted = (2 * np.arange(1, n + 1) - n - 1) @ order / (n * order.sum())
+        assert row["value"] == pytest.approx(wanted, abs=GINI_BOUND)
+        return
+    low, high = float(row["item"]) * large, (float(row["item"]) + 0.05) * large
+    wanted = ((a >= low) & (a < high)).mean()
+    doubtful = sum((np.abs(a - edge) <= 0.03 * abs(edge) + 1e-8).mean() for edge in (low, high))
+    assert abs(row["value"] - wanted) <= doubtful + 1e-9
+
+
 def test_rows_are_those_of_stored_activations(small: Any, folder: str, tmp_path: Any) -> None:
     """Prompts of different lengths in a padded batch; the variant held against its base."""
     run(
         small(
-            measures=["activations", "class_near_zero"],
+            measures=["activations", "class_near_zero", "activation_histogram", "activation_gini"],
             prompts={"source": "math", "count": 3, "level": 1},
             queries=["all", "last"],
             keys=["all", "question"],
@@ -54,6 +69,9 @@ def test_rows_are_those_of_stored_activations(small: Any, folder: str, tmp_path:
                     limits.append((1.4826 * 0.25 * mad, float(np.quantile(size, 0.99))))
             for row in values.filter(of_cell).iter_rows(named=True):
                 a, (near, large) = layers[row["layer"]], limits[row["layer"]]
+                if row["measure"] in ("activation_histogram", "activation_gini"):
+                    of_all(row, a, large)
+                    continue
                 inside = np.array([row["keys"] in n for n in cell["regions"].to_list()])
                 there = np.ones(len(a), bool) if row["keys"] == "all" else inside
                 if row["item"] is not None:
@@ -84,4 +102,6 @@ def test_rows_are_those_of_stored_activations(small: Any, folder: str, tmp_path:
         "activation_l2",
         "activation_variance",
         "class_near_zero",
+        "activation_histogram",
+        "activation_gini",
     }

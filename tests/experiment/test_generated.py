@@ -1,6 +1,8 @@
 """An experiment in which the model answers: what is measured while it does, and what is kept."""
 
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -10,12 +12,14 @@ from polars.testing import assert_frame_equal
 from transformers import AutoModelForCausalLM
 
 import attnscope
+from attnscope import zoo
 from attnscope.errors import InputError
 from attnscope.experiment import plan
 from attnscope.experiment.answer import _Drawn
 from attnscope.experiment.execute import run
 from attnscope.experiment.plan import make_plan
 from attnscope.question.generate import Generate
+from attnscope.question.spec import Experiment
 from made_models import save_model
 from run_bytes import bytes_of
 
@@ -335,3 +339,23 @@ def test_answers_are_drawn_by_the_probabilities_of_their_tokens():
     torch.testing.assert_close(often, wanted, rtol=0, atol=0.03)
     again = _Drawn(asked, range(1000))(torch.zeros(1000, 1).long(), logits[:1000]).argmax(1)
     assert torch.equal(again, drawn[:1000])  # whoever else is in the batch
+def test_an_answer_ends_where_the_tokenizer_says_too(tmp_path):
+    """A fine-tune, whose tokenizer names the end that it learnt and whose configuration does not:
+    it went on until there was no room."""
+    folder = tmp_path / "model"
+    shutil.copytree(Path(zoo.__file__).parent / "math-qwen2", folder)
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": 5}))
+    experiment = Experiment(
+        name="ends",
+        models={"tuned": str(folder)},
+        prompts={"source": "math", "count": 1, "level": 1},
+        conditions={"base": {}},
+        queries=["last"],
+        measures=["entropy"],
+        generate={"max_new_tokens": 60},
+    )
+    run(experiment, tmp_path / "run")
+    cell = attnscope.open_run(tmp_path / "run").cells.row(0, named=True)
+    assert cell["generated_tokens"] < 60
+    assert cell["generated"].count("The answer is") == 1

@@ -32,6 +32,12 @@ MEASURES = (
     "uniformity",
     "step_mass",
     "query_mass",
+    "class_near_zero",
+    "activation_histogram",
+    "near_zero",
+    "activation_l1",
+    "activation_l2",
+    "activation_variance",
 )
 ODD = ("The", ' "sky"', " is", " #", " *", " ", "<script>alert(1)</script>", "\n", "|", " 😀")
 

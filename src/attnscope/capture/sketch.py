@@ -81,13 +81,15 @@ class Sketch:
         return ((centres < limit.reshape(-1, 1)) * counts).sum(1) / counts.sum(1)
 
     def histogram(self, edges: Tensor) -> Tensor:
-        """float64 [groups, len(edges) - 1]: the shares between these, to within a bin each."""
+        """float64 [groups, edges - 1]: the shares between these, [edges] or [groups, edges], to
+        within a bin each."""
         centres = self.sums / self.counts.where(self.counts > 0, torch.nan)
-        edges = edges.to(centres)
-        at = torch.bucketize(centres, edges, right=True) - 1
-        inside = (at >= 0) & (at < len(edges) - 1) & ~centres.isnan()
-        found = self.counts.new_zeros(len(centres), len(edges) - 1)
-        found.scatter_add_(1, at.clamp(0, len(edges) - 2), self.counts.where(inside, 0.0))
+        edges = edges.to(centres).expand(len(centres), -1).contiguous()
+        bins = edges.shape[1] - 1
+        at = torch.searchsorted(edges, centres, right=True) - 1
+        inside = (at >= 0) & (at < bins) & ~centres.isnan()
+        found = self.counts.new_zeros(len(centres), bins)
+        found.scatter_add_(1, at.clamp(0, bins - 1), self.counts.where(inside, 0.0))
         return found / self.count[:, None]
 
     def _folded(self) -> tuple[Tensor, Tensor]:

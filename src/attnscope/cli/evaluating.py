@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,13 +14,18 @@ from attnscope.cli.options import Json, Model, print_json
 def evaluate(
     model: Model,
     task: Annotated[
-        str, typer.Option(help="math, spatial, or a file with the fields prompt and answer.")
+        str,
+        typer.Option(
+            help="math, spatial, a file with the fields prompt and answer; of "
+            "lm-evaluation-harness lm-eval:NAME, or the YAML file of a task."
+        ),
     ] = "math",
     conditions: Annotated[
         str,
         typer.Option(
-            help="Separated by spaces: baseline, filler:COUNT:UNIT, arm:c=0.2,p1=90, "
-            "knockout:CLASS@REGION, steer:CLASS@REGION:FACTOR."
+            help="Separated by spaces: baseline, filler:COUNT:UNIT@POSITION, arm:c=0.2,p1=90, "
+            "knockout:CLASS@REGION, steer:CLASS@REGION:FACTOR; arm:c=0.05|0.25|0.45 is three, "
+            "and draws how much it matters."
         ),
     ] = "baseline filler arm",
     problems: Annotated[int, typer.Option(help="How many.")] = 100,
@@ -33,6 +38,14 @@ def evaluate(
     chat: Annotated[
         bool | None, typer.Option("--chat/--no-chat", help="The chat template; if there is one.")
     ] = None,
+    effect: Annotated[
+        str | None,
+        typer.Option(
+            help="In place of answers, what every head's attention to these classes does for the "
+            "right one, beside its mass: 'hash@maps star@maps', into --out."
+        ),
+    ] = None,
+    layers: Annotated[str | None, typer.Option(help="Of --effect: 0,16,27; all if not.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Keep all answers here; continues where it stopped.")
     ] = None,
@@ -54,12 +67,29 @@ def evaluate(
         level=level,
         chat=chat,
     )
+    if effect is not None:
+        _effects(asked, effect.split(), layers, out)
+        return
     found = ask(asked, conditions.split(), out, k=k, batch=batch, progress=_said)
     if as_json:
         print_json(found.to_dicts())
         return
     of = samples if k is None else k
     Console().print(_table(found.to_dicts(), f"{model} · {task} · pass@{of}"))
+
+
+def _effects(asked: Any, classes: list[str], layers: str | None, out: Path | None) -> None:
+    from attnscope.errors import InputError
+    from attnscope.evaluate.run import measure_effects
+
+    if out is None:
+        raise InputError("--effect writes a table and a figure: say where with --out")
+    try:
+        chosen = None if layers is None else [int(part) for part in layers.split(",")]
+    except ValueError:
+        raise InputError(f"--layers {layers!r}: numbers with commas between, as 0,16,27") from None
+    found = measure_effects(asked, classes, out, layers=chosen, progress=_said)
+    print(f"{found['problem'].n_unique()} problems: {out / 'mass-effect.png'}")
 
 
 def _said(condition: str, done: int, of: int) -> None:
@@ -70,8 +100,12 @@ def _table(rows: list[dict[str, float | str | None]], title: str):  # type: igno
     from rich.table import Table
 
     table = Table(title=title)
-    for name in ("condition", "problems", "score", "difference", "95 %", "p", "q"):
-        table.add_column(name, justify="left" if name == "condition" else "right")
+    of_task = [name for name in ("task", "metric") if name in rows[0]]
+    beside = [name for name in ("entropy", "first_token") if name in rows[0]]
+    for name in (*of_task, "condition"):
+        table.add_column(name)
+    for name in ("problems", "score", "difference", "95 %", "p", "q", *beside):
+        table.add_column(name, justify="right")
     for row in rows:
 
         def number(name: str, row: dict[str, float | str | None] = row) -> str:
@@ -81,7 +115,7 @@ def _table(rows: list[dict[str, float | str | None]], title: str):  # type: igno
         reach = "" if row["low"] is None else f"{row['low']:+.4f} … {row['high']:+.4f}"
         change = "" if row["difference"] is None else f"{row['difference']:+.4f}"
         table.add_row(
-            str(row["condition"]), str(row["problems"]), number("score"), change, reach,
-            number("p"), number("q"),
+            *(str(row[name]) for name in (*of_task, "condition", "problems")), number("score"),
+            change, reach, number("p"), number("q"), *map(number, beside),
         )  # fmt: skip
     return table

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from attnscope.evaluate.conditions import Condition
+from attnscope.evaluate.conditions import Way
+from attnscope.experiment.answer import ends_of
 from attnscope.tokens import TokenizedPrompt, pad
 
 Asked = tuple[int, int]
@@ -37,7 +38,7 @@ class _Drawn(LogitsProcessor):  # type: ignore[misc]
 def answers(
     model: Any,
     tokenizer: Any,
-    condition: Condition,
+    condition: Way,
     prompts: Sequence[TokenizedPrompt],
     asked: Sequence[Asked],
     *,
@@ -45,11 +46,14 @@ def answers(
     batch: int,
     temperature: float,
     seed: int,
+    until: Sequence[str] = (),
 ) -> Iterator[list[tuple[Asked, str]]]:
-    """A batch at a time: what the model says, greedily where the temperature is 0."""
+    """A batch at a time: what the model says, greedily where the temperature is 0, up to the
+    first of the words `until`."""
     put = {n: condition.asked(prompts[n], tokenizer) for n in {problem for problem, _ in asked}}
     order = sorted(asked, key=lambda one: len(put[one[0]]))
     config = _config(model, tokenizer, longest)
+    config.stop_strings = list(until) or None
     for first in range(0, len(order), batch):
         some = order[first : first + batch]
         padded = pad([put[problem] for problem, _ in some], tokenizer, side="left")
@@ -57,26 +61,25 @@ def answers(
         drawn = [_Drawn(some, temperature, seed)] if temperature > 0 else []
         with torch.no_grad(), condition.block(model, tokenizer, padded):
             out = model.generate(
-                **inputs, generation_config=config, logits_processor=LogitsProcessorList(drawn)
+                **inputs,
+                generation_config=config,
+                tokenizer=tokenizer if until else None,
+                logits_processor=LogitsProcessorList(drawn),
             )
         said = tokenizer.batch_decode(out[:, padded.input_ids.shape[1] :], skip_special_tokens=True)
-        yield list(zip(some, said, strict=True))
+        yield [(one, _upto(until, text)) for one, text in zip(some, said, strict=True)]
+
+
+def _upto(until: Sequence[str], text: str) -> str:
+    return text[: min((text.find(end) for end in until if end in text), default=len(text))]
 
 
 def _config(model: Any, tokenizer: Any, longest: int) -> GenerationConfig:
-    """What is asked, and nothing that the model's makers recommend.
-
-    An answer ends where the model's makers end it, or the tokenizer's: a fine-tune may have learnt
-    either.
-    """
-    end = model.generation_config.eos_token_id
-    ends = {tokenizer.eos_token_id, *(end if isinstance(end, list) else [end])} - {None}
+    """What is asked, and nothing that the model's makers recommend."""
+    ends = ends_of(model, tokenizer)
     padding = tokenizer.pad_token_id
     if padding is None and ends:
-        padding = min(ends)
+        padding = ends[0]
     return GenerationConfig(
-        max_new_tokens=longest,
-        do_sample=False,
-        eos_token_id=sorted(ends) or None,
-        pad_token_id=padding,
+        max_new_tokens=longest, do_sample=False, eos_token_id=ends or None, pad_token_id=padding
     )

@@ -1,14 +1,16 @@
 """Conditions of an evaluation, in a word each: what is done to the prompt, and to the model.
 
-baseline · filler[:COUNT[:UNIT]] · arm[:NAME=VALUE,…] · knockout:CLASS[@REGION] ·
-steer:CLASS[@REGION]:FACTOR
+baseline · filler[:COUNT[:UNIT]][@POSITION] · arm[:NAME=VALUE,…] · knockout:CLASS[@REGION] ·
+steer:CLASS[@REGION]:FACTOR; and several at once with a bar between values, `arm:c=0.05|0.25|0.45`
 """
 
 from __future__ import annotations
 
+import re
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from itertools import product
+from typing import Any, Protocol
 
 import torch
 
@@ -17,11 +19,25 @@ from attnscope.interventions.arm import arm
 from attnscope.interventions.knockout import knockout
 from attnscope.interventions.steer import steer
 from attnscope.prompts import Filler, insert
+from attnscope.prompts.insertion import POSITIONS
 from attnscope.tokens import DEFAULT, TokenizedPrompt
 from attnscope.tokens.tokenized import Batch
 
 KINDS = ("baseline", "filler", "arm", "knockout", "steer")
 _ARM = {"c": float, "p1": float, "share": float, "layer": int, "seed": int}
+
+
+class Way(Protocol):
+    """How something is asked: a condition, or one that is watched."""
+
+    def asked(self, prompt: TokenizedPrompt, tokenizer: Any) -> TokenizedPrompt:
+        """The prompt as it is put."""
+
+    def block(
+        self, model: Any, tokenizer: Any, batch: Batch, *, among: Any = None
+    ) -> AbstractContextManager[None]:
+        """What is done to the model meanwhile; `among` bool [batch, tokens] says which tokens are
+        the prompt, where an answer stands behind it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,17 +48,31 @@ class Condition:
     """As it was written."""
     kind: str
     filler: Filler | None = None
+    position: str = "between"
+    """Where the filler goes."""
     options: tuple[tuple[str, Any], ...] = ()
     token_class: str | None = None
     region: str | None = None
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What can be varied about it, and how it is set, as far as it was said."""
+        if self.filler is not None:
+            unit = self.filler.unit or "/"
+            return {"length": str(self.filler.count), "unit": unit, "position": self.position}
+        named = {("layer" if name == "layers" else name): f"{v:g}" for name, v in self.options}
+        where = {"class": self.token_class, "region": self.region}
+        return {name: value for name, value in where.items() if value is not None} | named
 
     def asked(self, prompt: TokenizedPrompt, tokenizer: Any) -> TokenizedPrompt:
         """The prompt as it is put."""
         if self.filler is None:
             return prompt
-        return insert(prompt, self.filler, tokenizer, position="between").variant
+        return insert(prompt, self.filler, tokenizer, position=self.position).variant
 
-    def block(self, model: Any, tokenizer: Any, batch: Batch) -> AbstractContextManager[None]:
+    def block(
+        self, model: Any, tokenizer: Any, batch: Batch, *, among: Any = None
+    ) -> AbstractContextManager[None]:
         """What is done to the model meanwhile."""
         options = dict(self.options)
         if self.kind == "arm":
@@ -50,6 +80,8 @@ class Condition:
         if self.token_class is None:
             return nullcontext()
         keys = self._keys(tokenizer, batch)
+        if among is not None:
+            keys &= torch.from_numpy(among)
         if not bool(keys.any()):
             return nullcontext()  # nobody in this batch has such a token
         if self.kind == "knockout":
@@ -65,6 +97,15 @@ class Condition:
         return keys
 
 
+def spelled_out(text: str) -> list[str]:
+    """The conditions that a word with bars stands for, every value with every other."""
+    parts = re.split(r"([:,=@])", text)
+    choices = [part.split("|") for part in parts]
+    if any("" in some for some in choices if len(some) > 1):
+        raise InputError(f"{text!r}: there is nothing on one side of a bar")
+    return ["".join(some) for some in product(*choices)]
+
+
 def parse(text: str) -> Condition:
     """A condition from how it is written."""
     kind, _, rest = text.partition(":")
@@ -75,11 +116,14 @@ def parse(text: str) -> Condition:
             raise InputError(f"{text!r}: the baseline takes nothing")
         return Condition(name=text, kind=kind)
     if kind == "filler":
+        rest, _, position = rest.partition("@")
         count, _, unit = rest.partition(":")
         if count and not count.isdigit():
             raise InputError(f"{text!r}: a filler is written filler:COUNT:UNIT, as filler:55:/")
         filler = Filler(kind="repeat", count=int(count or 55), unit=unit or None)
-        return Condition(name=text, kind=kind, filler=filler)
+        if position and position not in POSITIONS:
+            raise unknown(f"position in {text!r}:", position, POSITIONS)
+        return Condition(name=text, kind=kind, filler=filler, position=position or "between")
     if kind == "arm":
         return Condition(name=text, kind=kind, options=_arm_options(text, rest))
     where, _, factor = rest.partition(":")

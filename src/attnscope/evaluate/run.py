@@ -12,13 +12,20 @@ import polars as pl
 
 from attnscope.errors import InputError
 from attnscope.evaluate.answer import Asked, answers
-from attnscope.evaluate.conditions import Condition, parse
+from attnscope.evaluate.conditions import Condition, parse, spelled_out
+from attnscope.evaluate.effects import effects
+from attnscope.evaluate.harness_run import evaluate_harness, is_harness
 from attnscope.evaluate.scores import BASELINE, table
+from attnscope.evaluate.sweep import baseline_of, swept
 from attnscope.evaluate.tasks import SEED, Task, task
+from attnscope.figures.export import save
+from attnscope.figures.mass_effect import mass_effect
+from attnscope.figures.sweep import sweep
 from attnscope.loading import load
 from attnscope.tokens import apply_chat_template, tokenize_all
 
 ANSWERS, ASKED, TABLE = "answers.jsonl", "evaluation.json", "table.csv"
+EFFECTS = "effects.csv"
 Report = Callable[[str, int, int], None]
 
 
@@ -57,10 +64,16 @@ def evaluate(
     batch: int = 32,
     progress: Report | None = None,
 ) -> pl.DataFrame:
-    """The table of an evaluation. `out` keeps all answers; what is there is not asked again."""
-    parsed = [parse(text) for text in dict.fromkeys(conditions)]
+    """The table of an evaluation. `out` keeps all answers; what is there is not asked again. A
+    condition with bars, as arm:c=0.05|0.25, is several, and has a figure there."""
+    written = dict.fromkeys(text for word in conditions for text in spelled_out(word))
+    parsed = [parse(text) for text in written]
     if BASELINE not in [one.kind for one in parsed]:
         raise InputError("conditions are compared with the baseline, which is not among them")
+    if is_harness(asked.task):
+        _begin(asked, out)
+        found = evaluate_harness(asked, parsed, out, batch=batch, progress=progress)
+        return _written(asked, conditions, found, out)
     given = task(asked.task, asked.problems, seed=asked.seed, level=asked.level)
     kept = _kept(asked, out)
     missing = {one.name: _missing(one.name, len(given.samples), asked, kept) for one in parsed}
@@ -74,15 +87,49 @@ def evaluate(
     judged = [line for line in kept if line["condition"] in names]
     judged.sort(key=lambda line: (names.index(line["condition"]), line["problem"], line["sample"]))
     found = table(pl.DataFrame(judged), k=asked.samples if k is None else k)
-    if out is not None:
-        found.write_csv(out / TABLE)
+    return _written(asked, conditions, found, out)
+
+
+def _written(
+    asked: Evaluation, words: Sequence[str], found: pl.DataFrame, out: Path | None
+) -> pl.DataFrame:
+    """The table, written down with the figure of what was varied."""
+    if out is None:
+        return found
+    found.write_csv(out / TABLE)
+    metrics = found.partition_by("task", "metric") if "metric" in found.columns else [found]
+    rows = swept(words, metrics[0])
+    if rows is not None:
+        of = f"{asked.model}, {asked.task}"
+        if "metric" in found.columns:
+            of = f"{of}, {found['metric'][0]}"
+        save(sweep(rows, of=of, baseline=baseline_of(metrics[0])), out)
     return found
 
 
-def _kept(asked: Evaluation, out: Path | None) -> list[dict[str, Any]]:
-    """The answers that are there already."""
+def measure_effects(
+    asked: Evaluation,
+    classes: Sequence[str],
+    out: Path,
+    *,
+    layers: list[int] | None = None,
+    progress: Report | None = None,
+) -> pl.DataFrame:
+    """Mass and effect of every head on these classes of tokens, with their figure in `out`."""
+    given = task(asked.task, asked.problems, seed=asked.seed, level=asked.level)
+    model, tokenizer = load(asked.model)
+    prompts = _prompts(asked, given, tokenizer)
+    found = effects(model, tokenizer, given, prompts, classes, layers=layers, progress=progress)
+    out.mkdir(parents=True, exist_ok=True)
+    found.write_csv(out / EFFECTS)
+    save(mass_effect(found, of=f"{asked.model}, {asked.task}"), out)
+    return found
+
+
+def _begin(asked: Evaluation, out: Path | None) -> None:
+    """Write down what is asked; what was asked here before must be the same."""
     if out is None:
-        return []
+        return
     out.mkdir(parents=True, exist_ok=True)
     told = out / ASKED
     if told.is_file() and json.loads(told.read_text()) != asdict(asked):
@@ -91,6 +138,13 @@ def _kept(asked: Evaluation, out: Path | None) -> list[dict[str, Any]]:
             "directory, or ask what it asked"
         )
     told.write_text(json.dumps(asdict(asked), indent=2) + "\n")
+
+
+def _kept(asked: Evaluation, out: Path | None) -> list[dict[str, Any]]:
+    """The answers that are there already."""
+    _begin(asked, out)
+    if out is None:
+        return []
     file = out / ANSWERS
     if not file.is_file():
         return []

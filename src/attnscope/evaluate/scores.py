@@ -38,15 +38,20 @@ def table(answers: pl.DataFrame, k: int = 1) -> pl.DataFrame:
         wide[name] = np.array(
             [pass_at(k, n, right) for n, right in zip(mine["samples"], mine["right"], strict=True)]
         )
+    return compared(wide)
+
+
+def compared(wide: dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]) -> pl.DataFrame:
+    """The table of scores of the same problems under every condition."""
     rows = []
-    others = [name for name in conditions if name != BASELINE]
+    others = [name for name in wide if name != BASELINE]
     found = {}
     if BASELINE in wide and others:
         first = np.stack([wide[BASELINE]] * len(others), 1)
         second = np.stack([wide[name] for name in others], 1)
         found = paired_contrast(first, second, np.zeros(len(others), dtype=np.int64), Settings())
-    for name in conditions:
-        row = {"condition": name, "problems": len(wide[name]), "score": float(wide[name].mean())}
+    for name, scores in wide.items():
+        row = {"condition": name, "problems": len(scores), "score": float(scores.mean())}
         for figure in ("difference", "low", "high", "p", "q"):
             value = float(found[figure][others.index(name)]) if name in others and found else np.nan
             row[figure] = None if np.isnan(value) else value

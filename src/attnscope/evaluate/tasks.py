@@ -48,7 +48,7 @@ def task(name: str, count: int, *, seed: int = SEED, level: int | None = None) -
 
 def _from_file(path: str, count: int) -> list[Sample]:
     samples = []
-    for n, sample in enumerate(read(path, template="{prompt}")):
+    for n, sample in enumerate(read(path, template="{question}", fields={"question": "prompt"})):
         if n == count:
             break
         answer = sample.answer if sample.answer is not None else sample.facts.get("answer")

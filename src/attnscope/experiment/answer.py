@@ -30,6 +30,7 @@ from attnscope.tokens import Region, TokenizedPrompt, spelled
 @contextmanager
 def answering(
     model: Any,
+    tokenizer: Any,
     cells: Sequence[Cell],
     choices: Mapping[str, Any],
     generate: Generate,
@@ -47,7 +48,7 @@ def answering(
         for name, queries in choices.items():
             chosen = queries if isinstance(queries, str) else to_left(queries, left, room, False)
             scopes[name] = undo.enter_context(watch(model, queries=chosen, **options))
-        config = _config(model, generate)
+        config = _config(model, tokenizer, generate)
         drawn = [_Drawn(generate, [cell.prompt for cell in cells])] if generate.sample else []
         said = model.generate(
             input_ids=ids.to(model.device),
@@ -107,23 +108,31 @@ class _Drawn:
         return logits + gumbel.to(logits)
 
 
-def _config(model: Any, generate: Generate) -> Any:
+def ends_of(model: Any, tokenizer: Any) -> list[int]:
+    """The tokens that end an answer: where the model's makers end it, or the tokenizer's. A
+    fine-tune or an adapter may have learnt either."""
+    end = model.generation_config.eos_token_id
+    ends = {tokenizer.eos_token_id, *(end if isinstance(end, list) else [end])}
+    return sorted(ends - {None})
+
+
+def _config(model: Any, tokenizer: Any, generate: Generate) -> Any:
     """What is asked and nothing that the model's makers recommend: no penalties, no top-k. Drawn
     tokens are made the likeliest beforehand."""
     from transformers import GenerationConfig
 
     made = model.generation_config
-    end = made.eos_token_id
+    ends = ends_of(model, tokenizer)
     padding = made.pad_token_id
-    if padding is None and end is not None:
-        padding = end if isinstance(end, int) else end[0]
+    if padding is None and ends:
+        padding = ends[0]
     return GenerationConfig(
         max_new_tokens=generate.max_new_tokens,
         do_sample=False,
         num_beams=1,
         repetition_penalty=1.0,
         no_repeat_ngram_size=0,
-        eos_token_id=end,
+        eos_token_id=ends or None,
         pad_token_id=padding,
         bos_token_id=made.bos_token_id,
         temperature=1.0,

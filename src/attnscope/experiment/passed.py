@@ -26,6 +26,7 @@ from attnscope.experiment.measured import Array
 from attnscope.experiment.padded import Padded
 from attnscope.experiment.plan import ModelPlan
 from attnscope.experiment.shifted import texts_single, texts_sums
+from attnscope.measures.activation_shape import EDGES
 from attnscope.measures.layer import Layer, Pair, Single, Sums
 from attnscope.measures.measure import Measure, Need
 from attnscope.question.spec import Experiment
@@ -130,7 +131,7 @@ def passed_through(
                 name: _single(scopes[name], plan, choices[name])
                 for name in (choices if "rows" in needs else ())
             },
-            made=_made(held, needs & _POINTS, tallies),
+            made=_made(held, needs & _POINTS, tallies, limits or {}),
             tables=tables,
             base=base,
             limits=limits,
@@ -155,6 +156,7 @@ def answered(
     choices = {name: longest.queries(name) for name in experiment.queries}
     with answering(
         model,
+        plan.tokenizer,
         cells,
         {name: "all" if chosen is None else chosen for name, chosen in choices.items()},
         generate,
@@ -187,14 +189,20 @@ def _seed(experiment: Experiment, padded: Padded) -> int:
     return int(drawn.generate_state(1)[0])  # 32 bits: torch's generators look at no more
 
 
-def _made(held: Activations | None, points: set[Need], tallies: dict[int, Tally]) -> Made:
+def _made(
+    held: Activations | None, points: set[Need], tallies: dict[int, Tally], limits: Limits
+) -> Made:
     made: Made = {}
     if held is not None:
         read = {"values": held.values, "heads": held.heads, "outputs": held.outputs}
         made = {layer: {point: read[point](layer) for point in points} for layer in held.layers}
     for layer, tally in tallies.items():
         B = len(tally.sketch.counts)
-        made.setdefault(layer, {})["activations"] = tally.tokens.view(B, -1, tally.tokens.shape[1])
+        here = made.setdefault(layer, {})
+        here["activations"] = tally.tokens.view(B, -1, tally.tokens.shape[1])
+        edges = limits[layer][1].cpu()[:, None] * torch.tensor(EDGES, dtype=torch.float64)
+        bins = tally.sketch.histogram(edges)
+        here["histogram"] = torch.cat([bins, tally.sketch.gini()[:, None]], 1)
     return made
 
 

@@ -35,6 +35,9 @@ FIGURES: Mapping[str, str] = {
     "by-query": "by_query",
     "order": "order",
     "needle-map": "needle_map",
+    "activations": "activations",
+    "near-zero": "near_zero",
+    "variance": "variance",
     "text": "text",
     "sensitivity": "sensitivity",
 }

@@ -154,7 +154,8 @@ class Layer:
     sums: Sums
     made: Mapping[str, Tensor] = field(default_factory=dict)
     """What the layer made, by the name in `Measure.needs`: values [B, G, K, size], heads and
-    outputs [B, K, size], activations [B, K, sums of each token]."""
+    outputs [B, K, size], activations [B, K, sums of each token]; with those histogram [B, bins
+    and the Gini coefficient]."""
     keys: Mask = field(default_factory=lambda: np.ones((1, 1), dtype=bool))
     """[B, K]: the keys that count; all of them, if nobody says."""
     shares: Tensor | None = None

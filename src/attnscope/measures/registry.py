@@ -2,6 +2,7 @@
 docs/measures.md are made from this.
 """
 
+from attnscope.measures.activation_shape import GINI, HISTOGRAM
 from attnscope.measures.activations import ACTIVATIONS, CLASS_ACTIVATIONS
 from attnscope.measures.affine import AFFINE, AFFINE_HEADS
 from attnscope.measures.answers import LOOKBACK, RETRIEVAL, STEP_MASS
@@ -52,6 +53,8 @@ MEASURES: dict[str, Measure] = {
         AFFINE_HEADS,
         ACTIVATIONS,
         CLASS_ACTIVATIONS,
+        HISTOGRAM,
+        GINI,
         LOOKBACK,
         RETRIEVAL,
         STEP_MASS,

@@ -70,7 +70,8 @@ def _one_for(measure: Measure) -> str:
         each = ["each query (or `bin` of them) of each head of `profiles`, in the table `by_query`"]
     each += [_OVER[over] for over in _OVER if over in measure.over]
     if measure.items:
-        each.append(f"`item` {', '.join(measure.items)}")
+        few = [*measure.items[:2], "…", measure.items[-1]]
+        each.append(f"`item` {', '.join(measure.items if len(measure.items) < 9 else few)}")
     return "; ".join(each)
 
 

@@ -5,6 +5,7 @@ This module must not know runs or measures.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import altair as alt
@@ -99,5 +100,48 @@ def head_strip(frame: pl.DataFrame, look: Look, *, y_title: str = "Value") -> An
             lineHeight=look.theme.size + 2,
         )
         return [*drawn, point, corner.encode(x=alt.value(width), y=alt.value(2))]
+
+    return panels(frame, "panel", marks, look, gap=24).resolve_scale(color="shared")
+
+
+def side_by_side(
+    frame: pl.DataFrame,
+    look: Look,
+    *,
+    x: str,
+    x_titles: Mapping[str, str],
+    y_title: str,
+    rule: float | None = None,
+) -> Any:
+    """`value` with `low` and `high` at the words of the column `x`, in their order, the `series`
+    next to each other, a panel per `panel`; `x_titles` names the axis of each panel."""
+    series = frame["series"].unique(maintain_order=True).to_list()
+    colour = alt.Color(
+        "series:N",
+        scale=alt.Scale(domain=series, range=look.theme.series_colours(len(series))),
+        legend=None
+        if len(series) == 1
+        else alt.Legend(orient="top", title=None, columns=4, labelLimit=400),
+    )
+    rules = [] if rule is None else [rule]
+    scale = alt.Scale(domain=spread(frame, *rules), nice=True, zero=False)
+
+    def marks(part: pl.DataFrame, first: bool, width: float) -> list[Any]:
+        order = part[x].unique(maintain_order=True).to_list()
+        flat = 6 * sum(map(len, order)) < width
+        axis = alt.Axis(labelAngle=0 if flat else -45, grid=False, labelLimit=200)
+        across = alt.X(f"{x}:O", sort=order, title=x_titles[part["panel"][0]], axis=axis)
+        base = alt.Chart(part).encode(
+            x=across, xOffset=alt.XOffset("series:N", sort=series), color=colour
+        )
+        said = y_title if first else ""
+        drawn: list[Any] = [rule_at(value) for value in rules]
+        if part["low"].null_count() < part.height:
+            reach = {"y": alt.Y("low:Q", title=said, scale=scale), "y2": "high:Q"}
+            drawn.append(base.mark_rule(strokeWidth=1.6).encode(**reach))
+        y = alt.Y("value:Q", title=said, scale=scale, axis=alt.Axis(grid=True))
+        told = tips(part, ["panel", x, "series", "value", "low", "high", "n", "q"])
+        point = base.mark_point(filled=True, size=40, opacity=1)
+        return [*drawn, point.encode(y=y, tooltip=told)]
 
     return panels(frame, "panel", marks, look, gap=24).resolve_scale(color="shared")

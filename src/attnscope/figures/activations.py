@@ -1,0 +1,159 @@
+"""How activations are spread under two conditions, as histograms over each other, with four numbers
+of each beside them: near zero, L1, L2, Gini.
+
+Drawn from `activation_histogram`, `activations` and `activation_gini`. This module must not know
+how they are measured.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import altair as alt
+import polars as pl
+
+from attnscope.figures.caption import layers_said, left_out, prompts_said
+from attnscope.figures.charts.parts import nothing, panels, tips
+from attnscope.figures.describe import Words
+from attnscope.figures.figure import Asked, Figure, Numbers
+from attnscope.figures.near_zero import AFTER, in_panels
+from attnscope.figures.numbers import in_order, means, shown
+from attnscope.figures.select import AbsentError, Selection, select
+from attnscope.figures.theme import Look
+from attnscope.figures.words import join, number
+
+METRICS = {
+    "near_zero": "near zero",
+    "activation_l1": "L1",
+    "activation_l2": "L2",
+    "activation_gini": "Gini",
+}
+STEP = 0.05
+"""How wide a bin is."""
+
+
+def _chart(frame: pl.DataFrame, look: Look, *, insets: dict[str, list[str]]) -> Any:
+    """Steps of `value` from `place` to `end`, a `series` per condition, a panel per `panel`, which
+    has its lines of `insets` in a corner."""
+    series = frame["series"].unique(maintain_order=True).to_list()
+    theme = look.theme
+    colours = [theme.without, theme.filled, *theme.series_colours(len(series))][: len(series)]
+    colour = alt.Color(
+        "series:N",
+        scale=alt.Scale(domain=series, range=colours),
+        legend=alt.Legend(orient="top", title=None),
+    )
+    x = alt.X(
+        "place:Q",
+        title="Activation / base's 99th percentile of sizes",
+        scale=alt.Scale(domain=[-1, 1], nice=False),
+        axis=alt.Axis(grid=False),
+    )
+
+    def marks(part: pl.DataFrame, first: bool, width: float) -> list[Any]:
+        y = alt.Y(
+            "value:Q",
+            title="Share (root scale)" if first else "",
+            stack=None,
+            scale=alt.Scale(type="sqrt", zero=True),
+            axis=alt.Axis(grid=True, format=".2~g", tickCount=6),
+        )
+        base = alt.Chart(part).encode(x=x, color=colour)
+        told = tips(part, ["panel", "series", "place", "end", "value", "low", "high", "n"])
+        bars = base.mark_bar(opacity=0.35, binSpacing=0).encode(
+            x=alt.X("place:Q", title=x["title"], scale=x["scale"], bin="binned"),
+            x2="end:Q",
+            y=y,
+            tooltip=told,
+        )
+        steps = base.mark_line(interpolate="step-after", strokeWidth=1.4).encode(y=y)
+        corner = alt.Chart(nothing()).mark_text(
+            text=insets[part["panel"][0]],
+            align="right",
+            baseline="top",
+            font=theme.mono,
+            fontSize=theme.size - 1,
+            lineHeight=theme.size + 4,
+            style="faint-text",
+        )
+        return [bars, steps, corner.encode(x=alt.value(width - 4), y=alt.value(4))]
+
+    return panels(frame, "panel", marks, look, gap=24).resolve_scale(color="shared")
+
+
+def _numbers(asked: Asked) -> Numbers[tuple[Selection, dict[str, list[str]]]]:
+    found, values = in_panels(asked, select(asked.run, asked.choice, ["activation_histogram"]))
+    base = asked.run.experiment.base
+    conditions = found.conditions
+    if asked.choice.conditions is None:  # a pair
+        conditions = [base, *(c for c in conditions if c != base)][:2]
+        values = values.filter(pl.col("series").is_in(conditions))
+    frame = means(values, ["panel", "series", "item"], asked.sources)
+    place = pl.col("item").cast(pl.Float64)
+    frame = frame.with_columns(place=place, end=(place + STEP).round(2)).sort("place")
+    names = values["panel"].unique(maintain_order=True).to_list()
+    frame = shown(in_order(frame.drop("item"), panel=names, series=conditions))
+    insets = {name: _inset(asked, name, conditions) for name in names}
+    columns = ["panel", "series", "place", "end", "value", "low", "high", "n"]
+    return Numbers(
+        data=frame.select(columns),
+        settings={"insets": insets},
+        width=560 if len(names) == 1 else 780,
+        told=(found, insets),
+    )
+
+
+def _inset(asked: Asked, panel: str, conditions: list[str]) -> list[str]:
+    """A line for each metric: its mean over prompts under every condition."""
+    lines = []
+    for measure, name in METRICS.items():
+        try:
+            _, values = in_panels(asked, select(asked.run, asked.choice, [measure]))
+        except AbsentError:
+            continue
+        mean = means(values.filter(panel=panel), ["series"], asked.sources)
+        said = dict(mean.select("series", "value").iter_rows())
+        known = [number(float(f"{said[c]:.4g}")) for c in conditions if c in said]
+        lines.append(f"{name}: {' → '.join(known)}")
+    return lines
+
+
+def _words(made: Numbers[tuple[Selection, dict[str, list[str]]]], asked: Asked) -> Words:
+    found, insets = made.told
+    conditions = made.data["series"].unique(maintain_order=True).to_list()
+    beyond = 1 - made.data.group_by("panel", "series").agg(pl.col("value").sum())["value"].min()
+    return Words(
+        title="Activations, under one condition and another",
+        caption=[
+            f"{join(found.sources)}, {layers_said(found.layers)}, {AFTER}",
+            f"Share of all activations in each bin, mean over prompts: {join(conditions)}; at most "
+            f"{number(float(f'{beyond:.2g}'))} lie beyond the axis",
+            "In the corner, in that order: share nearer to zero than the base's ε, mean L1 and L2 "
+            "norm of a token's activations, Gini coefficient of sizes",
+            prompts_said(asked, made.data),
+            *left_out(found),
+        ],
+        models=found.sources,
+        overview=f"Histograms over each other, for {join(conditions)}.",
+        axes=[
+            "x: activation, in units of the base's 99th percentile of sizes",
+            "y: share, on a root scale",
+        ],
+        legend=list(conditions),
+        quantity="share",
+        places={"panel": "{}", "series": "{}", "place": "from {}"},
+        split=["panel", "series"],
+        notes=[f"{panel}: {'; '.join(lines)}." for panel, lines in insets.items()],
+        no_differences="Bins are not tested one by one; `compare` tests the four numbers.",
+    )
+
+
+FIGURE = Figure(
+    name="activations",
+    shows="histograms of activations under two conditions, with near zero, L1, L2 and Gini",
+    needs="an experiment with `activation_histogram` among its measures has them",
+    numbers=_numbers,
+    chart=_chart,
+    words=_words,
+    claims=("livelier-activations",),
+)

@@ -1,0 +1,102 @@
+"""How many activations are near zero, class by class: after the MLP's non-linearity.
+
+Drawn from `class_near_zero`. This module must not know how it is measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import polars as pl
+
+from attnscope.figures.caption import hollow, keys_said, layers_said, left_out, prompts_said
+from attnscope.figures.charts.dots import side_by_side
+from attnscope.figures.describe import Words
+from attnscope.figures.figure import Asked, Figure, Numbers
+from attnscope.figures.numbers import differences, in_order, intervals, means, shown
+from attnscope.figures.select import Selection, select
+from attnscope.figures.theme import Look
+from attnscope.figures.words import join
+
+AFTER = (
+    "after the MLP's non-linearity (the whole layer, which has no heads); queries: all, not "
+    "normalised further"
+)
+"""What captions of activations say alike."""
+PANEL = pl.format("{}, layer {}", "model", "layer").alias("panel")
+
+
+def in_panels(asked: Asked, found: Selection) -> tuple[Selection, pl.DataFrame]:
+    """The first layer, unless layers are asked for; a panel for each model and layer."""
+    layers = found.layers if asked.choice.layers is not None else found.layers[:1]
+    found = replace(
+        found, layers=list(layers), frame=found.frame.filter(pl.col("layer").is_in(layers))
+    )
+    return found, found.frame.with_columns(PANEL, pl.col("condition").alias("series"))
+
+
+def _chart(frame: pl.DataFrame, look: Look) -> Any:
+    """`value` with `low` and `high` per `item`, a `series` per condition, a panel per `panel`."""
+    titles = dict.fromkeys(frame["panel"].unique(), "Token class")
+    return side_by_side(frame, look, x="item", x_titles=titles, y_title="Share near zero")
+
+
+def _numbers(asked: Asked) -> Numbers[Selection]:
+    found, values = in_panels(asked, select(asked.run, asked.choice, ["class_near_zero"]))
+    values = values.filter(pl.col("value").is_not_null())
+    names = values["panel"].unique(maintain_order=True).to_list()
+    items = [item for item in found.items if item in set(values["item"])]
+    frame = means(values, ["panel", "series", "item"], asked.sources)
+    orders = {"panel": names, "item": items}
+    base = asked.run.experiment.base
+    pairs = [(c, base) for c in found.conditions if c != base and base in found.conditions]
+    changed = None
+    if pairs:
+        changed = differences(
+            found.frame, "condition", pairs, ["model", "layer", "item"], asked.sources
+        )
+        changed = changed.with_columns(PANEL)
+    return Numbers(
+        data=shown(in_order(frame, **orders, series=found.conditions)),
+        differences=changed,
+        width=780,
+        told=found,
+    )
+
+
+def _words(made: Numbers[Selection], asked: Asked) -> Words:
+    found = made.told
+    colours = asked.theme.series_colours(len(found.conditions))
+    return Words(
+        title="Activations near zero, class by class",
+        caption=[
+            f"{join(found.sources)}, {layers_said(found.layers)}, {AFTER}",
+            "Share of a class's activations nearer to zero than the base's ε, 1.4826 · 0.25 times "
+            "the median distance of their sizes from the median, prompt by prompt; "
+            f"{keys_said(found.keys)}; class set: {found.classes}",
+            prompts_said(asked, made.data, interval=intervals(made.data), drawn=", drawn as bars"),
+            hollow(made.data),
+            *left_out(found, " (a class without a token)"),
+        ],
+        models=found.sources,
+        overview=f"Points with intervals, a column for each token class, side by side for "
+        f"{join(found.conditions)}.",
+        axes=["x: token class", "y: share near zero"],
+        legend=[f"{c}: {colour}" for c, colour in zip(found.conditions, colours, strict=True)],
+        quantity="share near zero",
+        places={"panel": "{}", "item": "{}", "series": "{}"},
+        order="item",
+        split=["panel"],
+    )
+
+
+FIGURE = Figure(
+    name="near-zero",
+    shows="the share of activations near zero, class by class, conditions side by side",
+    needs="an experiment with `class_near_zero` among its measures has it",
+    numbers=_numbers,
+    chart=_chart,
+    words=_words,
+    claims=("digits-near-zero",),
+)

@@ -1,0 +1,59 @@
+"""How a score depends on the settings of a condition: its difference from the baseline, a panel
+for each setting that was varied.
+
+Drawn from a table of scores. This module must not know models or tasks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+
+from attnscope.figures.charts.dots import side_by_side
+from attnscope.figures.describe import Words
+from attnscope.figures.figure import Drawing
+from attnscope.figures.numbers import shown
+from attnscope.figures.of_tables import drawing
+from attnscope.figures.theme import Look
+from attnscope.figures.words import join
+
+COLUMNS = ("panel", "setting", "series", "value", "low", "high", "score", "n", "q")
+
+
+def sweep(table: pl.DataFrame, *, of: str, baseline: float, **looks: Any) -> Drawing:
+    """The figure `sweep` of a table with `panel` (condition and setting), `setting` (its value, as
+    written), `series` (the other settings), `value` (the difference from the baseline) with `low`
+    and `high`, the `score` itself, `n` problems and `q`; `of` says whose scores they are."""
+    data = shown(table.select(COLUMNS))
+    n = data["n"].max()
+    names = data["panel"].unique(maintain_order=True).to_list()
+    none = data["low"].null_count()
+    words = Words(
+        title=f"Sensitivity: {of}",
+        caption=[
+            f"Score under a condition minus the baseline's {baseline:.3f}, n = {n} problems, "
+            "paired by problem; a panel for each setting that was varied, the others as they are "
+            "by default or as the legend says",
+            "Bars: 95 % intervals over problems",
+            f"{none} differences have no interval: too few problems, or all alike" if none else "",
+        ],
+        models=[],
+        overview=f"Differences of scores with their intervals, a panel for each of {join(names)}.",
+        axes=["x: the setting", "y: score minus the baseline's"],
+        legend=["dashed line: no difference"],
+        quantity="difference",
+        places={"panel": "{}", "setting": "{}", "series": "{}"},
+        split=["panel"],
+        no_differences=f"{int((data['q'] < 0.05).sum())} of {data['q'].count()} tested differences "
+        "have q < 0.05 (sign-flip permutation tests over problems, Benjamini–Hochberg).",
+    )
+    return drawing("sweep", data, words, _chart, width=780, height=220, **looks)
+
+
+def _chart(frame: pl.DataFrame, look: Look) -> Any:
+    names = frame["panel"].unique(maintain_order=True).to_list()
+    titles = {name: name.rpartition(": ")[2] for name in names}
+    return side_by_side(
+        frame, look, x="setting", x_titles=titles, y_title="Score minus baseline", rule=0.0
+    )

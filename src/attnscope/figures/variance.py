@@ -1,0 +1,100 @@
+"""By how much a condition changes the variance of activations, over all layers.
+
+Drawn from `activation_variance`. This module must not know how it is measured.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+
+from attnscope.errors import InputError
+from attnscope.figures.caption import hollow, keys_said, layers_said, left_out, prompts_said
+from attnscope.figures.charts.lines import layer_lines
+from attnscope.figures.describe import Words
+from attnscope.figures.figure import Asked, Figure, Numbers
+from attnscope.figures.near_zero import AFTER
+from attnscope.figures.numbers import differences, in_order, intervals, means, shown
+from attnscope.figures.select import Selection, select
+from attnscope.figures.theme import Look
+from attnscope.figures.words import join
+
+
+def _chart(frame: pl.DataFrame, look: Look) -> Any:
+    """`value` with `low` and `high` over `layer`, a line per `series`, a panel per `model`."""
+    names = frame["series"].unique(maintain_order=True).to_list()
+    return layer_lines(
+        frame,
+        look,
+        dict(zip(names, look.theme.series_colours(len(names)), strict=True)),
+        series="series",
+        panel="model",
+        y_titles=dict.fromkeys(frame["model"].unique(), "Variance, relative change"),
+        rule=0.0,
+    )
+
+
+def _numbers(asked: Asked) -> Numbers[Selection]:
+    found = select(asked.run, asked.choice, ["activation_variance"])
+    base = asked.run.experiment.base
+    variants = [c for c in found.conditions if c != base]
+    if base not in found.conditions or not variants:
+        raise InputError(
+            "a change of variance needs the base and another condition; here are "
+            f"{', '.join(found.conditions)}"
+        )
+    places = ["model", "prompt", "layer"]
+    before = found.frame.filter(pl.col("condition") == base).select(*places, old="value")
+    values = (
+        found.frame.filter(pl.col("condition") != base)
+        .join(before, on=places, how="left", maintain_order="left")
+        .with_columns(value=pl.col("value") / pl.col("old") - 1, series=pl.col("condition"))
+    )
+    frame = shown(means(values, ["model", "series", "layer"], asked.sources))
+    orders = {"model": found.models, "series": variants, "layer": found.layers}
+    of_layers = ["model", "layer"]
+    return Numbers(
+        data=in_order(frame, **orders),
+        differences=differences(
+            found.frame, "condition", [(c, base) for c in variants], of_layers, asked.sources
+        ),
+        width=560 if len(found.models) == 1 else 780,
+        told=found,
+    )
+
+
+def _words(made: Numbers[Selection], asked: Asked) -> Words:
+    found, base = made.told, asked.run.experiment.base
+    names = made.data["series"].unique(maintain_order=True).to_list()
+    colours = asked.theme.series_colours(len(names))
+    return Words(
+        title="Variance of activations: what a condition changes, layer by layer",
+        caption=[
+            f"{join(found.sources)}, {layers_said(found.layers)}, {AFTER}",
+            f"Variance of all activations around their mean, under {join(names)} over {base}'s, "
+            f"less 1, prompt by prompt; {keys_said(found.keys)}",
+            prompts_said(asked, made.data, interval=intervals(made.data), drawn=", drawn as bands"),
+            hollow(made.data),
+            *left_out(found),
+        ],
+        models=found.sources,
+        overview=f"Lines over {len(found.layers)} layers, one for each of {join(names)}; the "
+        "dashed line is no change.",
+        axes=["x: layer, from 0", "y: relative change of the variance"],
+        legend=[f"{c}: {colour}" for c, colour in zip(names, colours, strict=True)],
+        quantity="relative change",
+        places={"model": "{}", "series": "{}", "layer": "layer {}"},
+        split=["model"] if len(found.models) > 1 else [],
+        notes=["Differences below are of the variances themselves, paired by prompt."],
+    )
+
+
+FIGURE = Figure(
+    name="variance",
+    shows="the relative change of the activations' variance over layers",
+    needs="an experiment with `activations` among its measures and a condition has it",
+    numbers=_numbers,
+    chart=_chart,
+    words=_words,
+)

@@ -1,0 +1,191 @@
+"""lm-evaluation-harness by its own API: what it scores is what our own scorer scores."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from torch import Tensor
+
+import attnscope
+from attnscope.errors import InputError
+from attnscope.evaluate.conditions import parse
+from attnscope.evaluate.run import Evaluation, evaluate
+from attnscope.prompts import math_samples
+from attnscope.tokens import DEFAULT
+
+pytest.importorskip("lm_eval", reason="the extra attnscope[eval] is not installed")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the harness and its packages
+
+MODEL = "zoo:math-qwen2"
+CONDITIONS = ["baseline", "arm:share=0.3", "filler:9", "knockout:digit"]
+COUNT = 4
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tasks on the same problems: one that is answered, one that is chosen."""
+    folder = tmp_path_factory.mktemp("tasks")
+    lines = []
+    for sample in math_samples(COUNT, seed=77, level=1):
+        right = int(sample.answer)
+        prompt = f"{sample.prompt.text}\n\n"
+        lines.append(
+            {
+                "prompt": prompt,
+                "answer": str(right),
+                "choices": [str(right + n) for n in (1, 0, -3)],
+            }
+        )
+    file = folder / "problems.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    data = f"""
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}, cache_dir: {folder / "cache"}}}
+test_split: test
+doc_to_text: "{{{{prompt}}}}"
+"""
+    (folder / "said.yaml").write_text(
+        f"""task: said{data}output_type: generate_until
+doc_to_target: "{{{{answer}}}}"
+generation_kwargs: {{until: ["The answer"], max_gen_toks: 24, do_sample: false}}
+metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
+"""
+    )
+    (folder / "chosen.yaml").write_text(
+        f"""task: chosen{data}output_type: multiple_choice
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: 1
+target_delimiter: " The answer is "
+metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
+"""
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(tasks: Path) -> dict[str, pl.DataFrame]:
+    return {
+        name: evaluate(
+            Evaluation(model=MODEL, task=str(tasks / f"{name}.yaml"), problems=COUNT, chat=False),
+            CONDITIONS,
+            tasks / name,
+            batch=3,
+        )
+        for name in ("said", "chosen")
+    }
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_what_is_said_is_what_our_own_evaluation_hears(
+    tasks: Path, found: dict[str, pl.DataFrame]
+) -> None:
+    asked = Evaluation(model=MODEL, task=str(tasks / "problems.jsonl"), problems=COUNT, chat=False)
+    evaluate(asked, CONDITIONS, tasks / "own", batch=2)
+    own = {
+        (r["condition"], r["problem"]): r["said"] for r in lines(tasks / "own" / "answers.jsonl")
+    }
+    harness = lines(tasks / "said" / "samples.jsonl")
+    assert len(harness) == len(own) == COUNT * len(CONDITIONS)
+    for row in harness:
+        said = own[row["condition"], row["problem"]].split("The answer")[0]
+        assert said.startswith(row["said"])  # theirs ends after 24 tokens
+        assert len(row["said"]) > 10 or row["said"] == said
+    by = {name: [r["said"] for r in harness if r["condition"] == name] for name in CONDITIONS}
+    assert by["baseline"] != by["filler:9"]
+    assert by["baseline"] != by["knockout:digit"]
+
+
+@torch.no_grad()
+def test_what_is_chosen_is_what_one_forward_pass_after_the_other_finds_likeliest(
+    tasks: Path, found: dict[str, pl.DataFrame]
+) -> None:
+    """No batch, no padding, no code of evaluations."""
+    model, tokenizer = attnscope.load(MODEL)
+    right: dict[str, list[float]] = {name: [] for name in CONDITIONS}
+    for n, problem in enumerate(lines(tasks / "problems.jsonl")):
+        for name in CONDITIONS:
+            text = problem["prompt"]
+            if name == "filler:9":
+                text = "/" * 9 + "\n" + text
+            likely = [_likely(model, tokenizer, name, text, c) for c in problem["choices"]]
+            right[name].append(float(np.argmax(likely) == 1))
+            row = next(
+                r
+                for r in lines(tasks / "chosen" / "samples.jsonl")
+                if (r["condition"], r["problem"]) == (name, n)
+            )
+            said = [float(part.split(",")[0].strip("([")) for part in row["said"].split(" | ")]
+            assert np.allclose(said, likely, atol=1e-3)
+    table = found["chosen"].rows_by_key("condition", named=True, unique=True)
+    for name in CONDITIONS:
+        assert table[name]["score"] == pytest.approx(np.mean(right[name]))
+
+
+def _likely(model: Any, tokenizer: Any, name: str, text: str, choice: str) -> float:
+    context = tokenizer(text.rstrip())["input_ids"]
+    whole = torch.tensor([tokenizer(f"{text} The answer is {choice}")["input_ids"]])
+    block: Any = attnscope.watch(model)
+    if name.startswith("arm"):
+        block = attnscope.arm(model, share=0.3)
+    if name.startswith("knockout"):
+        digits: Tensor = torch.from_numpy(DEFAULT.ids(whole.numpy(), tokenizer))
+        keys = (digits == DEFAULT.index("digit")) & (torch.arange(whole.shape[1]) < len(context))
+        block = attnscope.knockout(model, keys=keys)
+    with block:
+        said = model(input_ids=whole).logits.log_softmax(-1)[0, :-1]
+    each = said.gather(1, whole[0, 1:, None])[len(context) - 1 :]
+    return float(each.sum())
+
+
+def test_attention_stands_beside_the_scores(tasks: Path, found: dict[str, pl.DataFrame]) -> None:
+    seen = pl.read_csv(tasks / "said" / "attention.csv")
+    assert set(seen["measure"]) == {"entropy", "first_token", "mass"}
+    assert seen["document"].n_unique() == COUNT
+    mass = seen.filter(pl.col("measure") == "mass")
+    whole = mass.group_by("condition", "document", "layer").agg(pl.col("value").sum())["value"]
+    assert np.allclose(whole, 1, atol=1e-4)
+    cut = mass.filter(pl.col("condition") == "knockout:digit", pl.col("item") == "digit")
+    assert cut["value"].max() == 0
+    assert found["said"]["entropy"].null_count() == 0
+    again = evaluate(
+        Evaluation(model=MODEL, task=str(tasks / "said.yaml"), problems=COUNT, chat=False),
+        CONDITIONS,
+        tasks / "said",
+    )  # all there: nothing is asked
+    assert again.equals(found["said"])
+
+
+def test_in_a_chat_the_filler_stands_before_the_question() -> None:
+    from attnscope.evaluate.harness import Conditioned
+
+    model, tokenizer = attnscope.load(MODEL)
+    lm = Conditioned(model, tokenizer, parse("filler:9"))
+    text = lm.apply_chat_template(
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
+    )
+    put = lm.condition.asked(lm._tokens(text), tokenizer).prompt.text
+    assert put.index("Be brief.") < put.index("/////////") < put.index("1 + 1?")
+    with pytest.raises(InputError, match="has no question to put a filler by"):
+        lm.loglikelihood_rolling([])
+
+
+def test_tasks_that_are_none(tmp_path: Path) -> None:
+    from attnscope.evaluate.harness import _settings
+
+    asked = Evaluation(model=MODEL, task=str(tmp_path / "none.yaml"), problems=1)
+    with pytest.raises(InputError, match="there is no file"):
+        evaluate(asked, ["baseline"])
+    (tmp_path / "bad.yaml").write_text("task: bad\noutput_type: nothing\n")
+    asked = Evaluation(model=MODEL, task=str(tmp_path / "bad.yaml"), problems=1)
+    with pytest.raises(InputError, match="lm-evaluation-harness refuses"):
+        evaluate(asked, ["baseline"])
+    assert _settings({"until": "\n", "do_sample": False, "temperature": 0.7}) == (256, 0.0, ("\n",))
+    with pytest.raises(InputError, match="the task sets num_beams=4"):
+        _settings({"num_beams": 4})
