@@ -339,6 +339,8 @@ def test_answers_are_drawn_by_the_probabilities_of_their_tokens():
     torch.testing.assert_close(often, wanted, rtol=0, atol=0.03)
     again = _Drawn(asked, range(1000))(torch.zeros(1000, 1).long(), logits[:1000]).argmax(1)
     assert torch.equal(again, drawn[:1000])  # whoever else is in the batch
+
+
 def test_an_answer_ends_where_the_tokenizer_says_too(tmp_path):
     """A fine-tune, whose tokenizer names the end that it learnt and whose configuration does not:
     it went on until there was no room."""

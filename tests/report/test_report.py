@@ -37,7 +37,11 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-DRAWN = len(FIGURES.keys() - {"lambda-length", "steps", "order", "needle-map", "by-query"})
+DRAWN = len(
+    FIGURES.keys()
+    - {"lambda-length", "steps", "order", "needle-map", "by-query"}
+    - {"activations", "near-zero", "variance"}
+)
 """All figures but those for which the run has no numbers."""
 EVIL = "<script>window.evil = 1</script>"
 QUOTED = "\"double\" and 'single' 😀 &amp; </pre></script><!--"

@@ -10,24 +10,34 @@ import typer
 
 from attnscope.cli.options import Json, Model, print_json
 
+Task = Annotated[
+    str,
+    typer.Option(
+        help="math, spatial, a file with the fields prompt and answer; of "
+        "lm-evaluation-harness lm-eval:NAME, or the YAML file of a task."
+    ),
+]
+Conditions = Annotated[
+    str,
+    typer.Option(
+        help="Separated by spaces: baseline, filler:COUNT:UNIT@POSITION, arm:c=0.2,p1=90, "
+        "knockout:CLASS@REGION, steer:CLASS@REGION:FACTOR; arm:c=0.05|0.25|0.45 is three, "
+        "and draws how much it matters."
+    ),
+]
+Effect = Annotated[
+    str | None,
+    typer.Option(
+        help="In place of answers, what every head's attention to these classes does for the "
+        "right one, beside its mass: 'hash@maps star@maps', into --out."
+    ),
+]
+
 
 def evaluate(
     model: Model,
-    task: Annotated[
-        str,
-        typer.Option(
-            help="math, spatial, a file with the fields prompt and answer; of "
-            "lm-evaluation-harness lm-eval:NAME, or the YAML file of a task."
-        ),
-    ] = "math",
-    conditions: Annotated[
-        str,
-        typer.Option(
-            help="Separated by spaces: baseline, filler:COUNT:UNIT@POSITION, arm:c=0.2,p1=90, "
-            "knockout:CLASS@REGION, steer:CLASS@REGION:FACTOR; arm:c=0.05|0.25|0.45 is three, "
-            "and draws how much it matters."
-        ),
-    ] = "baseline filler arm",
+    task: Task = "math",
+    conditions: Conditions = "baseline filler arm",
     problems: Annotated[int, typer.Option(help="How many.")] = 100,
     samples: Annotated[int, typer.Option(help="Answers to every problem, for pass@k.")] = 1,
     k: Annotated[int | None, typer.Option("-k", help="Of pass@k; by default, samples.")] = None,
@@ -38,13 +48,7 @@ def evaluate(
     chat: Annotated[
         bool | None, typer.Option("--chat/--no-chat", help="The chat template; if there is one.")
     ] = None,
-    effect: Annotated[
-        str | None,
-        typer.Option(
-            help="In place of answers, what every head's attention to these classes does for the "
-            "right one, beside its mass: 'hash@maps star@maps', into --out."
-        ),
-    ] = None,
+    effect: Effect = None,
     layers: Annotated[str | None, typer.Option(help="Of --effect: 0,16,27; all if not.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Keep all answers here; continues where it stopped.")

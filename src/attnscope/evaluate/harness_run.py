@@ -42,7 +42,8 @@ def evaluate_harness(
     if asked.samples > 1 or asked.level is not None:
         raise InputError("a task of lm-evaluation-harness says itself what is asked how often")
     rows, seen = _kept(out)
-    model = tokenizer = None
+    model: Any = None
+    tokenizer: Any = None
     for condition in conditions:
         if condition.name in {row["condition"] for row in rows}:
             continue

@@ -32,7 +32,7 @@ STEP = 0.05
 """How wide a bin is."""
 
 
-def _chart(frame: pl.DataFrame, look: Look, *, insets: dict[str, list[str]]) -> Any:
+def _chart(frame: pl.DataFrame, look: Look, *, insets: dict[str, list[str]] | None = None) -> Any:
     """Steps of `value` from `place` to `end`, a `series` per condition, a panel per `panel`, which
     has its lines of `insets` in a corner."""
     series = frame["series"].unique(maintain_order=True).to_list()
@@ -68,7 +68,7 @@ def _chart(frame: pl.DataFrame, look: Look, *, insets: dict[str, list[str]]) -> 
         )
         steps = base.mark_line(interpolate="step-after", strokeWidth=1.4).encode(y=y)
         corner = alt.Chart(nothing()).mark_text(
-            text=insets[part["panel"][0]],
+            text=(insets or {}).get(part["panel"][0], []),
             align="right",
             baseline="top",
             font=theme.mono,
@@ -121,7 +121,8 @@ def _inset(asked: Asked, panel: str, conditions: list[str]) -> list[str]:
 def _words(made: Numbers[tuple[Selection, dict[str, list[str]]]], asked: Asked) -> Words:
     found, insets = made.told
     conditions = made.data["series"].unique(maintain_order=True).to_list()
-    beyond = 1 - made.data.group_by("panel", "series").agg(pl.col("value").sum())["value"].min()
+    inside = made.data.group_by("panel", "series").agg(pl.col("value").sum())["value"].to_list()
+    beyond = 1 - min(inside)
     return Words(
         title="Activations, under one condition and another",
         caption=[

@@ -35,8 +35,8 @@ def mass_effect(table: pl.DataFrame, *, of: str, **looks: Any) -> Drawing:
             "Above, the attention of the last prompt token on a class of tokens; below, the change "
             "of the right answer's log-probability (nats) when nobody can look at them in that "
             "head alone; below 0, the answer rests on it",
-            f"Means over n = {data['n'].max()} problems; no intervals; layers and heads counted "
-            "from 0",
+            f"Means over n = {max(data['n'].to_list(), default=0)} problems; no intervals; layers "
+            "and heads counted from 0",
         ],
         models=[],
         overview=f"Two coloured matrices of layers by heads for each of {join(names)}: mass and "

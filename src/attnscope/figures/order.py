@@ -39,7 +39,7 @@ def _numbers(asked: Asked) -> Numbers[Told]:
     parts = []
     for number, place in enumerate(places, 1):
         here = select(asked.run, replace(asked.choice, **{axis: place}), ["mass"], base_only=True)
-        summed = here.frame.group_by("model", "prompt", "layer", "head").agg(
+        summed = here.frame.group_by("model", "prompt", "layer", "head", maintain_order=True).agg(
             pl.col("value", "uniform").sum()
         )
         whole = summed.group_by("model", "prompt", maintain_order=True).agg(

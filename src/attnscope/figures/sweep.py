@@ -26,7 +26,7 @@ def sweep(table: pl.DataFrame, *, of: str, baseline: float, **looks: Any) -> Dra
     written), `series` (the other settings), `value` (the difference from the baseline) with `low`
     and `high`, the `score` itself, `n` problems and `q`; `of` says whose scores they are."""
     data = shown(table.select(COLUMNS))
-    n = data["n"].max()
+    n = max(data["n"].to_list(), default=0)
     names = data["panel"].unique(maintain_order=True).to_list()
     none = data["low"].null_count()
     words = Words(

@@ -52,10 +52,9 @@ def _numbers(asked: Asked) -> Numbers[Selection]:
         .with_columns(value=pl.col("value") / pl.col("old") - 1, series=pl.col("condition"))
     )
     frame = shown(means(values, ["model", "series", "layer"], asked.sources))
-    orders = {"model": found.models, "series": variants, "layer": found.layers}
     of_layers = ["model", "layer"]
     return Numbers(
-        data=in_order(frame, **orders),
+        data=in_order(frame, model=found.models, series=variants, layer=found.layers),
         differences=differences(
             found.frame, "condition", [(c, base) for c in variants], of_layers, asked.sources
         ),
