@@ -131,9 +131,9 @@ def side_by_side(
         flat = 6 * sum(map(len, order)) < width
         axis = alt.Axis(labelAngle=0 if flat else -45, grid=False, labelLimit=200)
         across = alt.X(f"{x}:O", sort=order, title=x_titles[part["panel"][0]], axis=axis)
-        base = alt.Chart(part).encode(
-            x=across, xOffset=alt.XOffset("series:N", sort=series), color=colour
-        )
+        base = alt.Chart(part).encode(x=across, color=colour)
+        if len(series) > 1:  # the offset of one alone would not be 0
+            base = base.encode(xOffset=alt.XOffset("series:N", sort=series))
         said = y_title if first else ""
         drawn: list[Any] = [rule_at(value) for value in rules]
         if part["low"].null_count() < part.height:
