@@ -32,6 +32,8 @@ NEW = {
     "activations": [
         *("capture/mlps.py", "capture/record.py", "capture/sketch.py", "capture/tally.py"),
         *("measures/activations.py", "recipes/filler_activations.py"),
+        *("measures/activation_shape.py", "figures/activations.py", "figures/near_zero.py"),
+        "figures/variance.py",
     ],
     "passes measured together": ["capture/waiting.py", "capture/passes.py"],
     "interventions": [
@@ -60,6 +62,9 @@ NEW = {
         *("recipes/drift.py", "recipes/induction.py", "recipes/injection.py"),
         *("recipes/lookback.py", "recipes/needle.py", "recipes/position.py", "recipes/sinks.py"),
         *("stats/headline.py", "stats/focus.py"),
+    ],
+    "figures of evaluations": [
+        *("figures/sweep.py", "figures/mass_effect.py", "figures/of_tables.py"),
     ],
     "six more figures": [
         *("figures/head_map.py", "figures/head_strip.py", "figures/heads.py", "figures/steps.py"),
