@@ -67,6 +67,15 @@ def test_the_digest_knows_every_key(tmp_path, old, new):
     assert read(tmp_path, GOOD).digest != read(tmp_path, GOOD.replace(old, new)).digest
 
 
+def test_a_key_that_came_later_leaves_old_questions_what_they_were(tmp_path):
+    """A run of a build before `bin` opens: its question had no such key."""
+    experiment = read(tmp_path, GOOD)
+    assert "bin" in experiment.complete()
+    assert "bin" not in experiment.measured()
+    assert experiment.changed(bin=2).measured()["bin"] == 2
+    assert experiment.changed(bin=2).digest != experiment.digest
+
+
 def test_the_digest_knows_the_rules_of_a_class_file(tmp_path):
     rules = tmp_path / "mine.yaml"
     digests = set()

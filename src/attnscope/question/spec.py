@@ -222,6 +222,8 @@ class Experiment(Plain):
         """What the numbers depend on: not what readers choose, and not where a file lies."""
         asked = {key: value for key, value in self.complete().items() if key not in OF_READERS}
         asked["prompts"] = {key: v for key, v in asked["prompts"].items() if key != "path"}
+        if asked["bin"] == 1:  # which older questions do not say: theirs are the same ones
+            del asked["bin"]
         return asked
 
     def changed(self, **keys: Any) -> Experiment:
