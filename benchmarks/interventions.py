@@ -2,26 +2,31 @@
 
     PYTHONPATH=src python benchmarks/interventions.py [--cases 7b:1x4096,7b:1x1024] [--seconds 5]
                                                       [--out table.md]
+    PYTHONPATH=src python benchmarks/interventions.py --parts 4096x18944
 
 First checks them there: knockout and steering against the same model on the CPU, ARM against its
 definition on the CPU, and that neither ever waits for the device. Then times a plain forward pass
 and one under each, turn by turn, and ARM beside a version whose percentiles come from the host.
+`--parts` times what ARM does to tokens × activations, and counting with other sizes of its kernel.
 Weights are random: the work is the same as with trained ones.
 """
 
 import argparse
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from transformers.utils import logging
 
 import attnscope
-from attnscope.kernels.redistribute import NORMAL, Bounds, moved, redistribute
+from attnscope.kernels import redistribute_jit as jit
+from attnscope.kernels.redistribute import NORMAL, Bounds, bounds, moved, redistribute
 from gpu import build, turns
 
 CASES = "7b:1x4096,7b:1x1024,135m:1x1024"
@@ -136,13 +141,56 @@ def measure(name: str, seconds: float) -> list[str]:
     return lines
 
 
+SIZES: list[dict[str, int]] = [
+    *({"COMMON": n, "STRETCH": s} for n, s in ((4, 128), (4, 256), (8, 64), (16, 64))),
+    *({"COMMON": n, "STRETCH": s} for n, s in ((8, 256), (16, 128), (16, 256))),
+    *({"TILE": n} for n in (1024, 2048, 8192)),
+    *({"TILES": n} for n in (4, 16)),
+]
+
+
+def parts(tokens: int, width: int, seconds: float) -> list[str]:
+    """What ARM's steps take on activations of bfloat16, and counting with other sizes; all of them
+    must count the same."""
+    a = torch.nn.functional.silu(1.2 * torch.randn(1, tokens, width, device="cuda")).bfloat16()
+    keys = torch.tensor([3], device="cuda")
+    found = bounds(a)
+    wanted = jit.often(a, None)
+
+    def counted(sizes: dict[str, int]) -> torch.Tensor:
+        with ExitStack() as undo:
+            for name, size in sizes.items():
+                undo.enter_context(patch.object(jit, name, size))
+            return jit.often(a, None)
+
+    runs: dict[str, Callable[[], Any]] = {
+        "all of it": lambda: redistribute(a, keys),
+        "bounds": lambda: bounds(a),
+        "the move": lambda: jit.moved(a, keys, None, found),
+        "counting": lambda: jit.often(a, None),
+        "counting, all in memory": partial(counted, {"MANY": a.numel() + 1}),
+    }
+    for sizes in SIZES:
+        assert torch.equal(counted(sizes), wanted), sizes
+        told = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        runs[f"counting, {told}"] = partial(counted, sizes)
+    assert torch.equal(counted({"MANY": a.numel() + 1}), wanted)
+    took = turns(runs, seconds)
+    return [f"| {what} | {1e3 * each:.3f} |" for what, (each, _) in took.items()]
+
+
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", default=CASES)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--parts", metavar="TOKENSxACTIVATIONS")
     options = parser.parse_args()
+    if options.parts:
+        tokens, width = map(int, options.parts.split("x"))
+        print("\n".join(["| what | ms |", "| --- | --- |", *parts(tokens, width, options.seconds)]))
+        return
     logging.set_verbosity_error()
     lines = [f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, random weights"]
     lines += check()

@@ -10,8 +10,8 @@ from torch import Tensor
 import attnscope
 from attnscope.errors import InputError, ModelError
 from attnscope.kernels import redistribute_jit
+from attnscope.kernels.redistribute import HALF, amounts, bounds, moved, redistribute
 from attnscope.kernels.redistribute import _often as how_often
-from attnscope.kernels.redistribute import amounts, bounds, moved, redistribute
 from families import VOCABULARY, build
 
 
@@ -108,6 +108,24 @@ def test_the_kernel_moves_as_the_definition(
             counts = redistribute_jit.often(a, there)
             assert torch.equal(counts, how_often(a, there))
             assert counts.sum() == (350 + (350 if there is None else 210))
+
+
+def test_common_numbers_are_counted_as_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the chip or in memory, of real tokens alone; also where the commonest were guessed ill,
+    where hardly any number is common, and where there is but one."""
+    monkeypatch.setattr(redistribute_jit, "MANY", 0)
+    for name, size in (("BLOCK", 64), ("LOOKED", 2), ("TILE", 128), ("TILES", 2)):
+        monkeypatch.setattr(redistribute_jit, name, size)
+    acted = torch.nn.functional.silu(torch.randn(2, 5, 71) * 2).bfloat16()
+    wide = torch.randint(-HALF, HALF, acted.shape, dtype=torch.int16).view(torch.bfloat16)
+    changing = torch.cat([acted[:, :3], 1000 * acted[:, 3:]], 1)
+    zeros = torch.zeros_like(acted)
+    zeros[:, ::2] *= -1
+    real = torch.ones(2, 5, dtype=torch.bool)
+    real[0, 2] = real[1, :4] = False
+    for a in (acted, wide, changing, zeros):
+        for there in (None, real):
+            assert torch.equal(redistribute_jit.often(a, there), how_often(a, there))
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gemma3", "gpt2", "bert"])

@@ -8,7 +8,15 @@ from torch import Tensor
 from attnscope.kernels.redistribute import HALF, Bounds
 
 BLOCK = 1024
+# Numbers of 16 bits are counted in memory, a place each, which is slow; those of the commonest
+# stretches on the chip, which is quick but has little room: so many stretches of so many numbers.
 COPIES = 16
+COMMON, STRETCH = 8, 128
+# What is looked through for them (blocks), what a program counts on the chip (tiles of so many
+# numbers), and from how many numbers on it is worth the trouble.
+LOOKED = 64
+TILE, TILES = 4096, 8
+MANY = 1 << 20
 
 
 def moved(a: Tensor, keys: Tensor, real: Tensor | None, found: Bounds) -> Tensor:
@@ -29,33 +37,82 @@ def moved(a: Tensor, keys: Tensor, real: Tensor | None, found: Bounds) -> Tensor
 def often(a: Tensor, real: Tensor | None) -> Tensor:
     """int64 [B, 2 · HALF]: how often each number of 16 bits occurs, in order."""
     B, T, W = a.shape
-    a = a.contiguous()
+    n = T * W
+    bits = a.contiguous().view(torch.int16)
+    there = bits if real is None else real.contiguous()
     copies = max(1, COPIES // B)  # so that few count in the same place at once
     counts = torch.zeros((copies, B, 2 * HALF), dtype=torch.int32, device=a.device)
-    blocks = triton.cdiv(T * W, BLOCK)
-    there = a if real is None else real.contiguous()
-    _count[(blocks, B)](
-        a.view(torch.int16), there, counts, T * W, W, B * 2 * HALF, copies,
-        PADDED=real is not None, BLOCK=BLOCK, HALF=HALF,
+    options = {"PADDED": real is not None, "HALF": HALF}
+    blocks = triton.cdiv(n, BLOCK)
+    if n < MANY:
+        _count[(blocks, B)](bits, there, counts, n, W, B, copies, 1, BLOCK=BLOCK, **options)
+        return counts.sum(0)
+    # Any stretches give the same counts; the commonest of some blocks give them soonest. An odd
+    # step, lest all blocks begin at the same activation.
+    rough = torch.zeros((B, 2 * HALF), dtype=torch.int32, device=a.device)
+    step = max(1, blocks // LOOKED - 1) | 1
+    grid = min(LOOKED, blocks), B
+    _count[grid](bits, there, rough, n, W, B, 1, step, BLOCK=BLOCK, **options)
+    common = rough.view(B, -1, STRETCH).sum(2).topk(COMMON).indices.int()
+    _count_common[(triton.cdiv(n, TILE * TILES), B)](
+        bits, there, common, counts, n, W, B, copies,
+        COMMON=COMMON, STRETCH=STRETCH, TILE=TILE, TILES=TILES, num_warps=8, **options,
     )  # fmt: skip
     return counts.sum(0)
 
 
 @triton.jit
+def _places(  # type: ignore[no-untyped-def]
+    bits, real, first, n, W, b, PADDED: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr
+):  # fmt: skip
+    """Where in order the numbers from `first` on are, and which of them are there."""
+    further = tl.arange(0, SIZE)
+    there = further < n - first
+    if PADDED:
+        token = first // W + (first % W + further) // W
+        there = there & (tl.load(real + b * (n // W) + token, mask=there, other=0) != 0)
+    number = tl.load(bits + b.to(tl.int64) * n + first + further, mask=there, other=0)
+    number = number.to(tl.int32)
+    return tl.where(number >= 0, HALF + number, -1 - number), there
+
+
+@triton.jit
 def _count(  # type: ignore[no-untyped-def]
-    a, real, counts, n, W, plane, copies, PADDED: tl.constexpr, BLOCK: tl.constexpr,
+    bits, real, counts, n, W, B, copies, step, PADDED: tl.constexpr, BLOCK: tl.constexpr,
     HALF: tl.constexpr,
 ):  # fmt: skip
+    """Every step-th block, in memory."""
     block, b = tl.program_id(0), tl.program_id(1)
-    at = block * BLOCK + tl.arange(0, BLOCK)
-    there = at < n
-    base = b.to(tl.int64) * n
-    if PADDED:
-        there = there & (tl.load(real + b * (n // W) + at // W, mask=there, other=0) != 0)
-    bits = tl.load(a + base + at, mask=there, other=0).to(tl.int32)
-    place = tl.where(bits >= 0, HALF + bits, -1 - bits)
-    to = counts + (block % copies) * plane + b * 2 * HALF
+    first = (block * step).to(tl.int64) * BLOCK
+    place, there = _places(bits, real, first, n, W, b, PADDED, BLOCK, HALF)
+    to = counts + ((block % copies) * B + b) * 2 * HALF
     tl.atomic_add(to + place, 1, mask=there, sem="relaxed")
+
+
+@triton.jit
+def _count_common(  # type: ignore[no-untyped-def]
+    bits, real, common, counts, n, W, B, copies, PADDED: tl.constexpr, HALF: tl.constexpr,
+    COMMON: tl.constexpr, STRETCH: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """Common stretches on the chip, what is left in memory."""
+    program, b = tl.program_id(0), tl.program_id(1)
+    to = counts + ((program % copies) * B + b) * 2 * HALF
+    mine = common + b * COMMON
+    found = tl.zeros([COMMON * STRETCH], tl.int32)
+    for tile in range(TILES):
+        first = (program.to(tl.int64) * TILES + tile) * TILE
+        place, there = _places(bits, real, first, n, W, b, PADDED, TILE, HALF)
+        stretch = place // STRETCH
+        on_chip = tl.full([TILE], -1, tl.int32)
+        for k in tl.static_range(COMMON):
+            of = tl.load(mine + k)
+            on_chip = tl.where(stretch == of, place + (k - of) * STRETCH, on_chip)
+        common_ones = there & (on_chip >= 0)
+        found += tl.histogram(tl.maximum(on_chip, 0), COMMON * STRETCH, mask=common_ones)
+        tl.atomic_add(to + place, 1, mask=there & (on_chip < 0), sem="relaxed")
+    each = tl.arange(0, COMMON * STRETCH)
+    place = tl.load(mine + each // STRETCH) * STRETCH + each % STRETCH
+    tl.atomic_add(to + place, found, mask=found > 0, sem="relaxed")
 
 
 @triton.jit
