@@ -90,6 +90,27 @@ def test_an_answer_does_not_depend_on_who_stands_beside_it(loaded: Any, conditio
     assert len({said[0][0, sample] for sample in range(2)}) + len(set(said[0].values())) > 2
 
 
+def test_nothing_that_the_makers_of_a_model_recommend_changes_an_answer(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a configuration leaves open, transformers takes from the model's own."""
+    model, tokenizer = loaded
+    asking = [apply_chat_template(task("math", 1).samples[0].prompt, tokenizer)]
+    prompts = list(tokenize_all(asking, tokenizer))
+    said = []
+    for penalty in (1.0, 5.0):
+        monkeypatch.setattr(model.generation_config, "repetition_penalty", penalty)
+        (found,) = answers(
+            *(model, tokenizer, parse("baseline"), prompts, [(0, 0)]),
+            longest=24,
+            batch=1,
+            temperature=0.0,
+            seed=0,
+        )
+        said.append(found)
+    assert said[0] == said[1]
+
+
 def test_an_answer_ends_where_the_tokenizer_says_too(
     loaded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

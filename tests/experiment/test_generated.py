@@ -15,10 +15,9 @@ import attnscope
 from attnscope import zoo
 from attnscope.errors import InputError
 from attnscope.experiment import plan
-from attnscope.experiment.answer import _Drawn
+from attnscope.experiment.answer import Drawn, _gumbels
 from attnscope.experiment.execute import run
 from attnscope.experiment.plan import make_plan
-from attnscope.question.generate import Generate
 from attnscope.question.spec import Experiment
 from made_models import save_model
 from run_bytes import bytes_of
@@ -332,12 +331,13 @@ def test_a_batch_answers_as_each_prompt_alone(small, tmp_path, monkeypatch, gene
 def test_answers_are_drawn_by_the_probabilities_of_their_tokens():
     """Gumbel numbers on logits: as often as the softmax says, and never what top-p leaves out."""
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]])).repeat(4000, 1)
-    asked = Generate(max_new_tokens=2, sample=True, seed=1, top_p=0.9)
-    drawn = _Drawn(asked, range(4000))(torch.zeros(4000, 1).long(), logits).argmax(1)
+    draw = Drawn([_gumbels(1 + n) for n in range(4000)], 1.0, top_p=0.9)
+    drawn = draw(torch.zeros(4000, 1).long(), logits).argmax(1)
     often = torch.bincount(drawn, minlength=4) / 4000
     wanted = torch.tensor([0.5, 0.3, 0.15, 0.0]) / 0.95
     torch.testing.assert_close(often, wanted, rtol=0, atol=0.03)
-    again = _Drawn(asked, range(1000))(torch.zeros(1000, 1).long(), logits[:1000]).argmax(1)
+    draw = Drawn([_gumbels(1 + n) for n in range(1000)], 1.0, top_p=0.9)
+    again = draw(torch.zeros(1000, 1).long(), logits[:1000]).argmax(1)
     assert torch.equal(again, drawn[:1000])  # whoever else is in the batch
 
 

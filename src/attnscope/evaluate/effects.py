@@ -30,7 +30,7 @@ def effects(
 ) -> pl.DataFrame:
     """Columns problem, class, layer, head, mass, effect; `classes` are written CLASS or
     CLASS@REGION. A problem whose prompt has no such token is left out of that class."""
-    meant = {text: parse(f"knockout:{text}") for text in classes}
+    meant = {text: parse(f"knockout:{text}").cut for text in classes}
     rows: list[dict[str, Any]] = []
     for n, (sample, asked) in enumerate(zip(task.samples, prompts, strict=True)):
         answered = tokenizer(sample.answer, add_special_tokens=False)["input_ids"]
@@ -40,11 +40,12 @@ def effects(
         with torch.no_grad(), watch(model, layers=layers, queries=last) as scope:
             model(input_ids=ids)
         of_class = DEFAULT.ids(ids.cpu().numpy(), tokenizer)
-        for text, condition in meant.items():
-            keys = of_class == DEFAULT.index(condition.token_class or "")
+        for text, cut in meant.items():
+            assert cut is not None
+            keys = of_class == DEFAULT.index(cut.tokens or "")
             keys &= np.arange(ids.shape[1]) < len(asked)
-            if condition.region is not None:
-                keys[:, : len(asked)] &= asked.mask(condition.region)
+            if cut.region is not None:
+                keys[:, : len(asked)] &= asked.mask(cut.region)
             if not keys.any():
                 continue
             found = effect(

@@ -18,11 +18,11 @@ import torch
 from attnscope.capture.watch import watch
 from attnscope.errors import InputError
 from attnscope.evaluate.answer import answers
-from attnscope.evaluate.conditions import Condition
+from attnscope.evaluate.conditions import WrittenCondition
 from attnscope.evaluate.likelihood import Text, likelihoods
 from attnscope.tokens import TokenizedPrompt, apply_chat_template, spelled, tokenize
 from attnscope.tokens.regions import Prompt, Region
-from attnscope.tokens.tokenized import Batch
+from attnscope.tokens.tokenized import PaddedBatch
 
 try:
     from lm_eval.api.model import LM
@@ -50,7 +50,13 @@ class Conditioned(LM):  # type: ignore[misc]
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, condition: Condition, *, batch: int = 16, seed: int = 0
+        self,
+        model: Any,
+        tokenizer: Any,
+        condition: WrittenCondition,
+        *,
+        batch: int = 16,
+        seed: int = 0,
     ):
         super().__init__()
         self.model = model
@@ -108,7 +114,7 @@ class Conditioned(LM):  # type: ignore[misc]
         """Of whole texts, in windows as long as the model reads."""
         from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-        if self.condition.filler is not None:
+        if self.condition.what.insert is not None:
             raise InputError("the likelihood of a whole text has no question to put a filler by")
         longest = getattr(self.model.config, "max_position_embeddings", None) or 2048
         texts: list[Text] = []
@@ -195,7 +201,7 @@ class _Watched:
 
     @contextmanager
     def block(
-        self, model: Any, tokenizer: Any, batch: Batch, *, among: Any = None
+        self, model: Any, tokenizer: Any, batch: PaddedBatch, *, among: Any = None
     ) -> Iterator[None]:
         queries: Any = "last"
         if among is not None:
@@ -243,7 +249,7 @@ def _settings(given: Mapping[str, Any]) -> tuple[int, float, tuple[str, ...]]:
 def ask(
     model: Any,
     tokenizer: Any,
-    condition: Condition,
+    condition: WrittenCondition,
     task: str,
     *,
     problems: int | None,

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from attnscope.errors import InputError
-from attnscope.evaluate.conditions import Condition
+from attnscope.evaluate.conditions import WrittenCondition
 from attnscope.evaluate.scores import BASELINE, compared
 from attnscope.loading import load
 
@@ -29,7 +29,7 @@ def is_harness(task: str) -> bool:
 
 def evaluate_harness(
     asked: Any,
-    conditions: Sequence[Condition],
+    conditions: Sequence[WrittenCondition],
     out: Path | None,
     *,
     batch: int,

@@ -12,7 +12,7 @@ import polars as pl
 
 from attnscope.errors import InputError
 from attnscope.evaluate.answer import Asked, answers
-from attnscope.evaluate.conditions import Condition, parse, spelled_out
+from attnscope.evaluate.conditions import WrittenCondition, parse, spelled_out
 from attnscope.evaluate.effects import effects
 from attnscope.evaluate.harness_run import evaluate_harness, is_harness
 from attnscope.evaluate.scores import BASELINE, table
@@ -171,7 +171,7 @@ def _prompts(asked: Evaluation, given: Task, tokenizer: Any) -> list[Any]:
 
 def _answer(
     asked: Evaluation,
-    condition: Condition,
+    condition: WrittenCondition,
     given: Task,
     model: Any,
     tokenizer: Any,

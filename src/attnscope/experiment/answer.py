@@ -10,7 +10,7 @@ This module must not know measures or files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -24,7 +24,7 @@ from attnscope.errors import InputError
 from attnscope.experiment.cells import Answer, Cell
 from attnscope.experiment.shifted import to_left
 from attnscope.question.generate import GENERATED, Generate
-from attnscope.tokens import Region, TokenizedPrompt, spelled
+from attnscope.tokens import Region, TokenizedPrompt, pad, spelled
 
 
 @contextmanager
@@ -41,71 +41,70 @@ def answering(
     positions of a text."""
     from transformers import LogitsProcessorList
 
-    ids, real, left = _padded_left([cell.tokens.ids for cell in cells])
-    room = ids.shape[1] + generate.max_new_tokens - 1
+    batch = pad([cell.tokens for cell in cells], tokenizer, side="left")
+    left = torch.from_numpy((~batch.real).sum(1))
+    room = batch.input_ids.shape[1] + generate.max_new_tokens - 1
     scopes: dict[str, Scope] = {}
     with ExitStack() as undo:
         for name, queries in choices.items():
             chosen = queries if isinstance(queries, str) else to_left(queries, left, room, False)
             scopes[name] = undo.enter_context(watch(model, queries=chosen, **options))
-        config = _config(model, tokenizer, generate)
-        drawn = [_Drawn(generate, [cell.prompt for cell in cells])] if generate.sample else []
+        drawn = []
+        if generate.sample:
+            seed = generate.seed
+            rows = [_gumbels(None if seed is None else seed + cell.prompt) for cell in cells]
+            drawn = [Drawn(rows, generate.temperature, generate.top_p)]
         said = model.generate(
-            input_ids=ids.to(model.device),
-            attention_mask=real.to(model.device),
-            generation_config=config,
+            **{name: given.to(model.device) for name, given in batch.inputs.items()},
+            generation_config=greedily(model, tokenizer, generate.max_new_tokens),
             logits_processor=LogitsProcessorList(drawn),
         )
-        answers = [_ended(row, config.eos_token_id) for row in said[:, ids.shape[1] :].tolist()]
+        new = said[:, batch.input_ids.shape[1] :].tolist()
+        answers = [_ended(row, ends_of(model, tokenizer)) for row in new]
         for cell, new in zip(cells, answers, strict=True):
             if not new:
                 raise InputError(f"prompt {cell.prompt}: the model generated nothing")
         yield scopes, answers, left
 
 
-def _padded_left(texts: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Ids [B, K], 1 at what is real [B, K], and how much padding each has [B]."""
-    longest = max(map(len, texts))
-    ids, real = torch.zeros(2, len(texts), longest, dtype=torch.int64).unbind()
-    for row, text in enumerate(texts):
-        ids[row, longest - len(text) :] = torch.from_numpy(text)
-        real[row, longest - len(text) :] = 1
-    return ids, real, longest - real.sum(1)
-
-
-def _ended(new: list[int], ends: Any) -> list[int]:
+def _ended(new: list[int], ends: list[int]) -> list[int]:
     """The tokens up to the one that ended the answer; the rest is padding."""
-    over = {ends} if isinstance(ends, int) else set(ends or ())
-    at = next((n for n, token in enumerate(new) if token in over), len(new) - 1)
+    at = next((n for n, token in enumerate(new) if token in ends), len(new) - 1)
     return new[: at + 1]
 
 
-class _Drawn:
-    """Draws the tokens of every prompt by random numbers of its own: the largest of the logarithms
-    of the probabilities, each plus a Gumbel number, is a draw from them. A step of a prompt uses
-    the same numbers in any batch."""
+Gumbels = Callable[[int], torch.Tensor]
+"""As many Gumbel numbers as are asked for, float64, other ones every time."""
 
-    def __init__(self, generate: Generate, prompts: Sequence[int]):
+
+class Drawn:
+    """Draws the tokens of every row by random numbers of its own: the largest of the logarithms of
+    the probabilities, each plus a Gumbel number, is a draw from them. So neither the rest of a
+    batch nor where a generation was broken off changes an answer."""
+
+    def __init__(self, rows: Sequence[Gumbels], temperature: float, top_p: float = 1.0):
         from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
-        self.warp: list[Any] = [TemperatureLogitsWarper(generate.temperature)]
-        if generate.top_p < 1:
-            self.warp.append(TopPLogitsWarper(generate.top_p))
-        self.random = [torch.Generator() for _ in prompts]
-        for one, prompt in zip(self.random, prompts, strict=True):
-            if generate.seed is None:
-                one.seed()
-            else:
-                one.manual_seed(generate.seed + prompt)
+        self.rows = rows
+        self.warp: list[Any] = [TemperatureLogitsWarper(temperature)]
+        if top_p < 1:
+            self.warp.append(TopPLogitsWarper(top_p))
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """The logits of every row, so that the largest is a draw."""
         logits = scores.float()
         for warp in self.warp:
             logits = warp(input_ids, logits)
-        size = scores.shape[1]
-        even = [torch.rand(size, generator=one, dtype=torch.float64) for one in self.random]
-        gumbel = -(-torch.stack(even).log()).log()
-        return logits + gumbel.to(logits)
+        return logits + torch.stack([row(scores.shape[1]) for row in self.rows]).to(logits)
+
+
+def _gumbels(seed: int | None) -> Gumbels:
+    random = torch.Generator()
+    if seed is None:
+        random.seed()
+    else:
+        random.manual_seed(seed)
+    return lambda n: -(-torch.rand(n, generator=random, dtype=torch.float64).log()).log()
 
 
 def ends_of(model: Any, tokenizer: Any) -> list[int]:
@@ -116,24 +115,23 @@ def ends_of(model: Any, tokenizer: Any) -> list[int]:
     return sorted(ends - {None})
 
 
-def _config(model: Any, tokenizer: Any, generate: Generate) -> Any:
-    """What is asked and nothing that the model's makers recommend: no penalties, no top-k. Drawn
-    tokens are made the likeliest beforehand."""
+def greedily(model: Any, tokenizer: Any, longest: int) -> Any:
+    """How answers of up to so many tokens are generated, here and everywhere: the likeliest token
+    each time, and nothing that the model's makers recommend: no penalties, no top-k. Drawn tokens
+    are made the likeliest beforehand."""
     from transformers import GenerationConfig
 
     made = model.generation_config
     ends = ends_of(model, tokenizer)
-    padding = made.pad_token_id
-    if padding is None and ends:
-        padding = ends[0]
+    paddings = (made.pad_token_id, tokenizer.pad_token_id, *ends)
     return GenerationConfig(
-        max_new_tokens=generate.max_new_tokens,
+        max_new_tokens=longest,
         do_sample=False,
         num_beams=1,
         repetition_penalty=1.0,
         no_repeat_ngram_size=0,
         eos_token_id=ends or None,
-        pad_token_id=padding,
+        pad_token_id=next((one for one in paddings if one is not None), None),
         bos_token_id=made.bos_token_id,
         temperature=1.0,
         top_p=1.0,

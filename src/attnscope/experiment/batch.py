@@ -11,7 +11,7 @@ This module must not know files or tables, or any single measure.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from attnscope.measures.layer import Layer
 from attnscope.measures.measure import Measure, Numbers
 from attnscope.measures.registry import MEASURES
 from attnscope.question.spec import Experiment
+from attnscope.tokens import PaddedBatch, pad
 
 
 def measure_batch(
@@ -61,15 +62,19 @@ def _run(
     """One condition: its texts read, or its prompts answered."""
     what = experiment.conditions[cells[0].condition]
     padded = Padded(experiment, plan, cells)
+
+    def changed(batch: PaddedBatch) -> AbstractContextManager[None]:
+        return intervening(what, model, plan.tokenizer, batch, experiment.classes.values())
+
     if experiment.generate is not None:
         answering = answered(experiment, plan, model, cells, wanted, base)
-        with intervening(what, model, padded, side="left"), answering as passed:
+        with changed(pad(padded.batch.rows, plan.tokenizer, side="left")), answering as passed:
             if passed.sums:
                 yield passed
                 return
         padded = passed.padded  # nothing was fed back: the prompts were all that the model read
     with (
-        intervening(what, model, padded),
+        changed(padded.batch),
         passed_through(experiment, plan, model, padded, wanted, base) as passed,
     ):
         yield passed

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from attnscope.capture.scope import Scope
 from attnscope.capture.watch import watch
 from attnscope.errors import InputError
+from attnscope.experiment.answer import greedily
 from attnscope.loading.fit import check_fit
 from attnscope.prompts.needle import needle_samples, recalled
 from attnscope.prompts.words import english
@@ -152,12 +153,7 @@ def _of_needles(
             said = model.generate(
                 input_ids=ids.to(model.device),
                 attention_mask=torch.ones_like(ids).to(model.device),
-                max_new_tokens=NEW_TOKENS,
-                do_sample=False,
-                num_beams=1,
-                repetition_penalty=1.0,
-                no_repeat_ngram_size=0,
-                pad_token_id=model.generation_config.pad_token_id or 0,
+                generation_config=greedily(model, tokenizer, NEW_TOKENS),
             )[0].cpu()
         new = tokenizer.decode(said[ids.shape[1] :], skip_special_tokens=True)
         right = recalled(str(sample.answer), new) > 0.5

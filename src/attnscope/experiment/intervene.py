@@ -5,36 +5,42 @@ This module must not know measures or files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
 
-from attnscope.experiment.measured import Mask
-from attnscope.experiment.padded import Padded
-from attnscope.experiment.shifted import to_left
 from attnscope.interventions.arm import arm
 from attnscope.interventions.knockout import knockout
 from attnscope.interventions.steer import steer
 from attnscope.question.conditions import Condition, Cut
+from attnscope.tokens import ClassSet
+from attnscope.tokens.tokenized import Mask, PaddedBatch
 
 
 @contextmanager
 def intervening(
-    condition: Condition, model: Any, padded: Padded, side: Literal["left", "right"] = "right"
+    condition: Condition,
+    model: Any,
+    tokenizer: Any,
+    batch: PaddedBatch,
+    classes: Iterable[ClassSet],
+    among: Mask | None = None,
 ) -> Iterator[None]:
-    """Inside, the model is as the condition wants it; the batch is padded on this side."""
+    """Inside, the model is as the condition wants it. Tokens are of the first of the class sets
+    that has such a class; `among` bool [B, N] leaves out those that do not count."""
     with ExitStack() as undo:
         for cut in (condition.knockout, condition.steer):
-            keys = None if cut is None else torch.from_numpy(_keys(cut, padded))
-            if keys is not None and side == "left":
-                left = keys.shape[1] - torch.from_numpy(padded.real).sum(1)
-                keys = to_left(keys, left, keys.shape[1], False)
-            if cut is None or keys is None or not bool(keys.any()):
+            if cut is None:
+                continue
+            keys = _keys(cut, tokenizer, batch, classes)
+            if among is not None:
+                keys &= among
+            if not keys.any():
                 continue  # no prompt of this batch has such a token
-            where: dict[str, Any] = {"keys": keys, "layers": cut.layers, "heads": cut.heads}
+            where: dict[str, Any] = {"layers": cut.layers, "heads": cut.heads}
+            where["keys"] = torch.from_numpy(keys)
             if cut is condition.steer:
                 undo.enter_context(steer(model, factor=condition.steer.factor, **where))
             else:
@@ -44,13 +50,14 @@ def intervening(
         yield
 
 
-def _keys(cut: Cut, padded: Padded) -> Mask:
-    """[B, K]: the tokens meant."""
-    keys = padded.real if cut.region is None else padded.region(cut.region)
+def _keys(cut: Cut, tokenizer: Any, batch: PaddedBatch, classes: Iterable[ClassSet]) -> Mask:
+    """[B, N]: the tokens meant."""
+    keys = batch.real.copy() if cut.region is None else batch.mask(cut.region, some=True)
     if cut.tokens is None:
         return keys
-    for classes in padded.classes.values():
-        if cut.tokens in classes.names:
-            ids = classes.ids(padded.batch.input_ids, padded.tokenizer, padded.real)
-            return np.asarray(keys & (ids == classes.index(cut.tokens)))
-    raise AssertionError(cut.tokens)  # the plan has looked
+    for one in classes:
+        if cut.tokens in one.names:
+            ids = one.ids(batch.input_ids, tokenizer, batch.real)
+            keys &= ids == one.index(cut.tokens)
+            return keys
+    raise AssertionError(cut.tokens)  # whoever made the condition has looked

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from attnscope.experiment.cells import Cell
 
 Array = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 
 
 class Column(NamedTuple):

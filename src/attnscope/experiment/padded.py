@@ -16,12 +16,12 @@ import torch
 from numpy.typing import NDArray
 
 from attnscope.experiment.cells import Cell
-from attnscope.experiment.measured import Mask
 from attnscope.experiment.plan import ModelPlan
 from attnscope.question.generate import GENERATED
 from attnscope.question.queries import parse_queries
 from attnscope.question.spec import Experiment
-from attnscope.tokens import TokenizedPrompt, pad
+from attnscope.tokens import pad
+from attnscope.tokens.tokenized import Mask
 
 
 class Padded:
@@ -30,7 +30,7 @@ class Padded:
     def __init__(self, experiment: Experiment, plan: ModelPlan, cells: tuple[Cell, ...]):
         self.cells = cells
         self.batch = pad([cell.tokens for cell in cells], plan.tokenizer, side="right")
-        self.real: Mask = self.batch.attention_mask.astype(bool)
+        self.real = self.batch.real
         self.tokenizer = plan.tokenizer
         self.classes = experiment.classes
         self.steps = 0 if experiment.generate is None else experiment.generate.max_new_tokens
@@ -89,10 +89,7 @@ class Padded:
 
     def region(self, name: str) -> Mask:
         """[B, K] the tokens of a region; none where the prompt has no such region."""
-        inside = np.zeros_like(self.real)
-        for row, cell in enumerate(self.cells):
-            inside[row, : len(cell.tokens)] = _region(cell.tokens, name)
-        return inside
+        return self.batch.mask(name, some=True)
 
     def keys(self, name: str) -> Mask:
         """[B, K] which tokens are meant."""
@@ -122,11 +119,8 @@ class Padded:
 
     def _last_of_prompts(self) -> Mask:
         """[B, K] the token that the first of an answer is predicted from."""
-        last = np.zeros_like(self.real)
-        for row, cell in enumerate(self.cells):
-            fed = int(_region(cell.tokens, GENERATED).sum())
-            last[row, len(cell.tokens) - fed - 1] = True
-        return last
+        ends = self.real.sum(1) - self.region(GENERATED).sum(1) - 1
+        return np.asarray(np.arange(self.real.shape[1]) == ends[:, None])
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -158,9 +152,3 @@ class Padded:
 def _any(mask: Mask) -> Mask:
     """[B] whether a row has any."""
     return np.asarray(mask.any(axis=1))
-
-
-def _region(tokens: TokenizedPrompt, name: str) -> Mask:
-    if name not in tokens.prompt.names:
-        return np.zeros(len(tokens), dtype=bool)
-    return tokens.mask(name)

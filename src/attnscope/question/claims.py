@@ -14,18 +14,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    StrictInt,
-    StrictStr,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, StrictInt, StrictStr, model_validator
 
 from attnscope.errors import InputError
 from attnscope.measures.registry import COLUMNS
-from attnscope.question.plain import Plain
+from attnscope.question.plain import Plain, checked
 from attnscope.yaml_file import parse_yaml, read_yaml
 
 
@@ -215,13 +208,7 @@ def _claims(data: Any, source: str) -> tuple[Claim, ...]:
     claims = []
     for number, entry in enumerate(listed):
         name = entry.get("name", number) if isinstance(entry, dict) else number
-        try:
-            claims.append(Claim.model_validate(entry))
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            what = first["msg"].removeprefix("Value error, ")
-            raise InputError(f"{source}: claim {name!r}: {where}: {what}") from error
+        claims.append(checked(Claim, entry, f"{source}: claim {name!r}"))
     names = [claim.name for claim in claims]
     if twice := {name for name in names if names.count(name) > 1}:
         raise InputError(f"{source}: two claims are called {', '.join(sorted(twice))}")

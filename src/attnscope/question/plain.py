@@ -2,9 +2,11 @@
 user's back.
 """
 
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
+
+from attnscope.errors import InputError
 
 MOST = 1_000_000
 """Prompts of an experiment, and tokens of a filler: more is a slip of the finger."""
@@ -16,3 +18,17 @@ class Plain(BaseModel):
     """Plain data, checked."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+P = TypeVar("P", bound=Plain)
+
+
+def checked(kind: type[P], said: Any, whose: str) -> P:
+    """What was said, as plain data; what is wrong with it is an `InputError` that says whose."""
+    try:
+        return kind.model_validate(said)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        what = first["msg"].removeprefix("Value error, ")
+        raise InputError(": ".join(part for part in (whose, where, what) if part)) from error

@@ -12,9 +12,8 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictBool, StrictInt, StrictStr, ValidationError, model_validator
+from pydantic import Field, StrictBool, StrictInt, StrictStr, model_validator
 
-from attnscope.errors import InputError
 from attnscope.measures.registry import MEASURES
 from attnscope.question.conditions import Condition, base_of
 from attnscope.question.fields import (
@@ -30,7 +29,7 @@ from attnscope.question.fields import (
     listed,
 )
 from attnscope.question.generate import GENERATED, Generate
-from attnscope.question.plain import Count, Plain, Seed
+from attnscope.question.plain import Count, Plain, Seed, checked
 from attnscope.question.queries import parse_queries
 from attnscope.question.sources import Prompts, TokenPrompts
 
@@ -253,9 +252,4 @@ def _part_of(what: str, of_profiles: Numbers, measured: Numbers) -> None:
 
 def made(**keys: Any) -> Experiment:
     """An experiment from Python; what is wrong with it is an `InputError`."""
-    try:
-        return Experiment(**keys)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the experiment"
-        raise InputError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from error
+    return checked(Experiment, keys, "the experiment")

@@ -5,15 +5,22 @@ from attnscope.tokens.chat import apply_chat_template, turns_of
 from attnscope.tokens.classes import ClassSet, ClassTable, TokenClass
 from attnscope.tokens.named import DEFAULT, load_classes
 from attnscope.tokens.regions import Prompt, Region, join
-from attnscope.tokens.tokenized import Batch, TokenizedPrompt, pad, spelled, tokenize, tokenize_all
+from attnscope.tokens.tokenized import (
+    PaddedBatch,
+    TokenizedPrompt,
+    pad,
+    spelled,
+    tokenize,
+    tokenize_all,
+)
 from attnscope.tokens.vocabulary import Vocabulary, read_vocabulary
 
 __all__ = [
     "DEFAULT",
     "Alignment",
-    "Batch",
     "ClassSet",
     "ClassTable",
+    "PaddedBatch",
     "Prompt",
     "Region",
     "TokenClass",

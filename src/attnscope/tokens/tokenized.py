@@ -26,6 +26,7 @@ from attnscope.tokens.vocabulary import Vocabulary, read_vocabulary, require_fas
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Mask = NDArray[np.bool_]
 Side = Literal["left", "right"]
 _SIDES = ("left", "right")
 
@@ -163,7 +164,7 @@ def _restore_spaces(
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class PaddedBatch:
     """Tokenised prompts as one padded rectangle."""
 
     rows: tuple[TokenizedPrompt, ...]
@@ -172,11 +173,18 @@ class Batch:
     attention_mask: NDArray[np.int64]
     """[B, N] 1 for real tokens, 0 for padding."""
 
-    def mask(self, name: str) -> NDArray[np.bool_]:
-        """[B, N] True for the tokens of the region; padding is never part of it."""
-        inside = self.attention_mask.astype(bool)
+    @cached_property
+    def real(self) -> Mask:
+        """[B, N] the same as bool."""
+        return self.attention_mask.astype(bool)
+
+    def mask(self, name: str, *, some: bool = False) -> Mask:
+        """[B, N] True for the tokens of the region; padding is never part of it. With `some`, a
+        prompt that has no such region has no such token; else it is an error."""
+        inside = np.zeros_like(self.real)
         for row, tokens in enumerate(self.rows):
-            inside[row, self.columns(row)] = tokens.mask(name)
+            if not some or name in tokens.prompt.names:
+                inside[row, self.columns(row)] = tokens.mask(name)
         return inside
 
     def columns(self, row: int) -> slice:
@@ -200,7 +208,7 @@ def pad(
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     side: Side | None = None,
-) -> Batch:
+) -> PaddedBatch:
     """Put tokenised prompts into one rectangle, padded on `side` (the tokenizer's, if not given).
 
     A tokenizer without a padding token is no obstacle: what stands in the padding is masked.
@@ -219,7 +227,7 @@ def pad(
         columns = slice(width - len(row), width) if side == "left" else slice(len(row))
         input_ids[n, columns] = row.ids
         attention_mask[n, columns] = 1
-    return Batch(rows, input_ids, attention_mask)
+    return PaddedBatch(rows, input_ids, attention_mask)
 
 
 def spelled(

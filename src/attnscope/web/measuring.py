@@ -89,6 +89,7 @@ def measure(loaded: Loaded, asked: Asked, watcher: Watcher | None = None) -> Vie
     import torch
 
     import attnscope
+    from attnscope.experiment.answer import greedily
 
     ready, watcher = prepare(loaded, asked), watcher or Watcher()
     model, tokens = loaded.model, ready.tokens
@@ -115,11 +116,9 @@ def measure(loaded: Loaded, asked: Asked, watcher: Watcher | None = None) -> Vie
         if asked.answer:
             made = model.generate(
                 **inputs,
-                max_new_tokens=asked.answer,
-                do_sample=False,
+                generation_config=greedily(model, loaded.tokenizer, asked.answer),
                 return_dict_in_generate=True,
                 output_logits=True,
-                pad_token_id=_pad(loaded.tokenizer),
             )
             ids, logits = made.sequences[0].tolist(), made.logits[0][0]
             _answered(view, loaded, ids)
@@ -245,11 +244,6 @@ def likely(logits: Any, tokenizer: Any) -> list[tuple[str, float]]:
         for id, name in zip(ids.tolist(), names, strict=True)
     ]
     return list(zip(texts, chances.tolist(), strict=True))
-
-
-def _pad(tokenizer: Any) -> int | None:
-    found = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    return found if isinstance(found, int) else None
 
 
 def _numpy(values: Any) -> Floats:
