@@ -63,7 +63,8 @@ census: $(STAMP)
 # About forty minutes on two cores; FUZZ is the seconds for each kind of input.
 FUZZ ?= 120
 faults: $(STAMP)
-	cd benchmarks/faults && for part in kills disks watches ray_cluster; do \
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[faults]'
+	cd benchmarks/faults && for part in kills disks buckets watches ray_cluster; do \
 	  ../../$(BIN)/python $$part.py || exit 1; done
 	cd benchmarks/faults && for kind in experiments claims classes prompts sql options texts \
 	  token_ids short; do ../../$(BIN)/python fuzz.py $$kind $(FUZZ) || exit 1; done

@@ -93,13 +93,20 @@ def test_a_worker_of_a_cluster_writes_there(small, whole, address):
 
 
 def test_parts_have_addresses_of_their_own(small, whole, address, tmp_path):
-    with pytest.raises(InputError, match=r"cannot share .* no locks.* attnscope merge"):
-        run(small(), address, shard=Shard(1, 2))
-    run(small(), tmp_path / "1", shard=Shard(1, 2))
-    run(small(), tmp_path / "2", shard=Shard(2, 2))
-    merge([tmp_path / "1", tmp_path / "2"], address)
+    told = rf"cannot share .* no locks.*{address}-2-of-3; .* attnscope merge {address}-{{1\.\.3}}"
+    with pytest.raises(InputError, match=told):
+        run(small(), address, shard=Shard(2, 3))
+    parts = [Shard(n, 3).place(place(address)) for n in (1, 2, 3)]
+    for n, part in enumerate(parts, 1):
+        run(small(), part, shard=Shard(n, 3))
+        assert run(small(), part, shard=Shard(n, 3)).measured == 0
+    with pytest.raises(InputError, match="cannot share"):
+        run(small(), parts[0], shard=Shard(2, 3))
+    assert merge(parts, address).batches == merge(parts, address).of
     merge([address], tmp_path / "back")
     assert bytes_of(tmp_path / "back") == bytes_of(whole)
+    with pytest.raises(InputError, match="give an address in it"):
+        Shard(1, 2).place(UPath("memory://"))
 
 
 def test_a_store_that_takes_nothing(small, address, monkeypatch):

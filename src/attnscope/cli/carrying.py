@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from attnscope.cli.options import print_json
+from attnscope.place import is_far
 
 if TYPE_CHECKING:
     from attnscope.experiment.execute import Outcome
@@ -109,7 +110,7 @@ def _print_outcome(name: str, outcome: Outcome, figures: Sequence[str]) -> None:
     already = outcome.cells - outcome.measured - len(outcome.failed)
     there = f" ({already} were there already)" if already else ""
     print(f"{name}: {outcome.cells - len(outcome.failed)} cells{there} in {outcome.folder}")
-    if not outcome.complete and not outcome.failed:
+    if not outcome.complete and not outcome.failed and not is_far(outcome.folder):
         print("  other parts of the run are not there yet; the last one finishes it")
     for figure in figures:
         print(f"  figure  {outcome.folder / 'figures' / figure}.png, svg, pdf, html, csv, md")

@@ -101,7 +101,8 @@ def run(
 
         sbatch --array=1-8 --wrap 'attnscope run slashes.yaml --shard $SLURM_ARRAY_TASK_ID/8'
 
-    Parts measured into directories of their own are joined by `attnscope merge`.
+    Parts measured into directories of their own are joined by `attnscope merge`. At an address
+    (s3://…) every part has one of its own, and the command says which.
 
     docs/experiments.md has all keys. Read the results with `attnscope query DIR "SELECT …"`, or
     in Python with attnscope.open_run(DIR).
@@ -114,7 +115,8 @@ def run(
     part = None if shard is None else parse_shard(shard)
     experiment = read_experiment(file, outside=outside)
     frozen = None if claims is None else load_claims(claims)
-    folder = place(out or Path("runs") / experiment.name)
+    whole = place(out or Path("runs") / experiment.name)
+    folder = whole if part is None else part.place(whole)
     executor = _executor(folder, ray, workers, load_within=load_within, mixed=mixed)
     _no_bars()
     plan = make_plan(experiment)
@@ -124,6 +126,8 @@ def run(
     options = {"claims": frozen, "shard": part, "executor": executor, "mixed": mixed}
     outcome = carry_out(plan, folder, quiet=quiet or json, **options)
     print_outcomes({experiment.name: outcome}, json=json)
+    if part is not None and folder != whole and not json:
+        print(f"  when all parts are there: {part.joining(whole)}")
 
 
 def _executor(

@@ -88,12 +88,10 @@ def run_plan(
     """Run what was planned. When `stop` says so, the batch at hand is finished and written, and
     that is all. `mixed` lets another machine, or other versions, continue what was begun."""
     where = place(folder)
-    if is_far(where) and shard is not None:
-        raise InputError(
-            f"parts of a run cannot share {where}: an object store has no locks. Give each a "
-            "directory or an address of its own (--out), and join them with attnscope merge"
-        )
-    with opened(where, plan.experiment, shared=shard is not None) as directory:
+    if shard is not None:
+        shard.refuse_shared(where)
+    shared = shard is not None and not is_far(where)
+    with opened(where, plan.experiment, shared=shared) as directory:
         work = [Work(model, batch) for model in plan.models for batch in model.batches]
         ids = [one.batch.id for one in work]
         _refuse_strangers(directory, set(ids))

@@ -1,9 +1,10 @@
 """A part of a run for one of several machines: `--shard 2/8` is the second of eight.
 
 Batches are cut, in the order of the plan, into stretches of equal work, so that a shard loads few
-models; every batch is in exactly one, and which depends on the plan alone.
+models; every batch is in exactly one, and which depends on the plan alone. Parts share a directory,
+which has locks; at an address, which has none, each has its own beside the run's.
 
-This module must not know files, or how anything is measured.
+This module must not know what is written, or how anything is measured.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from attnscope.errors import InputError
 from attnscope.experiment.executor import Work
+from attnscope.place import is_far
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,28 @@ class Shard:
                 mine.append(one)
             before += one.cost
         return mine
+
+    def place(self, whole: Path) -> Path:
+        """Where this part is written, of a run at `whole`."""
+        return self._beside(whole, self.number) if is_far(whole) else whole
+
+    def refuse_shared(self, where: Path) -> None:
+        """Refuse an address that is not this part's own."""
+        if is_far(where) and not where.name.endswith(f"-{self.number}-of-{self.of}"):
+            raise InputError(
+                f"parts of a run cannot share {where}: an object store has no locks. This one's "
+                f"address is {self.place(where)}; join them with: {self.joining(where)}"
+            )
+
+    def joining(self, whole: Path) -> str:
+        """The command, of a shell that knows braces, that makes one run of the parts beside it."""
+        parts = self._beside(whole, f"{{1..{self.of}}}")
+        return f"attnscope merge {parts} --out {whole}"
+
+    def _beside(self, whole: Path, number: int | str) -> Path:
+        if not whole.name:
+            raise InputError(f"{whole} is a whole store; give an address in it: {whole}/RUN")
+        return whole.with_name(f"{whole.name}-{number}-of-{self.of}")
 
 
 def parse_shard(text: str) -> Shard:
