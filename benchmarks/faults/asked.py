@@ -20,7 +20,7 @@ __all__ = ["Server", "experiment", "prints", "write_experiment"]
 
 
 def experiment(**keys: Any) -> Experiment:
-    """A run of under a second, in six batches."""
+    """A run of under a second, in a few batches."""
     asked: dict[str, Any] = {
         "name": "faults",
         "models": {"math": "zoo:math-qwen2"},

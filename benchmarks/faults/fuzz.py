@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 from results import keep
+from structured import branch_changed, query
 
 from attnscope.errors import AttnscopeError
 
@@ -122,6 +123,54 @@ def claims(folder: Path) -> Callable[[Draw], Any]:
     return one
 
 
+def experiment_trees(folder: Path) -> Callable[[Draw], Any]:
+    """Well-formed YAML with a branch changed; what is taken must be written and read the same."""
+    import yaml
+    from asked import experiment
+
+    from attnscope.question.spec import made
+    from attnscope.question.yaml import read_experiment, written
+
+    replaced = {"base": {}, "other": {"replace": {"region": "question", "new": "4"}}}
+    seeds = [
+        yaml.safe_load(written(experiment())),
+        yaml.safe_load(written(experiment(conditions=replaced, measures=["mass"]))),
+        {"models": {"a": "zoo:math-qwen2", "b": "zoo:chat-llama"}, "measures": ["mass", "rows"],
+         "prompts": {"source": "math", "count": 4}, "classes": ["default"],
+         "queries": ["all", "after:question"], "generate": {"max_new_tokens": 4}},
+    ]  # fmt: skip
+    file = folder / "experiment.yaml"
+
+    def one(draw: Draw) -> None:
+        tree = branch_changed(draw.choice(seeds), draw)
+        if draw.random() < 0.1 or not all(isinstance(key, str) for key in tree):
+            file.write_text(yaml.safe_dump(tree, allow_unicode=True), encoding="utf-8")
+            read_experiment(file)
+        else:
+            taken = made(**tree)
+            if draw.random() < 0.1:
+                file.write_text(written(taken), encoding="utf-8")
+                assert read_experiment(file, outside=True).digest == taken.digest
+
+    return one
+
+
+def claim_trees(folder: Path) -> Callable[[Draw], Any]:
+    """The built-in claims with a branch changed."""
+    import yaml
+
+    import attnscope.question.claims as room
+
+    whole = yaml.safe_load((Path(room.__file__).parent / "claims.yaml").read_text("utf-8"))
+    seeds = [{"claims": [claim]} for claim in whole["claims"]]
+
+    def one(draw: Draw) -> None:
+        for claim in room._claims(branch_changed(draw.choice(seeds), draw), "claims.yaml"):
+            room.digest(claim)
+
+    return one
+
+
 def classes(folder: Path) -> Callable[[Draw], Any]:
     from attnscope.tokens.named import load_classes
 
@@ -175,6 +224,17 @@ def sql(folder: Path) -> Callable[[Draw], Any]:
         "SELECT count(*) FROM prompts WHERE level = 1 AND prompt IN (SELECT prompt FROM cells)",
     ]
     return lambda draw: opened.sql(changed(draw.choice(seeds), draw))
+
+
+def sql_grammar(folder: Path) -> Callable[[Draw], Any]:
+    from asked import experiment
+
+    import attnscope
+    from attnscope.experiment.execute import run
+
+    run(experiment(prompts={"source": "math", "count": 2, "level": 1}), folder / "run")
+    opened = attnscope.open_run(folder / "run")
+    return lambda draw: opened.sql(query(draw))
 
 
 def texts(folder: Path) -> Callable[[Draw], Any]:
@@ -300,12 +360,16 @@ def short(folder: Path) -> Callable[[Draw], Any]:
 TARGETS = {
     "experiments": experiments, "claims": claims, "classes": classes, "prompts": prompts,
     "sql": sql, "options": options, "texts": texts, "token_ids": token_ids, "short": short,
+    "experiment_trees": experiment_trees, "claim_trees": claim_trees, "sql_grammar": sql_grammar,
 }  # fmt: skip
 CALLED = {
     "experiments": "experiment files", "claims": "claims files", "classes": "class rules",
     "prompts": "prompt files (JSONL, CSV, text)", "sql": "SQL", "options": "command lines",
     "texts": "texts of any Unicode (tokenised, classed, filled, aligned)",
     "token_ids": "token ids and masks", "short": "queries, shards, numbers, directories",
+    "experiment_trees": "experiments of good YAML with branches changed",
+    "claim_trees": "claims of good YAML with branches changed",
+    "sql_grammar": "SQL put together from its grammar",
 }  # fmt: skip
 
 

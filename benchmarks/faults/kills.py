@@ -40,7 +40,10 @@ def readable(out: Path) -> bool:
     return True
 
 
-def kill_later(pid: int, seconds: float) -> None:
+def kill_later(pid: int, seconds: float, begun: Path | None = None) -> None:
+    """Kill after so many seconds, or so many after something was there."""
+    while begun is not None and not begun.exists() and Path(f"/proc/{pid}").exists():
+        time.sleep(0.002)
     time.sleep(seconds)
     if Path(f"/proc/{pid}").exists():
         os.kill(pid, signal.SIGKILL)
@@ -48,20 +51,29 @@ def kill_later(pid: int, seconds: float) -> None:
 
 def main(number: int) -> None:
     folder = Path(tempfile.mkdtemp())
-    file, out = write_experiment(folder), folder / "run"
+    file, out = write_experiment(folder, batch_tokens=200), folder / "run"
     server = Server(folder)
     begun = time.monotonic()
     server.run("run", file, "--out", folder / "warm", "-q")
     start = time.monotonic()
-    code, said = server.run("run", file, "--out", folder / "whole", "-q")
+    server.start("run", file, "--out", folder / "whole", "-q")
+    while not (folder / "whole" / "cells").exists():
+        time.sleep(0.002)
+    first = time.monotonic()
+    code, said = server.end()
     assert code == 0, said
-    usual, whole = time.monotonic() - start, prints(folder / "whole")
+    usual, writing = time.monotonic() - start, time.monotonic() - first
+    whole = prints(folder / "whole")
     draw = random.Random(os.getpid())
     killed = rounds = bad = 0
     stages: set[int] = set()
     while killed < number:
         options = ["--shard", f"{draw.randint(1, 3)}/3"] if draw.random() < 0.3 else []
-        kill_later(server.start("run", file, "--out", out, "-q", *options), draw.random() * usual)
+        pid = server.start("run", file, "--out", out, "-q", *options)
+        if draw.random() < 0.5 and not (out / "cells").exists():  # half while files are written
+            kill_later(pid, draw.random() * writing, out / "cells")
+        else:
+            kill_later(pid, draw.random() * usual)
         code, said = server.end()
         if code == -signal.SIGKILL:
             killed += 1
@@ -83,8 +95,8 @@ def main(number: int) -> None:
             shutil.rmtree(out)
     server.close()
     shutil.rmtree(folder)
-    told = "every resumed run has the same bytes" if not bad else f"{bad} WRONG"
-    print(f"{rounds} rounds resumed to the end, killed at {len(stages)} different stages")
+    told = f"{rounds} runs resumed from {len(stages)} stages, every one with the same bytes"
+    told = told if not bad else f"{bad} WRONG"
     keep("`run`, and shards of it, killed (SIGKILL) at random", killed, told,
          time.monotonic() - begun)  # fmt: skip
 

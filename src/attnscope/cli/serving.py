@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -44,6 +48,7 @@ def serve(
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind(("127.0.0.1", port))
+        listening.listen(128)  # before anybody is told: who comes early waits
     except OSError as error:
         raise InputError(
             f"port {port} cannot be had ({error.strerror}); --port 0 takes a free one"
@@ -52,8 +57,27 @@ def serve(
     print(f"attnscope is at {address} (Ctrl-C ends it)", flush=True)
     if open_browser:
         webbrowser.open(address)
-    config = uvicorn.Config(app, log_level="warning", limit_concurrency=200, timeout_keep_alive=5)
-    uvicorn.Server(config).run(sockets=[listening])
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        limit_concurrency=200,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(config)
+    asked_to_end = server.handle_exit
+
+    def end(*asked: Any) -> None:
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # cut off is no error now
+        asked_to_end(*asked)
+
+    server.handle_exit = end  # type: ignore[assignment, method-assign]
+    with suppress(KeyboardInterrupt):
+        server.run(sockets=[listening])
+    # A model in the middle of a layer cannot be interrupted, and Python would wait for whoever
+    # answers a request. Neither writes anything: they end here.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def _given(models: list[str]) -> dict[str, str]:

@@ -31,7 +31,7 @@ def _key(value: Any) -> Any:
 
 
 def _measure(value: Any) -> Any:
-    if value not in MEASURES:
+    if not isinstance(value, str) or value not in MEASURES:
         raise unknown("measure", value, MEASURES)
     return value
 
@@ -80,7 +80,7 @@ def _class_sets(value: Any) -> Any:
             label = _label_of(source)
             if label in value:
                 raise ValueError(
-                    f"two class sets have the same name: {', '.join(map(_label_of, named))}; a set "
+                    f"two class sets have the same name: {', '.join([*value, label])}; a set "
                     "from a file is called by the file's name, without its ending, unless it is "
                     "given a label: 'label: FILE.yaml'"
                 )

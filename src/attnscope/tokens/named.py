@@ -10,6 +10,7 @@ This module must not know how rules are applied.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ def load_classes(source: str | Path | ClassSet) -> ClassSet:
     if str(source) in NAMED:
         return NAMED[str(source)]
     path = Path(source)
-    if not path.is_file():
+    if not os.path.isfile(path):  # of any text: pathlib's raises where a name is too long
         raise InputError(
             f"unknown class set {str(source)!r}: neither a file nor one of {', '.join(NAMED)}"
         )

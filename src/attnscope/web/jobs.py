@@ -17,6 +17,8 @@ from attnscope.errors import AttnscopeError
 
 State = Literal["waiting", "running", "done", "failed", "cancelled"]
 
+LOOK_UP = 0.5
+"""Seconds in which work that is called off at the end may still end by itself."""
 REMEMBERED = 256
 """How many pieces of work that are over can still be asked about."""
 
@@ -107,14 +109,15 @@ class Queue:
                 job.state = "cancelled"
 
     def close(self) -> None:
-        """Take no more work, and call off what there is."""
+        """Take no more work, and call off what there is. What does not look up in time is left:
+        its thread goes with the process."""
         with self._change:
             self._open = False
             for job in self._known.values():
                 job._called_off.set()
             self._waiting.clear()
             self._change.notify()
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=LOOK_UP)
 
     def _run(self) -> None:
         while True:
