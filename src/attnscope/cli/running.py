@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from attnscope.experiment.execute import Outcome
     from attnscope.experiment.executor import Executor
     from attnscope.experiment.plan import Plan
+    from attnscope.experiment.shard import Shard as Part
     from attnscope.question.spec import Experiment
 Claims = Annotated[
     Path | None,
@@ -101,8 +102,7 @@ def run(
 
         sbatch --array=1-8 --wrap 'attnscope run slashes.yaml --shard $SLURM_ARRAY_TASK_ID/8'
 
-    Parts measured into directories of their own are joined by `attnscope merge`. At an address
-    (s3://…) every part has one of its own, and the command says which.
+    Parts in directories, or at addresses, of their own are joined by `attnscope merge`.
 
     docs/experiments.md has all keys. Read the results with `attnscope query DIR "SELECT …"`, or
     in Python with attnscope.open_run(DIR).
@@ -115,8 +115,7 @@ def run(
     part = None if shard is None else parse_shard(shard)
     experiment = read_experiment(file, outside=outside)
     frozen = None if claims is None else load_claims(claims)
-    whole = place(out or Path("runs") / experiment.name)
-    folder = whole if part is None else part.place(whole)
+    folder = _own_place(part, place(out or Path("runs") / experiment.name), quiet=quiet or json)
     executor = _executor(folder, ray, workers, load_within=load_within, mixed=mixed)
     _no_bars()
     plan = make_plan(experiment)
@@ -126,8 +125,14 @@ def run(
     options = {"claims": frozen, "shard": part, "executor": executor, "mixed": mixed}
     outcome = carry_out(plan, folder, quiet=quiet or json, **options)
     print_outcomes({experiment.name: outcome}, json=json)
-    if part is not None and folder != whole and not json:
-        print(f"  when all parts are there: {part.joining(whole)}")
+
+
+def _own_place(part: Part | None, whole: Path, *, quiet: bool) -> Path:
+    """Where a run, or a part of it, is written."""
+    folder = whole if part is None else part.place(whole)
+    if part is not None and folder != whole and not quiet:
+        print(f"this part: {folder}; when all are there: {part.joining(whole)}", flush=True)
+    return folder
 
 
 def _executor(

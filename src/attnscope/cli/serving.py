@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from attnscope.errors import InputError
 
 
 def serve(
@@ -28,10 +31,7 @@ def serve(
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser.")] = True,
 ) -> None:
     """The live page: type a prompt, see where the model looks. Only this machine can reach it."""
-    import socket
     import webbrowser
-
-    from attnscope.errors import InputError
 
     try:
         import fastapi  # noqa: F401
@@ -43,16 +43,7 @@ def serve(
     from attnscope.web.server import create
 
     app = create(folder, models=_given(model or []), device=device, longest=longest)
-    # By its full name: only then are small answers sent at once, not 40 ms later.
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind(("127.0.0.1", port))
-        listening.listen(128)  # before anybody is told: who comes early waits
-    except OSError as error:
-        raise InputError(
-            f"port {port} cannot be had ({error.strerror}); --port 0 takes a free one"
-        ) from error
+    listening = _listening(port)
     address = f"http://127.0.0.1:{listening.getsockname()[1]}/"
     print(f"attnscope is at {address} (Ctrl-C ends it)", flush=True)
     if open_browser:
@@ -64,26 +55,42 @@ def serve(
         timeout_keep_alive=5,
         timeout_graceful_shutdown=1,
     )
-    server = uvicorn.Server(config)
+    _serve_until_told(uvicorn.Server(config), listening)
+
+
+def _listening(port: int) -> socket.socket:
+    """This machine's own address, where whoever comes early waits."""
+    # By its full name: only then are small answers sent at once, not 40 ms later.
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind(("127.0.0.1", port))
+        listening.listen(128)
+    except OSError as error:
+        raise InputError(
+            f"port {port} cannot be had ({error.strerror}); --port 0 takes a free one"
+        ) from error
+    return listening
+
+
+def _serve_until_told(server: Any, listening: socket.socket) -> None:
+    """Ends the process: a model in the middle of a layer cannot be interrupted, and Python would
+    wait for whoever answers a request. Neither writes anything."""
     asked_to_end = server.handle_exit
 
     def end(*asked: Any) -> None:
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # cut off is no error now
         asked_to_end(*asked)
 
-    server.handle_exit = end  # type: ignore[assignment, method-assign]
+    server.handle_exit = end
     with suppress(KeyboardInterrupt):
         server.run(sockets=[listening])
-    # A model in the middle of a layer cannot be interrupted, and Python would wait for whoever
-    # answers a request. Neither writes anything: they end here.
     sys.stdout.flush()
     os._exit(0)
 
 
 def _given(models: list[str]) -> dict[str, str]:
     """Label to model; a folder is called by its own name."""
-    from attnscope.errors import InputError
-
     given: dict[str, str] = {}
     for said in models:
         label, equals, name = said.partition("=")
