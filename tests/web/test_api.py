@@ -381,9 +381,9 @@ def ready(loaded: Any) -> Any:
 
 
 def test_work_that_runs_is_called_off_between_layers(loaded: Any) -> None:
+    from attnscope.web.asked import Wanted
     from attnscope.web.jobs import StoppedError
     from attnscope.web.measuring import Watcher, measure
-    from attnscope.web.views import Asked
 
     class Impatient(Watcher):
         asked = 0
@@ -394,16 +394,16 @@ def test_work_that_runs_is_called_off_between_layers(loaded: Any) -> None:
                 raise StoppedError("called off")
 
     with pytest.raises(StoppedError):
-        measure(ready(loaded), Asked(text=TEXT), Impatient())
+        measure(ready(loaded), Wanted(model=MODEL, text=TEXT), Impatient())
     assert not any(module._forward_pre_hooks for module in loaded[0].modules())
-    assert measure(ready(loaded), Asked(text=TEXT)).tokens
+    assert measure(ready(loaded), Wanted(model=MODEL, text=TEXT)).tokens
 
 
 def test_layers_of_a_long_text_come_one_by_one(
     loaded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from attnscope.web import measuring
-    from attnscope.web.views import Asked
+    from attnscope.web.asked import Wanted
 
     monkeypatch.setattr(measuring, "SHORT", 500)
     seen: list[tuple[int, list[float]]] = []
@@ -412,7 +412,7 @@ def test_layers_of_a_long_text_come_one_by_one(
         def measured(self, view: Any) -> None:
             seen.append((len(view.layers), view.shade("received", "all", 0, 1).tolist()))
 
-    made = measuring.measure(ready(loaded), Asked(text=TEXT * 80), Early())
+    made = measuring.measure(ready(loaded), Wanted(model=MODEL, text=TEXT * 80), Early())
     assert made.read > 1400
     assert [count for count, _ in seen] == list(range(1, made.deep))
     assert len(made.layers) == made.deep

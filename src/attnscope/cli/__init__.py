@@ -20,7 +20,8 @@ from attnscope.cli.drawing import describe, figure, report
 from attnscope.cli.evaluating import evaluate
 from attnscope.cli.heads import heads
 from attnscope.cli.looking import look, models
-from attnscope.cli.running import merge, query, reproduce, run
+from attnscope.cli.reproducing import reproduce
+from attnscope.cli.running import merge, query, run
 from attnscope.cli.serving import serve
 from attnscope.errors import AttnscopeError
 

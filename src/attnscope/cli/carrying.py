@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from attnscope.cli.options import print_json
+from attnscope.cli.printing import print_json
 from attnscope.place import is_far
 
 if TYPE_CHECKING:
@@ -128,3 +128,10 @@ def _print_failures(name: str, outcome: Outcome) -> None:
         f"  The others are kept in {outcome.folder}; the same command tries these again",
         file=sys.stderr,
     )
+
+
+def no_bars() -> None:
+    """Only our own progress: transformers draws a bar for every model it loads."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnscope.cli.options import Json, Model, print_json
+from attnscope.cli.options import Json, Model, numbers
+from attnscope.cli.printing import plain_table, print_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 Task = Annotated[
     str,
@@ -78,8 +82,12 @@ def evaluate(
     if as_json:
         print_json(found.to_dicts())
         return
-    of = samples if k is None else k
-    Console().print(_table(found.to_dicts(), f"{model} · {task} · pass@{of}"))
+    console = Console()
+    for part in found.partition_by("task", "metric") if "metric" in found.columns else [found]:
+        of = part["metric"][0] if "metric" in found.columns else f"pass@{k or samples}"
+        whose = part["task"][0] if "task" in found.columns else task
+        title = f"{model} · {whose} · {of} · {part['problems'][0]} problems"
+        console.print(_table(part.to_dicts(), title))
 
 
 def _effects(asked: Any, classes: list[str], layers: str | None, out: Path | None) -> None:
@@ -88,10 +96,7 @@ def _effects(asked: Any, classes: list[str], layers: str | None, out: Path | Non
 
     if out is None:
         raise InputError("--effect writes a table and a figure: say where with --out")
-    try:
-        chosen = None if layers is None else [int(part) for part in layers.split(",")]
-    except ValueError:
-        raise InputError(f"--layers {layers!r}: numbers with commas between, as 0,16,27") from None
+    chosen = numbers("layers", layers)
     found = measure_effects(asked, classes, out, layers=chosen, progress=_said)
     print(f"{found['problem'].n_unique()} problems: {out / 'mass-effect.png'}")
 
@@ -100,26 +105,17 @@ def _said(condition: str, done: int, of: int) -> None:
     print(f"{condition}: {done}/{of} answers", file=sys.stderr, flush=True)
 
 
-def _table(rows: list[dict[str, float | str | None]], title: str):  # type: ignore[no-untyped-def]
-    from rich.table import Table
-
-    table = Table(title=title)
-    of_task = [name for name in ("task", "metric") if name in rows[0]]
+def _table(rows: list[dict[str, Any]], title: str) -> Table:
+    """Within 80 columns: what is too long of a condition's name goes on below."""
+    table = plain_table(title, "condition")
+    table.columns[0].overflow = "fold"
     beside = [name for name in ("entropy", "first_token") if name in rows[0]]
-    for name in (*of_task, "condition"):
-        table.add_column(name)
-    for name in ("problems", "score", "difference", "95 %", "p", "q", *beside):
-        table.add_column(name, justify="right")
+    for name in ("score", "difference, 95 %", "p", "q", *beside):
+        table.add_column(name.replace("_", " "), justify="right", no_wrap=name not in beside)
     for row in rows:
-
-        def number(name: str, row: dict[str, float | str | None] = row) -> str:
-            value = row[name]
-            return "" if value is None else f"{value:.4f}"
-
-        reach = "" if row["low"] is None else f"{row['low']:+.4f} … {row['high']:+.4f}"
-        change = "" if row["difference"] is None else f"{row['difference']:+.4f}"
-        table.add_row(
-            *(str(row[name]) for name in (*of_task, "condition", "problems")), number("score"),
-            change, reach, number("p"), number("q"), *map(number, beside),
-        )  # fmt: skip
+        change = "" if row["difference"] is None else f"{row['difference']:+.3f}"
+        if row["low"] is not None:
+            change += f" [{row['low']:+.3f}, {row['high']:+.3f}]"
+        told = ["" if row[name] is None else f"{row[name]:.3f}" for name in ("p", "q", *beside)]
+        table.add_row(row["condition"], f"{row['score']:.3f}", change, *told)
     return table

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnscope.cli.options import Bos, Json, Model, Quiet, print_json
+from attnscope.cli.options import Bos, Json, Model, Quiet
+from attnscope.cli.printing import plain_table, print_json
 
 if TYPE_CHECKING:
     import polars as pl
@@ -64,18 +65,12 @@ def heads(
 
 
 def _summary(found: pl.DataFrame, model: str, table: pl.DataFrame) -> Table:
-    from rich.box import SIMPLE_HEAD
     from rich.markup import escape
-    from rich.table import Table
 
-    shown = Table(
-        title=f"Heads of {escape(model)}: {table['layer'].n_unique()} layers, {table.height} heads",
-        title_justify="left",
+    shown = plain_table(
+        f"Heads of {model}: {table['layer'].n_unique()} layers, {table.height} heads",
         caption="above: the mean over prompts is above the threshold; certain: its whole 95 % "
         "interval is. A head may be of several kinds. largest: layer.head score.",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
     )
     for column in ("kind", "threshold", "above", "certain", "largest", "what"):
         right = column in ("above", "certain")

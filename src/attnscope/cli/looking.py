@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnscope.cli.options import BeyondPositions, Bos, Json, Model, print_json
+from attnscope.cli.options import BeyondPositions, Bos, Json, Model
+from attnscope.cli.printing import plain_table, print_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -130,19 +131,12 @@ def models(
 
 def _table(cards: list[Card], here: dict[str, Path | None]) -> Table:
     """One line a model: the real ones first."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     from attnscope import zoo
 
-    table = Table(
-        title="Models of the zoo: bundled are tiny ones, trained for attnscope",
-        title_justify="left",
+    table = plain_table(
+        "Models of the zoo: bundled are tiny ones, trained for attnscope",
         caption=f"Exact match on {cards[0].fresh_samples:,} fresh samples each; the cards "
         "(docs/zoo.md) say more.",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
     )
     for column in ("name", "family", "layers × heads", "parameters", "exact match, or where"):
         table.add_column(column, no_wrap=not column.startswith("exact"))

@@ -56,11 +56,6 @@ def without_none(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def without_control(text: str) -> str:
-    """Lines with what would move the cursor or change colours written out."""
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
-
-
 def units_of(cluster: str | None, strata: str | None) -> dict[str, Any]:
     """What is resampled, as far as it was said: one fact, or several between commas."""
     names = listed(cluster)
@@ -91,10 +86,3 @@ def on_disk(where: str | Path) -> Path:
             "directory with --out"
         )
     return path
-
-
-def print_json(content: Any) -> None:
-    """For programs to read."""
-    from json import dumps
-
-    print(dumps(content, indent=1, ensure_ascii=False))

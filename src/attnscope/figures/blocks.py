@@ -6,7 +6,7 @@ module must not know figures, runs or charts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -101,14 +101,14 @@ def as_html(sections: Sequence[Section]) -> str:
 
 def html_table(frame: pl.DataFrame, *, kind: str = "") -> str:
     """A frame as a table that scrolls if it is long; of a `kind` that scripts and styles know."""
-    head = "".join(f"<th>{escape(visible(name))}</th>" for name in frame.columns)
-    opened = ['<td class="number">' if t.is_numeric() else "<td>" for t in frame.dtypes]
-    body = "".join(
-        "<tr>"
-        + "".join(f"{td}{escape(visible(v))}</td>" for td, v in zip(opened, row, strict=True))
-        + "</tr>"
-        for row in frame.iter_rows()
-    )
+    kinds = [' class="number"' if dtype.is_numeric() else "" for dtype in frame.dtypes]
+
+    def cells(tag: str, values: Iterable[Any]) -> str:
+        both = zip(kinds, values, strict=True)
+        return "".join(f"<{tag}{of}>{escape(visible(value))}</{tag}>" for of, value in both)
+
+    head = cells("th", frame.columns)
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in frame.iter_rows())
     opening = f'<table class="{kind}">' if kind else "<table>"
     return (
         f'<div class="scroll">{opening}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'

@@ -26,7 +26,7 @@ from attnscope.tokens import (
     Prompt,
     TokenizedPrompt,
     apply_chat_template,
-    join,
+    as_question,
     pad,
     read_vocabulary,
     tokenize,
@@ -113,14 +113,13 @@ def look(
 
     if colour not in ("class", "attention"):
         raise InputError(f"unknown colour {colour!r}; known: class, attention")
-    prompt = text if isinstance(text, Prompt) else join([("question", text)])
-    if system is not None:
-        if isinstance(text, Prompt):
-            raise InputError("system goes with a plain text; a Prompt has a region 'system'")
-        prompt = join([("system", system), ("question", text)])
-    if chat or system is not None:
-        prompt = apply_chat_template(prompt, tokenizer)
-    tokens = tokenize(prompt, tokenizer)
+    if not isinstance(text, Prompt):
+        text = as_question(text, tokenizer, system=system, chat=chat)
+    elif system is not None:
+        raise InputError("system goes with a plain text; a Prompt has a region 'system'")
+    elif chat:
+        text = apply_chat_template(text, tokenizer)
+    tokens = tokenize(text, tokenizer)
     check_fit(model.config, tokens.ids, beyond=beyond_positions)
     warn_without_bos(model.config, tokenizer, tokens.ids, _name(model))
     shares = torch.from_numpy(classes.weights(tokens.ids, tokenizer)).double()

@@ -6,12 +6,19 @@ must not know models, files or charts.
 
 import polars as pl
 
+_WHOSE = {"model": pl.String(), "prompt": pl.Int32(), "condition": pl.String()}
+"""The cell that a row is of."""
+_WHAT = {
+    **dict.fromkeys(("keys", "classes"), pl.String()),
+    **dict.fromkeys(("layer", "head"), pl.Int16()),
+    **dict.fromkeys(("measure", "item"), pl.String()),
+}
+"""What a number is of, behind its queries."""
+
 CELLS = pl.Schema(
     {
         "cell": pl.String(),
-        "model": pl.String(),
-        "prompt": pl.Int32(),
-        "condition": pl.String(),
+        **_WHOSE,
         "tokens": pl.Int32(),
         "filler_tokens": pl.Int32(),
         "seam_tokens": pl.Int32(),
@@ -25,16 +32,9 @@ let to."""
 
 VALUES = pl.Schema(
     {
-        "model": pl.String(),
-        "prompt": pl.Int32(),
-        "condition": pl.String(),
+        **_WHOSE,
         "queries": pl.String(),
-        "keys": pl.String(),
-        "classes": pl.String(),
-        "layer": pl.Int16(),
-        "head": pl.Int16(),
-        "measure": pl.String(),
-        "item": pl.String(),
+        **_WHAT,
         "target": pl.String(),
         "value": pl.Float64(),
         "uniform": pl.Float64(),
@@ -46,9 +46,7 @@ VALUES = pl.Schema(
 
 POSITIONS = pl.Schema(
     {
-        "model": pl.String(),
-        "prompt": pl.Int32(),
-        "condition": pl.String(),
+        **_WHOSE,
         "queries": pl.String(),
         "layer": pl.Int16(),
         "head": pl.Int16(),
@@ -61,16 +59,9 @@ POSITIONS = pl.Schema(
 
 BY_QUERY = pl.Schema(
     {
-        "model": pl.String(),
-        "prompt": pl.Int32(),
-        "condition": pl.String(),
+        **_WHOSE,
         "queries": pl.String(),
-        "keys": pl.String(),
-        "classes": pl.String(),
-        "layer": pl.Int16(),
-        "head": pl.Int16(),
-        "measure": pl.String(),
-        "item": pl.String(),
+        **_WHAT,
         "position": pl.Int32(),
         "count": pl.Int32(),
         "value": pl.Float32(),
@@ -81,9 +72,7 @@ BY_QUERY = pl.Schema(
 
 TOKENS = pl.Schema(
     {
-        "model": pl.String(),
-        "prompt": pl.Int32(),
-        "condition": pl.String(),
+        **_WHOSE,
         "position": pl.Int32(),
         "id": pl.Int32(),
         "text": pl.String(),

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import InputError
-from attnscope.tokens.regions import Prompt, Region
+from attnscope.tokens.regions import Prompt, Region, join
 from attnscope.tokens.trial import check_ends
 
 if TYPE_CHECKING:
@@ -85,6 +85,20 @@ def apply_chat_template(
             last = min(max(start, start - skipped + region.end), end)
             regions.append(Region(first, last, region.name))
     return Prompt(text, tuple(regions), complete=True)
+
+
+def as_question(
+    text: str,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    system: str | None = None,
+    chat: bool = False,
+) -> Prompt:
+    """A text as the user's question: in the chat template, if it is asked for or there is a system
+    prompt to put before it."""
+    before = [] if system is None else [("system", system)]
+    prompt = join([*before, ("question", text)])
+    return apply_chat_template(prompt, tokenizer) if chat or before else prompt
 
 
 def turns_of(prompt: Prompt) -> list[Turn]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from attnscope.prompts.filler import Filler
 from attnscope.web.jobs import State
 
 ANSWER = 256
 """How many tokens a model may answer with."""
-FILLERS = ("repeat", "word", "random-tokens", "sentence", "lorem")
-POSITIONS = ("between", "end", "random", "before-system")
+Kind = Literal["repeat", "word", "random-tokens", "sentence", "lorem"]
+Position = Literal["between", "end", "random", "before-system"]
+FILLERS, POSITIONS = get_args(Kind), get_args(Position)
 
 
 def _sayable(text: str) -> str:
@@ -29,7 +31,7 @@ def _whole(value: Any) -> Any:
 
 
 WHOLE = BeforeValidator(_whole)
-Text = Annotated[str, Field(max_length=1_000_000), AfterValidator(_sayable)]
+PageText = Annotated[str, Field(max_length=1_000_000), AfterValidator(_sayable)]
 Name = Annotated[str, Field(min_length=1, max_length=300), AfterValidator(_sayable)]
 
 
@@ -40,28 +42,35 @@ class _Body(BaseModel):
 class Fill(_Body):
     """A filler."""
 
-    kind: Literal["repeat", "word", "random-tokens", "sentence", "lorem"] = "repeat"
+    kind: Kind = "repeat"
     count: Annotated[int, Field(ge=0, le=4096), WHOLE] = 55
     unit: Annotated[str, Field(min_length=1, max_length=40), AfterValidator(_sayable)] | None = None
-    position: Literal["between", "end", "random", "before-system"] = "between"
+    position: Position = "between"
     by: Literal["text", "ids"] = "text"
+    """As text, or as exactly so many tokens."""
     seed: Annotated[int, Field(ge=0, le=2**31), WHOLE] = 0
 
+    @property
+    def filler(self) -> Filler:
+        """What is inserted."""
+        return Filler(kind=self.kind, count=self.count, unit=self.unit, seed=self.seed)
 
-class View(_Body):
+
+class Wanted(_Body):
     """A prompt to measure."""
 
     model: Name
-    text: Text
+    text: PageText
     chat: bool = False
-    system: Text | None = None
+    system: PageText | None = None
     filler: Fill | None = None
     answer: Annotated[int, Field(ge=0, le=ANSWER), WHOLE] = 0
+    """How many tokens the model may answer with."""
     beyond: bool = False
-    """Allow more tokens than the model was made for."""
+    """Allow more tokens than the model was made for, where it can compute them at all."""
 
 
-class Gaze(_Body):
+class Followed(_Body):
     """A token whose gaze is followed."""
 
     token: Annotated[int, Field(ge=0, le=10_000_000), WHOLE]
@@ -71,7 +80,7 @@ class Gaze(_Body):
     """What it looks at, or who looks at it."""
 
 
-class Kinds(_Body):
+class HeadKinds(_Body):
     """A model whose heads are to be told apart."""
 
     model: Name
@@ -79,7 +88,7 @@ class Kinds(_Body):
     """Search for retrieval heads too: most of the time goes there."""
 
 
-class Knockout(_Body):
+class Hidden(_Body):
     """Tokens that nobody may look at."""
 
     first: Annotated[int, Field(ge=0, le=10_000_000), WHOLE]

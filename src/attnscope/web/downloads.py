@@ -93,10 +93,9 @@ def experiment(view: View, layer: int | None = None, head: int | None = None) ->
         conditions["system"] = {"system": asked.system}
     filler = asked.filler
     if filler is not None and filler.count:
-        insert = {"kind": filler.kind, "count": filler.count, "seed": filler.seed}
-        if filler.unit is not None:
-            insert["unit"] = filler.unit
-        conditions[filler.kind] = {"insert": insert, "position": asked.position, "by": asked.by}
+        where = filler.model_dump(include={"position", "by"})
+        insert = filler.model_dump(exclude={"position", "by"}, exclude_none=True)
+        conditions[filler.kind] = {"insert": insert, **where}
         measures += ["lambda", "even_slope", "uniformity"]
     chosen = {"layers": layer, "heads": head}
     repeated = Experiment.model_validate(

@@ -22,16 +22,15 @@ from attnscope.look.measure import token_names
 from attnscope.prompts.insertion import Pair, insert
 from attnscope.tokens import (
     DEFAULT,
-    Prompt,
     TokenizedPrompt,
-    apply_chat_template,
-    join,
+    as_question,
     pad,
     read_vocabulary,
     tokenize,
 )
+from attnscope.web.asked import Wanted
 from attnscope.web.shelf import Loaded
-from attnscope.web.views import Asked, Floats, View
+from attnscope.web.views import Floats, View
 
 if TYPE_CHECKING:
     from attnscope.capture.scope import Scope
@@ -66,25 +65,22 @@ class Watcher:
         """Another layer of the view can be looked at."""
 
 
-def prepare(loaded: Loaded, asked: Asked) -> Prepared:
+def prepare(loaded: Loaded, asked: Wanted) -> Prepared:
     """The tokens; whatever is wrong with the prompt is said here."""
     if not asked.text.strip():
         raise InputError("the prompt is empty: type something for the model to read")
-    tokenizer = loaded.tokenizer
-    parts = [] if asked.system is None else [("system", asked.system)]
-    prompt: Prompt = join([*parts, ("question", asked.text)])
-    if asked.chat or asked.system is not None:
-        prompt = apply_chat_template(prompt, tokenizer)
-    tokens = tokenize(prompt, tokenizer)
+    tokenizer, fill = loaded.tokenizer, asked.filler
+    put = as_question(asked.text, tokenizer, system=asked.system, chat=asked.chat)
+    tokens = tokenize(put, tokenizer)
     pair = None
-    if asked.filler is not None and asked.filler.count:
-        pair = insert(tokens, asked.filler, tokenizer, position=asked.position, by=asked.by)
+    if fill is not None and fill.count:
+        pair = insert(tokens, fill.filler, tokenizer, position=fill.position, by=fill.by)
         tokens = pair.variant
     check_fit(loaded.model.config, tokens.ids, beyond=asked.beyond)
     return Prepared(tokens=tokens, pair=pair)
 
 
-def measure(loaded: Loaded, asked: Asked, watcher: Watcher | None = None) -> View:
+def measure(loaded: Loaded, asked: Wanted, watcher: Watcher | None = None) -> View:
     """Run the model once and keep what every picture needs."""
     import torch
 
@@ -131,7 +127,7 @@ def measure(loaded: Loaded, asked: Asked, watcher: Watcher | None = None) -> Vie
     return view
 
 
-def _begun(loaded: Loaded, asked: Asked, ready: Prepared) -> View:
+def _begun(loaded: Loaded, asked: Wanted, ready: Prepared) -> View:
     """A view of which nothing is measured yet."""
     tokens, twins, filler = ready.tokens, None, []
     if ready.pair is not None:

@@ -16,7 +16,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response
 
 from attnscope.errors import AttnscopeError, unknown
-from attnscope.prompts.filler import Filler
 from attnscope.web import asked as body
 from attnscope.web import downloads, gaze
 from attnscope.web.guard import REPORT_POLICY, Guard
@@ -26,7 +25,7 @@ from attnscope.web.memory import Memory
 from attnscope.web.runs import Runs
 from attnscope.web.shelf import Shelf
 from attnscope.web.slices import Id, compared, kept, sent_as, slices
-from attnscope.web.views import SHADES, Asked, View
+from attnscope.web.views import SHADES, View
 
 STATIC = Path(__file__).parent / "static"
 LONGEST = 32_768
@@ -149,44 +148,29 @@ class _Told(Watcher):
         )
 
 
-def _asked(wanted: body.View) -> Asked:
-    given, filler = wanted.filler, None
-    if given is not None:
-        filler = Filler(kind=given.kind, count=given.count, unit=given.unit, seed=given.seed)
-    return Asked(
-        text=wanted.text,
-        chat=wanted.chat,
-        system=wanted.system,
-        filler=filler,
-        position=given.position if given else "between",
-        by=given.by if given else "text",
-        answer=wanted.answer,
-        beyond=wanted.beyond,
-    )
-
-
 def _measuring(app: FastAPI, queue: Queue, shelf: Shelf, memory: Memory, longest: int) -> None:
     @app.post("/api/views", status_code=202)
-    def view(wanted: body.View) -> body.Ticket:
+    def view(wanted: body.Wanted) -> body.Ticket:
         """Measure a prompt."""
-        asked = _asked(wanted)
+        if wanted.filler is not None:
+            _ = wanted.filler.filler  # what is wrong with it is said at once
 
         def work(job: Job) -> dict[str, Any]:
             job.say(f"loading {wanted.model}")
             loaded = shelf.get(wanted.model)
             job.say("reading the prompt")
-            tokens = len(prepare(loaded, asked).tokens)
+            tokens = len(prepare(loaded, wanted).tokens)
             if tokens > longest:
                 raise TooLongError(tokens, longest)
             job.say(f"measuring {tokens:,} tokens")
-            made = measure(loaded, asked, _Told(job, memory, tokens))
+            made = measure(loaded, wanted, _Told(job, memory, tokens))
             memory.put(made)
             return {"view": made.id, "layers": len(made.layers)}
 
         return body.Ticket(job=queue.submit(work).id)
 
     @app.post("/api/kinds", status_code=202)
-    def kinds(wanted: body.Kinds) -> body.Ticket:
+    def kinds(wanted: body.HeadKinds) -> body.Ticket:
         """What kind of head every head of a model is."""
 
         def work(job: Job) -> dict[str, Any]:
@@ -200,7 +184,7 @@ def _measuring(app: FastAPI, queue: Queue, shelf: Shelf, memory: Memory, longest
 
 def _asking(app: FastAPI, queue: Queue, shelf: Shelf, memory: Memory) -> None:
     @app.post("/api/views/{id}/gaze", status_code=202)
-    def follow(id: Id, wanted: body.Gaze) -> body.Ticket:
+    def follow(id: Id, wanted: body.Followed) -> body.Ticket:
         """What a token looks at, or who looks at it, in one layer."""
         seen = memory.get(id)
 
@@ -218,7 +202,7 @@ def _asking(app: FastAPI, queue: Queue, shelf: Shelf, memory: Memory) -> None:
         return body.Ticket(job=queue.submit(work).id)
 
     @app.post("/api/views/{id}/knockout", status_code=202)
-    def knockout(id: Id, wanted: body.Knockout) -> body.Ticket:
+    def knockout(id: Id, wanted: body.Hidden) -> body.Ticket:
         """What would come next if nobody could look at some tokens."""
         seen = memory.get(id)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Query
+from fastapi import Depends, FastAPI, Query
 from fastapi import Path as InPath
 from fastapi.responses import Response
 
@@ -47,33 +47,28 @@ def slices(app: FastAPI, memory: Memory) -> None:
         """The tokens, and what there is of them."""
         return downloads.facts(memory.get(id))
 
-    @app.get("/api/views/{id}/shade")
-    def shade(
+    def shaded(
         id: Id,
         of: Word = "received",
         queries: Word = "all",
         layer: Layer = None,
         head: Head = None,
         among: Among = "",
-    ) -> dict[str, Any]:
+    ) -> Any:
+        return memory.get(id).shade(of, queries, layer, head, _heads(among))
+
+    by_shade: Any = Depends(shaded)
+
+    @app.get("/api/views/{id}/shade")
+    def shade(values: Any = by_shade) -> dict[str, Any]:
         """A number for every token; the mean over some heads, where `among` says which."""
-        values = memory.get(id).shade(of, queries, layer, head, _heads(among))
         return {"values": downloads.plain(values)}
 
     @app.get("/api/views/{id}/curve")
     def along(
-        id: Id,
-        of: Word = "received",
-        queries: Word = "all",
-        layer: Layer = None,
-        head: Head = None,
-        among: Among = "",
-        first: First = 0,
-        last: Last = None,
-        bins: Bins = 600,
+        values: Any = by_shade, first: First = 0, last: Last = None, bins: Bins = 600
     ) -> dict[str, Any]:
         """The same along a stretch of the text, in bins: finer for a shorter stretch."""
-        values = memory.get(id).shade(of, queries, layer, head, _heads(among))
         return downloads.binned(curve(values, first, last or len(values), bins))
 
     @app.get("/api/views/{id}/map")

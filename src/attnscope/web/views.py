@@ -8,16 +8,16 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import InputError, unknown
-from attnscope.prompts.filler import Filler
 
 if TYPE_CHECKING:
     from attnscope.capture.scope import Scope
+    from attnscope.web.asked import Wanted
 
 Floats = NDArray[np.float32]
 Heads = Sequence[tuple[int, int]]
@@ -27,28 +27,11 @@ SHADES = ("received", "average", "lift")
 """What tokens can be shaded by."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What is to be measured."""
-
-    text: str
-    chat: bool = False
-    system: str | None = None
-    filler: Filler | None = None
-    position: str = "between"
-    by: Literal["text", "ids"] = "text"
-    """How the filler is inserted: as text, or as exactly so many tokens."""
-    answer: int = 0
-    """How many tokens the model may answer with."""
-    beyond: bool = False
-    """Allow more tokens than the model was made for, where it can compute them at all."""
-
-
 @dataclass(kw_only=True, eq=False)
 class View:
     """One prompt as one model saw it. While it is measured, layers come one by one."""
 
-    asked: Asked
+    asked: Wanted
     model: str
     bundled: bool
     tokens: list[str]
