@@ -63,9 +63,7 @@ NEW = {
         *("recipes/lookback.py", "recipes/needle.py", "recipes/position.py", "recipes/sinks.py"),
         *("stats/headline.py", "stats/focus.py"),
     ],
-    "figures of evaluations": [
-        *("figures/sweep.py", "figures/mass_effect.py", "figures/of_tables.py"),
-    ],
+    "figures of evaluations": ["figures/sweep.py", "figures/mass_effect.py"],
     "six more figures": [
         *("figures/head_map.py", "figures/head_strip.py", "figures/heads.py", "figures/steps.py"),
         *("figures/needle_map.py", "figures/order.py"),

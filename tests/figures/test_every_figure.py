@@ -339,3 +339,9 @@ def test_the_docs_list_what_is_declared() -> None:
 def test_a_figure_has_the_name_it_is_listed_under(name: str) -> None:
     assert figure_named(name).name == name
     assert set(figure_named(name).claims) <= {claim.name for claim in built_in()}
+
+
+def test_queries_along_answers_that_nobody_gave() -> None:
+    """An error that says so, not a failed assertion."""
+    with pytest.raises(InputError, match="this run has no query_mass"):
+        draw(rich_run(), "by-query", along="answer")

@@ -5,17 +5,15 @@ Drawn from `by_query`. This module must not know how it is measured.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import polars as pl
 
-from attnscope.figures.caption import hollow, layers_said, left_out, prompts_said
+from attnscope.figures.along import Along, along, along_words
 from attnscope.figures.charts.lines import curves
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import Asked, Figure, Numbers, Option
-from attnscope.figures.numbers import in_order, intervals, means, shown
-from attnscope.figures.select import AbsentError, Selection, select
+from attnscope.figures.select import AbsentError
 from attnscope.figures.theme import Look
 from attnscope.figures.words import join
 
@@ -26,8 +24,6 @@ MEASURES = {
 }
 """What can be shown, with the name of its axis."""
 ALONG = {"text": "Position of the query", "answer": "New token"}
-Told = tuple[Selection, list[str]]
-"""The rows of the first keys, and every line."""
 
 
 def _chart(
@@ -37,36 +33,13 @@ def _chart(
     return curves(frame, look, x="position", x_title=x_title, y_title=y_title)
 
 
-def _numbers(asked: Asked) -> Numbers[Told]:
+def _numbers(asked: Asked) -> Numbers[Along]:
     measure = _measure(asked)
     table = asked.run.by_query.filter(pl.col("measure") == measure)
     if asked.options["along"] == "answer":
         table = _along_answers(asked, table)
-    keys = table.select(pl.col("keys").unique(maintain_order=True)).collect()["keys"].to_list()
-    wanted = [asked.choice.keys] if asked.choice.keys is not None else keys
-    parts, found = [], None
-    for one in wanted:
-        choice = replace(asked.choice, keys=one)
-        of_keys = select(asked.run, choice, [measure], base_only=True, table=table)
-        found = found or of_keys
-        named = [pl.col("keys")] if len(wanted) > 1 else []
-        if of_keys.frame["item"].n_unique() > 1 or not named:
-            named.append(pl.col("item").fill_null(measure))
-        series = pl.concat_str(named, separator=", ").alias("series")
-        parts.append(of_keys.frame.with_columns(series, pl.col("value").cast(pl.Float64)))
-    assert found is not None
-    rows = pl.concat(parts)
-    lines = rows["series"].unique(maintain_order=True).to_list()
-    by = ["model", "series", "position"]
-    whole = rows.group_by(*by, "prompt", maintain_order=True).agg(pl.col("value").mean())
-    frame = shown(means(whole, by, asked.sources)).rename({"model": "panel"}).sort("position")
-    return Numbers(
-        data=in_order(frame, panel=found.models, series=lines),
-        told=(found, lines),
-        settings={"x_title": _across(asked), "y_title": MEASURES[measure]},
-        width=560,
-        margin=60,
-    )
+    titles = {"x_title": _across(asked), "y_title": MEASURES[measure]}
+    return along(asked, table, measure, "position", **titles)
 
 
 def _measure(asked: Asked) -> str:
@@ -104,38 +77,24 @@ def _across(asked: Asked) -> str:
     return ALONG[asked.options["along"]] + bins
 
 
-def _words(made: Numbers[Told], asked: Asked) -> Words:
+def _words(made: Numbers[Along], asked: Asked) -> Words:
     found, lines = made.told
-    colours = asked.theme.series_colours(len(lines))
     answers = asked.options["along"] == "answer"
-    what = made.settings["y_title"].lower()
-    late = "later tokens are of longer answers" if answers else "later places of longer texts"
+    what = made.settings["y_title"]
     size = asked.run.experiment.bin
-    return Words(
+    binned = f", means over {size} positions" if size > 1 else ""
+    return along_words(
+        *(made, asked, found, lines, "mean over layers and heads"),
+        f"{what} of single queries{binned}, not normalised further; queries: {found.queries}; "
+        f"condition: {', '.join(found.conditions)}",
+        x=("position", "new token {}" if answers else "position {}"),
+        late=f"; later {'tokens are of longer answers' if answers else 'places of longer texts'} "
+        "alone",
         title="What single queries look at, "
         + ("token by token of the answer" if answers else "over the text"),
-        caption=[
-            f"{join(found.sources)}, {layers_said(found.layers)}, mean over layers and heads",
-            f"{made.settings['y_title']} of single queries"
-            + (f", means over {size} positions" if size > 1 else "")
-            + f", not normalised further; queries: {found.queries}; "
-            f"condition: {', '.join(found.conditions)}",
-            prompts_said(asked, made.data, interval=intervals(made.data), drawn=", drawn as bands")
-            + f"; {late} alone",
-            hollow(made.data),
-            *left_out(found),
-        ],
-        models=found.sources,
         overview=f"Lines over {_across(asked).lower()}, one for each of {join(lines)}.",
-        axes=[f"x: {_across(asked).lower()}, from {1 if answers else 0}", f"y: {what}"],
-        legend=[f"{line}: {colour}" for line, colour in zip(lines, colours, strict=True)],
-        quantity=what,
-        places={
-            "panel": "{}",
-            "series": "{}",
-            "position": "new token {}" if answers else "position {}",
-        },
-        split=["panel"],
+        axes=[f"x: {_across(asked).lower()}, from {1 if answers else 0}", f"y: {what.lower()}"],
+        quantity=what.lower(),
         no_differences="Values by query, not differences.",
     )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from attnscope.figures.numbers import intervals
 from attnscope.figures.select import Selection
 from attnscope.figures.words import BUNDLED, count, join
 from attnscope.stats.intervals import MINIMUM
@@ -22,10 +23,9 @@ if TYPE_CHECKING:
 HOLLOW = "Hollow points have no interval: too few prompts, or all alike"
 
 
-def caption(run: Run, parts: Sequence[str], models: Sequence[str]) -> str:
-    """The parts as sentences, and what must be said of the models and the run."""
-    said = [part.rstrip(".") for part in (*parts, tiny(run, models), unfinished(run)) if part]
-    return " ".join(f"{s}." for s in said)
+def caption(parts: Sequence[str]) -> str:
+    """The parts as sentences; what is empty is left out."""
+    return " ".join(f"{part.rstrip('.')}." for part in parts if part)
 
 
 def tiny(run: Run, models: Sequence[str]) -> str:
@@ -121,6 +121,31 @@ def prompts_said(
         return f"{n}, so there are no intervals (they need {MINIMUM})"
     how = f"95 %, Student's t widened for skewness, over {asked.over}"
     return f"{n}; intervals: {how}{drawn}{doubt(frame)}" if interval else n
+
+
+def line_caption(
+    asked: Asked,
+    data: pl.DataFrame,
+    found: Selection,
+    how: str,
+    *what: str,
+    drawn: str = ", drawn as bands",
+    late: str = "",
+    also: str = "",
+    why: str = "",
+    total: int | None = None,
+) -> list[str]:
+    """Of a chart of values with their intervals: models, layers (of how many) and `how` heads are
+    combined; `what` is shown; prompts and intervals; what has none, and what is left out."""
+    prompts = prompts_said(asked, data, interval=intervals(data), drawn=drawn)
+    return [
+        f"{join(found.sources)}, {layers_said(found.layers, total)}, {how}",
+        *what,
+        f"{prompts}{late}",
+        hollow(data),
+        also,
+        *left_out(found, why),
+    ]
 
 
 def doubt(frame: pl.DataFrame) -> str:

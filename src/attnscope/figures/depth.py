@@ -9,11 +9,12 @@ from typing import Any
 
 import polars as pl
 
-from attnscope.figures.caption import hollow, keys_said, left_out, prompts_said, shown_of
+from attnscope.figures.caption import heads_said, keys_said, line_caption
 from attnscope.figures.charts.lines import layer_lines
+from attnscope.figures.charts.parts import series_legend
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import COMBINE, Asked, Figure, Numbers
-from attnscope.figures.numbers import between_models, in_order, intervals, means, shown
+from attnscope.figures.numbers import between_models, in_order, means, shown
 from attnscope.figures.select import Selection, select
 from attnscope.figures.theme import Look
 from attnscope.stats.tables import combine
@@ -52,26 +53,23 @@ def _numbers(asked: Asked) -> Numbers[Selection]:
 
 
 def _words(made: Numbers[Selection], asked: Asked) -> Words:
-    found, colours = made.told, asked.theme.series_colours(len(made.told.models))
+    found = made.told
     measures = made.data["measure"].unique(maintain_order=True).to_list()
     missing = [m for m in MEASURES if m not in measures]
     return Words(
         title="Entropy and first-token mass, layer by layer",
-        caption=[
-            shown_of(asked.run, asked.heads, found),
+        caption=line_caption(
+            *(asked, made.data, found, heads_said(asked.run, asked.heads, found)),
             "Entropy of a query's attention in nats, and its attention on the first token, each "
             f"mean over queries; not normalised further; queries: {found.queries}; "
             f"{keys_said(found.keys)}; condition: {', '.join(found.conditions)}",
-            prompts_said(asked, made.data, interval=intervals(made.data), drawn=", drawn as bands"),
-            hollow(made.data),
-            f"The run has no {' and no '.join(missing)}" if missing else "",
-            *left_out(found),
-        ],
+            also=f"The run has no {' and no '.join(missing)}" if missing else "",
+        ),
         models=found.sources,
         overview=f"Lines over {len(found.layers)} layers, a panel per measure "
         f"({', '.join(measures)}), a line per model ({', '.join(found.models)}).",
         axes=["x: layer, from 0", *[f"y: {MEASURES[m]}" for m in measures]],
-        legend=[f"{m}: {colour}" for m, colour in zip(found.models, colours, strict=True)],
+        legend=series_legend(found.models, asked.theme),
         quantity="value",
         places={"measure": "{}", "model": "{}", "layer": "layer {}"},
         order="model" if len(found.models) > 1 else None,

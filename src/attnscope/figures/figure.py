@@ -16,7 +16,7 @@ import polars as pl
 
 from attnscope.errors import InputError, unknown
 from attnscope.figures.blocks import Section, as_markdown
-from attnscope.figures.caption import caption
+from attnscope.figures.caption import caption, tiny, unfinished
 from attnscope.figures.describe import Words, described
 from attnscope.figures.judged import Judged
 from attnscope.figures.select import AbsentError, Choice
@@ -236,34 +236,65 @@ def draw(
         raise InputError(f"{error}; {figure.needs}") from None
     words = figure.words(found, asked)
     words = replace(words, title=given.get("title") or words.title)
-    said = caption(run, words.caption, words.models)
-    sections, alt_text = described(
-        found.data, words, found.differences, asked.judged.section(figure.claims), asked.over
-    )
-    width = asked.width or found.width
-    look = Look(theme=asked.theme, width=width, height=given.get("height") or figure.height)
+    found = replace(found, width=asked.width or found.width)
+    look = Look(theme=asked.theme, width=found.width, height=given.get("height") or figure.height)
+    claims = asked.judged.section(figure.claims)
+    described_as = described(found.data, words, found.differences, claims, asked.over)
+    notes = (tiny(run, words.models), unfinished(run))
+    return _drawing(figure.name, found, words, described_as, figure.chart, look, notes)
+
+
+def draw_table(
+    name: str,
+    data: pl.DataFrame,
+    words: Words,
+    chart: Callable[..., Any],
+    *,
+    width: float,
+    height: float,
+    theme: str = "published",
+) -> Drawing:
+    """A figure of a table that no run holds (scores under conditions, effects of cutting heads),
+    with the same words, looks and files as a run's."""
+    look = Look(theme=theme_named(theme, dark=False), width=width, height=height)
+    found = Numbers(data=data, told=None, width=width, margin=60)
+    return _drawing(name, found, words, described(data, words), chart, look)
+
+
+def _drawing(
+    name: str,
+    found: Numbers[Any],
+    words: Words,
+    described_as: tuple[list[Section], str],
+    chart: Callable[..., Any],
+    look: Look,
+    notes: Sequence[str] = (),
+) -> Drawing:
+    """Numbers, what is said of them, and a chart of them when somebody asks for it."""
+    sections, alt_text = described_as
+    said = caption([*words.caption, *notes])
 
     def make(screen: bool) -> Mapping[str, Any]:
         from attnscope.figures.charts.parts import finish
 
         data = found.fine if screen and found.fine is not None else found.data
         return finish(
-            figure.chart(data, replace(look, screen=screen), **found.settings),
+            chart(data, replace(look, screen=screen), **found.settings),
             title=words.title,
             caption=said,
             alt_text=alt_text,
-            width=width + found.margin,
-            theme=asked.theme,
+            width=found.width + found.margin,
+            theme=look.theme,
         )
 
     return Drawing(
-        name=figure.name,
+        name=name,
         title=words.title,
         data=found.data,
         caption=said,
         sections=sections,
         alt=alt_text,
-        theme=asked.theme,
+        theme=look.theme,
         make=make,
         zooms=found.fine is not None,
     )

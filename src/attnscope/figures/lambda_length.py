@@ -11,12 +11,13 @@ from typing import Any
 import polars as pl
 
 from attnscope.errors import InputError
-from attnscope.figures.caption import hollow, left_out, prompts_said, shown_of
+from attnscope.figures.caption import heads_said, line_caption
 from attnscope.figures.charts.lines import lines_over
+from attnscope.figures.charts.parts import series_legend
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import COMBINE, Asked, Figure, Numbers
 from attnscope.figures.lambda_heads import NEEDS, TITLE, slope
-from attnscope.figures.numbers import in_order, intervals, means, shown
+from attnscope.figures.numbers import in_order, means, shown
 from attnscope.figures.select import Selection, condition_fillers, evenly, select
 from attnscope.figures.theme import Look
 from attnscope.figures.words import join
@@ -71,24 +72,21 @@ def _numbers(asked: Asked) -> Numbers[Told]:
 
 def _words(made: Numbers[Told], asked: Asked) -> Words:
     found, total, fillers, lone = made.told
-    colours = asked.theme.series_colours(len(found.layers))
     others = f"; not of several lengths, so not shown: {join(lone)}" if lone else ""
     return Words(
         title="λ against the length of the filler",
-        caption=[
-            shown_of(asked.run, asked.heads, found, total),
+        caption=line_caption(
+            *(asked, made.data, found, heads_said(asked.run, asked.heads, found)),
             f"Filler: {'; '.join(fillers)}{others}",
             f"{slope(found)}; filler tokens: mean over prompts",
-            prompts_said(asked, made.data, interval=intervals(made.data), drawn=", drawn as bands"),
-            hollow(made.data),
-            *left_out(found),
-        ],
+            total=total,
+        ),
         models=found.models,
         overview="Lines of λ over the number of filler tokens, a line per layer; panels: "
         f"{', '.join(made.data['panel'].unique(maintain_order=True))}. A dashed line at 1 is no "
         "change.",
         axes=["x: filler tokens", "y: λ"],
-        legend=[f"layer {la}: {colour}" for la, colour in zip(found.layers, colours, strict=True)],
+        legend=series_legend([f"layer {layer}" for layer in found.layers], asked.theme),
         quantity="λ",
         places={"panel": "{}", "layer": "layer {}", "filler_tokens": "{} filler tokens"},
         order="filler_tokens",

@@ -13,9 +13,8 @@ import polars as pl
 
 from attnscope.figures.charts.matrix import head_matrices
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import Drawing
+from attnscope.figures.figure import Drawing, draw_table
 from attnscope.figures.numbers import shown
-from attnscope.figures.of_tables import drawing
 from attnscope.figures.theme import Look
 from attnscope.figures.words import join
 
@@ -53,7 +52,7 @@ def mass_effect(table: pl.DataFrame, *, of: str, **looks: Any) -> Drawing:
         notes=[_together(part) for part in data.partition_by("class", maintain_order=True)],
         no_differences="Means, not compared with one another.",
     )
-    return drawing("mass-effect", data, words, _chart, width=640, height=170, **looks)
+    return draw_table("mass-effect", data, words, _chart, width=640, height=170, **looks)
 
 
 def _together(part: pl.DataFrame) -> str:

@@ -10,11 +10,12 @@ from typing import Any
 
 import polars as pl
 
-from attnscope.figures.caption import hollow, keys_said, layers_said, left_out, prompts_said
+from attnscope.figures.caption import keys_said, line_caption
 from attnscope.figures.charts.dots import side_by_side
+from attnscope.figures.charts.parts import series_legend
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import Asked, Figure, Numbers
-from attnscope.figures.numbers import differences, in_order, intervals, means, shown
+from attnscope.figures.numbers import differences, in_order, means, shown
 from attnscope.figures.select import Selection, select
 from attnscope.figures.theme import Look
 from attnscope.figures.words import join
@@ -67,23 +68,21 @@ def _numbers(asked: Asked) -> Numbers[Selection]:
 
 def _words(made: Numbers[Selection], asked: Asked) -> Words:
     found = made.told
-    colours = asked.theme.series_colours(len(found.conditions))
     return Words(
         title="Activations near zero, class by class",
-        caption=[
-            f"{join(found.sources)}, {layers_said(found.layers)}, {AFTER}",
+        caption=line_caption(
+            *(asked, made.data, found, AFTER),
             "Share of a class's activations nearer to zero than the base's ε, 1.4826 · 0.25 times "
             "the median distance of their sizes from the median, prompt by prompt; "
             f"{keys_said(found.keys)}; class set: {found.classes}",
-            prompts_said(asked, made.data, interval=intervals(made.data), drawn=", drawn as bars"),
-            hollow(made.data),
-            *left_out(found, " (a class without a token)"),
-        ],
+            drawn=", drawn as bars",
+            why=" (a class without a token)",
+        ),
         models=found.sources,
         overview=f"Points with intervals, a column for each token class, side by side for "
         f"{join(found.conditions)}.",
         axes=["x: token class", "y: share near zero"],
-        legend=[f"{c}: {colour}" for c, colour in zip(found.conditions, colours, strict=True)],
+        legend=series_legend(found.conditions, asked.theme),
         quantity="share near zero",
         places={"panel": "{}", "item": "{}", "series": "{}"},
         order="item",

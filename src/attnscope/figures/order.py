@@ -11,14 +11,14 @@ from typing import Any
 
 import polars as pl
 
-from attnscope.figures.caption import hollow, layers_said, left_out, measured, prompts_said
+from attnscope.figures.along import along_words, mean_lines
+from attnscope.figures.caption import measured
 from attnscope.figures.charts.lines import curves
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import Asked, Figure, Numbers
-from attnscope.figures.numbers import in_order, intervals, means, shown
+from attnscope.figures.numbers import in_order
 from attnscope.figures.select import AbsentError, Selection, select
 from attnscope.figures.theme import Look
-from attnscope.figures.words import join
 
 LINES = ["measured", "even"]
 Told = tuple[Selection, str, list[str]]
@@ -42,51 +42,36 @@ def _numbers(asked: Asked) -> Numbers[Told]:
         summed = here.frame.group_by("model", "prompt", "layer", "head", maintain_order=True).agg(
             pl.col("value", "uniform").sum()
         )
-        whole = summed.group_by("model", "prompt", maintain_order=True).agg(
-            pl.col("value", "uniform").mean()
-        )
-        sides = [
-            whole.select("model", "prompt", pl.col(column).alias("value")).with_columns(
-                pl.lit(line).alias("series")
-            )
-            for line, column in zip(LINES, ("value", "uniform"), strict=True)
-        ]
         name, at = pl.lit(place).alias("name"), pl.lit(number).alias("place")
-        parts.append((here, pl.concat(sides).with_columns(name, at)))
+        parts += [
+            (here, summed.select("model", "prompt", of, pl.lit(line).alias("series"), name, at))
+            for line, of in zip(
+                LINES, (pl.col("value"), pl.col("uniform").alias("value")), strict=True
+            )
+        ]
     found = parts[0][0]
     rows = pl.concat([part for _, part in parts])
-    frame = shown(means(rows, ["model", "series", "place", "name"], asked.sources)).rename(
-        {"model": "panel"}
-    )
+    frame = mean_lines(asked, rows, ["model", "series", "place", "name"])
     frame = in_order(frame.sort("place"), panel=found.models, series=LINES)
     return Numbers(data=frame, told=(found, axis, places), width=480, margin=60)
 
 
 def _words(made: Numbers[Told], asked: Asked) -> Words:
     found, axis, places = made.told
-    colours = asked.theme.series_colours(len(LINES))
     # What is in order is named by its ends: every place has its name in the table.
     ends = f"{places[0]} to {places[-1]}"
     whole = replace(found, keys=ends) if axis == "keys" else replace(found, queries=ends)
-    return Words(
+    return along_words(
+        *(made, asked, found, LINES, "mean over layers and all heads"),
+        f"{len(places)} places, the {axis} in order",
+        f"Mass of all shown classes, not normalised further, and what even attention would give; "
+        f"{measured(whole)}",
+        x=("name", "{}"),
         title=f"Mass by place of the {axis}",
-        caption=[
-            f"{join(found.sources)}, {layers_said(found.layers)}, mean over layers and all heads",
-            f"{len(places)} places, the {axis} in order",
-            f"Mass of all shown classes, not normalised further, and what even attention would "
-            f"give; {measured(whole)}",
-            prompts_said(asked, made.data, interval=intervals(made.data), drawn=", drawn as bands"),
-            hollow(made.data),
-            *left_out(found),
-        ],
-        models=found.sources,
         overview=f"Two lines over {len(places)} places: the mass as measured, and under even "
         "attention.",
         axes=["x: place, from 1", "y: mass"],
-        legend=[f"{line}: {colour}" for line, colour in zip(LINES, colours, strict=True)],
         quantity="mass",
-        places={"panel": "{}", "series": "{}", "name": "{}"},
-        split=["panel"],
         no_differences="Values by place, not differences.",
     )
 

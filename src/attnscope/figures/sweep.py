@@ -12,9 +12,8 @@ import polars as pl
 
 from attnscope.figures.charts.dots import side_by_side
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import Drawing
+from attnscope.figures.figure import Drawing, draw_table
 from attnscope.figures.numbers import shown
-from attnscope.figures.of_tables import drawing
 from attnscope.figures.theme import Look
 from attnscope.figures.words import join
 
@@ -48,7 +47,7 @@ def sweep(table: pl.DataFrame, *, of: str, baseline: float, **looks: Any) -> Dra
         no_differences=f"{int((data['q'] < 0.05).sum())} of {data['q'].count()} tested differences "
         "have q < 0.05 (sign-flip permutation tests over problems, Benjamini–Hochberg).",
     )
-    return drawing("sweep", data, words, _chart, width=780, height=220, **looks)
+    return draw_table("sweep", data, words, _chart, width=780, height=220, **looks)
 
 
 def _chart(frame: pl.DataFrame, look: Look) -> Any:

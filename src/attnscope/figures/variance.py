@@ -10,12 +10,13 @@ from typing import Any
 import polars as pl
 
 from attnscope.errors import InputError
-from attnscope.figures.caption import hollow, keys_said, layers_said, left_out, prompts_said
+from attnscope.figures.caption import keys_said, line_caption
 from attnscope.figures.charts.lines import layer_lines
+from attnscope.figures.charts.parts import series_legend
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import Asked, Figure, Numbers
 from attnscope.figures.near_zero import AFTER
-from attnscope.figures.numbers import differences, in_order, intervals, means, shown
+from attnscope.figures.numbers import differences, in_order, means, shown
 from attnscope.figures.select import Selection, select
 from attnscope.figures.theme import Look
 from attnscope.figures.words import join
@@ -66,22 +67,18 @@ def _numbers(asked: Asked) -> Numbers[Selection]:
 def _words(made: Numbers[Selection], asked: Asked) -> Words:
     found, base = made.told, asked.run.experiment.base
     names = made.data["series"].unique(maintain_order=True).to_list()
-    colours = asked.theme.series_colours(len(names))
     return Words(
         title="Variance of activations: what a condition changes, layer by layer",
-        caption=[
-            f"{join(found.sources)}, {layers_said(found.layers)}, {AFTER}",
+        caption=line_caption(
+            *(asked, made.data, found, AFTER),
             f"Variance of all activations around their mean, under {join(names)} over {base}'s, "
             f"less 1, prompt by prompt; {keys_said(found.keys)}",
-            prompts_said(asked, made.data, interval=intervals(made.data), drawn=", drawn as bands"),
-            hollow(made.data),
-            *left_out(found),
-        ],
+        ),
         models=found.sources,
         overview=f"Lines over {len(found.layers)} layers, one for each of {join(names)}; the "
         "dashed line is no change.",
         axes=["x: layer, from 0", "y: relative change of the variance"],
-        legend=[f"{c}: {colour}" for c, colour in zip(names, colours, strict=True)],
+        legend=series_legend(names, asked.theme),
         quantity="relative change",
         places={"model": "{}", "series": "{}", "layer": "layer {}"},
         split=["model"] if len(found.models) > 1 else [],

@@ -33,6 +33,11 @@ def legend_of(names: Sequence[str], colours: Sequence[str]) -> list[str]:
     return [f"{label_of(n)}: {colour}" for n, colour in zip(names, colours, strict=True)]
 
 
+def series_legend(names: Sequence[str], theme: Theme) -> list[str]:
+    """The same of lines that are models, layers or conditions."""
+    return [f"{n}: {c}" for n, c in zip(names, theme.series_colours(len(names)), strict=True)]
+
+
 def rule_at(value: float, chart: Any = None) -> Any:
     """A dashed line across a panel; of a chart that has its data already, if one is given."""
     rule = (chart or alt.Chart(nothing())).mark_rule(style="faint-rule", strokeDash=[5, 3])
