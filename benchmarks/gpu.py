@@ -5,8 +5,9 @@
 
 First checks the kernels against the float64 reference on the same inputs, generation against the
 same reference under three kinds of cache, and that a watched pass never waits for the device.
-Then times plain and watched in one process, turn by turn, and prints the median ratios; "rows" is
-a watch that keeps queries and keys, and then the masses of 8 classes of every query, in bins of 64.
+Then times plain and watched in one process, turn by turn, and prints the median of the turns'
+ratios; "rows" is a watch that keeps queries and keys, and then the masses of 8 classes of every
+query, in bins of 64.
 Weights are random: the work is the same as with trained ones.
 """
 
@@ -177,18 +178,27 @@ def timed(run: Callable[[], None]) -> tuple[float, float]:
     return time.perf_counter() - begin, torch.cuda.max_memory_allocated()
 
 
-def turns(runs: dict[str, Callable[[], None]], seconds: float) -> dict[str, tuple[float, float]]:
-    """Median seconds and peak memory of each, taken turn by turn for about so long."""
+def turns(
+    runs: dict[str, Callable[[], None]], seconds: float, least: int
+) -> dict[str, tuple[float, float, float]]:
+    """Of each the median seconds, peak memory and median ratio to the first of its turn: the host
+    changes its speed from minute to minute. Turn by turn for about so long, every other turn in
+    the opposite order."""
     for run in runs.values():  # compile, and let the allocator settle
         run()
-        run()
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
-    begin = time.perf_counter()
-    while not samples[next(iter(runs))] or time.perf_counter() - begin < seconds:
-        for name, run in runs.items():
+    begin, turn = time.perf_counter(), 0
+    while turn < least or time.perf_counter() - begin < seconds:
+        for name, run in list(runs.items())[:: 1 if turn % 2 else -1]:
             samples[name].append(timed(run))
+        turn += 1
+    base = [took for took, _ in next(iter(samples.values()))]
     return {
-        name: (statistics.median(t for t, _ in taken), max(m for _, m in taken))
+        name: (
+            statistics.median(t for t, _ in taken),
+            max(m for _, m in taken),
+            statistics.median(t / b for (t, _), b in zip(taken, base, strict=True)),
+        )
         for name, taken in samples.items()
     }
 
@@ -292,6 +302,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cases", default=CASES)
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--least", type=int, default=6, help="turns of every case")
     parser.add_argument("--large", type=float, help="MiB of queries a call measured at once has")
     parser.add_argument("--unchecked", action="store_true", help="time only")
     parser.add_argument("--out", type=Path)
@@ -312,12 +323,13 @@ def main() -> None:
             gc.collect()
             torch.cuda.empty_cache()
             model, built = build(case[0]), case[0]
-        results = turns(contenders(model, case), options.seconds)
-        base = next(iter(results.values()))
-        for what, (seconds, memory) in results.items():
+        least = 2 if case[-1].endswith("131072") else options.least
+        results = turns(contenders(model, case), options.seconds, least)
+        plain = next(iter(results.values()))[1]
+        for what, (seconds, memory, ratio) in results.items():
             lines.append(
-                f"| {name} | {what} | {1e3 * seconds:.1f} | {seconds / base[0]:.3f} | "
-                f"{memory / 2**30:.2f} | {memory / base[1]:.3f} |"
+                f"| {name} | {what} | {1e3 * seconds:.1f} | {ratio:.3f} | "
+                f"{memory / 2**30:.2f} | {memory / plain:.3f} |"
             )
             print(lines[-1], flush=True)
         if "sample:4096" in results:

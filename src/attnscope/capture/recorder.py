@@ -79,8 +79,10 @@ class Recorder:
     def __init__(
         self,
         found: sites.Sites,
+        measured: set[Site],
         parts: dict[str, Scope],
         backend: str,
+        device: torch.device,
         *,
         top: int,
         keep: bool,
@@ -88,13 +90,9 @@ class Recorder:
     ):
         self.parts = parts
         """By part: a stack, or "cross"."""
-        self.measured = {
-            site
-            for site in found.places
-            if site.part in parts and site.layer in parts[site.part].layers
-        }
+        self.measured = measured
         self.bases = found.bases
-        self.device = device_of(found)
+        self.device = device
         self.apart = bool(top or keep)
         """Whether more is read of layers than their sums."""
         self.reducer = Reducer(

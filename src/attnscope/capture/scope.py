@@ -414,12 +414,13 @@ class Scope(SingleQueries):
         what = f"backend {self.backend!r}: attention adds up to the number of queries only within"
         for joint in self._joints:
             sums, L = joint.sums, len(joint.layers)
-            mass = sums.mass.view(L, -1, sums.mass.shape[1])
-            count = joint.selection.count.to(mass.device)[:, None]
+            # On the CPU: one copy takes less than starting a kernel for each of these operators.
+            mass = sums.mass.view(L, -1, sums.mass.shape[1]).cpu()
+            count = joint.selection.count[:, None]
             off = (mass - count).abs() / count.clamp(min=1)
             if sums.drift is not None:
-                off = torch.maximum(off, sums.drift.view_as(mass))
-            reach = mass * 0 if sums.reach is None else sums.reach.view_as(mass)
+                off = torch.maximum(off, sums.drift.cpu().view_as(mass))
+            reach = mass * 0 if sums.reach is None else sums.reach.cpu().view_as(mass)
             check(joint.layers, off, reach, dtype, what)
         alike: dict[Any, list[tuple[int, Tensor, Tensor, Tensor, Tensor]]] = {}
         for layer, so_far in self._apart.items():

@@ -105,14 +105,15 @@ class _User:
         self.quick = observer if looks and isinstance(observer, Quick) else None
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+# Not frozen, as above: one a layer and watch.
+@dataclass(eq=False, slots=True)
 class _Place:
     """A module that its users only look at."""
 
     base: nn.Module
     """Of its stack."""
     kind: str
-    looking: tuple[tuple[Quick, Site], ...]
+    looking: list[tuple[Quick, Site]]
 
 
 @dataclass(eq=False, slots=True)
@@ -137,14 +138,14 @@ class _Users:
         if module in self.places:
             return self.places[module]
         looking: list[tuple[Quick, Site]] = []
-        self.places[module] = None
+        place = self.places[module] = None
         for user, site in self.attending.get(module, ()):
             if user.quick is None or site.stack in user.sites.loops:
                 return None
             looking.append((user.quick, site))
         if looking:
-            self.places[module] = _Place(user.sites.bases[site.stack], site.kind, tuple(looking))
-        return self.places[module]
+            place = self.places[module] = _Place(user.sites.bases[site.stack], site.kind, looking)
+        return place
 
     def enter(self, user: _User) -> None:
         self.places.clear()

@@ -31,7 +31,7 @@ def watch(
     top: int = 0,
     keep: bool = False,
     seed: int = 0,
-    hold: float = 1 / 1024,
+    hold: float = 1 / 256,
 ) -> AbstractContextManager[Scope]:
     """Measure where the attention of a transformers model goes, inside a `with` block.
 
@@ -69,15 +69,17 @@ def watch(
             "mask or classes are for one of them; watch them side by side: with "
             "watch(model.get_encoder(), …) as encoder, watch(model.get_decoder(), …) as decoder"
         )
+    device = device_of(found)
     if backend != "eager-fallback":
-        backend = kernels.choose(backend, device_of(found))
+        backend = kernels.choose(backend, device)
     parts: dict[str, Scope] = {}
-    for site in found.places:
-        if site.layer in measured:
-            if site.part not in parts:
-                parts[site.part] = _empty(site, backend, chosen, ids, groups)
-            parts[site.part].layers.append(site.layer)
-    return _watching(found, parts, backend, top=top, keep=keep, hold=hold)
+    places = [site for site in found.places if site.layer in measured]
+    for site in places:
+        if site.part not in parts:
+            parts[site.part] = _empty(site, backend, chosen, ids, groups)
+        parts[site.part].layers.append(site.layer)
+    recorder = Recorder(found, set(places), parts, backend, device, top=top, keep=keep, hold=hold)
+    return _watching(recorder, found)
 
 
 def _empty(site: Site, backend: str, queries: Queries, ids: Tensor | None, groups: int) -> Scope:
@@ -116,10 +118,8 @@ def _classes(classes: Any) -> tuple[Tensor | None, int]:
 
 
 @contextmanager
-def _watching(
-    found: sites.Sites, parts: dict[str, Scope], backend: str, **options: Any
-) -> Iterator[Scope]:
-    recorder = Recorder(found, parts, backend, **options)
+def _watching(recorder: Recorder, found: sites.Sites) -> Iterator[Scope]:
+    parts, backend = recorder.parts, recorder.reducer.backend
     with (
         listening(recorder.generations.values()),
         seam.install(found, observer=recorder, dense=backend == "eager-fallback"),

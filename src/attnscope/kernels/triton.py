@@ -189,7 +189,7 @@ def _masses(rows: Rows, shares: Tensor) -> tuple[Tensor, Tensor]:
     BE = _wide(columns.shape[2])
     columns = torch.nn.functional.pad(columns, (0, BE - columns.shape[2])).contiguous()
     out = q.new_zeros((B, H, M, BE), dtype=torch.float32)
-    BM, BN, options = _mass_tile(D, q, M)
+    BM, BN, options = _row_tile(_wide(D), q)
     low, high = _extent(rows, BM)
     assert rows.lse is not None
     lse = rows.lse.float().contiguous()
@@ -333,15 +333,6 @@ def _tile(D: int, q: Tensor, M: int) -> tuple[int, int, dict[str, int]]:
     if M >= LONG and D in (64, 128):
         return 64, 128, {"num_warps": 4, "num_stages": 2, "maxnreg": 168}
     return 64, 128, {"num_warps": 4, "num_stages": 4}
-
-
-def _mass_tile(D: int, q: Tensor, M: int) -> tuple[int, int, dict[str, int]]:
-    """Queries and keys: those of `_tile` with their parts exchanged."""
-    if INTERPRETED or q.element_size() > 2 or D > 128:
-        return _row_tile(_wide(D), q)
-    if M >= LONG and D in (64, 128):
-        return 128, 64, {"num_warps": 4, "num_stages": 2, "maxnreg": 168}
-    return 128, 64, {"num_warps": 4, "num_stages": 3}
 
 
 def _row_tile(D: int, q: Tensor) -> tuple[int, int, dict[str, int]]:
