@@ -23,7 +23,7 @@ import numpy as np
 from scipy import special, stats
 
 from attnscope.stats.bootstrap import bca
-from attnscope.stats.contrast import Settings, paired_contrast, unpaired_contrast
+from attnscope.stats.contrast import ContrastSettings, paired_contrast, unpaired_contrast
 from attnscope.stats.correction import corrected, false_discovery
 from attnscope.stats.intervals import (
     intervals,
@@ -174,7 +174,7 @@ UNPAIRED = ("ours", "Welch permuted", "plain", "Welch")
 
 def errors(seed: int) -> Found:
     """How often a difference of 0 is called one."""
-    how = Settings(resamples=1000, seed=seed)
+    how = ContrastSettings(resamples=1000, seed=seed)
     for n in SIZES:
         for name, (x, truth) in distributions(n, seed + 1).items():
             d = x - truth
@@ -191,7 +191,7 @@ def errors(seed: int) -> Found:
     for name, draw in GROUPS.items():
         a, b = draw(rng)
         found = (
-            unpaired_contrast(a, b, np.arange(SETS), Settings(resamples=1000))["p"],
+            unpaired_contrast(a, b, np.arange(SETS), ContrastSettings(resamples=1000))["p"],
             relabel(a, b, resamples=1000, seed=seed)[0],
             _plainly_permuted(a, b, rng),
             stats.ttest_ind(a, b, equal_var=False).pvalue,
@@ -369,7 +369,7 @@ def clusters(seed: int) -> Found:
                 found = intervals(made.x, degrees=made.degrees, resamples=100)
                 yield f"{name} {icc}", f"covers {what}", (found.low <= 0) & (found.high >= 0)
                 labels = {"cluster": cluster, "strata": None}
-                how = Settings(resamples=1000)
+                how = ContrastSettings(resamples=1000)
                 p = paired_contrast(np.zeros_like(x), x, np.arange(SETS), how, labels)["p"]
                 yield f"{name} {icc}", f"called {what}", p < 0.05
 
@@ -422,7 +422,7 @@ def effects(seed: int) -> Found:
     for name, (truth, what, draw) in EFFECTS.items():
         for n in SIZES[:4]:
             a, b = draw(n, np.random.default_rng([seed, n]))
-            made = paired_contrast(a, b, np.arange(SETS), Settings(resamples=100))
+            made = paired_contrast(a, b, np.arange(SETS), ContrastSettings(resamples=100))
             low, high = made[f"{what}_low"], made[f"{what}_high"]
             there = np.isfinite(low)
             yield name, f"covered {n}", ((low <= truth) & (truth <= high))[there]
@@ -468,7 +468,7 @@ def equivalence(seed: int) -> Found:
         for shift, said in SHIFTS:
             for n in SIZES[1:]:
                 d = draw(np.random.default_rng([seed, n]), n) + shift
-                how = Settings(resamples=100, smallest=0.5)
+                how = ContrastSettings(resamples=100, smallest=0.5)
                 made = paired_contrast(np.zeros_like(d), d, np.arange(SETS), how)
                 yield f"{name} {said}", str(n), made["p_equal"] < 0.05
 

@@ -13,7 +13,8 @@ from reading_back import plain, rows_of, section
 from attnscope.errors import InputError
 from attnscope.figures import FIGURES, draw, save
 from attnscope.question.claims import Claim, built_in
-from attnscope.stats.sensitivity import CHOICES, sensitivity
+from attnscope.stats.sensitivity import sensitivity
+from attnscope.stats.survival import CHOICES
 from made_runs import MadeRun, made_run
 from made_values import masses
 

@@ -19,10 +19,11 @@ from attnscope.question.spec import made
 from attnscope.run.schemas import CELLS, POSITIONS, TOKENS
 from attnscope.stats.evidence import _decided
 from attnscope.stats.intervals import intervals, moments, two_sided
+from attnscope.stats.outcome import outcome_of
 from attnscope.stats.paired import compare
 from attnscope.stats.permute import sign_flip
 from attnscope.stats.printing import as_json, as_tables
-from attnscope.stats.verdicts import Verdict, _outcome, judge, verdict_table
+from attnscope.stats.verdicts import Verdict, judge, verdict_table
 from made_runs import MadeRun, write_run
 from made_values import masses, measured
 
@@ -435,7 +436,7 @@ def test_how_many_rows_decide(share: float, supports: int, opposes: int, expecte
             "opposes": [n >= 4 - opposes for n in range(4)],
         }
     )
-    assert _outcome(part("interval", share=share), rows) == expected
+    assert outcome_of(part("interval", share=share), rows) == expected
 
 
 @pytest.mark.parametrize(
@@ -457,7 +458,7 @@ def test_how_many_speak_for_such_rows(supports: int, opposes: int, of: int, expe
             "opposes": [n >= of - opposes for n in range(of)],
         }
     )
-    assert _outcome(part("interval", share=0.5, vote="such"), rows) == expected
+    assert outcome_of(part("interval", share=0.5, vote="such"), rows) == expected
 
 
 def test_a_minimum_effect_is_what_is_tested() -> None:

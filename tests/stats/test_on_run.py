@@ -21,7 +21,7 @@ from attnscope.stats.on_run import (
     judge_run,
     sensitivity_of_run,
 )
-from attnscope.stats.sensitivity import survival
+from attnscope.stats.survival import survival
 from made_models import save_model
 
 

@@ -8,7 +8,7 @@ from scipy import stats
 
 from attnscope.errors import InputError
 from attnscope.stats import power as room
-from attnscope.stats.contrast import Settings, paired_contrast
+from attnscope.stats.contrast import ContrastSettings, paired_contrast
 from attnscope.stats.correction import false_discovery
 from attnscope.stats.permute import sign_flip
 from attnscope.stats.power import detectable, floor, power, prompts_needed, threshold
@@ -39,7 +39,7 @@ def test_against_scipys_noncentral_t(effect: float, n: int) -> None:
 def test_it_is_what_compare_finds(effect: float, n: int) -> None:
     """2,000 data sets of normal differences."""
     d = np.random.default_rng(n).normal(effect, 1, (n, 2000))
-    p = paired_contrast(np.zeros_like(d), d, np.arange(2000), Settings(resamples=5000))["p"]
+    p = paired_contrast(np.zeros_like(d), d, np.arange(2000), ContrastSettings(resamples=5000))["p"]
     assert power(effect, n) == pytest.approx((p <= 0.05).mean(), abs=0.03)
 
 
@@ -49,7 +49,7 @@ def test_it_is_what_compare_finds_among_many_heads() -> None:
     for seed in range(6):
         d = np.random.default_rng(seed).normal(size=(12, 784))
         d[:, :78] += 1.2
-        how = Settings(resamples=8000)
+        how = ContrastSettings(resamples=8000)
         q = paired_contrast(np.zeros_like(d), d, np.zeros(784, dtype=int), how)["q"]
         found.append((q[:78] <= 0.05).mean())
     expected = power(1.2, 12, tests=784, effects=78)
@@ -128,7 +128,7 @@ def test_clusters() -> None:
         size=(4000, 12, 5)
     )
     d = x.mean(2).T + 0.5
-    p = paired_contrast(np.zeros_like(d), d, np.arange(4000), Settings(resamples=5000))["p"]
+    p = paired_contrast(np.zeros_like(d), d, np.arange(4000), ContrastSettings(resamples=5000))["p"]
     found = (p <= 0.05).mean()
     assert power(0.5, 60, cluster_size=5, icc=0.3) == pytest.approx(found, abs=0.025)
 

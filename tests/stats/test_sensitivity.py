@@ -9,7 +9,8 @@ import pytest
 from attnscope.errors import InputError
 from attnscope.question.claims import Claim, built_in
 from attnscope.question.spec import made as made_experiment
-from attnscope.stats.sensitivity import in_a_line, sensitivity, survival
+from attnscope.stats.sensitivity import sensitivity
+from attnscope.stats.survival import in_a_line, survival
 from attnscope.stats.verdicts import judge
 from made_values import masses, measured
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from attnscope.stats.contrast import Settings, paired_contrast
+from attnscope.stats.contrast import ContrastSettings, paired_contrast
 from attnscope.stats.correction import false_discovery, two_level
 from attnscope.stats.intervals import Intervals, intervals, intervals_unpaired, moments, two_sided
 from attnscope.stats.permute import relabel, sign_flip
@@ -107,7 +107,7 @@ def test_differences_of_mean_0_are_rarely_called_one(kind: str, n: int) -> None:
     """Skewed ones too, which sign flips alone call one in 7 to 27 % of cases."""
     x, truth = draw(kind, n)
     family = np.arange(x.shape[1])
-    p = paired_contrast(np.zeros_like(x), x - truth, family, Settings(resamples=1000))["p"]
+    p = paired_contrast(np.zeros_like(x), x - truth, family, ContrastSettings(resamples=1000))["p"]
     assert (p <= 0.05).mean() <= 0.06
     if kind in ("exponential", "beta", "lognormal", "zeros"):
         assert (sign_flip(x - truth, resamples=1000)[0] <= 0.05).mean() > 0.065

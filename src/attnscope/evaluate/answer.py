@@ -17,7 +17,7 @@ from attnscope.evaluate.conditions import Way
 from attnscope.experiment.answer import Drawn, Gumbels, greedily
 from attnscope.tokens import TokenizedPrompt, pad
 
-Asked = tuple[int, int]
+WhichSample = tuple[int, int]
 """Which problem, and which of its samples."""
 
 
@@ -26,14 +26,14 @@ def answers(
     tokenizer: Any,
     condition: Way,
     prompts: Sequence[TokenizedPrompt],
-    asked: Sequence[Asked],
+    asked: Sequence[WhichSample],
     *,
     longest: int,
     batch: int,
     temperature: float,
     seed: int,
     until: Sequence[str] = (),
-) -> Iterator[list[tuple[Asked, str]]]:
+) -> Iterator[list[tuple[WhichSample, str]]]:
     """A batch at a time: what the model says, greedily where the temperature is 0, up to the
     first of the words `until`."""
     put = {n: condition.asked(prompts[n], tokenizer) for n in {problem for problem, _ in asked}}

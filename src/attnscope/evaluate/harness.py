@@ -19,7 +19,7 @@ from attnscope.capture.watch import watch
 from attnscope.errors import InputError
 from attnscope.evaluate.answer import answers
 from attnscope.evaluate.conditions import WrittenCondition
-from attnscope.evaluate.likelihood import Text, likelihoods
+from attnscope.evaluate.likelihood import Continued, likelihoods
 from attnscope.tokens import TokenizedPrompt, apply_chat_template, spelled, tokenize
 from attnscope.tokens.regions import Prompt, Region
 from attnscope.tokens.tokenized import PaddedBatch
@@ -117,7 +117,7 @@ class Conditioned(LM):  # type: ignore[misc]
         if self.condition.what.insert is not None:
             raise InputError("the likelihood of a whole text has no question to put a filler by")
         longest = getattr(self.model.config, "max_position_embeddings", None) or 2048
-        texts: list[Text] = []
+        texts: list[Continued] = []
         owner: list[int] = []
         for n, request in enumerate(requests):
             ids = self.tokenizer(request.args[0], add_special_tokens=False)["input_ids"]
@@ -171,7 +171,7 @@ class Conditioned(LM):  # type: ignore[misc]
     def _tokens(self, text: str) -> TokenizedPrompt:
         return tokenize(self._prompt(text), self.tokenizer)
 
-    def _pair(self, context: str, continuation: str) -> Text:
+    def _pair(self, context: str, continuation: str) -> Continued:
         """Context and continuation as one text, cut where the context ends; spaces between them
         belong to the continuation, as tokens have them."""
         if not context:

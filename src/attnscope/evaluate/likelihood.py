@@ -15,12 +15,12 @@ import torch
 from attnscope.evaluate.conditions import Way
 from attnscope.tokens import TokenizedPrompt, pad
 
-Text = tuple[TokenizedPrompt, int]
+Continued = tuple[TokenizedPrompt, int]
 """A text, and how many of its tokens are the context."""
 
 
 def likelihoods(
-    model: Any, tokenizer: Any, condition: Way, texts: Sequence[Text], *, batch: int
+    model: Any, tokenizer: Any, condition: Way, texts: Sequence[Continued], *, batch: int
 ) -> Iterator[list[tuple[int, float, bool]]]:
     """A batch at a time: which text, the log-probability of what is behind its context, and
     whether that is what the model would have said greedily.

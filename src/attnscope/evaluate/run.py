@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from attnscope.errors import InputError
-from attnscope.evaluate.answer import Asked, answers
+from attnscope.evaluate.answer import WhichSample, answers
 from attnscope.evaluate.conditions import WrittenCondition, parse, spelled_out
 from attnscope.evaluate.effects import effects
 from attnscope.evaluate.harness_run import evaluate_harness, is_harness
@@ -155,7 +155,7 @@ def _kept(asked: Evaluation, out: Path | None) -> list[dict[str, Any]]:
 
 def _missing(
     name: str, problems: int, asked: Evaluation, kept: list[dict[str, Any]]
-) -> list[Asked]:
+) -> list[WhichSample]:
     there = {(line["problem"], line["sample"]) for line in kept if line["condition"] == name}
     every = [(n, sample) for n in range(problems) for sample in range(asked.samples)]
     return [one for one in every if one not in there]
@@ -176,7 +176,7 @@ def _answer(
     model: Any,
     tokenizer: Any,
     prompts: list[Any],
-    missing: list[Asked],
+    missing: list[WhichSample],
     kept: list[dict[str, Any]],
     out: Path | None,
     batch: int,

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from attnscope.errors import InputError
-from attnscope.stats.contrast import Settings, paired_contrast
+from attnscope.stats.contrast import ContrastSettings, paired_contrast
 
 BASELINE = "baseline"
 
@@ -49,7 +49,9 @@ def compared(wide: dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]) -> p
     if BASELINE in wide and others:
         first = np.stack([wide[BASELINE]] * len(others), 1)
         second = np.stack([wide[name] for name in others], 1)
-        found = paired_contrast(first, second, np.zeros(len(others), dtype=np.int64), Settings())
+        found = paired_contrast(
+            first, second, np.zeros(len(others), dtype=np.int64), ContrastSettings()
+        )
     for name, scores in wide.items():
         row = {"condition": name, "problems": len(scores), "score": float(scores.mean())}
         for figure in ("difference", "low", "high", "p", "q"):

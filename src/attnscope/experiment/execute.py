@@ -23,7 +23,7 @@ from attnscope.experiment.executor import Done, Executor, Work
 from attnscope.experiment.local import local
 from attnscope.experiment.plan import Plan, make_plan
 from attnscope.experiment.shard import Shard
-from attnscope.experiment.storing import Store
+from attnscope.experiment.storing import BatchStore
 from attnscope.experiment.to_tables import OF_LEVEL
 from attnscope.measures.registry import MEASURES
 from attnscope.place import is_far, place
@@ -104,7 +104,7 @@ def run_plan(
         count = _Count(mine, done, progress)
         if pending:
             directory.unfinish()
-            store = Store(plan.experiment, directory, different)
+            store = BatchStore(plan.experiment, directory, different)
             _carry_out(plan, pending, store, environment, executor, count, stop)
         complete = count.left == 0 and not count.failed and _finish(plan, directory, work, mine)
         cells = sum(len(one.batch) for one in mine)
@@ -172,7 +172,7 @@ def _environment(
 def _carry_out(
     plan: Plan,
     pending: list[Work],
-    store: Store,
+    store: BatchStore,
     environment: dict[str, Any],
     executor: Executor,
     count: _Count,

@@ -27,7 +27,7 @@ from attnscope.experiment.padded import Padded
 from attnscope.experiment.plan import ModelPlan
 from attnscope.experiment.shifted import texts_single, texts_sums
 from attnscope.measures.activation_shape import EDGES
-from attnscope.measures.layer import Layer, Pair, Single, Sums
+from attnscope.measures.layer import Against, Layer, Single, Sums
 from attnscope.measures.measure import Measure, Need
 from attnscope.question.spec import Experiment
 
@@ -71,7 +71,7 @@ class Passed:
         for layer, (heads, sums) in self.sums[queries].items():
             pair = None
             if self.base is not None:
-                pair = Pair(
+                pair = Against(
                     base=self.base.sums[queries][layer][1],
                     twin=self.padded.twin,
                     inserted=self.padded.inserted,

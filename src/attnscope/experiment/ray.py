@@ -27,7 +27,7 @@ from attnscope.experiment.environment import describe
 from attnscope.experiment.executor import Done, Executor, Work
 from attnscope.experiment.local import LOAD_WITHIN, Measurer
 from attnscope.experiment.plan import Plan
-from attnscope.experiment.storing import Store
+from attnscope.experiment.storing import BatchStore
 from attnscope.place import is_far
 from attnscope.run.environment import accept, elsewhere
 from attnscope.run.writer import Directory
@@ -109,7 +109,7 @@ class _Worker:
         self.measure = Measurer(plan, threads, load_within)
         directory = Directory(folder)
         different = elsewhere(directory.environment(), describe(plan))
-        self.store = Store(plan.experiment, directory, different)
+        self.store = BatchStore(plan.experiment, directory, different)
 
     def elsewhere(self) -> dict[str, Any]:
         """What is different where it is from where the run was begun."""

@@ -23,7 +23,7 @@ from attnscope.run.schemas import CELLS
 from attnscope.run.writer import Directory
 
 
-class Store:
+class BatchStore:
     """Writes batches of an experiment to its directory."""
 
     def __init__(

@@ -15,8 +15,8 @@ from attnscope.errors import AttnscopeError
 from attnscope.figures.blocks import Items, Lines, Section, Strong
 from attnscope.question.claims import Claim, built_in
 from attnscope.stats.on_run import judge_run, sensitivity_of_run
-from attnscope.stats.sensitivity import CHOICES, in_a_line
 from attnscope.stats.sources import Sources
+from attnscope.stats.survival import CHOICES, in_a_line
 from attnscope.stats.verdicts import Verdict
 
 if TYPE_CHECKING:

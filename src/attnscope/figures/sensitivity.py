@@ -21,8 +21,8 @@ from attnscope.figures.select import models_in_order
 from attnscope.figures.sensitivity_rows import NEEDS, chosen, laid_out, selected
 from attnscope.figures.words import count, join
 from attnscope.question.claims import Claim, ClaimPart
-from attnscope.stats.sensitivity import CHOICES, in_a_line, survival
-from attnscope.stats.verdicts import stated
+from attnscope.stats.outcome import stated
+from attnscope.stats.survival import CHOICES, in_a_line, survival
 
 HEADS = {"mean": "mean over heads", "sum": "sum over heads", "max": "maximum over heads"}
 

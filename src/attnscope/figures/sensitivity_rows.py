@@ -14,7 +14,8 @@ from attnscope.figures.figure import Asked
 from attnscope.figures.numbers import in_order, shown
 from attnscope.figures.select import AbsentError, Choice, evenly, models_in_order, only
 from attnscope.question.claims import Claim, built_in, load_claims
-from attnscope.stats.sensitivity import CHOICES, sensitivity
+from attnscope.stats.sensitivity import sensitivity
+from attnscope.stats.survival import CHOICES
 
 NEEDS = (
     "an experiment with several queries, keys, class sets or conditions, and the measure of a "

@@ -125,7 +125,7 @@ class Single:
 
 
 @dataclass(eq=False, kw_only=True)
-class Pair:
+class Against:
     """The base that a variant is compared with, and which tokens are twins."""
 
     base: Sums
@@ -163,7 +163,7 @@ class Layer:
     where a prompt has no such keys."""
     groups: Tensor | None = None
     """float64 [groups, C]: 1 where a group of queries is of a class."""
-    pair: Pair | None = None
+    pair: Against | None = None
     rows: Single | None = None
     tokens: NDArray[np.int64] | None = None
     """[B, K]: the ids of the tokens, -1 for padding."""
@@ -191,7 +191,7 @@ class Layer:
         return self.tokens
 
     @property
-    def against(self) -> Pair:
+    def against(self) -> Against:
         """The base: there is one for every measure that declares `pair`."""
         assert self.pair is not None
         return self.pair

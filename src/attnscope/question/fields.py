@@ -118,8 +118,8 @@ Keys = Annotated[StrictStr, BeforeValidator(_key)]
 Measure = Annotated[StrictStr, BeforeValidator(_measure)]
 ClassSets = Annotated[dict[str, ClassSet], PlainValidator(_class_sets), PlainSerializer(_rules)]
 OneOrMore = BeforeValidator(listed)
-Numbers = Literal["all"] | tuple[int, ...]
-Layers = Annotated[Numbers, BeforeValidator(_numbers)]
-Heads = Annotated[Numbers | dict[str, Numbers], BeforeValidator(_heads)]
+AllOrSome = Literal["all"] | tuple[int, ...]
+Layers = Annotated[AllOrSome, BeforeValidator(_numbers)]
+Heads = Annotated[AllOrSome | dict[str, AllOrSome], BeforeValidator(_heads)]
 """For every model, or by the model's label."""
 Device = Annotated[StrictStr | None, BeforeValidator(_device)]

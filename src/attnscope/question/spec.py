@@ -17,13 +17,13 @@ from pydantic import Field, StrictBool, StrictInt, StrictStr, model_validator
 from attnscope.measures.registry import MEASURES
 from attnscope.question.conditions import Condition, base_of
 from attnscope.question.fields import (
+    AllOrSome,
     ClassSets,
     Device,
     Heads,
     Keys,
     Layers,
     Measure,
-    Numbers,
     OneOrMore,
     Queries,
     listed,
@@ -44,7 +44,7 @@ class Profiles(Plain):
     heads: Heads = "all"
     """For every model, or by the model's label."""
 
-    def heads_of(self, label: str) -> Numbers:
+    def heads_of(self, label: str) -> AllOrSome:
         """The heads of a model."""
         return self.heads[label] if isinstance(self.heads, dict) else self.heads
 
@@ -84,7 +84,7 @@ class Experiment(Plain):
     YAML files they are looked up once; the rules themselves are what is kept and written."""
     measures: Annotated[tuple[Measure, ...], OneOrMore] = ("mass",)
     profiles: Profiles = Profiles()
-    """Numbers per token and per query are long: `layers` and `heads` here leave some out."""
+    """AllOrSome per token and per query are long: `layers` and `heads` here leave some out."""
     bin: Count = 1
     """Of numbers per query: how many positions a mean is over."""
     combine: Literal["mean", "sum", "max", "each"] = "mean"
@@ -209,7 +209,7 @@ class Experiment(Plain):
         """The names of the other conditions, in order."""
         return tuple(name for name in self.conditions if name != self.base)
 
-    def heads_of(self, label: str) -> Numbers:
+    def heads_of(self, label: str) -> AllOrSome:
         """The heads to store of a model."""
         return self.heads[label] if isinstance(self.heads, dict) else self.heads
 
@@ -239,7 +239,7 @@ class Experiment(Plain):
         return hash(self.digest)
 
 
-def _part_of(what: str, of_profiles: Numbers, measured: Numbers) -> None:
+def _part_of(what: str, of_profiles: AllOrSome, measured: AllOrSome) -> None:
     if of_profiles == "all" or measured == "all":
         return
     beyond = [n for n in of_profiles if n not in measured]

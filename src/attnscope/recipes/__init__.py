@@ -19,6 +19,7 @@ from attnscope.recipes.filler_vs_sentence import filler_vs_sentence
 from attnscope.recipes.induction import induction
 from attnscope.recipes.injection import injection
 from attnscope.recipes.lookback import lookback
+from attnscope.recipes.names import SMOLLM2
 from attnscope.recipes.needle import needle
 from attnscope.recipes.position import position
 from attnscope.recipes.sinks import sinks
@@ -78,16 +79,7 @@ FIGURES: dict[str, list[tuple[str, dict[str, Any]]]] = {
 }
 """What is drawn of a recipe, with the figures' options; else the figure of its name."""
 
-REAL = {
-    "token-types": ("zoo:smollm2", "zoo:smollm2-phys"),
-    "filler-profile": ("zoo:smollm2",),
-    "filler-vs-sentence": ("zoo:smollm2",),
-    "filler-activations": ("zoo:smollm2",),
-    **dict.fromkeys(
-        ("sinks", "induction", "lookback", "needle", "drift", "position", "injection"),
-        ("zoo:smollm2",),
-    ),
-}
+REAL = {**dict.fromkeys(RECIPES, SMOLLM2), "token-types": ("zoo:smollm2", "zoo:smollm2-phys")}
 """The real models of the zoo to run each recipe on, in place of the tiny ones."""
 
 

@@ -5,29 +5,23 @@ replies to it. Any text that grows has less left for its beginning, so what coun
 beside that of even attention.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnscope.question.spec import Experiment, made
-from attnscope.recipes.names import labelled
+from attnscope.question.spec import Experiment
+from attnscope.recipes.names import SMOLLM2, Models, labelled, recipe
 
 TURNS = 8
 
 
-def drift(
-    models: Mapping[str, str] | Sequence[str] = ("zoo:smollm2",),
-    prompts: int = 16,
-    seed: int = 0,
-    **keys: Any,
-) -> Experiment:
+def drift(models: Models = SMOLLM2, prompts: int = 16, seed: int = 0, **keys: Any) -> Experiment:
     """Attention of every reply to the system prompt, over eight turns."""
-    asked: dict[str, Any] = {
-        "name": "drift",
-        "models": labelled(models),
-        "prompts": {"source": "conversations", "count": prompts, "seed": seed, "turns": TURNS},
-        "queries": [f"region:turn:{turn}:assistant" for turn in range(1, TURNS + 1)],
-        "keys": ["system"],
-        "classes": ["whole"],
-        "measures": ["mass"],
-    }
-    return made(**{**asked, **keys})
+    return recipe(
+        keys,
+        name="drift",
+        models=labelled(models),
+        prompts={"source": "conversations", "count": prompts, "seed": seed, "turns": TURNS},
+        queries=[f"region:turn:{turn}:assistant" for turn in range(1, TURNS + 1)],
+        keys=["system"],
+        classes=["whole"],
+        measures=["mass"],
+    )

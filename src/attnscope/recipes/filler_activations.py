@@ -5,22 +5,17 @@ and conjunctions nearer to zero than words? Over the question's tokens, which st
 the filler's own activations are not its effect.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attnscope.question.spec import Experiment
 from attnscope.recipes.filler_profile import SLASHES, filler_experiment
-from attnscope.recipes.names import labelled
+from attnscope.recipes.names import SMOLLM2, Models, labelled
 
 MEASURES = ("activations", "class_near_zero")
 
 
 def filler_activations(
-    models: Mapping[str, str] | Sequence[str] = ("zoo:smollm2",),
-    prompts: int = 64,
-    seed: int = 0,
-    layers: Any = (0,),
-    **keys: Any,
+    models: Models = SMOLLM2, prompts: int = 64, seed: int = 0, layers: Any = (0,), **keys: Any
 ) -> Experiment:
     """Activations of the question's tokens with 55 slashes before them, and without."""
     own = {"layers": layers, "keys": ["question"], "measures": list(MEASURES), "profiles": {}}

@@ -8,8 +8,8 @@ system prompt and question, by ids, so that they are 55 tokens and nothing else 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnscope.question.spec import Experiment, made
-from attnscope.recipes.names import heads_of, labelled, with_the_first_three
+from attnscope.question.spec import Experiment
+from attnscope.recipes.names import Models, heads_of, labelled, recipe, with_the_first_three
 
 HEADS = (0, 1, 7)
 """The heads shown, from 0: those that the paper calls 1, 2 and 8."""
@@ -18,7 +18,7 @@ MEASURES = ("profile", "lambda", "even_slope", "spikes", "uniformity", "value_si
 
 
 def filler_profile(
-    models: Mapping[str, str] | Sequence[str] = ("zoo:math-qwen2",),
+    models: Models = ("zoo:math-qwen2",),
     prompts: int = 64,
     seed: int = 0,
     layers: Any = (0,),
@@ -55,22 +55,22 @@ def filler_experiment(
     """Insertions between system prompt and question, by ids; so many prompts of a seed; profiles of
     these layers and heads."""
     count, seed = prompts
-    asked: dict[str, Any] = {
-        "name": name,
-        "models": models,
-        "prompts": {"source": "math", "count": count, "seed": seed},
-        "conditions": {
+    return recipe(
+        keys,
+        name=name,
+        models=models,
+        prompts={"source": "math", "count": count, "seed": seed},
+        conditions={
             "base": {},
             **{
                 n: {"insert": what, "position": "between", "by": "ids"}
                 for n, what in inserts.items()
             },
         },
-        "layers": with_the_first_three(layers),
-        "profiles": {"layers": layers, "heads": heads},
-        "queries": ["all"],
+        layers=with_the_first_three(layers),
+        profiles={"layers": layers, "heads": heads},
+        queries=["all"],
         # Some models put most of their attention on the first token, which would decide a slope.
-        "keys": ["all", "not-first"],
-        "measures": [*measures, "affine", "affine_heads", "mass", "entropy", "first_token"],
-    }
-    return made(**{**asked, **keys})
+        keys=["all", "not-first"],
+        measures=[*measures, "affine", "affine_heads", "mass", "entropy", "first_token"],
+    )

@@ -4,12 +4,11 @@ One head of each model: the paper's where a model is one of the paper's, its fir
 insertions go by ids, so that they are 55 tokens each; every prompt has a sentence of its own.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attnscope.question.spec import Experiment
 from attnscope.recipes.filler_profile import SLASHES, filler_experiment
-from attnscope.recipes.names import labelled
+from attnscope.recipes.names import Models, labelled
 
 HEADS = {
     "zoo:math-qwen2": 0,
@@ -25,7 +24,7 @@ MEASURES = ("profile", "uniformity", "value_similarity", "lambda", "even_slope",
 
 
 def filler_vs_sentence(
-    models: Mapping[str, str] | Sequence[str] = (
+    models: Models = (
         "zoo:math-qwen2",
         "zoo:chat-llama",
         "zoo:chat-gemma3",

@@ -4,32 +4,28 @@ Random tokens, all different, twice over: from token i of the second copy, the t
 is i - n + 1. A head that looks there continues the pattern.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnscope.question.spec import Experiment, made
-from attnscope.recipes.names import labelled
+from attnscope.question.spec import Experiment
+from attnscope.recipes.names import SMOLLM2, Models, labelled, recipe
 
 
 def induction(
-    models: Mapping[str, str] | Sequence[str] = ("zoo:smollm2",),
-    prompts: int = 16,
-    seed: int = 0,
-    **keys: Any,
+    models: Models = SMOLLM2, prompts: int = 16, seed: int = 0, **keys: Any
 ) -> Experiment:
     """Attention to the token after the last occurrence, in repeated random tokens."""
-    asked: dict[str, Any] = {
-        "name": "induction",
-        "models": labelled(models),
+    return recipe(
+        keys,
+        name="induction",
+        models=labelled(models),
         # Prompt n is drawn with seed + n; those of two seeds are to share none.
-        "prompts": {
+        prompts={
             "source": "tokens",
             "count": prompts,
             "seed": seed * prompts,
             "length": 64,
             "repeats": 2,
         },
-        "queries": ["region:repeat:2"],
-        "measures": ["induction", "previous_token"],
-    }
-    return made(**{**asked, **keys})
+        queries=["region:repeat:2"],
+        measures=["induction", "previous_token"],
+    )

@@ -7,13 +7,12 @@ in chosen heads: chosen on every second prompt by the first texts, tried on the 
 the second ones.
 """
 
-from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
 from attnscope.errors import InputError
-from attnscope.question.spec import Experiment, made
-from attnscope.recipes.names import labelled
+from attnscope.question.spec import Experiment
+from attnscope.recipes.names import SMOLLM2, Models, labelled, recipe
 
 ATTACKS = {
     "ignore": (
@@ -40,10 +39,7 @@ HARMLESS = (
 
 
 def injection(
-    models: Mapping[str, str] | Sequence[str] = ("zoo:smollm2",),
-    prompts: int = 24,
-    seed: int = 0,
-    **keys: Any,
+    models: Models = SMOLLM2, prompts: int = 24, seed: int = 0, **keys: Any
 ) -> Experiment:
     """Attention to the instruction, with and without another one in the data."""
     if seed:
@@ -56,18 +52,18 @@ def injection(
         for number, text in enumerate(texts, 1):
             insert = {"kind": "repeat", "unit": text, "count": 1}
             conditions[f"{kind}-{number}"] = {"insert": insert, "position": "after:turn:1:user"}
-    asked: dict[str, Any] = {
-        "name": "injection",
-        "models": labelled(models),
-        "prompts": {
+    return recipe(
+        keys,
+        name="injection",
+        models=labelled(models),
+        prompts={
             "source": "conversations",
             "path": str(files("attnscope.recipes") / "injection.jsonl"),
             "count": prompts,
         },
-        "conditions": conditions,
-        "queries": ["last"],
-        "keys": ["system", "question", "filler"],
-        "classes": ["whole"],
-        "measures": ["mass"],
-    }
-    return made(**{**asked, **keys})
+        conditions=conditions,
+        queries=["last"],
+        keys=["system", "question", "filler"],
+        classes=["whole"],
+        measures=["mass"],
+    )

@@ -4,28 +4,22 @@ The model answers word problems; of every new token and head, how much attention
 context, of what goes to context and new tokens.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnscope.question.spec import Experiment, made
-from attnscope.recipes.names import labelled
+from attnscope.question.spec import Experiment
+from attnscope.recipes.names import SMOLLM2, Models, labelled, recipe
 
 
-def lookback(
-    models: Mapping[str, str] | Sequence[str] = ("zoo:smollm2",),
-    prompts: int = 12,
-    seed: int = 0,
-    **keys: Any,
-) -> Experiment:
+def lookback(models: Models = SMOLLM2, prompts: int = 12, seed: int = 0, **keys: Any) -> Experiment:
     """Attention to the context and to its own words while a model answers."""
-    asked: dict[str, Any] = {
-        "name": "lookback",
-        "models": labelled(models),
-        "prompts": {"source": "math", "count": prompts, "seed": seed},
-        "generate": {"max_new_tokens": 24},
-        "queries": ["predicts:generated"],
-        "keys": ["question", "generated"],
-        "classes": ["whole"],
-        "measures": ["lookback", "step_mass"],
-    }
-    return made(**{**asked, **keys})
+    return recipe(
+        keys,
+        name="lookback",
+        models=labelled(models),
+        prompts={"source": "math", "count": prompts, "seed": seed},
+        generate={"max_new_tokens": 24},
+        queries=["predicts:generated"],
+        keys=["question", "generated"],
+        classes=["whole"],
+        measures=["lookback", "step_mass"],
+    )

@@ -1,4 +1,5 @@
-"""What recipes share: labels for models, and the layers that the paper's claims are about."""
+"""What recipes share: how models are given and labelled, and the layers that the paper's claims are
+about."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -6,6 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import AttnscopeWarning, InputError, ModelError
+from attnscope.question.spec import Experiment, made
+
+Models = Mapping[str, str] | Sequence[str]
+"""Names, or labels to names."""
+SMOLLM2 = ("zoo:smollm2",)
+
+
+def recipe(given: Mapping[str, Any], /, **asked: Any) -> Experiment:
+    """What a recipe asks for, with the keys that are given in place of its own."""
+    return made(**{**asked, **given})
 
 
 def with_the_first_three(layers: Any) -> Any:
@@ -16,7 +27,7 @@ def with_the_first_three(layers: Any) -> Any:
     return [*range(3), *(layer for layer in shown if layer not in range(3))]
 
 
-def labelled(models: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
+def labelled(models: Models) -> dict[str, str]:
     """Label to name. A bare name is labelled by its last part: `zoo:chat-llama` by `chat-llama`."""
     if isinstance(models, Mapping):
         return dict(models)

@@ -5,28 +5,22 @@ head's score is the share of the answer's tokens that the model said while the h
 most.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnscope.question.spec import Experiment, made
-from attnscope.recipes.names import labelled
+from attnscope.question.spec import Experiment
+from attnscope.recipes.names import SMOLLM2, Models, labelled, recipe
 
 
-def needle(
-    models: Mapping[str, str] | Sequence[str] = ("zoo:smollm2",),
-    prompts: int = 30,
-    seed: int = 0,
-    **keys: Any,
-) -> Experiment:
+def needle(models: Models = SMOLLM2, prompts: int = 30, seed: int = 0, **keys: Any) -> Experiment:
     """Heads that copy a needle, at five depths of texts of three lengths."""
-    asked: dict[str, Any] = {
-        "name": "needle",
-        "models": labelled(models),
-        "prompts": {"source": "needle", "count": prompts, "seed": seed, "lengths": [50, 100, 200]},
-        "generate": {"max_new_tokens": 24},
-        "queries": ["predicts:generated"],
-        "keys": ["answer"],
-        "classes": ["whole"],
-        "measures": ["retrieval", "mass"],
-    }
-    return made(**{**asked, **keys})
+    return recipe(
+        keys,
+        name="needle",
+        models=labelled(models),
+        prompts={"source": "needle", "count": prompts, "seed": seed, "lengths": [50, 100, 200]},
+        generate={"max_new_tokens": 24},
+        queries=["predicts:generated"],
+        keys=["answer"],
+        classes=["whole"],
+        measures=["retrieval", "mass"],
+    )

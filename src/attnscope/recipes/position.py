@@ -4,29 +4,23 @@ Ten documents that say nothing in particular, drawn anew for every place, and a 
 is a U: the first and the last get more than those between.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnscope.question.spec import Experiment, made
-from attnscope.recipes.names import labelled
+from attnscope.question.spec import Experiment
+from attnscope.recipes.names import SMOLLM2, Models, labelled, recipe
 
 DOCUMENTS = 10
 
 
-def position(
-    models: Mapping[str, str] | Sequence[str] = ("zoo:smollm2",),
-    prompts: int = 16,
-    seed: int = 0,
-    **keys: Any,
-) -> Experiment:
+def position(models: Models = SMOLLM2, prompts: int = 16, seed: int = 0, **keys: Any) -> Experiment:
     """Attention of the last token to ten documents, by their place."""
-    asked: dict[str, Any] = {
-        "name": "position",
-        "models": labelled(models),
-        "prompts": {"source": "documents", "count": prompts, "seed": seed, "documents": DOCUMENTS},
-        "queries": ["last"],
-        "keys": [f"document:{place}" for place in range(1, DOCUMENTS + 1)],
-        "classes": ["whole"],
-        "measures": ["mass"],
-    }
-    return made(**{**asked, **keys})
+    return recipe(
+        keys,
+        name="position",
+        models=labelled(models),
+        prompts={"source": "documents", "count": prompts, "seed": seed, "documents": DOCUMENTS},
+        queries=["last"],
+        keys=[f"document:{place}" for place in range(1, DOCUMENTS + 1)],
+        classes=["whole"],
+        measures=["mass"],
+    )

@@ -5,19 +5,13 @@ is above 0.3: on text, on tokens drawn at random, and with and without a begin-o
 where the model has one.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnscope.question.spec import Experiment, made
-from attnscope.recipes.names import begins, labelled
+from attnscope.question.spec import Experiment
+from attnscope.recipes.names import SMOLLM2, Models, begins, labelled, recipe
 
 
-def sinks(
-    models: Mapping[str, str] | Sequence[str] = ("zoo:smollm2",),
-    prompts: int = 32,
-    seed: int = 0,
-    **keys: Any,
-) -> Experiment:
+def sinks(models: Models = SMOLLM2, prompts: int = 32, seed: int = 0, **keys: Any) -> Experiment:
     """Attention to the first token: text and random tokens, with and without BOS."""
     chosen = labelled(models)
     bos = all(begins(name) for name in chosen.values())
@@ -25,14 +19,14 @@ def sinks(
     conditions: dict[str, Any] = {"text": {}, "random": {"random": random}}
     if bos:
         conditions |= {"no-bos": {"bos": False}, "random-no-bos": {"random": random, "bos": False}}
-    asked: dict[str, Any] = {
-        "name": "sinks",
-        "models": chosen,
-        "prompts": {"source": "math", "count": prompts, "seed": seed, "level": 5},
-        "chat": False,
-        "bos": bos,
-        "cut": 64,
-        "conditions": conditions,
-        "measures": ["first_token"],
-    }
-    return made(**{**asked, **keys})
+    return recipe(
+        keys,
+        name="sinks",
+        models=chosen,
+        prompts={"source": "math", "count": prompts, "seed": seed, "level": 5},
+        chat=False,
+        bos=bos,
+        cut=64,
+        conditions=conditions,
+        measures=["first_token"],
+    )

@@ -5,18 +5,17 @@ say which queries it counts; here all of them do, heads are combined by their me
 the tokens of the maps alone, because `*` stands in the instructions too. Each is an option.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnscope.question.spec import Experiment, made
-from attnscope.recipes.names import labelled, layers_of
+from attnscope.question.spec import Experiment
+from attnscope.recipes.names import Models, labelled, layers_of, recipe
 
 PUBLISHED, LAYERS = (0, 16, 20, 27), 28
 """The layers of the published figure, and how many its model has."""
 
 
 def token_types(
-    models: Mapping[str, str] | Sequence[str] = ("zoo:spatial-base", "zoo:spatial-phys"),
+    models: Models = ("zoo:spatial-base", "zoo:spatial-phys"),
     prompts: int = 64,
     seed: int = 0,
     layers: Any = None,
@@ -24,21 +23,21 @@ def token_types(
 ) -> Experiment:
     """Attention to #, * and whitespace in the maps, per layer, model beside model."""
     chosen = labelled(models)
-    asked: dict[str, Any] = {
-        "name": "token-types",
-        "models": chosen,
+    return recipe(
+        keys,
+        name="token-types",
+        models=chosen,
         # Problems that a model trained on the other split has not seen.
-        "prompts": {
+        prompts={
             "source": "spatial",
             "count": prompts,
             "seed": seed,
             "task": "action",
             "split": "test",
         },
-        "layers": layers_of(chosen, PUBLISHED, LAYERS) if layers is None else layers,
-        "queries": ["all"],
-        "keys": ["maps"],
-        "classes": ["maps"],
-        "measures": ["mass"],
-    }
-    return made(**{**asked, **keys})
+        layers=layers_of(chosen, PUBLISHED, LAYERS) if layers is None else layers,
+        queries=["all"],
+        keys=["maps"],
+        classes=["maps"],
+        measures=["mass"],
+    )

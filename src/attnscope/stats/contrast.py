@@ -3,16 +3,23 @@ effect with their intervals, tests, and what the sample could have found. Knows 
 settings; no tables, no heads, no models.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 from attnscope.errors import InputError
 from attnscope.stats import correction
+from attnscope.stats.effects import (
+    Labels,
+    effect_of,
+    effect_unpaired,
+    ratio_of,
+    ratio_unpaired,
+    spread_of,
+)
 from attnscope.stats.intervals import (
     MINIMUM,
     Moments,
@@ -21,25 +28,18 @@ from attnscope.stats.intervals import (
     moments,
     moments_unpaired,
     one_sided,
-    skewed_interval,
-    t_interval,
     two_sided,
 )
 from attnscope.stats.permute import least, relabel, sign_flip
 from attnscope.stats.power import detectable
+from attnscope.stats.samples import Floats, mean_of
 from attnscope.stats.units import Units, design_effect, intraclass, units
 
-Floats = NDArray[np.float64]
-Labels = dict[str, Any]
-"""`cluster` and `strata` of the rows of a sample, as `units` takes them."""
-
-# A mean this many standard errors from 0 can be divided by; nearer, the ratio has no interval.
-AWAY = 3.0
 MOST_FLIPS = 200_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ContrastSettings:
     """How intervals and tests are made."""
 
     level: float = 0.95
@@ -58,7 +58,11 @@ class Settings:
 
 
 def paired_contrast(
-    a: Floats, b: Floats, family: ArrayLike, settings: Settings, labels: Labels | None = None
+    a: Floats,
+    b: Floats,
+    family: ArrayLike,
+    settings: ContrastSettings,
+    labels: Labels | None = None,
 ) -> dict[str, Any]:
     """Figures of `b` against `a`, both [prompts, columns] of the same prompts, as arrays."""
     labels = labels or {}
@@ -73,8 +77,8 @@ def paired_contrast(
     p, stepped = sign_flip(made.parts, family=family, resamples=flips, seed=settings.seed)
     # Where most units have one value, it is the others that decide, whatever that value is.
     floor = np.maximum(least(made.n, flips), np.minimum(2.0 ** (1 - made.telling), 1.0))
-    mean_a, mean_b = _mean(a), _mean(b)
-    spread = _spread(d)
+    mean_a, mean_b = mean_of(a), mean_of(b)
+    spread = spread_of(d)
     n = both.sum(0)
     return {
         "n": n,
@@ -84,8 +88,8 @@ def paired_contrast(
         "mean_a": mean_a,
         "mean_b": mean_b,
         **_of_difference(found, made, settings),
-        **_ratio(a, b, mean_a, mean_b, settings.level, labels),
-        **_effect(d, found.estimate, spread, settings.level, labels),
+        **ratio_of(a, b, mean_a, mean_b, settings.level, labels),
+        **effect_of(d, found.estimate, spread, settings.level, labels),
         **_tested(p, stepped, found, made.n, floor, family, mean_a, settings),
         **_sources(d, made, labels),
         "left_out": len(d) - n,
@@ -96,7 +100,7 @@ def unpaired_contrast(
     a: Floats,
     b: Floats,
     family: ArrayLike,
-    settings: Settings,
+    settings: ContrastSettings,
     labels: tuple[Labels, Labels] | None = None,
 ) -> dict[str, Any]:
     """The same for two independent samples; their columns are the same, their prompts are not."""
@@ -104,7 +108,7 @@ def unpaired_contrast(
     units_a, units_b = units(a, **of_a), units(b, **of_b)
     found = moments_unpaired(units_a.x, units_b.x)
     n_a, n_b = (~np.isnan(a)).sum(0), (~np.isnan(b)).sum(0)
-    mean_a, mean_b = _mean(a), _mean(b)
+    mean_a, mean_b = mean_of(a), mean_of(b)
     flips = _flips(family, settings)
     p, stepped = relabel(units_a.x, units_b.x, family=family, resamples=flips, seed=settings.seed)
     fewest = np.minimum(units_a.n, units_b.n)
@@ -134,8 +138,8 @@ def unpaired_contrast(
         "mean_a": mean_a,
         "mean_b": mean_b,
         **difference,
-        **_ratio_unpaired(a, b, mean_a, mean_b, settings.level, (of_a, of_b)),
-        **_effect_unpaired(a, b, mean_b - mean_a, settings.level, (of_a, of_b)),
+        **ratio_unpaired(a, b, mean_a, mean_b, settings.level, (of_a, of_b)),
+        **effect_unpaired(a, b, mean_b - mean_a, settings.level, (of_a, of_b)),
         **_tested(p, stepped, found, fewest, floor, family, mean_a, settings),
         **{name: np.fmax(icc_a[name], icc_b[name]) for name in icc_a},
         "left_out": len(a) + len(b) - n_a - n_b,
@@ -160,7 +164,7 @@ def smallest_of(smallest: float | str | None, mean_a: Floats) -> Floats | None:
     return size / 100 * np.abs(mean_a) if relative else np.full(mean_a.shape, size)
 
 
-def _flips(family: ArrayLike, settings: Settings) -> int:
+def _flips(family: ArrayLike, settings: ContrastSettings) -> int:
     """Enough that one head alone can pass the correction: the least p is half of 0.05 / tests."""
     numbers = np.asarray(family)
     largest = int(np.bincount(numbers).max(initial=1)) if len(numbers) else 1
@@ -168,7 +172,7 @@ def _flips(family: ArrayLike, settings: Settings) -> int:
     return max(settings.resamples, min(40 * tests, max(MOST_FLIPS, 40 * largest)))
 
 
-def _of_difference(found: Moments, made: Units, settings: Settings) -> dict[str, Any]:
+def _of_difference(found: Moments, made: Units, settings: ContrastSettings) -> dict[str, Any]:
     interval = intervals(
         made.x,
         degrees=made.degrees,
@@ -209,7 +213,7 @@ def _tested(
     floor: Floats,
     family: ArrayLike,
     mean_a: Floats,
-    settings: Settings,
+    settings: ContrastSettings,
 ) -> dict[str, Any]:
     """p-values and their corrections. A p is the larger of the permutation test's, which is exact
     for symmetric differences, and that of a t corrected for skewness, which needs no symmetry; and
@@ -245,128 +249,9 @@ def _sources(x: Floats, made: Units, labels: Labels) -> dict[str, Floats]:
     }
 
 
-def _hull(found: Moments, level: float, enough: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    plain, skewed = t_interval(found, level), skewed_interval(found, level)
-    there = enough & (found.error > 0)
-    low, high = np.minimum(plain[0], skewed[0]), np.maximum(plain[1], skewed[1])
-    return np.where(there, low, np.nan), np.where(there, high, np.nan)
-
-
-def _ratio(
-    a: Floats, b: Floats, mean_a: Floats, mean_b: Floats, level: float, labels: Labels
-) -> dict[str, Floats]:
-    """Ratio of means, and its interval from what each prompt adds to its logarithm."""
-    of_a = units(a, **labels)
-    sure = _away(moments(of_a.x, of_a.degrees)) & (mean_b > 0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        shares = np.log(mean_b / mean_a) + b / mean_b - a / mean_a
-    made = units(np.where(sure, shares, np.nan), **labels)
-    low, high = _hull(moments(made.x, made.degrees), level, made.n >= MINIMUM)
-    return _ratio_figures(mean_a, mean_b, low, high)
-
-
-def _ratio_unpaired(
-    a: Floats,
-    b: Floats,
-    mean_a: Floats,
-    mean_b: Floats,
-    level: float,
-    labels: tuple[Labels, Labels],
-) -> dict[str, Floats]:
-    sides = []
-    sure = mean_b > 0
-    for x, mean, of in ((a, mean_a, labels[0]), (b, mean_b, labels[1])):
-        own = units(x, **of)
-        sure = sure & _away(moments(own.x, own.degrees))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            sides.append(units(np.where(mean > 0, np.log(mean) + x / mean - 1, np.nan), **of))
-    found = moments_unpaired(sides[0].x, sides[1].x)
-    enough = np.minimum(sides[0].n, sides[1].n) >= MINIMUM
-    low, high = _hull(found, level, enough & sure)
-    return _ratio_figures(mean_a, mean_b, low, high)
-
-
-def _away(found: Moments) -> NDArray[np.bool_]:
-    with np.errstate(invalid="ignore"):
-        return np.asarray((found.estimate > 0) & (found.estimate > AWAY * found.error))
-
-
-def _ratio_figures(mean_a: Floats, mean_b: Floats, low: Floats, high: Floats) -> dict[str, Floats]:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where((mean_a > 0) & (mean_b >= 0), mean_b / mean_a, np.nan)
-    with np.errstate(over="ignore"):  # an end beyond all numbers is none
-        ends = [np.where(np.isfinite(end), end, np.nan) for end in (np.exp(low), np.exp(high))]
-    return {"ratio": ratio, "ratio_low": ends[0], "ratio_high": ends[1]}
-
-
-def _effect(
-    d: Floats, difference: Floats, spread: Floats, level: float, labels: Labels
-) -> dict[str, Floats]:
-    """Difference over the standard deviation of the differences, with Hedges' correction for few
-    prompts, and its interval from what each prompt adds to it."""
-    n = (~np.isnan(d)).sum(0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        raw = np.where(spread > 0, difference / spread, np.nan)
-        z = (d - difference) / spread
-        added = raw + z - raw / 2 * (z**2 - 1)
-    made = units(np.where(spread > 0, added, np.nan), **labels)
-    found = replace(moments(made.x, made.degrees), estimate=raw)
-    low, high = _hull(found, level, made.n >= MINIMUM)
-    return _effect_figures(raw, low, high, n - 1)
-
-
-def _effect_unpaired(
-    a: Floats, b: Floats, difference: Floats, level: float, labels: tuple[Labels, Labels]
-) -> dict[str, Floats]:
-    n_a, n_b = (~np.isnan(a)).sum(0), (~np.isnan(b)).sum(0)
-    squares = [
-        np.nan_to_num(_spread(x)) ** 2 * np.maximum(n - 1, 0) for x, n in ((a, n_a), (b, n_b))
-    ]
-    degrees = n_a + n_b - 2
-    with np.errstate(divide="ignore", invalid="ignore"):
-        pooled = np.sqrt(np.where(degrees > 0, (squares[0] + squares[1]) / degrees, np.nan))
-        raw = np.where(pooled > 0, difference / pooled, np.nan)
-        sides = []
-        for x, n, sign, of in ((a, n_a, -1, labels[0]), (b, n_b, 1, labels[1])):
-            z = (x - _mean(x)) / pooled
-            own = z - sign * raw / 2 * (n / (n_a + n_b)) * (z**2 - _mean(z**2))
-            sides.append(units(np.where(pooled > 0, own, np.nan), **of))
-    found = replace(moments_unpaired(sides[0].x, sides[1].x), estimate=raw)
-    enough = np.minimum(sides[0].n, sides[1].n) >= MINIMUM
-    low, high = _hull(found, level, enough)
-    return _effect_figures(raw, low, high, degrees)
-
-
-def _effect_figures(
-    raw: Floats, low: Floats, high: Floats, degrees: NDArray[Any]
-) -> dict[str, Floats]:
-    free = np.maximum(degrees, 1) / 2
-    few = np.where(
-        degrees > 1,
-        np.exp(special.gammaln(free) - special.gammaln(np.maximum(free - 0.5, 0.25)))
-        / np.sqrt(free),
-        np.nan,
-    )
-    return {"effect": raw * few, "effect_low": low * few, "effect_high": high * few}
-
-
 def _without_rounding(d: Floats, scale: Floats) -> Floats:
     """Differences that are all one number but for float64 rounding become that number."""
-    middle = _mean(d)
+    middle = mean_of(d)
     middle = np.where(np.abs(middle) <= 1e-14 * scale, 0.0, middle)
     apart = np.where(np.isnan(d), 0.0, np.abs(d - middle)).max(0, initial=0.0)
     return np.where((apart <= 1e-14 * scale) & ~np.isnan(d), middle, d)
-
-
-def _mean(x: Floats) -> Floats:
-    n = (~np.isnan(x)).sum(0)
-    return np.where(n > 0, np.nansum(x, 0) / np.maximum(n, 1), np.nan)
-
-
-def _spread(x: Floats) -> Floats:
-    """Standard deviation over n - 1; exactly 0 where all values are one."""
-    known = ~np.isnan(x)
-    n = known.sum(0)
-    spread = np.sqrt(np.nansum((x - _mean(x)) ** 2, 0) / np.maximum(n - 1, 1))
-    least, most = np.where(known, x, np.inf).min(0), np.where(known, x, -np.inf).max(0)
-    return np.where(n > 1, np.where(least == most, 0.0, spread), np.nan)

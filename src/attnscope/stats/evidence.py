@@ -12,7 +12,7 @@ import polars as pl
 from attnscope.measures.registry import COLUMNS
 from attnscope.question.claims import Claim, ClaimPart
 from attnscope.stats import tables
-from attnscope.stats.contrast import Settings, paired_contrast
+from attnscope.stats.contrast import ContrastSettings, paired_contrast
 from attnscope.stats.intervals import MINIMUM
 from attnscope.stats.sources import Sources
 from attnscope.stats.tables import Matrix, matrix, ranges
@@ -40,7 +40,7 @@ class Facts:
     measures: list[str]
     first: dict[str, list[str]]
     """Queries, keys and classes, in the order in which the experiment lists them."""
-    settings: Settings
+    settings: ContrastSettings
     sources: Sources
 
     def matching(self, selector: str) -> list[str]:

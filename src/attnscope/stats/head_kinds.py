@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from attnscope.stats.intervals import MINIMUM, intervals
+from attnscope.stats.samples import mean_of
 
 LIFT = 3.0
 """A class counts for a head where its mass is at least so many times what even attention gives."""
@@ -93,8 +94,8 @@ def _interval(scores: pl.DataFrame, name: str) -> pl.DataFrame:
     wide = scores.pivot(on="prompt", index=["layer", "head"], values="value")
     x = wide.drop("layer", "head").cast(pl.Float64).to_numpy().T
     n = (~np.isnan(x)).sum(0)
+    mean = mean_of(x)
     with np.errstate(invalid="ignore"):
-        mean = np.where(n > 0, np.nansum(x, 0) / np.maximum(n, 1), np.nan)
         same = np.nanmax(np.where(n > 0, x, 0), 0) == np.nanmin(np.where(n > 0, x, 0), 0)
     found = intervals(x)
     # Where all prompts say the same there is nothing to resample: the interval is that number.

@@ -83,7 +83,7 @@ def intervals(
     few = (~np.isnan(x)).sum(0) < MINIMUM
     some = telling_units(x) if telling is None else np.asarray(telling)
     bootstrap = quantiles(x, found.degrees, level, resamples, seed)
-    return _hull(found, few, some, bootstrap, level)
+    return _marked(found, few, some, bootstrap, level)
 
 
 def intervals_unpaired(
@@ -102,7 +102,7 @@ def intervals_unpaired(
     some = np.minimum(telling_units(a), telling_units(b))
     spread = (found.estimate, found.error, found.degrees)
     bootstrap = quantiles_unpaired(a, b, spread, level, resamples, seed)
-    return _hull(found, few, some, bootstrap, level)
+    return _marked(found, few, some, bootstrap, level)
 
 
 def moments(samples: ArrayLike, degrees: ArrayLike | None = None) -> Moments:
@@ -146,6 +146,12 @@ def skewed_interval(found: Moments, level: float = 0.95) -> tuple[Floats, Floats
     reach = np.asarray(stats.t.isf((1 - level) / 2, found.degrees))
     low, high = (_back(z, found.usual) for z in (reach, -reach))
     return found.estimate - found.error * low, found.estimate - found.error * high
+
+
+def hull(found: Moments, level: float = 0.95) -> tuple[Floats, Floats]:
+    """From the lower of the two lower ends to the higher of the two higher ones."""
+    plain, skewed = t_interval(found, level), skewed_interval(found, level)
+    return np.minimum(plain[0], skewed[0]), np.maximum(plain[1], skewed[1])
 
 
 def two_sided(found: Moments, null: float | Floats = 0.0) -> Floats:
@@ -203,17 +209,16 @@ def _back(y: Floats, skew: Floats) -> Floats:
     return np.where(some, cubic, y - skew / 6 - skew * y**2 / 3)
 
 
-def _hull(
+def _marked(
     found: Moments,
     few: Bools,
     telling: NDArray[np.int64],
     bootstrap: tuple[Floats, Floats],
     level: float,
 ) -> Intervals:
-    plain, skewed = t_interval(found, level), skewed_interval(found, level)
+    plain = t_interval(found, level)
     none = few | ~(found.error > 0)
-    low = np.where(none, np.nan, np.minimum(plain[0], skewed[0]))
-    high = np.where(none, np.nan, np.maximum(plain[1], skewed[1]))
+    low, high = (np.where(none, np.nan, end) for end in hull(found, level))
     with np.errstate(invalid="ignore"):
         apart = np.maximum(*(np.abs(b - t) for b, t in zip(bootstrap, plain, strict=True)))
         apart = apart > APART * (plain[1] - plain[0]) / 2

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from attnscope.errors import InputError, unknown
 from attnscope.stats import tables
-from attnscope.stats.contrast import Settings, paired_contrast, unpaired_contrast
+from attnscope.stats.contrast import ContrastSettings, paired_contrast, unpaired_contrast
 from attnscope.stats.correction import corrected
 from attnscope.stats.intervals import MINIMUM, SKEWED
 from attnscope.stats.sources import Sources
@@ -68,7 +68,7 @@ def compare(
     """
     if over not in ("model", "condition"):
         raise unknown("comparison over", over, ("model", "condition"))
-    settings = Settings(
+    settings = ContrastSettings(
         level=level, resamples=resamples, seed=seed, families=families, smallest=smallest
     )
     sources = Sources(prompts, cluster, strata)
@@ -191,7 +191,7 @@ def _no_orphans(sides: tuple[pl.DataFrame, pl.DataFrame], pair: Pair, over: str,
 
 
 def _together(
-    sides: list[_Sides], by: list[str], settings: Settings, sources: Sources
+    sides: list[_Sides], by: list[str], settings: ContrastSettings, sources: Sources
 ) -> tuple[pl.DataFrame, dict[str, Any], list[str]]:
     """Pairs of the same prompts: one sample with the columns of all, flipped together."""
     prompts = sorted({prompt for side in sides for prompt in side.prompts[0]})
@@ -215,7 +215,7 @@ def _together(
 
 
 def _apart(
-    sides: list[_Sides], by: list[str], settings: Settings, sources: Sources
+    sides: list[_Sides], by: list[str], settings: ContrastSettings, sources: Sources
 ) -> tuple[pl.DataFrame, dict[str, Any], list[str]]:
     """Pairs of other prompts, each by itself; the correction is over all of them."""
     made, warnings = [], []
@@ -257,7 +257,7 @@ def _series(name: str, figure: Any) -> pl.Series:
     return series.fill_nan(None) if series.dtype.is_float() else series.cast(pl.Int64)
 
 
-def _outcome(columns: Sequence[str], settings: Settings) -> pl.Expr:
+def _outcome(columns: Sequence[str], settings: ContrastSettings) -> pl.Expr:
     found = pl.col("q") <= settings.alpha
     found = (found & ((pl.col("low") > 0) | (pl.col("high") < 0))).fill_null(False)
     small = pl.lit(False)

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from attnscope.stats.sensitivity import survival
+from attnscope.stats.survival import survival
 from attnscope.stats.verdicts import Verdict
 
 _STYLE = {"supported": "green", "contradicted": "red", "undetermined": "yellow"}

@@ -60,6 +60,12 @@ def telling_units(samples: ArrayLike) -> NDArray[np.int64]:
     return np.asarray(np.where(2 * alike > n, n - alike, n), dtype=np.int64)
 
 
+def mean_of(x: Floats) -> Floats:
+    """Of each column over the units that have a value; nan where none has."""
+    n = (~np.isnan(x)).sum(0)
+    return np.where(n > 0, np.nansum(x, 0) / np.maximum(n, 1), np.nan)
+
+
 def blocks(total: int, size: int) -> Iterator[int]:
     """`total` in parts of at most `size`."""
     for at in range(0, total, size):

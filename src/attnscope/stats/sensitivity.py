@@ -12,11 +12,9 @@ from attnscope.errors import InputError, unknown
 from attnscope.question.claims import Claim, ClaimPart
 from attnscope.question.spec import Experiment
 from attnscope.stats.evidence import item_of, measures
+from attnscope.stats.survival import CHOICES
 from attnscope.stats.tables import NORMALISE, Values, combine
 from attnscope.stats.verdicts import Verdict, judge
-
-CHOICES = ("queries", "keys", "classes", "normalise", "condition", "spikes")
-"""What is varied, where the run has more than one."""
 
 
 def sensitivity(
@@ -73,71 +71,6 @@ def sensitivity(
     made = pl.DataFrame(rows, schema_overrides=_TYPES, infer_schema_length=None)
     made = made.unique(maintain_order=True)
     return _beside_the_reference(_with_insertions(made, experiment))
-
-
-def survival(table: pl.DataFrame) -> pl.DataFrame:
-    """For each model, layer and head: over how many choices sign and verdict are the reference's,
-    and which choices overturn the verdict: the fewest that do, in words. Without a reference
-    nothing can survive it: null.
-    """
-    judged = table.filter(pl.col("difference").is_not_null())
-    changed = pl.struct(*CHOICES, "changed").filter(~pl.col("same_verdict"))
-    survived = judged.group_by("claim", "model", "layer", "head", maintain_order=True).agg(
-        pl.len().alias("choices"),
-        pl.col("verdict").filter(pl.col("reference")).first().alias("verdict"),
-        pl.col("same_sign").sum().alias("same_sign"),
-        pl.col("same_verdict").sum().alias("same_verdict"),
-        pl.col("same_verdict").all(ignore_nulls=False).alias("survives"),
-        changed.alias("overturned_by"),
-    )
-    words = [_fewest(rows) for rows in survived["overturned_by"].to_list()]
-    return survived.with_columns(pl.Series("overturned_by", words, dtype=pl.List(pl.String())))
-
-
-def in_a_line(table: pl.DataFrame) -> dict[str, Any]:
-    """How a claim survives, over all models and layers that it was judged for: the reference's
-    `verdict`, how many `choices` there are, how many of the `verdicts` are those of the reference
-    (`same_verdict`), in how many of the `places` (a model, a layer) all are (`survives`), and what
-    overturns it where.
-    """
-    verdicts = table.filter(pl.col("difference").is_not_null()).unique(
-        ["claim", "model", "layer", *CHOICES], keep="first", maintain_order=True
-    )
-    places = survival(verdicts.with_columns(pl.lit(None, dtype=pl.Int64()).alias("head")))
-    told = [
-        f"{_place(row)}{'; '.join(row['overturned_by'])}"
-        for row in places.iter_rows(named=True)
-        if row["overturned_by"]
-    ]
-    counted = places["verdict"].drop_nulls().value_counts(sort=True, name="n")
-    own: dict[str, int] = dict(counted.iter_rows())
-    only = next(iter(own), None)
-    return {
-        "claim": table["claim"][0],
-        "verdict": ", ".join(f"{name} {n}" for name, n in own.items()) if len(own) > 1 else only,
-        "choices": verdicts.select(*CHOICES).n_unique(),
-        "verdicts": verdicts.height,
-        "same_verdict": int(verdicts["same_verdict"].sum()),
-        "places": places.height,
-        "survives": int(places["survives"].sum()),
-        "overturned_by": told,
-    }
-
-
-def _place(row: dict[str, Any]) -> str:
-    said = [row["model"], None if row["layer"] is None else f"layer {row['layer']}"]
-    known = [one for one in said if one is not None]
-    return f"{', '.join(known)}: " if known else ""
-
-
-def _fewest(overturning: list[dict[str, Any]]) -> list[str]:
-    """Sets of choices that overturn, without those that contain a smaller one that does."""
-    sets = [
-        {f"{name} {row[name]}" for name in row["changed"].split(", ") if name}
-        for row in overturning
-    ]
-    fewest = [one for one in sets if not any(other < one for other in sets)]
-    return list(dict.fromkeys(" and ".join(sorted(one)) for one in fewest if one))
 
 
 def _measures(claim: Claim) -> list[str]:

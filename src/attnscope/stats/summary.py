@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 
 from attnscope.stats.intervals import intervals
+from attnscope.stats.samples import mean_of
 from attnscope.stats.sources import Sources
 from attnscope.stats.tables import IDENTITY, Values, matrix
 from attnscope.stats.units import units
@@ -38,13 +39,11 @@ def summary(
         resamples=resamples,
         seed=seed,
     )
-    n = (~np.isnan(made.x)).sum(0)
-    mean = np.where(n > 0, np.nansum(made.x, 0) / np.maximum(n, 1), np.nan)
     return made.columns.with_columns(
-        pl.Series("mean", mean).fill_nan(None),
+        pl.Series("mean", mean_of(made.x)).fill_nan(None),
         pl.Series("low", found.low).fill_nan(None),
         pl.Series("high", found.high).fill_nan(None),
-        pl.Series("n", n.astype(np.int64)),
+        pl.Series("n", (~np.isnan(made.x)).sum(0).astype(np.int64)),
         pl.Series("units", sample.n.astype(np.int64)),
         pl.Series("doubtful", found.doubtful),
     )
