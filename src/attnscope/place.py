@@ -6,8 +6,6 @@ is there whole or not at all, as object stores promise; locks there are none.
 This module must not know what a run is.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any, cast

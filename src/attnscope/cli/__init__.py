@@ -5,8 +5,6 @@ got wrong is an `AttnscopeError`: its message is printed alone and the exit code
 means a bug.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

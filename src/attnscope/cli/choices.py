@@ -3,8 +3,6 @@
 This module must not know plans or models.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from attnscope.question.generate import Generate

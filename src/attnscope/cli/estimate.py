@@ -7,8 +7,6 @@ the shape alone. They say whether to wait or to go for lunch, nothing finer.
 This module must not know how anything is stored.
 """
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Callable

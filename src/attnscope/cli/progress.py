@@ -5,8 +5,6 @@ Time left goes by tokens, not by cells, because cells come in order of their len
 This module must not know what is measured.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """`attnscope serve`: the live page, on this machine alone."""
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

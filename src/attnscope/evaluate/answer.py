@@ -4,8 +4,6 @@ What is drawn is drawn by the problem's own seed, so that neither the batch nor 
 was broken off changes an answer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

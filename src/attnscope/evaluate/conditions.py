@@ -6,8 +6,6 @@ steer:CLASS[@REGION]:FACTOR; and several at once with a bar between values, `arm
 What a word stands for is a condition of an experiment (`question/conditions.py`).
 """
 
-from __future__ import annotations
-
 import re
 from contextlib import AbstractContextManager
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Mass and effect of every head: how much of the attention a class of tokens gets from where an
 answer begins, and what the right answer loses when nobody can look at it in that head."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Its tasks write the prompts, choose what is compared and judge it; here its requ
 and the attention is watched from where each answer begins. Needs the extra `attnscope[eval]`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,8 +1,6 @@
 """An evaluation whose task is one of lm-evaluation-harness: its scores under conditions, paired by
 document, with the attention beside them. A condition that is finished is not asked again."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 Must not know where the texts come from, nor what they are compared with.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """One evaluation: a model, a task, some conditions. Answers are kept, and it can be continued."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """From right and wrong answers to numbers: accuracy, pass@k, and differences paired by problem."""
 
-from __future__ import annotations
-
 from math import comb
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What an evaluation varied: from conditions written with bars to the table of its figure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import polars as pl

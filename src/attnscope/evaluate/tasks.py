@@ -1,7 +1,5 @@
 """Tasks: problems with answers that can be checked exactly. Must not know models."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

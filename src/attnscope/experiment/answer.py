@@ -8,8 +8,6 @@ fed, so it is neither a query nor a key.
 This module must not know measures or files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -17,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from attnscope.capture.scope import Scope
 from attnscope.capture.watch import watch
@@ -25,6 +24,8 @@ from attnscope.experiment.cells import Answer, Cell
 from attnscope.experiment.shifted import to_left
 from attnscope.question.generate import GENERATED, Generate
 from attnscope.tokens import Region, TokenizedPrompt, pad, spelled
+
+_NOTHING = np.zeros((0, 2), dtype=np.int64)
 
 
 @contextmanager
@@ -142,46 +143,35 @@ def greedily(model: Any, tokenizer: Any, longest: int) -> Any:
 def with_answer(cell: Cell, new: Sequence[int], tokenizer: Any) -> Cell:
     """The cell with what was generated."""
     text = tokenizer.decode(new, skip_special_tokens=True)
-    tokens = _extended(cell.tokens, new[:-1], tokenizer)
-    return replace(cell, tokens=tokens, answer=Answer(tuple(new), text))
+    longer = _extended(cell.tokens, "", _NOTHING[:, 0], _NOTHING)
+    if len(new) > 1:
+        fed = spelled(new[:-1], tokenizer)
+        longer = _extended(cell.tokens, fed.prompt.text, fed.ids, fed.offsets)
+    return replace(cell, tokens=longer, answer=Answer(tuple(new), text))
 
 
 def with_room(cell: Cell, generate: Generate) -> Cell:
     """The cell as it would be after the longest answer, whatever it says: to choose queries by
     their places before they are there."""
-    tokens, room = cell.tokens, generate.max_new_tokens - 1
-    end = len(tokens.prompt.text)
-    places = end + np.arange(room, dtype=np.int64)
-    prompt = replace(
-        tokens.prompt,
-        text=tokens.prompt.text + "?" * room,
-        regions=(*tokens.prompt.regions, Region(end, end + room, GENERATED)),
-    )
-    longer = TokenizedPrompt(
-        prompt,
-        np.concatenate([tokens.ids, np.zeros(room, dtype=np.int64)]),
-        np.concatenate([tokens.offsets, np.stack([places, places + 1], axis=1)]),
-    )
-    return replace(cell, tokens=longer)
+    room = generate.max_new_tokens - 1
+    places = np.arange(room, dtype=np.int64)
+    offsets = np.stack([places, places + 1], axis=1)
+    return replace(cell, tokens=_extended(cell.tokens, "?" * room, np.zeros_like(places), offsets))
 
 
-def _extended(tokens: TokenizedPrompt, fed: Sequence[int], tokenizer: Any) -> TokenizedPrompt:
+def _extended(
+    tokens: TokenizedPrompt, text: str, ids: NDArray[np.int64], offsets: NDArray[np.int64]
+) -> TokenizedPrompt:
+    """With what was generated behind it, as its region."""
     start = len(tokens.prompt.text)
-    if not fed:
-        nothing = Region(start, start, GENERATED)
-        regions = (*tokens.prompt.regions, nothing)
-        return replace(tokens, prompt=replace(tokens.prompt, regions=regions))
-    new = spelled(fed, tokenizer)
+    region = Region(start, start + len(text), GENERATED)
     prompt = replace(
         tokens.prompt,
-        text=tokens.prompt.text + new.prompt.text,
-        regions=(
-            *tokens.prompt.regions,
-            Region(start, start + len(new.prompt.text), GENERATED),
-        ),
+        text=tokens.prompt.text + text,
+        regions=(*tokens.prompt.regions, region),
     )
     return TokenizedPrompt(
         prompt,
-        np.concatenate([tokens.ids, new.ids]),
-        np.concatenate([tokens.offsets, start + new.offsets]),
+        np.concatenate([tokens.ids, ids]),
+        np.concatenate([tokens.offsets, start + offsets]),
     )

@@ -8,8 +8,6 @@ Shapes: B prompts, K tokens of the longest, S stored heads (of all layers, one a
 This module must not know files or tables, or any single measure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -126,7 +124,8 @@ def _add(
         found = [
             _arrays(measure.numbers(_viewed(layer, view)), len(columns)) for _, _, layer in layers
         ]
-        reading.add(columns, *(np.concatenate(part, axis=1) for part in zip(*found, strict=True)))
+        parts = zip(*found, strict=True)
+        reading.add(columns, tuple(np.concatenate(part, axis=1) for part in parts))
 
 
 def _views(

@@ -6,8 +6,6 @@ together.
 This module must not know cells or files.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import platform
 from collections.abc import Iterable

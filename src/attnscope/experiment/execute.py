@@ -56,22 +56,13 @@ class Outcome:
     """Whether it was asked to stop before the end."""
 
 
-def run(
-    experiment: Experiment,
-    folder: str | Path,
-    *,
-    executor: Executor = local,
-    progress: Progress | None = None,
-    claims: Iterable[Claim] | None = None,
-    shard: Shard | None = None,
-) -> Outcome:
-    """Run an experiment, or a shard of it, into a directory, or continue it there. Claims of one's
-    own, beside the built-in ones, are frozen there at the first start.
+def run(experiment: Experiment, folder: str | Path, **options: Any) -> Outcome:
+    """Run an experiment, or a shard of it, into a directory, or continue it there; `options` as for
+    `run_plan`. Claims of one's own, beside the built-in ones, are frozen there at the first start.
 
     Cells that fail are in the outcome; where nothing at all could be measured, that is an error.
     """
-    plan = make_plan(experiment)
-    return run_plan(plan, folder, executor=executor, progress=progress, claims=claims, shard=shard)
+    return run_plan(make_plan(experiment), folder, **options)
 
 
 def run_plan(

@@ -3,8 +3,6 @@
 This module must not know what the numbers are for.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager

@@ -6,8 +6,6 @@ in haystacks that the model is asked for, and answers. This module must not know
 intervals or charts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any

@@ -6,8 +6,6 @@ many; but for what the user does to it (Ctrl-C).
 This module must not know files or tables.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager

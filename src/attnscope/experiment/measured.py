@@ -41,21 +41,13 @@ class Reading:
     heads: list[tuple[int, int | None]]
     """[S] layer and head; None where a number is of the whole layer."""
     columns: list[Column] = field(default_factory=list)
-    value: list[Array] = field(default_factory=list)
-    """[B, S, C] in parts, as are those below; nan where there is no number."""
-    uniform: list[Array] = field(default_factory=list)
-    tokens: list[Array] = field(default_factory=list)
-    error: list[Array] = field(default_factory=list)
+    numbers: list[tuple[Array, ...]] = field(default_factory=list)
+    """Value, uniform, tokens and error, [B, S, C] in parts; nan where there is no number."""
 
-    def add(
-        self, columns: list[Column], value: Array, uniform: Array, tokens: Array, error: Array
-    ) -> None:
-        """Columns and their numbers [B, S, C]."""
+    def add(self, columns: list[Column], numbers: tuple[Array, ...]) -> None:
+        """Columns and their numbers."""
         self.columns += columns
-        self.value.append(value)
-        self.uniform.append(uniform)
-        self.tokens.append(tokens)
-        self.error.append(error)
+        self.numbers.append(numbers)
 
 
 class Profile(NamedTuple):

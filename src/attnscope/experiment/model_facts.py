@@ -6,8 +6,6 @@ file, a digest of all that is read of it; with an adapter, those of both.
 This module must not know prompts, cells or how anything is measured.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,22 +49,16 @@ def facts_of(name: str) -> ModelFacts:
     )
 
 
-def chosen_layers(facts: ModelFacts, label: str, layers: Any) -> tuple[int, ...] | None:
-    """The layers to measure; None for all of them. Refuses one the model does not have."""
-    return _within(layers, facts.layers, f"model {label!r} ({facts.name})", "layer")
-
-
-def chosen_heads(facts: ModelFacts, label: str, heads: Any) -> tuple[int, ...] | None:
-    """The heads to store; None for all of them. Refuses one the model does not have."""
-    return _within(heads, facts.heads, f"model {label!r} ({facts.name})", "head")
-
-
-def _within(wanted: Any, there: int | None, whose: str, what: str) -> tuple[int, ...] | None:
+def chosen(facts: ModelFacts, label: str, what: str, wanted: Any) -> tuple[int, ...] | None:
+    """The layers to measure, or the heads to store; None for all of them. Refuses one that the
+    model does not have."""
     if wanted == "all":
         return None
+    there = facts.layers if what == "layer" else facts.heads
     beyond = [n for n in wanted if there is not None and n >= there]
     if beyond:
         raise InputError(
-            f"{whose} has no {what} {beyond[0]}: it has {what}s 0 to {(there or 0) - 1}"
+            f"model {label!r} ({facts.name}) has no {what} {beyond[0]}: it has {what}s 0 to "
+            f"{(there or 0) - 1}"
         )
     return tuple(wanted)

@@ -6,8 +6,6 @@ longest, C classes.
 This module must not know models or attention.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import Any
 

@@ -7,8 +7,6 @@ depend on what it was measured with.
 This module must not know models, or how anything is measured.
 """
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable
 from pathlib import Path

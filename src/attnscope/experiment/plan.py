@@ -8,8 +8,6 @@ settled here, so that a run that was interrupted makes the same ones again.
 This module must not know weights, attention or files of a run.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -21,7 +19,7 @@ import numpy as np
 
 from attnscope.errors import InputError, unknown
 from attnscope.experiment.cells import Batch, Cell, batch_of
-from attnscope.experiment.model_facts import ModelFacts, chosen_heads, chosen_layers, facts_of
+from attnscope.experiment.model_facts import ModelFacts, chosen, facts_of
 from attnscope.experiment.rows import Row, rows_of
 from attnscope.experiment.samples import facts_told, identified, samples_of
 from attnscope.loading import load_config, load_tokenizer, model_class
@@ -162,10 +160,10 @@ def _plan_model(
     laid: _Laid,
     device: str,
 ) -> ModelPlan:
-    layers = chosen_layers(facts, label, experiment.layers)
-    heads = chosen_heads(facts, label, experiment.heads_of(label))
-    profile_layers = chosen_layers(facts, label, experiment.profiles.layers)
-    profile_heads = chosen_heads(facts, label, experiment.profiles.heads_of(label))
+    layers = chosen(facts, label, "layer", experiment.layers)
+    heads = chosen(facts, label, "head", experiment.heads_of(label))
+    profile_layers = chosen(facts, label, "layer", experiment.profiles.layers)
+    profile_heads = chosen(facts, label, "head", experiment.profiles.heads_of(label))
     _check_regions(experiment, laid.rows[0])
     _check_classes(experiment)
     _check_fit(experiment, label, facts.pinned, tokenizer, laid)

@@ -7,8 +7,6 @@ but batches, errors and entries of models travels.
 This module must not know tables, or how anything is measured.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -3,8 +3,6 @@
 This module must not know models, batches or how anything is measured.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial

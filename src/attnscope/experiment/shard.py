@@ -7,8 +7,6 @@ which has locks; at an address, which has none, each has its own beside the run'
 This module must not know what is written, or how anything is measured.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

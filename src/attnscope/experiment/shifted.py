@@ -9,8 +9,6 @@ the longest text.
 This module must not know models, measures or files.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

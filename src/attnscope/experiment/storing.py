@@ -5,8 +5,6 @@ Whoever measures may store, here or on another machine: a batch has files of its
 This module must not know models or how anything is measured.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

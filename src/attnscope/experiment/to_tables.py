@@ -6,8 +6,6 @@ together once per batch and shared.
 This module must not know models, attention or files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import compress
@@ -39,9 +37,8 @@ def value_table(label: str, cells: Sequence[Cell], measured: Measured, order: Ro
     flat: dict[str, list[NDArray[np.float64]]] = {name: [] for name in _NUMBERS}
     for reading in measured.readings:
         words.append(_words(reading.queries, tuple(reading.heads), tuple(reading.columns)))
-        for name, parts in flat.items():
-            together = np.concatenate(getattr(reading, name), axis=2)
-            parts.append(together.reshape(len(cells), -1))
+        for parts, given in zip(flat.values(), zip(*reading.numbers, strict=True), strict=True):
+            parts.append(np.concatenate(given, axis=2).reshape(len(cells), -1))
     if not words:
         return VALUES.to_frame(), np.zeros(len(cells), dtype=np.int64)
     of_cell = pl.concat(words) if len(words) > 1 else words[0]

@@ -5,8 +5,6 @@ Drawn from `activation_histogram`, `activations` and `activation_gini`. This mod
 how they are measured.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import altair as alt

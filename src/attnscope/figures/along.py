@@ -4,8 +4,6 @@ places in order. A line for each of the keys and items.
 This module must not know any single figure, nor how anything is measured.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

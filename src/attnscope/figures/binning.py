@@ -4,8 +4,6 @@ A bin never leaves a spike out: its minimum and maximum are drawn as a band. Thi
 know charts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import polars as pl

@@ -4,8 +4,6 @@ Both are written from the same blocks, and everything is escaped there, so nothi
 module must not know figures, runs or charts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape

@@ -3,8 +3,6 @@
 Drawn from `by_query`. This module must not know how it is measured.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import polars as pl

@@ -3,8 +3,6 @@
 Drawn from `mass`. This module must not know how a mass is measured.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import polars as pl

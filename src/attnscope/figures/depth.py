@@ -3,8 +3,6 @@
 Drawn from `entropy` and `first_token`. This module must not know how they are measured.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import polars as pl

@@ -5,8 +5,6 @@ The sentences are built from few fixed forms on purpose: a reader learns them on
 read them back. This module must not know charts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

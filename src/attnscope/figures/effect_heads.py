@@ -3,8 +3,6 @@
 Drawn from any measure that has heads. This module must not know how it was measured.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -4,8 +4,6 @@ Each is written under a temporary name and then renamed, so that a file with its
 This module must not know any single figure.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import struct

@@ -4,8 +4,6 @@ Drawn from `positions` and `tokens`; a panel per model, each with its own scale.
 not know how an average is measured.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

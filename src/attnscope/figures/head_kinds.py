@@ -3,8 +3,6 @@
 Drawn from the table of `stats.head_kinds`, not from a run. This module must not know models.
 """
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

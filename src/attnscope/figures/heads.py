@@ -3,8 +3,6 @@
 This module must not know any single figure, nor how anything is measured.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import polars as pl

@@ -3,8 +3,6 @@
 Drawn from `lambda`. This module must not know how a slope is fitted.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import polars as pl

@@ -4,8 +4,6 @@ Drawn from `lambda` and the cells' numbers of filler tokens. This module must no
 is fitted.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import polars as pl

@@ -4,8 +4,6 @@ cutting it, head by head.
 Drawn from a table of both. This module must not know how either is measured.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import altair as alt

@@ -3,8 +3,6 @@
 Drawn from `class_near_zero`. This module must not know how it is measured.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

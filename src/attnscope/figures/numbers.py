@@ -4,8 +4,6 @@ Everything statistical comes from `attnscope.stats`; here it gets the digits tha
 figure share. This module must not know charts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import combinations
 from typing import Any, Literal

@@ -4,8 +4,6 @@ Drawn from `mass` over the experiment's own list of queries or of keys, whicheve
 module must not know how it is measured.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

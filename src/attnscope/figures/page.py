@@ -4,8 +4,6 @@ The scripts come from vl-convert, so no address is ever asked. Everything that c
 or a model is escaped, in text and in scripts. This module must not know any single figure.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache

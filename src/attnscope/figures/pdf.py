@@ -4,8 +4,6 @@ fonts, differently at every call; here both get an order of their own.
 This module must not know figures.
 """
 
-from __future__ import annotations
-
 import re
 
 _REFERENCE = re.compile(rb"\b(\d+) 0 R\b")

@@ -3,8 +3,6 @@
 This module must not know any single figure, nor how an average is measured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

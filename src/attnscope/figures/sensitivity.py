@@ -5,8 +5,6 @@ Normalisations are other quantities, so each has its own column with its own axi
 judged by `attnscope.stats.sensitivity`; this module must not know how.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -3,8 +3,6 @@
 This module must not know charts, nor how a claim is judged.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import polars as pl

@@ -4,8 +4,6 @@ for each setting that was varied.
 Drawn from a table of scores. This module must not know models or tasks.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import polars as pl

@@ -3,8 +3,6 @@
 Drawn from `positions` and `tokens`. This module must not know how attention is measured.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import polars as pl

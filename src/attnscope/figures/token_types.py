@@ -3,8 +3,6 @@
 Drawn from `mass`. This module must not know how a mass is measured.
 """
 
-from __future__ import annotations
-
 import polars as pl
 
 from attnscope.errors import InputError

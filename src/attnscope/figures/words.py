@@ -3,8 +3,6 @@
 This module must not know figures or runs.
 """
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Code that came with a model is never run, and weights are never unpickled, unles
 many words. Nothing is random: a model whose weights are not all there is refused.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -7,8 +7,6 @@ is there.
 This module must not know names of models, tokenizers or devices.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import warnings

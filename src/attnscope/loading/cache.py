@@ -7,8 +7,6 @@ under another name and then renamed.
 This module must not know what is kept.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import secrets

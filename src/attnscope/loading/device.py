@@ -3,8 +3,6 @@
 This module must not know models.
 """
 
-from __future__ import annotations
-
 from attnscope.errors import ModelError
 
 

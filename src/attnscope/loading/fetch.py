@@ -7,8 +7,6 @@ states.
 This module must not know how models are loaded.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import os

@@ -8,8 +8,6 @@ none without).
 This module must not know files, or how anything is measured.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from typing import Any

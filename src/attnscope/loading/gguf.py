@@ -10,8 +10,6 @@ kind, or no GGUF at all is refused with the reason.
 This module must not know names of models or devices.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import mmap
 import struct

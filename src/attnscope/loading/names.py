@@ -12,8 +12,6 @@ later is what was looked at now.
 This module must not know configurations, weights or devices.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ and times, and read again as soon as one of them differs.
 This module must not know models or what the files hold.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ A system that runs out of memory ends the process without a word; so what the fi
 themselves is held against what is free. This module must not know names of models.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Sequence

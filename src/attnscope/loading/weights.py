@@ -6,8 +6,6 @@ opened here: their heads say names and sizes without running anything.
 This module must not know names of models, tokenizers or devices.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import warnings

@@ -3,8 +3,6 @@
 This module must not know how anything was measured.
 """
 
-from __future__ import annotations
-
 from html import escape
 
 from attnscope.look.measure import Look

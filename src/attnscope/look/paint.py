@@ -3,8 +3,6 @@
 This module must not know where the colours are put.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

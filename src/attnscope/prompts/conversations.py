@@ -7,8 +7,6 @@ read as it stands, and there is nothing left to answer.
 This module must not know tokenizers or models.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random

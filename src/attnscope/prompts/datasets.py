@@ -10,8 +10,6 @@ makes prompts with a region `question`. Without a template the prompt is the `qu
 This module must not know tokenizers or models.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping

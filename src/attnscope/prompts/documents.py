@@ -6,8 +6,6 @@ every place, so that places differ by where they are and by nothing else.
 This module must not know tokenizers or models.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from random import Random
 

@@ -8,8 +8,6 @@ sentences.
 This module must not know tokenizers or models.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -8,8 +8,6 @@ where those places and their ids agree; what is new, gone or cut differently has
 This module must not know models or how anything is measured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise

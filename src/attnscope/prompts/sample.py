@@ -3,8 +3,6 @@
 This module must not know where samples come from.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -18,8 +18,6 @@ here: `split` keeps their problems apart.
 This module must not know tokenizers or models.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ The sentences are grammatical and mean nothing in particular: they stand where a
 meaningless tokens would stand, to compare the two. This module must not know tokenizers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files

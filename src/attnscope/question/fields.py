@@ -3,8 +3,6 @@
 This module must not know which keys there are: that is `spec.py`.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any, Literal
 

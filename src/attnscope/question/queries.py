@@ -9,8 +9,6 @@ knows no regions.
 This module must not know models or prompts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ What pydantic says about a place in the data is said about a line of the file.
 This module must not know what the keys mean: that is `spec.py`.
 """
 
-from __future__ import annotations
-
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any

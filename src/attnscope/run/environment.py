@@ -3,8 +3,6 @@
 This module must not know models, or how an environment is described.
 """
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -14,8 +14,6 @@ So every byte that is read was vouched for by what was written after it. This mo
 models, or what the tables say.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -125,6 +123,13 @@ def read_index(folder: Path, id: str, digest: str | None = None) -> BatchIndex:
         raise DamageError(f"{path} is not what was written") from error
     if not good or not (index.cells or index.failed):
         raise DamageError(f"{path} is not what was written")
+    return index
+
+
+def whole_index(folder: Path, id: str) -> BatchIndex:
+    """The index of a batch whose files are all what was written; else an error."""
+    index = read_index(folder, id)
+    index.check(folder, whole=True)
     return index
 
 

@@ -7,8 +7,6 @@ so: even then every file is written whole or not at all.
 This module must not know what is in the directory.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import warnings

@@ -18,7 +18,7 @@ from attnscope.place import place
 from attnscope.question.spec import Experiment
 from attnscope.question.yaml import read_experiment
 from attnscope.run.environment import elsewhere, refuse
-from attnscope.run.layout import DamageError, read_index, read_json
+from attnscope.run.layout import DamageError, read_json, whole_index
 from attnscope.run.store import no_run, refuse_other_formats
 from attnscope.run.writer import Directory, opened
 
@@ -109,11 +109,9 @@ def _there(directory: Directory) -> bool:
 
 def _whole(directory: Directory, id: str) -> bool:
     try:
-        index = read_index(directory.folder, id)
-        index.check(directory.folder, whole=True)
+        return not whole_index(directory.folder, id).failed
     except DamageError:
         return False
-    return not index.failed
 
 
 def _copied(part: _Part, directory: Directory) -> list[str]:
@@ -123,8 +121,7 @@ def _copied(part: _Part, directory: Directory) -> list[str]:
         if not (part.folder / "cells" / f"{id}.json").is_file() or _whole(directory, id):
             continue
         try:
-            index = read_index(part.folder, id)
-            index.check(part.folder, whole=True)
+            index = whole_index(part.folder, id)
         except DamageError as error:
             left_out.append(str(error))
             continue

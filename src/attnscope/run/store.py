@@ -5,8 +5,6 @@ of the wall begins here, so this module must not know torch, transformers, or ho
 measured. Writing is `writer.py`.
 """
 
-from __future__ import annotations
-
 import atexit
 import hashlib
 import io

@@ -38,6 +38,7 @@ from attnscope.run.layout import (
     digest_of,
     read_index,
     read_json,
+    whole_index,
 )
 from attnscope.run.locks import alone_for_a_moment, locked
 from attnscope.run.store import refuse_other_formats
@@ -113,8 +114,7 @@ class Directory:
         done = set()
         for id, tables in planned.items():
             try:
-                index = read_index(self.folder, id)
-                index.check(self.folder, whole=True)
+                index = whole_index(self.folder, id)
             except DamageError:
                 continue
             if set(index.files) == set(tables) and not index.failed:

@@ -7,8 +7,6 @@ the mean over them. Published, all that is calm is clean; with harmless insertio
 ones, heads that notice any insertion are passed over. This module must not know models or runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

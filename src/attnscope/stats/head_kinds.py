@@ -4,8 +4,6 @@ A head is of a kind where the whole interval of its score lies above the kind's 
 be of several; the most particular gives it its name. Knows tables and numbers, no models.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

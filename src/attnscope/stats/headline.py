@@ -3,8 +3,6 @@
 Intervals resample prompts. This module must not know models, or how anything was measured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

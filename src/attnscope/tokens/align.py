@@ -7,8 +7,6 @@ every token of both prompts is accounted for exactly once.
 This module must not know what was inserted or why.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

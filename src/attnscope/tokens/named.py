@@ -8,8 +8,6 @@ tokens that are part of a character. Conjunctions go by their form alone, whatev
 This module must not know how rules are applied.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from pathlib import Path

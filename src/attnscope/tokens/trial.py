@@ -8,8 +8,6 @@ here; it fails again where its error is told.
 Must not know tokens or regions.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What may be sent to the page's address, and what comes back: types and bounds."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field

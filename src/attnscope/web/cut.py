@@ -1,7 +1,5 @@
 """What would come next if nobody could look at some tokens of a prompt."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A view as something to send or to keep: plain numbers, a table, an experiment, one HTML file."""
 
-from __future__ import annotations
-
 import csv as tables
 import io
 import math
@@ -20,7 +18,7 @@ from attnscope.question.spec import Experiment
 from attnscope.question.yaml import written
 from attnscope.tokens.colours import class_colours
 from attnscope.tokens.visible import visible_text
-from attnscope.web.views import Curve, View
+from attnscope.web.views import View
 
 
 def plain(values: NDArray[np.float32]) -> list[float | None]:
@@ -33,15 +31,16 @@ def number(value: float) -> float | None:
     return float(f"{value:.7g}") if math.isfinite(value) else None
 
 
-def binned(curve: Curve) -> dict[str, Any]:
+def binned(curve: dict[str, Any]) -> dict[str, Any]:
     """A curve, bin by bin."""
-    return {
-        "size": curve.size,
-        "start": curve.start.tolist(),
-        "mean": plain(curve.mean),
-        "low": plain(curve.low),
-        "high": plain(curve.high),
-    }
+    told = {name: plain(curve[name].astype(np.float32)) for name in ("mean", "low", "high")}
+    return {"size": curve["size"], "start": curve["start"].tolist(), **told}
+
+
+_TOLD = (
+    *("prompt", "read", "classes", "names", "layers", "deep", "queries"),
+    *("twins", "filler", "likely"),
+)
 
 
 def facts(view: View) -> dict[str, Any]:
@@ -51,19 +50,10 @@ def facts(view: View) -> dict[str, Any]:
         "model": view.model,
         "note": f"{view.model}: {BUNDLED}" if view.bundled else "",
         "tokens": [visible_text(token) for token in view.tokens],
-        "prompt": view.prompt,
-        "read": view.read,
-        "classes": view.classes,
-        "names": view.names,
         "colours": class_colours(view.names),
-        "layers": view.layers,
-        "deep": view.deep,
         "heads": [len(row) for row in view.average],
-        "queries": view.queries,
         "maps": view.maps(),
-        "twins": view.twins,
-        "filler": view.filler,
-        "likely": view.likely,
+        **{name: getattr(view, name) for name in _TOLD},
     }
 
 

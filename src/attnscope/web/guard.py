@@ -4,8 +4,6 @@ The server is for the person at this machine. A page of somebody else's in the s
 send requests here, or point a name of its own at this address; both are refused by their headers.
 """
 
-from __future__ import annotations
-
 from typing import Any
 from urllib.parse import urlsplit
 

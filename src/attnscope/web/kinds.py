@@ -1,8 +1,6 @@
 """What kind of head every head of a model is, as the page shows it: the rules of
 `stats.head_kinds` on texts of their own, not on the prompt that is on screen."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from attnscope.figures.head_kinds import COLOURS

@@ -1,7 +1,5 @@
 """The views that can still be looked at: so many, and so much memory. Must not know HTTP."""
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 

@@ -5,8 +5,6 @@ two models by the places of its tokens; two texts by the longest runs of tokens 
 alone: this module must not know models or HTTP.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """Run directories that a page can browse: those in one folder, by their names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ Long work goes through the queue and is asked about by its id; everything else i
 was measured and comes at once. This module must not know how anything is measured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path

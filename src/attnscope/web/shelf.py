@@ -4,8 +4,6 @@ Only what is offered can be loaded: the zoo, what the hub's cache holds, and wha
 server was started. No name from a request is ever taken for a path.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 This module must not know how anything is measured, or what is worked on in the queue.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Query

@@ -156,23 +156,10 @@ class View:
         return values[head]
 
 
-@dataclass(frozen=True, eq=False)
-class Curve:
-    """Numbers along a text, in bins of equal size."""
-
-    size: int
-    """How many tokens stand in a bin; the last may have fewer."""
-    start: NDArray[np.int64]
-    """The first token of every bin."""
-    mean: Floats
-    low: Floats
-    high: Floats
-    """Of the tokens of the bin that have a number; nan where none has."""
-
-
-def curve(values: Floats, first: int, last: int, bins: int) -> Curve:
-    """The numbers from `first` to before `last`, in at most so many bins: means, and what they
-    lie between."""
+def curve(values: Floats, first: int, last: int, bins: int) -> dict[str, Any]:
+    """The numbers from `first` to before `last`, in at most so many bins of equal `size`: where
+    each begins (`start`), `mean`, and what its tokens lie between (`low`, `high`); nan where none
+    has a number."""
     if not 0 <= first < last <= len(values):
         raise InputError(f"tokens {first} to {last}: there are 0 to {len(values)}")
     size = -(-(last - first) // bins)
@@ -183,11 +170,12 @@ def curve(values: Floats, first: int, last: int, bins: int) -> Curve:
     there = np.isfinite(rows)
     number = there.sum(1)
     total = np.where(there, rows, 0.0).sum(1)
-    blank = np.full(len(rows), np.nan)
-    return Curve(
-        size=size,
-        start=first + size * np.arange(len(rows)),
-        mean=np.divide(total, number, out=blank.copy(), where=number > 0).astype(np.float32),
-        low=np.where(number > 0, np.where(there, rows, np.inf).min(1), np.nan).astype(np.float32),
-        high=np.where(number > 0, np.where(there, rows, -np.inf).max(1), np.nan).astype(np.float32),
-    )
+    ends = {"low": (np.inf, np.min), "high": (-np.inf, np.max)}
+    return {
+        "size": size,
+        "start": first + size * np.arange(len(rows)),
+        "mean": np.divide(total, number, out=np.full(len(rows), np.nan), where=number > 0),
+    } | {
+        name: np.where(number > 0, of(np.where(there, rows, none), axis=1), np.nan)
+        for name, (none, of) in ends.items()
+    }

@@ -7,8 +7,6 @@ on top of another of the zoo. `FETCHED` are real models, too large to bundle: wh
 is where they come from and what they must be. This module must not know how models are loaded.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path

@@ -3,8 +3,6 @@
 This module must not know runs or claims.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

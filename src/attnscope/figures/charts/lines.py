@@ -3,8 +3,6 @@
 This module must not know runs or measures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

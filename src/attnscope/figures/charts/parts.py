@@ -3,8 +3,6 @@
 Charts get their rows as plain values: altair changes no number. This module must not know runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

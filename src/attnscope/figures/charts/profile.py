@@ -4,8 +4,6 @@ above each other for each head.
 This module must not know runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 This module must not know runs.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from typing import Any
 
