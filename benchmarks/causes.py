@@ -2,22 +2,24 @@
 
     python benchmarks/causes.py math OUT --models zoo:math-qwen2 zoo:chat-llama --problems 100
     python benchmarks/causes.py spatial OUT --models zoo:spatial-phys zoo:smollm2-phys --problems 40
-    python benchmarks/causes.py heads OUT --models zoo:spatial-phys --problems 5 --layers 0 16 27
+    python benchmarks/causes.py cut OUT --models zoo:spatial-phys zoo:smollm2-phys --problems 60
+    python benchmarks/causes.py heads OUT --models zoo:spatial-phys --problems 60 --layers 0 16 27
     python benchmarks/causes.py sweep OUT --models zoo:math-qwen2 --problems 200
     python benchmarks/causes.py harness OUT --models zoo:smollm2 --problems 40
     python benchmarks/causes.py check OUT --models zoo:smollm2
-    python benchmarks/causes.py page OUT > docs/causes.md
+    python benchmarks/causes.py page OUT
 
 Each but the last adds to the directory OUT and continues where it stopped (a model may be written
-NAME=MODEL); the last makes the page of all that is there, and the figures beside it.
+NAME=MODEL); the last writes docs/causes.md of all that is there, the figures beside it, and the
+places of docs/findings.md and docs/evaluate.md that tell of it.
 """
 
 import argparse
 import copy
 import json
 import re
-import shutil
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,26 +29,24 @@ import torch
 
 import attnscope
 from attnscope.evaluate.conditions import parse
-from attnscope.evaluate.run import Evaluation, evaluate, measure_effects
-from attnscope.evaluate.tasks import SEED
+from attnscope.evaluate.effects import effects
+from attnscope.evaluate.run import Evaluation, evaluate
+from attnscope.evaluate.tasks import SEED, Task, task
+from attnscope.figures.export import save
+from attnscope.figures.mass_effect import mass_effect
 from attnscope.prompts import math_samples
-from attnscope.tokens import DEFAULT, tokenize
+from attnscope.tokens import DEFAULT, TokenizedPrompt, apply_chat_template, tokenize, tokenize_all
 from attnscope.tokens.regions import Prompt, Region
+from causes_page import CLASSES, SWEEP, page
 
-CLASSES = ("hash", "star", "whitespace")
 CONDITIONS = {
     "math": ["baseline", "filler", "arm"],
     "spatial": ["baseline", *(f"knockout:{name}@maps" for name in CLASSES)],
 }
-SWEEP = [
-    "baseline",
-    "filler:10|25|40|55|70",
-    "filler:55:/@before-system|between|end|random",
-    "arm:c=0.05|0.15|0.25|0.35|0.45",
-    "arm:p1=70|80|90|99.5",
-    "arm:layer=0|1|2|3|4|5",
-]
-HARNESS = ["baseline", "arm", "filler", "knockout:digit"]
+OTHERS = ("cut", "heads", "sweep", "harness", "check", "page")
+HARNESS = ["baseline", "filler", "arm"]
+# What `math` takes for the answer, as an expression: the number after these words, or the last one.
+NUMBER = r"(?s)[Tt]he answer is:?\s*\**(-?\d[\d,]*)|(-?\d[\d,]*)(?!.*\d)"
 
 
 def answer(
@@ -60,13 +60,104 @@ def answer(
         print(label, found, flush=True)
 
 
+def _spatial(name: str, problems: int) -> tuple[Any, Any, Task, list[TokenizedPrompt]]:
+    """A model, its tokenizer, and the problems as they are put to it."""
+    model, tokenizer = attnscope.load(name)
+    given = task("spatial", problems)
+    prompts = [sample.prompt for sample in given.samples]
+    if tokenizer.chat_template:
+        prompts = [apply_chat_template(prompt, tokenizer) for prompt in prompts]
+    return model, tokenizer, given, list(tokenize_all(prompts, tokenizer))
+
+
+def _kept(file: Path) -> list[list[dict[str, Any]]]:
+    """What is there of each problem: a line, less one that was cut off."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
+    whole = [line for line in lines if line.endswith("\n")]
+    file.write_text("".join(whole))
+    return [json.loads(line) for line in whole]
+
+
+def _add(file: Path, problem: int, rows: list[dict[str, Any]]) -> None:
+    with file.open("a") as out:
+        out.write(json.dumps([{**row, "problem": problem} for row in rows]) + "\n")
+
+
 def heads(out: Path, models: dict[str, str], problems: int, layers: list[int] | None) -> None:
     """Mass and effect of every head: the last prompt token's attention to a class of the maps, and
     what cutting it does to the log-probability of the right answer."""
-    for label, model in models.items():
-        asked = Evaluation(model=model, task="spatial", problems=problems)
-        classes = [f"{name}@maps" for name in CLASSES]
-        measure_effects(asked, classes, out / f"heads-{label}", layers=layers, progress=print)
+    classes = [f"{name}@maps" for name in CLASSES]
+    for label, name in models.items():
+        file = out / f"heads-{label}" / "effects.jsonl"
+        done = len(_kept(file))
+        model, tokenizer, given, prompts = _spatial(name, problems)
+        for n in range(done, problems):
+            one = replace(given, samples=[given.samples[n]])
+            found = effects(model, tokenizer, one, [prompts[n]], classes, layers=layers)
+            _add(file, n, found.to_dicts())
+            print(label, "heads", n + 1, problems, flush=True)
+        rows = [row for some in _kept(file) for row in some]
+        save(mass_effect(pl.DataFrame(rows), of=f"{name}, spatial"), file.parent)
+
+
+@torch.no_grad()
+def cut(out: Path, models: dict[str, str], problems: int) -> None:
+    """The same for all heads of all layers at once, beside as many tokens of the rest of the prompt
+    drawn by chance."""
+    for label, name in models.items():
+        file = out / f"cut-{label}" / "cut.jsonl"
+        done = len(_kept(file))
+        model, tokenizer, given, prompts = _spatial(name, problems)
+        for n in range(done, problems):
+            found = _cut(model, tokenizer, given.samples[n].answer or "", prompts[n], n)
+            _add(file, n, found)
+            print(label, "cut", n + 1, problems, flush=True)
+
+
+def _cut(
+    model: Any, tokenizer: Any, answer: str, prompt: TokenizedPrompt, seed: int
+) -> list[dict[str, Any]]:
+    answered = tokenizer(answer, add_special_tokens=False)["input_ids"]
+    ids = torch.tensor([[*prompt.ids.tolist(), *answered]])
+    P, N = len(prompt), ids.shape[1]
+    last = torch.arange(N)[None] == P - 1
+    kept = torch.arange(P - 1, N - 1)
+    with attnscope.watch(model, queries=last) as scope:
+        plain = model(input_ids=ids, logits_to_keep=kept).logits.double().log_softmax(-1)
+    keys = _keys(tokenizer, ids.numpy(), prompt, np.random.default_rng([SEED, seed]))
+    meant = torch.from_numpy(np.stack(list(keys.values())))
+    many = ids.expand(len(keys), -1)
+    with attnscope.knockout(model, keys=meant):
+        changed = model(input_ids=many, logits_to_keep=kept).logits.double().log_softmax(-1)
+    said = (changed - plain).gather(2, many[:, kept + 1, None])[..., 0].sum(1).tolist()
+    kl = (plain[:, 0].exp() * (plain[:, 0] - changed[:, 0])).sum(-1).clamp(min=0).tolist()
+    rows = []
+    for at, name in enumerate(keys):
+        mass = [float(scope.mass(n, meant[at : at + 1].long(), 2)[0, :, 1].mean())
+                for n in scope.layers]  # fmt: skip
+        row = {"keys": name, "tokens": int(meant[at].sum()), "mass": float(np.mean(mass))}
+        rows.append({**row, "logprob": said[at], "kl": kl[at]})
+    return rows
+
+
+def _keys(
+    tokenizer: Any, ids: Any, prompt: TokenizedPrompt, draw: np.random.Generator
+) -> dict[str, Any]:
+    """bool [tokens] for every class of the maps that there is, and for as many others, of which
+    the first token, on which much attention rests, is none."""
+    of_class = DEFAULT.ids(ids, tokenizer)[0]
+    maps = np.zeros(len(of_class), dtype=bool)
+    maps[: len(prompt)] = prompt.mask("maps")
+    others = np.flatnonzero(~maps[: len(prompt)])[1:]
+    found = {}
+    for name in CLASSES:
+        mine = maps & (of_class == DEFAULT.index(name))
+        if mine.any():
+            chance = np.zeros_like(mine)
+            chance[draw.choice(others, min(int(mine.sum()), len(others)), replace=False)] = True
+            found |= {name: mine, f"{name}: as many others": chance}
+    return found
 
 
 def sensitivity(out: Path, models: dict[str, str], problems: int, batch: int) -> None:
@@ -82,46 +173,65 @@ def harness(out: Path, models: dict[str, str], problems: int, batch: int) -> Non
     for label, model in models.items():
         folder = out / f"harness-{label}"
         file = _task_files(folder, problems)
-        common = {"model": model, "problems": problems, "chat": False}
-        own = Evaluation(task=str(file), **common)
+        own = Evaluation(model=model, task="math", problems=problems, level=1)
         evaluate(own, HARNESS, folder / "own", batch=batch, progress=print)
-        for name in ("said", "chosen"):
-            asked = Evaluation(task=str(folder / f"{name}.yaml"), **common)
+        for name, chat in (("said", None), ("chosen", False)):
+            of = str(folder / f"{name}.yaml")
+            asked = Evaluation(model=model, task=of, problems=problems, chat=chat)
             print(evaluate(asked, HARNESS, folder / name, batch=batch, progress=print), flush=True)
-        _check_choices(model, file, folder)
+        told = _check_answers(folder) | _check_choices(model, file, folder)
+        (folder / "check.json").write_text(json.dumps(told))
+        print(told, flush=True)
 
 
 def _task_files(folder: Path, problems: int) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "problems.jsonl"
-    lines = []
+    lines, system = [], ""
     for sample in math_samples(problems, seed=SEED, level=1):
+        system, _, question = sample.prompt.text.partition("\n\n")
         right, prompt = int(sample.answer or 0), f"{sample.prompt.text}\nThe answer is"
         choices = [str(right + n) for n in (1, 0, -3)]
-        lines.append({"prompt": prompt, "answer": str(right), "choices": choices})
+        line = {"question": question, "prompt": prompt, "answer": str(right), "choices": choices}
+        lines.append(line)
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     data = (
         f"dataset_path: json\ndataset_kwargs: {{data_files: {{test: {file.resolve()}}}}}\n"
-        'test_split: test\ndoc_to_text: "{{prompt}}"\n'
+        "test_split: test\n"
     )
     (folder / "said.yaml").write_text(
         f"task: said\n{data}output_type: generate_until\n"
-        'doc_to_target: "{{answer}}"\n'
-        'generation_kwargs: {until: ["."], max_gen_toks: 16, do_sample: false}\n'
+        f"description: {json.dumps(system)}\n"
+        'doc_to_text: "{{question}}"\ndoc_to_target: "{{answer}}"\n'
+        "generation_kwargs: {until: [], max_gen_toks: 64, do_sample: false}\n"
         "metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true,"
-        " ignore_punctuation: true}]\nfilter_list: [{name: number, filter: [{function: regex,"
-        ' regex_pattern: "(-?[0-9]+)"}, {function: take_first}]}]\n'
+        ' regexes_to_ignore: [","]}]\nfilter_list: [{name: number, filter: [{function: regex,'
+        f" regex_pattern: {json.dumps(NUMBER)}}}, {{function: take_first}}]}}]\n"
     )
     (folder / "chosen.yaml").write_text(
         f"task: chosen\n{data}output_type: multiple_choice\n"
-        'doc_to_choice: "{{choices}}"\ndoc_to_target: 1\n'
+        'doc_to_text: "{{prompt}}"\ndoc_to_choice: "{{choices}}"\ndoc_to_target: 1\n'
         "metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]\n"
     )
     return file
 
 
+def _check_answers(folder: Path) -> dict[str, int]:
+    """Whether the harness found the same numbers in what was generated, and judged them alike."""
+    own = pl.read_ndjson(folder / "own" / "answers.jsonl")
+    theirs = pl.read_ndjson(folder / "said" / "samples.jsonl")
+    both = theirs.join(own, on=["condition", "problem"], suffix="_own")
+    found = [re.search(NUMBER, text) for text in both["said_own"]]
+    numbers = ["[invalid]" if one is None else one[1] or one[2] for one in found]
+    return {
+        "answers": len(both),
+        "same answers": sum(a == b for a, b in zip(both["said"], numbers, strict=True)),
+        "same scores": int((both["value"] == both["right"].cast(pl.Float64)).sum()),
+    }
+
+
 @torch.no_grad()
-def _check_choices(name: str, file: Path, folder: Path) -> None:
+def _check_choices(name: str, file: Path, folder: Path) -> dict[str, float]:
     """Log-likelihoods of the harness's run, one forward pass after the other, without padding."""
     model, tokenizer = attnscope.load(name)
     rows = pl.read_ndjson(folder / "chosen" / "samples.jsonl")
@@ -136,19 +246,7 @@ def _check_choices(name: str, file: Path, folder: Path) -> None:
             off += np.abs(np.subtract(said, found)).tolist()
             right += row["value"] == float(np.argmax(found) == 1)
             count += 1
-    told = {"largest difference": max(off), "choices": count, "same choices": int(right)}
-    own = pl.read_ndjson(folder / "own" / "answers.jsonl")
-    theirs = pl.read_ndjson(folder / "said" / "samples.jsonl")
-    both = theirs.join(own, on=["condition", "problem"], suffix="_own")
-    number = r"(-?[0-9]+)"
-    first = [re.search(number, text.split(".")[0]) for text in both["said_own"]]
-    alike = [
-        said == (found[1] if found else "[invalid]")
-        for said, found in zip(both["said"], first, strict=True)
-    ]
-    told |= {"answers": len(alike), "same answers": sum(alike)}
-    (folder / "check.json").write_text(json.dumps(told))
-    print(told, flush=True)
+    return {"largest difference": max(off), "choices": count, "same choices": int(right)}
 
 
 def _question(text: str, tokenizer: Any) -> Any:
@@ -255,161 +353,10 @@ def _links(model: Any, ids: torch.Tensor) -> dict[str, float]:
     return found
 
 
-def page(out: Path) -> None:
-    """All that is there, as Markdown; figures go into docs/images."""
-    print("# Causes")
-    print(
-        "Made by `benchmarks/causes.py`. Scores are shares of problems answered exactly; "
-        "differences are paired by problem, with 95 % intervals and p-values as in "
-        "[statistics.md](statistics.md). n stands in every row.\n"
-    )
-    for name, title in (
-        ("math", "Baseline, filler, ARM on word problems"),
-        ("spatial", "Nobody looks at these characters of the maps"),
-    ):
-        print(f"## {title}")
-        print("| model | condition | n | score | difference | 95 % | p |")
-        print("| --- | --- | --- | --- | --- | --- | --- |")
-        for folder in sorted(out.glob(f"{name}-*/table.csv")):
-            for row in pl.read_csv(folder).iter_rows(named=True):
-                print(_line(folder.parent.name.removeprefix(f"{name}-"), row))
-        print()
-    _heads_section(out)
-    _sweep_section(out)
-    _harness_section(out)
-    _check_section(out)
-
-
-def _check_section(out: Path) -> None:
-    files = sorted(out.glob("check-*.json"))
-    if not files:
-        return
-    print("## Checked on these weights")
-    print(
-        "Statistics of activations against numpy on the stored activations of all layers (exact "
-        "ones relative to themselves; quantiles are promised within 2 % of themselves, the Gini "
-        "coefficient within 0.005), and logits under knockout and steering against float64 "
-        "attention with −inf or the bias on those entries, as a share of the largest logit.\n"
-    )
-    first = json.loads(files[0].read_text())
-    print("| model | " + " | ".join(first) + " |")
-    print("| --- " * (1 + len(first)) + "|")
-    for file in files:
-        told = json.loads(file.read_text())
-        cells = [f"{v:.1e}" if isinstance(v, float) else str(v) for v in told.values()]
-        print(f"| {file.stem.removeprefix('check-')} | " + " | ".join(cells) + " |")
-
-
-def _shown(file: Path, name: str, alt: str) -> None:
-    images = Path("docs/images")
-    images.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(file, images / name)
-    print(f"\n![{alt}](images/{name})\n")
-
-
-def _heads_section(out: Path) -> None:
-    print("## Is what is looked at what matters?")
-    print(
-        "Every head by itself: the mass that the last prompt token puts on a class of the maps' "
-        "tokens, and the change of the right answer's log-probability (in nats) when nobody can "
-        "look at them in that head. Means over problems; ρ is Spearman's correlation of mass and "
-        "|effect| over heads.\n"
-    )
-    print("| model | class | problems | heads | ρ | most mass | its effect | largest effect |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    files = sorted(out.glob("heads-*/effects.csv"))
-    for file in files:
-        _heads_lines(file.parent.name.removeprefix("heads-"), pl.read_csv(file))
-    for file in files:
-        label = file.parent.name.removeprefix("heads-")
-        alt = f"Mass above and effect below, of every head of {label}, on hash, star and whitespace"
-        _shown(file.parent / "mass-effect.png", f"causes-heads-{label}.png", alt)
-
-
-def _sweep_section(out: Path) -> None:
-    files = sorted(out.glob("sweep-*/sweep.png"))
-    if files:
-        print("## How much the settings matter")
-    for file in files:
-        label = file.parent.name.removeprefix("sweep-")
-        asked = " ".join(SWEEP)
-        problems = json.loads((file.parent / "evaluation.json").read_text())["problems"]
-        print(f"```\nattnscope evaluate {label} --problems {problems} --out DIR \\")
-        print(f'    --conditions "{asked}"\n```')
-        alt = f"Score of {label} minus its baseline over the settings of filler and ARM"
-        _shown(file, f"causes-sweep-{label}.png", alt)
-
-
-def _harness_section(out: Path) -> None:
-    folders = sorted(out.glob("harness-*"))
-    if folders:
-        print("## lm-evaluation-harness")
-        print(
-            "Two task files of ours (YAML and JSONL, no network): one whose answers are generated, "
-            "one whose choices are compared by likelihood. Entropy and first-token mass are of the "
-            "attention from the last prompt token, mean over layers, heads and documents.\n"
-        )
-        print(
-            "| model | task | condition | n | score | difference | 95 % | entropy | first token |"
-        )
-        print("| --- " * 9 + "|")
-    for folder in folders:
-        label = folder.name.removeprefix("harness-")
-        for name in ("said", "chosen"):
-            for row in pl.read_csv(folder / name / "table.csv").iter_rows(named=True):
-                reach = "" if row["low"] is None else f"{row['low']:+.3f} … {row['high']:+.3f}"
-                change = "" if row["difference"] is None else f"{row['difference']:+.3f}"
-                print(
-                    f"| {label} | {name} | {row['condition']} | {row['problems']} | "
-                    f"{row['score']:.3f} | {change} | {reach} | {row['entropy']:.3f} | "
-                    f"{row['first_token']:.3f} |"
-                )
-    for folder in folders:
-        told = json.loads((folder / "check.json").read_text())
-        print(
-            f"\n{folder.name.removeprefix('harness-')}: {told['same answers']} of "
-            f"{told['answers']} generated answers are those of `attnscope evaluate` on the same "
-            f"problems; {told['same choices']} of {told['choices']} choices are those of one "
-            "unpadded forward pass after the other, whose log-likelihoods differ by "
-            f"{told['largest difference']:.1e} at most."
-        )
-
-
-def _line(label: str, row: dict[str, Any]) -> str:
-    change = reach = p = ""
-    if row["difference"] is not None:
-        change = f"{row['difference']:+.3f}"
-    if row["low"] is not None:
-        reach, p = f"{row['low']:+.3f} … {row['high']:+.3f}", f"{max(row['p'], 0.001):.3f}"
-        p = f"< {p}" if row["p"] < 0.001 else p
-    score = f"{row['score']:.3f}"
-    return (
-        f"| {label} | {row['condition']} | {row['problems']} | {score} | {change} | {reach} | {p} |"
-    )
-
-
-def _heads_lines(label: str, rows: pl.DataFrame) -> None:
-    from scipy.stats import spearmanr
-
-    for name in CLASSES:
-        mine = rows.filter(pl.col("class") == f"{name}@maps")
-        n = mine["problem"].n_unique()
-        mean = mine.group_by("layer", "head").agg(pl.col("mass").mean(), pl.col("effect").mean())
-        rho = spearmanr(mean["mass"], mean["effect"].abs()).statistic
-        top = mean.sort("mass", descending=True).row(0, named=True)
-        far = mean.sort(pl.col("effect").abs(), descending=True).row(0, named=True)
-        print(
-            f"| {label} | {name} | {n} | {len(mean)} | {rho:.2f} | {top['mass']:.3f} "
-            f"(layer {top['layer']}, head {top['head']}) | {top['effect']:+.1e} | "
-            f"{far['effect']:+.1e} (layer {far['layer']}, head {far['head']}, mass "
-            f"{far['mass']:.3f}) |"
-        )
-
-
 def main() -> None:
     """Do one of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=[*CONDITIONS, "heads", "sweep", "harness", "check", "page"])
+    parser.add_argument("what", choices=[*CONDITIONS, *OTHERS])
     parser.add_argument("out", type=Path)
     parser.add_argument("--models", nargs="*", default=[])
     parser.add_argument("--problems", type=int, default=40)
@@ -425,6 +372,8 @@ def main() -> None:
         page(given.out)
     elif given.what == "check":
         check(given.out, models)
+    elif given.what == "cut":
+        cut(given.out, models, given.problems)
     elif given.what == "heads":
         heads(given.out, models, given.problems, given.layers)
     elif given.what in ("sweep", "harness"):

@@ -6,7 +6,8 @@
 `zoo:smollm2` and its fine-tune come first, then the models named by `--also` (any that `load`
 takes; each under 55 slashes, with as many prompts as fit the time), then the tiny bundled models.
 Nothing in the page but its first lines and its headings is typed in by hand: it says whatever
-comes out. What is already measured in `--out` is not measured again.
+comes out. What is already measured in `--out` is not measured again. Its last parts are
+put there by `causes.py`.
 """
 
 import argparse
@@ -35,6 +36,7 @@ none. [statistics.md](statistics.md) has the rules and how often noise alone wou
 supported; `src/attnscope/question/claims.yaml` has the claims. Made by \
 `python benchmarks/findings.py`; layers and heads count from 0.
 """
+CAUSES = "\n## What filler and ARM do to answers\n"
 CHANGED = "## What changed against the page before this one\n"
 PAIR = """Mass, mean over heads and queries (all), keys: the maps, classes judged by the share of \
 their characters. Layers are those of the published figure, or the same depths in a model with \
@@ -216,8 +218,11 @@ def main() -> None:
         numbers = compared(opened) if "token-types" in opened.experiment.name else ""
         parts += [f"## {section.title}\n", section.text, told(opened), numbers, table(verdicts)]
         print(section.title, flush=True)
+    # What `causes.py` has put there stays.
+    causes = PAGE.read_text(encoding="utf-8").partition(CAUSES)
     PAGE.write_text(
-        "\n".join([HEAD, overview(found), CHANGED, changes(before, found), *parts]),
+        "\n".join([HEAD, overview(found), CHANGED, changes(before, found), *parts])
+        + "".join(causes[1:]),
         encoding="utf-8",
     )
     print(PAGE)

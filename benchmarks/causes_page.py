@@ -1,0 +1,246 @@
+"""The page of what `causes.py` has measured: docs/causes.md, its figures, and the places of other
+pages that tell of it. Must not know models."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from scipy.stats import spearmanr
+
+from attnscope.stats.contrast import Settings, paired_contrast
+from pages import put
+
+DOCS = Path(__file__).parents[1] / "docs"
+HEAD = """# Causes
+Made by `benchmarks/causes.py`. Scores are shares of problems answered exactly; differences are \
+paired by problem, with 95 % intervals and p-values as in [statistics.md](statistics.md). n stands \
+in every row.
+"""
+CLASSES = ("hash", "star", "whitespace")
+SWEEP = [
+    "baseline",
+    "filler:10|25|40|55|70",
+    "filler:55:/@before-system|between|end|random",
+    "arm:c=0.05|0.15|0.25|0.35|0.45",
+    "arm:p1=70|80|90|99.5",
+    "arm:layer=0|1|2|3|4|5",
+]
+
+
+def page(out: Path) -> None:
+    """All that is there, as Markdown; figures go into docs/images."""
+    parts = [
+        HEAD,
+        _section("Baseline, filler, ARM on word problems", _answers(out, "math")),
+        _section("Nobody looks at these characters of the maps", _answers(out, "spatial")),
+        _section("Does the attention on the maps matter for the answer?", _cuts(out)),
+        _section("Is what is looked at what matters?", _heads(out)),
+        _section("How much the settings matter", _sweeps(out)),
+        _section("lm-evaluation-harness", _harness_tables(out)),
+        _section("Checked on these weights", _checks(out)),
+    ]
+    (DOCS / "causes.md").write_text("\n".join(part for part in parts if part), encoding="utf-8")
+    for name, lines, file in (
+        ("answers", _answers(out, "math"), "findings.md"),
+        ("cut", _cuts(out), "findings.md"),
+        ("harness", _harness_tables(out), "evaluate.md"),
+    ):
+        if lines:
+            put(name, lines, DOCS / file)
+
+
+def _section(title: str, lines: list[str]) -> str:
+    return "\n".join([f"## {title}", *lines, ""]) if lines else ""
+
+
+def _answers(out: Path, name: str) -> list[str]:
+    files = sorted(out.glob(f"{name}-*/table.csv"))
+    lines = ["| model | condition | n | score | difference | 95 % | p |", "| --- " * 7 + "|"]
+    for file in files:
+        label = file.parent.name.removeprefix(f"{name}-")
+        lines += [_line(label, row) for row in pl.read_csv(file).iter_rows(named=True)]
+    return lines if files else []
+
+
+def _cuts(out: Path) -> list[str]:
+    """A row for every model and class, and what they come to."""
+    lines = [
+        "Nobody, in any head of any layer, looks at a class of the maps' tokens: by how much the "
+        "log-probability of the right answer rises (nats), and how far the distribution of its "
+        "first token moves (Kullback–Leibler, nats), beside the mass that the last prompt token "
+        "puts there (mean over heads and layers); and the same for as many tokens of the rest of "
+        "the prompt, drawn by chance. Means over problems with 95 % intervals; p of the "
+        "log-probability.\n",
+        "| model | keys | n | tokens | mass | log-probability | 95 % | p | KL | 95 % |",
+        "| --- " * 10 + "|",
+    ]
+    files = sorted(out.glob("cut-*/cut.jsonl"))
+    lost, more, count = [], [], 0
+    for file in files:
+        label = file.parent.name.removeprefix("cut-")
+        rows = _rows(file)
+        for name in CLASSES:
+            pair = [rows.filter(keys=kind) for kind in (name, f"{name}: as many others")]
+            said, kl = (_means([one[of].to_numpy() for one in pair]) for of in ("logprob", "kl"))
+            for at, one in enumerate(pair):
+                keys = one["keys"][0]
+                reach = [f"{f['low'][at]:+.3f} … {f['high'][at]:+.3f}" for f in (said, kl)]
+                lines.append(
+                    f"| {label} | {keys} | {len(one)} | {one['tokens'].mean():.1f} | "
+                    f"{one['mass'].mean():.3f} | {said['difference'][at]:+.3f} | {reach[0]} | "
+                    f"{_p(said['p'][at])} | {kl['difference'][at]:.3f} | {reach[1]} |"
+                )
+            count += 1
+            where = f"{label}, {name}"
+            lost += [where] if said["high"][0] < 0 else []
+            between = pair[0].join(pair[1], on="problem", suffix="_other")
+            less = _means([(between["logprob"] - between["logprob_other"]).to_numpy()])
+            more += [where] if less["high"][0] < 0 else []
+    lines += [
+        "",
+        f"Without this attention the right answer becomes less likely (whole interval below 0) in "
+        f"{len(lost)} of {count} cases ({'; '.join(lost) or 'none'}), and by more than without as "
+        f"many others in {len(more)} ({'; '.join(more) or 'none'}).",
+    ]
+    return lines if files else []
+
+
+def _rows(file: Path) -> pl.DataFrame:
+    return pl.DataFrame([row for line in file.read_text().splitlines() for row in json.loads(line)])
+
+
+def _means(columns: list[Any]) -> dict[str, Any]:
+    """Means of columns of the same problems, with intervals and tests against 0."""
+    values = np.stack(columns, 1)
+    family = np.zeros(values.shape[1], dtype=np.int64)
+    return paired_contrast(np.zeros_like(values), values, family, Settings())
+
+
+def _p(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _checks(out: Path) -> list[str]:
+    files = sorted(out.glob("check-*.json"))
+    if not files:
+        return []
+    first = json.loads(files[0].read_text())
+    lines = [
+        "Statistics of activations against numpy on the stored activations of all layers (exact "
+        "ones relative to themselves; quantiles are promised within 2 % of themselves, the Gini "
+        "coefficient within 0.005), and logits under knockout and steering against float64 "
+        "attention with −inf or the bias on those entries, as a share of the largest logit.\n",
+        "| model | " + " | ".join(first) + " |",
+        "| --- " * (1 + len(first)) + "|",
+    ]
+    for file in files:
+        told = json.loads(file.read_text())
+        cells = [f"{v:.1e}" if isinstance(v, float) else str(v) for v in told.values()]
+        lines.append(f"| {file.stem.removeprefix('check-')} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _shown(file: Path, name: str, alt: str) -> str:
+    images = DOCS / "images"
+    shutil.copyfile(file, images / name)
+    return f"\n![{alt}](images/{name})\n"
+
+
+def _heads(out: Path) -> list[str]:
+    lines = [
+        "Every head by itself: the mass that the last prompt token puts on a class of the maps' "
+        "tokens, and the change of the right answer's log-probability (in nats) when nobody can "
+        "look at them in that head. Means over problems; ρ is Spearman's correlation of mass and "
+        "|effect| over heads.\n",
+        "| model | class | problems | heads | ρ | most mass | its effect | largest effect |",
+        "| --- " * 8 + "|",
+    ]
+    files = sorted(out.glob("heads-*/effects.jsonl"))
+    for file in files:
+        lines += _heads_lines(file.parent.name.removeprefix("heads-"), _rows(file))
+    for file in files:
+        label = file.parent.name.removeprefix("heads-")
+        alt = f"Mass above and effect below, of every head of {label}, on hash, star and whitespace"
+        lines.append(_shown(file.parent / "mass-effect.png", f"causes-heads-{label}.png", alt))
+    return lines if files else []
+
+
+def _sweeps(out: Path) -> list[str]:
+    lines = []
+    for file in sorted(out.glob("sweep-*/sweep.png")):
+        label = file.parent.name.removeprefix("sweep-")
+        asked = " ".join(SWEEP)
+        problems = json.loads((file.parent / "evaluation.json").read_text())["problems"]
+        lines += [
+            f"```\nattnscope evaluate zoo:{label} --problems {problems} --out DIR \\",
+            f'    --conditions "{asked}"\n```',
+        ]
+        alt = f"Score of {label} minus its baseline over the settings of filler and ARM"
+        lines.append(_shown(file, f"causes-sweep-{label}.png", alt))
+    return lines
+
+
+def _harness_tables(out: Path) -> list[str]:
+    lines = [
+        "Two task files of ours (YAML and JSONL, no network): one whose answers are generated in "
+        "the chat template, one whose choices are compared by likelihood. Entropy and first-token "
+        "mass are of the attention from the last prompt token, mean over layers, heads and "
+        "documents.\n",
+        "| model | task | condition | n | score | difference | 95 % | entropy | first token |",
+        "| --- " * 9 + "|",
+    ]
+    folders = sorted(file.parent for file in out.glob("harness-*/check.json"))
+    for folder in folders:
+        label = folder.name.removeprefix("harness-")
+        for name in ("said", "chosen"):
+            for row in pl.read_csv(folder / name / "table.csv").iter_rows(named=True):
+                reach = "" if row["low"] is None else f"{row['low']:+.3f} … {row['high']:+.3f}"
+                change = "" if row["difference"] is None else f"{row['difference']:+.3f}"
+                lines.append(
+                    f"| {label} | {name} | {row['condition']} | {row['problems']} | "
+                    f"{row['score']:.3f} | {change} | {reach} | {row['entropy']:.3f} | "
+                    f"{row['first_token']:.3f} |"
+                )
+    for folder in folders:
+        told = json.loads((folder / "check.json").read_text())
+        lines.append(
+            f"\n{folder.name.removeprefix('harness-')}: of {told['answers']} generated answers "
+            f"{told['same answers']} are those of `attnscope evaluate` on the same problems and "
+            f"{told['same scores']} are judged as there; {told['same choices']} of "
+            f"{told['choices']} choices are those of one unpadded forward pass after the other, "
+            f"whose log-likelihoods differ by {told['largest difference']:.1e} at most."
+        )
+    return lines if folders else []
+
+
+def _line(label: str, row: dict[str, Any]) -> str:
+    change = reach = p = ""
+    if row["difference"] is not None:
+        change = f"{row['difference']:+.3f}"
+    if row["low"] is not None:
+        reach, p = f"{row['low']:+.3f} … {row['high']:+.3f}", _p(row["p"])
+    score = f"{row['score']:.3f}"
+    return (
+        f"| {label} | {row['condition']} | {row['problems']} | {score} | {change} | {reach} | {p} |"
+    )
+
+
+def _heads_lines(label: str, rows: pl.DataFrame) -> list[str]:
+    lines = []
+    for name in CLASSES:
+        mine = rows.filter(pl.col("class") == f"{name}@maps")
+        n = mine["problem"].n_unique()
+        mean = mine.group_by("layer", "head").agg(pl.col("mass").mean(), pl.col("effect").mean())
+        rho = spearmanr(mean["mass"], mean["effect"].abs()).statistic
+        top = mean.sort("mass", descending=True).row(0, named=True)
+        far = mean.sort(pl.col("effect").abs(), descending=True).row(0, named=True)
+        lines.append(
+            f"| {label} | {name} | {n} | {len(mean)} | {rho:.2f} | {top['mass']:.3f} "
+            f"(layer {top['layer']}, head {top['head']}) | {top['effect']:+.1e} | "
+            f"{far['effect']:+.1e} (layer {far['layer']}, head {far['head']}, mass "
+            f"{far['mass']:.3f}) |"
+        )
+    return lines
