@@ -106,13 +106,63 @@ def test_a_link_opens_the_same_view(page: Any, address: str) -> None:
     assert page.locator("#text span.chosen").get_attribute("data-n") == "4"
 
 
-def test_step_through_an_answer(page: Any, address: str) -> None:
-    measured(page, address, answer="4", chat="1")
-    assert page.locator("#text span.answer").count() >= 1
+def shaded(page: Any, **wanted: str) -> None:
+    """Wait until the text is shaded so."""
+    held = "".join(f'[data-shaded*=\'"{name}":"{value}"\']' for name, value in wanted.items())
+    page.wait_for_selector(f"html{held}")
+
+
+def test_step_through_an_answer_and_use_every_control(page: Any, address: str) -> None:
+    go(page, address, model=MODEL)
+    page.focus("#tab-playground")
+    for tab in ("compare", "runs", "playground"):
+        page.keyboard.press("ArrowRight")
+        assert page.get_attribute(f"#tab-{tab}", "aria-selected") == "true"
+    for name in ("chat template", "longer than it was made for"):
+        page.click(f"label:has-text('{name}')")
+    page.fill("#answer", "3")
+    page.press("#answer", "Tab")
+    for example in ("A map of # and *", "A word problem", "A repetition"):
+        page.click(f"button:text-is('{example}')")  # whoever clicks on is not kept waiting
+    page.wait_for_selector("#text:has-text('The cat sat')")
+    page.wait_for_function("(d => d.seen.startsWith(d.ready))(document.documentElement.dataset)")
+    page.wait_for_url("**chat=1&answer=3&beyond=1**")
+    assert page.inner_text("#text").startswith("<|im_start|>user")
+    for control, value in {"layer": "2", "head": "3", "queries": "predicts"}.items():
+        page.select_option(f"select[aria-label={control}]", value)
+        shaded(page, **{control: value})
+    page.select_option("select[aria-label=shade]", "lift")
+    shaded(page, of="lift")
+    page.click("#map tbody th:text-is('4')")
+    shaded(page, layer="4", head="")
+    for _ in range(2):  # chosen, and let go again
+        page.click("#map td[data-layer='5'][data-head='0']")
+    shaded(page, layer="", head="")
     page.locator("#step").focus()
     page.keyboard.press("ArrowRight")
-    page.wait_for_selector("html[data-gaze]")
+    assert "2 of 3" in page.inner_text("#steps")
+    page.click("button[aria-label='step on']")
+    assert "3 of 3" in page.inner_text("#steps")
+    page.click("button[aria-label='step back']")
     assert "was written from token" in page.inner_text("#steps")
+    last = page.locator("#text span.chosen").get_attribute("data-n")
+    page.wait_for_selector(f"html[data-gaze='{last}']")
+    assert page.is_disabled("select[aria-label=shade]")
+    page.select_option("select[aria-label=gaze]", "by")
+    page.locator("#text span[data-n='0']").hover()
+    page.wait_for_function("document.querySelector('#told').innerText.includes('it puts on token')")
+    whole, seen = page.get_attribute("#along", "data-range"), []
+    for button in ("+", "▶", "◀", "−", "Without the first"):
+        before = page.get_attribute("#along", "data-range")
+        page.click(f"#along button:text-is('{button}')")
+        page.wait_for_selector(f"#along:not([data-range='{before}'])")
+        seen.append(page.get_attribute("#along", "data-range"))
+    assert seen[0] == seen[2] != seen[1]
+    assert seen[3] == whole
+    assert seen[4].startswith("1 ")
+    with page.expect_download() as kept:
+        page.click("#along button:text-is('CSV')")
+    assert kept.value.suggested_filename == "along-the-text.csv"
 
 
 def test_by_the_keyboard(page: Any, address: str) -> None:
@@ -249,14 +299,51 @@ def test_compare_two_of_a_kind(
     assert "tokens are the same on both sides" in page.inner_text("#compare")
 
 
-def test_the_published_figures_are_one_click_away(page: Any, address: str) -> None:
+def test_the_published_figures_and_every_control_of_compare(
+    page: Any, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnscope.loading.fetch.where", lambda name: None)  # the tiny pair
     go(page, address, tab="compare", model=MODEL, text="One.", count="1")
+
+    def compared(doing: Any, *given: str) -> None:
+        before = page.get_attribute("html", "data-compared")
+        doing(*given)
+        page.wait_for_selector(f"html[data-compared]:not([data-compared={before!r}])")
+
     page.wait_for_selector("html[data-compared]")
     for title in ("Slashes calm a prompt", "Slashes against a sentence"):
-        first = page.get_attribute("html", "data-compared")
-        page.click(f"button:text-is('{title}')")
-        page.wait_for_selector(f"html[data-compared]:not([data-compared={first!r}])")
+        compared(page.click, f"button:text-is('{title}')")
         assert "55 of filler" in page.inner_text("#compare")
+    compared(page.click, "button:text-is('# and *: a base and its fine-tune')")
+    pair = [page.input_value(f"select[aria-label='{n} model']") for n in ("first", "second")]
+    assert pair == ["zoo:spatial-base", "zoo:spatial-phys"]
+    assert all(f"Every token {name}" in page.inner_text("#compare") for name in pair)
+    assert "hash" in page.inner_text("#pair-bars")
+    # The rest at one go: only what is asked last is waited for.
+    page.select_option("select[aria-label='second model']", "zoo:chat-llama")
+    page.select_option("select[aria-label='first model']", MODEL)
+    page.fill("#prompt-a", "Tom has 12 apples. How many?")
+    page.fill("#count", "9")
+    page.click("#system-part-b summary")
+    page.fill("#system-b", "")
+    page.click("button:text-is('Two models')")
+    page.click("button:text-is('Filler against filler')")
+    chosen = {"filler": "word", "compared with": "lorem", "counted as": "ids", "position": "end"}
+    for name, value in chosen.items():
+        page.select_option(f"select[aria-label='{name}']", value)
+    page.fill("input[aria-label='what is repeated']", "so")
+    page.wait_for_selector("#compare p:has-text('with repeated word: '):has-text('9 of filler')")
+    page.wait_for_url("**kind=word&count=9&unit=so&by=ids&position=end&against=lorem**")
+    for name, value in {"layer": "1", "head": "2"}.items():
+        page.select_option(f"#compare select[aria-label={name}]", value)
+        page.wait_for_url(f"**{name}={value}**")
+    page.click("button:text-is('With and without filler')")
+    page.click("button:text-is('Two prompts')")
+    page.fill("#prompt-b", "Ann has 5 pears. How many?")
+    compared(page.click, "#compare-now")
+    before = page.get_attribute("#curves", "data-range")
+    page.click("#curves button:text-is('+')")
+    page.wait_for_selector(f"#curves:not([data-range='{before}'])")
 
 
 def test_everything_can_be_kept(page: Any, address: str, tmp_path: Path) -> None:
@@ -285,10 +372,20 @@ def test_runs_and_their_report(page: Any, address: str) -> None:
     go(page, address, tab="runs")
     report = page.frame_locator("iframe")
     report.locator("#found h2").wait_for()
+    for question, column in {
+        "Mass of every class": "mass",
+        "What was measured": "numbers",
+        "Cells": "cell",
+    }.items():
+        page.click(f"button:text-is('{question}')")
+        page.wait_for_selector(f"#rows th:text-is('{column}')")
     page.fill("#sql", "SELECT count(*) AS n FROM cells")
     page.click("#ask")
-    page.wait_for_selector("#rows td")
+    page.wait_for_selector("#rows th:text-is('n')")
     assert int(page.inner_text("#rows td")) > 0
+    page.click("#runs tbody button")
+    page.wait_for_selector("tr[data-run=one][aria-selected=true]")
+    page.wait_for_url("**run=one**")
 
 
 def test_what_is_wrong_is_said_and_the_page_lives_on(browser: Any, address: str) -> None:
@@ -298,7 +395,7 @@ def test_what_is_wrong_is_said_and_the_page_lives_on(browser: Any, address: str)
     page.wait_for_selector("#status.wrong")
     assert "empty" in page.inner_text("#status")
     page.fill("#prompt", TEXT)
-    page.click("#measure")
+    page.keyboard.press("Control+Enter")
     page.wait_for_selector("html[data-ready]")
     page.close()
 
@@ -342,3 +439,17 @@ def test_nothing_is_in_the_way_of_a_screen_reader(browser: Any, address: str, sc
     page.frame_locator("iframe").locator("#found h2").wait_for()
     assert wrong() == []
     context.close()
+
+
+def test_work_can_be_called_off(page: Any, address: str, monkeypatch: Any) -> None:
+    def for_ever(loaded: Any, asked: Any, watcher: Any) -> None:
+        while True:
+            watcher.check()
+
+    monkeypatch.setattr("attnscope.web.server.measure", for_ever)
+    go(page, address, model=MODEL, text=TEXT)
+    page.wait_for_selector("#waiting:visible")
+    page.click("#cancel")
+    page.wait_for_selector("#status:text-is('Called off.')")
+    assert page.is_visible("#hint")
+    assert page.is_hidden("#work")

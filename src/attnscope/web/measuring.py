@@ -110,12 +110,9 @@ def measure(loaded: Loaded, asked: Wanted, watcher: Watcher | None = None) -> Vi
 
         stack.enter_context(between_layers(model, between))
         if asked.answer:
-            made = model.generate(
-                **inputs,
-                generation_config=greedily(model, loaded.tokenizer, asked.answer),
-                return_dict_in_generate=True,
-                output_logits=True,
-            )
+            how = greedily(model, loaded.tokenizer, asked.answer)
+            how.return_dict_in_generate = how.output_logits = True
+            made = model.generate(**inputs, generation_config=how)
             ids, logits = made.sequences[0].tolist(), made.logits[0][0]
             _answered(view, loaded, ids)
         else:

@@ -90,8 +90,9 @@ export class Curves {
   }
 
   scaled(by) {
-    const wide = Math.max(4, Math.round((this.last - this.first) * by)), middle = (this.first + this.last) / 2;
-    this.range(Math.round(middle - wide / 2), Math.round(middle + wide / 2));
+    const wide = Math.min(this.length, Math.max(4, Math.round((this.last - this.first) * by))), middle = (this.first + this.last) / 2;
+    const first = Math.max(0, Math.min(this.length - wide, Math.round(middle - wide / 2)));
+    this.range(first, first + wide);
   }
 
   moved(by) {
@@ -117,13 +118,14 @@ export class Curves {
     const names = [...new Set(curves.map((c) => c.side))];
     const x = {field: "token", type: "quantitative", title: this.title, scale: {domain: [first, last], nice: false, zero: false}, axis: {tickMinStep: 1, format: ",d"}};
     const color = {field: "side", type: "nominal", sort: null, scale: {domain: names, range: this.colours}, legend: names.length > 1 ? {title: null, orient: "top", symbolType: "stroke", symbolStrokeWidth: 3} : null};
+    const y = {type: "quantitative", title: this.y, ...(rows.length ? {} : {scale: {domain: [0, 1]}})};  // nobody can look there
     const spans = this.spans.map(([a, b]) => ({a: Math.max(a, first), b: Math.min(b, last)})).filter(({a, b}) => b > a);
     const spec = {width: "container", height: 170, autosize: {type: "fit-x", contains: "padding"}, datasets: {spans}, layer: [
       {data: {name: "spans"}, mark: {type: "rect", color: "#8fd19e", opacity: 0.3}, encoding: {x: {...x, field: "a"}, x2: {field: "b"}}},
-      ...(size > 1 ? [{mark: {type: "area", interpolate: "step-after", opacity: 0.2, clip: true}, encoding: {x, y: {field: "low", type: "quantitative", title: this.y}, y2: {field: "high"}, color}}] : []),
+      ...(size > 1 ? [{mark: {type: "area", interpolate: "step-after", opacity: 0.2, clip: true}, encoding: {x, y: {...y, field: "low"}, y2: {field: "high"}, color}}] : []),
       {mark: {type: "line", interpolate: "step-after", strokeWidth: 1.6, clip: true}, params: [{name: "brush", select: {type: "interval", encodings: ["x"]}}],
-        encoding: {x, y: {field: "value", type: "quantitative", title: this.y}, color}},
-      {mark: {type: "point", size: 60, opacity: 0}, encoding: {x, y: {field: "value", type: "quantitative"}, color,
+        encoding: {x, y: {...y, field: "value"}, color}},
+      {mark: {type: "point", size: 60, opacity: 0}, encoding: {x, y: {...y, field: "value"}, color,
         tooltip: [{field: "side"}, {field: "token", format: ",d"}, ...(size === 1 ? [{field: "says"}] : [{field: "tokens", title: "mean of"}]), {field: "value", format: ".5f"}]}},
     ]};
     const view = await draw(this.chart, spec, {name: this.name, rows, told: this.told, beside: [this.zoom]});

@@ -46,5 +46,5 @@ export const number = (value) => (value === null || value === undefined ? "undef
 export const chances = (list) => make("dl", {className: "chances"}, ...list.flatMap(([token, p]) => {
   const full = make("i");
   full.style.width = `${(100 * p).toFixed(1)}%`;
-  return [make("dt", {textContent: JSON.stringify(token)}), make("dd", {className: "bar", ariaHidden: "true"}, full), make("dd", {textContent: `${(100 * p).toFixed(p < 0.01 ? 2 : 1)} %`})];
+  return [make("dt", {textContent: JSON.stringify(token)}), make("dd", {className: "bar", ariaHidden: "true"}, full), make("dd", {textContent: p < 5e-5 ? "< 0.01 %" : `${(100 * p).toFixed(p < 0.01 ? 2 : 1)} %`})];
 }));

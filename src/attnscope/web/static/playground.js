@@ -23,7 +23,7 @@ const composer = (choices, measure) => {
     make("p", {className: "faint", textContent: "With a system prompt the text goes through the model’s chat template."}));
   const check = (name, label) => {
     const box = make("input", {type: "checkbox", checked: state[name] === "1", onchange: () => set({[name]: box.checked ? "1" : ""})});
-    return labelled(label, box);
+    return labelled(label, box, "check");
   };
   const answer = make("input", {type: "number", min: 0, max: choices.answer, value: state.answer, id: "answer", size: 4, onchange: () => set({answer: answer.value})});
   const examples = make("fieldset", {}, make("legend", {textContent: "Examples"}), ...EXAMPLES.map(([name, said]) => make("button", {className: "chip", textContent: name, onclick: () => {
@@ -37,7 +37,7 @@ const composer = (choices, measure) => {
     make("div", {className: "controls"}, labelled("Model", model), make("span", {className: "grow"}), examples), text,
     make("div", {className: "controls"}, more),
     make("div", {className: "controls"}, make("button", {className: "main", id: "measure", textContent: "Measure", title: "Ctrl+Enter", onclick: measure}),
-      labelled("let it answer with, tokens", answer), check("chat", "chat template"), check("beyond", "longer than it was made for"),
+      labelled("tokens to answer with", answer), check("chat", "chat template"), check("beyond", "longer than it was made for"),
       make("span", {className: "faint", textContent: `up to ${choices.longest.toLocaleString("en")} tokens · Ctrl+Enter measures`})));
 };
 
@@ -120,7 +120,7 @@ export const playground = (host, choices) => {
       encoding: {
         x: {field: "layer", type: "ordinal", axis: {labelOverlap: true, labelSeparation: 4, labelAngle: 0}},
         y: {field: "mass", type: "quantitative", title: "mass, from the average query"},
-        color: {field: "class", type: "nominal", scale: {domain: facts.names, range: facts.colours}, legend: {title: null, orient: "bottom", columns: wide < 420 ? 3 : 6, values: [...new Set(rows.map((r) => r.class))]}},
+        color: {field: "class", type: "nominal", scale: {domain: facts.names, range: facts.colours}, legend: {title: null, orient: "bottom", columns: Math.max(2, Math.floor((wide - 50) / 104)), values: [...new Set(rows.map((r) => r.class))]}},
         tooltip: [{field: "layer"}, {field: "class"}, {field: "mass", format: ".4f"}],
       },
     }), {name: "classes", rows, told: `mass of each class of tokens in every layer, ${place()}`});
@@ -147,6 +147,7 @@ export const playground = (host, choices) => {
     clear.hidden = span === null;
     if (range) { view.mark(view.chosen, range); told.textContent = `tokens ${range[0]} to ${range[1]} are chosen`; return; }
     view.mark(n);
+    of.disabled = n !== null;  // a gaze has weights of its own
     set({token: n === null ? "" : String(n)});
     if (n === null) { delete document.documentElement.dataset.gaze; await refresh(); told.textContent = ""; return; }
     if (n >= facts.read) { tell("The last token of an answer is never read, so it looks at nothing."); return; }

@@ -8,6 +8,8 @@ const QUESTIONS = [
   ["What was measured", "SELECT model, condition, measure, count(*) AS numbers FROM values GROUP BY model, condition, measure ORDER BY model, condition, measure"],
   ["Cells", "SELECT * FROM cells LIMIT 50"],
 ];
+// Six digits are enough to read; all of them are a touch away.
+const shown = (v) => (v === null ? "—" : typeof v === "number" && !Number.isInteger(v) ? String(Number(v.toPrecision(6))) : v);
 const table = (columns, rows) => make("table", {className: "data"}, make("thead", {}, make("tr", {}, ...columns.map((c) => make("th", {textContent: c, scope: "col"})))), make("tbody", {}, ...rows));
 
 export const runs = (host, choices) => {
@@ -32,13 +34,13 @@ export const runs = (host, choices) => {
   const ask = guarded(async () => {
     const {columns, rows, of} = await post("/api/query", {run: state.run, sql: sql.value});
     answer.replaceChildren(make("p", {className: "faint", textContent: `${rows.length.toLocaleString("en")} of ${of.toLocaleString("en")} rows`}),
-      table(columns, rows.map((row) => make("tr", {}, ...row.map((v) => make("td", {textContent: v ?? "—"}))))));
+      table(columns, rows.map((row) => make("tr", {}, ...row.map((v) => make("td", {textContent: shown(v), title: v ?? ""}))))));
   });
   const questions = QUESTIONS.map(([name, said]) => make("button", {className: "chip", textContent: name, onclick: () => { sql.value = said; ask(); }}));
   guarded(async () => {
     const {runs: found} = await get("/api/runs");
     list.replaceChildren(table(["run", "models", "conditions", "cells"], found.map((run) => {
-      const row = make("tr", {}, make("td", {}, make("button", {className: "small", textContent: run.name, onclick: () => open(run.name)})),
+      const row = make("tr", {}, make("td", {}, make("button", {className: "chip", textContent: run.name, onclick: () => open(run.name)})),
         ...(run.error ? [make("td", {textContent: run.error, colSpan: 3})] : [run.models.join(", "), run.conditions.join(", "), run.cells.toLocaleString("en")].map((v) => make("td", {textContent: v}))));
       row.dataset.run = run.name;
       row.setAttribute("aria-selected", String(run.name === state.run));
