@@ -123,11 +123,11 @@ def test_step_through_an_answer_and_use_every_control(page: Any, address: str) -
     page.fill("#answer", "3")
     page.press("#answer", "Tab")
     for example in ("A map of # and *", "A word problem", "A repetition"):
-        page.click(f"button:text-is('{example}')")  # whoever clicks on is not kept waiting
-    page.wait_for_selector("#text:has-text('The cat sat')")
-    page.wait_for_function("(d => d.seen.startsWith(d.ready))(document.documentElement.dataset)")
+        before = page.get_attribute("html", "data-ready")
+        page.click(f"button:text-is('{example}')")
+        page.wait_for_selector(f"html[data-ready]:not([data-ready={before!r}])")
     page.wait_for_url("**chat=1&answer=3&beyond=1**")
-    assert page.inner_text("#text").startswith("<|im_start|>user")
+    assert page.inner_text("#text").startswith("<|im_start|>user↵\nThe cat sat")
     for control, value in {"layer": "2", "head": "3", "queries": "predicts"}.items():
         page.select_option(f"select[aria-label={control}]", value)
         shaded(page, **{control: value})
@@ -150,7 +150,7 @@ def test_step_through_an_answer_and_use_every_control(page: Any, address: str) -
     assert page.is_disabled("select[aria-label=shade]")
     page.select_option("select[aria-label=gaze]", "by")
     page.locator("#text span[data-n='0']").hover()
-    page.wait_for_function("document.querySelector('#told').innerText.includes('it puts on token')")
+    page.wait_for_selector("#told:has-text('it puts on token')")
     whole, seen = page.get_attribute("#along", "data-range"), []
     for button in ("+", "▶", "◀", "−", "Without the first"):
         before = page.get_attribute("#along", "data-range")
