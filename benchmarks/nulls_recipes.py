@@ -37,13 +37,11 @@ FILE = Path(__file__).with_name("counts_recipes.json")
 PAGE = Path(__file__).parents[1] / "docs" / "recipes" / "README.md"
 PAPERS = [name for name in RECIPES if name not in BUNDLED]
 PROMPTS = {n: int(signature(RECIPES[n]).parameters["prompts"].default) for n in PAPERS}
-CLAIMS = {claim.name: claim for recipe in PAPERS for claim in claims_of(recipe)}
+RECIPE = {claim: recipe for recipe in PAPERS for claim in claims_of(recipe)}
+"""Of every claim its recipe: read once, because a file of claims takes longer than a verdict."""
+CLAIMS = {claim.name: claim for claim in RECIPE}
 TOKENS, SAID = 8, 0.8
 """Tokens of a needle, and the share of needles that is said."""
-
-
-def recipe_of(claim: Claim) -> str:
-    return next(name for name in PAPERS if claim in claims_of(name))
 
 
 def units(part: ClaimPart, of_unit: Array) -> Array:
@@ -68,7 +66,7 @@ def beyond(part: ClaimPart, state: str, rng: Random) -> Array:
 
 def drawn(claim: Claim, states: list[str], rng: Random) -> pl.DataFrame:
     """A run in which the parts of a claim are as their states say."""
-    n = PROMPTS[recipe_of(claim)]
+    n = PROMPTS[RECIPE[claim]]
     shape = (n, LAYERS, HEADS)
 
     def noise() -> Array:

@@ -83,6 +83,11 @@ def test_what_a_filler_does_to_activations_is_judged(folder: str, tmp_path: Path
     assert figures is not None
     assert figures["keys"].unique().to_list() == ["question"]
     assert figures["n"].to_list() == [6] * 4
+    classes = found["digits-near-zero"].figures
+    assert classes is not None
+    assert classes["n"].to_list() == [6] * 3  # digits, operators and conjunctions in every prompt
+    for figure, options in FIGURES["filler-activations"]:
+        assert draw(opened, figure, **options).data.height > 0
 
 
 def _noise(measure: str, middle: float, **columns: str) -> pl.DataFrame:

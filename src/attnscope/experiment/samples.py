@@ -15,6 +15,7 @@ from attnscope.prompts import (
     Layout,
     Sample,
     document_samples,
+    equation_samples,
     made_conversations,
     math_samples,
     needle_samples,
@@ -31,6 +32,7 @@ from attnscope.tokens import Prompt
 BUILDERS: dict[str, Callable[..., Iterable[Sample]]] = {
     "spatial": spatial_samples,
     "math": math_samples,
+    "equations": equation_samples,
     "needle": needle_samples,
     "documents": document_samples,
 }

@@ -3,6 +3,7 @@
 from attnscope.prompts.conversations import made_conversations, read_conversations
 from attnscope.prompts.datasets import Layout, from_hub, from_records, read
 from attnscope.prompts.documents import document_samples
+from attnscope.prompts.equations import equation_samples
 from attnscope.prompts.filler import Filler
 from attnscope.prompts.insertion import Pair, insert
 from attnscope.prompts.math import math_samples
@@ -16,6 +17,7 @@ __all__ = [
     "Pair",
     "Sample",
     "document_samples",
+    "equation_samples",
     "from_hub",
     "from_records",
     "insert",

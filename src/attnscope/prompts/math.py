@@ -18,9 +18,9 @@ from attnscope.prompts.sample import Sample, compose
 from attnscope.tokens.regions import join
 
 LEVELS = (1, 2, 3, 4, 5)
-_SYSTEM = "Solve the problem step by step and give the answer as a number."
-_NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eve", "Finn", "Gita", "Hugo", "Iris", "Jon", "Kim", "Lea")
-_THINGS = ("apples", "books", "cards", "coins", "eggs", "marbles", "pens", "seeds", "shells")
+SYSTEM = "Solve the problem step by step and give the answer as a number."
+NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eve", "Finn", "Gita", "Hugo", "Iris", "Jon", "Kim", "Lea")
+THINGS = ("apples", "books", "cards", "coins", "eggs", "marbles", "pens", "seeds", "shells")
 _LARGEST = 2000
 
 _Step = tuple[str, int]
@@ -43,8 +43,8 @@ def math_samples(count: int, *, seed: int = 0, level: int | None = None) -> Iter
 
 
 def _problem(draw: Random, level: int) -> Sample:
-    name, friend, other = draw.sample(_NAMES, 3)
-    things = draw.choice(_THINGS)
+    name, friend, other = draw.sample(NAMES, 3)
+    things = draw.choice(THINGS)
     number = draw.randint(5, 10 * level + 10)
     sentences = [f"{name} has {number} {things}."]
     quantities = [number]
@@ -60,7 +60,7 @@ def _problem(draw: Random, level: int) -> Sample:
         sentences.append(f"How many {things} do {name} and {other} have together?")
         number = 2 * number + more
         quantities.append(number)
-    prompt = compose(_SYSTEM, join([("question", " ".join(sentences))]))
+    prompt = compose(SYSTEM, join([("question", " ".join(sentences))]))
     return Sample(prompt, str(number), {"level": level, "quantities": tuple(quantities)})
 
 

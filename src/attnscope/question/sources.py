@@ -45,6 +45,12 @@ class MathPrompts(Plain):
         return self
 
 
+class EquationPrompts(MathPrompts):
+    """Problems with operators, from `attnscope.prompts.equations`."""
+
+    source: Literal["equations"] = "equations"  # type: ignore[assignment]
+
+
 class FilePrompts(Plain):
     """The records of a file, from `attnscope.prompts.datasets`."""
 
@@ -133,6 +139,7 @@ class TokenPrompts(Plain):
 Prompts = Annotated[
     SpatialPrompts
     | MathPrompts
+    | EquationPrompts
     | FilePrompts
     | ConversationPrompts
     | NeedlePrompts
@@ -144,6 +151,7 @@ Prompts = Annotated[
 SOURCES: dict[str, type[Plain]] = {
     "spatial": SpatialPrompts,
     "math": MathPrompts,
+    "equations": EquationPrompts,
     "file": FilePrompts,
     "conversations": ConversationPrompts,
     "needle": NeedlePrompts,

@@ -75,7 +75,7 @@ FIGURES: dict[str, list[tuple[str, dict[str, Any]]]] = {
             {"measure": "mass", "keys": "system", "conditions": ["harmless-1", "ignore-1"]},
         )
     ],
-    "filler-activations": [],  # its numbers and verdicts stand in the report
+    "filler-activations": [("near-zero", {})],
 }
 """What is drawn of a recipe, with the figures' options; else the figure of its name."""
 

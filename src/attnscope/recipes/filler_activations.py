@@ -2,7 +2,8 @@
 
 After the MLP's non-linearity: fewer near zero, more large, larger norms? And are digits, operators
 and conjunctions nearer to zero than words? Over the question's tokens, which stand in both prompts:
-the filler's own activations are not its effect.
+the filler's own activations are not its effect. Questions are written with operators, because word
+problems have none.
 """
 
 from typing import Any
@@ -18,7 +19,13 @@ def filler_activations(
     models: Models = SMOLLM2, prompts: int = 64, seed: int = 0, layers: Any = (0,), **keys: Any
 ) -> Experiment:
     """Activations of the question's tokens with 55 slashes before them, and without."""
-    own = {"layers": layers, "keys": ["question"], "measures": list(MEASURES), "profiles": {}}
+    own = {
+        "prompts": {"source": "equations", "count": prompts, "seed": seed},
+        "layers": layers,
+        "keys": ["question"],
+        "measures": list(MEASURES),
+        "profiles": {},
+    }
     return filler_experiment(
         "filler-activations",
         labelled(models),
