@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import altair as alt
 import polars as pl
 import pytest
 from reading_back import section
 
 from attnscope.errors import InputError
 from attnscope.figures import draw
+from attnscope.figures.charts import matrix
 from made_runs import made_run
 
 
@@ -79,6 +83,42 @@ def test_heads_stand_in_the_order_of_their_values() -> None:
     assert "intervals: 95 %" in figure.caption
     many = made_run(models=("one",), prompts=6, layers=range(10), heads=10, measures=("entropy",))
     assert "intervals" not in draw(many, "head-strip").caption
+
+
+def test_layers_of_a_long_strip_stand_below_it() -> None:
+    """Dots of several hundred heads lie on one another: their colours cannot be read."""
+    one = {"models": ("one",), "prompts": 1, "measures": ("entropy",)}
+    short = draw(made_run(**one, layers=range(15), heads=20), "head-strip")
+    long = draw(made_run(**one, layers=range(15), heads=21), "head-strip")
+    assert "vconcat" not in short.spec
+    assert "Colour: layer" in short.caption
+    assert len(long.spec["vconcat"]) == 2
+    assert "Below: the layer of each head" in long.caption
+
+
+@pytest.mark.parametrize(
+    ("last", "step", "named"),
+    [
+        (79, 7.5, [*range(0, 80, 5), 79]),
+        (80, 7.5, list(range(0, 81, 5))),
+        (63, 4.5, [*range(0, 60, 5), 63]),
+        (29, 20.0, None),
+    ],
+)
+def test_the_last_layer_is_named_where_not_all_are(
+    last: int, step: float, named: list[int] | None
+) -> None:
+    found = matrix._ticks(range(last + 1), step, 11)
+    assert found == (alt.Undefined if named is None else named)
+
+
+@pytest.mark.parametrize(("depths", "numbers"), [(10, True), (20, False)])
+def test_numbers_stand_in_cells_that_hold_them(depths: int, numbers: bool) -> None:
+    known = {"prompt": range(depths), "depth": [n / depths for n in range(depths)]}
+    run = made_run(models=("one",), prompts=depths, layers=(0,), heads=2, measures=("entropy",))
+    run = replace(run, prompts=pl.DataFrame({**known, "length": [100] * depths}))
+    layers = draw(run, "needle-map", measure="entropy").spec["concat"][0]["layer"]
+    assert ("text" in {layer["mark"]["type"] for layer in layers}) is numbers
 
 
 def test_models_are_compared_in_the_base_however_conditions_are_listed() -> None:

@@ -170,6 +170,17 @@ def test_characters_are_shown_whole(tokenizer: Any, text: str) -> None:
     said = [name for name, kind in zip(seen.tokens, seen.classes, strict=True) if kind != "special"]
     if tokenizer.unk_token is None or not any(tokenizer.unk_token in name for name in seen.tokens):
         assert "".join(said).replace(PART, "").strip() == text
+
+
+def test_parts_of_a_character_are_named_by_it(byte_level: Any, model: Any) -> None:
+    seen = look(model, byte_level, "好🍎")
+    console = Console(file=io.StringIO(), width=1000)
+    console.print(seen)
+    said = console.file.getvalue().partition("looked at most: ")[2]  # type: ignore[attr-defined]
+    for n, name in enumerate(seen.tokens):
+        whole = "好" if n < seen.tokens.index("🍎") else "🍎"
+        assert f"{n} {PART} of {whole!r} " in said if name == PART else f"{n} {name!r} " in said
+    assert PART in seen.tokens
     assert "\ufffd" not in shown(seen)
     assert "\ufffd" not in seen._repr_html_()
 

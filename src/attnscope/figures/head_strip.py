@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import polars as pl
 
-from attnscope.figures.charts.dots import FEW, head_strip
+from attnscope.figures.charts.dots import FEW, MANY, head_strip
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import Asked, Figure, Numbers
 from attnscope.figures.heads import MEASURE, OfHeads, heads_caption, means_of_heads
@@ -38,17 +38,23 @@ def _numbers(asked: Asked) -> Numbers[OfHeads]:
 
 def _words(made: Numbers[OfHeads], asked: Asked) -> Words:
     drawn = intervals(made.data) and max(made.data["rank"]) < FEW
+    many = max(made.data["rank"]) >= MANY
+    layers = "Below: the layer of each head" if many else "Colour: layer"
     return Words(
         title=f"Heads by their {made.told.measure}",
         caption=[
             *heads_caption(made, asked, interval=drawn),
-            "Colour: layer; in the corner the first by name (L: layer, H: head)",
+            f"{layers}; in the corner the first by name (L: layer, H: head)",
         ],
         models=made.told.found.sources,
         overview="Every head as a dot, from the largest value to the smallest, a panel for each of "
         f"{join(made.told.panels)}.",
-        axes=["x: heads, by rank from 0", f"y: {made.told.measure}"],
-        legend=["colour: layer, from the first to the last"],
+        axes=[
+            "x: heads, by rank from 0",
+            f"y: {made.told.measure}",
+            *(["y, below: layer, from 0 at the top"] if many else []),
+        ],
+        legend=[] if many else ["colour: layer, from the first to the last"],
         quantity=made.told.measure,
         places={"panel": "{}", "layer": "layer {}", "head": "head {}"},
         split=["panel"],

@@ -82,7 +82,8 @@ def _words(made: Numbers[Told], asked: Asked) -> Words:
             *left_out(found),
         ],
         models=found.sources,
-        overview="Coloured matrices of lengths by depths, with their numbers, a panel per model.",
+        overview="Coloured matrices of lengths by depths, with numbers where they fit, a panel per "
+        "model.",
         axes=["x: depth, 0 is the beginning of the text", "y: length of the text in words"],
         legend=[f"colour: from {colours[0]} (none) to {colours[-1]} (most)"],
         quantity=name,

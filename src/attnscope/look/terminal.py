@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from attnscope.look.measure import Look
+from attnscope.look.measure import PART, Look
 from attnscope.look.paint import back_colours, full_colour, shades
 from attnscope.tokens.visible import visible_text
 
@@ -49,10 +49,18 @@ def _table(look: Look) -> Table:
     return table
 
 
+def _named(look: Look, token: int) -> str:
+    """What a token says; of one that is part of a character, which."""
+    if look.tokens[token] != PART:
+        return repr(look.tokens[token])
+    begun = [name for name in look.tokens[:token] if name != PART]
+    return f"{PART} of {begun[-1][-1]!r}" if begun else PART
+
+
 def _most(look: Look) -> Text:
     """In words, for where there are no colours."""
     order = sorted(range(len(look.tokens)), key=lambda n: -look.weights[n])[:_MOST]
-    most = ", ".join(f"{n} {look.tokens[n]!r} {look.weights[n]:.3f}" for n in order)
+    most = ", ".join(f"{n} {_named(look, n)} {look.weights[n]:.3f}" for n in order)
     text = Text(f"looked at most: {most}")
     if look.colour == "attention":
         text.append(f"\nfull colour: a weight of {full_colour(look):.3g} or more")

@@ -6,6 +6,7 @@ This module must not know runs or measures.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import altair as alt
@@ -18,6 +19,9 @@ NAMED = 5
 """How many heads of a strip are named."""
 FEW = 96
 """The most heads of a strip that have their intervals drawn."""
+MANY = 300
+"""The most heads of a strip whose layers can be told by colour; dots of more lie on one another, so
+layers get panels of their own."""
 
 
 def head_dots(frame: pl.DataFrame, look: Look, *, y_title: str, rule: float) -> Any:
@@ -53,28 +57,16 @@ def head_dots(frame: pl.DataFrame, look: Look, *, y_title: str, rule: float) -> 
 
 
 def head_strip(frame: pl.DataFrame, look: Look, *, y_title: str = "Value") -> Any:
-    """`value` over `rank`, coloured by `layer`, a panel per `panel`, the first named in a corner.
+    """`value` over `rank`, coloured by `layer`, a panel per `panel`, the first named in a corner;
+    of many heads the layers over the ranks stand below.
 
     Columns: these, `name`, and `low` and `high`, which are drawn where the heads are few.
     """
-    layers, ends = frame["layer"].unique().sort().to_list(), look.theme.diverging
-    colour = alt.Color(
-        "layer:Q",
-        scale=alt.Scale(
-            domain=[layers[0], layers[-1]], range=[ends[0], ends[-1]], interpolate="rgb"
-        ),
-        legend=alt.Legend(
-            orient="top", title="Layer", titleOrient="left", format="d", tickMinStep=1
-        ),
-    )
     most = max(frame["rank"])
     few = most < FEW and frame["low"].null_count() < frame.height
-    x = alt.X(
-        "rank:Q",
-        title="Head, by rank",
-        axis=alt.Axis(grid=False, tickMinStep=1),
-        scale=alt.Scale(domain=[-0.02 * most - 0.5, most + 0.5], nice=False),
-    )
+    many = most >= MANY
+    colour = alt.value(look.theme.filled) if many else _by_layer(frame, look)
+    x = _by_rank(most, "" if many else "Head, by rank")
     told = ("value", "low", "high") if few else ("value",)
     scale = alt.Scale(domain=spread(frame, 0.0, of=told), nice=True, zero=False)
 
@@ -101,7 +93,51 @@ def head_strip(frame: pl.DataFrame, look: Look, *, y_title: str = "Value") -> An
         )
         return [*drawn, point, corner.encode(x=alt.value(width), y=alt.value(2))]
 
-    return panels(frame, "panel", marks, look, gap=24).resolve_scale(color="shared")
+    drawn = panels(frame, "panel", marks, look, gap=24).resolve_scale(color="shared")
+    return alt.vconcat(drawn, _layers(frame, look), spacing=8) if many else drawn
+
+
+def _by_rank(most: int, title: str) -> alt.X:
+    return alt.X(
+        "rank:Q",
+        title=title,
+        axis=alt.Axis(grid=False, tickMinStep=1),
+        scale=alt.Scale(domain=[-0.02 * most - 0.5, most + 0.5], nice=False),
+    )
+
+
+def _by_layer(frame: pl.DataFrame, look: Look) -> alt.Color:
+    ends = look.theme.diverging
+    return alt.Color(
+        "layer:Q",
+        scale=alt.Scale(
+            domain=[min(frame["layer"]), max(frame["layer"])],
+            range=[ends[0], ends[-1]],
+            interpolate="rgb",
+        ),
+        legend=alt.Legend(
+            orient="top", title="Layer", titleOrient="left", format="d", tickMinStep=1
+        ),
+    )
+
+
+def _layers(frame: pl.DataFrame, look: Look) -> Any:
+    """The `layer` of every head over its `rank`, the first layer at the top."""
+    ends = [min(frame["layer"]) - 0.5, max(frame["layer"]) + 0.5]
+    x = _by_rank(max(frame["rank"]), "Head, by rank")
+
+    def marks(part: pl.DataFrame, first: bool, width: float) -> list[Any]:
+        y = alt.Y(
+            "layer:Q",
+            title="Layer" if first else "",
+            axis=alt.Axis(grid=False, tickMinStep=1),
+            scale=alt.Scale(domain=ends, reverse=True, nice=False, zero=False),
+        )
+        point = alt.Chart(part).mark_point(filled=True, size=4, color=look.theme.filled)
+        shown = tips(part, ["panel", "rank", "layer", "head", "value"])
+        return [point.encode(x=x, y=y, tooltip=shown)]
+
+    return panels(frame, "panel", marks, replace(look, height=160), gap=24, titled=False)
 
 
 def side_by_side(

@@ -15,6 +15,8 @@ from attnscope.figures.charts.parts import columns_for, panel_title, tips
 from attnscope.figures.theme import Look
 from attnscope.figures.words import wrap
 
+NUMBER = 2.6
+"""How wide a cell has to be for its number, in sizes of the type; narrower ones have none."""
 EDGE = 0.01
 """Free space at the ends of an axis, in steps: with none, rounding may put the first row a hair
 before the axis, and its number is then left out."""
@@ -55,6 +57,7 @@ def matrices(
     wide = look.width / columns - (26 if columns > 1 else 0)
     step = max(5.0, min(46.0 if texts else 26.0, wide / len(x_order)))
     tall = max(5.0, min(30.0 if texts else 22.0, step))
+    texts = texts and step >= NUMBER * theme.size
     colour = alt.Color(
         f"{value}:Q",
         scale=alt.Scale(domain=list(domain), range=list(colours), interpolate="rgb", clamp=True),
@@ -94,7 +97,11 @@ def _ticks(order: Sequence[Any], step: float, size: float) -> Any:
     if step >= size * 1.15 or not all(isinstance(v, int) for v in order):
         return alt.Undefined
     gap = next(g for g in (2, 5, 10, 20, 50, 100, 10_000) if g * step >= size * 1.4)
-    return [v for v in order if v % gap == 0]
+    named = [v for v in order if v % gap == 0]
+    if named and order[-1] != named[-1]:  # the last is named, in place of one too near to it
+        near = (order.index(order[-1]) - order.index(named[-1])) * step < size * 1.4
+        named = [*(named[:-1] if near else named), order[-1]]
+    return named
 
 
 def _across(field: str, order: Sequence[Any], title: str, step: float, size: float) -> alt.X:
