@@ -209,7 +209,7 @@ def test_every_claim_of_a_recipe_has_worlds_of_both_kinds() -> None:
         assert {case.true for case in cases if case.claim == claim} == {True, False}, claim.name
 
 
-@pytest.mark.parametrize("name", [*PAPERS, *BUNDLED])
+@pytest.mark.parametrize("name", [*PAPERS, *BUNDLED, "filler-activations"])
 def test_a_recipe_has_its_page(name: str) -> None:
     page = (DOCS / "recipes" / f"{name}.md").read_text(encoding="utf-8")
     assert f"attnscope reproduce {name}" in page

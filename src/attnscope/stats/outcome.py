@@ -41,7 +41,8 @@ def said(part: ClaimPart, rows: pl.DataFrame, outcome: str) -> str:
     wanted = part.direction if bounds is None else f"within {bounds[0]:g} to {bounds[1]:g}"
     if comparison.by:
         wanted = f"{wanted} by {comparison.by:g}"
-    name = f"{part.quantity.measure} against {rows['against'][0]}"
+    second = "" if comparison.over not in ("item", "layer") else f" of {_second(part)}"
+    name = f"{part.quantity.measure}{second} against {rows['against'][0]}"
     units, n = _span(rows, "units"), _span(rows, "n")
     size = f"n {n}" if n == units else f"n {n} in {units} clusters"
     if spoilt := max(rows["not_positive"].to_list()):
@@ -82,6 +83,13 @@ def said(part: ClaimPart, rows: pl.DataFrame, outcome: str) -> str:
         f"{row['difference']:.4g} [{row['low']:.4g}, {row['high']:.4g}]{tested}, "
         f"{size}{few}{doubt}: {outcome}"
     )
+
+
+def _second(part: ClaimPart) -> str:
+    """Of classes or layers that are compared: which is held against the first."""
+    assert part.comparison.pair is not None
+    second = str(part.comparison.pair[1])
+    return f"layer {second}" if part.comparison.over == "layer" else second
 
 
 def _span(rows: pl.DataFrame, name: str) -> str:
