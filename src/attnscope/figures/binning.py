@@ -14,9 +14,7 @@ FINE = 8_000
 """The same on the screen, where one can zoom."""
 
 
-def binned(
-    frame: pl.DataFrame, limit: int, *, by: Sequence[str], value: str = "value"
-) -> tuple[pl.DataFrame, int]:
+def binned(frame: pl.DataFrame, limit: int, *, by: Sequence[str]) -> tuple[pl.DataFrame, int]:
     """At most `limit` equal bins over `position` per group, and the bin width in tokens.
 
     Adds `last` (the last position of the bin), `min`, `max` and `tokens`; without binning, a
@@ -32,19 +30,19 @@ def binned(
     if width == 1:
         return frame.with_columns(
             pl.col("position").alias("last"),
-            pl.col(value).alias("min"),
-            pl.col(value).alias("max"),
-            pl.col(value).is_not_null().cast(pl.Int32).alias("tokens"),
+            pl.col("value").alias("min"),
+            pl.col("value").alias("max"),
+            pl.col("value").is_not_null().cast(pl.Int32).alias("tokens"),
         ), 1
-    others = [c for c in frame.columns if c not in {*by, "position", value}]
+    others = [c for c in frame.columns if c not in {*by, "position", "value"}]
     return (
         frame.with_columns((pl.col("position") - first) // width)
         .group_by([*by, "position"], maintain_order=True)
         .agg(
-            pl.col(value).mean(),
-            pl.col(value).min().alias("min"),
-            pl.col(value).max().alias("max"),
-            pl.col(value).count().cast(pl.Int32).alias("tokens"),
+            pl.col("value").mean(),
+            pl.col("value").min().alias("min"),
+            pl.col("value").max().alias("max"),
+            pl.col("value").count().cast(pl.Int32).alias("tokens"),
             *[pl.col(c).first() for c in others],
         )
         .with_columns((pl.col("position") * width + first).cast(pl.Int32))

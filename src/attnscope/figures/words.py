@@ -47,9 +47,9 @@ def join(parts: Sequence[str], last: str = "and") -> str:
     return f"{', '.join(parts[:-1])} {last} {parts[-1]}"
 
 
-def count(number_of: int, thing: str, things: str | None = None) -> str:
+def count(number_of: int, thing: str) -> str:
     """`1 prompt`, `64 prompts`."""
-    return f"{number_of:,} {thing if number_of == 1 else things or thing + 's'}"
+    return f"{number_of:,} {thing}{'' if number_of == 1 else 's'}"
 
 
 def wrap(text: str, pixels: float, size: float) -> list[str]:

@@ -75,11 +75,9 @@ def by_head(run: Run, measure: str, **where: Any) -> tuple[Array, list[int]]:
     return table[good], [p for p, kept in zip(wide["prompt"], good, strict=True) if kept]
 
 
-def _resampled(
-    table: Array, statistic: Callable[[Array], float], seed: int = 0
-) -> tuple[float, float, float]:
+def _resampled(table: Array, statistic: Statistic) -> tuple[float, float, float]:
     """The statistic of the prompts, and its 95 % percentile interval; none below 6 prompts."""
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(0)
     if len(table) < 6:
         return statistic(table), float("nan"), float("nan")
     picks = draw.integers(0, len(table), (RESAMPLES, len(table)))

@@ -138,38 +138,15 @@ def _occurring(values: pl.LazyFrame) -> pl.LazyFrame:
     return absent.join(targets, on=["classes", "target"], how="anti", nulls_equal=True)
 
 
-def judge_run(
-    run: Run,
-    claims: Iterable[Claim] | None = None,
-    *,
-    pair: tuple[str, str] | None = None,
-    **settings: Any,
-) -> list[Verdict]:
+def judge_run(run: Run, claims: Iterable[Claim] | None = None, **settings: Any) -> list[Verdict]:
     """Verdicts on a run, on the built-in claims by default; `settings` as for `judge`."""
-    return judge(
-        built_in() if claims is None else tuple(claims),
-        run.values,
-        experiment=run.experiment,
-        pair=pair,
-        frozen=run.environment.get("claims"),
-        prompts=run.prompts,
-        **settings,
-    )
+    asked = {"experiment": run.experiment, "prompts": run.prompts}
+    frozen = run.environment.get("claims")
+    every = built_in() if claims is None else tuple(claims)
+    return judge(every, run.values, frozen=frozen, **asked, **settings)
 
 
-def sensitivity_of_run(
-    run: Run,
-    claim: Claim,
-    *,
-    pair: tuple[str, str] | None = None,
-    **settings: Any,
-) -> pl.DataFrame:
+def sensitivity_of_run(run: Run, claim: Claim, **settings: Any) -> pl.DataFrame:
     """`sensitivity` of a claim on a run; `settings` as for it."""
-    return sensitivity(
-        claim,
-        run.values,
-        experiment=run.experiment,
-        pair=pair,
-        prompts=run.prompts,
-        **settings,
-    )
+    asked = {"experiment": run.experiment, "prompts": run.prompts}
+    return sensitivity(claim, run.values, **asked, **settings)

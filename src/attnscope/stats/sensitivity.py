@@ -3,7 +3,6 @@ queries, keys, classes, normalisation, condition and share of spikes that a run 
 """
 
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import polars as pl
@@ -24,14 +23,10 @@ def sensitivity(
     experiment: Experiment | None = None,
     pair: tuple[str, str] | None = None,
     part: int = 0,
-    prompts: pl.DataFrame | None = None,
-    cluster: str | Sequence[str] | None = None,
-    strata: str | None = None,
-    resamples: int = 10_000,
-    seed: int = 0,
+    **settings: Any,
 ) -> pl.DataFrame:
     """A row per combination of choices, model, layer and head, with the figures of one `part` of
-    the claim, counted from 0, and the verdict on the whole claim.
+    the claim, counted from 0, and the verdict on the whole claim; `settings` as for `judge`.
 
     Choices are compared with the reference: those of the claim itself, which for what it leaves
     open are the run's first; so also where several conditions are of the kind it names. `changed`
@@ -47,15 +42,7 @@ def sensitivity(
             f"claim {claim.name!r} is about {', '.join(_measures(claim))}, which this run has not "
             "measured"
         )
-    settings: dict[str, Any] = {
-        "experiment": experiment,
-        "pair": pair,
-        "prompts": prompts,
-        "cluster": cluster,
-        "strata": strata,
-        "resamples": resamples,
-        "seed": seed,
-    }
+    settings |= {"experiment": experiment, "pair": pair}
     own = judge([claim], table, **settings)
     if all(verdict.figures is None for verdict in own):
         raise InputError(f"claim {claim.name!r} cannot be judged on this run: {own[0].reason}")

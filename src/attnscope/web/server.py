@@ -231,14 +231,8 @@ def _jobs(app: FastAPI, queue: Queue) -> None:
 
 
 def _progress(job: Job, place: int) -> body.Progress:
-    return body.Progress(
-        state=job.state,
-        place=place,
-        said=job.said,
-        done=job.done,
-        of=job.of,
-        result=job.result,
-    )
+    told = {name: getattr(job, name) for name in ("state", "said", "done", "of", "result")}
+    return body.Progress(place=place, **told)
 
 
 class TooLongError(AttnscopeError):

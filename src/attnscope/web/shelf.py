@@ -63,29 +63,23 @@ class Shelf:
             Offer(name=name, source=source, about="given at the start", kind="yours")
             for name, source in self._given.items()
         ]
+
+        def offer(name: str, about: str, *, here: bool = True, kind: str = "real") -> None:
+            found.append(Offer(name=name, source=name, about=about, here=here, kind=kind))
+
         for name, real in zoo.FETCHED.items():
             here = where(name) is not None
-            about = f"{real.title}, a real model" + (
-                "" if here else f" (first: attnscope models --get {name})"
-            )
-            found.append(Offer(name=f"zoo:{name}", source=f"zoo:{name}", about=about, here=here))
+            first = "" if here else f" (first: attnscope models --get {name})"
+            offer(f"zoo:{name}", f"{real.title}, a real model{first}", here=here)
         for name in zoo.adapters():
             base = zoo.base_of(name)
             here = where(base.removeprefix(zoo.PREFIX)) is not None
-            found.append(
-                Offer(
-                    name=f"zoo:{name}",
-                    source=f"zoo:{name}",
-                    about=f"our fine-tune of {base}",
-                    here=here,
-                )
-            )
-        tiny = "tiny, trained for this project"
-        found += [
-            Offer(name=f"zoo:{n}", source=f"zoo:{n}", about=tiny, kind="tiny") for n in zoo.names()
-        ]
-        found += [Offer(name=name, source=name, about="in the hub's cache") for name, _ in cached()]
-        return list({offer.name: offer for offer in reversed(found)}.values())[::-1]
+            offer(f"zoo:{name}", f"our fine-tune of {base}", here=here)
+        for name in zoo.names():
+            offer(f"zoo:{name}", "tiny, trained for this project", kind="tiny")
+        for name, _ in cached():
+            offer(name, "in the hub's cache")
+        return list({one.name: one for one in reversed(found)}.values())[::-1]
 
     def get(self, name: str) -> Loaded:
         """A model, from memory if it is there."""
