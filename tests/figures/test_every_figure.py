@@ -14,7 +14,7 @@ from polars.testing import assert_frame_equal
 from reading_back import plain, rows_of, table_of
 
 from attnscope.errors import InputError
-from attnscope.figures import FIGURES, SAFE, Drawing, Look, draw, drawable, figure_named
+from attnscope.figures import FIGURES, SAFE, Drawing, Style, draw, drawable, figure_named
 from attnscope.figures.export import csv
 from attnscope.figures.registry import table
 from attnscope.figures.words import inline
@@ -325,7 +325,7 @@ def test_classes_without_a_token_are_left_out_and_named() -> None:
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_chart_can_be_made_of_a_table_of_ones_own(name: str) -> None:
     data = drawn(name).data
-    spec = figure_named(name).chart(data, Look()).to_dict()
+    spec = figure_named(name).chart(data, Style()).to_dict()
     embedded = rows_of(spec).select(data.columns).cast(dict(data.schema))
     assert_frame_equal(embedded, data, check_row_order=False)
 

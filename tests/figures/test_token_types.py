@@ -13,7 +13,7 @@ from polars.testing import assert_frame_equal
 from reading_back import rows_of, table_of
 
 from attnscope.errors import InputError
-from attnscope.figures import Look, draw, figure_named, save
+from attnscope.figures import Style, draw, figure_named, save
 from attnscope.figures.export import csv
 from attnscope.stats.tables import combine
 from made_runs import made_run
@@ -161,7 +161,7 @@ def test_the_chart_function_takes_a_plain_frame() -> None:
     frame = pl.DataFrame(
         {"model": ["m"], "layer": [0], "class": ["hash"], "bottom": [0.0], "top": [0.4]}
     )
-    spec = figure_named("token-types").chart(frame, Look(), whiskers="none").to_dict()
+    spec = figure_named("token-types").chart(frame, Style(), whiskers="none").to_dict()
     assert next(iter(spec["datasets"].values()))[0]["top"] == 0.4
 
 

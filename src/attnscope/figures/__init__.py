@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from attnscope.figures.export import save
     from attnscope.figures.figure import Drawing, Figure
     from attnscope.figures.registry import FIGURES, draw, drawable, figure_named
-    from attnscope.figures.theme import PUBLISHED, SAFE, THEMES, Look, Theme
+    from attnscope.figures.theme import PUBLISHED, SAFE, THEMES, Style, Theme
 
 __all__ = [
     "FIGURES",
@@ -21,7 +21,7 @@ __all__ = [
     "THEMES",
     "Drawing",
     "Figure",
-    "Look",
+    "Style",
     "Theme",
     "draw",
     "drawable",
@@ -32,7 +32,7 @@ __all__ = [
 _HOME = {
     **dict.fromkeys(["Drawing", "Figure"], "figure"),
     **dict.fromkeys(["FIGURES", "draw", "drawable", "figure_named"], "registry"),
-    **dict.fromkeys(["PUBLISHED", "SAFE", "THEMES", "Look", "Theme"], "theme"),
+    **dict.fromkeys(["PUBLISHED", "SAFE", "THEMES", "Style", "Theme"], "theme"),
     "save": "export",
 }
 

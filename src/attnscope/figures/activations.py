@@ -13,11 +13,11 @@ import polars as pl
 from attnscope.figures.caption import layers_said, left_out, prompts_said
 from attnscope.figures.charts.parts import nothing, panels, tips
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import Asked, Figure, Numbers
+from attnscope.figures.figure import Figure, FigureNumbers, Request
 from attnscope.figures.near_zero import AFTER, in_panels
 from attnscope.figures.numbers import in_order, means, shown
-from attnscope.figures.select import AbsentError, Selection, select
-from attnscope.figures.theme import Look
+from attnscope.figures.select import AbsentError, ValueRows, select
+from attnscope.figures.theme import Style
 from attnscope.figures.words import join, number
 
 METRICS = {
@@ -30,11 +30,11 @@ STEP = 0.05
 """How wide a bin is."""
 
 
-def _chart(frame: pl.DataFrame, look: Look, *, insets: dict[str, list[str]] | None = None) -> Any:
+def _chart(frame: pl.DataFrame, style: Style, *, insets: dict[str, list[str]] | None = None) -> Any:
     """Steps of `value` from `place` to `end`, a `series` per condition, a panel per `panel`, which
     has its lines of `insets` in a corner."""
     series = frame["series"].unique(maintain_order=True).to_list()
-    theme = look.theme
+    theme = style.theme
     colours = [theme.without, theme.filled, *theme.series_colours(len(series))][: len(series)]
     colour = alt.Color(
         "series:N",
@@ -76,10 +76,10 @@ def _chart(frame: pl.DataFrame, look: Look, *, insets: dict[str, list[str]] | No
         )
         return [bars, steps, corner.encode(x=alt.value(width - 4), y=alt.value(4))]
 
-    return panels(frame, "panel", marks, look, gap=24).resolve_scale(color="shared")
+    return panels(frame, "panel", marks, style, gap=24).resolve_scale(color="shared")
 
 
-def _numbers(asked: Asked) -> Numbers[tuple[Selection, dict[str, list[str]]]]:
+def _numbers(asked: Request) -> FigureNumbers[tuple[ValueRows, dict[str, list[str]]]]:
     found, values = in_panels(asked, select(asked.run, asked.choice, ["activation_histogram"]))
     base = asked.run.experiment.base
     conditions = found.conditions
@@ -93,7 +93,7 @@ def _numbers(asked: Asked) -> Numbers[tuple[Selection, dict[str, list[str]]]]:
     frame = shown(in_order(frame.drop("item"), panel=names, series=conditions))
     insets = {name: _inset(asked, name, conditions) for name in names}
     columns = ["panel", "series", "place", "end", "value", "low", "high", "n"]
-    return Numbers(
+    return FigureNumbers(
         data=frame.select(columns),
         settings={"insets": insets},
         width=560 if len(names) == 1 else 780,
@@ -101,7 +101,7 @@ def _numbers(asked: Asked) -> Numbers[tuple[Selection, dict[str, list[str]]]]:
     )
 
 
-def _inset(asked: Asked, panel: str, conditions: list[str]) -> list[str]:
+def _inset(asked: Request, panel: str, conditions: list[str]) -> list[str]:
     """A line for each metric: its mean over prompts under every condition."""
     lines = []
     for measure, name in METRICS.items():
@@ -116,7 +116,7 @@ def _inset(asked: Asked, panel: str, conditions: list[str]) -> list[str]:
     return lines
 
 
-def _words(made: Numbers[tuple[Selection, dict[str, list[str]]]], asked: Asked) -> Words:
+def _words(made: FigureNumbers[tuple[ValueRows, dict[str, list[str]]]], asked: Request) -> Words:
     found, insets = made.told
     conditions = made.data["series"].unique(maintain_order=True).to_list()
     inside = made.data.group_by("panel", "series").agg(pl.col("value").sum())["value"].to_list()

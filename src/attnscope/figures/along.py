@@ -12,17 +12,17 @@ import polars as pl
 from attnscope.figures.caption import line_caption
 from attnscope.figures.charts.parts import series_legend
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import Asked, Numbers
+from attnscope.figures.figure import FigureNumbers, Request
 from attnscope.figures.numbers import in_order, means, shown
-from attnscope.figures.select import Selection, select
+from attnscope.figures.select import ValueRows, select
 
-Along = tuple[Selection, list[str]]
+Along = tuple[ValueRows, list[str]]
 """The rows of the first keys, and every line."""
 
 
 def along(
-    asked: Asked, table: pl.LazyFrame, measure: str, x: str, **settings: Any
-) -> Numbers[Along]:
+    asked: Request, table: pl.LazyFrame, measure: str, x: str, **settings: Any
+) -> FigureNumbers[Along]:
     """Means over layers, heads and prompts of a measure along the column `x` of a table, for all
     of the keys, or those that are asked for."""
     keys = table.select(pl.col("keys").unique(maintain_order=True)).collect()["keys"].to_list()
@@ -42,19 +42,19 @@ def along(
     lines = rows["series"].unique(maintain_order=True).to_list()
     frame = mean_lines(asked, rows, ["model", "series", x])
     data = in_order(frame.sort(x), panel=found.models, series=lines)
-    return Numbers(data=data, told=(found, lines), settings=settings, width=560, margin=60)
+    return FigureNumbers(data=data, told=(found, lines), settings=settings, width=560, margin=60)
 
 
-def mean_lines(asked: Asked, rows: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+def mean_lines(asked: Request, rows: pl.DataFrame, by: list[str]) -> pl.DataFrame:
     """Means over whatever a prompt has several of, then over prompts; a panel for each model."""
     whole = rows.group_by(*by, "prompt", maintain_order=True).agg(pl.col("value").mean())
     return shown(means(whole, by, asked.sources)).rename({"model": "panel"})
 
 
 def along_words(
-    made: Numbers[Any],
-    asked: Asked,
-    found: Selection,
+    made: FigureNumbers[Any],
+    asked: Request,
+    found: ValueRows,
     lines: list[str],
     *what: str,
     x: tuple[str, str],

@@ -18,7 +18,7 @@ class Strong(str):
     """Text that stands out."""
 
 
-Text = str | tuple[str, ...]
+TextLine = str | tuple[str, ...]
 """A line: plain text, or pieces of it, some of them `Strong`."""
 
 
@@ -26,15 +26,15 @@ Text = str | tuple[str, ...]
 class Lines:
     """Sentences, each on its line."""
 
-    lines: Sequence[Text]
+    lines: Sequence[TextLine]
 
 
 @dataclass(frozen=True)
 class Items:
     """A list, and the line that leads to it."""
 
-    items: Sequence[Text]
-    lead: Text | None = None
+    items: Sequence[TextLine]
+    lead: TextLine | None = None
 
 
 Block = Lines | Items | pl.DataFrame
@@ -51,7 +51,7 @@ class Section:
 def as_markdown(sections: Sequence[Section]) -> str:
     """A description as Markdown."""
 
-    def line(text: Text) -> str:
+    def line(text: TextLine) -> str:
         pieces = (text,) if isinstance(text, str) else text
         return "".join(f"**{inline(p)}**" if isinstance(p, Strong) else inline(p) for p in pieces)
 
@@ -72,7 +72,7 @@ def as_markdown(sections: Sequence[Section]) -> str:
 def as_html(sections: Sequence[Section]) -> str:
     """A description as HTML."""
 
-    def line(text: Text) -> str:
+    def line(text: TextLine) -> str:
         pieces = (text,) if isinstance(text, str) else text
         return "".join(
             f"<strong>{escape(visible(p))}</strong>"

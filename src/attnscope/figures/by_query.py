@@ -10,9 +10,9 @@ import polars as pl
 from attnscope.figures.along import Along, along, along_words
 from attnscope.figures.charts.lines import curves
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import Asked, Figure, Numbers, Option
+from attnscope.figures.figure import Figure, FigureNumbers, Option, Request
 from attnscope.figures.select import AbsentError
-from attnscope.figures.theme import Look
+from attnscope.figures.theme import Style
 from attnscope.figures.words import join
 
 MEASURES = {
@@ -25,13 +25,13 @@ ALONG = {"text": "Position of the query", "answer": "New token"}
 
 
 def _chart(
-    frame: pl.DataFrame, look: Look, *, x_title: str = ALONG["text"], y_title: str = "Value"
+    frame: pl.DataFrame, style: Style, *, x_title: str = ALONG["text"], y_title: str = "Value"
 ) -> Any:
     """`value` with `low` and `high` over `position`, a line per `series`, a panel per `panel`."""
-    return curves(frame, look, x="position", x_title=x_title, y_title=y_title)
+    return curves(frame, style, x="position", x_title=x_title, y_title=y_title)
 
 
-def _numbers(asked: Asked) -> Numbers[Along]:
+def _numbers(asked: Request) -> FigureNumbers[Along]:
     measure = _measure(asked)
     table = asked.run.by_query.filter(pl.col("measure") == measure)
     if asked.options["along"] == "answer":
@@ -40,7 +40,7 @@ def _numbers(asked: Asked) -> Numbers[Along]:
     return along(asked, table, measure, "position", **titles)
 
 
-def _measure(asked: Asked) -> str:
+def _measure(asked: Request) -> str:
     """The one asked for, else the first that the run has."""
     there = asked.run.by_query.select(pl.col("measure").unique()).collect()["measure"].to_list()
     found = [m for m in MEASURES if m in there]
@@ -52,7 +52,7 @@ def _measure(asked: Asked) -> str:
     return str(wanted)
 
 
-def _along_answers(asked: Asked, table: pl.LazyFrame) -> pl.LazyFrame:
+def _along_answers(asked: Request, table: pl.LazyFrame) -> pl.LazyFrame:
     """The queries that new tokens were predicted from, counted by those tokens, from 1."""
     if asked.run.experiment.bin > 1:
         raise AbsentError("its queries are binned, so they cannot be told by new token")
@@ -69,13 +69,13 @@ def _along_answers(asked: Asked, table: pl.LazyFrame) -> pl.LazyFrame:
     )
 
 
-def _across(asked: Asked) -> str:
+def _across(asked: Request) -> str:
     size = asked.run.experiment.bin
     bins = f" (bins of {size}, by their first)" if size > 1 else ""
     return ALONG[asked.options["along"]] + bins
 
 
-def _words(made: Numbers[Along], asked: Asked) -> Words:
+def _words(made: FigureNumbers[Along], asked: Request) -> Words:
     found, lines = made.told
     answers = asked.options["along"] == "answer"
     what = made.settings["y_title"]

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from attnscope.figures.numbers import intervals
-from attnscope.figures.select import Selection
+from attnscope.figures.select import ValueRows
 from attnscope.figures.words import BUNDLED, count, join
 from attnscope.stats.intervals import MINIMUM
 from attnscope.stats.tables import ranges
 
 if TYPE_CHECKING:
-    from attnscope.figures.figure import Asked
+    from attnscope.figures.figure import Request
     from attnscope.run.store import Run
 
 HOLLOW = "Hollow points have no interval: too few prompts, or all alike"
@@ -56,7 +56,7 @@ def layers_said(layers: Sequence[int], total: int | None = None) -> str:
     return f"{word} {ranges(layers, 3)} (counted from 0){some}"
 
 
-def shown_of(run: Run, combine: str, found: Selection, total: int | None = None) -> str:
+def shown_of(run: Run, combine: str, found: ValueRows, total: int | None = None) -> str:
     """Models, layers (of how many) and how heads are combined."""
     layers = layers_said(found.layers, total)
     return f"{join(found.sources)}, {layers}, {heads_said(run, combine, found)}"
@@ -68,7 +68,7 @@ def hollow(frame: pl.DataFrame) -> str:
     return HOLLOW if 0 < none < frame.height else ""
 
 
-def heads_said(run: Run, combine: str, found: Selection) -> str:
+def heads_said(run: Run, combine: str, found: ValueRows) -> str:
     """`mean over all heads`, `mean over heads 0, 1, 7 (of 8)`, `head 3`: those in the rows."""
     heads = found.frame["head"].drop_nulls().unique().sort().to_list()
     if not heads:
@@ -92,7 +92,7 @@ def keys_said(keys: str) -> str:
     return f"keys: {keys}{note}"
 
 
-def measured(found: Selection) -> str:
+def measured(found: ValueRows) -> str:
     """`queries: all; keys: all; class set: default; condition: base`."""
     parts = [f"queries: {found.queries}", keys_said(found.keys)]
     if found.classes is not None:
@@ -100,7 +100,7 @@ def measured(found: Selection) -> str:
     return "; ".join([*parts, f"condition: {', '.join(found.conditions)}"])
 
 
-def left_out(found: Selection, why: str = "") -> list[str]:
+def left_out(found: ValueRows, why: str = "") -> list[str]:
     """Classes without a token, and values that are not defined."""
     undefined = found.undefined
     return [
@@ -110,7 +110,7 @@ def left_out(found: Selection, why: str = "") -> list[str]:
 
 
 def prompts_said(
-    asked: Asked, frame: pl.DataFrame, *, interval: bool = False, drawn: str = ""
+    asked: Request, frame: pl.DataFrame, *, interval: bool = False, drawn: str = ""
 ) -> str:
     """`n = 64 prompts`, with what the interval is and how it is drawn, or that there is none."""
     least, most = min(frame["n"]), max(frame["n"])
@@ -124,9 +124,9 @@ def prompts_said(
 
 
 def line_caption(
-    asked: Asked,
+    asked: Request,
     data: pl.DataFrame,
-    found: Selection,
+    found: ValueRows,
     how: str,
     *what: str,
     drawn: str = ", drawn as bands",

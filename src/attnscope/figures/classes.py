@@ -11,10 +11,10 @@ from attnscope.figures.caption import hollow, left_out, measured, prompts_said, 
 from attnscope.figures.charts.lines import layer_areas, layer_lines
 from attnscope.figures.charts.parts import legend_of
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import COMBINE, Asked, Figure, Numbers, Option
+from attnscope.figures.figure import COMBINE, Figure, FigureNumbers, Option, Request
 from attnscope.figures.numbers import between_models, in_order, intervals, means, shown
-from attnscope.figures.select import Selection, select
-from attnscope.figures.theme import Look
+from attnscope.figures.select import ValueRows, select
+from attnscope.figures.theme import Style
 from attnscope.figures.words import number
 from attnscope.stats.tables import combine, normalise
 
@@ -23,7 +23,7 @@ NEEDS = "an experiment with `mass` among its measures has it, such as the recipe
 
 def chart(
     frame: pl.DataFrame,
-    look: Look,
+    style: Style,
     *,
     form: str = "lines",
     y_title: str = "Attention mass",
@@ -34,15 +34,17 @@ def chart(
     Columns: `model`, `layer`, `class`, `value`, `low`, `high`, and for areas `bottom`, `top`.
     """
     names = frame["class"].unique(maintain_order=True).to_list()
-    colours = dict(zip(names, look.theme.class_colours(names), strict=True))
+    colours = dict(zip(names, style.theme.class_colours(names), strict=True))
     titles = dict.fromkeys(frame["model"].unique(maintain_order=True), y_title)
     shared: dict[str, Any] = {"series": "class", "panel": "model", "y_titles": titles}
     if form == "area":
-        return layer_areas(frame, look, colours, **shared)
-    return layer_lines(frame, look, colours, rule=rule, **shared)
+        return layer_areas(frame, style, colours, **shared)
+    return layer_lines(frame, style, colours, rule=rule, **shared)
 
 
-def by_class(asked: Asked, how: str, form: str = "lines", **settings: Any) -> Numbers[Selection]:
+def by_class(
+    asked: Request, how: str, form: str = "lines", **settings: Any
+) -> FigureNumbers[ValueRows]:
     """Means per model, layer and class, and the differences between models."""
     found = select(asked.run, asked.choice, ["mass"], base_only=True)
     values = normalise(combine(found.frame, asked.heads), how)
@@ -62,7 +64,7 @@ def by_class(asked: Asked, how: str, form: str = "lines", **settings: Any) -> Nu
     paired = between_models(
         values, found.models, asked.sources, layer=found.layers, item=found.items
     )
-    return Numbers(
+    return FigureNumbers(
         data=frame,
         differences=None if paired is None else paired.rename({"item": "class"}),
         settings={"form": form, **settings},
@@ -71,7 +73,7 @@ def by_class(asked: Asked, how: str, form: str = "lines", **settings: Any) -> Nu
     )
 
 
-def words(made: Numbers[Selection], asked: Asked, *, what: str, **said: Any) -> Words:
+def words(made: FigureNumbers[ValueRows], asked: Request, *, what: str, **said: Any) -> Words:
     """What the figures of classes over layers say alike; `what` was measured."""
     found = made.told
     interval = made.settings["form"] == "lines" and intervals(made.data)
@@ -92,7 +94,7 @@ def words(made: Numbers[Selection], asked: Asked, *, what: str, **said: Any) -> 
     )
 
 
-def _words(made: Numbers[Selection], asked: Asked) -> Words:
+def _words(made: FigureNumbers[ValueRows], asked: Request) -> Words:
     area = asked.options["form"] == "area"
     what = "Stacked areas" if area else "A line per class, its 95 % interval as a band"
     return words(

@@ -11,22 +11,22 @@ from attnscope.figures.caption import heads_said, keys_said, line_caption
 from attnscope.figures.charts.lines import layer_lines
 from attnscope.figures.charts.parts import series_legend
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import COMBINE, Asked, Figure, Numbers
+from attnscope.figures.figure import COMBINE, Figure, FigureNumbers, Request
 from attnscope.figures.numbers import between_models, in_order, means, shown
-from attnscope.figures.select import Selection, select
-from attnscope.figures.theme import Look
+from attnscope.figures.select import ValueRows, select
+from attnscope.figures.theme import Style
 from attnscope.stats.tables import combine
 
 MEASURES = {"entropy": "Entropy (nats)", "first_token": "First-token mass"}
 
 
-def _chart(frame: pl.DataFrame, look: Look) -> Any:
+def _chart(frame: pl.DataFrame, style: Style) -> Any:
     """A panel per `measure`, `value` with `low` and `high` over `layer`, a line per `model`."""
     models = frame["model"].unique(maintain_order=True).to_list()
     return layer_lines(
         frame,
-        look,
-        dict(zip(models, look.theme.series_colours(len(models)), strict=True)),
+        style,
+        dict(zip(models, style.theme.series_colours(len(models)), strict=True)),
         series="model",
         panel="measure",
         y_titles={m: MEASURES.get(m, m) for m in frame["measure"].unique()},
@@ -34,12 +34,12 @@ def _chart(frame: pl.DataFrame, look: Look) -> Any:
     )
 
 
-def _numbers(asked: Asked) -> Numbers[Selection]:
+def _numbers(asked: Request) -> FigureNumbers[ValueRows]:
     found = select(asked.run, asked.choice, list(MEASURES), base_only=True)
     values = combine(found.frame, asked.heads)
     frame = shown(means(values, ["measure", "model", "layer"], asked.sources))
     measures = [m for m in MEASURES if m in set(frame["measure"])]
-    return Numbers(
+    return FigureNumbers(
         data=in_order(frame, measure=measures, model=found.models, layer=found.layers),
         differences=between_models(
             values, found.models, asked.sources, measure=measures, layer=found.layers
@@ -50,7 +50,7 @@ def _numbers(asked: Asked) -> Numbers[Selection]:
     )
 
 
-def _words(made: Numbers[Selection], asked: Asked) -> Words:
+def _words(made: FigureNumbers[ValueRows], asked: Request) -> Words:
     found = made.told
     measures = made.data["measure"].unique(maintain_order=True).to_list()
     missing = [m for m in MEASURES if m not in measures]

@@ -12,14 +12,14 @@ from attnscope.errors import InputError
 from attnscope.figures.caption import keys_said, layers_said, left_out, prompts_said
 from attnscope.figures.charts.matrix import head_matrices
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import Asked, Figure, Numbers, Option
+from attnscope.figures.figure import Figure, FigureNumbers, Option, Request
 from attnscope.figures.heads import MEASURE, of_heads
 from attnscope.figures.numbers import LEVEL, Over, in_order, shown
 from attnscope.figures.select import (
-    Selection,
+    ValueRows,
     without_tokens,
 )
-from attnscope.figures.theme import Look
+from attnscope.figures.theme import Style
 from attnscope.figures.token_types import PREFERRED
 from attnscope.figures.words import count, join, number
 from attnscope.stats.intervals import MINIMUM
@@ -32,7 +32,7 @@ SHOW = {"difference": "Difference", "effect": "Standardised effect"}
 class Compared:
     """What is compared, and how."""
 
-    found: Selection
+    found: ValueRows
     measure: str
     over: Over
     of: str
@@ -44,7 +44,7 @@ class Compared:
 
 
 def _chart(
-    frame: pl.DataFrame, look: Look, *, show: str = "difference", value_title: str = "Difference"
+    frame: pl.DataFrame, style: Style, *, show: str = "difference", value_title: str = "Difference"
 ) -> Any:
     """A matrix of `layer` by `head` per `item`, dots where `significant`.
 
@@ -53,17 +53,17 @@ def _chart(
     most = max((abs(v) for v in frame[show].drop_nulls()), default=0.0) or 1.0
     return head_matrices(
         frame,
-        look,
+        style,
         panel="item",
         value=show,
         value_title=value_title,
         domain=[-most, -most / 2, 0, most / 2, most],
-        colours=look.theme.diverging,
+        colours=style.theme.diverging,
         marked="significant",
     )
 
 
-def _numbers(asked: Asked) -> Numbers[Compared]:
+def _numbers(asked: Request) -> FigureNumbers[Compared]:
     show = asked.options["show"]
     found, measure = of_heads(asked)
     base = asked.run.experiment.base
@@ -102,7 +102,7 @@ def _numbers(asked: Asked) -> Numbers[Compared]:
         if tests
         else f"No tests: fewer {asked.over} than the {MINIMUM} that a p-value needs"
     )
-    return Numbers(
+    return FigureNumbers(
         data=frame,
         settings={"show": show, "value_title": f"{SHOW[show]} of {measure} ({of} minus {minus})"},
         width={1: 480, 2: 640}.get(frame["item"].n_unique(), 800),
@@ -111,7 +111,7 @@ def _numbers(asked: Asked) -> Numbers[Compared]:
     )
 
 
-def _pair(found: Selection, base: str, over: str | None) -> tuple[Over, str, str]:
+def _pair(found: ValueRows, base: str, over: str | None) -> tuple[Over, str, str]:
     """What is compared: over models, or over conditions; the first, and what is taken from it."""
     variants = [c for c in found.conditions if c != base]
     if over != "condition" and len(found.models) > 1:
@@ -127,7 +127,7 @@ def _pair(found: Selection, base: str, over: str | None) -> tuple[Over, str, str
     )
 
 
-def _words(made: Numbers[Compared], asked: Asked) -> Words:
+def _words(made: FigureNumbers[Compared], asked: Request) -> Words:
     told, colours, show = made.told, asked.theme.diverging, asked.options["show"]
     found = told.found
     held = "condition" if told.over == "model" else "model"

@@ -20,7 +20,7 @@ from attnscope.figures.caption import caption, tiny, unfinished
 from attnscope.figures.describe import Words, described
 from attnscope.figures.judged import Judged
 from attnscope.figures.select import AbsentError, Choice
-from attnscope.figures.theme import Look, Theme, theme_named
+from attnscope.figures.theme import Style, Theme, theme_named
 from attnscope.stats.sources import Sources
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ COMBINE = Option(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Request:
     """What is asked of a figure."""
 
     run: Run
@@ -85,7 +85,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numbers(Generic[T]):
+class FigureNumbers(Generic[T]):
     """The numbers of a figure, and what its words need to know of them."""
 
     data: pl.DataFrame
@@ -112,11 +112,11 @@ class Figure(Generic[T]):
     """In a few words, for the list of figures."""
     needs: str
     """Which experiment has the numbers: said where a run has not."""
-    numbers: Callable[[Asked], Numbers[T]]
+    numbers: Callable[[Request], FigureNumbers[T]]
     chart: Callable[..., Any]
-    """From the data, a `Look` and the settings to an altair chart; its docstring names the
+    """From the data, a `Style` and the settings to an altair chart; its docstring names the
     columns, so that a table of one's own can be drawn with it."""
-    words: Callable[[Numbers[T], Asked], Words]
+    words: Callable[[FigureNumbers[T], Request], Words]
     height: float = 240
     """Of a panel, unless told."""
     options: Mapping[str, Option] = field(default_factory=dict)
@@ -221,7 +221,7 @@ def draw(
     """A figure of a run: numbers, then words about them, then a chart of them."""
     choice, options = _read(figure, given)
     units = {name: given[name] for name in UNITS if name in given}
-    asked = Asked(
+    asked = Request(
         run=run,
         choice=choice,
         theme=theme_named(theme, dark=dark),
@@ -237,11 +237,11 @@ def draw(
     words = figure.words(found, asked)
     words = replace(words, title=given.get("title") or words.title)
     found = replace(found, width=asked.width or found.width)
-    look = Look(theme=asked.theme, width=found.width, height=given.get("height") or figure.height)
+    style = Style(theme=asked.theme, width=found.width, height=given.get("height") or figure.height)
     claims = asked.judged.section(figure.claims)
     described_as = described(found.data, words, found.differences, claims, asked.over)
     notes = (tiny(run, words.models), unfinished(run))
-    return _drawing(figure.name, found, words, described_as, figure.chart, look, notes)
+    return _drawing(figure.name, found, words, described_as, figure.chart, style, notes)
 
 
 def draw_table(
@@ -256,21 +256,21 @@ def draw_table(
 ) -> Drawing:
     """A figure of a table that no run holds (scores under conditions, effects of cutting heads),
     with the same words, looks and files as a run's."""
-    look = Look(theme=theme_named(theme, dark=False), width=width, height=height)
-    found = Numbers(data=data, told=None, width=width, margin=60)
-    return _drawing(name, found, words, described(data, words), chart, look)
+    style = Style(theme=theme_named(theme, dark=False), width=width, height=height)
+    found = FigureNumbers(data=data, told=None, width=width, margin=60)
+    return _drawing(name, found, words, described(data, words), chart, style)
 
 
 def _drawing(
     name: str,
-    found: Numbers[Any],
+    found: FigureNumbers[Any],
     words: Words,
     described_as: tuple[list[Section], str],
     chart: Callable[..., Any],
-    look: Look,
+    style: Style,
     notes: Sequence[str] = (),
 ) -> Drawing:
-    """Numbers, what is said of them, and a chart of them when somebody asks for it."""
+    """The numbers, what is said of them, and a chart of them when somebody asks for it."""
     sections, alt_text = described_as
     said = caption([*words.caption, *notes])
 
@@ -279,12 +279,12 @@ def _drawing(
 
         data = found.fine if screen and found.fine is not None else found.data
         return finish(
-            chart(data, replace(look, screen=screen), **found.settings),
+            chart(data, replace(style, screen=screen), **found.settings),
             title=words.title,
             caption=said,
             alt_text=alt_text,
             width=found.width + found.margin,
-            theme=look.theme,
+            theme=style.theme,
         )
 
     return Drawing(
@@ -294,7 +294,7 @@ def _drawing(
         caption=said,
         sections=sections,
         alt=alt_text,
-        theme=look.theme,
+        theme=style.theme,
         make=make,
         zooms=found.fine is not None,
     )

@@ -10,7 +10,7 @@ import polars as pl
 from attnscope.errors import InputError, unknown
 from attnscope.figures.charts.profile import Y_TITLE, profile_pairs
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import Asked, Figure, Numbers
+from attnscope.figures.figure import Figure, FigureNumbers, Request
 from attnscope.figures.numbers import means, shown
 from attnscope.figures.profiles import (
     OPTIONS,
@@ -22,14 +22,14 @@ from attnscope.figures.profiles import (
     rows_of,
 )
 from attnscope.figures.select import AbsentError, conditions_in_order
-from attnscope.figures.theme import Look
+from attnscope.figures.theme import Style
 from attnscope.figures.words import count, number
 
 WITHOUT, WITH = "without filler", "with filler"
 ORIGINAL, WHOLE = "original tokens", "whole sequence"
 
 
-def _chart(frame: pl.DataFrame, look: Look, *, count_from: int = 0) -> Any:
+def _chart(frame: pl.DataFrame, style: Style, *, count_from: int = 0) -> Any:
     """Per head the original tokens above, the whole sequence below.
 
     Columns: those of `profile_pairs`; `panel` is "original tokens" or "whole sequence", `series`
@@ -37,8 +37,8 @@ def _chart(frame: pl.DataFrame, look: Look, *, count_from: int = 0) -> Any:
     """
     return profile_pairs(
         frame,
-        look,
-        colours={WITHOUT: look.theme.without, WITH: look.theme.filled},
+        style,
+        colours={WITHOUT: style.theme.without, WITH: style.theme.filled},
         panels={
             ORIGINAL: "original token (filler cut out)",
             WHOLE: "token of the whole sequence",
@@ -48,7 +48,7 @@ def _chart(frame: pl.DataFrame, look: Look, *, count_from: int = 0) -> Any:
     )
 
 
-def _numbers(asked: Asked) -> Numbers[Panels]:
+def _numbers(asked: Request) -> FigureNumbers[Panels]:
     base, variant = _conditions(asked)
     found, rows = rows_of(asked, [base, variant], panels=3)
     is_base = pl.col("condition") == base
@@ -68,7 +68,7 @@ def _numbers(asked: Asked) -> Numbers[Panels]:
     return panels_of(asked, found, both, [base, variant], [WITHOUT, WITH])
 
 
-def _conditions(asked: Asked) -> tuple[str, str]:
+def _conditions(asked: Request) -> tuple[str, str]:
     """The base, and the variant asked for or else the first."""
     names = conditions_in_order(asked.run, asked.run.cells["condition"].unique())
     base = asked.run.experiment.base
@@ -88,7 +88,7 @@ def _conditions(asked: Asked) -> tuple[str, str]:
     return base, wanted[0]
 
 
-def _words(made: Numbers[Panels], asked: Asked) -> Words:
+def _words(made: FigureNumbers[Panels], asked: Request) -> Words:
     (base, variant), data, theme = made.told.conditions, made.data, asked.theme
     heads = count(made.told.heads.height, "head")
     over = "λ over all prompts is under Notes where it was measured."
@@ -121,12 +121,12 @@ def _words(made: Numbers[Panels], asked: Asked) -> Words:
     )
 
 
-def _head(row: dict[str, Any], asked: Asked) -> str:
+def _head(row: dict[str, Any], asked: Request) -> str:
     start = asked.options["count_from"]
     return f"{row['model']}, layer {row['layer'] + start}, head {row['head'] + start}"
 
 
-def _falls(made: Numbers[Panels], asked: Asked) -> list[str]:
+def _falls(made: FigureNumbers[Panels], asked: Request) -> list[str]:
     """At how many of the shown places the line with filler is lower."""
     wide = made.data.filter(pl.col("panel") == ORIGINAL).pivot(
         on="series", index=[*PLACE, "position"], values="value"
@@ -141,7 +141,7 @@ def _falls(made: Numbers[Panels], asked: Asked) -> list[str]:
     return said
 
 
-def _lambdas(made: Numbers[Panels], asked: Asked) -> list[str]:
+def _lambdas(made: FigureNumbers[Panels], asked: Request) -> list[str]:
     """λ of the shown heads over all prompts, where the run has it."""
     found = beside(asked, made.told, "lambda", made.told.conditions[1:])
     if found is None:

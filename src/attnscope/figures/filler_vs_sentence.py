@@ -12,7 +12,7 @@ import polars as pl
 from attnscope.errors import InputError
 from attnscope.figures.charts.profile import Y_TITLE, profile_pairs
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import Asked, Figure, Numbers
+from attnscope.figures.figure import Figure, FigureNumbers, Request
 from attnscope.figures.numbers import differences, shown
 from attnscope.figures.profiles import (
     OPTIONS,
@@ -27,23 +27,23 @@ from attnscope.figures.select import (
     AbsentError,
     conditions_in_order,
 )
-from attnscope.figures.theme import Look
+from attnscope.figures.theme import Style
 from attnscope.figures.words import count, number
 
 SPAN, WHOLE = "inserted span", "whole sequence"
 
 
-def _chart(frame: pl.DataFrame, look: Look, *, count_from: int = 0) -> Any:
+def _chart(frame: pl.DataFrame, style: Style, *, count_from: int = 0) -> Any:
     """Per model the inserted span above, the whole sequence below.
 
     Columns: those of `profile_pairs`; `panel` is "inserted span" or "whole sequence", `series` the
     filler's name first, then the sentence's.
     """
     names = frame["series"].unique(maintain_order=True).to_list()
-    theme = look.theme
+    theme = style.theme
     return profile_pairs(
         frame,
-        look,
+        style,
         colours=dict(zip(names, [theme.filler, theme.sentence, *theme.models], strict=False)),
         panels={SPAN: "token of the inserted span", WHOLE: "token of the whole sequence"},
         span="inserted",
@@ -52,7 +52,7 @@ def _chart(frame: pl.DataFrame, look: Look, *, count_from: int = 0) -> Any:
     )
 
 
-def _numbers(asked: Asked) -> Numbers[Panels]:
+def _numbers(asked: Request) -> FigureNumbers[Panels]:
     filler, sentence = names = _two(asked)
     labels = {
         filler: "filler" if filler == "filler" else f"filler ({filler})",
@@ -70,7 +70,7 @@ def _numbers(asked: Asked) -> Numbers[Panels]:
     return replace(made, differences=_uniformity(made, asked))
 
 
-def _two(asked: Asked) -> list[str]:
+def _two(asked: Request) -> list[str]:
     """Filler and sentence: as asked, else by their kinds."""
     names = conditions_in_order(asked.run, asked.run.cells["condition"].unique())
     variants = [c for c in names if c != asked.run.experiment.base]
@@ -93,7 +93,7 @@ def _two(asked: Asked) -> list[str]:
     return [filler[0], sentence[0]]
 
 
-def _uniformity(made: Numbers[Panels], asked: Asked) -> pl.DataFrame | None:
+def _uniformity(made: FigureNumbers[Panels], asked: Request) -> pl.DataFrame | None:
     """Difference of the coefficient of variation, paired by prompt, where the run has it."""
     filler, sentence = made.told.conditions
     found = beside(asked, made.told, "uniformity", made.told.conditions)
@@ -106,7 +106,7 @@ def _uniformity(made: Numbers[Panels], asked: Asked) -> pl.DataFrame | None:
     return table.with_columns(pl.lit(said).alias("panel"))
 
 
-def _words(made: Numbers[Panels], asked: Asked) -> Words:
+def _words(made: FigureNumbers[Panels], asked: Request) -> Words:
     filler, sentence = made.told.conditions
     spans = made.data.filter(pl.col("panel") == SPAN)
     lengths = spans.group_by(*PLACE, "series").agg(pl.col("tokens").sum())
@@ -132,7 +132,7 @@ def _words(made: Numbers[Panels], asked: Asked) -> Words:
     )
 
 
-def _evenness(made: Numbers[Panels], start: int) -> list[str]:
+def _evenness(made: FigureNumbers[Panels], start: int) -> list[str]:
     """How even the shown spans are."""
     spans = made.told.full.filter(pl.col("panel") == SPAN)
     even = spans.group_by(*PLACE, "series", maintain_order=True).agg(

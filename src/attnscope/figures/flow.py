@@ -10,10 +10,10 @@ import polars as pl
 from attnscope.figures.caption import left_out, measured, prompts_said, shown_of
 from attnscope.figures.charts.matrix import matrices
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import COMBINE, Asked, Figure, Numbers
+from attnscope.figures.figure import COMBINE, Figure, FigureNumbers, Request
 from attnscope.figures.numbers import between_models, in_order, means, shown
-from attnscope.figures.select import Selection, select
-from attnscope.figures.theme import Look
+from attnscope.figures.select import ValueRows, select
+from attnscope.figures.theme import Style
 from attnscope.figures.words import join
 from attnscope.stats.tables import combine
 
@@ -21,21 +21,21 @@ WRITTEN = 8
 """The most classes whose numbers are written into the cells."""
 
 
-Told = tuple[Selection, int, list[str]]
+Told = tuple[ValueRows, int, list[str]]
 """The rows; how many layers the run has; classes that get exactly nothing, from whomever."""
 
 
-def _chart(frame: pl.DataFrame, look: Look) -> Any:
+def _chart(frame: pl.DataFrame, style: Style) -> Any:
     """Per `model` and `layer` a matrix of `value`, `from` a class `to` a class."""
     named = frame.with_columns(pl.format("{}, layer {}", "model", "layer").alias("panel"))
     order = frame["from"].unique(maintain_order=True).to_list()
     targets = frame["to"].unique(maintain_order=True).to_list()
     top = frame["value"].max()
     assert isinstance(top, float)
-    colours = look.theme.sequential
+    colours = style.theme.sequential
     return matrices(
         named,
-        look,
+        style,
         x="to",
         y="from",
         panel="panel",
@@ -51,7 +51,7 @@ def _chart(frame: pl.DataFrame, look: Look) -> Any:
     )
 
 
-def _numbers(asked: Asked) -> Numbers[Told]:
+def _numbers(asked: Request) -> FigureNumbers[Told]:
     found = select(asked.run, asked.choice, ["flow"], base_only=True)
     total = len(found.layers)
     if asked.choice.layers is None:
@@ -67,7 +67,7 @@ def _numbers(asked: Asked) -> Numbers[Told]:
     orders = {"item": found.items, "target": _in_order(found.items, frame["target"])}
     frame = in_order(shown(frame), layer=found.layers, model=found.models, **orders)
     paired = between_models(values, found.models, asked.sources, layer=found.layers, **orders)
-    return Numbers(
+    return FigureNumbers(
         data=frame.rename(named),
         differences=None if paired is None else paired.rename(named),
         width=420 if len(found.layers) * len(found.models) == 1 else 780,
@@ -80,7 +80,7 @@ def _in_order(classes: list[str], some: Any) -> list[str]:
     return [name for name in classes if name in set(some)] + sorted(set(some) - set(classes))
 
 
-def _words(made: Numbers[Told], asked: Asked) -> Words:
+def _words(made: FigureNumbers[Told], asked: Request) -> Words:
     (found, total, empty), colours = made.told, asked.theme.sequential
     return Words(
         title="Flow of attention between classes of tokens",

@@ -10,25 +10,25 @@ import polars as pl
 
 from attnscope.figures.charts.matrix import head_matrices
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import Asked, Figure, Numbers
+from attnscope.figures.figure import Figure, FigureNumbers, Request
 from attnscope.figures.heads import MEASURE, OfHeads, heads_caption, means_of_heads
-from attnscope.figures.theme import Look, Theme
+from attnscope.figures.theme import Style, Theme
 from attnscope.figures.words import count, join
 
 
-def _chart(frame: pl.DataFrame, look: Look, *, value_title: str = "Value") -> Any:
+def _chart(frame: pl.DataFrame, style: Style, *, value_title: str = "Value") -> Any:
     """A matrix of `layer` by `head` per `panel`, coloured by `value`."""
     known = frame["value"].drop_nulls().to_list() or [0.0]
     low, high = min(known), max(known)
-    colours = _colours(frame, look.theme)
-    if colours is look.theme.diverging:
+    colours = _colours(frame, style.theme)
+    if colours is style.theme.diverging:
         low, high = -max(high, -low), max(high, -low)
     elif 0 <= low < high / 2:
         low = 0.0
     step = (high - low or 1.0) / (len(colours) - 1)
     return head_matrices(
         frame,
-        look,
+        style,
         panel="panel",
         value_title=value_title,
         domain=[low + step * i for i in range(len(colours))],
@@ -42,13 +42,13 @@ def _colours(frame: pl.DataFrame, theme: Theme) -> tuple[str, ...]:
     return theme.diverging if min(known) < 0 < max(known) else theme.sequential
 
 
-def _numbers(asked: Asked) -> Numbers[OfHeads]:
+def _numbers(asked: Request) -> FigureNumbers[OfHeads]:
     made = means_of_heads(asked)
     width = {1: 480, 2: 640}.get(len(made.told.panels), 800)
     return replace(made, settings={"value_title": made.told.measure}, width=width)
 
 
-def _words(made: Numbers[OfHeads], asked: Asked) -> Words:
+def _words(made: FigureNumbers[OfHeads], asked: Request) -> Words:
     told, colours = made.told, _colours(made.data, asked.theme)
     return Words(
         title=f"{told.measure.capitalize()} of every head",

@@ -11,7 +11,7 @@ import polars as pl
 
 from attnscope.figures.charts.dots import FEW, MANY, head_strip
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import Asked, Figure, Numbers
+from attnscope.figures.figure import Figure, FigureNumbers, Request
 from attnscope.figures.heads import MEASURE, OfHeads, heads_caption, means_of_heads
 from attnscope.figures.numbers import intervals
 from attnscope.figures.words import join, number
@@ -20,7 +20,7 @@ TOP = 10
 """How many heads the description names."""
 
 
-def _numbers(asked: Asked) -> Numbers[OfHeads]:
+def _numbers(asked: Request) -> FigureNumbers[OfHeads]:
     made = means_of_heads(asked)
     name = pl.format("L{} H{}", "layer", "head").alias("name")
     rank = pl.int_range(pl.len()).over("panel").alias("rank")
@@ -36,7 +36,7 @@ def _numbers(asked: Asked) -> Numbers[OfHeads]:
     )
 
 
-def _words(made: Numbers[OfHeads], asked: Asked) -> Words:
+def _words(made: FigureNumbers[OfHeads], asked: Request) -> Words:
     drawn = intervals(made.data) and max(made.data["rank"]) < FEW
     many = max(made.data["rank"]) >= MANY
     layers = "Below: the layer of each head" if many else "Colour: layer"

@@ -9,9 +9,9 @@ import polars as pl
 
 from attnscope.errors import InputError
 from attnscope.figures.caption import layers_said, left_out, measured, prompts_said
-from attnscope.figures.figure import Asked, Numbers, Option
+from attnscope.figures.figure import FigureNumbers, Option, Request
 from attnscope.figures.numbers import in_order, means, shown
-from attnscope.figures.select import AbsentError, Selection, select
+from attnscope.figures.select import AbsentError, ValueRows, select
 from attnscope.figures.token_types import PREFERRED
 from attnscope.figures.words import join
 
@@ -22,13 +22,13 @@ MEASURE = Option(said="`measure` (else mass, or entropy)")
 class OfHeads:
     """A value of every head, in a panel for each model and class."""
 
-    found: Selection
+    found: ValueRows
     measure: str
     """In words."""
     panels: list[str]
 
 
-def of_heads(asked: Asked, *, base_only: bool = False) -> tuple[Selection, str]:
+def of_heads(asked: Request, *, base_only: bool = False) -> tuple[ValueRows, str]:
     """The rows of the measure asked for, which has heads; else of mass, else of entropy."""
     there = asked.run.values.select(pl.col("measure").unique()).collect()["measure"]
     known = there.sort().to_list()
@@ -42,7 +42,7 @@ def of_heads(asked: Asked, *, base_only: bool = False) -> tuple[Selection, str]:
     return found, measure
 
 
-def means_of_heads(asked: Asked) -> Numbers[OfHeads]:
+def means_of_heads(asked: Request) -> FigureNumbers[OfHeads]:
     """The mean over prompts in every head: of the first model, unless others are asked for, and of
     the base, unless conditions are.
     """
@@ -65,10 +65,10 @@ def means_of_heads(asked: Asked) -> Numbers[OfHeads]:
     frame = means(values, ["panel", "layer", "head"], asked.sources).sort("layer", "head")
     frame = shown(in_order(frame, panel=panels))
     told = OfHeads(found=found, measure=measure.replace("_", " "), panels=panels)
-    return Numbers(data=frame, told=told, margin=40)
+    return FigureNumbers(data=frame, told=told, margin=40)
 
 
-def heads_caption(made: Numbers[OfHeads], asked: Asked, *, interval: bool) -> list[str]:
+def heads_caption(made: FigureNumbers[OfHeads], asked: Request, *, interval: bool) -> list[str]:
     """What captions of such figures say alike."""
     found, every = made.told.found, len(asked.run.experiment.models)
     some = f"; {len(found.sources)} of {every} models" if len(found.sources) < every else ""

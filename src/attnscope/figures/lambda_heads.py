@@ -11,10 +11,10 @@ from attnscope.figures.caption import keys_said, layers_said, left_out, prompts_
 from attnscope.figures.charts.dots import head_dots
 from attnscope.figures.charts.matrix import head_matrices
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import Asked, Figure, Numbers
+from attnscope.figures.figure import Figure, FigureNumbers, Request
 from attnscope.figures.numbers import in_order, intervals, means, shown
-from attnscope.figures.select import Selection, select
-from attnscope.figures.theme import Look
+from attnscope.figures.select import ValueRows, select
+from attnscope.figures.theme import Style
 from attnscope.figures.words import join
 
 NEEDS = (
@@ -26,7 +26,7 @@ DOTS = 96
 """The most heads of a panel that are drawn as dots with whiskers; more become a matrix."""
 
 
-def slope(found: Selection) -> str:
+def slope(found: ValueRows) -> str:
     """What λ is, for a caption."""
     return (
         "λ: slope through the origin of the average attention weight with filler on that "
@@ -35,27 +35,27 @@ def slope(found: Selection) -> str:
     )
 
 
-def _chart(frame: pl.DataFrame, look: Look) -> Any:
+def _chart(frame: pl.DataFrame, style: Style) -> Any:
     """λ (`value`) with its interval per `layer` and `head`, a panel each.
 
     Columns: `panel`, `layer`, `head`, `value`, `low`, `high`, `differs`. More than 96 heads in a
     panel become a matrix, with a dot where the interval leaves out 1.
     """
     if max(part.height for part in frame.partition_by("panel")) <= DOTS:
-        return head_dots(frame, look, y_title=TITLE, rule=1.0)
+        return head_dots(frame, style, y_title=TITLE, rule=1.0)
     far = max((abs(v - 1) for v in frame["value"].drop_nulls()), default=0.0) or 1.0
     return head_matrices(
         frame,
-        look,
+        style,
         panel="panel",
         value_title=TITLE,
         domain=[1 - far, 1 - far / 2, 1, 1 + far / 2, 1 + far],
-        colours=look.theme.diverging,
+        colours=style.theme.diverging,
         marked="differs",
     )
 
 
-def _numbers(asked: Asked) -> Numbers[Selection]:
+def _numbers(asked: Request) -> FigureNumbers[ValueRows]:
     found = select(asked.run, asked.choice, ["lambda"])
     frame = means(found.frame, ["model", "condition", "layer", "head"], asked.sources)
     frame = frame.sort("layer", "head")
@@ -65,10 +65,12 @@ def _numbers(asked: Asked) -> Numbers[Selection]:
     differs = ((pl.col("low") > 1) | (pl.col("high") < 1)).fill_null(False)
     columns = ["model", "condition", "layer", "head", "value", "low", "high", "n", "doubtful"]
     frame = shown(frame.select(panel.alias("panel"), *columns, differs.alias("differs")))
-    return Numbers(data=frame, width=560 if frame["panel"].n_unique() == 1 else 780, told=found)
+    return FigureNumbers(
+        data=frame, width=560 if frame["panel"].n_unique() == 1 else 780, told=found
+    )
 
 
-def _words(made: Numbers[Selection], asked: Asked) -> Words:
+def _words(made: FigureNumbers[ValueRows], asked: Request) -> Words:
     found, names = made.told, made.data["panel"].unique(maintain_order=True).to_list()
     return Words(
         title="λ of every head",

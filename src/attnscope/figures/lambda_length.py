@@ -13,11 +13,11 @@ from attnscope.figures.caption import heads_said, line_caption
 from attnscope.figures.charts.lines import lines_over
 from attnscope.figures.charts.parts import series_legend
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import COMBINE, Asked, Figure, Numbers
+from attnscope.figures.figure import COMBINE, Figure, FigureNumbers, Request
 from attnscope.figures.lambda_heads import NEEDS, TITLE, slope
 from attnscope.figures.numbers import in_order, means, shown
-from attnscope.figures.select import Selection, condition_fillers, evenly, select
-from attnscope.figures.theme import Look
+from attnscope.figures.select import ValueRows, condition_fillers, evenly, select
+from attnscope.figures.theme import Style
 from attnscope.figures.words import join
 from attnscope.stats.tables import combine
 
@@ -25,18 +25,18 @@ MOST = 8
 """The most layers shown where none were asked for."""
 
 
-Told = tuple[Selection, int, list[str], list[str]]
+Told = tuple[ValueRows, int, list[str], list[str]]
 """The rows; how many layers the run has; the fillers; conditions whose filler has one length only,
 which are not shown."""
 
 
-def _chart(frame: pl.DataFrame, look: Look) -> Any:
+def _chart(frame: pl.DataFrame, style: Style) -> Any:
     """λ (`value`, `low`, `high`) over `filler_tokens`, a line per `layer`, a panel per `panel`."""
     x = {"x": "filler_tokens", "x_title": "Filler tokens"}
-    return lines_over(frame, look, **x, y_title=TITLE, rule=1.0)
+    return lines_over(frame, style, **x, y_title=TITLE, rule=1.0)
 
 
-def _numbers(asked: Asked) -> Numbers[Told]:
+def _numbers(asked: Request) -> FigureNumbers[Told]:
     found = select(asked.run, asked.choice, ["lambda"])
     total = len(found.layers)
     if asked.choice.layers is None:
@@ -61,14 +61,14 @@ def _numbers(asked: Asked) -> Numbers[Told]:
     frame = in_order(frame.sort("filler", "layer", "filler_tokens"), model=found.models)
     columns = ["condition", "filler_tokens", "layer", "value", "low", "high", "n", "doubtful"]
     frame = shown(frame.select(panel.alias("panel"), *columns))
-    return Numbers(
+    return FigureNumbers(
         data=frame,
         width={1: 520, 2: 720}.get(frame["panel"].n_unique(), 800),
         told=(found, total, drawn, [name for name in found.conditions if name in lone]),
     )
 
 
-def _words(made: Numbers[Told], asked: Asked) -> Words:
+def _words(made: FigureNumbers[Told], asked: Request) -> Words:
     found, total, fillers, lone = made.told
     others = f"; not of several lengths, so not shown: {join(lone)}" if lone else ""
     return Words(

@@ -7,8 +7,8 @@ import polars as pl
 
 from attnscope.figures.classes import NEEDS, by_class, chart, words
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import COMBINE, Asked, Figure, Numbers
-from attnscope.figures.select import Selection
+from attnscope.figures.figure import COMBINE, Figure, FigureNumbers, Request
+from attnscope.figures.select import ValueRows
 from attnscope.figures.token_types import WHAT
 from attnscope.figures.words import number
 
@@ -26,7 +26,7 @@ def _against_one(frame: pl.DataFrame) -> str:
     )
 
 
-def _words(made: Numbers[Selection], asked: Asked) -> Words:
+def _words(made: FigureNumbers[ValueRows], asked: Request) -> Words:
     return words(
         made,
         asked,

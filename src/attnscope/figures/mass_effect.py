@@ -13,7 +13,7 @@ from attnscope.figures.charts.matrix import head_matrices
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import Drawing, draw_table
 from attnscope.figures.numbers import shown
-from attnscope.figures.theme import Look
+from attnscope.figures.theme import Style
 from attnscope.figures.words import join
 
 
@@ -67,14 +67,14 @@ def _together(part: pl.DataFrame) -> str:
     )
 
 
-def _chart(frame: pl.DataFrame, look: Look) -> Any:
+def _chart(frame: pl.DataFrame, style: Style) -> Any:
     """Matrices of `mass` above and of `effect` below, `layer` by `head`, a panel per `class`."""
     far = max((abs(v) for v in frame["effect"].drop_nulls()), default=0.0) or 1.0
     most = max(frame["mass"].drop_nulls().to_list(), default=0.0) or 1.0
-    colours = look.theme.sequential
+    colours = style.theme.sequential
     mass = head_matrices(
         frame,
-        look,
+        style,
         panel="class",
         value="mass",
         value_title="Mass",
@@ -83,11 +83,11 @@ def _chart(frame: pl.DataFrame, look: Look) -> Any:
     )
     effect = head_matrices(
         frame,
-        look,
+        style,
         panel="class",
         value="effect",
         value_title="Effect (nats)",
         domain=[-far, -far / 2, 0, far / 2, far],
-        colours=look.theme.diverging,
+        colours=style.theme.diverging,
     )
     return alt.vconcat(mass, effect, spacing=26).resolve_scale(color="independent")

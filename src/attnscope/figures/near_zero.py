@@ -12,10 +12,10 @@ from attnscope.figures.caption import keys_said, line_caption
 from attnscope.figures.charts.dots import side_by_side
 from attnscope.figures.charts.parts import series_legend
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import Asked, Figure, Numbers
+from attnscope.figures.figure import Figure, FigureNumbers, Request
 from attnscope.figures.numbers import differences, in_order, means, shown
-from attnscope.figures.select import Selection, select
-from attnscope.figures.theme import Look
+from attnscope.figures.select import ValueRows, select
+from attnscope.figures.theme import Style
 from attnscope.figures.words import join
 
 AFTER = (
@@ -26,7 +26,7 @@ AFTER = (
 PANEL = pl.format("{}, layer {}", "model", "layer").alias("panel")
 
 
-def in_panels(asked: Asked, found: Selection) -> tuple[Selection, pl.DataFrame]:
+def in_panels(asked: Request, found: ValueRows) -> tuple[ValueRows, pl.DataFrame]:
     """The first layer, unless layers are asked for; a panel for each model and layer."""
     layers = found.layers if asked.choice.layers is not None else found.layers[:1]
     found = replace(
@@ -35,13 +35,13 @@ def in_panels(asked: Asked, found: Selection) -> tuple[Selection, pl.DataFrame]:
     return found, found.frame.with_columns(PANEL, pl.col("condition").alias("series"))
 
 
-def _chart(frame: pl.DataFrame, look: Look) -> Any:
+def _chart(frame: pl.DataFrame, style: Style) -> Any:
     """`value` with `low` and `high` per `item`, a `series` per condition, a panel per `panel`."""
     titles = dict.fromkeys(frame["panel"].unique(), "Token class")
-    return side_by_side(frame, look, x="item", x_titles=titles, y_title="Share near zero")
+    return side_by_side(frame, style, x="item", x_titles=titles, y_title="Share near zero")
 
 
-def _numbers(asked: Asked) -> Numbers[Selection]:
+def _numbers(asked: Request) -> FigureNumbers[ValueRows]:
     found, values = in_panels(asked, select(asked.run, asked.choice, ["class_near_zero"]))
     values = values.filter(pl.col("value").is_not_null())
     names = values["panel"].unique(maintain_order=True).to_list()
@@ -56,7 +56,7 @@ def _numbers(asked: Asked) -> Numbers[Selection]:
             found.frame, "condition", pairs, ["model", "layer", "item"], asked.sources
         )
         changed = changed.with_columns(PANEL)
-    return Numbers(
+    return FigureNumbers(
         data=shown(in_order(frame, **orders, series=found.conditions)),
         differences=changed,
         width=780,
@@ -64,7 +64,7 @@ def _numbers(asked: Asked) -> Numbers[Selection]:
     )
 
 
-def _words(made: Numbers[Selection], asked: Asked) -> Words:
+def _words(made: FigureNumbers[ValueRows], asked: Request) -> Words:
     found = made.told
     return Words(
         title="Activations near zero, class by class",

@@ -13,25 +13,25 @@ import polars as pl
 from attnscope.figures.caption import layers_said, left_out, measured, prompts_said
 from attnscope.figures.charts.matrix import matrices
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import Asked, Figure, Numbers, Option
+from attnscope.figures.figure import Figure, FigureNumbers, Option, Request
 from attnscope.figures.heads import MEASURE, of_heads
 from attnscope.figures.numbers import in_order, means, shown
-from attnscope.figures.select import AbsentError, Selection
-from attnscope.figures.theme import Look
+from attnscope.figures.select import AbsentError, ValueRows
+from attnscope.figures.theme import Style
 from attnscope.figures.words import join
 
 COMBINE = Option(said="`combine` max, mean", known=("max", "mean"), what="way to combine heads")
-Told = tuple[Selection, str]
+Told = tuple[ValueRows, str]
 """The rows, and the measure."""
 
 
-def _chart(frame: pl.DataFrame, look: Look, *, value_title: str = "Value") -> Any:
+def _chart(frame: pl.DataFrame, style: Style, *, value_title: str = "Value") -> Any:
     """A matrix of `length` by `depth` per `panel`, coloured by `value`."""
     top = max(frame["value"].drop_nulls().to_list(), default=1.0) or 1.0
-    colours = look.theme.sequential
+    colours = style.theme.sequential
     return matrices(
         frame,
-        look,
+        style,
         x="depth",
         y="length",
         panel="panel",
@@ -47,7 +47,7 @@ def _chart(frame: pl.DataFrame, look: Look, *, value_title: str = "Value") -> An
     )
 
 
-def _numbers(asked: Asked) -> Numbers[Told]:
+def _numbers(asked: Request) -> FigureNumbers[Told]:
     known = asked.run.prompts
     if known is None or not {"depth", "length"} <= set(known.columns):
         raise AbsentError("the prompts of this run have no depth and length")
@@ -60,7 +60,7 @@ def _numbers(asked: Asked) -> Numbers[Told]:
         {"model": "panel"}
     )
     frame = in_order(frame.sort("length", "depth"), panel=found.models)
-    return Numbers(
+    return FigureNumbers(
         data=frame,
         told=(found, measure),
         settings={"value_title": measure.replace("_", " ")},
@@ -69,7 +69,7 @@ def _numbers(asked: Asked) -> Numbers[Told]:
     )
 
 
-def _words(made: Numbers[Told], asked: Asked) -> Words:
+def _words(made: FigureNumbers[Told], asked: Request) -> Words:
     found, measure = made.told
     how = {"max": "the largest of", "mean": "mean over"}[asked.options["combine"]]
     name, colours = measure.replace("_", " "), asked.theme.sequential

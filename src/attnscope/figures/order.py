@@ -13,22 +13,22 @@ from attnscope.figures.along import along_words, mean_lines
 from attnscope.figures.caption import measured
 from attnscope.figures.charts.lines import curves
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import Asked, Figure, Numbers
+from attnscope.figures.figure import Figure, FigureNumbers, Request
 from attnscope.figures.numbers import in_order
-from attnscope.figures.select import AbsentError, Selection, select
-from attnscope.figures.theme import Look
+from attnscope.figures.select import AbsentError, ValueRows, select
+from attnscope.figures.theme import Style
 
 LINES = ["measured", "even"]
-Told = tuple[Selection, str, list[str]]
+Told = tuple[ValueRows, str, list[str]]
 """The rows of the first place; what is in order, queries or keys; the places."""
 
 
-def _chart(frame: pl.DataFrame, look: Look) -> Any:
+def _chart(frame: pl.DataFrame, style: Style) -> Any:
     """`value` with `low` and `high` over `place`, a line per `series`, a panel per `panel`."""
-    return curves(frame, look, x="place", x_title="Place, from 1", y_title="Mass")
+    return curves(frame, style, x="place", x_title="Place, from 1", y_title="Mass")
 
 
-def _numbers(asked: Asked) -> Numbers[Told]:
+def _numbers(asked: Request) -> FigureNumbers[Told]:
     experiment = asked.run.experiment
     axis = "keys" if len(experiment.keys) > len(experiment.queries) else "queries"
     places = list(getattr(experiment, axis))
@@ -51,10 +51,10 @@ def _numbers(asked: Asked) -> Numbers[Told]:
     rows = pl.concat([part for _, part in parts])
     frame = mean_lines(asked, rows, ["model", "series", "place", "name"])
     frame = in_order(frame.sort("place"), panel=found.models, series=LINES)
-    return Numbers(data=frame, told=(found, axis, places), width=480, margin=60)
+    return FigureNumbers(data=frame, told=(found, axis, places), width=480, margin=60)
 
 
-def _words(made: Numbers[Told], asked: Asked) -> Words:
+def _words(made: FigureNumbers[Told], asked: Request) -> Words:
     found, axis, places = made.told
     # What is in order is named by its ends: every place has its name in the table.
     ends = f"{places[0]} to {places[-1]}"

@@ -13,7 +13,7 @@ from attnscope.figures.binning import FINE, PRINT, binned
 from attnscope.figures.caption import pairs_said
 from attnscope.figures.charts.profile import Y_TITLE
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import Asked, Numbers, Option
+from attnscope.figures.figure import FigureNumbers, Option, Request
 from attnscope.figures.numbers import in_order, shown
 from attnscope.figures.select import ProfileRows, one, select_profiles
 from attnscope.figures.words import count
@@ -43,7 +43,7 @@ class Panels:
 
 
 def rows_of(
-    asked: Asked, conditions: Sequence[str], **some: int
+    asked: Request, conditions: Sequence[str], **some: int
 ) -> tuple[ProfileRows, pl.DataFrame]:
     """The profiles of two conditions with the tokens they are of; of one prompt, unless a mean
     over all is asked for.
@@ -61,13 +61,13 @@ def rows_of(
 
 
 def panels_of(
-    asked: Asked,
+    asked: Request,
     found: ProfileRows,
     rows: Mapping[str, pl.DataFrame],
     conditions: Sequence[str],
     series: Sequence[str],
     **settings: Any,
-) -> Numbers[Panels]:
+) -> FigureNumbers[Panels]:
     """The figure's numbers from the rows of its two panels, which have `series` and `position`."""
     named = [part.with_columns(pl.lit(panel).alias("panel")) for panel, part in rows.items()]
     both = pl.concat([part.select(*KEYS, "role", "token", "value") for part in named])
@@ -83,7 +83,7 @@ def panels_of(
     frame, coarse = _binned(both, PRINT, list(rows), series)
     fine, narrow = _binned(both, FINE, list(rows), series)
     heads = frame.select(PLACE).unique(maintain_order=True)
-    return Numbers(
+    return FigureNumbers(
         data=frame,
         fine=fine,
         settings={"count_from": asked.options["count_from"], **settings},
@@ -110,7 +110,7 @@ def _binned(
 
 
 def profile_words(
-    made: Numbers[Panels], asked: Asked, *, about: str, more: str = "", **said: Any
+    made: FigureNumbers[Panels], asked: Request, *, about: str, more: str = "", **said: Any
 ) -> Words:
     """What such figures say alike; the caption is `about` these conditions, and says `more`."""
     told, found, options = made.told, made.told.found, asked.options
@@ -145,7 +145,7 @@ def profile_words(
 
 
 def beside(
-    asked: Asked, told: Panels, measure: str, conditions: Sequence[str]
+    asked: Request, told: Panels, measure: str, conditions: Sequence[str]
 ) -> tuple[pl.DataFrame, str] | None:
     """A measure of the heads drawn, over all prompts, where the run has it for the queries drawn;
     and which keys it is of, where there are several.

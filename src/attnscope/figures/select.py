@@ -50,7 +50,7 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Selection:
+class ValueRows:
     """The rows of `values` that were chosen, and how they were measured."""
 
     frame: pl.DataFrame
@@ -69,7 +69,7 @@ class Selection:
 
     def only(
         self, *, layers: Sequence[int] | None = None, items: Sequence[str] | None = None
-    ) -> Selection:
+    ) -> ValueRows:
         """These layers or classes alone, with their rows."""
         frame = self.frame
         if layers is not None:
@@ -194,7 +194,7 @@ def select(
     *,
     base_only: bool = False,
     table: pl.LazyFrame | None = None,
-) -> Selection:
+) -> ValueRows:
     """The chosen rows of `values`, or of another table of numbers.
 
     `base_only` takes the base condition, unless others are asked for; several conditions then
@@ -232,7 +232,7 @@ def select(
             f"every chosen value of {' or '.join(measures)} is undefined (null or NaN): "
             "there is nothing to draw"
         )
-    selection = Selection(
+    selection = ValueRows(
         frame=frame,
         models=_those(axes.models, frame["model"]),
         sources=_those(axes.models, frame["model"]),
@@ -281,7 +281,7 @@ def without_tokens(frame: pl.DataFrame, items: Sequence[str]) -> list[str]:
     return absent if len(absent) < len(items) else []
 
 
-def _folded(selection: Selection) -> Selection:
+def _folded(selection: ValueRows) -> ValueRows:
     """Conditions as models of their own."""
     models, conditions = selection.models, selection.conditions
     several = len(models) > 1

@@ -13,7 +13,7 @@ import polars as pl
 from attnscope.figures.caption import layers_said, prompts_said
 from attnscope.figures.charts.forest import SHAPES, forest, verdict_colours
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import Asked, Figure, Numbers, Option
+from attnscope.figures.figure import Figure, FigureNumbers, Option, Request
 from attnscope.figures.numbers import intervals
 from attnscope.figures.select import models_in_order
 from attnscope.figures.sensitivity_rows import NEEDS, chosen, laid_out, selected
@@ -38,7 +38,7 @@ class Told:
     """Layers that are not shown."""
 
 
-def _numbers(asked: Asked) -> Numbers[Told]:
+def _numbers(asked: Request) -> FigureNumbers[Told]:
     claim, whole = chosen(asked)
     table, further = selected(whole, asked.choice)
     frame, rows_title = laid_out(table)
@@ -46,7 +46,7 @@ def _numbers(asked: Asked) -> Numbers[Told]:
     models = _models(asked, claim)
     several = frame["quantity"].n_unique()
     label = max(len(text) for text in frame["choice"]) * asked.theme.size * 0.5
-    return Numbers(
+    return FigureNumbers(
         data=frame,
         settings={
             "bounds": part.rule.bounds or (),
@@ -59,7 +59,7 @@ def _numbers(asked: Asked) -> Numbers[Told]:
     )
 
 
-def _words(made: Numbers[Told], asked: Asked) -> Words:
+def _words(made: FigureNumbers[Told], asked: Request) -> Words:
     told, data = made.told, made.data
     claim, table, models = told.claim, told.table, told.models
     part = claim.parts[asked.options["part"]]
@@ -119,7 +119,7 @@ def _words(made: Numbers[Told], asked: Asked) -> Words:
     )
 
 
-def _models(asked: Asked, claim: Claim) -> list[str]:
+def _models(asked: Request, claim: Claim) -> list[str]:
     if _over_models(claim) and claim.parts[0].comparison.pair:
         return [str(side) for side in claim.parts[0].comparison.pair]
     if asked.choice.models is not None:
@@ -162,7 +162,7 @@ def _agreement(table: pl.DataFrame, survived: dict[str, Any]) -> str:
     return f"{said}survives every choice in {whole} of {places} {word}"
 
 
-def _no_heads(asked: Asked, table: pl.DataFrame) -> bool:
+def _no_heads(asked: Request, table: pl.DataFrame) -> bool:
     of_measure = asked.run.values.filter(pl.col("measure") == table["measure"][0])
     return bool(of_measure.select(pl.col("head").is_null().all()).collect().item())
 

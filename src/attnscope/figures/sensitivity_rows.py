@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from attnscope.errors import AttnscopeError, InputError, unknown
-from attnscope.figures.figure import Asked
+from attnscope.figures.figure import Request
 from attnscope.figures.numbers import in_order, shown
 from attnscope.figures.select import AbsentError, Choice, evenly, models_in_order, only
 from attnscope.question.claims import Claim, built_in, load_claims
@@ -23,7 +23,7 @@ ROWS = 72
 """The most rows below each other where no layers were asked for; further layers are left out."""
 
 
-def chosen(asked: Asked) -> tuple[Claim, pl.DataFrame]:
+def chosen(asked: Request) -> tuple[Claim, pl.DataFrame]:
     """The claim and its table under every choice: the claim asked for by name, of the built-in
     ones or of those in the file `claims`; else the first that the run can judge under more than one
     choice.
@@ -57,7 +57,7 @@ def chosen(asked: Asked) -> tuple[Claim, pl.DataFrame]:
     raise AbsentError("this run has no claim that can be judged under more than one choice")
 
 
-def _judged(asked: Asked, claim: Claim) -> pl.DataFrame:
+def _judged(asked: Request, claim: Claim) -> pl.DataFrame:
     """The claim under every choice, of the models and prompts asked for."""
     choice, part = asked.choice, asked.options["part"]
     if choice.models is None and choice.prompts is None and not part and claim in built_in():

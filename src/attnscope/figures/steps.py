@@ -10,23 +10,23 @@ import polars as pl
 from attnscope.figures.along import Along, along, along_words
 from attnscope.figures.charts.lines import curves
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import Asked, Figure, Numbers
-from attnscope.figures.theme import Look
+from attnscope.figures.figure import Figure, FigureNumbers, Request
+from attnscope.figures.theme import Style
 from attnscope.figures.words import join
 
 
-def _chart(frame: pl.DataFrame, look: Look) -> Any:
+def _chart(frame: pl.DataFrame, style: Style) -> Any:
     """`value` with `low` and `high` over `step`, a line per `series`, a panel per `panel`."""
-    return curves(frame, look, x="step", x_title="New token", y_title="Mass")
+    return curves(frame, style, x="step", x_title="New token", y_title="Mass")
 
 
-def _numbers(asked: Asked) -> Numbers[Along]:
+def _numbers(asked: Request) -> FigureNumbers[Along]:
     rows = asked.run.values.filter(pl.col("measure") == "step_mass")
     step = pl.col("target").cast(pl.Int64).alias("step")
     return along(asked, rows.with_columns(step), "step_mass", "step")
 
 
-def _words(made: Numbers[Along], asked: Asked) -> Words:
+def _words(made: FigureNumbers[Along], asked: Request) -> Words:
     found, lines = made.told
     return along_words(
         *(made, asked, found, lines, "mean over layers and all heads"),

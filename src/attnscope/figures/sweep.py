@@ -12,7 +12,7 @@ from attnscope.figures.charts.dots import side_by_side
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import Drawing, draw_table
 from attnscope.figures.numbers import shown
-from attnscope.figures.theme import Look
+from attnscope.figures.theme import Style
 from attnscope.figures.words import join
 
 COLUMNS = ("panel", "setting", "series", "value", "low", "high", "score", "n", "q")
@@ -48,9 +48,9 @@ def sweep(table: pl.DataFrame, *, of: str, baseline: float, **looks: Any) -> Dra
     return draw_table("sweep", data, words, _chart, width=780, height=220, **looks)
 
 
-def _chart(frame: pl.DataFrame, look: Look) -> Any:
+def _chart(frame: pl.DataFrame, style: Style) -> Any:
     names = frame["panel"].unique(maintain_order=True).to_list()
     titles = {name: name.rpartition(": ")[2] for name in names}
     return side_by_side(
-        frame, look, x="setting", x_titles=titles, y_title="Score minus baseline", rule=0.0
+        frame, style, x="setting", x_titles=titles, y_title="Score minus baseline", rule=0.0
     )

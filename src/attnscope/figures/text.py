@@ -11,7 +11,7 @@ from attnscope.errors import InputError
 from attnscope.figures.caption import pairs_said
 from attnscope.figures.charts.text import laid_out, shaded_text
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import Asked, Figure, Numbers, Option
+from attnscope.figures.figure import Figure, FigureNumbers, Option, Request
 from attnscope.figures.numbers import shown
 from attnscope.figures.profiles import LEAVE_OUT_FIRST
 from attnscope.figures.select import ProfileRows, select_profiles
@@ -28,7 +28,7 @@ Told = tuple[ProfileRows, dict[str, Any], int]
 """The profiles; model, layer, head, prompt and condition; how many tokens the prompt has."""
 
 
-def _numbers(asked: Asked) -> Numbers[Told]:
+def _numbers(asked: Request) -> FigureNumbers[Told]:
     by = asked.options["by"]
     found = select_profiles(asked.run, asked.choice, panels=1)
     first = found.frame.row(0, named=True)
@@ -49,7 +49,7 @@ def _numbers(asked: Asked) -> Numbers[Told]:
         raise InputError(f"no token of this prompt has a defined {by}: there is nothing to shade")
     frame = shown(laid_out(full.head(MOST), asked.width or 780, asked.theme))
     columns = ["position", "token", "class", "role", "value"]
-    return Numbers(
+    return FigureNumbers(
         data=frame.select(*columns, "shown", "line", "column", "at", "end"),
         settings={"value_title": BY[by].split(":")[0]},
         margin=0,
@@ -57,7 +57,7 @@ def _numbers(asked: Asked) -> Numbers[Told]:
     )
 
 
-def _words(made: Numbers[Told], asked: Asked) -> Words:
+def _words(made: FigureNumbers[Told], asked: Request) -> Words:
     found, of, total = made.told
     by, shades = asked.options["by"], asked.theme.sequential
     return Words(

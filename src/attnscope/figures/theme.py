@@ -156,7 +156,7 @@ SAFE = Theme(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class Style:
     """How a chart is to look."""
 
     theme: Theme = PUBLISHED

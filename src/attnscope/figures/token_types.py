@@ -10,9 +10,9 @@ from attnscope.figures.caption import left_out, measured, prompts_said, shown_of
 from attnscope.figures.charts.bars import bars, bars_width
 from attnscope.figures.charts.parts import legend_of
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import COMBINE, Asked, Figure, Numbers, Option
+from attnscope.figures.figure import COMBINE, Figure, FigureNumbers, Option, Request
 from attnscope.figures.numbers import between_models, in_order, intervals, means, shown
-from attnscope.figures.select import Selection, select
+from attnscope.figures.select import ValueRows, select
 from attnscope.figures.words import number
 from attnscope.stats.sources import Sources
 from attnscope.stats.tables import NORMALISE, combine, normalise
@@ -37,7 +37,7 @@ ADD_UP = ("mass", "share")
 """What may be stacked: the others are not parts of a whole."""
 
 
-def _numbers(asked: Asked) -> Numbers[tuple[Selection, str]]:
+def _numbers(asked: Request) -> FigureNumbers[tuple[ValueRows, str]]:
     options = asked.options
     how = options["normalise"] or asked.run.experiment.normalise
     if how not in ADD_UP and (options["uniform"] or options["counts"]):
@@ -60,7 +60,7 @@ def _numbers(asked: Asked) -> Numbers[tuple[Selection, str]]:
             pl.col("top").max().over("model", "layer").alias("bar")
         )
     paired = between_models(values, found.models, asked.sources, layer=found.layers, item=classes)
-    return Numbers(
+    return FigureNumbers(
         data=frame,
         differences=None if paired is None else paired.rename({"item": "class"}),
         settings={
@@ -91,7 +91,7 @@ def _totals(values: pl.DataFrame) -> pl.DataFrame:
 
 
 def _stacked(
-    values: pl.DataFrame, found: Selection, classes: list[str], stacked: bool, sources: Sources
+    values: pl.DataFrame, found: ValueRows, classes: list[str], stacked: bool, sources: Sources
 ) -> pl.DataFrame:
     """Means with where each part of a bar begins and ends."""
     places = ["model", "layer", "item"]
@@ -115,7 +115,7 @@ def _stacked(
     return shown(frame.with_columns(bar))
 
 
-def _words(made: Numbers[tuple[Selection, str]], asked: Asked) -> Words:
+def _words(made: FigureNumbers[tuple[ValueRows, str]], asked: Request) -> Words:
     (found, how), options = made.told, asked.options
     whiskers = made.settings["whiskers"]
     on = {"total": "; whiskers on the total of a bar", "classes": "; whiskers on each class"}

@@ -12,21 +12,21 @@ from attnscope.figures.caption import keys_said, line_caption
 from attnscope.figures.charts.lines import layer_lines
 from attnscope.figures.charts.parts import series_legend
 from attnscope.figures.describe import Words
-from attnscope.figures.figure import Asked, Figure, Numbers
+from attnscope.figures.figure import Figure, FigureNumbers, Request
 from attnscope.figures.near_zero import AFTER
 from attnscope.figures.numbers import differences, in_order, means, shown
-from attnscope.figures.select import Selection, select
-from attnscope.figures.theme import Look
+from attnscope.figures.select import ValueRows, select
+from attnscope.figures.theme import Style
 from attnscope.figures.words import join
 
 
-def _chart(frame: pl.DataFrame, look: Look) -> Any:
+def _chart(frame: pl.DataFrame, style: Style) -> Any:
     """`value` with `low` and `high` over `layer`, a line per `series`, a panel per `model`."""
     names = frame["series"].unique(maintain_order=True).to_list()
     return layer_lines(
         frame,
-        look,
-        dict(zip(names, look.theme.series_colours(len(names)), strict=True)),
+        style,
+        dict(zip(names, style.theme.series_colours(len(names)), strict=True)),
         series="series",
         panel="model",
         y_titles=dict.fromkeys(frame["model"].unique(), "Variance, relative change"),
@@ -34,7 +34,7 @@ def _chart(frame: pl.DataFrame, look: Look) -> Any:
     )
 
 
-def _numbers(asked: Asked) -> Numbers[Selection]:
+def _numbers(asked: Request) -> FigureNumbers[ValueRows]:
     found = select(asked.run, asked.choice, ["activation_variance"])
     base = asked.run.experiment.base
     variants = [c for c in found.conditions if c != base]
@@ -52,7 +52,7 @@ def _numbers(asked: Asked) -> Numbers[Selection]:
     )
     frame = shown(means(values, ["model", "series", "layer"], asked.sources))
     of_layers = ["model", "layer"]
-    return Numbers(
+    return FigureNumbers(
         data=in_order(frame, model=found.models, series=variants, layer=found.layers),
         differences=differences(
             found.frame, "condition", [(c, base) for c in variants], of_layers, asked.sources
@@ -62,7 +62,7 @@ def _numbers(asked: Asked) -> Numbers[Selection]:
     )
 
 
-def _words(made: Numbers[Selection], asked: Asked) -> Words:
+def _words(made: FigureNumbers[ValueRows], asked: Request) -> Words:
     found, base = made.told, asked.run.experiment.base
     names = made.data["series"].unique(maintain_order=True).to_list()
     return Words(

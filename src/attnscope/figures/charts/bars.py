@@ -10,7 +10,7 @@ import altair as alt
 import polars as pl
 
 from attnscope.figures.charts.parts import CLASS_LABELS, rule_at, tips
-from attnscope.figures.theme import Look
+from attnscope.figures.theme import Style
 
 
 def bars_width(models: Sequence[str], layers: Sequence[int]) -> float:
@@ -21,7 +21,7 @@ def bars_width(models: Sequence[str], layers: Sequence[int]) -> float:
 
 def bars(
     frame: pl.DataFrame,
-    look: Look,
+    style: Style,
     *,
     whiskers: str = "total",
     counts: bool = False,
@@ -36,18 +36,18 @@ def bars(
     and `whisker_high`, for counts `tokens` and `bar` (where a bar ends), for the baseline
     `uniform`. Unless `stacked`, a model's classes stand side by side; `rule` is a line across.
     """
-    theme = look.theme
+    theme = style.theme
     models = frame["model"].unique(maintain_order=True).to_list()
     layers = frame["layer"].unique(maintain_order=True).to_list()
     names = [c for c in frame["class"].unique(maintain_order=True) if c != "total"]
-    step = look.width / len(layers) / len(models)
+    step = style.width / len(layers) / len(models)
     bar = max(3.0, step * 0.72)
     x = _models(models, step, theme.size)
     side: dict[str, Any] = {"x": x}
     if not stacked:
         side["xOffset"] = alt.XOffset("class:N", sort=names)
         bar = max(2.0, bar / len(names) * 0.8)
-    colour = _colour(names, look)
+    colour = _colour(names, style)
     y = alt.Y("bottom:Q", title=y_title, axis=alt.Axis(tickCount=6))
     shown = ["model", "layer", "class", "value", "low", "high", "n", "tokens", "uniform"]
     marks: list[Any] = [
@@ -73,7 +73,7 @@ def bars(
         marks += _counts(names, x, colour, theme.size)
     return (
         alt.layer(*marks, data=frame)
-        .properties(width=step * len(models), height=look.height)
+        .properties(width=step * len(models), height=style.height)
         .facet(
             column=_groups(layers, step * len(models), theme.size),
             spacing=max(2, min(14, step / 3)),
@@ -100,10 +100,10 @@ def _groups(layers: Sequence[int], wide: float, size: float) -> alt.Column:
     return alt.Column("layer:O", sort=list(layers), title=title, header=header)
 
 
-def _colour(names: Sequence[str], look: Look) -> alt.Color:
+def _colour(names: Sequence[str], style: Style) -> alt.Color:
     labels = {k: v for k, v in CLASS_LABELS.items() if k in names}
     said = f"({labels})[datum.label] || datum.label"
-    scale = alt.Scale(domain=list(names), range=look.theme.class_colours(names))
+    scale = alt.Scale(domain=list(names), range=style.theme.class_colours(names))
     legend = alt.Legend(orient="top", title=None, symbolType="square", labelExpr=said)
     return alt.Color("class:N", scale=scale, legend=legend)
 

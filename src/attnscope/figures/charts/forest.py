@@ -11,7 +11,7 @@ import altair as alt
 import polars as pl
 
 from attnscope.figures.charts.parts import nothing, panel_title, spread, tips
-from attnscope.figures.theme import Look, Theme
+from attnscope.figures.theme import Style, Theme
 
 SHAPES = {"supported": "circle", "contradicted": "cross", "undetermined": "diamond"}
 
@@ -23,7 +23,7 @@ def verdict_colours(theme: Theme) -> list[str]:
 
 def forest(
     frame: pl.DataFrame,
-    look: Look,
+    style: Style,
     *,
     bounds: Sequence[float] = (),
     x_title: str | None = None,
@@ -35,7 +35,7 @@ def forest(
     """
     blocks = frame["panel"].unique(maintain_order=True).to_list()
     quantities = frame["quantity"].unique(maintain_order=True).to_list()
-    wide = (look.width - 22 * (len(quantities) - 1)) / len(quantities)
+    wide = (style.width - 22 * (len(quantities) - 1)) / len(quantities)
     equal = 1.0 if frame["scale"][0] == "ratio" else 0.0
     rows = []
     for block in blocks:
@@ -47,14 +47,14 @@ def forest(
             title = (x_title or f"{name}: difference") if block == blocks[-1] else ""
             marks = _cell(
                 part.filter(pl.col("quantity") == name),
-                y=_rows(part, order, first, rows_title if block == blocks[0] else "", look.theme),
+                y=_rows(part, order, first, rows_title if block == blocks[0] else "", style.theme),
                 lines=[(equal, False), *((bound, True) for bound in bounds)],
                 x_title=title,
                 ticks=5 if len(quantities) == 1 else 3,
-                encodings=_verdicts(look.theme, gap=24 if len(blocks) > 1 else 6),
+                encodings=_verdicts(style.theme, gap=24 if len(blocks) > 1 else 6),
             )
             if first and len(blocks) > 1:
-                marks.append(panel_title([block], look.width, look.theme, rise=8))
+                marks.append(panel_title([block], style.width, style.theme, rise=8))
             cells.append(alt.layer(*marks).properties(width=wide, height=_step(part) * len(order)))
         rows.append(alt.hconcat(*cells, spacing=22, bounds="flush") if len(cells) > 1 else cells[0])
     return alt.vconcat(*rows, spacing=22).resolve_scale(color="shared", shape="shared")

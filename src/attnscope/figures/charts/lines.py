@@ -10,7 +10,7 @@ import altair as alt
 import polars as pl
 
 from attnscope.figures.charts.parts import CLASS_LABELS, panels, rule_at, spread, tips
-from attnscope.figures.theme import Look
+from attnscope.figures.theme import Style
 
 
 def _layers(part: pl.DataFrame) -> alt.X:
@@ -63,7 +63,7 @@ def _marks(
 
 def layer_lines(
     frame: pl.DataFrame,
-    look: Look,
+    style: Style,
     colours: Mapping[str, str],
     *,
     series: str,
@@ -90,13 +90,13 @@ def layer_lines(
         drawn = _marks(part, _layers(part), y, _colour(series, colours), tip, size=22)
         return [*map(rule_at, rules), *drawn]
 
-    made = panels(frame, panel, marks, look, gap=18, titled=not own_scale)
+    made = panels(frame, panel, marks, style, gap=18, titled=not own_scale)
     return made.resolve_scale(color="shared")
 
 
 def layer_areas(
     frame: pl.DataFrame,
-    look: Look,
+    style: Style,
     colours: Mapping[str, str],
     *,
     series: str,
@@ -117,17 +117,17 @@ def layer_areas(
         many = part["layer"].n_unique() > 1
         return [base.mark_area(opacity=0.92) if many else base.mark_bar(size=width / 4)]
 
-    return panels(frame, panel, marks, look, gap=18).resolve_scale(color="shared")
+    return panels(frame, panel, marks, style, gap=18).resolve_scale(color="shared")
 
 
 def lines_over(
-    frame: pl.DataFrame, look: Look, *, x: str, x_title: str, y_title: str, rule: float
+    frame: pl.DataFrame, style: Style, *, x: str, x_title: str, y_title: str, rule: float
 ) -> Any:
     """`value` over the column `x` from 0, a line per `layer`, a panel per `panel`."""
     layers = frame["layer"].unique().sort().to_list()
     colour = alt.Color(
         "layer:O",
-        scale=alt.Scale(domain=layers, range=look.theme.series_colours(len(layers))),
+        scale=alt.Scale(domain=layers, range=style.theme.series_colours(len(layers))),
         legend=alt.Legend(
             orient="top", title="Layer", titleOrient="left", symbolOpacity=1, columns=8
         ),
@@ -145,13 +145,13 @@ def lines_over(
         tip = tips(part, ["panel", "condition", x, "layer", "value", "low", "high", "n"])
         return [rule_at(rule), *_marks(part, across, y, colour, tip, size=24)]
 
-    return panels(frame, "panel", marks, look, gap=18).resolve_scale(color="shared")
+    return panels(frame, "panel", marks, style, gap=18).resolve_scale(color="shared")
 
 
-def curves(frame: pl.DataFrame, look: Look, *, x: str, x_title: str, y_title: str) -> Any:
+def curves(frame: pl.DataFrame, style: Style, *, x: str, x_title: str, y_title: str) -> Any:
     """`value` over the whole numbers `x`, a line per `series`, a panel per `panel`."""
     names = frame["series"].unique(maintain_order=True).to_list()
-    colours = dict(zip(names, look.theme.series_colours(len(names)), strict=True))
+    colours = dict(zip(names, style.theme.series_colours(len(names)), strict=True))
     places = frame[x].unique().sort().to_list()
     across = alt.X(
         f"{x}:Q",
@@ -170,4 +170,4 @@ def curves(frame: pl.DataFrame, look: Look, *, x: str, x_title: str, y_title: st
         tip = tips(part, ["panel", "series", x, "value", "low", "high", "n"])
         return _marks(part, across, y, _colour("series", colours), tip, size=20)
 
-    return panels(frame, "panel", marks, look, gap=18).resolve_scale(color="shared")
+    return panels(frame, "panel", marks, style, gap=18).resolve_scale(color="shared")

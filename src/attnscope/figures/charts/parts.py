@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from attnscope.figures.theme import Look, Theme
+from attnscope.figures.theme import Style, Theme
 from attnscope.figures.words import wrap
 
 CLASS_LABELS = {"hash": "# (hash)", "star": "* (star)", "slash": "/ (slash)"}
@@ -94,7 +94,7 @@ def panels(
     frame: pl.DataFrame,
     panel: str,
     marks: Callable[[pl.DataFrame, bool, float], list[Any]],
-    look: Look,
+    style: Style,
     *,
     gap: float,
     titled: bool = True,
@@ -104,13 +104,13 @@ def panels(
     """
     names = frame[panel].unique(maintain_order=True).to_list()
     columns = columns_for(len(names), 3)
-    wide = look.width / columns - (gap if columns > 1 else 0)
+    wide = style.width / columns - (gap if columns > 1 else 0)
     made = []
     for i, name in enumerate(names):
         drawn = marks(frame.filter(pl.col(panel) == name), i % columns == 0, wide)
         if titled and len(names) > 1:
-            drawn.append(panel_title([name], wide, look.theme))
-        made.append(alt.layer(*drawn).properties(width=wide, height=look.height))
+            drawn.append(panel_title([name], wide, style.theme))
+        made.append(alt.layer(*drawn).properties(width=wide, height=style.height))
     return alt.concat(*made, columns=columns, spacing={"row": 26, "column": 26})
 
 

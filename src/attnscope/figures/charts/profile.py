@@ -11,14 +11,14 @@ import altair as alt
 import polars as pl
 
 from attnscope.figures.charts.parts import columns_for, nothing, panel_title, tips
-from attnscope.figures.theme import Look
+from attnscope.figures.theme import Style
 
 Y_TITLE = "Average attention weight"
 
 
 def profile_pairs(
     frame: pl.DataFrame,
-    look: Look,
+    style: Style,
     *,
     colours: Mapping[str, str],
     panels: Mapping[str, str],
@@ -34,7 +34,7 @@ def profile_pairs(
     """
     groups = frame.partition_by(["model", "layer", "head"], maintain_order=True)
     columns = columns_for(len(groups))
-    wide = look.width / columns - (14 if columns > 1 else 0)
+    wide = style.width / columns - (14 if columns > 1 else 0)
     bins = bool((frame["position"] != frame["last"]).any())
     above, below = panels
     cells = []
@@ -44,7 +44,7 @@ def profile_pairs(
         whole = group.filter(pl.col("panel") == below)
         shared: dict[str, Any] = {
             "width": wide,
-            "height": look.height,
+            "height": style.height,
             "y_title": Y_TITLE if i % columns == 0 else "",
             "binned": bins,
         }
@@ -52,8 +52,8 @@ def profile_pairs(
             group.filter(pl.col("panel") == above),
             colours,
             x_title=panels[above],
-            zoom=f"zoom_{i}" if look.screen else None,
-            also=[panel_title([row["model"], head], wide, look.theme)],
+            zoom=f"zoom_{i}" if style.screen else None,
+            also=[panel_title([row["model"], head], wide, style.theme)],
             **shared,
         )
         lower = _panel(
@@ -61,7 +61,7 @@ def profile_pairs(
             colours,
             x_title=panels[below],
             spans=_span(whole, span),
-            brush=f"brush_{i}" if look.screen else None,
+            brush=f"brush_{i}" if style.screen else None,
             **shared,
         )
         cell = alt.vconcat(upper, lower, spacing=22)

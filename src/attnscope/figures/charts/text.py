@@ -10,18 +10,18 @@ import altair as alt
 import polars as pl
 
 from attnscope.figures.charts.parts import tips
-from attnscope.figures.theme import Look, Theme
+from attnscope.figures.theme import Style, Theme
 
 WIDTHS = {"F": 2, "W": 2}
 VISIBLE = {"\n": "⏎", "\r": "␍", "\t": "⇥"}
 
 
-def shaded_text(frame: pl.DataFrame, look: Look, *, value_title: str = "Attention") -> Any:
+def shaded_text(frame: pl.DataFrame, style: Style, *, value_title: str = "Attention") -> Any:
     """Boxes on `line` from `column` to `end`, `shown` in them from `at`, shaded by `value`.
 
     Columns: these, and `position`, `token`, `class`, `role` for the tooltip.
     """
-    theme = look.theme
+    theme = style.theme
     top = frame["value"].max() or 1.0
     assert isinstance(top, float)
     # Steps of the square root: a single sink would leave the rest of a linear scale blank.
@@ -32,7 +32,7 @@ def shaded_text(frame: pl.DataFrame, look: Look, *, value_title: str = "Attentio
         interpolate="rgb",
     )
     legend = alt.Legend(orient="top", title=value_title, titleOrient="left", titlePadding=10)
-    across = alt.Scale(domain=[0, characters_in(look.width, theme)], nice=False)
+    across = alt.Scale(domain=[0, characters_in(style.width, theme)], nice=False)
     base = alt.Chart(frame).encode(
         x=alt.X("column:Q", axis=None, scale=across),
         y=alt.Y("line:O", axis=None, scale=alt.Scale(paddingInner=0.12, paddingOuter=0)),
@@ -55,7 +55,7 @@ def shaded_text(frame: pl.DataFrame, look: Look, *, value_title: str = "Attentio
         )
     ]
     tall = theme.size * 1.9 * frame["line"].n_unique()
-    return alt.layer(boxes, *letters).properties(width=look.width, height=tall)
+    return alt.layer(boxes, *letters).properties(width=style.width, height=tall)
 
 
 def characters_in(width: float, theme: Theme) -> int:
