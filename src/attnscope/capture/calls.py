@@ -52,7 +52,7 @@ def agreed(module: nn.Module, eager: Callable[..., Any]) -> bool:
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class Asked:
+class ModelCall:
     """One call of an attention function. The names of `options` are those of transformers."""
 
     plain: Callable[..., Any]
@@ -82,7 +82,7 @@ class Asked:
         module: nn.Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> "Asked":
+    ) -> "ModelCall":
         """Name the arguments of a call."""
         options = kwargs
         if len(args) != len(_FIRST):  # most models pass these four by place, and only these

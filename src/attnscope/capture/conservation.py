@@ -1,10 +1,12 @@
 """Conservation: what the rows of a head must add up to, and by how much rounding may move it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from attnscope.capture.totals import Joint, LayerTotals
 from attnscope.errors import ConservationError, ModelError
 
 # How far the weights of a row may add up to something other than 1, by the type the model
@@ -33,3 +35,39 @@ def check(layers: Sequence[int], off: Tensor, reach: Tensor, dtype: torch.dtype,
         f"{float(allowed[at].max()):.3g}. This is a bug: please report it. "
         "backend='reference' gives the definition for short texts."
     )
+
+
+def check_joint(joint: Joint, dtype: torch.dtype, what: str) -> None:
+    """Layers that were reduced together: what the keys received is the number of queries, and every
+    row agrees with the log-sum-exp that the model's own attention had."""
+    sums, L = joint.sums, len(joint.layers)
+    # On the CPU: one copy takes less than starting a kernel for each of these operators.
+    mass = sums.mass.view(L, -1, sums.mass.shape[1]).cpu()
+    count = joint.selection.count[:, None]
+    off = (mass - count).abs() / count.clamp(min=1)
+    if sums.drift is not None:
+        off = torch.maximum(off, sums.drift.cpu().view_as(mass))
+    reach = mass * 0 if sums.reach is None else sums.reach.cpu().view_as(mass)
+    check(joint.layers, off, reach, dtype, what)
+
+
+def check_totals(layers: Mapping[int, LayerTotals], dtype: torch.dtype, what: str) -> None:
+    """The same of single layers whose sums are made, with what their sinks took."""
+    alike: dict[Any, list[tuple[int, Tensor, Tensor, Tensor, Tensor]]] = {}
+    for layer, totals in layers.items():
+        if totals.sums is None:
+            continue
+        mass = totals.sums.mass if totals.sink is None else totals.sums.mass + totals.sink
+        count = totals.count()
+        if totals.sampled:  # estimates add up only on average; their rows are audited instead
+            mass, count = torch.zeros_like(mass), torch.zeros_like(count)
+        drift = torch.zeros_like(mass) if totals.drift is None else totals.drift
+        reach = mass * 0 if totals.reach is None else totals.reach
+        of = layer, mass, count, drift, reach
+        alike.setdefault((mass.device, mass.shape), []).append(of)
+    for (device, _), parts in alike.items():
+        numbers, masses, counts, drifts, reaches = zip(*parts, strict=True)
+        wanted = torch.stack(counts).to(device)[..., None]
+        off = (torch.stack(masses) - wanted).abs() / wanted.clamp(min=1)
+        off = torch.maximum(off, torch.stack(drifts))
+        check(numbers, off, torch.stack(reaches), dtype, what)

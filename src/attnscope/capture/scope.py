@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from attnscope.capture.conservation import check
+from attnscope.capture.conservation import check_joint, check_totals
 from attnscope.capture.frame import Exposure, Selection
 from attnscope.capture.queries import Queries
 from attnscope.capture.single_queries import SingleQueries
@@ -316,21 +316,6 @@ class Scope(SingleQueries):
 
         return shown(self, tokenizer, sequence, input_ids)
 
-    def top_keys(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The keys each query looks at most, as asked for with `watch(…, top=k)`.
-
-        Positions of the queries [B, M] (-1 where a shorter sequence has fewer), their keys
-        [B, H, M, k] (-1 where fewer are visible) and the weights [B, H, M, k], largest first.
-        """
-        totals, _, _ = self._read(layer)
-        if not totals.top:
-            raise ScopeError("top keys must be asked for beforehand: watch(model, top=5)")
-        queries, keys, weights = zip(*totals.top, strict=True)
-        width = max(part.shape[-1] for part in keys)
-        wide = [torch.nn.functional.pad(k, (0, width - k.shape[-1]), value=-1) for k in keys]
-        heavy = [torch.nn.functional.pad(w, (0, width - w.shape[-1])) for w in weights]
-        return torch.cat(queries, 1), torch.cat(wide, 2), torch.cat(heavy, 2)
-
     def _read(self, layer: int) -> tuple[LayerTotals, Totals, Tensor]:
         """The totals of a layer, and |Q| [B] in float64 beside them."""
         totals = self._seen(layer)
@@ -408,42 +393,10 @@ class Scope(SingleQueries):
         return shares_of(ids.long().to(device), n)
 
     def _check(self, dtype: torch.dtype, only: int | None = None) -> None:
-        """Conservation: what the keys received and the sinks took is the number of queries, and
-        every row agrees with the log-sum-exp that the model's own attention had. Of all layers
-        whose sums are made, or of one."""
+        """Conservation of all layers whose sums are made, or of one."""
         what = f"backend {self.backend!r}: attention adds up to the number of queries only within"
         for joint in self._joints:
-            sums, L = joint.sums, len(joint.layers)
-            # On the CPU: one copy takes less than starting a kernel for each of these operators.
-            mass = sums.mass.view(L, -1, sums.mass.shape[1]).cpu()
-            count = joint.selection.count[:, None]
-            off = (mass - count).abs() / count.clamp(min=1)
-            if sums.drift is not None:
-                off = torch.maximum(off, sums.drift.cpu().view_as(mass))
-            reach = mass * 0 if sums.reach is None else sums.reach.cpu().view_as(mass)
-            check(joint.layers, off, reach, dtype, what)
-        alike: dict[Any, list[tuple[int, Tensor, Tensor, Tensor, Tensor]]] = {}
-        for layer, so_far in self._apart.items():
-            totals = so_far.result()
-            if totals.sums is None or only not in (None, layer):
-                continue
-            mass = totals.sums.mass if totals.sink is None else totals.sums.mass + totals.sink
-            count = totals.count()
-            if totals.sampled:  # estimates add up only on average; their rows are audited instead
-                mass, count = torch.zeros_like(mass), torch.zeros_like(count)
-            drift = torch.zeros_like(mass) if totals.drift is None else totals.drift
-            reach = mass * 0 if totals.reach is None else totals.reach
-            alike.setdefault((mass.device, mass.shape), []).append(
-                (layer, mass, count, drift, reach)
-            )
-        for (device, _), parts in alike.items():
-            layers, masses, counts, drifts, reaches = zip(*parts, strict=True)
-            wanted = torch.stack(counts).to(device)[..., None]
-            off = (torch.stack(masses) - wanted).abs() / wanted.clamp(min=1)
-            check(
-                layers,
-                torch.maximum(off, torch.stack(drifts)),
-                torch.stack(reaches),
-                dtype,
-                what,
-            )
+            check_joint(joint, dtype, what)
+        made = {layer: so_far.result() for layer, so_far in self._apart.items()}
+        chosen = {layer: of for layer, of in made.items() if only in (None, layer)}
+        check_totals(chosen, dtype, what)

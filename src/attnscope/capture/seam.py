@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from attnscope.capture import fallback, masks
-from attnscope.capture.calls import Asked, agreed
+from attnscope.capture.calls import ModelCall, agreed
 from attnscope.capture.frame import Frame
 from attnscope.capture.passes import Pass, Terms
 from attnscope.capture.sites import Site, Sites, argument
@@ -284,7 +284,7 @@ def _attention(
         out = _alike(users, place, plain, eager, implementation, module, *args, kwargs)
         if out is not None:
             return out.transpose(1, 2).contiguous(), None
-    asked = Asked.read(plain, eager, implementation, module, args, kwargs)
+    asked = ModelCall.read(plain, eager, implementation, module, args, kwargs)
     if not users.attending:  # gradient checkpointing attends again from a thread of torch's own
         users = next((some for some in _everybody if module in some.attending), users)
     here = users.attending.get(module)
@@ -360,7 +360,7 @@ def _alike(
     return out
 
 
-def _changed(here: list[tuple[_User, Site]], asked: Asked) -> AttentionCall:
+def _changed(here: list[tuple[_User, Site]], asked: ModelCall) -> AttentionCall:
     """The call that is made instead of the one asked for."""
     call = asked.call
     for user, site in here:
@@ -372,7 +372,7 @@ def _changed(here: list[tuple[_User, Site]], asked: Asked) -> AttentionCall:
 
 
 def _attend(
-    asked: Asked, call: AttentionCall, *, need_lse: bool, dense: bool, seen: bool
+    asked: ModelCall, call: AttentionCall, *, need_lse: bool, dense: bool, seen: bool
 ) -> tuple[Any, Tensor | None, Tensor | None]:
     """What the attention function returns; the log-sum-exp of its rows, or the weights where
     nothing smaller tells what was done and somebody has `seen` it."""

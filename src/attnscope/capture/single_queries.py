@@ -174,3 +174,18 @@ class SingleQueries:
 
     def _binned(self, layer: int, values: Tensor, bin: int | None) -> Tensor:
         return values if bin is None else binned(values, self._kept(layer), bin)
+
+    def top_keys(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The keys each query looks at most, as asked for with `watch(…, top=k)`.
+
+        Positions of the queries [B, M] (-1 where a shorter sequence has fewer), their keys
+        [B, H, M, k] (-1 where fewer are visible) and the weights [B, H, M, k], largest first.
+        """
+        totals, _, _ = self._read(layer)
+        if not totals.top:
+            raise ScopeError("top keys must be asked for beforehand: watch(model, top=5)")
+        queries, keys, weights = zip(*totals.top, strict=True)
+        width = max(part.shape[-1] for part in keys)
+        wide = [torch.nn.functional.pad(k, (0, width - k.shape[-1]), value=-1) for k in keys]
+        heavy = [torch.nn.functional.pad(w, (0, width - w.shape[-1])) for w in weights]
+        return torch.cat(queries, 1), torch.cat(wide, 2), torch.cat(heavy, 2)
