@@ -77,9 +77,7 @@ class Frame:
             return self
         if device not in self.elsewhere:
             seen = None if self.seen is None else self.seen.to(device)
-            self.elsewhere[device] = replace(
-                self, device=device, seen=seen, selections={}, elsewhere={}
-            )
+            self.elsewhere[device] = self._changed(device=device, seen=seen)
         return self.elsewhere[device]
 
     def visibility(self) -> Tensor:
@@ -94,9 +92,7 @@ class Frame:
 
     def with_gaps(self, seen: Tensor) -> "Frame":
         """This frame where who sees whom is no interval."""
-        return replace(
-            self, form="interval", bounds=self.intervals, seen=seen, selections={}, elsewhere={}
-        )
+        return self._changed(form="interval", bounds=self.intervals, seen=seen)
 
     def across(self, past: int, padding: Tensor | None) -> "Frame":
         """This frame where the queries are those of another text, which began `past` tokens ago.
@@ -108,10 +104,12 @@ class Frame:
             real = None
         key = "across", past
         if key not in self.elsewhere:
-            self.elsewhere[key] = replace(
-                self, first_query=past, real_queries=real, cross=True, selections={}, elsewhere={}
-            )
+            self.elsewhere[key] = self._changed(first_query=past, real_queries=real, cross=True)
         return self.elsewhere[key]
+
+    def _changed(self, **fields: Any) -> "Frame":
+        """Another frame: what was worked out from this one does not hold for it."""
+        return replace(self, selections={}, elsewhere={}, **fields)
 
     def let_go(self) -> None:
         """Forget what kernels kept from layer to layer: the pass is over."""
@@ -180,16 +178,13 @@ def join(frames: list[Frame]) -> Frame:
             real[:, at : at + frame.keys] = frame.real_keys
     padded = any(frame.real_queries is not None for frame in frames)
     holes = any(frame.real_keys is not None for frame in frames)
-    return replace(
-        first,
+    return first._changed(
         queries=sum(frame.queries for frame in frames),
         keys=keys,
         form="interval",
         bounds=(torch.cat(starts, 1), torch.cat(stops, 1)),
         real_queries=torch.cat(asked, 1) if padded else None,
         real_keys=real if holes else None,
-        selections={},
-        elsewhere={},
     )
 
 
