@@ -140,7 +140,7 @@ def _occurring(values: pl.LazyFrame) -> pl.LazyFrame:
 
 def judge_run(run: Run, claims: Iterable[Claim] | None = None, **settings: Any) -> list[Verdict]:
     """Verdicts on a run, on the built-in claims by default; `settings` as for `judge`."""
-    asked = {"experiment": run.experiment, "prompts": run.prompts}
+    asked: dict[str, Any] = {"experiment": run.experiment, "prompts": run.prompts}
     frozen = run.environment.get("claims")
     every = built_in() if claims is None else tuple(claims)
     return judge(every, run.values, frozen=frozen, **asked, **settings)
@@ -148,5 +148,5 @@ def judge_run(run: Run, claims: Iterable[Claim] | None = None, **settings: Any) 
 
 def sensitivity_of_run(run: Run, claim: Claim, **settings: Any) -> pl.DataFrame:
     """`sensitivity` of a claim on a run; `settings` as for it."""
-    asked = {"experiment": run.experiment, "prompts": run.prompts}
+    asked: dict[str, Any] = {"experiment": run.experiment, "prompts": run.prompts}
     return sensitivity(claim, run.values, **asked, **settings)
