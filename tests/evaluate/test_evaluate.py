@@ -1,5 +1,6 @@
 """Evaluation: scores that are right, answers that nothing around them changes, runs that go on."""
 
+import io
 import json
 from itertools import combinations
 from pathlib import Path
@@ -269,3 +270,19 @@ def test_questions_that_are_none() -> None:
         task("maths", 3)
     with pytest.raises(InputError, match="of the task math"):
         task("spatial", 3, level=2)
+
+
+@pytest.mark.parametrize("beside", [{}, {"entropy": 2.12, "first_token": 0.43}])
+def test_the_table_fits_a_terminal_of_80_columns(beside: dict[str, float]) -> None:
+    from rich.console import Console
+
+    from attnscope.cli.evaluating import _table
+
+    tested = {"score": 0.81, "difference": -0.04, "low": -0.12, "high": 0.04, "p": 0.3, "q": 0.5}
+    names = ["filler:55:/@before-system", "arm:c=0.25,p1=99.5,share=0.25,layer=0,seed=1"]
+    console = Console(width=80, file=io.StringIO())
+    console.print(_table([{"condition": n, **tested, **beside} for n in names], "a model · math"))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= 80
+    assert sum("0.810  -0.040 [-0.120, +0.040]" in line for line in lines) == 2
+    assert "".join(line[1:].split("  ")[0].strip() for line in lines[4:]) == "".join(names)

@@ -106,16 +106,19 @@ def _said(condition: str, done: int, of: int) -> None:
 
 
 def _table(rows: list[dict[str, Any]], title: str) -> Table:
-    """Within 80 columns: what is too long of a condition's name goes on below."""
+    """Within 80 columns: what is too long of a condition's name goes on below, and where attention
+    stands beside the scores there is no p, which the file has."""
     table = plain_table(title, "condition")
     table.columns[0].overflow = "fold"
+    table.collapse_padding = True
     beside = [name for name in ("entropy", "first_token") if name in rows[0]]
-    for name in ("score", "difference, 95 %", "p", "q", *beside):
+    tested = ["q", *beside] if beside else ["p", "q"]
+    for name in ("score", "difference, 95 %", *tested):
         table.add_column(name.replace("_", " "), justify="right", no_wrap=name not in beside)
     for row in rows:
         change = "" if row["difference"] is None else f"{row['difference']:+.3f}"
         if row["low"] is not None:
             change += f" [{row['low']:+.3f}, {row['high']:+.3f}]"
-        told = ["" if row[name] is None else f"{row[name]:.3f}" for name in ("p", "q", *beside)]
+        told = ["" if row[name] is None else f"{row[name]:.3f}" for name in tested]
         table.add_row(row["condition"], f"{row['score']:.3f}", change, *told)
     return table
