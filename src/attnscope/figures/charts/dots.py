@@ -13,7 +13,7 @@ import altair as alt
 import polars as pl
 
 from attnscope.figures.charts.parts import nothing, panels, rule_at, spread, tips
-from attnscope.figures.theme import Look
+from attnscope.figures.theme import Style
 
 NAMED = 5
 """How many heads of a strip are named."""
@@ -24,11 +24,11 @@ MANY = 300
 layers get panels of their own."""
 
 
-def head_dots(frame: pl.DataFrame, look: Look, *, y_title: str, rule: float) -> Any:
+def head_dots(frame: pl.DataFrame, style: Style, *, y_title: str, rule: float) -> Any:
     """`value` with `low` and `high` per `layer` and `head`, a panel per `panel`."""
     layers = frame["layer"].unique().to_list()
     flat = alt.Axis(labelAngle=0)
-    colour = look.theme.filled
+    colour = style.theme.filled
 
     def marks(part: pl.DataFrame, first: bool, width: float) -> list[Any]:
         base = alt.Chart(part)
@@ -53,10 +53,10 @@ def head_dots(frame: pl.DataFrame, look: Look, *, y_title: str, rule: float) -> 
         point = base.mark_point(filled=True, size=26, opacity=1, color=colour)
         return [*drawn, point.encode(y=y, tooltip=tips(part, shown))]
 
-    return panels(frame, "panel", marks, look, gap=20)
+    return panels(frame, "panel", marks, style, gap=20)
 
 
-def head_strip(frame: pl.DataFrame, look: Look, *, y_title: str = "Value") -> Any:
+def head_strip(frame: pl.DataFrame, style: Style, *, y_title: str = "Value") -> Any:
     """`value` over `rank`, coloured by `layer`, a panel per `panel`, the first named in a corner;
     of many heads the layers over the ranks stand below.
 
@@ -65,7 +65,7 @@ def head_strip(frame: pl.DataFrame, look: Look, *, y_title: str = "Value") -> An
     most = max(frame["rank"])
     few = most < FEW and frame["low"].null_count() < frame.height
     many = most >= MANY
-    colour = alt.value(look.theme.filled) if many else _by_layer(frame, look)
+    colour = alt.value(style.theme.filled) if many else _by_layer(frame, style)
     x = _by_rank(most, "" if many else "Head, by rank")
     told = ("value", "low", "high") if few else ("value",)
     scale = alt.Scale(domain=spread(frame, 0.0, of=told), nice=True, zero=False)
@@ -89,12 +89,12 @@ def head_strip(frame: pl.DataFrame, look: Look, *, y_title: str = "Value") -> An
             text=names,
             align="right",
             baseline="top",
-            lineHeight=look.theme.size + 2,
+            lineHeight=style.theme.size + 2,
         )
         return [*drawn, point, corner.encode(x=alt.value(width), y=alt.value(2))]
 
-    drawn = panels(frame, "panel", marks, look, gap=24).resolve_scale(color="shared")
-    return alt.vconcat(drawn, _layers(frame, look), spacing=8) if many else drawn
+    drawn = panels(frame, "panel", marks, style, gap=24).resolve_scale(color="shared")
+    return alt.vconcat(drawn, _layers(frame, style), spacing=8) if many else drawn
 
 
 def _by_rank(most: int, title: str) -> alt.X:
@@ -106,8 +106,8 @@ def _by_rank(most: int, title: str) -> alt.X:
     )
 
 
-def _by_layer(frame: pl.DataFrame, look: Look) -> alt.Color:
-    ends = look.theme.diverging
+def _by_layer(frame: pl.DataFrame, style: Style) -> alt.Color:
+    ends = style.theme.diverging
     return alt.Color(
         "layer:Q",
         scale=alt.Scale(
@@ -121,7 +121,7 @@ def _by_layer(frame: pl.DataFrame, look: Look) -> alt.Color:
     )
 
 
-def _layers(frame: pl.DataFrame, look: Look) -> Any:
+def _layers(frame: pl.DataFrame, style: Style) -> Any:
     """The `layer` of every head over its `rank`, the first layer at the top."""
     ends = [min(frame["layer"]) - 0.5, max(frame["layer"]) + 0.5]
     x = _by_rank(max(frame["rank"]), "Head, by rank")
@@ -133,16 +133,16 @@ def _layers(frame: pl.DataFrame, look: Look) -> Any:
             axis=alt.Axis(grid=False, tickMinStep=1),
             scale=alt.Scale(domain=ends, reverse=True, nice=False, zero=False),
         )
-        point = alt.Chart(part).mark_point(filled=True, size=4, color=look.theme.filled)
+        point = alt.Chart(part).mark_point(filled=True, size=4, color=style.theme.filled)
         shown = tips(part, ["panel", "rank", "layer", "head", "value"])
         return [point.encode(x=x, y=y, tooltip=shown)]
 
-    return panels(frame, "panel", marks, replace(look, height=160), gap=24, titled=False)
+    return panels(frame, "panel", marks, replace(style, height=160), gap=24, titled=False)
 
 
 def side_by_side(
     frame: pl.DataFrame,
-    look: Look,
+    style: Style,
     *,
     x: str,
     x_titles: Mapping[str, str],
@@ -154,7 +154,7 @@ def side_by_side(
     series = frame["series"].unique(maintain_order=True).to_list()
     colour = alt.Color(
         "series:N",
-        scale=alt.Scale(domain=series, range=look.theme.series_colours(len(series))),
+        scale=alt.Scale(domain=series, range=style.theme.series_colours(len(series))),
         legend=None
         if len(series) == 1
         else alt.Legend(orient="top", title=None, columns=4, labelLimit=400),
@@ -180,4 +180,4 @@ def side_by_side(
         point = base.mark_point(filled=True, size=40, opacity=1)
         return [*drawn, point.encode(y=y, tooltip=told)]
 
-    return panels(frame, "panel", marks, look, gap=24).resolve_scale(color="shared")
+    return panels(frame, "panel", marks, style, gap=24).resolve_scale(color="shared")

@@ -22,18 +22,18 @@ EDGE = 0.01
 before the axis, and its number is then left out."""
 
 
-def head_matrices(frame: pl.DataFrame, look: Style, **settings: Any) -> Any:
+def head_matrices(frame: pl.DataFrame, style: Style, **settings: Any) -> Any:
     """`matrices` of `layer` (down) by `head` (across); of many heads, few panels a row."""
     heads, layers = (frame[c].unique().sort().to_list() for c in ("head", "layer"))
-    few = max(1, min(3, int(look.width / (7 * len(heads)))))
+    few = max(1, min(3, int(style.width / (7 * len(heads)))))
     across: dict[str, Any] = {"x": "head", "x_order": heads, "x_title": "Head"}
     down: dict[str, Any] = {"y": "layer", "y_order": layers, "y_title": "Layer"}
-    return matrices(frame, look, **across, **down, most=few, **settings)
+    return matrices(frame, style, **across, **down, most=few, **settings)
 
 
 def matrices(
     frame: pl.DataFrame,
-    look: Style,
+    style: Style,
     *,
     x: str,
     y: str,
@@ -51,17 +51,17 @@ def matrices(
     most: int = 3,
 ) -> Any:
     """`value` as colour at `x` and `y`, a panel per `panel`; `marked` rows get a dot."""
-    theme = look.theme
+    theme = style.theme
     names = frame[panel].unique(maintain_order=True).to_list()
     columns = columns_for(len(names), most)
-    wide = look.width / columns - (26 if columns > 1 else 0)
+    wide = style.width / columns - (26 if columns > 1 else 0)
     step = max(5.0, min(46.0 if texts else 26.0, wide / len(x_order)))
     tall = max(5.0, min(30.0 if texts else 22.0, step))
     texts = texts and step >= NUMBER * theme.size
     colour = alt.Color(
         f"{value}:Q",
         scale=alt.Scale(domain=list(domain), range=list(colours), interpolate="rgb", clamp=True),
-        legend=_legend(value_title, domain, look),
+        legend=_legend(value_title, domain, style),
     )
     across = _across(x, x_order, x_title, step, theme.size)
     panels = []
@@ -85,8 +85,8 @@ def matrices(
     )
 
 
-def _legend(title: str, domain: Sequence[float], look: Style) -> alt.Legend:
-    lines = wrap(title, max(look.width, 400), look.theme.size)
+def _legend(title: str, domain: Sequence[float], style: Style) -> alt.Legend:
+    lines = wrap(title, max(style.width, 400), style.theme.size)
     at: Any = "left" if len(title) < 60 else "top"
     shown: dict[str, Any] = {"values": list(domain)[::2], "format": ".2~g", "titleLimit": 2_000}
     return alt.Legend(orient="top", title=lines, titleOrient=at, titlePadding=10, **shown)
