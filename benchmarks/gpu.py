@@ -179,7 +179,7 @@ def timed(run: Callable[[], None]) -> tuple[float, float]:
 
 
 def turns(
-    runs: dict[str, Callable[[], None]], seconds: float, least: int
+    runs: dict[str, Callable[[], Any]], seconds: float, least: int = 1
 ) -> dict[str, tuple[float, float, float]]:
     """Of each the median seconds, peak memory and median ratio to the first of its turn: the host
     changes its speed from minute to minute. Turn by turn for about so long, every other turn in
