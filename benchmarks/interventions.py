@@ -140,9 +140,9 @@ def measure(name: str, seconds: float) -> list[str]:
 
 
 SIZES: list[dict[str, int]] = [
-    *({"COMMON": n, "STRETCH": s} for n, s in ((4, 128), (4, 256), (8, 64), (16, 64))),
-    *({"COMMON": n, "STRETCH": s} for n, s in ((8, 256), (16, 128), (16, 256))),
-    *({"TILE": n} for n in (1024, 2048, 8192)),
+    *({"COMMON": n, "STRETCH": s} for n, s in ((4, 64), (4, 128), (8, 32), (8, 128), (16, 32))),
+    *({"COMMON": n, "STRETCH": s} for n, s in ((16, 64), (16, 128))),
+    *({"TILE": n} for n in (2048, 4096)),
     *({"TILES": n} for n in (4, 16)),
 ]
 

@@ -11,11 +11,11 @@ BLOCK = 1024
 # Numbers of 16 bits are counted in memory, a place each, which is slow; those of the commonest
 # stretches on the chip, which is quick but has little room: so many stretches of so many numbers.
 COPIES = 16
-COMMON, STRETCH = 8, 128
+COMMON, STRETCH = 8, 64
 # What is looked through for them (blocks), what a program counts on the chip (tiles of so many
 # numbers), and from how many numbers on it is worth the trouble.
 LOOKED = 64
-TILE, TILES = 4096, 8
+TILE, TILES = 8192, 8
 MANY = 1 << 20
 
 
