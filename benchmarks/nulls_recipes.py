@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).parent))  # for those who load this file by its path
 
@@ -161,11 +162,24 @@ def verdicts(case: Case, sets: int, seed: int = 0, resamples: int = 500) -> list
     return found
 
 
+def chance(rows: int, share: float) -> str:
+    """How many of so many heads or layers have to be beyond, and how often they are by chance where
+    each is with the chance that has to be exceeded: what a rate below comes to with many sets."""
+    least = next(k for k in range(1, rows + 1) if stats.beta.ppf(0.05, k, rows - k + 1) > share)
+    return f"{least} of {rows}, {100 * stats.binom.sf(least - 1, rows, share):.1f} %"
+
+
 def lines(every: list[Case], counts: Counts) -> list[str]:
     """The table, of all seeds."""
     told = [
         f"{LAYERS} layers, {HEADS} heads, as many prompts as the recipe has; seeds {counts.said}; "
         "per cent of sets, ± one standard error.",
+        "",
+        "Where every head or layer is beyond with exactly the chance that has to be exceeded, a "
+        "vote is lost or won by how many there happen to be. Needed, and how often that happens: "
+        f"half of the layers {chance(LAYERS, 0.5)}; half of the heads "
+        f"{chance(LAYERS * HEADS, 0.5)}; 1 % of the heads {chance(LAYERS * HEADS, 0.01)}. Rows "
+        "whose rate might have been above 5 % after 400 sets were given more.",
         "",
         "| claim | what is the case | the claim is | sets | supported | contradicted |",
         "| --- | --- | --- | --- | --- | --- |",
