@@ -23,7 +23,7 @@ NEW = {
         *("measures/by_distance.py", "measures/chosen_keys.py", "measures/largest.py"),
         *("measures/renyi2.py", "stats/head_kinds.py", "experiment/head_scores.py"),
         *("figures/head_kinds.py", "cli/heads.py", "measures/by_query.py"),
-        *("figures/by_query.py", "experiment/shifted.py"),
+        *("figures/by_query.py", "figures/along.py", "experiment/shifted.py"),
     ],
     "plain tensors": ["capture/plain.py"],
     "frames and pages of a scope": [
@@ -56,7 +56,7 @@ NEW = {
     ],
     "prompts of several kinds, rewritten": [
         *("prompts/conversations.py", "prompts/documents.py", "prompts/needle.py"),
-        "prompts/rewriting.py",
+        *("prompts/rewriting.py", "prompts/equations.py"),
     ],
     "recipes of seven more papers": [
         *("recipes/drift.py", "recipes/induction.py", "recipes/injection.py"),

@@ -4,12 +4,9 @@ Knows the names of transformers' arguments. One that it does not know, and that 
 function heeds, is not passed over: then that function itself is asked for the weights.
 """
 
-import dis
-import inspect
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,6 +15,7 @@ from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from attnscope.capture import masks
+from attnscope.capture.arguments import parameters, unanswered
 from attnscope.capture.biases import additive_mask, split_biases, total_bias
 from attnscope.capture.frame import Frame
 from attnscope.capture.passes import Pass, Terms
@@ -26,23 +24,8 @@ from attnscope.errors import ModelError
 from attnscope.kernels import AttentionCall
 from attnscope.kernels.attend import attend, prepared
 
-# What these say, the mask has said already, or it changes nothing that is computed.
-_SAID = {
-    "cache_position",
-    "deterministic",
-    "enable_gqa",
-    "output_attentions",
-    "output_hidden_states",
-    "past_key_values",
-    "position_embeddings",
-    "position_ids",
-    "sliding_window",
-    "use_cache",
-}
 # Modules whose eager attention was asked and agreed, with the function.
 _agreed: WeakKeyDictionary[nn.Module, Callable[..., Any]] = WeakKeyDictionary()
-_KNOWN = {"dropout", "scaling", "is_causal", "softcap", "s_aux", "position_bias"}
-_ANSWERED = _KNOWN | _SAID
 _FIRST = ("query", "key", "value", "attention_mask")
 
 
@@ -86,7 +69,7 @@ class ModelCall:
         """Name the arguments of a call."""
         options = kwargs
         if len(args) != len(_FIRST):  # most models pass these four by place, and only these
-            order = [*_FIRST, *list(_parameters(plain))[5:]]
+            order = [*_FIRST, *list(parameters(plain))[5:]]
             options = dict(zip(order, args, strict=False)) | kwargs
             args = (*(options.pop(name) for name in _FIRST[:3]), options.pop(_FIRST[3], None))
         q, k, v, mask = args
@@ -197,11 +180,7 @@ class ModelCall:
     @property
     def unknown(self) -> list[str]:
         """Arguments that we do not know and the model's function heeds."""
-        return [
-            name
-            for name, value in self.options.items()
-            if name not in _ANSWERED and value is not None and heeds(self.plain, name)
-        ]
+        return unanswered(self.plain, self.options)
 
     def densely(self, call: AttentionCall) -> tuple[Any, Tensor]:
         """What the attention function returns, and the weights [B, H, Q, K]."""
@@ -246,7 +225,7 @@ class ModelCall:
         """Ask the family's eager attention, which takes additive masks."""
         options = self.options | options
         bias = options.get("position_bias")
-        if bias is not None and "position_bias" not in _parameters(self.eager):
+        if bias is not None and "position_bias" not in parameters(self.eager):
             mask = mask + bias
         return self.eager(self.module, q, k, v, mask, **options)
 
@@ -351,27 +330,3 @@ class ModelCall:
             )
             return None, None
         return softcap, sinks
-
-
-@lru_cache(maxsize=256)
-def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
-    return tuple(inspect.signature(function).parameters)
-
-
-@lru_cache(maxsize=1024)
-def heeds(function: Callable[..., Any], name: str) -> bool:
-    """Whether an attention function can make anything of an argument of this name."""
-    if name in _parameters(function):
-        return True
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return True
-    if function is sdpa_attention_forward:
-        return name in code.co_consts
-    swallowed = [
-        parameter.name
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.kind is parameter.VAR_KEYWORD
-    ]
-    # A function that never reads what it swallowed cannot heed it.
-    return any(step.argval in swallowed for step in dis.get_instructions(code))

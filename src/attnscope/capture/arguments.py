@@ -1,0 +1,61 @@
+"""Which arguments of an attention function count: those of transformers that we know, and those
+that the function could make something of.
+"""
+
+import dis
+import inspect
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+# What these say, the mask has said already, or it changes nothing that is computed.
+_SAID = {
+    "cache_position",
+    "deterministic",
+    "enable_gqa",
+    "output_attentions",
+    "output_hidden_states",
+    "past_key_values",
+    "position_embeddings",
+    "position_ids",
+    "sliding_window",
+    "use_cache",
+}
+_KNOWN = {"dropout", "scaling", "is_causal", "softcap", "s_aux", "position_bias"}
+_ANSWERED = _KNOWN | _SAID
+
+
+def unanswered(function: Callable[..., Any], options: Mapping[str, Any]) -> list[str]:
+    """The names of arguments that we do not know and the function heeds."""
+    return [
+        name
+        for name, value in options.items()
+        if name not in _ANSWERED and value is not None and heeds(function, name)
+    ]
+
+
+@lru_cache(maxsize=256)
+def parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of its parameters."""
+    return tuple(inspect.signature(function).parameters)
+
+
+@lru_cache(maxsize=1024)
+def heeds(function: Callable[..., Any], name: str) -> bool:
+    """Whether an attention function can make anything of an argument of this name."""
+    if name in parameters(function):
+        return True
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return True
+    if function is sdpa_attention_forward:
+        return name in code.co_consts
+    swallowed = [
+        parameter.name
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is parameter.VAR_KEYWORD
+    ]
+    # A function that never reads what it swallowed cannot heed it.
+    return any(step.argval in swallowed for step in dis.get_instructions(code))
