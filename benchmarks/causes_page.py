@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 from scipy.stats import spearmanr
 
-from attnscope.stats.contrast import Settings, paired_contrast
+from attnscope.stats.contrast import ContrastSettings, paired_contrast
 from pages import put
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -116,7 +116,7 @@ def _means(columns: list[Any]) -> dict[str, Any]:
     """Means of columns of the same problems, with intervals and tests against 0."""
     values = np.stack(columns, 1)
     family = np.zeros(values.shape[1], dtype=np.int64)
-    return paired_contrast(np.zeros_like(values), values, family, Settings())
+    return paired_contrast(np.zeros_like(values), values, family, ContrastSettings())
 
 
 def _p(value: float) -> str:
