@@ -19,11 +19,11 @@ import torch
 from attnscope.capture.kept import binned, bins_of
 from attnscope.experiment.cells import Batch, Cell
 from attnscope.experiment.intervene import intervening
-from attnscope.experiment.measured import Array, Column, Measured, Profile, Reading, Series
+from attnscope.experiment.measured import Column, Measured, Profile, Reading, Series
 from attnscope.experiment.padded import Padded
 from attnscope.experiment.passed import Passed, answered, passed_through
 from attnscope.experiment.plan import ModelPlan
-from attnscope.measures.layer import Layer
+from attnscope.measures.layer import Array, Layer
 from attnscope.measures.measure import Measure, Numbers
 from attnscope.measures.registry import MEASURES
 from attnscope.question.spec import Experiment

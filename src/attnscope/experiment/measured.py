@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.measures.layer import Array
+
 if TYPE_CHECKING:
     from attnscope.experiment.cells import Cell
-
-Array = NDArray[np.float64]
 
 
 class Column(NamedTuple):

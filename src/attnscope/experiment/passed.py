@@ -22,12 +22,11 @@ from attnscope.errors import InputError
 from attnscope.experiment.answer import answering, with_answer, with_room
 from attnscope.experiment.cells import Cell
 from attnscope.experiment.forward import forward, thresholds
-from attnscope.experiment.measured import Array
 from attnscope.experiment.padded import Padded
 from attnscope.experiment.plan import ModelPlan
 from attnscope.experiment.shifted import texts_single, texts_sums
 from attnscope.measures.activation_shape import EDGES
-from attnscope.measures.layer import Against, Layer, Single, Sums
+from attnscope.measures.layer import Against, Array, Layer, Single, Sums
 from attnscope.measures.measure import Measure, Need
 from attnscope.question.spec import Experiment
 

@@ -111,9 +111,9 @@ def _word(label: Any) -> str:
     return label
 
 
-Queries = Annotated[StrictStr, BeforeValidator(_queries)]
+QueriesWord = Annotated[StrictStr, BeforeValidator(_queries)]
 Keys = Annotated[StrictStr, BeforeValidator(_key)]
-Measure = Annotated[StrictStr, BeforeValidator(_measure)]
+MeasureName = Annotated[StrictStr, BeforeValidator(_measure)]
 ClassSets = Annotated[dict[str, ClassSet], PlainValidator(_class_sets), PlainSerializer(_rules)]
 OneOrMore = BeforeValidator(listed)
 AllOrSome = Literal["all"] | tuple[int, ...]

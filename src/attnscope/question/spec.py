@@ -23,9 +23,9 @@ from attnscope.question.fields import (
     Heads,
     Keys,
     Layers,
-    Measure,
+    MeasureName,
     OneOrMore,
-    Queries,
+    QueriesWord,
     listed,
 )
 from attnscope.question.generate import GENERATED, Generate
@@ -76,13 +76,13 @@ class Experiment(Plain):
     layers: Layers = "all"
     heads: Heads = "all"
     """The heads to store: for every model, or by the model's label."""
-    queries: Annotated[tuple[Queries, ...], OneOrMore] = ("all",)
+    queries: Annotated[tuple[QueriesWord, ...], OneOrMore] = ("all",)
     keys: Annotated[tuple[Keys, ...], OneOrMore] = ("all",)
     """For `mass` and `lambda`; the other measures are about all keys."""
     classes: ClassSets = Field(default="default", validate_default=True)
     """Class sets for `mass` and `flow`, by the labels that the tables have. As names or paths of
     YAML files they are looked up once; the rules themselves are what is kept and written."""
-    measures: Annotated[tuple[Measure, ...], OneOrMore] = ("mass",)
+    measures: Annotated[tuple[MeasureName, ...], OneOrMore] = ("mass",)
     profiles: Profiles = Profiles()
     """AllOrSome per token and per query are long: `layers` and `heads` here leave some out."""
     bin: Count = 1

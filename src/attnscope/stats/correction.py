@@ -3,12 +3,11 @@ two levels. Knows p-values and the families they belong to, nothing else.
 """
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from attnscope.errors import unknown
-
-Floats = NDArray[np.float64]
+from attnscope.stats.samples import Floats
 
 FAMILIES = ("each", "pooled", "two-level")
 """How families of tests are corrected: each by itself, all as one, or families first and then

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from attnscope.stats.samples import Floats
+
 Heads = NDArray[np.bool_]
 SPREADS = 4
 """The published number of standard deviations between clean and attacked."""
@@ -21,13 +22,13 @@ SEVERAL = 10
 """Heads that are wanted where harmless texts are among the calm ones."""
 
 
-def shares(instruction: Array, data: Array) -> Array:
+def shares(instruction: Floats, data: Floats) -> Floats:
     """A head's mass on the instruction, of its mass on both; 0 where it looks at neither."""
     both = instruction + data
     return np.divide(instruction, both, out=np.zeros_like(both), where=both > 0)
 
 
-def important_heads(calm: Array, attacked: Array, fewest: int = 1) -> Heads:
+def important_heads(calm: Floats, attacked: Floats, fewest: int = 1) -> Heads:
     """Heads whose calm and attacked scores [prompts, heads] are apart by four standard deviations
     of each, as published; by three, two … where that leaves fewer than so many heads."""
     apart = calm.mean(0) - attacked.mean(0)
@@ -39,7 +40,7 @@ def important_heads(calm: Array, attacked: Array, fewest: int = 1) -> Heads:
     return np.asarray(apart >= np.sort(apart)[-fewest])
 
 
-def auroc(calm: Array, attacked: Array) -> float:
+def auroc(calm: Floats, attacked: Floats) -> float:
     """How often a calm prompt has the larger score than an attacked one; ties are halves."""
     more = (calm[:, None] > attacked[None]).mean()
     return float(more + 0.5 * (calm[:, None] == attacked[None]).mean())
@@ -50,24 +51,24 @@ class Focus:
     """Scores of prompts that the heads were not chosen on, under texts they were not chosen on."""
 
     heads: int
-    of: dict[str, Array]
+    of: dict[str, Floats]
     """Kind of text (clean, harmless, a kind of attack) to the score of every prompt."""
     threshold: float
     """Halfway between the mean scores of those that the heads were chosen on."""
 
-    def flagged(self, kinds: list[str]) -> Callable[[Array], float]:
+    def flagged(self, kinds: list[str]) -> Callable[[Floats], float]:
         """The share of scores below the threshold, over prompts with these numbers."""
 
-        def statistic(some: Array) -> float:
+        def statistic(some: Floats) -> float:
             scores = np.stack([self.of[kind][some.astype(int)] for kind in kinds])
             return float((scores < self.threshold).mean())
 
         return statistic
 
-    def apart(self, calm: str, kinds: list[str]) -> Callable[[Array], float]:
+    def apart(self, calm: str, kinds: list[str]) -> Callable[[Floats], float]:
         """The AUROC of these kinds against a calm one, over prompts with these numbers."""
 
-        def statistic(some: Array) -> float:
+        def statistic(some: Floats) -> float:
             rows = some.astype(int)
             attacked = np.concatenate([self.of[kind][rows] for kind in kinds])
             return auroc(self.of[calm][rows], attacked)
@@ -76,8 +77,8 @@ class Focus:
 
 
 def focus(
-    first: Mapping[str, Array],
-    second: Mapping[str, Array],
+    first: Mapping[str, Floats],
+    second: Mapping[str, Floats],
     *,
     calm: Sequence[str],
     attack: str,

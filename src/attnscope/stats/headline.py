@@ -9,17 +9,16 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from attnscope.prompts.needle import recalled
 from attnscope.question.claims import Claim, built_in
 from attnscope.run.store import Run
 from attnscope.stats.focus import SEVERAL, Focus, focus, shares
 from attnscope.stats.on_run import judge_run
+from attnscope.stats.samples import Floats
 from attnscope.stats.verdicts import VERDICTS
 
-Array = NDArray[np.float64]
-Statistic = Callable[[Array], float]
+Statistic = Callable[[Floats], float]
 RESAMPLES = 2000
 SINK = 0.3
 """The published threshold of a sink; also asked of induction."""
@@ -65,7 +64,7 @@ def told(run: Run, claims: Sequence[Claim]) -> list[str]:
     ]
 
 
-def by_head(run: Run, measure: str, **where: Any) -> tuple[Array, list[int]]:
+def by_head(run: Run, measure: str, **where: Any) -> tuple[Floats, list[int]]:
     """[prompts, heads] of a measure, and which prompts; a prompt without a value is left out."""
     rows = run.values.filter(pl.col("measure") == measure).filter(**where).collect()
     rows = rows.sort("layer", "head")
@@ -75,7 +74,7 @@ def by_head(run: Run, measure: str, **where: Any) -> tuple[Array, list[int]]:
     return table[good], [p for p, kept in zip(wide["prompt"], good, strict=True) if kept]
 
 
-def _resampled(table: Array, statistic: Statistic) -> tuple[float, float, float]:
+def _resampled(table: Floats, statistic: Statistic) -> tuple[float, float, float]:
     """The statistic of the prompts, and its 95 % percentile interval; none below 6 prompts."""
     draw = np.random.default_rng(0)
     if len(table) < 6:
@@ -85,12 +84,12 @@ def _resampled(table: Array, statistic: Statistic) -> tuple[float, float, float]
     return statistic(table), float(low), float(high)
 
 
-def share_above(threshold: float) -> Callable[[Array], float]:
+def share_above(threshold: float) -> Callable[[Floats], float]:
     """The share of heads whose mean over prompts is above a threshold."""
     return lambda table: float((table.mean(axis=0) > threshold).mean())
 
 
-def sink_share(table: Array) -> float:
+def sink_share(table: Floats) -> float:
     """As published: the share of heads above the threshold in a prompt, mean over prompts."""
     return float((table > SINK).mean())
 
@@ -173,7 +172,7 @@ def _fall(run: Run, axis: str, published: str) -> list[Headline]:
         )
         table = lift.select(places).drop_nulls().to_numpy().astype(np.float64)
         ends, middle = table[:, [0, -1]], table[:, len(places) // 2 - 1 : len(places) // 2 + 1]
-        wanted: dict[str, Callable[[Array], float]] = {
+        wanted: dict[str, Callable[[Floats], float]] = {
             f"lift of {places[0]}": lambda some: float(some[:, 0].mean()),
             f"lift of {places[-1]}": lambda some: float(some[:, -1].mean()),
         }
@@ -242,7 +241,7 @@ def _told_apart(way: str, found: Focus, attacks: list[str]) -> list[tuple[str, S
     return told
 
 
-def _focus_scores(run: Run, model: str, condition: str) -> Array:
+def _focus_scores(run: Run, model: str, condition: str) -> Floats:
     """[prompts, heads]: the share of the instruction, of what goes to it and to the data."""
     where = {"model": model, "condition": condition}
     instruction, data, inserted = (

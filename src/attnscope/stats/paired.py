@@ -16,10 +16,10 @@ from attnscope.stats import tables
 from attnscope.stats.contrast import ContrastSettings, paired_contrast, unpaired_contrast
 from attnscope.stats.correction import corrected
 from attnscope.stats.intervals import MINIMUM, SKEWED
+from attnscope.stats.samples import Floats
 from attnscope.stats.sources import Sources
 from attnscope.stats.tables import Values, matrix, ranges
 
-Floats = NDArray[np.float64]
 Pair = tuple[str, str]
 
 OUTCOMES = ("different", "different, but small", "no difference", "undetermined")

@@ -15,9 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attnscope.errors import InputError
-from attnscope.stats.samples import as_columns, telling_units
-
-Floats = NDArray[np.float64]
+from attnscope.stats.samples import Floats, as_columns, telling_units
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attnscope.errors import InputError
 from attnscope.web.measuring import between_layers, last_logits
 from attnscope.web.shelf import Loaded
-from attnscope.web.views import Floats, View
+from attnscope.web.views import Float32s, View
 
 if TYPE_CHECKING:
     from attnscope.capture.scope import Scope
@@ -20,16 +20,16 @@ LAYERS = 2
 
 def looks_at(
     view: View, token: int, layer: int, load: Callable[[], Loaded], stop: Callable[[], None]
-) -> Floats:
+) -> Float32s:
     """[H, K]: the weights of a token on all others; 0 on those that it does not see."""
     scope = _kept(view, token, layer, load, stop)
-    row: Floats = scope.row(layer, token).cpu().numpy()
+    row: Float32s = scope.row(layer, token).cpu().numpy()
     return row
 
 
 def looked_at_by(
     view: View, token: int, layer: int, load: Callable[[], Loaded], stop: Callable[[], None]
-) -> Floats:
+) -> Float32s:
     """[H, K]: the weights of all tokens on one; nan for those that cannot see it."""
     import torch
 

@@ -30,7 +30,7 @@ from attnscope.tokens import (
 )
 from attnscope.web.asked import Wanted
 from attnscope.web.shelf import Loaded
-from attnscope.web.views import Floats, View
+from attnscope.web.views import Float32s, View
 
 if TYPE_CHECKING:
     from attnscope.capture.scope import Scope
@@ -173,7 +173,7 @@ def _add_layers(view: View, scopes: dict[str, Scope], loaded: Loaded, *, keep: b
     return len(view.layers) - before
 
 
-def _add(view: View, queries: str, scope: Scope, layer: int, shares: Floats, keep: bool) -> None:
+def _add(view: View, queries: str, scope: Scope, layer: int, shares: Float32s, keep: bool) -> None:
     """Received and even from the average query, and the value of every head, of one layer."""
     import torch
 
@@ -239,6 +239,6 @@ def likely(logits: Any, tokenizer: Any) -> list[tuple[str, float]]:
     return list(zip(texts, chances.tolist(), strict=True))
 
 
-def _numpy(values: Any) -> Floats:
-    array: Floats = values.detach().float().cpu().numpy()
+def _numpy(values: Any) -> Float32s:
+    array: Float32s = values.detach().float().cpu().numpy()
     return array

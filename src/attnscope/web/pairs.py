@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from attnscope.measures.slope import slope
 from attnscope.measures.uniformity import uniformity
-from attnscope.web.views import Floats, View
+from attnscope.web.views import Float32s, View
 
 MATCHED = 3_000
 """Tokens that runs are searched among; beyond, only a common beginning and end are aligned."""
@@ -117,7 +117,7 @@ def numbers(a: View, b: View, aligned: Aligned, layer: int, head: int | None) ->
     return told
 
 
-def _uniformity(values: Floats, filler: list[int]) -> float:
+def _uniformity(values: Float32s, filler: list[int]) -> float:
     inside = np.zeros(len(values), dtype=bool)
     inside[filler] = True
     return float(uniformity(values.astype(np.float64), inside)[0])

@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from attnscope.web import downloads, pairs
 from attnscope.web.guard import REPORT_POLICY
 from attnscope.web.memory import Memory
-from attnscope.web.views import Heads, curve
+from attnscope.web.views import SomeHeads, curve
 
 Id = Annotated[str, InPath(max_length=40, pattern=r"^[A-Za-z0-9_-]+$")]
 Layer = Annotated[int | None, Query(ge=0, le=10_000)]
@@ -32,7 +32,7 @@ def sent_as(kind: str) -> dict[int | str, dict[str, Any]]:
     return {200: {"description": "the file", "content": {kind: {}}}}
 
 
-def _heads(among: str) -> Heads:
+def _heads(among: str) -> SomeHeads:
     pairs = [each.split(".") for each in among.split(",") if each]
     return [(int(layer), int(head)) for layer, head in pairs]
 

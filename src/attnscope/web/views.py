@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from attnscope.capture.scope import Scope
     from attnscope.web.asked import Wanted
 
-Floats = NDArray[np.float32]
-Heads = Sequence[tuple[int, int]]
+Float32s = NDArray[np.float32]
+SomeHeads = Sequence[tuple[int, int]]
 """Some heads: each a layer and its head."""
 
 SHADES = ("received", "average", "lift")
@@ -50,14 +50,14 @@ class View:
     """How many layers there will be."""
     layers: list[int] = field(default_factory=list)
     """Those that are measured."""
-    received: dict[str, list[Floats]] = field(default_factory=dict)
+    received: dict[str, list[Float32s]] = field(default_factory=dict)
     """For every choice of queries, for every layer, [H, K]: from the average query."""
-    average: list[Floats] = field(default_factory=list)
-    even_average: list[Floats] = field(default_factory=list)
+    average: list[Float32s] = field(default_factory=list)
+    even_average: list[Float32s] = field(default_factory=list)
     """[K]: what `average` would be under even attention."""
-    even: dict[str, list[Floats]] = field(default_factory=dict)
+    even: dict[str, list[Float32s]] = field(default_factory=dict)
     """[K]: what `received` would be under even attention."""
-    values: dict[str, dict[str, list[Floats]]] = field(default_factory=dict)
+    values: dict[str, dict[str, list[Float32s]]] = field(default_factory=dict)
     """For every choice of queries and every map, for every layer, [H]."""
     likely: list[tuple[str, float]] = field(default_factory=list)
     """What would come next, with probabilities."""
@@ -93,8 +93,8 @@ class View:
         return list(self.values["all"]) if self.layers else []
 
     def shade(
-        self, of: str, queries: str, layer: int | None, head: int | None, among: Heads = ()
-    ) -> Floats:
+        self, of: str, queries: str, layer: int | None, head: int | None, among: SomeHeads = ()
+    ) -> Float32s:
         """[K]: what each token is shaded by; means over layers and heads where none is said, or
         over the heads of `among`."""
         if of not in SHADES:
@@ -117,10 +117,10 @@ class View:
             even = np.sum([row for _, row in rows], axis=0, dtype=np.float64)
             total = np.divide(total, even, out=np.full_like(total, np.nan), where=even > 0)
             return total.astype(np.float32)
-        mean: Floats = np.asarray(total / len(rows), dtype=np.float32)
+        mean: Float32s = np.asarray(total / len(rows), dtype=np.float32)
         return mean
 
-    def head_map(self, of: str, queries: str) -> list[Floats]:
+    def head_map(self, of: str, queries: str) -> list[Float32s]:
         """For every layer [H]: the value of each head."""
         self._known(queries)
         if of not in self.values[queries]:
@@ -148,7 +148,7 @@ class View:
         if queries not in self.received:
             raise unknown("choice of queries", queries, self.received)
 
-    def _of_head(self, values: Floats, head: int | None, layer: int) -> Any:
+    def _of_head(self, values: Float32s, head: int | None, layer: int) -> Any:
         if head is None:
             return values.mean(0)
         if not 0 <= head < len(values):
@@ -156,7 +156,7 @@ class View:
         return values[head]
 
 
-def curve(values: Floats, first: int, last: int, bins: int) -> dict[str, Any]:
+def curve(values: Float32s, first: int, last: int, bins: int) -> dict[str, Any]:
     """The numbers from `first` to before `last`, in at most so many bins of equal `size`: where
     each begins (`start`), `mean`, and what its tokens lie between (`low`, `high`); nan where none
     has a number."""
