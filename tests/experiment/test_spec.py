@@ -102,7 +102,7 @@ WRONG = [
     ("lambda]", "lamda]", 9, "unknown measure 'lamda'", "uniformity"),
     ("lambda]", "[lambda]]", 9, "unknown measure ['lambda']", "uniformity"),
     ("lambda]", "{lambda: }]", 9, "unknown measure {'lambda': None}", "uniformity"),
-    ("source: math", "source: maths", 3, "'maths'", "spatial, math, file"),
+    ("source: math", "source: maths", 3, "'maths'", "spatial, math, equations, file"),
     ("count: 8", "count: eight", 3, "eight", "integer"),
     ("count: 8", "count: 0", 3, "prompts.count (0)", "greater than or equal to 1"),
     ("count: 8", "level: 9", 3, "unknown level 9", "1, 2, 3, 4, 5"),
