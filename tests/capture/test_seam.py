@@ -12,8 +12,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 import attnscope
 from attnscope.capture import seam, sites
 from attnscope.capture.activations import hold
-from attnscope.capture.seam import Seen
 from attnscope.capture.sites import Site
+from attnscope.capture.users import Seen
 from attnscope.errors import ModelError, ScopeError
 from attnscope.kernels import AttentionCall
 from families import VOCABULARY, build

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from attnscope.capture import seam, sites
 from attnscope.capture.families import BYPASSING, OUTPUT_PROJECTIONS
-from attnscope.capture.seam import Seen
 from attnscope.capture.sites import Site
+from attnscope.capture.users import Seen
 from attnscope.errors import InputError, ScopeError
 
 

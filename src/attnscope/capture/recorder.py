@@ -3,7 +3,7 @@
 Must not know how attention becomes sums: that is `reducing.py`.
 """
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,9 +19,9 @@ from attnscope.capture.passes import Terms
 from attnscope.capture.reducing import Reducer
 from attnscope.capture.rows import rows_of
 from attnscope.capture.scope import Scope
-from attnscope.capture.seam import Seen
 from attnscope.capture.sites import Site
 from attnscope.capture.totals import Joint, LayerTotals
+from attnscope.capture.users import Seen, on_cpu, seen_by
 from attnscope.capture.waiting import (
     Lane,
     Tail,
@@ -33,42 +33,11 @@ from attnscope.capture.waiting import (
     together,
 )
 from attnscope.errors import ConservationError, ModelError, ScopeError
-from attnscope.kernels import AttentionCall
-from attnscope.kernels.call import WITHOUT_FLOAT64, Link
+from attnscope.kernels.call import WITHOUT_FLOAT64
 from attnscope.kernels.pieces import even
 
 # Bytes that may wait anywhere: asking the device how many it has free takes longer than a launch.
 LITTLE = 64 << 20
-
-
-def device_of(found: sites.Sites) -> torch.device:
-    """Where the first attention layer computes."""
-    module = min(found.modules, key=found.modules.__getitem__)
-    hook = getattr(module, "_hf_hook", None)  # weights that accelerate keeps elsewhere
-    device = getattr(hook, "execution_device", None)
-    if device is not None:
-        return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    return next(module.parameters()).device
-
-
-def on_cpu(seen: Seen) -> Seen:
-    """The same attention where it can be measured, if it cannot be where it was computed."""
-    assert seen.frame is not None
-    frame = seen.frame.on(torch.device("cpu"))
-    if seen.call is None:
-        weights = None if seen.weights is None else seen.weights.cpu()
-        return replace(seen, frame=frame, weights=weights)
-    moved: dict[str, Any] = {
-        each.name: value.cpu()
-        for each in fields(seen.call)
-        if isinstance(value := getattr(seen.call, each.name), Tensor)
-    }
-    links = tuple(
-        Link(bias=link.bias.cpu(), queries=None if link.queries is None else link.queries.cpu())
-        for link in seen.call.links
-    )
-    call = replace(seen.call, visible=frame.visible, links=links, **moved)
-    return replace(seen, frame=frame, call=call, lse=None if seen.lse is None else seen.lse.cpu())
 
 
 class Recorder:
@@ -247,7 +216,7 @@ class Recorder:
                 if not lane.steps and not self._has_room(self.held):
                     self.measure_waiting()
                 return
-        self.see(_seen(site, terms, q, k, v if keys == v.shape[2] else v[:, :, :keys], lse))
+        self.see(seen_by(site, terms, q, k, v if keys == v.shape[2] else v[:, :, :keys], lse))
 
     def _joins(self, lane: Lane, terms: Terms) -> bool:
         """Whether a lane that waits alone is of a whole pass whose layers can be measured without
@@ -456,19 +425,3 @@ class Recorder:
             some = lanes[at : at + step]
             self.reducer.reduce(some, frame, *together(some))
         frame.let_go()
-
-
-def _seen(site: Site, terms: Terms, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None) -> Seen:
-    """An attention as the terms of its call tell it."""
-    frame = terms.frame
-    call = AttentionCall(
-        layer=site.layer,
-        q=q,
-        k=k,
-        v=v,
-        scale=terms.scale,
-        visible=frame.visible,
-        softcap=terms.softcap,
-        first=frame.first_query - frame.first_key,
-    )
-    return Seen(site=site, values=v, frame=frame, call=call, lse=lse, terms=terms)

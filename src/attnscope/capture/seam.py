@@ -12,9 +12,8 @@ Must not know what is measured.
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,163 +21,22 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from attnscope.capture import fallback, masks
 from attnscope.capture.calls import ModelCall, agreed
-from attnscope.capture.frame import Frame
-from attnscope.capture.passes import Pass, Terms
+from attnscope.capture.passes import Pass
 from attnscope.capture.sites import Site, Sites, argument
+from attnscope.capture.users import Change, Observer, Place, Seen, User, Users
 from attnscope.errors import ModelError
 from attnscope.kernels import AttentionCall
 from attnscope.kernels.attend import attend
 
-Change = Callable[[Site, AttentionCall, Frame], AttentionCall]
-"""From the call a model makes to the call that is made instead."""
-
-
-# Not frozen, which would take as long as a small layer: made once and not changed.
-@dataclass(slots=True, eq=False, kw_only=True)
-class Seen:
-    """One attention of a model, as it was computed."""
-
-    site: Site
-    values: Tensor | None = None
-    """[B, G, K, E], after all changes; None where a module bypasses the interface."""
-    frame: Frame | None = None
-    """Who could see whom; None, as all that follows, where nobody describes."""
-    call: AttentionCall | None = None
-    lse: Tensor | None = None
-    """float32 [B, H, Q], where the attention gave it away."""
-    weights: Tensor | None = None
-    """A [B, H, Q, K], only where nothing smaller tells what was done: then the rest is None."""
-    terms: Terms | None = None
-    """What the call has in common with others of its pass; None where that was not told."""
-    changed: bool = False
-    """Whether somebody changed the call."""
-    sinks: bool = False
-    """Whether learned sinks take part, so that the rows of `weights` may add up to less than 1."""
-
-
-class Observer(Protocol):
-    """Looks at attention as it happens. Calls of one pass of one stack come in order."""
-
-    describes: bool
-    """Whether it needs frames: if nobody does, masks and attention stay those of transformers."""
-
-    def begin(self, stack: str, cache: Any) -> None:
-        """A forward pass of a stack begins."""
-
-    def wants(self, site: Site) -> bool:
-        """Whether to be told of this site's attention in this pass."""
-
-    def see(self, seen: Seen) -> None:
-        """One attention."""
-
-    def end(self, stack: str, *, finished: bool) -> None:
-        """The pass is over, or broke off."""
-
-
-@runtime_checkable
-class Quick(Protocol):
-    """An observer that need not be told again what the layers of a pass have in common."""
-
-    def see_alike(
-        self, site: Site, terms: Terms, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None
-    ) -> None:
-        """One attention, wanted or not, that says what another of this pass said."""
-
-
-@dataclass(eq=False, slots=True)
-class _User:
-    """Somebody inside a `with` block."""
-
-    sites: Sites
-    observer: Observer | None
-    change: Change | None
-    dense: bool
-    """Whether the weights themselves are asked for: the fallback, on purpose."""
-    describes: bool = field(init=False)
-    quick: "Quick | None" = field(init=False)
-    """The observer, where it does nothing but look and need not be told things again."""
-
-    def __post_init__(self) -> None:
-        changes, observer = self.change is not None, self.observer
-        self.describes = changes or (observer is not None and observer.describes)
-        looks = self.describes and not changes and not self.dense and isinstance(observer, Quick)
-        self.quick = observer if looks and isinstance(observer, Quick) else None
-
-
-# Not frozen, as above: one a layer and watch.
-@dataclass(eq=False, slots=True)
-class _Place:
-    """A module that its users only look at."""
-
-    base: nn.Module
-    """Of its stack."""
-    kind: str
-    looking: list[tuple[Quick, Site]]
-
-
-@dataclass(eq=False, slots=True)
-class _Users:
-    """Everybody at work in one thread."""
-
-    attending: dict[nn.Module, list[tuple[_User, Site]]] = field(default_factory=dict)
-    """By attention module, with what they call its place."""
-    passing: dict[nn.Module, list[_User]] = field(default_factory=dict)
-    """By base of a stack."""
-    passes: dict[nn.Module, Pass] = field(default_factory=dict)
-    """The last pass of every base."""
-    describing: int = 0
-    """How many of them need frames."""
-    places: dict[nn.Module, _Place | None] = field(default_factory=dict)
-    """By module, once it was asked for; None where more is done than looking."""
-    interfaces: dict[Any, Callable[..., Any]] = field(default_factory=dict)
-    """What models call in this pass, by what they asked for."""
-
-    def place(self, module: nn.Module) -> _Place | None:
-        """A module that is only looked at, once a pass."""
-        if module in self.places:
-            return self.places[module]
-        looking: list[tuple[Quick, Site]] = []
-        place = self.places[module] = None
-        for user, site in self.attending.get(module, ()):
-            if user.quick is None or site.stack in user.sites.loops:
-                return None
-            looking.append((user.quick, site))
-        if looking:
-            place = self.places[module] = _Place(user.sites.bases[site.stack], site.kind, looking)
-        return place
-
-    def enter(self, user: _User) -> None:
-        self.places.clear()
-        self.interfaces.clear()
-        self.describing += user.describes
-        for module, site in user.sites.modules.items():
-            self.attending.setdefault(module, []).append((user, site))
-        for base in set(user.sites.bases.values()):
-            self.passing.setdefault(base, []).append(user)
-
-    def leave(self, user: _User) -> None:
-        self.places.clear()
-        self.interfaces.clear()
-        self.describing -= user.describes
-        for module, site in user.sites.modules.items():
-            self.attending[module].remove((user, site))
-            if not self.attending[module]:
-                del self.attending[module]
-        for base in set(user.sites.bases.values()):
-            self.passing[base].remove(user)
-            if not self.passing[base]:
-                del self.passing[base]
-                self.passes.pop(base, None)
-
 
 class _Here(threading.local):
     def __init__(self) -> None:
-        self.users = _Users()
+        self.users = Users()
 
 
 _here = _Here()
 _NOTHING = nullcontext()
-_everybody: list[_Users] = []
+_everybody: list[Users] = []
 
 
 @contextmanager
@@ -196,7 +54,7 @@ def install(
             f"{name} does not go through the attention interface of transformers, so its attention "
             "can be measured and not changed"
         )
-    user, users = _User(sites, observer, change, dense), _here.users
+    user, users = User(sites, observer, change, dense), _here.users
     with ExitStack() as undo:
         undo.enter_context(_shared("lookups", _take_over_lookups))
         for base in set(sites.bases.values()):
@@ -270,7 +128,7 @@ def _get_mask_function(self: AttentionMaskInterface, implementation: str) -> Cal
 
 
 def _attention(
-    users: _Users,
+    users: Users,
     plain: Callable[..., Any],
     eager: Callable[..., Any],
     implementation: str,
@@ -328,8 +186,8 @@ def _attention(
 
 
 def _alike(
-    users: _Users,
-    place: _Place,
+    users: Users,
+    place: Place,
     plain: Callable[..., Any],
     eager: Callable[..., Any],
     implementation: str,
@@ -360,7 +218,7 @@ def _alike(
     return out
 
 
-def _changed(here: list[tuple[_User, Site]], asked: ModelCall) -> AttentionCall:
+def _changed(here: list[tuple[User, Site]], asked: ModelCall) -> AttentionCall:
     """The call that is made instead of the one asked for."""
     call = asked.call
     for user, site in here:
@@ -387,9 +245,7 @@ def _attend(
     return output, None, weights
 
 
-def _pass_of(
-    users: _Users, here: list[tuple[_User, Site]]
-) -> tuple[Pass, list[tuple[_User, Site]]]:
+def _pass_of(users: Users, here: list[tuple[User, Site]]) -> tuple[Pass, list[tuple[User, Site]]]:
     """The pass in which a module attends, and what its users call its place in it: where modules
     are called again and again, each time the next layer."""
     (user, site), *_ = here
@@ -501,5 +357,5 @@ def _end(base: nn.Module, *, finished: bool) -> None:
                 user.observer.end(stack, finished=finished)
 
 
-def _stacks(user: _User, base: nn.Module) -> list[str]:
+def _stacks(user: User, base: nn.Module) -> list[str]:
     return [stack for stack, other in user.sites.bases.items() if other is base]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -82,6 +83,16 @@ def find(model: nn.Module) -> Sites:
     except (KeyError, AttributeError):  # a new model, or one rebuilt since
         _found[model] = _search(model)
         return _resolve(model, _found[model])
+
+
+def device_of(sites: Sites) -> torch.device:
+    """Where the first attention layer computes."""
+    module = min(sites.modules, key=sites.modules.__getitem__)
+    hook = getattr(module, "_hf_hook", None)  # weights that accelerate keeps elsewhere
+    device = getattr(hook, "execution_device", None)
+    if device is not None:
+        return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    return next(module.parameters()).device
 
 
 @dataclass(frozen=True, slots=True)

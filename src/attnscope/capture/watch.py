@@ -15,7 +15,7 @@ from attnscope import kernels
 from attnscope.capture import seam, sites
 from attnscope.capture.generation import listening
 from attnscope.capture.queries import Queries, parse
-from attnscope.capture.recorder import Recorder, device_of
+from attnscope.capture.recorder import Recorder
 from attnscope.capture.scope import Scope
 from attnscope.capture.sites import Site
 from attnscope.errors import InputError
@@ -69,7 +69,7 @@ def watch(
             "mask or classes are for one of them; watch them side by side: with "
             "watch(model.get_encoder(), …) as encoder, watch(model.get_decoder(), …) as decoder"
         )
-    device = device_of(found)
+    device = sites.device_of(found)
     if backend != "eager-fallback":
         backend = kernels.choose(backend, device)
     parts: dict[str, Scope] = {}

@@ -21,8 +21,8 @@ from attnscope.capture import seam, sites
 from attnscope.capture.frame import Frame
 from attnscope.capture.generation import Generation, Reply, listening
 from attnscope.capture.queries import Queries, chosen, parse
-from attnscope.capture.seam import Seen
 from attnscope.capture.sites import Site
+from attnscope.capture.users import Seen
 from attnscope.errors import InputError
 from attnscope.kernels import AttentionCall, Visible
 from attnscope.kernels.call import Link

@@ -6,29 +6,32 @@ tensors; and `reduce` and `attend`, which know the definitions.
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import torch
 import triton
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from attnscope.kernels import single, streaming, triton_jit
 from attnscope.kernels.call import LARGE, AttentionCall, Rows, Totals, reach_of
 from attnscope.kernels.single import Asked, ByQuery
+from attnscope.kernels.triton_tiles import (
+    INTERPRETED,
+    LONG,
+    extent,
+    flat,
+    ranges,
+    row_tile,
+    rowwise,
+    tile,
+    wide,
+)
 
 LOG2E = math.log2(math.e)
-FAR = 1 << 30
 # Sampled rows whose own entropy is looked at, to tell how much entropy varies between rows, and
 # the number of pieces their keys are cut into.
 SPREAD_ROWS, SPLIT_KEYS = 256, 32
-# From this many queries on, the descriptors of the tensor copy engine pay for themselves, and
-# heads are better taken one after the other.
-LONG = 16384
 # Classes whose masses are made together: twice as many columns, and one more, are a tile's width.
 MOST_CLASSES = 31
-# Asking Triton's settings reads the environment each time.
-INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 
 def reduce(rows: Rows) -> Totals:
@@ -91,14 +94,14 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
 def _reduce(rows: Rows) -> Totals:
     B, H, M, D = rows.q.shape
     G, K = rows.k.shape[1:3]
-    q, k = _rowwise(rows.q), _rowwise(rows.k)
+    q, k = rowwise(rows.q), rowwise(rows.k)
     paired = rows.shrink is not None
     out = q.new_empty((3 if paired else 2, B, H, K), dtype=torch.float32)
     assert rows.lse is not None
-    BM, BN, options = _tile(D, q, M)
+    BM, BN, options = tile(D, q, M)
     scalars = q.new_zeros((triton.cdiv(K, BN), B, H, 3), dtype=torch.float32)
-    ranges = None if rows.causal else _ranges(rows, BM, BN)
-    flat_q, flat_k = _flat(q, BM, M), _flat(k, BN, M)
+    met = None if rows.causal else ranges(rows, BM, BN)
+    flat_q, flat_k = flat(q, BM, M), flat(k, BN, M)
     if flat_q is None or flat_k is None:
         at_q, at_k = (q, q.stride(0), 0, 0), (k, k.stride(0), 0, 0)
     else:
@@ -108,13 +111,13 @@ def _reduce(rows: Rows) -> Totals:
     if M:
         triton_jit.columns[(blocks, B * H) if by_head else (B * H, blocks)](
             at_q[0], at_k[0], rows.lse.contiguous(), rows.start, rows.stop, rows.own,
-            rows.weight, rows.shrink, rows.real, ranges, out, scalars,
+            rows.weight, rows.shrink, rows.real, met, out, scalars,
             at_q[1], q.stride(1), q.stride(2), at_q[2], at_q[3],
             at_k[1], k.stride(1), k.stride(2), at_k[2], at_k[3],
             H, H // G, M, K, D, B * H * K, rows.scale * LOG2E, (rows.softcap or 0.0) * LOG2E,
             CAUSAL=rows.causal, SOFTCAP=rows.softcap is not None,
             WEIGHTED=rows.weight is not None, PAIRED=paired, HOLES=rows.real is not None,
-            TMA=at_q is flat_q, BM=BM, BN=BN, BD=_wide(D), EVEN_D=_wide(D) == D,
+            TMA=at_q is flat_q, BM=BM, BN=BN, BD=wide(D), EVEN_D=wide(D) == D,
             EVEN_M=M % BM == 0, BY_HEAD=by_head, **options,
         )  # fmt: skip
     else:
@@ -178,7 +181,7 @@ def _masses(rows: Rows, shares: Tensor) -> tuple[Tensor, Tensor]:
     far that was from 1 [B, H, M]."""
     B, H, M, D = rows.q.shape
     G, K, C = *rows.k.shape[1:3], shares.shape[2]
-    q, k = _rowwise(rows.q), _rowwise(rows.k)
+    q, k = rowwise(rows.q), rowwise(rows.k)
     exact = q.element_size() > 2
     one = shares.new_ones(B, K, 1)
     columns = torch.cat([shares, one], 2).float()
@@ -186,11 +189,11 @@ def _masses(rows: Rows, shares: Tensor) -> tuple[Tensor, Tensor]:
         most = columns.half()
         rest = (columns - most.float()).half()[..., :C]
         columns = torch.cat([most, rest], 2) if bool(rest.any()) else most
-    BE = _wide(columns.shape[2])
+    BE = wide(columns.shape[2])
     columns = torch.nn.functional.pad(columns, (0, BE - columns.shape[2])).contiguous()
     out = q.new_zeros((B, H, M, BE), dtype=torch.float32)
-    BM, BN, options = _row_tile(_wide(D), q)
-    low, high = _extent(rows, BM)
+    BM, BN, options = row_tile(wide(D), q)
+    low, high = extent(rows, BM)
     assert rows.lse is not None
     lse = rows.lse.float().contiguous()
     if M:
@@ -199,7 +202,7 @@ def _masses(rows: Rows, shares: Tensor) -> tuple[Tensor, Tensor]:
             q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
             H, H // G, M, K, D, rows.scale * LOG2E, (rows.softcap or 0.0) * LOG2E,
             SOFTCAP=rows.softcap is not None, HOLES=rows.real is not None, EXACT=exact,
-            BM=BM, BN=BN, BD=_wide(D), BE=BE, **options,
+            BM=BM, BN=BN, BD=wide(D), BE=BE, **options,
         )  # fmt: skip
     mass, total = out[..., :C], out[..., C]
     if BE >= 2 * C + 1:
@@ -219,10 +222,10 @@ def _entropy_variance(rows: Rows) -> Tensor:
     strata = rows.shrink.shape[1]
     pick = torch.arange(0, strata, max(1, 2 * strata // SPREAD_ROWS), device=rows.q.device)
     index = torch.stack([2 * pick, 2 * pick + 1], 1).flatten()
-    q, k = rows.q[:, :, index], _rowwise(rows.k)
+    q, k = rows.q[:, :, index], rowwise(rows.k)
     B, H, M, D = q.shape
     start, stop, _ = (bound[:, index].contiguous() for bound in rows.bounds())
-    BM, BN, options = _row_tile(_wide(D), q)
+    BM, BN, options = row_tile(wide(D), q)
     split = max(1, triton.cdiv(k.shape[2], BN * SPLIT_KEYS))
     grid = (triton.cdiv(M, BM), B * H, triton.cdiv(k.shape[2], BN * split))
     pieces = q.new_zeros((grid[2], B, H, M), dtype=torch.float32)
@@ -232,7 +235,7 @@ def _entropy_variance(rows: Rows) -> Tensor:
         H, H // k.shape[1], M, k.shape[2], D,
         rows.scale * LOG2E, (rows.softcap or 0.0) * LOG2E,
         SOFTCAP=rows.softcap is not None, HOLES=rows.real is not None, SPLIT=split,
-        BM=BM, BN=BN, BD=_wide(D), **options,
+        BM=BM, BN=BN, BD=wide(D), **options,
     )  # fmt: skip
     entropy = pieces.sum(0)
     if rows.weight is not None:
@@ -245,13 +248,13 @@ def _by_rows(rows: Rows, v: Tensor | None) -> tuple[Tensor | None, Tensor]:
     """Log-sum-exp of each row and, given values, the output."""
     B, H, M, D = rows.q.shape
     G, K = rows.k.shape[1:3]
-    q, k = _rowwise(rows.q), _rowwise(rows.k)
-    values = k if v is None else _rowwise(v)
+    q, k = rowwise(rows.q), rowwise(rows.k)
+    values = k if v is None else rowwise(v)
     E = values.shape[3]
     out = None if v is None else q.new_empty((B, M, H, E)).transpose(1, 2)
     lse = q.new_zeros((B, H, M), dtype=torch.float32)
-    BM, BN, options = _row_tile(max(_wide(D), _wide(E)), q)
-    low, high = _extent(rows, BM)
+    BM, BN, options = row_tile(max(wide(D), wide(E)), q)
+    low, high = extent(rows, BM)
     links, linked = _stacked(rows)
     shown = lse if out is None else out
     if M:
@@ -264,7 +267,7 @@ def _by_rows(rows: Rows, v: Tensor | None) -> tuple[Tensor | None, Tensor]:
             H, H // G, M, K, D, E, rows.scale * LOG2E, (rows.softcap or 0.0) * LOG2E,
             SOFTCAP=rows.softcap is not None, HOLES=rows.real is not None,
             SINKS=rows.sinks is not None, HAS_V=v is not None, LINKS=len(rows.links),
-            BM=BM, BN=BN, BD=_wide(D), BE=_wide(E), **options,
+            BM=BM, BN=BN, BD=wide(D), BE=wide(E), **options,
         )  # fmt: skip
     return out, lse
 
@@ -285,118 +288,3 @@ def _stacked(rows: Rows) -> tuple[Tensor | None, Tensor | None]:
         rows.cache[key] = torch.stack(bias), torch.stack(meant)
     links, linked = rows.cache[key]
     return links, linked
-
-
-def _rowwise(tensor: Tensor) -> Tensor:
-    """As it is if each row lies in one piece, which is how models hand them over."""
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-
-
-def _flat(tensor: Tensor, rows: int, queries: int) -> tuple[Any, int, int, int] | None:
-    """A descriptor for the tensor copy engine, and the row of a batch item, row and column of a
-    head in it; None where the engine cannot be used or would not pay."""
-    B, H, N, D = tensor.shape
-    if INTERPRETED or queries < LONG or tensor.element_size() != 2 or D not in (64, 128):
-        return None
-    if torch.cuda.get_device_capability(tensor.device) < (9, 0):
-        return None
-    across = tensor.stride(2)
-    if tensor.stride(1) == D and across >= H * D and (B == 1 or tensor.stride(0) == N * across):
-        shape, where = (B * N, H * D), (N, 0, D)  # [B, N, H, D], as models compute them
-    elif tensor.is_contiguous():
-        shape, where = (B * H * N, D), (H * N, N, 0)
-    else:
-        return None
-    if tensor.data_ptr() % 16 or across % 8:
-        return None
-    flat = tensor.as_strided(shape, (across, 1))
-    return (TensorDescriptor.from_tensor(flat, [rows, D]), *where)
-
-
-def _wide(size: int) -> int:
-    """What a tile's side must be: a power of two, and enough for a tensor core."""
-    return max(16, int(triton.next_power_of_2(size)))
-
-
-def _tile(D: int, q: Tensor, M: int) -> tuple[int, int, dict[str, int]]:
-    """Queries and keys of a tile, and how to compile it: what measured fastest on an H200.
-
-    Three programs of four warps share a multiprocessor, and take turns at the tensor cores and
-    the exponential unit; that beats every explicit pipeline we tried (docs/benchmarks.md).
-    """
-    if INTERPRETED:
-        return 32, 32, {"num_warps": 4, "num_stages": 1}
-    if q.element_size() > 2:
-        return 32, 64, {"num_warps": 4, "num_stages": 2}
-    if D > 128:
-        return 64, 64, {"num_warps": 4, "num_stages": 2}
-    if M >= LONG and D in (64, 128):
-        return 64, 128, {"num_warps": 4, "num_stages": 2, "maxnreg": 168}
-    return 64, 128, {"num_warps": 4, "num_stages": 4}
-
-
-def _row_tile(D: int, q: Tensor) -> tuple[int, int, dict[str, int]]:
-    if INTERPRETED:
-        return 32, 32, {"num_warps": 4, "num_stages": 1}
-    if q.element_size() > 2:
-        BM, BN = (64, 32) if D <= 128 else (32, 32)
-        return BM, BN, {"num_warps": 4, "num_stages": 1}
-    if D > 128:
-        return 64, 32, {"num_warps": 4, "num_stages": 2}
-    return 128, 64, {"num_warps": 8, "num_stages": 3}
-
-
-def _blocks(tensor: Tensor, size: int, fill: int) -> Tensor:
-    """[B, M] as [B, blocks, size], the last block filled up."""
-    B, M = tensor.shape
-    short = triton.cdiv(M, size) * size - M
-    return torch.nn.functional.pad(tensor, (0, short), value=fill).view(B, -1, size)
-
-
-def _extent(rows: Rows, BM: int) -> tuple[Tensor, Tensor]:
-    """For each block of rows: first and one past last key that any of them sees, int32 [B, blocks].
-
-    Layers under one mask share it.
-    """
-    if ("extent", BM) not in rows.cache:
-        start, stop = rows.start, rows.stop
-        assert start is not None
-        assert stop is not None
-        sees = stop > start
-        low = _blocks(torch.where(sees, start, FAR), BM, FAR).amin(2)
-        high = _blocks(torch.where(sees, stop, 0), BM, 0).amax(2)
-        rows.cache["extent", BM] = (torch.minimum(low, high).int(), high.int())
-    low, high = rows.cache["extent", BM]
-    return low, high
-
-
-def _ranges(rows: Rows, BM: int, BN: int) -> Tensor:
-    """For each block of keys, int32 [B, blocks, 4]: the first block of rows that sees any of
-    them, the run of those whose rows all see all of them from further on, and one past the last.
-    """
-    if rows.q.shape[2] <= BM and ("ranges", BM, BN) not in rows.cache:
-        # One block of rows: every key looks at it, and at its bounds. Some thirty launches less.
-        every = rows.k.new_zeros((rows.q.shape[0], triton.cdiv(rows.k.shape[2], BN), 4)).int()
-        every[..., 3] = 1
-        rows.cache["ranges", BM, BN] = every
-    if ("ranges", BM, BN) not in rows.cache:
-        start, stop, own = rows.bounds()
-        low, high = (bound[:, None] for bound in _extent(rows, BM))
-        left = torch.arange(0, rows.k.shape[2], BN, device=low.device)[:, None]
-        right = left + BN
-        meet = (low < right) & (high > left) & (high > low)
-        order = torch.arange(meet.shape[2], device=low.device)
-        first = torch.where(meet, order, meet.shape[2]).amin(2)
-        last = torch.where(meet, order + 1, 0).amax(2)
-        latest = _blocks(start, BM, FAR).amax(2)[:, None]
-        soonest = torch.minimum(_blocks(stop, BM, 0).amin(2), _blocks(own, BM, 0).amin(2))[:, None]
-        whole = (latest <= left) & (soonest >= right) & (rows.real is None)
-        clear = torch.where(whole, order, FAR).amin(2)
-        clear = torch.minimum(torch.maximum(clear, first), last)
-        broken = ~whole & (order >= clear[..., None])
-        blurred = torch.where(broken, order, FAR).amin(2)
-        blurred = torch.maximum(torch.minimum(blurred, last), clear)
-        last = torch.maximum(last, first)
-        rows.cache["ranges", BM, BN] = torch.stack([first, clear, blurred, last], 2).int()
-    ranges: Tensor = rows.cache["ranges", BM, BN]
-    return ranges.contiguous()

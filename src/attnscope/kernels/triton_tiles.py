@@ -1,0 +1,136 @@
+"""How the rows of a call are cut into the tiles of a Triton program, and which tiles are fastest.
+
+Must not know what is made of a tile.
+"""
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from attnscope.kernels.call import Rows
+
+FAR = 1 << 30
+# From this many queries on, the descriptors of the tensor copy engine pay for themselves, and
+# heads are better taken one after the other.
+LONG = 16384
+# Asking Triton's settings reads the environment each time.
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+
+
+def rowwise(tensor: Tensor) -> Tensor:
+    """As it is if each row lies in one piece, which is how models hand them over."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def flat(tensor: Tensor, rows: int, queries: int) -> tuple[Any, int, int, int] | None:
+    """A descriptor for the tensor copy engine, and the row of a batch item, row and column of a
+    head in it; None where the engine cannot be used or would not pay."""
+    B, H, N, D = tensor.shape
+    if INTERPRETED or queries < LONG or tensor.element_size() != 2 or D not in (64, 128):
+        return None
+    if torch.cuda.get_device_capability(tensor.device) < (9, 0):
+        return None
+    across = tensor.stride(2)
+    if tensor.stride(1) == D and across >= H * D and (B == 1 or tensor.stride(0) == N * across):
+        shape, where = (B * N, H * D), (N, 0, D)  # [B, N, H, D], as models compute them
+    elif tensor.is_contiguous():
+        shape, where = (B * H * N, D), (H * N, N, 0)
+    else:
+        return None
+    if tensor.data_ptr() % 16 or across % 8:
+        return None
+    flat = tensor.as_strided(shape, (across, 1))
+    return (TensorDescriptor.from_tensor(flat, [rows, D]), *where)
+
+
+def wide(size: int) -> int:
+    """What a tile's side must be: a power of two, and enough for a tensor core."""
+    return max(16, int(triton.next_power_of_2(size)))
+
+
+def tile(D: int, q: Tensor, M: int) -> tuple[int, int, dict[str, int]]:
+    """Queries and keys of a tile, and how to compile it: what measured fastest on an H200.
+
+    Three programs of four warps share a multiprocessor, and take turns at the tensor cores and
+    the exponential unit; that beats every explicit pipeline we tried (docs/benchmarks.md).
+    """
+    if INTERPRETED:
+        return 32, 32, {"num_warps": 4, "num_stages": 1}
+    if q.element_size() > 2:
+        return 32, 64, {"num_warps": 4, "num_stages": 2}
+    if D > 128:
+        return 64, 64, {"num_warps": 4, "num_stages": 2}
+    if M >= LONG and D in (64, 128):
+        return 64, 128, {"num_warps": 4, "num_stages": 2, "maxnreg": 168}
+    return 64, 128, {"num_warps": 4, "num_stages": 4}
+
+
+def row_tile(D: int, q: Tensor) -> tuple[int, int, dict[str, int]]:
+    """The same where a program takes some rows and all the keys they see."""
+    if INTERPRETED:
+        return 32, 32, {"num_warps": 4, "num_stages": 1}
+    if q.element_size() > 2:
+        BM, BN = (64, 32) if D <= 128 else (32, 32)
+        return BM, BN, {"num_warps": 4, "num_stages": 1}
+    if D > 128:
+        return 64, 32, {"num_warps": 4, "num_stages": 2}
+    return 128, 64, {"num_warps": 8, "num_stages": 3}
+
+
+def blocks(tensor: Tensor, size: int, fill: int) -> Tensor:
+    """[B, M] as [B, blocks, size], the last block filled up."""
+    B, M = tensor.shape
+    short = triton.cdiv(M, size) * size - M
+    return torch.nn.functional.pad(tensor, (0, short), value=fill).view(B, -1, size)
+
+
+def extent(rows: Rows, BM: int) -> tuple[Tensor, Tensor]:
+    """For each block of rows: first and one past last key that any of them sees, int32 [B, blocks].
+
+    Layers under one mask share it.
+    """
+    if ("extent", BM) not in rows.cache:
+        start, stop = rows.start, rows.stop
+        assert start is not None
+        assert stop is not None
+        sees = stop > start
+        low = blocks(torch.where(sees, start, FAR), BM, FAR).amin(2)
+        high = blocks(torch.where(sees, stop, 0), BM, 0).amax(2)
+        rows.cache["extent", BM] = (torch.minimum(low, high).int(), high.int())
+    low, high = rows.cache["extent", BM]
+    return low, high
+
+
+def ranges(rows: Rows, BM: int, BN: int) -> Tensor:
+    """For each block of keys, int32 [B, blocks, 4]: the first block of rows that sees any of
+    them, the run of those whose rows all see all of them from further on, and one past the last.
+    """
+    if rows.q.shape[2] <= BM and ("ranges", BM, BN) not in rows.cache:
+        # One block of rows: every key looks at it, and at its bounds. Some thirty launches less.
+        every = rows.k.new_zeros((rows.q.shape[0], triton.cdiv(rows.k.shape[2], BN), 4)).int()
+        every[..., 3] = 1
+        rows.cache["ranges", BM, BN] = every
+    if ("ranges", BM, BN) not in rows.cache:
+        start, stop, own = rows.bounds()
+        low, high = (bound[:, None] for bound in extent(rows, BM))
+        left = torch.arange(0, rows.k.shape[2], BN, device=low.device)[:, None]
+        right = left + BN
+        meet = (low < right) & (high > left) & (high > low)
+        order = torch.arange(meet.shape[2], device=low.device)
+        first = torch.where(meet, order, meet.shape[2]).amin(2)
+        last = torch.where(meet, order + 1, 0).amax(2)
+        latest = blocks(start, BM, FAR).amax(2)[:, None]
+        soonest = torch.minimum(blocks(stop, BM, 0).amin(2), blocks(own, BM, 0).amin(2))[:, None]
+        whole = (latest <= left) & (soonest >= right) & (rows.real is None)
+        clear = torch.where(whole, order, FAR).amin(2)
+        clear = torch.minimum(torch.maximum(clear, first), last)
+        broken = ~whole & (order >= clear[..., None])
+        blurred = torch.where(broken, order, FAR).amin(2)
+        blurred = torch.maximum(torch.minimum(blurred, last), clear)
+        last = torch.maximum(last, first)
+        rows.cache["ranges", BM, BN] = torch.stack([first, clear, blurred, last], 2).int()
+    ranges: Tensor = rows.cache["ranges", BM, BN]
+    return ranges.contiguous()
