@@ -43,7 +43,8 @@ their characters. Layers are those of the published figure, or the same depths i
 fewer.
 """
 ACTIVE = """Claims (6) and (7) of the paper: activations after the MLP's non-linearity in layer 0, \
-of the question's tokens. Near zero and large are what they are by the base's own thresholds.
+of the question's tokens. Near zero and large are what they are by the base's own thresholds. \
+Questions are written with operators; word problems, asked before, have none.
 """
 FILLER = """Claims (1) to (5), in the order of the paper; the random sentence has 55 tokens too, \
 another for every prompt.
