@@ -1,6 +1,7 @@
 """What matters, not what is looked at: answers under filler and ARM, and with attention cut.
 
     python benchmarks/causes.py math OUT --models zoo:math-qwen2 zoo:chat-llama --problems 100
+    python benchmarks/causes.py direct OUT --models zoo:smollm2 --level 1 --problems 100
     python benchmarks/causes.py spatial OUT --models zoo:spatial-phys zoo:smollm2-phys --problems 40
     python benchmarks/causes.py cut OUT --models zoo:spatial-phys zoo:smollm2-phys --problems 60
     python benchmarks/causes.py heads OUT --models zoo:spatial-phys --problems 60 --layers 0 16 27
@@ -43,7 +44,8 @@ CONDITIONS = {
     "math": ["baseline", "filler", "arm"],
     "spatial": ["baseline", *(f"knockout:{name}@maps" for name in CLASSES)],
 }
-OTHERS = ("cut", "heads", "sweep", "harness", "check", "page")
+DIRECT = "Answer with the number alone."
+OTHERS = ("direct", "cut", "heads", "sweep", "harness", "check", "page")
 HARNESS = ["baseline", "filler", "arm"]
 # What `math` takes for the answer, as an expression: the number after these words, or the last one.
 NUMBER = r"(?s)[Tt]he answer is:?\s*\**(-?\d[\d,]*)|(-?\d[\d,]*)(?!.*\d)"
@@ -57,6 +59,26 @@ def answer(
         asked = Evaluation(model=model, task=name, problems=problems, level=level)
         folder = out / f"{name}-{label}"
         found = evaluate(asked, CONDITIONS[name], folder, batch=batch, progress=print)
+        print(label, found, flush=True)
+
+
+def directly(
+    out: Path, models: dict[str, str], problems: int, batch: int, level: int | None
+) -> None:
+    """The same for word problems whose answer shall be the number alone: of models that talk longer
+    than there is time for."""
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / f"direct-{level or 'all'}.jsonl"
+    samples = math_samples(problems, seed=SEED, level=level)
+    asked = (
+        {"prompt": f"{s.prompt.text.partition(chr(10) * 2)[2]} {DIRECT}", "answer": s.answer}
+        for s in samples
+    )
+    file.write_text("".join(json.dumps(line) + "\n" for line in asked))
+    for label, model in models.items():
+        told = Evaluation(model=model, task=str(file), problems=problems)
+        folder = out / f"direct-{label}"
+        found = evaluate(told, CONDITIONS["math"], folder, batch=batch, progress=print)
         print(label, found, flush=True)
 
 
@@ -175,13 +197,14 @@ def harness(out: Path, models: dict[str, str], problems: int, batch: int) -> Non
         file = _task_files(folder, problems)
         own = Evaluation(model=model, task="math", problems=problems, level=1)
         evaluate(own, HARNESS, folder / "own", batch=batch, progress=print)
+        told: dict[str, float] = {}
         for name, chat in (("said", None), ("chosen", False)):
             of = str(folder / f"{name}.yaml")
             asked = Evaluation(model=model, task=of, problems=problems, chat=chat)
             print(evaluate(asked, HARNESS, folder / name, batch=batch, progress=print), flush=True)
-        told = _check_answers(folder) | _check_choices(model, file, folder)
-        (folder / "check.json").write_text(json.dumps(told))
-        print(told, flush=True)
+            told |= _check_answers(folder) if chat is None else _check_choices(model, file, folder)
+            (folder / "check.json").write_text(json.dumps(told))
+            print(told, flush=True)
 
 
 def _task_files(folder: Path, problems: int) -> Path:
@@ -372,6 +395,8 @@ def main() -> None:
         page(given.out)
     elif given.what == "check":
         check(given.out, models)
+    elif given.what == "direct":
+        directly(given.out, models, given.problems, given.batch, given.level)
     elif given.what == "cut":
         cut(given.out, models, given.problems)
     elif given.what == "heads":

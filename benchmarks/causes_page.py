@@ -35,6 +35,7 @@ def page(out: Path) -> None:
     parts = [
         HEAD,
         _section("Baseline, filler, ARM on word problems", _answers(out, "math")),
+        _section("The same, where the number alone is asked for", _direct(out)),
         _section("Nobody looks at these characters of the maps", _answers(out, "spatial")),
         _section("Does the attention on the maps matter for the answer?", _cuts(out)),
         _section("Is what is looked at what matters?", _heads(out)),
@@ -45,6 +46,7 @@ def page(out: Path) -> None:
     (DOCS / "causes.md").write_text("\n".join(part for part in parts if part), encoding="utf-8")
     for name, lines, file in (
         ("answers", _answers(out, "math"), "findings.md"),
+        ("direct", _direct(out), "findings.md"),
         ("cut", _cuts(out), "findings.md"),
         ("harness", _harness_tables(out), "evaluate.md"),
     ):
@@ -56,13 +58,28 @@ def _section(title: str, lines: list[str]) -> str:
     return "\n".join([f"## {title}", *lines, ""]) if lines else ""
 
 
-def _answers(out: Path, name: str) -> list[str]:
-    files = sorted(out.glob(f"{name}-*/table.csv"))
+def _answers(out: Path, *names: str) -> list[str]:
     lines = ["| model | condition | n | score | difference | 95 % | p |", "| --- " * 7 + "|"]
+    files = [file for name in names for file in sorted(out.glob(f"{name}-*/table.csv"))]
     for file in files:
-        label = file.parent.name.removeprefix(f"{name}-")
+        label = file.parent.name.partition("-")[2]
         lines += [_line(label, row) for row in pl.read_csv(file).iter_rows(named=True)]
     return lines if files else []
+
+
+def _direct(out: Path) -> list[str]:
+    """Answers of models that would talk too long, and what they were asked."""
+    asked = [
+        json.loads(file.read_text().splitlines()[0]) for file in sorted(out.glob("direct-*.jsonl"))
+    ]
+    told = "; ".join(f"“{one['prompt']}” (right: {one['answer']})" for one in asked)
+    rows = _answers(out, "direct")
+    note = "Models that reason at length run out of tokens, so they are asked for the number alone"
+    return (
+        [f"{note}, and the whole answer counts. The first problem: {told}.\n", *rows]
+        if rows
+        else []
+    )
 
 
 def _cuts(out: Path) -> list[str]:
@@ -185,10 +202,10 @@ def _sweeps(out: Path) -> list[str]:
 
 def _harness_tables(out: Path) -> list[str]:
     lines = [
-        "Two task files of ours (YAML and JSONL, no network): one whose answers are generated in "
-        "the chat template, one whose choices are compared by likelihood. Entropy and first-token "
-        "mass are of the attention from the last prompt token, mean over layers, heads and "
-        "documents.\n",
+        "Task files of ours (YAML and JSONL, no network): `said`, whose answers are generated in "
+        "the chat template, and `chosen`, whose choices are compared by likelihood, where it was "
+        "asked. Entropy and first-token mass are of the attention from the last prompt token, mean "
+        "over layers, heads and documents.\n",
         "| model | task | condition | n | score | difference | 95 % | entropy | first token |",
         "| --- " * 9 + "|",
     ]
@@ -196,6 +213,8 @@ def _harness_tables(out: Path) -> list[str]:
     for folder in folders:
         label = folder.name.removeprefix("harness-")
         for name in ("said", "chosen"):
+            if not (folder / name / "table.csv").is_file():
+                continue
             for row in pl.read_csv(folder / name / "table.csv").iter_rows(named=True):
                 reach = "" if row["low"] is None else f"{row['low']:+.3f} … {row['high']:+.3f}"
                 change = "" if row["difference"] is None else f"{row['difference']:+.3f}"
@@ -209,10 +228,14 @@ def _harness_tables(out: Path) -> list[str]:
         lines.append(
             f"\n{folder.name.removeprefix('harness-')}: of {told['answers']} generated answers "
             f"{told['same answers']} are those of `attnscope evaluate` on the same problems and "
-            f"{told['same scores']} are judged as there; {told['same choices']} of "
-            f"{told['choices']} choices are those of one unpadded forward pass after the other, "
-            f"whose log-likelihoods differ by {told['largest difference']:.1e} at most."
+            f"{told['same scores']} are judged as there."
         )
+        if "choices" in told:
+            lines[-1] += (
+                f" {told['same choices']} of {told['choices']} choices are those of one unpadded "
+                "forward pass after the other, whose log-likelihoods differ by "
+                f"{told['largest difference']:.1e} at most."
+            )
     return lines if folders else []
 
 
