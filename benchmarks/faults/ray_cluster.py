@@ -55,11 +55,12 @@ def workers(driver: int) -> list[int]:
     def below(pid: int) -> bool:
         return pid == driver or (pid in above and below(above[pid]))
 
-    # A worker is called by the batch it has at hand, else by its class.
+    # Ray calls a worker by its class or by the batch it has at hand, its own agents otherwise.
+    ours = (b"ray::_Worker", b" cells, ")
     return [
         pid
         for pid, name in names.items()
-        if name.startswith(b"ray::") and not name.startswith(b"ray::IDLE") and below(pid)
+        if name.startswith(b"ray::") and any(part in name for part in ours) and below(pid)
     ]
 
 
