@@ -133,7 +133,8 @@ def test_blocks_become_markdown_and_escaped_html() -> None:
     assert as_html(made) == (
         "<h4>A_b</h4>\n<p>&lt;b&gt;&amp;lt;</p>\n<p>q &lt; 1</p>\n<p>see:</p>\n"
         "<ul><li><strong>x</strong> &lt;i&gt; *</li></ul>\n<h4>T</h4>\n"
-        '<div class="scroll"><table><thead><tr><th>a</th><th>b</th></tr></thead><tbody>'
+        '<div class="scroll"><table><thead><tr><th>a</th>'
+        '<th class="number">b</th></tr></thead><tbody>'
         '<tr><td>|⏎</td><td class="number">1</td></tr></tbody></table></div>'
     )
     assert as_markdown(made) == (
@@ -240,7 +241,7 @@ def test_no_two_rows_of_the_comparison_have_the_same_labels(tmp_path: Path) -> N
     ]
     text = build(replace(run, values=pl.concat(more)))
     table = text[text.index("<h3>Comparison</h3>") :].split("</table>")[0]
-    heads = re.findall(r"<th>(.*?)</th>", table)
+    heads = re.findall(r"<th(?: [^>]*)?>(.*?)</th>", table)
     rows = [
         dict(zip(heads, re.findall(r"<td.*?>(.*?)</td>", row), strict=True))
         for row in re.findall(r"<tr>(<td.*?)</tr>", table)
