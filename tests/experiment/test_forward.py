@@ -45,9 +45,10 @@ def test_one_pass_serves_all_queries_and_class_sets(small: Any, tmp_path: Path) 
     def numbers(experiment: Any) -> dict[Any, Any]:
         found = measure_batch(experiment, plan, model, batch)
         return {
-            (condition, reading.queries, column): np.concatenate(reading.value, axis=2)[..., n]
+            (condition, reading.queries, column): values[..., n]
             for condition, measured in found.items()
             for reading in measured.readings
+            for values in [np.concatenate([value for value, *_ in reading.numbers], axis=2)]
             for n, column in enumerate(reading.columns)
         }
 
