@@ -50,7 +50,7 @@ def contenders(
             pass
 
     def read() -> None:
-        with forward(model, inputs, {queries: queries}) as (scopes, _):
+        with forward(model, inputs, {queries: queries}) as (scopes, *_):
             scope = scopes[queries]
         for layer in scope.layers:
             scope.received(layer)

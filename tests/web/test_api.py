@@ -269,6 +269,10 @@ def test_runs(client: TestClient) -> None:
     assert "sandbox" in report.headers["content-security-policy"]
     asked = {"run": "one", "sql": "SELECT count(*) AS n FROM cells"}
     assert int(client.post("/api/query", json=asked).json()["rows"][0][0]) > 0
+    asked["sql"] = "SELECT avg(value) AS mean, 9007199254740993 AS whole FROM values"
+    mean, whole = client.post("/api/query", json=asked).json()["rows"][0]
+    assert isinstance(mean, float)
+    assert whole == "9007199254740993"
 
 
 @pytest.mark.parametrize(

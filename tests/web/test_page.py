@@ -379,6 +379,10 @@ def test_runs_and_their_report(page: Any, address: str) -> None:
     }.items():
         page.click(f"button:text-is('{question}')")
         page.wait_for_selector(f"#rows th:text-is('{column}')")
+    page.fill("#sql", "SELECT avg(value) AS third FROM values")
+    page.click("#ask")
+    page.wait_for_selector("#rows th:text-is('third')")
+    assert len(page.inner_text("#rows td")) <= len("0.000123456")
     page.fill("#sql", "SELECT count(*) AS n FROM cells")
     page.click("#ask")
     page.wait_for_selector("#rows th:text-is('n')")
