@@ -135,9 +135,11 @@ def test_step_through_an_answer_and_use_every_control(page: Any, address: str) -
     shaded(page, of="lift")
     page.click("#map tbody th:text-is('4')")
     shaded(page, layer="4", head="")
-    for _ in range(2):  # chosen, and let go again
-        page.click("#map td[data-layer='5'][data-head='0']")
-    shaded(page, layer="", head="")
+    cell = "#map td[data-layer='5'][data-head='0']"
+    for state, layer, head in ((".chosen", "5", "0"), (":not(.chosen)", "", "")):
+        page.click(cell)  # chosen, and let go again
+        page.wait_for_selector(cell + state)
+        shaded(page, layer=layer, head=head)
     page.locator("#step").focus()
     page.keyboard.press("ArrowRight")
     assert "2 of 3" in page.inner_text("#steps")
