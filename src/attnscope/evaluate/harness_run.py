@@ -1,7 +1,6 @@
 """An evaluation whose task is one of lm-evaluation-harness: its scores under conditions, paired by
 document, with the attention beside them. A condition that is finished is not asked again."""
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import polars as pl
 
 from attnscope.errors import InputError
 from attnscope.evaluate.conditions import WrittenCondition
+from attnscope.evaluate.kept import read_lines, replace_whole, written_lines
 from attnscope.evaluate.scores import BASELINE, compared
 from attnscope.loading import load
 
@@ -59,19 +59,18 @@ def evaluate_harness(
         name = pl.lit(condition.name).alias("condition")
         seen.append(attention.select(name, pl.all()))
         if out is not None:
-            pl.concat(seen).write_csv(out / ATTENTION)
-            with (out / SAMPLES).open("a") as file:
-                file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in lines))
+            replace_whole(out / ATTENTION, pl.concat(seen).write_csv().encode())
+            replace_whole(out / SAMPLES, written_lines(rows))  # last: then the condition is there
         if progress is not None:
             progress(condition.name, len(lines), len(lines))
     return table([one.name for one in conditions], pl.DataFrame(rows), pl.concat(seen))
 
 
 def _kept(out: Path | None) -> tuple[list[dict[str, Any]], list[pl.DataFrame]]:
-    """What is there of conditions that were finished: their samples are written last, at once."""
-    if out is None or not (out / SAMPLES).is_file():
+    """What is there of conditions that were finished."""
+    rows = [] if out is None else read_lines(out / SAMPLES)
+    if out is None or not rows:
         return [], []
-    rows = [json.loads(line) for line in (out / SAMPLES).read_text().splitlines()]
     types = {"document": pl.Int64, "layer": pl.Int64, "value": pl.Float64}
     seen = pl.read_csv(out / ATTENTION, schema_overrides=types)
     there = {row["condition"] for row in rows}

@@ -13,6 +13,7 @@ from attnscope.evaluate.answer import WhichSample, answers
 from attnscope.evaluate.conditions import WrittenCondition, parse, spelled_out
 from attnscope.evaluate.effects import effects
 from attnscope.evaluate.harness_run import evaluate_harness, is_harness
+from attnscope.evaluate.kept import read_lines, replace_whole, written_lines
 from attnscope.evaluate.scores import BASELINE, table
 from attnscope.evaluate.sweep import baseline_of, swept
 from attnscope.evaluate.tasks import SEED, Task, task
@@ -129,26 +130,20 @@ def _begin(asked: Evaluation, out: Path | None) -> None:
     if out is None:
         return
     out.mkdir(parents=True, exist_ok=True)
-    told = out / ASKED
-    if told.is_file() and json.loads(told.read_text()) != asdict(asked):
+    told, said = out / ASKED, (json.dumps(asdict(asked), indent=2) + "\n").encode()
+    if not told.is_file():
+        replace_whole(told, said)
+    elif told.read_bytes() != said:
         raise InputError(
             f"{out} has the answers of another evaluation ({told.name} says which); choose another "
             "directory, or ask what it asked"
         )
-    told.write_text(json.dumps(asdict(asked), indent=2) + "\n")
 
 
 def _kept(asked: Evaluation, out: Path | None) -> list[dict[str, Any]]:
     """The answers that are there already."""
     _begin(asked, out)
-    if out is None:
-        return []
-    file = out / ANSWERS
-    if not file.is_file():
-        return []
-    whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    file.write_text("".join(whole))  # less a line that was cut off
-    return [json.loads(line) for line in whole]
+    return [] if out is None else read_lines(out / ANSWERS)
 
 
 def _missing(
@@ -206,8 +201,8 @@ def _answer(
         ]
         kept += lines
         if out is not None:
-            with (out / ANSWERS).open("a") as file:
-                file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+            with (out / ANSWERS).open("ab") as file:
+                file.write(written_lines(lines))
         done += len(lines)
         if progress is not None:
             progress(condition.name, done, len(missing))

@@ -7,13 +7,10 @@ against one another prompt by prompt; word problems (`math.py`) have no operator
 This module must not know tokenizers or models.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from random import Random
 
-from attnscope.errors import InputError, unknown
-from attnscope.prompts.math import LEVELS, NAMES, SYSTEM, THINGS
+from attnscope.prompts.math import NAMES, SYSTEM, THINGS, of_levels
 from attnscope.prompts.sample import Sample, compose
 from attnscope.tokens.regions import join
 
@@ -25,13 +22,7 @@ def equation_samples(count: int, *, seed: int = 0, level: int | None = None) -> 
     The regions are `system` and `question`; `facts` has the `level` and the `quantities` that are
     added up.
     """
-    if count < 0:
-        raise InputError(f"cannot make {count} problems; count must be 0 or more")
-    if level is not None and level not in LEVELS:
-        raise unknown("level", level, LEVELS)
-    for index in range(count):
-        of_level = level if level is not None else LEVELS[index % len(LEVELS)]
-        yield _problem(Random(f"equations:{seed}:{index}"), of_level)
+    return of_levels("equations", _problem, count, seed=seed, level=level)
 
 
 def _problem(draw: Random, level: int) -> Sample:

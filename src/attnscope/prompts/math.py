@@ -10,7 +10,7 @@ This module must not know tokenizers or models.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from random import Random
 
 from attnscope.errors import InputError, unknown
@@ -33,13 +33,25 @@ def math_samples(count: int, *, seed: int = 0, level: int | None = None) -> Iter
     The regions are `system` and `question`; `facts` has the `level` and the `quantities` on the
     way, from the first to the last.
     """
+    return of_levels("math", _problem, count, seed=seed, level=level)
+
+
+def of_levels(
+    source: str,
+    problem: Callable[[Random, int], Sample],
+    count: int,
+    *,
+    seed: int,
+    level: int | None,
+) -> Iterator[Sample]:
+    """`count` problems of a source, each with random numbers of its own."""
     if count < 0:
         raise InputError(f"cannot make {count} problems; count must be 0 or more")
     if level is not None and level not in LEVELS:
         raise unknown("level", level, LEVELS)
     for index in range(count):
         of_level = level if level is not None else LEVELS[index % len(LEVELS)]
-        yield _problem(Random(f"math:{seed}:{index}"), of_level)
+        yield problem(Random(f"{source}:{seed}:{index}"), of_level)
 
 
 def _problem(draw: Random, level: int) -> Sample:
