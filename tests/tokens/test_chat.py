@@ -8,7 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnscope.errors import InputError
-from attnscope.tokens import Prompt, Region, apply_chat_template, join, tokenize, trial, turns_of
+from attnscope.tokens import (
+    Prompt,
+    Region,
+    apply_chat_template,
+    apply_chat_template_to_all,
+    join,
+    tokenize,
+    trial,
+    turns_of,
+)
 
 contents = st.text("ab \n#user<|>é", max_size=12)
 
@@ -109,6 +118,33 @@ def test_the_same_words_in_two_turns_are_told_apart(byte_level: Any, chat_templa
     rendered = apply_chat_template(chat, with_template(byte_level, chat_template))
     assert rendered.read("first") == rendered.read("second") == "user"
     assert rendered.spans("first")[0].end < rendered.spans("second")[0].start
+
+
+def test_many_at_once_are_the_same_as_one_by_one(byte_level: Any, chat_template: str) -> None:
+    tokenizer = with_template(byte_level, chat_template)
+    prompts = [
+        join([("system", "Be kind."), ("question", "What is 2 + 2?")]),
+        join([("question", "  trimmed, or not? \n ")]),
+        join([("system", "\U000f0003 is \U000f0000"), ("question", "naïve")]),
+        join([("system", "Be kind."), ("question", "What is 2 + 2?")]),
+    ]
+    chats = [[("user", prompts[1])] if n == 1 else turns_of(p) for n, p in enumerate(prompts)]
+    alone = [apply_chat_template(chat, tokenizer) for chat in chats]
+    assert list(apply_chat_template_to_all(chats, tokenizer)) == alone
+    assert list(apply_chat_template_to_all([], tokenizer)) == []
+
+
+def test_one_of_many_that_is_refused_is_refused_in_its_turn(byte_level: Any) -> None:
+    picky = (
+        "{% for m in messages %}{% if 'bad' in m.content %}{{ raise_exception('no') }}{% endif %}"
+        "[{{ m.content }}]{% endfor %}"
+    )
+    tokenizer = with_template(byte_level, picky)
+    chats = [turns_of(Prompt(text)) for text in ("one", "two", "bad", "three")]
+    rendered = apply_chat_template_to_all(chats, tokenizer)
+    assert [next(rendered).text, next(rendered).text] == ["[one]", "[two]"]
+    with pytest.raises(InputError, match="refuses turns of user: no"):
+        next(rendered)
 
 
 def test_bad_input_says_what_is_wrong(byte_level: Any) -> None:

@@ -1,5 +1,6 @@
 """Regions in tokens: by characters, through truncation and padding, for every tokenizer."""
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import normalizers
 
 from attnscope.errors import InputError
 from attnscope.tokens import Prompt, Region, join, pad, read_vocabulary, tokenize, tokenize_all
@@ -147,3 +149,12 @@ def test_many_at_once_are_the_same_as_one_by_one(tokenizer: Any) -> None:
         assert one.ids.tolist() == alone.ids.tolist()
         assert one.offsets.tolist() == alone.offsets.tolist()
     assert list(tokenize_all([], tokenizer)) == []
+
+
+def test_one_of_many_without_tokens_is_refused_in_its_turn(byte_level: Any) -> None:
+    tokenizer = copy.deepcopy(byte_level)
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("!", "")
+    tokenized = tokenize_all([Prompt(text, complete=True) for text in "a!b"], tokenizer)
+    assert next(tokenized).prompt.text == "a"
+    with pytest.raises(InputError, match="no tokens of this prompt: '!'"):
+        next(tokenized)

@@ -8,10 +8,12 @@ settled here, so that a run that was interrupted makes the same ones again.
 This module must not know weights, attention or files of a run.
 """
 
+import gc
 import hashlib
 import json
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -77,6 +79,23 @@ class Plan:
 
 def make_plan(experiment: Experiment) -> Plan:
     """Build the prompts and lay out the cells. Needs tokenizers and configurations, no weights."""
+    with _keeping_all():
+        return _make_plan(experiment)
+
+
+@contextmanager
+def _keeping_all() -> Iterator[None]:
+    """A plan is many small things, and none of them is garbage: nobody need look for any."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _make_plan(experiment: Experiment) -> Plan:
     experiment = identified(experiment)
     samples = samples_of(experiment)
     device = chosen_device(experiment.device)

@@ -6,7 +6,7 @@ This module must not know models, batches or how anything is measured.
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import count
+from itertools import count, groupby
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,11 +33,13 @@ from attnscope.tokens import (
     TokenizedPrompt,
     align_by,
     apply_chat_template,
+    apply_chat_template_to_all,
     spelled,
     tokenize,
     tokenize_all,
     turns_of,
 )
+from attnscope.tokens.chat import Turn
 
 T = TypeVar("T")
 Variant = tuple[TokenizedPrompt, Alignment]
@@ -50,7 +52,7 @@ def rows_of(experiment: Experiment, label: str, prompts: list[Prompt], tokenizer
     at = _At()
     render = partial(_rendered, tokenizer=tokenizer, chat=bool(experiment.chat))
     try:
-        rendered = [_asked(prompt, experiment, render) for prompt in at.each(prompts)]
+        rendered = list(at.each(_all_rendered(prompts, experiment, tokenizer, at)))
         if isinstance(experiment.prompts, TokenPrompts):
             of = experiment.prompts
             drawn = (_drawn(of, n % of.count, tokenizer) for n in range(len(prompts)))
@@ -92,30 +94,47 @@ class _At:
             try:
                 yield next(waiting)
             except StopIteration:
+                self.number = 0  # whoever looked at all of them begins again with the first
                 return
 
 
-def _asked(prompt: Prompt, experiment: Experiment, render: Callable[..., Prompt]) -> Prompt:
-    if experiment.generate is not None and _ends_with_the_assistant(prompt):
-        raise InputError(
-            "it ends with the assistant, so there is nothing to answer; end it with a turn of the "
-            "user's, or leave out 'generate'"
-        )
-    return render(prompt)
+def _all_rendered(
+    prompts: list[Prompt], experiment: Experiment, tokenizer: Any, at: _At
+) -> Iterator[Prompt]:
+    """The prompts as the model is to read them. Those that end alike go through the template many
+    at a time, which is most of the work of a plan."""
+    if not experiment.chat and experiment.generate is None:
+        yield from prompts
+        return
+    chats = [turns_of(prompt) for prompt in at.each(prompts)]
+    done = 0
+    for ends, some in groupby(chats, _ends_with_the_assistant):
+        alike = list(some)
+        if ends and experiment.generate is not None:
+            raise InputError(
+                "it ends with the assistant, so there is nothing to answer; end it with a turn of "
+                "the user's, or leave out 'generate'"
+            )
+        if experiment.chat:
+            # What ends with the assistant is read as it stands: nothing is to be added to it.
+            yield from apply_chat_template_to_all(alike, tokenizer, generation_prompt=not ends)
+        else:
+            yield from prompts[done : done + len(alike)]
+        done += len(alike)
 
 
 def _rendered(prompt: Prompt, *, tokenizer: Any, chat: bool, template: str | None = None) -> Prompt:
     """The prompt as the model is to read it."""
     if not chat:
         return prompt
-    # What ends with the assistant is read as it stands: nothing is to be added to it.
-    asking = not _ends_with_the_assistant(prompt)
+    turns = turns_of(prompt)
+    asking = not _ends_with_the_assistant(turns)
     other = {} if template is None else {"chat_template": template}
-    return apply_chat_template(prompt, tokenizer, generation_prompt=asking, **other)
+    return apply_chat_template(turns, tokenizer, generation_prompt=asking, **other)
 
 
-def _ends_with_the_assistant(prompt: Prompt) -> bool:
-    return [role for role, _ in turns_of(prompt)][-1:] == ["assistant"]
+def _ends_with_the_assistant(turns: list[Turn]) -> bool:
+    return [role for role, _ in turns][-1:] == ["assistant"]
 
 
 def _inserted(

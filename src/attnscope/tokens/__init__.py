@@ -1,7 +1,12 @@
 """What text is made of: token classes, regions of a prompt, and the twins of its tokens."""
 
 from attnscope.tokens.align import Alignment, align, align_by
-from attnscope.tokens.chat import apply_chat_template, as_question, turns_of
+from attnscope.tokens.chat import (
+    apply_chat_template,
+    apply_chat_template_to_all,
+    as_question,
+    turns_of,
+)
 from attnscope.tokens.classes import ClassSet, ClassTable, TokenClass
 from attnscope.tokens.named import DEFAULT, load_classes
 from attnscope.tokens.regions import Prompt, Region, join
@@ -29,6 +34,7 @@ __all__ = [
     "align",
     "align_by",
     "apply_chat_template",
+    "apply_chat_template_to_all",
     "as_question",
     "join",
     "load_classes",

@@ -11,7 +11,9 @@ This module must not know what the regions mean, beyond the names of the roles.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import InputError
@@ -41,50 +43,111 @@ def apply_chat_template(
     where the assistant's answer begins. Other options go to the template as they are.
     """
     turns = turns_of(prompt) if isinstance(prompt, Prompt) else list(prompt)
-    if not turns:
-        raise InputError("the chat has no turns; give at least one, such as a user's question")
-    if not (template_options.get("chat_template") or getattr(tokenizer, "chat_template", None)):
-        raise InputError(
-            f"tokenizer {getattr(tokenizer, 'name_or_path', '') or type(tokenizer).__name__!r} has "
-            "no chat template; use the prompt as it is, or set tokenizer.chat_template"
-        )
+    return next(_through([turns], tokenizer, generation_prompt, template_options))
 
-    def render(contents: list[str]) -> str:
-        messages = [
-            {"role": role, "content": content}
-            for (role, _), content in zip(turns, contents, strict=True)
-        ]
+
+def apply_chat_template_to_all(
+    chats: Sequence[Sequence[Turn]],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    generation_prompt: bool = True,
+    **template_options: Any,
+) -> Iterator[Prompt]:
+    """Many chats, in order: the same as one by one, in a third of the time."""
+    for start in range(0, len(chats), _TOGETHER):
+        some = chats[start : start + _TOGETHER]
+        yield from _through(some, tokenizer, generation_prompt, template_options)
+
+
+_TOGETHER = 512  # chats: more take memory and no less time
+
+
+def _through(
+    chats: Sequence[Sequence[Turn]],
+    tokenizer: PreTrainedTokenizerBase,
+    generation_prompt: bool,
+    template_options: dict[str, Any],
+) -> Iterator[Prompt]:
+    render = _Rendering(tokenizer, generation_prompt, template_options)
+    if len(chats) > 1:
+        render.beforehand(chats)
+    for turns in chats:
+        if not turns:
+            raise InputError("the chat has no turns; give at least one, such as a user's question")
+        roles = tuple(role for role, _ in turns)
+        text, content_at = _follow([turn.text for _, turn in turns], partial(render, roles))
+        regions = []
+        for (_, turn), (start, end, skipped) in zip(turns, content_at, strict=True):
+            for region in turn.regions:
+                first = min(max(start, start - skipped + region.start), end)
+                last = min(max(start, start - skipped + region.end), end)
+                regions.append(Region(first, last, region.name))
+        yield Prompt(text, tuple(regions), complete=True)
+
+
+class _Rendering:
+    """A tokenizer's template at work; what was rendered with others is not rendered again."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        generation_prompt: bool,
+        template_options: dict[str, Any],
+    ):
+        self.tokenizer = tokenizer
+        self.options = {"add_generation_prompt": generation_prompt} | template_options
+        self.known: dict[tuple[tuple[str, ...], tuple[str, ...]], str] = {}
+        """By roles and what they say."""
+        if not (template_options.get("chat_template") or getattr(tokenizer, "chat_template", None)):
+            name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+            raise InputError(
+                f"tokenizer {name!r} has no chat template; use the prompt as it is, or set "
+                "tokenizer.chat_template"
+            )
+
+    def __call__(self, roles: tuple[str, ...], contents: list[str]) -> str:
+        """What the template makes of a chat."""
+        key = roles, tuple(contents)
+        if key in self.known:
+            return self.known[key]
         try:
-            check_ends(
-                tokenizer.get_chat_template(
-                    template_options.get("chat_template"), template_options.get("tools")
-                ),
-                messages,
-                tokenizer.special_tokens_map
-                | {"add_generation_prompt": generation_prompt}
-                | template_options,
-            )
-            text: str = tokenizer.apply_chat_template(
-                messages,
-                tokenize=False,
-                add_generation_prompt=generation_prompt,
-                **template_options,
-            )
+            return self._texts([key])[0]
         except InputError:
             raise
         except Exception as error:  # whatever the template's author raises, in Jinja or through it
-            roles = ", ".join(role for role, _ in turns)
-            raise InputError(f"the chat template refuses turns of {roles}: {error}") from error
-        return text
+            raise InputError(
+                f"the chat template refuses turns of {', '.join(roles)}: {error}"
+            ) from error
 
-    text, content_at = _follow([turn.text for _, turn in turns], render)
-    regions = []
-    for (_, turn), (start, end, skipped) in zip(turns, content_at, strict=True):
-        for region in turn.regions:
-            first = min(max(start, start - skipped + region.start), end)
-            last = min(max(start, start - skipped + region.end), end)
-            regions.append(Region(first, last, region.name))
-    return Prompt(text, tuple(regions), complete=True)
+    def beforehand(self, chats: Sequence[Sequence[Turn]]) -> None:
+        """Render chats, and the same with marks, all at once: most of the time of one by one is
+        not the template's. Where any fails, each is rendered when it comes, and fails there."""
+        keys = []
+        for turns in chats:
+            roles, contents = tuple(role for role, _ in turns), [turn.text for _, turn in turns]
+            with suppress(InputError):  # there is no mark for it: said when it comes
+                marked, _ = _marked(contents, trimmed=False)
+                keys += [(roles, tuple(contents)), (roles, tuple(marked))]
+        try:
+            self.known = dict(zip(keys, self._texts(keys), strict=True))
+        except InputError:  # the template itself
+            raise
+        except Exception:
+            self.known = {}
+
+    def _texts(self, keys: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> list[str]:
+        chats = [
+            [{"role": role, "content": content} for role, content in zip(*key, strict=True)]
+            for key in keys
+        ]
+        asked = self.options
+        check_ends(
+            self.tokenizer.get_chat_template(asked.get("chat_template"), asked.get("tools")),
+            chats[0],
+            self.tokenizer.special_tokens_map | asked,
+        )
+        texts: list[str] = self.tokenizer.apply_chat_template(chats, tokenize=False, **asked)
+        return texts
 
 
 def as_question(
@@ -156,15 +219,7 @@ def _follow(
     first = _unused_mark(contents)
     plain = render(contents)
     for trimmed in (False, True):
-        marked, skips = [], []
-        for n, content in enumerate(contents):
-            core = content.strip() if trimmed else content
-            # Where the template trims, the blank space must stay outside the marks to be trimmed.
-            before = content[: len(content) - len(content.lstrip())] if trimmed and core else ""
-            after = content[len(content.rstrip()) :] if trimmed and core else ""
-            opening, closing = chr(first + 2 * n), chr(first + 2 * n + 1)
-            marked.append(f"{before}{opening}{core}{closing}{after}")
-            skips.append(len(before))
+        marked, skips = _marked(contents, trimmed=trimmed)
         text, found = _lift_marks(render(marked), first, 2 * len(contents))
         if text == plain and len(found) == 2 * len(contents):
             return plain, [(found[2 * n], found[2 * n + 1], skip) for n, skip in enumerate(skips)]
@@ -174,9 +229,25 @@ def _follow(
     )
 
 
+def _marked(contents: list[str], *, trimmed: bool) -> tuple[list[str], list[int]]:
+    """Each content between marks of its own, and how many characters stand before the first."""
+    first = _unused_mark(contents)
+    marked, skips = [], []
+    for n, content in enumerate(contents):
+        core = content.strip() if trimmed else content
+        # Where the template trims, the blank space must stay outside the marks to be trimmed.
+        before = content[: len(content) - len(content.lstrip())] if trimmed and core else ""
+        after = content[len(content.rstrip()) :] if trimmed and core else ""
+        opening, closing = chr(first + 2 * n), chr(first + 2 * n + 1)
+        marked.append(f"{before}{opening}{core}{closing}{after}")
+        skips.append(len(before))
+    return marked, skips
+
+
 def _unused_mark(contents: list[str]) -> int:
     wanted = 2 * len(contents)
-    highest = max((ord(max(content)) for content in contents if content), default=0)
+    wide = [content for content in contents if not content.isascii()]
+    highest = max((ord(max(content)) for content in wide), default=0)
     first = max(_FIRST_MARK, highest + 1)
     if first + wanted > 0x10FFFE:
         raise InputError("the prompt uses the last private-use characters of Unicode; leave them")
