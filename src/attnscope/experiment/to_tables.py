@@ -67,7 +67,7 @@ def _whose(label: str, cells: Sequence[Cell], rows: Rows) -> dict[str, Any]:
 
 
 def _repeated(text: str, n: int) -> pl.Series:
-    return pl.repeat(text, n, dtype=pl.String, eager=True)
+    return pl.Series([text], dtype=pl.String).new_from_index(0, n)
 
 
 @lru_cache(maxsize=16)
@@ -167,15 +167,15 @@ def token_table(label: str, cells: Sequence[Cell], vocabulary: TokenColumns) -> 
     """The `tokens` of the cells of a condition."""
     rows = np.array([len(cell.tokens) for cell in cells])
     ids = np.concatenate([cell.tokens.ids for cell in cells])
-    roles, twins = zip(*(_role_and_twin(cell) for cell in cells), strict=True)
-    twin = np.concatenate(twins)
+    position = np.arange(len(ids)) - np.repeat(np.cumsum(rows) - rows, rows)
+    role, twin = _roles_and_twins(cells, rows, position)
     columns = {
-        "position": np.concatenate([np.arange(n, dtype=np.int32) for n in rows]),
+        "position": position.astype(np.int32),
         "id": ids.astype(np.int32),
         "text": vocabulary.texts[ids],
         "class": vocabulary.classes[ids],
-        "regions": _regions(cells),
-        "role": _ROLES[np.concatenate(roles)],
+        "regions": _regions(cells, rows),
+        "role": _ROLES[role],
         "twin": pl.Series(np.where(twin < 0, np.nan, twin), nan_to_null=True).cast(pl.Int32),
     }
     return _frame(TOKENS, _whose(label, cells, rows) | columns), rows
@@ -184,37 +184,55 @@ def token_table(label: str, cells: Sequence[Cell], vocabulary: TokenColumns) -> 
 _ROLES = pl.Series(["text", "filler", "seam", "generated"])
 
 
-def _role_and_twin(cell: Cell) -> tuple[Rows, Rows]:
+def _roles_and_twins(cells: Sequence[Cell], rows: Rows, position: Rows) -> tuple[Rows, Rows]:
     """Of each token: its role by number, and its twin, -1 for none."""
-    n = len(cell.tokens)
-    role, twin = np.zeros(n, dtype=np.int64), np.arange(n)
-    if cell.alignment is not None:
-        role[cell.alignment.filler] = 1
-        role[cell.alignment.variant_seam] = 2
-        twin = np.full(n, -1)
-        twin[cell.alignment.variant] = cell.alignment.base
-    if cell.answer is not None:  # all but its last token was fed back
-        generated = slice(n - len(cell.answer.ids) + 1, n)
-        role[generated], twin[generated] = 3, -1
+    role, twin = np.zeros(len(position), dtype=np.int64), position.copy()
+    for cell, end, n in zip(cells, np.cumsum(rows).tolist(), rows.tolist(), strict=True):
+        own, its_twin = role[end - n : end], twin[end - n : end]
+        if cell.alignment is not None:
+            own[cell.alignment.filler] = 1
+            own[cell.alignment.variant_seam] = 2
+            its_twin[:] = -1
+            its_twin[cell.alignment.variant] = cell.alignment.base
+        if cell.answer is not None:  # all but its last token was fed back
+            generated = slice(n - len(cell.answer.ids) + 1, n)
+            own[generated], its_twin[generated] = 3, -1
     return role, twin
 
 
-def _regions(cells: Sequence[Cell]) -> pl.Series:
+def _regions(cells: Sequence[Cell], rows: Rows) -> pl.Series:
     """The names of each token's regions, as lists; equal ones are made once."""
-    known: dict[tuple[str, ...], int] = {}
-    which = []
-    for cell in cells:
-        names = cell.tokens.prompt.names
-        inside = np.zeros((len(cell.tokens), len(names)), dtype=bool)
-        for n, name in enumerate(names):
-            inside[:, n] = cell.tokens.mask(name)
-        # Regions are spans, so that what a token is in changes a few times in a text.
-        changes = np.flatnonzero((inside[1:] != inside[:-1]).any(axis=1)) + 1
-        starts = [0, *changes.tolist()]
-        lists = [tuple(compress(names, inside[start])) for start in starts]
-        numbers = [known.setdefault(one, len(known)) for one in lists]
-        which.append(np.repeat(numbers, np.diff([*starts, len(inside)])))
-    return pl.Series([list(one) for one in known], dtype=pl.List(pl.String))[np.concatenate(which)]
+    regions = [cell.tokens.prompt.regions for cell in cells]
+    spans = np.zeros((len(cells), max(map(len, regions)), 2), dtype=np.int64)
+    for n, own in enumerate(regions):
+        for m, region in enumerate(own):
+            spans[n, m] = region.start, region.end
+    offsets = np.concatenate([cell.tokens.offsets for cell in cells])
+    of_cell = np.repeat(np.arange(len(cells)), rows)
+    inside = np.stack(
+        [
+            np.minimum(offsets[:, 1], end) > np.maximum(offsets[:, 0], start)
+            for start, end in spans[of_cell].transpose(1, 2, 0)
+        ]
+        or [np.zeros(len(of_cell), dtype=bool)],
+        axis=1,
+    )
+    # Regions are spans, so that what a token is in changes a few times in a text.
+    changes = (inside[1:] != inside[:-1]).any(axis=1) | (of_cell[1:] != of_cell[:-1])
+    starts = np.concatenate([[0], np.flatnonzero(changes) + 1])
+    named = [tuple(region.name for region in own) for own in regions]
+    known: dict[tuple[tuple[str, ...], bytes], int] = {}
+    lists: list[list[str]] = []
+    numbers = []
+    for start, cell in zip(starts.tolist(), of_cell[starts].tolist(), strict=True):
+        key = named[cell], inside[start].tobytes()
+        if key not in known:
+            known[key] = len(lists)
+            there = set(compress(named[cell], inside[start]))
+            lists.append([name for name in dict.fromkeys(named[cell]) if name in there])
+        numbers.append(known[key])
+    which = np.repeat(numbers, np.diff([*starts, len(of_cell)]))
+    return pl.Series(lists, dtype=pl.List(pl.String))[which]
 
 
 def condition_tables(
