@@ -286,6 +286,7 @@ class Scope(SingleQueries):
             flow=None if sums.flow is None else sums.flow[..., :K],
             error=None if sums.variance is None else self.received_error(layer),
             entropy_error=None if sums.entropy_variance is None else sums.entropy_variance.sqrt(),
+            seen_alike=(*map(id, totals.selections), K),
         )
 
     def to_frame(

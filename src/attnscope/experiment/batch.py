@@ -8,7 +8,7 @@ Shapes: B prompts, K tokens of the longest, S stored heads (of all layers, one a
 This module must not know files or tables, or any single measure.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,7 @@ from attnscope.experiment.measured import Column, Measured, Profile, Reading, Se
 from attnscope.experiment.padded import Padded
 from attnscope.experiment.passed import Passed, answered, passed_through
 from attnscope.experiment.plan import ModelPlan
-from attnscope.measures.layer import Array, Layer
+from attnscope.measures.layer import Array, Layer, side_by_side
 from attnscope.measures.measure import Measure, Numbers
 from attnscope.measures.registry import MEASURES
 from attnscope.question.spec import Experiment
@@ -89,18 +89,21 @@ def _measure(
     series: list[Series] = []
     for queries in experiment.queries:
         layers = list(passed.layers(queries))
+        joined = side_by_side([layer for _, _, layer in layers])
         stored = Reading(queries, [(layer, head) for layer, heads, _ in layers for head in heads])
         for measure in asked:
             if measure.level == "token":
                 profiles[queries] = _profile(measure, plan, layers)
             elif measure.level == "query":
                 series += _series(measure, experiment, plan, queries, layers, passed)
+            elif measure.needs <= {"sums", "flow"} and not measure.pair:
+                _add(stored, measure, experiment, joined, passed)
             elif "sums" in measure.needs:
-                _add(stored, measure, experiment, layers, passed)
+                _add(stored, measure, experiment, [layer for _, _, layer in layers], passed)
             elif queries == experiment.queries[0]:  # every choice of queries makes the same
                 heads = _heads_of_layers(measure, layers)
                 alone = Reading("all", heads)
-                _add(alone, measure, experiment, layers, passed)
+                _add(alone, measure, experiment, [layer for _, _, layer in layers], passed)
                 readings.append(alone)
         if stored.columns:
             readings.append(stored)
@@ -117,13 +120,15 @@ def _heads_of_layers(measure: Measure, layers: Layers) -> list[tuple[int, int | 
 
 
 def _add(
-    reading: Reading, measure: Measure, experiment: Experiment, layers: Layers, passed: Passed
+    reading: Reading,
+    measure: Measure,
+    experiment: Experiment,
+    layers: Sequence[Layer],
+    passed: Passed,
 ) -> None:
     """The numbers of a measure, under each of the experiment's choices that it goes over."""
     for columns, view in _views(measure, experiment, passed):
-        found = [
-            _arrays(measure.numbers(_viewed(layer, view)), len(columns)) for _, _, layer in layers
-        ]
+        found = [_arrays(measure.numbers(_viewed(layer, view)), len(columns)) for layer in layers]
         parts = zip(*found, strict=True)
         reading.add(columns, tuple(np.concatenate(part, axis=1) for part in parts))
 

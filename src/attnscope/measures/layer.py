@@ -68,6 +68,9 @@ class Sums:
     next."""
     entropy_error: Tensor | None = None
     """float32 [B, H]"""
+    seen_alike: Any = None
+    """Layers of a pass in which this is the same have `count`, `first` and `exposed` in common;
+    None where nobody knows."""
 
     @cached_property
     def average(self) -> Tensor:
@@ -195,6 +198,38 @@ class Layer:
         """The base: there is one for every measure that declares `pair`."""
         assert self.pair is not None
         return self.pair
+
+
+def side_by_side(layers: Sequence[Layer], most: int = 1 << 22) -> list[Layer]:
+    """Neighbours that are seen alike as one layer with the heads of all, one after the other, as
+    long as these receive no more than `most` numbers: for measures that take each head by itself
+    and look at nothing but sums. What is left of a short text then is one operation."""
+    joined: list[list[Sums]] = []
+    for layer in layers:
+        sums, before = layer.sums, joined[-1] if joined else []
+        held = sum(one.received.numel() for one in (*before, sums))
+        if before and held <= most and _alike(before[-1], sums):
+            before.append(sums)
+        else:
+            joined.append([sums])
+    return [replace(layers[0], sums=_beside(some), made={}, rows=None) for some in joined]
+
+
+def _alike(one: Sums, other: Sums) -> bool:
+    def told(sums: Sums) -> Any:
+        kinds = {name: (of.dtype, of.device) for name, of in sums._of_heads().items()}
+        return sums.seen_alike, kinds, sums.received.shape[-1]
+
+    return one.seen_alike is not None and told(one) == told(other)
+
+
+def _beside(some: Sequence[Sums]) -> Sums:
+    if len(some) == 1:
+        return some[0]
+    from torch import cat
+
+    parts = [sums._of_heads() for sums in some]
+    return replace(some[0], **{name: cat([of[name] for of in parts], 1) for name in parts[0]})
 
 
 def on_variant(base: Array, twin: NDArray[np.int64]) -> Array:
