@@ -83,7 +83,7 @@ def test_query_prints_no_control_characters(attnscope, file, tmp_path):
 
 
 def test_merge_joins_parts_or_says_what_is_missing(attnscope, file, tmp_path):
-    text = file.read_text().replace("batch_tokens: 8192", "batch_tokens: 64")
+    text = file.read_text().replace("batch_tokens: auto", "batch_tokens: 64")
     (tmp_path / "small.yaml").write_text(text)
     for n in (1, 2):
         code, out, _ = attnscope(

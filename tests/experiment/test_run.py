@@ -14,7 +14,7 @@ import attnscope
 from attnscope.errors import InputError, ModelError
 from attnscope.experiment import local
 from attnscope.experiment.execute import run
-from attnscope.experiment.plan import make_plan
+from attnscope.experiment.plan import TOGETHER, make_plan
 from attnscope.question.yaml import read_experiment
 from attnscope.run.schemas import CELLS, POSITIONS, TOKENS, VALUES
 from attnscope.run.writer import opened
@@ -475,6 +475,22 @@ def test_regions_that_only_a_variant_has(small, tmp_path):
     values = attnscope.open_run(tmp_path / "run").values.collect()
     assert values.filter(condition="base")["value"].is_null().all()
     assert values.filter(condition="filler")["value"].is_not_null().all()
+
+
+def test_how_much_goes_together_is_the_devices_unless_somebody_says(small, monkeypatch):
+    prompts = {"source": "math", "count": 2}
+    assert small(prompts=prompts).batch_tokens == 256
+    asked = small(prompts=prompts, batch_tokens="auto")
+    assert make_plan(asked).experiment.batch_tokens == TOGETHER["cpu"]
+    monkeypatch.setattr("attnscope.experiment.plan.chosen_device", lambda _: "cuda:1")
+    assert make_plan(asked).experiment.batch_tokens == 8192
+    assert make_plan(small(prompts=prompts)).experiment.batch_tokens == 256
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 2.5, True, "many", None])
+def test_a_number_of_tokens_that_is_none(small, wrong):
+    with pytest.raises(InputError, match=r"batch_tokens: .* is no number of tokens; .*or auto"):
+        small(batch_tokens=wrong)
 
 
 def test_batches_keep_to_the_budget(small):

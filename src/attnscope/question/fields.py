@@ -111,6 +111,12 @@ def _word(label: Any) -> str:
     return label
 
 
+def _tokens(value: Any) -> Any:
+    if value == "auto" or (type(value) is int and value >= 1):
+        return value
+    raise ValueError(f"{value!r} is no number of tokens; give a whole one from 1 on, or auto")
+
+
 QueriesWord = Annotated[StrictStr, BeforeValidator(_queries)]
 Keys = Annotated[StrictStr, BeforeValidator(_key)]
 MeasureName = Annotated[StrictStr, BeforeValidator(_measure)]
@@ -121,3 +127,4 @@ Layers = Annotated[AllOrSome, BeforeValidator(_numbers)]
 Heads = Annotated[AllOrSome | dict[str, AllOrSome], BeforeValidator(_heads)]
 """For every model, or by the model's label."""
 Device = Annotated[StrictStr | None, BeforeValidator(_device)]
+BatchTokens = Annotated[int | Literal["auto"], BeforeValidator(_tokens)]

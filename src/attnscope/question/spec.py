@@ -12,12 +12,13 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictBool, StrictInt, StrictStr, model_validator
+from pydantic import Field, StrictBool, StrictStr, model_validator
 
 from attnscope.measures.registry import MEASURES
 from attnscope.question.conditions import Condition, base_of
 from attnscope.question.fields import (
     AllOrSome,
+    BatchTokens,
     ClassSets,
     Device,
     Heads,
@@ -97,8 +98,9 @@ class Experiment(Plain):
     device: Device = None
     """As `attnscope.load` takes it; null is the first GPU there is, else the CPU."""
     backend: Literal["auto", "reference", "streaming", "triton", "eager-fallback"] = "auto"
-    batch_tokens: Annotated[StrictInt, Field(ge=1)] = 8192
-    """As many prompts go through the model together as have this many tokens, padding included."""
+    batch_tokens: BatchTokens = "auto"
+    """As many prompts go through the model together as have this many tokens, padding included;
+    auto is what suits the device."""
 
     @model_validator(mode="before")
     @classmethod
