@@ -229,7 +229,8 @@ def _beside(some: Sequence[Sums]) -> Sums:
     from torch import cat
 
     parts = [sums._of_heads() for sums in some]
-    return replace(some[0], **{name: cat([of[name] for of in parts], 1) for name in parts[0]})
+    joined: dict[str, Any] = {name: cat([of[name] for of in parts], 1) for name in parts[0]}
+    return replace(some[0], **joined)
 
 
 def on_variant(base: Array, twin: NDArray[np.int64]) -> Array:
