@@ -2,10 +2,11 @@
 
     python benchmarks/runs.py MODEL [--prompts 10000] [--measures mass entropy …]
 
-The model's time is the watched forward passes, the attention statistics included; a plain forward
-pass over the same batches is timed afterwards. Memory is the resident size as the run goes on.
-The share of processor time is that of the main thread alone (all of the model's, if
-OMP_NUM_THREADS=1), which other programs on the machine do not change.
+The model's time is the watched forward passes, the attention statistics included; plain forward
+passes over the same batches, as the run feeds them and on as many threads, are timed afterwards.
+Memory is the resident size as the run goes on. The share of processor time is that of the main
+thread alone (all of the model's, if OMP_NUM_THREADS=1), which other programs on the machine do not
+change; the writer's is beside it.
 Prints Markdown; the committed table is in docs/benchmarks-runs.md.
 """
 
@@ -26,9 +27,10 @@ from attnscope.capture import sites
 from attnscope.cli.estimate import estimate
 from attnscope.experiment import passed
 from attnscope.experiment.execute import run_plan
+from attnscope.experiment.padded import Padded
 from attnscope.experiment.plan import make_plan
+from attnscope.experiment.storing import BatchStore
 from attnscope.question.spec import made
-from attnscope.tokens import pad
 
 
 def resident() -> float:
@@ -39,12 +41,12 @@ def resident() -> float:
 
 def plain(model: Any, plan: Any) -> tuple[float, float]:
     """Seconds for the same batches without anybody watching, by the clock and of the processor."""
-    base = sites.find(model).base
+    base, of = sites.find(model).base, plan.models[0]
     start, used = time.perf_counter(), time.thread_time()
     with torch.no_grad():
-        for batch in plan.models[0].batches:
+        for batch in of.batches:
             for cells in batch.cells.values():
-                given = pad([cell.tokens for cell in cells], side="right").inputs
+                given = Padded(plan.experiment, of, cells).inputs
                 given = {name: value.to(model.device) for name, value in given.items()}
                 base(**given, use_cache=False)
     return time.perf_counter() - start, time.thread_time() - used
@@ -55,7 +57,7 @@ def main() -> None:
     parser.add_argument("model", help="a zoo name, a hub id or a folder")
     parser.add_argument("--prompts", type=int, default=10_000)
     parser.add_argument("--measures", nargs="+", default=["mass", "entropy", "first_token"])
-    parser.add_argument("--batch-tokens", type=int, default=8192)
+    parser.add_argument("--batch-tokens", type=int, help="as suits the device, if not given")
     options = parser.parse_args()
     logging.disable_progress_bar()
     experiment = made(
@@ -63,7 +65,7 @@ def main() -> None:
         models={"model": options.model},
         prompts={"source": "math", "count": options.prompts, "level": 1},
         measures=options.measures,
-        batch_tokens=options.batch_tokens,
+        batch_tokens=options.batch_tokens or "auto",
     )
     in_model = used_in_model = 0.0
     watched = passed.forward
@@ -77,7 +79,16 @@ def main() -> None:
             used_in_model += time.thread_time() - used
             yield found
 
-    passed.forward = timed
+    writing = 0.0
+    store = BatchStore.__call__
+
+    def stored(*arguments: Any) -> None:
+        nonlocal writing
+        used = time.thread_time()
+        store(*arguments)
+        writing += time.thread_time() - used
+
+    BatchStore.__call__ = stored
     memory: list[tuple[float, float]] = []
     folder = Path(tempfile.mkdtemp())
     start, used = time.perf_counter(), time.thread_time()
@@ -86,6 +97,7 @@ def main() -> None:
     paused = time.thread_time()
     expected = estimate(plan)[0].seconds
     used += time.thread_time() - paused
+    passed.forward = timed
     resumed = time.perf_counter()
     run_plan(plan, folder / "run", progress=lambda _, n, of: memory.append((n / of, resident())))
     ran = time.perf_counter() - resumed
@@ -102,12 +114,15 @@ def main() -> None:
     entry = run.environment["models"]["model"]
     print(f"| {options.model}: {entry['layers']} layers, {entry['heads']} heads, ", end="")
     print(f"{entry['parameters']:,} parameters | |\n| --- | ---: |")
+    batches = f"{len(plan.models[0].batches):,} of {plan.experiment.batch_tokens:,} tokens"
+    print(f"| batches; threads | {batches}; {torch.get_num_threads()} |")
     print(f"| prompts (tokens, values) | {options.prompts:,} ({tokens:,}, {rows:,}) |")
     print(f"| time, planning included | {took:.1f} s |")
     print(f"| prompts a second | {options.prompts / took:.0f} |")
     print(f"| watched forward passes | {in_model:.1f} s |")
     print(f"| share of time outside them | {100 * (1 - in_model / took):.1f} % |")
     print(f"| share of processor time outside | {100 * (1 - used_in_model / used):.1f} % |")
+    print(f"| processor time of the writer, beside | {writing:.1f} s |")
     print(f"| of all time, planning | {100 * planned / took:.1f} % |")
     print(f"| the same batches unwatched | {alone:.1f} s |")
     print(f"| the run over them, by the clock | {took / alone:.2f} |")

@@ -1,6 +1,7 @@
 """How prompts become batches, and how long they are said to take."""
 
 from pathlib import Path
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import given
 
 from attnscope.cli import estimate as estimating
 from attnscope.errors import InputError
-from attnscope.experiment.plan import _by_length, make_plan
+from attnscope.experiment.cells import Batch
+from attnscope.experiment.plan import ModelPlan, _by_length, make_plan
 from attnscope.question.spec import made
 
 widths = st.lists(st.integers(1, 300), min_size=1, max_size=60)
@@ -45,11 +47,15 @@ def test_time_goes_by_the_stand_in(
         )
     )
 
-    def seconds(model: object, shape: tuple[int, int], watches: int) -> tuple[float, float]:
-        assert model.config.num_hidden_layers == estimating.LAYERS  # type: ignore[attr-defined]
-        return 1e-3 * shape[0] * shape[1], 2e-3 * shape[0] * shape[1]
+    def seconds(_: object, of: ModelPlan, model: Any, batch: Batch) -> tuple[float, float]:
+        assert model.config.num_hidden_layers == 2
+        assert of.layers is None
+        assert len(batch.cells) <= 2  # of many conditions, some are enough
+        padded = sum(len(cells) * max(cells) for cells in batch.lengths())
+        return 1e-3 * padded, 2e-3 * padded
 
     monkeypatch.setattr(estimating, "_seconds", seconds)
+    monkeypatch.setattr(estimating, "PARAMETERS", 800_000)
     (found,) = estimating.estimate(plan)
     of = plan.models[0]
     padded = sum(
@@ -60,6 +66,23 @@ def test_time_goes_by_the_stand_in(
     measured = of.facts.layers if layers == "all" else 1
     wanted = padded * 0.5e-3 * (of.facts.layers + measured)
     assert found.seconds == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("more", [{}, {"queries": ["generated"]}, {"layers": [1]}])
+def test_the_stand_in_measures_what_is_asked(more: dict[str, Any]) -> None:
+    plan = make_plan(
+        made(
+            name="some",
+            models={"model": "zoo:math-qwen2"},
+            prompts={"source": "math", "count": 2, "level": 1},
+            conditions={"base": {}, "filler": {"insert": {"count": 3}}},
+            measures=["mass", "lambda", "profile", "query_entropy"],
+            **more,
+        )
+    )
+    (found,) = estimating.estimate(plan)
+    assert 0 < found.seconds < 60
+    assert (found.cells, found.passes) == (4, 2)
 
 
 def test_a_plan_makes_cells_when_they_are_asked_for() -> None:

@@ -1,8 +1,8 @@
 """What a plan will take, roughly: for `run --check`.
 
-Time comes from a stand-in timed on the spot: a layer or two of the model's shape, with weights of
-its own, over some of the plan's batches, plain and watched, for about a second. Memory comes from
-the shape alone. They say whether to wait or to go for lunch, nothing finer.
+Time comes from a stand-in timed on the spot: some layers of the model's shape, with weights of its
+own, which measures some of the plan's batches as the run will, for about a second. Memory comes
+from the shape alone. They say whether to wait or to go for lunch, nothing finer.
 
 This module must not know how anything is stored.
 """
@@ -10,15 +10,18 @@ This module must not know how anything is stored.
 import copy
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
+from attnscope.experiment.cells import Batch
 from attnscope.experiment.plan import ModelPlan, Plan
 from attnscope.loading import load_config
 from attnscope.question.spec import Experiment
 
-# The stand-in: tokens it knows, layers, and fewer of them from this many parameters each on.
-WORDS, LAYERS, WIDE = 1000, 2, 50_000_000
+# The stand-in: tokens it knows, and parameters of the layers that it has, one at least: of a small
+# model it has all, and what is done once a batch is counted once.
+WORDS, PARAMETERS = 1000, 12_000_000
 # Seconds to spend on timing it.
 SPENT = 1.0
 
@@ -56,15 +59,13 @@ def _estimate(plan: Plan, model: ModelPlan) -> Estimate:
     hidden = int(getattr(text, "hidden_size", 0) or 0)
     layers, heads = model.facts.layers or 0, model.facts.heads or 0
     measured = layers if model.layers is None else len(model.layers)
-    watches = len(experiment.queries)  # beside one another, in one pass
     lengths = [cells for batch in model.batches for cells in batch.lengths()]
-    shapes = [(len(cells), max(cells)) for cells in lengths]
-    largest = max(B * K for B, K in shapes)
+    largest = max(len(cells) * max(cells) for cells in lengths)
     rows = largest * heads * measured
-    speed = _speed(plan, config, of_layers / max(1, layers), shapes, watches)
+    speed = _speed(plan, model, config, of_layers / max(1, layers))
     seconds = 0.0
-    for shape in shapes:
-        plain, watched = speed(shape)
+    for batch in model.batches:
+        plain, watched = speed(batch)
         seconds += layers * plain + measured * max(0.0, watched - plain)
     passes = len(model.batches) * len(experiment.conditions)
     width_of = 4 if _full(experiment, plan.device) else 2
@@ -79,7 +80,9 @@ def _estimate(plan: Plan, model: ModelPlan) -> Estimate:
         longest=max(map(max, lengths)),
         parameters=parameters,
         seconds=seconds,
-        bytes=int(parameters * width_of + working * width_of + watches * rows * 8 * 3),
+        bytes=int(
+            parameters * width_of + working * width_of + len(experiment.queries) * rows * 8 * 3
+        ),
     )
 
 
@@ -103,60 +106,88 @@ def _parameters(config: Any) -> tuple[int, int]:
     return whole, whole - sum(beside.values())
 
 
-Speed = Callable[[tuple[int, int]], tuple[float, float]]
-"""Of a batch [prompts, tokens of the longest]: seconds of a layer, plain and watched."""
+Speed = Callable[[Batch], tuple[float, float]]
+"""Of a batch under all its conditions: seconds of a layer, plain and measured."""
 
 
-def _speed(
-    plan: Plan, config: Any, of_a_layer: float, shapes: list[tuple[int, int]], watches: int
-) -> Speed:
+def _padded(batch: Batch) -> int:
+    """Tokens of a batch under all its conditions, padding included."""
+    return sum(len(cells) * max(cells) for cells in batch.lengths())
+
+
+def _speed(plan: Plan, of_model: ModelPlan, config: Any, of_a_layer: float) -> Speed:
     """Time a stand-in on the median, the smallest and the largest batch, as far as time allows."""
     import numpy as np
-    import torch
 
     model, layers = _stand_in(plan, config, of_a_layer)
-    ordered = sorted(set(shapes), key=lambda shape: (shape[0] * shape[1], shape))
+    of_model = replace(of_model, layers=None, profile_layers=None)
+    ordered = sorted(of_model.batches, key=_padded)
+    least = replace(ordered[0], numbers=ordered[0].numbers[:1], rows=ordered[0].rows[:1])
+    _seconds(plan.experiment, of_model, model, least)  # what is done once for a process
     timed: dict[int, tuple[float, float]] = {}
     begin = time.perf_counter()
-    _seconds(model, (1, 2), watches)  # what is done once for a process
-    with torch.no_grad():
-        for shape in dict.fromkeys((ordered[len(ordered) // 2], ordered[0], ordered[-1])):
-            if timed and time.perf_counter() - begin > SPENT:
-                break
-            plain, watched = _seconds(model, shape, watches)
-            tokens = shape[0] * shape[1]
-            timed[tokens] = plain / layers / tokens, watched / layers / tokens
-
+    for batch in (ordered[len(ordered) // 2], ordered[0], ordered[-1]):
+        size = _padded(batch) // len(batch.rows[0])
+        if size in timed or (timed and time.perf_counter() - begin > SPENT):
+            continue
+        part = _part(batch, conditions=2)
+        found = _seconds(plan.experiment, of_model, model, part)
+        timed[size] = found[0] / layers / _padded(part), found[1] / layers / _padded(part)
     known = sorted(timed)
 
-    def speed(shape: tuple[int, int]) -> tuple[float, float]:
-        tokens = shape[0] * shape[1]
+    def speed(batch: Batch) -> tuple[float, float]:
+        tokens = _padded(batch)
+        size = tokens / len(batch.rows[0])
         plain, watched = (
-            float(np.interp(tokens, known, [timed[n][which] for n in known])) for which in (0, 1)
+            float(np.interp(size, known, [timed[n][which] for n in known])) for which in (0, 1)
         )
         return plain * tokens, watched * tokens
 
     return speed
 
 
-def _seconds(model: Any, shape: tuple[int, int], watches: int) -> tuple[float, float]:
-    """Of a pass over a batch of this shape, plain and watched: the better of two each."""
+def _part(batch: Batch, conditions: int) -> Batch:
+    """A batch under its first conditions alone."""
+    some = [dict(islice(row.items(), conditions)) for row in batch.rows]
+    return replace(batch, rows=tuple(some))
+
+
+def _seconds(
+    experiment: Experiment, of_model: ModelPlan, model: Any, batch: Batch
+) -> tuple[float, float]:
+    """Of a batch, its passes alone and all that is measured: the better of two, or the one that
+    took long enough to believe it. Where the model answers there is no telling them apart."""
+    from attnscope.experiment.batch import measure_batch
+    from attnscope.experiment.forward import forward
+    from attnscope.experiment.padded import Padded
+
+    def plainly() -> None:
+        for cells in batch.cells.values():
+            inputs = Padded(experiment, of_model, cells).inputs
+            with forward(model, {name: x.to(model.device) for name, x in inputs.items()}, {}):
+                pass
+
+    def measured() -> None:
+        measure_batch(experiment, of_model, model, batch)
+
+    watched = _best(measured, model.device)
+    return watched if experiment.generate is not None else _best(plainly, model.device), watched
+
+
+def _best(do: Callable[[], None], device: Any) -> float:
     import torch
 
-    from attnscope.experiment.forward import forward
-
-    inputs = {"input_ids": torch.randint(0, WORDS, shape, device=model.device)}
-    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    inputs["attention_mask"][1:, -1] = 0  # batches are padded, or nearly all of them
-    best = [float("inf")] * 2
+    best = float("inf")
     for _ in range(2):
-        for which, choices in enumerate(({}, {str(n): "all" for n in range(watches)})):
-            start = time.perf_counter()
-            with forward(model, inputs, choices):
-                if model.device.type == "cuda":
-                    torch.cuda.synchronize()
-            best[which] = min(best[which], time.perf_counter() - start)
-    return best[0], best[1]
+        start = time.perf_counter()
+        do()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        took = time.perf_counter() - start
+        best = min(best, took)
+        if took > SPENT / 4:
+            break
+    return best
 
 
 def _stand_in(plan: Plan, config: Any, of_a_layer: float) -> tuple[Any, int]:
@@ -167,7 +198,7 @@ def _stand_in(plan: Plan, config: Any, of_a_layer: float) -> tuple[Any, int]:
 
     small = copy.deepcopy(config)
     text = small.get_text_config()
-    layers = min(LAYERS if of_a_layer < WIDE else 1, text.num_hidden_layers)
+    layers = min(max(1, round(PARAMETERS / max(1.0, of_a_layer))), text.num_hidden_layers)
     text.num_hidden_layers = layers
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[:layers]
@@ -177,4 +208,6 @@ def _stand_in(plan: Plan, config: Any, of_a_layer: float) -> tuple[Any, int]:
     where = plan.device if plan.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     kind = torch.float32 if _full(plan.experiment, where) else torch.bfloat16
     model = model_class(small)._from_config(small)
-    return model.to(device=where, dtype=kind).eval(), layers
+    model = model.to(device=where, dtype=kind).eval()
+    model.get_input_embeddings().register_forward_pre_hook(lambda _, ids: (ids[0] % WORDS,))
+    return model, layers
