@@ -20,6 +20,8 @@ from torch import Tensor
 # it, but for heads whose biases give them scores of hundreds or tens of thousands: of those float32
 # rounds away what a weight is made of.
 LARGE = 128.0
+# So few rows are single rows.
+SINGLE = 8
 # Devices that do not know float64, in which kernels add up.
 WITHOUT_FLOAT64 = {"mps"}
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnscope.kernels import compiled
 from attnscope.kernels.call import Rows, Totals, reach_of
 from attnscope.kernels.pieces import Piece
 from attnscope.kernels.tiles import (
@@ -53,6 +54,11 @@ def reduce(rows: Rows) -> Totals:
     reach = reach_of(rows)
     B, H, M, _ = rows.q.shape
     G, K = rows.k.shape[1:3]
+    whole = rows.lse is None or rows.lse.dtype == torch.float32
+    large = large_products(rows, reach, whole=whole)
+    reach = reach[..., None].expand(B, G, H // G).reshape(B, H)
+    if compiled.takes(rows, large):
+        return compiled.reduce(rows, reach, large)
     new = rows.q.new_zeros((3, B, H, K), dtype=torch.float32)
     mass, entropy, own = new.new_zeros(3, B, H).unbind()
     sums = Totals(
@@ -62,15 +68,13 @@ def reduce(rows: Rows) -> Totals:
         entropy=entropy,
         own=own,
         lse=rows.lse,
-        reach=reach[..., None].expand(B, G, H // G).reshape(B, H),
+        reach=reach,
         variance=None if rows.shrink is None else new[2],
         entropy_variance=None if rows.shrink is None else new.new_zeros(B, H),
         flow=None if rows.group is None else new.new_zeros(B, H, rows.groups, K),
     )
     if M == 0:
         return sums
-    whole = rows.lse is None or rows.lse.dtype == torch.float32
-    large = large_products(rows, reach, whole=whole)
     plan = plan_of(rows, whole=whole)
     each = _per_row(rows, dtype_of(any(map(any, large))))
     # Two tiles for all: fresh memory for each would cost as much as the arithmetic.

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.kernels.call import LARGE, Rows, distance_index, link_bias
+from attnscope.kernels.call import LARGE, SINGLE, Rows, distance_index, link_bias
 from attnscope.kernels.pieces import Piece, Store, cut, cut_causal, cut_own, even, see
 
 LOG2E = math.log2(math.e)
@@ -39,9 +39,6 @@ SHORT = 512
 # Texts up to this length are seen whole once more, in float64, where rows are seen in parts; on a
 # CPU, since other kernels take the log-sum-exp in float32 again.
 REFINED = 8192
-
-# So few rows are single rows.
-SINGLE = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
