@@ -92,12 +92,12 @@ def reduce(rows: Rows, reach: Tensor, large: list[list[bool]]) -> Totals:
             scale = np.float64(rows.scale) if wide else np.float32(rows.scale)
             room = partial(_jit().make_room, filled, D, wide=wide)
             _spread(code(wide), B * H * pieces, threads, scale, room, (wide, kinds, *arrays))
-    columns = (sums.sum(2) if pieces > 1 else sums[:, :, 0])[..., :K]
+    later, others = (sums.sum(2) if pieces > 1 else sums[:, :, 0])[..., :K].unbind(2)
+    received = later + others
     own, entropy = scalars[..., :2].sum(2).float().unbind(-1)
-    received = columns[:, :, 0]
     return Totals(
         received=received.float(),
-        later=(received - columns[:, :, 1]).clamp_(min=0).float(),
+        later=later.float(),
         mass=received.sum(-1).float(),
         entropy=entropy,
         own=own,

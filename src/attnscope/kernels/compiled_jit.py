@@ -25,6 +25,8 @@ ROWS = 16
 """Of a chunk: so many entries are added up in float32."""
 QUAD, PAIR = 4, 2
 """Rows and vectors of keys of one product: their sums fill half of the registers."""
+DEPTH = 16
+"""Dimensions whose products are added up in one go: rounding grows with their number."""
 VECTOR = 32
 """Bytes; longer registers hold several, shorter ones a part."""
 STEP = 32
@@ -158,16 +160,23 @@ def _generate_products(context: Any, builder: Any, signature: Any, args: Any) ->
         first = mul(outer.index, size)
         panel = builder.gep(keys, [mul(first, depth)])
         sums = {each: cgutils.alloca_once_value(builder, vectors.zero) for each in every}
-        with cgutils.for_range(builder, depth) as inner:
-            here = builder.gep(panel, [mul(inner.index, size)])
-            there = builder.gep(q, [mul(inner.index, n(QUAD))])
-            of_keys = [vectors.load(here, v * lanes) for v in range(PAIR)]
-            of_rows = [
-                vectors.spread(builder.load(builder.gep(there, [n(i)]))) for i in range(QUAD)
-            ]
-            for i, v in every:
-                more = vectors.add_product(of_rows[i], of_keys[v], builder.load(sums[i, v]))
-                builder.store(more, sums[i, v])
+        with cgutils.for_range_slice(builder, n(0), depth, n(DEPTH), n) as (begin, _):
+            left = builder.sub(depth, begin)
+            some = builder.select(builder.icmp_signed("<", left, n(DEPTH)), left, n(DEPTH))
+            parts = {each: cgutils.alloca_once_value(builder, vectors.zero) for each in every}
+            with cgutils.for_range(builder, some) as inner:
+                d = builder.add(begin, inner.index)
+                here = builder.gep(panel, [mul(d, size)])
+                there = builder.gep(q, [mul(d, n(QUAD))])
+                of_keys = [vectors.load(here, v * lanes) for v in range(PAIR)]
+                of_rows = [builder.load(builder.gep(there, [n(i)])) for i in range(QUAD)]
+                of_rows = [vectors.spread(each) for each in of_rows]
+                for i, v in every:
+                    more = vectors.add_product(of_rows[i], of_keys[v], builder.load(parts[i, v]))
+                    builder.store(more, parts[i, v])
+            for each in every:
+                more = builder.fadd(builder.load(sums[each]), builder.load(parts[each]))
+                builder.store(more, sums[each])
         for i, v in every:
             here = builder.gep(scores, [builder.add(mul(width, n(i)), first)])
             vectors.store(builder.load(sums[i, v]), here, v * lanes)
@@ -387,11 +396,13 @@ def _divide(room, i, weight, sink, has_sink, own, scalars):  # type: ignore[no-u
 
 
 @_jit
-def _add_row(room, i, from_, sums):  # type: ignore[no-untyped-def]
-    """Add what a row has on the keys from `from_` on that it sees."""
-    at = i * (room.p.size // ROWS)
+def _add_row(room, i, from_, sums, take):  # type: ignore[no-untyped-def]
+    """Add what a row has on the keys from `from_` on that it sees; and `take` it from there."""
+    at, times = i * (room.p.size // ROWS), np.float64(room.times[i])
     for j in range(max(from_, room.start[i]), room.stop[i]):
-        sums[j] += room.times[i] * room.p[at + j]
+        sums[j] += times * room.p[at + j]
+        if take:
+            room.p[at + j] = 0.0
 
 
 def sweep(  # type: ignore[no-untyped-def]
@@ -401,7 +412,7 @@ def sweep(  # type: ignore[no-untyped-def]
     """The pieces `first … last` of the work, each some rows of one head: those whose products are
     made in the type of `scale`, which are the `large` ones if it is the `wide` type.
 
-    Each writes its own sums: of columns (all, and those of queries not after the key) [B, H,
+    Each writes its own sums: of columns (from queries after the key, and from others) [B, H,
     pieces of a head, 2, keys], of own tokens' weights and of entropies, with the largest correction
     of a log-sum-exp [B, H, pieces, 3], log-sum-exps [B, H, M], flow [B, H, classes, keys].
     """
@@ -431,9 +442,9 @@ def sweep(  # type: ignore[no-untyped-def]
                     sinks[h] if sinks.size else 0.0, sinks.size > 0, own[b, m + i],
                     scalars[b, h, piece],
                 )  # fmt: skip
-                _add_row(room, i, own[b, m + i], sums[b, h, piece, 1])
                 if group.shape[1] and group[b, m + i] >= 0:
-                    _add_row(room, i, 0, flow[b, h, group[b, m + i]])
+                    _add_row(room, i, 0, flow[b, h, group[b, m + i]], False)
+                _add_row(room, i, own[b, m + i], sums[b, h, piece, 1], True)
             _columns(room.p, room.p.size // ROWS, room.times, sums[b, h, piece, 0], low, high)
 
 
