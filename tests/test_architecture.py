@@ -145,7 +145,8 @@ def test_functions_are_short() -> None:
 
 def test_import_is_cheap() -> None:
     probe = (
-        "import sys, attnscope; print(sorted({'torch', 'altair', 'transformers'} & {*sys.modules}))"
+        "import sys, attnscope;"
+        "print(sorted({'torch', 'altair', 'transformers', 'numba'} & {*sys.modules}))"
     )
     out = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

@@ -79,10 +79,18 @@ def same_bytes(one: Totals, other: Totals) -> None:
         assert a is None or torch.equal(a, b), each.name
 
 
+@pytest.fixture(params=["torch's threads", "threads of our own"])
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All work is shared, by threads of either kind."""
+    monkeypatch.setattr(compiled, "WORTH", 0)
+    if request.param == "threads of our own":
+        monkeypatch.setattr(compiled, "_openmp", lambda: None)
+
+
+@pytest.mark.usefixtures("threads")
 def test_the_same_bytes_on_any_number_of_threads(
     monkeypatch: pytest.MonkeyPatch, taken: list[Rows]
 ) -> None:
-    monkeypatch.setattr(compiled, "WORTH", 0)
     rows = replace(text(700, batch=2), weight=torch.rand(2, 700))
     found = []
     for threads in (1, 2, 3):
@@ -91,6 +99,30 @@ def test_the_same_bytes_on_any_number_of_threads(
     same_bytes(found[0], found[1])
     same_bytes(found[0], found[2])
     assert len(taken) == 3
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_what_a_thread_raises_is_raised(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    def broken(first: int, *_: object) -> None:
+        if first == 0:
+            raise error
+
+    monkeypatch.setattr(compiled, "code", lambda wide: broken)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with pytest.raises(error):
+        kernel("streaming")(text(90))
+
+
+def test_work_that_is_lost_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal may end a thread's turn before it begins."""
+    monkeypatch.setattr(compiled, "WORTH", 0)
+    monkeypatch.setattr(compiled, "_together", lambda work, threads: None)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with pytest.raises(RuntimeError, match="4 of 4 parts of a layer were not measured"):
+        kernel("streaming")(text(90))
 
 
 def test_the_same_bytes_in_any_batch() -> None:

@@ -16,7 +16,7 @@ from attnscope.experiment.plan import ModelPlan, Plan
 from attnscope.question.claims import Claim, frozen
 from attnscope.question.spec import Experiment
 
-_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "polars")
+_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "numba", "polars")
 
 
 def describe(plan: Plan, claims: Iterable[Claim] | None = None) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def describe(plan: Plan, claims: Iterable[Claim] | None = None) -> dict[str, Any
         "attnscope": __version__,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "packages": {name: importlib.metadata.version(name) for name in _PACKAGES},
+        "packages": {name: _version(name) for name in _PACKAGES},
         "device": plan.device,
         "device_name": torch.cuda.get_device_name() if cuda else _processor(),
         "threads": torch.get_num_threads(),
@@ -61,6 +61,13 @@ def describe_model(plan: ModelPlan, model: Any, backend: str) -> dict[str, Any]:
         "backend": backend,
         "bundled": facts.bundled,
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _processor() -> str:

@@ -1,8 +1,8 @@
 """Attention statistics without the matrix: `reduce(Rows) -> Totals`, sums over rows, in three
 kernels; and `by_query(Rows, Asked) -> ByQuery`, what single rows hold, in three.
 
-`reference` is the definition (dense, float64), `streaming` runs on any device (rows one by one are
-told by `single`), `triton` on CUDA.
+`reference` is the definition (dense, float64), `streaming` runs on any device (on a CPU mostly by
+`compiled`; rows one by one are told by `single`), `triton` on CUDA.
 """
 
 import os

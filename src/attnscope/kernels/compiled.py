@@ -9,9 +9,11 @@ The work is cut into pieces in a way that does not depend on threads, each write
 and those are added up in order: the same bytes on any number of cores.
 """
 
+import ctypes
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from functools import cache, partial
 from importlib import import_module
 from typing import Any
@@ -140,21 +142,56 @@ def _spread(
     step = -(-count // (1 if threads == 1 else threads * TURNS))
     # Later rows of a text see more: the longest pieces come first.
     todo = deque(reversed(range(0, count, step)))
+    done: list[int] = []
 
     def work() -> None:
         room = make_room()
-        while todo:
-            try:
+        with suppress(IndexError):  # nothing is left
+            while True:
                 first = todo.popleft()
-            except IndexError:  # another thread was faster
-                return
-            sweep(first, min(first + step, count), scale, room, *arrays)
+                sweep(first, min(first + step, count), scale, room, *arrays)
+                done.append(first)
 
-    if len(todo) == 1:
+    turns = len(todo)
+    if turns == 1:
         work()
         return
-    with ThreadPoolExecutor(threads - 1) as pool:
-        others = [pool.submit(work) for _ in range(threads - 1)]
-        work()
-        for each in others:
-            each.result()
+    _together(work, min(threads, turns))
+    if len(done) != turns:
+        raise RuntimeError(f"{turns - len(done)} of {turns} parts of a layer were not measured")
+
+
+def _together(work: Callable[[], None], threads: int) -> None:
+    """Do the same on so many threads, this one among them; raises what one of them raised."""
+    failed: list[BaseException] = []
+
+    def one(_: Any) -> None:
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+
+    parallel = _openmp()
+    if parallel is not None:
+        parallel(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(one), None, threads, 0)
+    else:
+        with ThreadPoolExecutor(threads - 1) as pool:
+            others = [pool.submit(one, None) for _ in range(threads - 1)]
+            one(None)
+            wait(others)
+    if failed:
+        raise failed[0]
+
+
+@cache
+def _openmp() -> Callable[..., None] | None:
+    """What starts the threads that torch itself computes with, where it can be had. They wait for
+    work by spinning, and would take half of a core from any others."""
+    try:
+        parallel: Any = ctypes.CDLL(torch._C.__file__).GOMP_parallel
+    except (AttributeError, OSError):
+        return None
+    parallel.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
+    parallel.restype = None
+    found: Callable[..., None] = parallel
+    return found

@@ -7,6 +7,8 @@ The log-sum-exp of a fused operator comes from another product, rounded otherwis
 a row is taken out by dividing the row by its own sum, so a tile holds whole rows. Rows that are
 seen in parts cannot be divided: their log-sum-exp is made anew, in float64, as far as that is
 cheap.
+
+What `compiled.py` takes, most of what a CPU is asked for, it does in place of this.
 """
 
 import math
