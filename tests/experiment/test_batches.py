@@ -114,3 +114,30 @@ def test_the_prompt_that_is_wrong_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match="prompt 2: there is no character 10 to insert at"):
         make_plan(asked)
+
+
+def test_a_prompt_that_cannot_be_rendered_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts are rendered ahead of those that are tokenised; the error says which it was."""
+    monkeypatch.setattr("attnscope.tokens.tokenized._TOGETHER", 2)
+    monkeypatch.setattr("attnscope.tokens.chat._TOGETHER", 3)
+    (tmp_path / "p.txt").write_text("One.\nTwo.\nThree.\nFour.\nFive \U0010fffd.\nSix.")
+    prompts = {"source": "file", "path": str(tmp_path / "p.txt")}
+    asked = made(name="some", models={"model": "zoo:math-qwen2"}, prompts=prompts)
+    with pytest.raises(InputError, match="prompt 4: the prompt uses the last private-use"):
+        make_plan(asked)
+
+
+def test_a_prompt_without_tokens_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def encoded(prompts: list[Any], tokenizer: Any) -> dict[bool, Any]:
+        ids = [[] if "Three" in prompt.text else [5] for prompt in prompts]
+        return {True: (prompts, ids, [[(0, 1)] * len(one) for one in ids])}
+
+    monkeypatch.setattr("attnscope.tokens.tokenized._TOGETHER", 2)
+    monkeypatch.setattr("attnscope.tokens.tokenized._encoded", encoded)
+    (tmp_path / "p.txt").write_text("One.\nTwo.\nThree.\nFour.\nFive.\nSix.")
+    prompts = {"source": "file", "path": str(tmp_path / "p.txt")}
+    asked = made(name="some", models={"model": "zoo:math-qwen2"}, prompts=prompts)
+    with pytest.raises(InputError, match="prompt 2: the tokenizer makes no tokens"):
+        make_plan(asked)

@@ -52,12 +52,13 @@ def rows_of(experiment: Experiment, label: str, prompts: list[Prompt], tokenizer
     at = _At()
     render = partial(_rendered, tokenizer=tokenizer, chat=bool(experiment.chat))
     try:
-        rendered = list(at.each(_all_rendered(prompts, experiment, tokenizer, at)))
         if isinstance(experiment.prompts, TokenPrompts):
             of = experiment.prompts
             drawn = (_drawn(of, n % of.count, tokenizer) for n in range(len(prompts)))
             bases = list(at.each(drawn))
         else:
+            first = _At()  # who is rendered is ahead of who is tokenised
+            rendered = first.each(_all_rendered(prompts, experiment, tokenizer, first))
             bases = list(at.each(tokenize_all(rendered, tokenizer)))
         bases = [_cut(base, experiment.cut) for base in bases]
         rows: list[Row] = [{experiment.base: (base, None)} for base in bases]
@@ -77,7 +78,8 @@ def rows_of(experiment: Experiment, label: str, prompts: list[Prompt], tokenizer
         hint = ""
         if experiment.chat and not getattr(tokenizer, "chat_template", None):
             hint = ". In an experiment: chat: false (--no-chat)"
-        raise InputError(f"model {label!r}, prompt {at.number}: {error}{hint}") from error
+        number = getattr(error, "prompt", at.number)
+        raise InputError(f"model {label!r}, prompt {number}: {error}{hint}") from error
     _say_unaligned(experiment, label, rows)
     return rows
 
@@ -92,10 +94,14 @@ class _At:
         waiting = iter(things)
         for self.number in count():
             try:
-                yield next(waiting)
+                thing = next(waiting)
             except StopIteration:
                 self.number = 0  # whoever looked at all of them begins again with the first
                 return
+            except InputError as error:  # where it is the next that fails, and not its use
+                error.__dict__.setdefault("prompt", self.number)
+                raise
+            yield thing
 
 
 def _all_rendered(

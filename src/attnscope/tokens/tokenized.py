@@ -12,9 +12,10 @@ This module must not know chat templates, classes or models.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -86,18 +87,37 @@ def tokenize(
 
 
 def tokenize_all(
-    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
+    prompts: Iterable[Prompt], tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[TokenizedPrompt]:
-    """Many prompts, in order: the same as one by one, in a quarter of the time."""
+    """Many prompts, in order: the same as one by one, in a quarter of the time. The tokenizer works
+    in a thread beside, while whoever makes the prompts makes the next."""
     require_fast(tokenizer)
     vocabulary = read_vocabulary(tokenizer)
-    for start in range(0, len(prompts), _TOGETHER):
-        some = prompts[start : start + _TOGETHER]
-        tokenized: dict[bool, Iterator[TokenizedPrompt]] = {}
-        for complete in (False, True):
-            alike = [prompt for prompt in some if prompt.complete == complete]
-            if not alike:
-                continue
+    coming = iter(prompts)
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="attnscope-tokenizer") as beside:
+        some = list(islice(coming, _TOGETHER))
+        while some:
+            encoding = beside.submit(_encoded, some, tokenizer)
+            following = list(islice(coming, _TOGETHER))
+            tokenized = {
+                complete: _tokenized(*encoded, vocabulary)
+                for complete, encoded in encoding.result().items()
+            }
+            for prompt in some:
+                yield next(tokenized[prompt.complete])
+            some = following
+
+
+_Encoded = tuple[list[Prompt], list[list[int]], list[list[tuple[int, int]]]]
+"""Prompts, their ids, and the offsets of these."""
+
+
+def _encoded(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> dict[bool, _Encoded]:
+    """By whether they are complete: special tokens are added to all of a call or to none."""
+    found = {}
+    for complete in (False, True):
+        alike = [prompt for prompt in prompts if prompt.complete == complete]
+        if alike:
             encoded = tokenizer(
                 [prompt.text for prompt in alike],
                 add_special_tokens=not complete,
@@ -105,11 +125,8 @@ def tokenize_all(
                 return_attention_mask=False,
                 return_token_type_ids=False,
             )
-            tokenized[complete] = _tokenized(
-                alike, encoded["input_ids"], encoded["offset_mapping"], vocabulary
-            )
-        for prompt in some:
-            yield next(tokenized[prompt.complete])
+            found[complete] = alike, encoded["input_ids"], encoded["offset_mapping"]
+    return found
 
 
 _TOGETHER = 512  # prompts: more take memory and no less time
