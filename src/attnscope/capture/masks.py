@@ -8,7 +8,7 @@ What a mask function says is read in `mask_functions.py`.
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -133,8 +133,13 @@ def describe(make: MaskBuilder, implementation: str, **given: Any) -> Any:
         return make(**given)
     frame = _frame(**given)
     dtype = given.get("dtype", torch.float32) if implementation == "eager" else torch.bool
-    stand_in = torch.ones(1, 1, 1, 1, dtype=dtype, device=frame.device)
-    return attach(stand_in, frame, Dense(make, given, dtype))
+    return attach(_stand_in(dtype, frame.device), frame, Dense(make, given, dtype))
+
+
+@lru_cache(maxsize=16)
+def _stand_in(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What a mask is as a tensor; nobody sees its numbers."""
+    return torch.ones(1, 1, 1, 1, dtype=dtype, device=device)
 
 
 def _frame(

@@ -51,16 +51,16 @@ class Terms:
             and self.shapes == (q.shape, k.shape, v.shape)
             and self.dtype is q.dtype
             and self.device == q.device
-            and _same(self.options, options)
+            and same(self.options, options)
         )
 
 
-def _same(some: dict[str, Any], other: dict[str, Any]) -> bool:
+def same(some: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether options are the same objects, or equal words and numbers."""
-    if some.keys() != other.keys():
+    if len(some) != len(other):
         return False
     for name, value in some.items():
-        also = other[name]
+        also = other.get(name, some)
         if value is not also and (type(value) not in _SIMPLE or value != also):
             return False
     return True
@@ -86,6 +86,8 @@ class Pass:
     """Queries and keys of a module's last call, weakly held."""
     terms: list[Terms] = field(default_factory=list)
     """What calls of this pass said; few."""
+    alike: dict[int, Any] = field(default_factory=dict)
+    """By the identity of their mask: calls that say the same, and wait to be told."""
 
     def again(self, module: nn.Module, q: Tensor, k: Tensor) -> bool:
         """Whether a module attends with the very queries and keys of its last call: the same
@@ -97,14 +99,18 @@ class Pass:
     def let_go(self) -> None:
         """The pass is over: forget what was passed to its layers."""
         self.terms.clear()
+        for alike in self.alike.values():
+            alike.left.clear()
+        self.alike.clear()
 
     @classmethod
     def of(cls, base: nn.Module, args: Any, kwargs: dict[str, Any]) -> "Pass":
         """Read the arguments of a call of the base of a stack."""
-        cache = argument(base, "past_key_values", args, kwargs)
-        mask = argument(base, "attention_mask", args, kwargs)
-        tokens = argument(base, "input_ids", args, kwargs)
-        asked = argument(base, "output_attentions", args, kwargs)
+        named = {
+            name: argument(base, name, args, kwargs) if args else kwargs.get(name)
+            for name in ("past_key_values", "attention_mask", "input_ids", "output_attentions")
+        }
+        cache, mask, tokens, asked = named.values()
         config = getattr(base, "config", None)
         return cls(
             past=0 if cache is None else _length(cache),

@@ -3,11 +3,12 @@
 Must not know how attention becomes sums: that is `reducing.py`.
 """
 
+import sys
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from attnscope import kernels
 from attnscope.capture import seam, sites
@@ -21,15 +22,15 @@ from attnscope.capture.rows import rows_of
 from attnscope.capture.scope import Scope
 from attnscope.capture.sites import Site
 from attnscope.capture.totals import Joint, LayerTotals
-from attnscope.capture.users import Seen, on_cpu, seen_by
+from attnscope.capture.users import Seen, Told, on_cpu
 from attnscope.capture.waiting import (
     Lane,
     Tail,
     alike,
+    bare,
     free_memory,
     large,
     lasting,
-    terms,
     together,
 )
 from attnscope.errors import ConservationError, ModelError, ScopeError
@@ -60,6 +61,7 @@ class Recorder:
         self.parts = parts
         """By part: a stack, or "cross"."""
         self.measured = measured
+        self.everything = len(measured) == len(found.places)
         self.bases = found.bases
         self.device = device
         self.apart = bool(top or keep)
@@ -88,6 +90,8 @@ class Recorder:
         """The share of free memory that they may hold."""
         self.room: int | None = None
         self.held = 0
+        self.each = 0
+        """Bytes that the last call to wait holds, and so those that say the same."""
         self.cache: dict[str, Any] = {}
         """The cache of the pass under way, by stack."""
         self.guarded: Any = None
@@ -104,7 +108,7 @@ class Recorder:
         self.cache[stack] = cache
         self.generations[stack].begin_pass()
         for scope in self._of(stack):
-            scope._complete = False
+            scope._begun, scope._complete = True, False
             scope._early.clear()
         self.reducer.rewritten = rewritten(cache)
         self._guard(cache)
@@ -146,6 +150,8 @@ class Recorder:
         if not self.frames or self.frames[-1] is not frame:
             self.frames.append(frame)
         scope = self.parts[site.part]
+        if seen.terms is not None and can_wait and self._leads(scope, seen, seen.terms, reply):
+            return
         totals = self._follow(scope, site.layer, frame, reply)
         if seen.weights is not None:
             self.reducer.reduce_weights(scope, seen.weights, frame, totals, reply, sinks=seen.sinks)
@@ -169,67 +175,98 @@ class Recorder:
             return
         lane = self.waiting.get(site)
         if lane is None:
-            lane = Lane(site=site, call=terms(seen.call), reply=reply, steps=step)
+            lane = Lane(site=site, call=bare(seen.call), reply=reply, steps=step)
             if seen.terms is not None:
                 self.first[site.part] = seen.terms, lane, reply
         self._wait(lane, seen)
-        if seen.terms is not None and self._joins(lane, seen.terms):
-            self.tail = Tail(terms=seen.terms, first=lane, seen=self.seen[site.stack])
 
-    def see_alike(
-        self, site: Site, terms: Terms, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None
-    ) -> None:
-        """An attention that differs from one of this pass by its tensors alone waits too, or does
-        not count either."""
+    def looks(self, sites: Collection[Site]) -> list[bool]:
+        """Which of these are measured."""
+        if self.everything:
+            return [True] * len(sites)
+        return [site in self.measured for site in sites]
+
+    def waits(self, site: Site, terms: Terms) -> tuple[int, bool]:
+        """Of how many calls that say what this site's said it can be told later, and whether any
+        of them counts."""
+        lane, told = self.waiting.get(site), self.first.get(site.part)
+        if self.hold == 0 or terms.frame.device.type in WITHOUT_FLOAT64:
+            return 0, True
+        if lane is not None and lane.steps:
+            for other in self.waiting.values() if len(lane.frames) > 1 else ():
+                if other.frames[-1] is lane.frames[-2]:
+                    other.expect(terms.frame)
+            return sys.maxsize, True
+        if told is None or told[0] is not terms:
+            return 0, True
+        if told[1] is None:
+            return sys.maxsize, False
+        each, most = told[1].held, LITTLE
+        if self.held + each * len(self.measured) > LITTLE:
+            most = max(most, self._room())
+        return max(0, most - self.held) // each, True
+
+    def see_later(self, terms: Terms, calls: list[Told]) -> None:
+        """Calls that differ from one of this pass by their tensors alone wait too, or do not count
+        either."""
+        (stack, _, kind), *_ = calls[0]
+        self.seen[stack].update([call[0] for call in calls])
+        measured = calls
+        if not self.everything:
+            measured = [call for call in calls if call[0] in self.measured]
         tail = self.tail
-        if tail is not None and tail.terms is terms and lse is not None and site in self.measured:
-            tail.seen.add(site)
-            tail.add(site, q, k, lse)
-            self.held += tail.each
+        if tail is not None and tail.terms is terms:
+            tail.calls += measured  # type: ignore[arg-type]
+            self.held += tail.each * len(measured)
             # Before it is too much: what lies together is a copy, as large again.
             if self.held + tail.each > LITTLE and not self._has_room(self.held + tail.each):
                 self.measure_waiting()
             return
-        if not self.wants(site):
-            return
-        frame = terms.frame
+        frame, told = terms.frame, self.first.get(Site(stack, 0, kind).part)
         keys = frame.keys
-        k = k if keys == k.shape[2] else k[:, :, :keys]
-        if lse is not None and self.hold > 0:
+        for site, q, k, lse in measured:
             lane = self.waiting.get(site)
-            if lane is not None and site.stack in self.begun:
-                self.held += lane.add(frame, q, k, lse)
-                return
-            told = self.first.get(site.part)
-            if lane is None and told is not None and told[0] is terms:
+            if lane is None:
+                assert told is not None
                 _, like, reply = told
+                self._follow(self.parts[site.part], site.layer, frame, reply)
                 if like is None:
-                    self._follow(self.parts[site.part], site.layer, frame, reply)
-                    return
+                    continue
                 lane = Lane(site=site, call=like.call, reply=reply, steps=like.steps)
                 self.waiting[site] = lane
-                self.held += lane.add(frame, q, k, lse)
-                if self._joins(lane, terms):
-                    self.tail = Tail(terms=terms, first=lane, seen=self.seen[site.stack])
-                else:
-                    self._follow(self.parts[site.part], site.layer, frame, reply)
-                if not lane.steps and not self._has_room(self.held):
-                    self.measure_waiting()
-                return
-        self.see(seen_by(site, terms, q, k, v if keys == v.shape[2] else v[:, :, :keys], lse))
+            assert q is not None
+            assert k is not None
+            assert lse is not None
+            k = k if keys == k.shape[2] else k[:, :, :keys]
+            self.held += lane.add(frame, q, k, lse, self.each)
 
-    def _joins(self, lane: Lane, terms: Terms) -> bool:
-        """Whether a lane that waits alone is of a whole pass whose layers can be measured without
-        telling them apart."""
-        frame = terms.frame
-        return (
-            self.tail is None
-            and self.waiting == {lane.site: lane}
-            and len(self.parts) == 1
-            and not (self.apart or lane.steps)
-            and frame.first_query == frame.first_key == 0
-            and frame.keys == terms.shapes[1][2]  # a static cache hands over more than there are
-        )
+    def _leads(self, scope: Scope, seen: Seen, terms: Terms, reply: Reply) -> bool:
+        """Let a call wait that may be the first of a whole pass whose layers are measured without
+        telling them apart; False where it cannot be."""
+        frame, call = terms.frame, seen.call
+        if (
+            self.waiting
+            or self.apart
+            or terms.attend is None  # others will be told one by one
+            or len(self.parts) > 1
+            or frame.first_query
+            or frame.first_key
+            or frame.keys != terms.shapes[1][2]  # a static cache hands over more than there are
+            or call is None
+            or seen.lse is None
+            or large(call)
+            or scope._queries.counts_none(frame, reply)
+        ):
+            return False
+        lane = Lane(site=seen.site, call=bare(call), reply=reply, steps=False)
+        held = lane.add(frame, call.q, call.k, seen.lse)
+        if not self._has_room(held):
+            return False
+        self.waiting[seen.site] = lane
+        self.held = self.each = held
+        self.first[seen.site.part] = terms, lane, reply
+        self.tail = Tail(terms=terms, first=lane)
+        return True
 
     def _unroll(self) -> None:
         """Make lanes of calls that were to be measured together."""
@@ -251,7 +288,8 @@ class Recorder:
         assert seen.call is not None
         assert seen.lse is not None
         self.waiting[lane.site] = lane
-        self.held += lane.add(seen.frame, seen.call.q, seen.call.k, seen.lse)
+        self.each = lane.add(seen.frame, seen.call.q, seen.call.k, seen.lse)
+        self.held += self.each
         if not lane.steps and not self._has_room(self.held):
             self.measure_waiting()
 
@@ -311,9 +349,12 @@ class Recorder:
         """Whether so many bytes may be held; of a few nobody needs to ask."""
         if size <= LITTLE and self.hold > 0:
             return True
+        return size <= self._room()
+
+    def _room(self) -> int:
         if self.room is None:
             self.room = int(self.hold * free_memory(self.device))
-        return size <= self.room
+        return self.room
 
     def catch_up(self) -> None:
         """Measure what waits, and make sure that it adds up."""

@@ -65,6 +65,8 @@ class Scope(SingleQueries):
         self._apart: dict[int, LayerTotals] = {}
         self._joints: list[Joint] = []
         """The last pass, where layers were reduced together and nobody has asked for one."""
+        self._begun = False
+        """Whether a forward pass began."""
         self._complete = False
         self._early: set[int] = set()
         """Layers of a pass under way that are measured already."""
@@ -89,10 +91,10 @@ class Scope(SingleQueries):
 
     def __repr__(self) -> str:
         asked = f"{len(self.layers)} layers, queries {str(self._queries)!r}, {self.backend!r}"
+        if self._begun and not self._complete:
+            return f"<Scope of {asked}: the last forward pass did not finish>"
         if not self._layers:
             return f"<Scope of {asked}: no forward pass yet>"
-        if not self._complete:
-            return f"<Scope of {asked}: the last forward pass did not finish>"
         if self._unread is not None:
             self._unread()
         totals = next(iter(self._layers.values())).result()
@@ -338,14 +340,14 @@ class Scope(SingleQueries):
         if isinstance(layer, bool) or layer not in self.layers:
             known = ", ".join(map(str, self.layers))
             raise InputError(f"layer {layer!r} was not measured; measured: {known}")
+        if not self._complete and self._begun and layer not in self._early:
+            raise ScopeError("the last forward pass did not finish, so there is nothing to read")
         if layer not in self._layers:
             raise ScopeError(
                 "nothing measured yet: no forward pass was seen in the thread that opened the "
                 "watch; call the model inside the with block, and where a thread of its own "
                 "generates (as with a streamer), open the watch in that thread"
             )
-        if not self._complete and layer not in self._early:
-            raise ScopeError("the last forward pass did not finish, so there is nothing to read")
         if self._unread is not None:
             self._unread()
         totals = self._layers[layer].result()

@@ -9,11 +9,13 @@ of a model is never touched, so it takes the paths it takes when nobody looks.
 Must not know what is measured.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +23,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from attnscope.capture import fallback, masks
 from attnscope.capture.calls import ModelCall, agreed
-from attnscope.capture.passes import Pass
+from attnscope.capture.passes import Pass, Terms, same
 from attnscope.capture.sites import Site, Sites, argument
-from attnscope.capture.users import Change, Observer, Place, Seen, User, Users
+from attnscope.capture.users import Alike, Change, Observer, Seen, User, Users
 from attnscope.errors import ModelError
 from attnscope.kernels import AttentionCall
 from attnscope.kernels.attend import attend
@@ -112,10 +114,10 @@ def _get_interface(
     if known is not None:
         return known
     plain: Callable[..., Any] = _get_plain_interface(self, implementation, default)
-    if not users.attending and torch._C._current_graph_task_id() == -1:
+    if not users.here and torch._C._current_graph_task_id() == -1:
         return plain
     ours = partial(_attention, users, plain, default, implementation)
-    if users.attending:
+    if users.here:
         users.interfaces[implementation, default] = ours
     return ours
 
@@ -137,20 +139,16 @@ def _attention(
     **kwargs: Any,
 ) -> Any:
     """What a model calls in place of its attention function."""
-    place = users.place(module)
-    if place is not None and len(args) == 4:
-        out = _alike(users, place, plain, eager, implementation, module, *args, kwargs)
-        if out is not None:
-            return out.transpose(1, 2).contiguous(), None
     asked = ModelCall.read(plain, eager, implementation, module, args, kwargs)
-    if not users.attending:  # gradient checkpointing attends again from a thread of torch's own
-        users = next((some for some in _everybody if module in some.attending), users)
-    here = users.attending.get(module)
-    if here is None:
+    if not users.here:  # gradient checkpointing attends again from a thread of torch's own
+        users = next((some for some in _everybody if some.attending(module)), users)
+    here = users.attending(module)
+    if not here:
         return asked.plainly()
     given, here = _pass_of(users, here)
     wanting: list[tuple[Observer, Site]] = []
     describes = changes = dense = False
+    _tell(given)
     again = given.again(module, asked.q, asked.k)
     for user, site in here:
         observer = user.observer
@@ -182,40 +180,85 @@ def _attention(
                     sinks=call.sinks is not None,
                 )
             )
+        if asked.terms is not None and lse is not None and not again and call is asked.call:
+            _expect(users, given, here, asked, asked.terms)
     return output
 
 
-def _alike(
-    users: Users,
-    place: Place,
-    plain: Callable[..., Any],
-    eager: Callable[..., Any],
-    implementation: str,
-    module: nn.Module,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Any,
-    options: dict[str, Any],
-) -> Tensor | None:
-    """Attention of a layer that says what another of its pass said: none of that is read again.
-    None for all others."""
-    given = users.passes.get(place.base)
-    if given is None or q.requires_grad or module in given.last:
-        return None
-    said = plain, eager, implementation, mask, place.kind
-    for terms in given.terms:
-        if terms.attend is not None and terms.cover(said, options, q, k, v):
-            break
-    else:
-        return None
-    if implementation == "eager" and not agreed(module, eager):
-        return None
-    given.again(module, q, k)
-    out, lse = terms.attend(q, k, v)
-    for observer, site in place.looking:
-        observer.see_alike(site, terms, q, k, v, lse)
-    return out
+def _expect(
+    users: Users, given: Pass, here: list[tuple[User, Site]], asked: ModelCall, terms: Terms
+) -> None:
+    """Let further layers that say the same go without being read, as many as may wait."""
+    crowd = None if terms.attend is None else users.crowd(here)
+    if crowd is None:
+        return
+    room, needed = sys.maxsize, False
+    for user, site in here:
+        assert user.quick is not None
+        most, tensors = user.quick.waits(site, terms)
+        room, needed = min(room, most), needed or tensors
+    alike: Alike | None = given.alike.get(id(asked.mask))
+    if alike is not None and alike.terms is terms:
+        alike.left.pop(asked.module, None)
+        alike.room = room
+    elif alike is None and room > 0:
+        looking = [(user.quick, user.sites.modules) for user, _ in here if user.quick is not None]
+        left = crowd.copy() if needed else dict.fromkeys(crowd, False)
+        for module in given.last:
+            left.pop(module, None)
+        if asked.implementation == "eager":
+            left = {module: n for module, n in left.items() if agreed(module, asked.eager)}
+        alike = given.alike[id(asked.mask)] = Alike(terms, left, room, looking)
+        key = asked.implementation, asked.eager
+        slow = users.interfaces.get(key)
+        if slow is None:
+            slow = partial(_attention, users, asked.plain, asked.eager, asked.implementation)
+        users.interfaces[key] = _quick(alike, slow)
+
+
+def _quick(alike: Alike, other: Callable[..., Any]) -> Callable[..., Any]:
+    """What further layers call: of one that says what another said nothing is read again.
+
+    Written out, because it is all that a layer adds to a pass of a small model.
+    """
+    terms, left = alike.terms, alike.left
+    attend, known, options = terms.attend, terms.said[3], terms.options
+    (q_shape, k_shape, v_shape), dtype, device = terms.shapes, terms.dtype, terms.device
+    assert attend is not None
+
+    def attention(module: nn.Module, *args: Any, **given: Any) -> Any:
+        if len(args) == 4:
+            q, k, v, mask = args
+            if (
+                mask is known
+                and module in left
+                and q.shape == q_shape
+                and k.shape == k_shape
+                and v.shape == v_shape
+                and q.dtype is dtype
+                and q.device == device
+                and not q.requires_grad
+                and len(alike.calls) < alike.room
+                and same(options, given)
+            ):
+                out, lse = attend(q, k, v)
+                if left.pop(module):
+                    alike.calls.append((module, q, k, lse))
+                else:
+                    alike.calls.append((module, ref(q), ref(k), None))
+                return out.transpose(1, 2).contiguous(), None
+        return other(module, *args, **given)
+
+    return attention
+
+
+def _tell(given: Pass) -> None:
+    """Tell observers of calls that were made and not told yet, before a call that is read."""
+    for alike in given.alike.values():
+        for module, q, k, lse in alike.calls:
+            given.last[module] = (q, k) if lse is None else (ref(q), ref(k))
+        if alike.calls:
+            alike.tell()
 
 
 def _changed(here: list[tuple[User, Site]], asked: ModelCall) -> AttentionCall:
@@ -295,13 +338,13 @@ def _called(
 
 def _listens(module: nn.Module) -> bool:
     """Whether anybody in this thread has an eye on a module that bypasses the interface."""
-    return any(user.describes for user, _ in _here.users.attending.get(module, ()))
+    return any(user.describes for user, _ in _here.users.attending(module))
 
 
 def _bypassed(module: nn.Module, mask: Any, weights: Tensor, shown: Tensor) -> None:
     """The weights of a module that does not go through the interface."""
     users = _here.users
-    given, here = _pass_of(users, users.attending[module])
+    given, here = _pass_of(users, users.attending(module))
     wanting = [
         (user.observer, site)
         for user, site in here
@@ -332,15 +375,15 @@ def _mark_passes(base: nn.Module) -> ExitStack:
 
 def _begin(base: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
     users = _here.users
-    if base not in users.passing:
+    passing = users.passing(base)
+    if not passing:
         return
     cache = argument(base, "past_key_values", args, kwargs)
     users.passes[base] = Pass.of(base, args, kwargs)
     users.interfaces.clear()  # others may have been registered since
-    for user in list(users.passing[base]):
-        for stack in _stacks(user, base):
-            if user.observer is not None:
-                user.observer.begin(stack, cache)
+    for observer, stack in passing:
+        if observer is not None:
+            observer.begin(stack, cache)
 
 
 def given(base: nn.Module) -> Pass:
@@ -349,13 +392,15 @@ def given(base: nn.Module) -> Pass:
 
 
 def _end(base: nn.Module, *, finished: bool) -> None:
-    if base in _here.users.passes:
-        _here.users.passes[base].let_go()
-    for user in list(_here.users.passing.get(base, ())):
-        for stack in _stacks(user, base):
-            if user.observer is not None:
-                user.observer.end(stack, finished=finished)
-
-
-def _stacks(user: User, base: nn.Module) -> list[str]:
-    return [stack for stack, other in user.sites.bases.items() if other is base]
+    users = _here.users
+    given = users.passes.get(base)
+    passing = users.passing(base)
+    if given is not None:
+        with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:
+            for alike in given.alike.values():
+                if finished and alike.calls:
+                    alike.tell()
+        given.let_go()
+    for observer, stack in passing:
+        if observer is not None:
+            observer.end(stack, finished=finished)

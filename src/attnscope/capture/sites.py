@@ -48,6 +48,8 @@ class Sites:
     layers that makes."""
     places: list[Site]
     """All sites, in order."""
+    uniform: bool
+    """Whether they are all of one stack and kind, each called once a pass."""
 
     @property
     def base(self) -> nn.Module:
@@ -87,7 +89,11 @@ def find(model: nn.Module) -> Sites:
 
 def device_of(sites: Sites) -> torch.device:
     """Where the first attention layer computes."""
-    module = min(sites.modules, key=sites.modules.__getitem__)
+    module = next(
+        (module for module, site in sites.modules.items() if site == sites.places[0]), None
+    )
+    if module is None:  # one that is called again and again
+        module = min(sites.modules, key=sites.modules.__getitem__)
     hook = getattr(module, "_hf_hook", None)  # weights that accelerate keeps elsewhere
     device = getattr(hook, "execution_device", None)
     if device is not None:
@@ -99,12 +105,16 @@ def device_of(sites: Sites) -> torch.device:
 class _Names:
     """Where the sites are, by name: a reference to a module would keep its model alive."""
 
-    sites: dict[tuple[str, ...], Site]
+    tree: "_Tree"
     bases: dict[str, tuple[str, ...]]
     bypassing: frozenset[tuple[str, ...]]
     loops: dict[str, int]
     places: list[Site]
+    uniform: bool
 
+
+_Tree = dict[str, Any]
+"""By name of a part: its site, or the tree below it."""
 
 # Walking a large model takes milliseconds, as long as some forward passes.
 _found: WeakKeyDictionary[nn.Module, _Names] = WeakKeyDictionary()
@@ -112,12 +122,38 @@ _found: WeakKeyDictionary[nn.Module, _Names] = WeakKeyDictionary()
 
 def _resolve(model: nn.Module, names: _Names) -> Sites:
     return Sites(
-        modules={_part(model, name): site for name, site in names.sites.items()},
+        modules=_sites(model, names.tree, {}),
         bases={stack: _part(model, name) for stack, name in names.bases.items()},
         bypassing=frozenset(_part(model, name) for name in names.bypassing),
         loops=names.loops,
         places=names.places,
+        uniform=names.uniform,
     )
+
+
+def _sites(part: nn.Module, tree: _Tree, found: dict[nn.Module, Site]) -> dict[nn.Module, Site]:
+    """The sites of a tree, each part looked up once: this is done for every watch."""
+    parts = part._modules
+    for name, below in tree.items():
+        child = parts[name]
+        if child is None:
+            raise KeyError(name)
+        if type(below) is Site:
+            found[child] = below
+        else:
+            _sites(child, below, found)
+    return found
+
+
+def _tree(sites: dict[str, Site]) -> _Tree:
+    """No site stands inside another."""
+    tree: _Tree = {}
+    for name, site in sites.items():
+        below, (*steps, last) = tree, name.split(".")
+        for step in steps:
+            below = below.setdefault(step, {})
+        below[last] = site
+    return tree
 
 
 def _part(model: nn.Module, name: tuple[str, ...]) -> nn.Module:
@@ -164,12 +200,14 @@ def _search(model: PreTrainedModel) -> _Names:
     places = {site for site in sites.values() if site.stack not in loops}
     for stack, layers in loops.items():
         places |= {Site(stack, layer) for layer in range(layers)}
+    kinds = {(site.stack, site.kind) for site in sites.values()}
     return _Names(
-        sites={_steps(name): site for name, site in sites.items()},
+        tree=_tree(sites),
         bases={stack: _steps(name) for stack, name in bases.items()},
         bypassing=frozenset(_steps(name) for name in sites.keys() - interface),
         loops=loops,
         places=sorted(places),
+        uniform=len(kinds) == 1 and not loops,
     )
 
 

@@ -3,9 +3,9 @@
 Must not know how a call is intercepted: that is `seam.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -63,20 +63,9 @@ def on_cpu(seen: Seen) -> Seen:
     return replace(seen, frame=frame, call=call, lse=None if seen.lse is None else seen.lse.cpu())
 
 
-def seen_by(site: Site, terms: Terms, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None) -> Seen:
-    """An attention as the terms of its call tell it."""
-    frame = terms.frame
-    call = AttentionCall(
-        layer=site.layer,
-        q=q,
-        k=k,
-        v=v,
-        scale=terms.scale,
-        visible=frame.visible,
-        softcap=terms.softcap,
-        first=frame.first_query - frame.first_key,
-    )
-    return Seen(site=site, values=v, frame=frame, call=call, lse=lse, terms=terms)
+Told = tuple[Site, Tensor | None, Tensor | None, Tensor | None]
+"""A call that was made before it is told: queries, keys, log-sum-exp; None where nobody needs
+them."""
 
 
 class Observer(Protocol):
@@ -98,14 +87,18 @@ class Observer(Protocol):
         """The pass is over, or broke off."""
 
 
-@runtime_checkable
-class Quick(Protocol):
-    """An observer that need not be told again what the layers of a pass have in common."""
+class Quick(Observer, Protocol):
+    """An observer that can be told later, and together, of calls that say what another said."""
 
-    def see_alike(
-        self, site: Site, terms: Terms, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None
-    ) -> None:
-        """One attention, wanted or not, that says what another of this pass said."""
+    def waits(self, site: Site, terms: Terms) -> tuple[int, bool]:
+        """Of how many more calls of this pass that say what this site's said it can be told later,
+        and whether it needs their tensors at all."""
+
+    def looks(self, sites: Collection[Site]) -> list[bool]:
+        """Of which of these it ever needs the tensors."""
+
+    def see_later(self, terms: Terms, calls: list[Told]) -> None:
+        """Those calls, in order; at the latest when their pass is over."""
 
 
 @dataclass(eq=False, slots=True)
@@ -119,78 +112,108 @@ class User:
     """Whether the weights themselves are asked for: the fallback, on purpose."""
     describes: bool = field(init=False)
     quick: "Quick | None" = field(init=False)
-    """The observer, where it does nothing but look and need not be told things again."""
+    """The observer, where it does nothing but look and can be told later."""
 
     def __post_init__(self) -> None:
         changes, observer = self.change is not None, self.observer
         self.describes = changes or (observer is not None and observer.describes)
-        looks = self.describes and not changes and not self.dense and isinstance(observer, Quick)
-        self.quick = observer if looks and isinstance(observer, Quick) else None
+        looks = self.describes and not changes and not self.dense
+        self.quick = cast(Quick, observer) if looks and hasattr(observer, "see_later") else None
 
 
-# Not frozen, as above: one a layer and watch.
 @dataclass(eq=False, slots=True)
-class Place:
-    """A module that its users only look at."""
+class Alike:
+    """Calls of one pass that say what an earlier one said: made at once, told later."""
 
-    base: nn.Module
-    """Of its stack."""
-    kind: str
-    looking: list[tuple[Quick, Site]]
+    terms: Terms
+    left: dict[nn.Module, bool]
+    """Modules that have not attended yet, and whether anybody needs their tensors."""
+    room: int
+    """How many calls may wait to be told."""
+    looking: list[tuple[Quick, dict[nn.Module, Site]]]
+    calls: list[tuple[nn.Module, Any, Any, Tensor | None]] = field(default_factory=list)
+    """Module, queries, keys and log-sum-exp; references to tensors that nobody needs are weak."""
+
+    def tell(self) -> None:
+        """Tell everybody who looks."""
+        calls, self.calls = self.calls, []
+        for observer, sites in self.looking:
+            observer.see_later(
+                self.terms,
+                [
+                    (sites[module], None, None, None) if lse is None else (sites[module], q, k, lse)
+                    for module, q, k, lse in calls
+                ],
+            )
 
 
 @dataclass(eq=False, slots=True)
 class Users:
     """Everybody at work in one thread."""
 
-    attending: dict[nn.Module, list[tuple[User, Site]]] = field(default_factory=dict)
-    """By attention module, with what they call its place."""
-    passing: dict[nn.Module, list[User]] = field(default_factory=dict)
-    """By base of a stack."""
+    here: list[User] = field(default_factory=list)
     passes: dict[nn.Module, Pass] = field(default_factory=dict)
     """The last pass of every base."""
     describing: int = 0
     """How many of them need frames."""
-    places: dict[nn.Module, Place | None] = field(default_factory=dict)
-    """By module, once it was asked for; None where more is done than looking."""
     interfaces: dict[Any, Callable[..., Any]] = field(default_factory=dict)
     """What models call in this pass, by what they asked for."""
+    crowds: dict[tuple[User, Site], dict[nn.Module, bool] | None] = field(default_factory=dict)
+    """Modules that are looked at by the same users as one of them, as `Alike` has them left."""
 
-    def place(self, module: nn.Module) -> Place | None:
-        """A module that is only looked at, once a pass."""
-        if module in self.places:
-            return self.places[module]
-        looking: list[tuple[Quick, Site]] = []
-        place = self.places[module] = None
-        for user, site in self.attending.get(module, ()):
-            if user.quick is None or site.stack in user.sites.loops:
-                return None
-            looking.append((user.quick, site))
-        if looking:
-            place = self.places[module] = Place(user.sites.bases[site.stack], site.kind, looking)
-        return place
+    def attending(self, module: nn.Module) -> list[tuple[User, Site]]:
+        """Who attends to a module, with what they call its place."""
+        sites = ((user, user.sites.modules.get(module)) for user in self.here)
+        return [(user, site) for user, site in sites if site is not None]
+
+    def passing(self, base: nn.Module) -> list[tuple[Observer | None, str]]:
+        """Whose stacks run in a call of this base."""
+        return [
+            (user.observer, stack)
+            for user in self.here
+            for stack, other in user.sites.bases.items()
+            if other is base
+        ]
+
+    def crowd(self, here: list[tuple[User, Site]]) -> dict[nn.Module, bool] | None:
+        """The modules of a stack that the same users look at as at one of them, and whether any
+        of these needs their tensors; None where more is done than looking."""
+        user, (stack, _, kind) = here[0]
+        key = user, Site(stack, 0, kind)
+        if key not in self.crowds:
+            self.crowds[key] = self._crowd(here)
+        return self.crowds[key]
+
+    def _crowd(self, here: list[tuple[User, Site]]) -> dict[nn.Module, bool] | None:
+        (first, (stack, _, kind)), *_ = here
+        if any(user.quick is None or site.stack in user.sites.loops for user, site in here):
+            return None
+        sites = first.sites.modules
+        if not first.sites.uniform:
+            sites = {m: s for m, s in sites.items() if s.stack == stack and s.kind == kind}
+        if len(self.here) > 1:
+            same = [user for user, _ in here]
+            sites = {m: s for m, s in sites.items() if [u for u, _ in self.attending(m)] == same}
+        needed = [False] * len(sites)
+        for user, _ in here:
+            assert user.quick is not None
+            looks = user.quick.looks([user.sites.modules[module] for module in sites])
+            needed = [one or other for one, other in zip(needed, looks, strict=True)]
+        return dict(zip(sites, needed, strict=True))
 
     def enter(self, user: User) -> None:
         """Somebody takes part from now on."""
-        self.places.clear()
         self.interfaces.clear()
+        self.crowds.clear()
         self.describing += user.describes
-        for module, site in user.sites.modules.items():
-            self.attending.setdefault(module, []).append((user, site))
-        for base in set(user.sites.bases.values()):
-            self.passing.setdefault(base, []).append(user)
+        self.here.append(user)
 
     def leave(self, user: User) -> None:
         """And no longer."""
-        self.places.clear()
         self.interfaces.clear()
+        self.crowds.clear()
         self.describing -= user.describes
-        for module, site in user.sites.modules.items():
-            self.attending[module].remove((user, site))
-            if not self.attending[module]:
-                del self.attending[module]
-        for base in set(user.sites.bases.values()):
-            self.passing[base].remove(user)
-            if not self.passing[base]:
-                del self.passing[base]
+        self.here.remove(user)
+        for base in user.sites.bases.values():
+            if not self.passing(base):
                 self.passes.pop(base, None)

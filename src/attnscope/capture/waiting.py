@@ -28,7 +28,7 @@ LARGE = {"cuda": 12 << 20, "cpu": 1 << 20}
 _NOTHING = torch.empty(0)
 
 
-def terms(call: AttentionCall) -> AttentionCall:
+def bare(call: AttentionCall) -> AttentionCall:
     """A call without its tensors, so that whoever waits does not hold its values."""
     return AttentionCall(
         layer=call.layer,
@@ -60,24 +60,35 @@ class Lane:
     held: int = 0
     """Bytes that would be free by now if nobody waited."""
 
-    def add(self, frame: Frame, q: Tensor, k: Tensor, lse: Tensor) -> int:
-        """One more call; how many bytes it holds."""
+    def add(self, frame: Frame, q: Tensor, k: Tensor, lse: Tensor, known: int | None = None) -> int:
+        """One more call; how many bytes it holds, if that is not known of another like it."""
         self.frames.append(frame)
         self.q.append(q.detach() if q.requires_grad else q)
         self.lse.append(lse.detach() if lse.requires_grad else lse)
-        held = q.untyped_storage().nbytes() + lse.untyped_storage().nbytes()
         k = k.detach() if k.requires_grad else k
-        # The latest keys may replace those before them, unless some that are needed are gone.
-        before = self.pieces[-2] if len(self.pieces) > 1 else None
-        covered = self.frames[0].first_key if before is None else before[0] + before[1].shape[2]
-        if self.pieces and frame.first_key <= covered:
+        held = 0
+        if known is None:
+            held = q.untyped_storage().nbytes() + lse.untyped_storage().nbytes()
+        if self.pieces and self._replaced(frame):
             self.pieces[-1] = frame.first_key, k
         else:
             if self.pieces or not self.steps:  # the keys of a step are those of its cache
                 held += k.nbytes
             self.pieces.append((frame.first_key, k))
+        held = held if known is None else known
         self.held += held
         return held
+
+    def _replaced(self, frame: Frame) -> bool:
+        """The keys of a frame may replace the latest, unless some that are needed are gone."""
+        before = self.pieces[-2] if len(self.pieces) > 1 else None
+        covered = self.frames[0].first_key if before is None else before[0] + before[1].shape[2]
+        return frame.first_key <= covered
+
+    def expect(self, frame: Frame) -> None:
+        """Let go of keys that a call of this frame, sure to come, replaces."""
+        if self._replaced(frame):
+            self.pieces[-1] = self.pieces[-1][0], _NOTHING
 
     @property
     def size(self) -> int:
@@ -118,8 +129,6 @@ class Tail:
 
     terms: Terms
     first: Lane
-    seen: set[Site]
-    """Where the recorder notes who attended."""
     calls: list[tuple[Site, Tensor, Tensor, Tensor]] = field(default_factory=list)
     """Queries, keys and log-sum-exp of the others."""
     each: int = field(init=False)
@@ -132,10 +141,6 @@ class Tail:
     def size(self) -> int:
         """Bytes of what will be copied to lie together."""
         return (len(self.calls) + 1) * self.each
-
-    def add(self, site: Site, q: Tensor, k: Tensor, lse: Tensor) -> None:
-        """One more call."""
-        self.calls.append((site, q, k, lse))
 
     def together(self) -> tuple[Tensor, Tensor, Tensor]:
         """q [L · B, H, Q, D], k [L · B, G, K, D] and lse [L · B, H, Q] of all of them."""
