@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.capture import recorder, seam
+from attnscope.capture import reducing, seam
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "census.py"
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
@@ -88,7 +88,7 @@ def test_a_changed_output_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_wrong_numbers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = recorder.kernels.kernel
+    honest = reducing.kernels.kernel
 
     def moved(name: str) -> Any:
         def reduce(rows: Any) -> Any:
@@ -97,7 +97,7 @@ def test_wrong_numbers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return reduce
 
-    monkeypatch.setattr(recorder.kernels, "kernel", moved)
+    monkeypatch.setattr(reducing.kernels, "kernel", moved)
     assert census.count("qwen2")["outcome"] == "wrong"
 
 

@@ -10,7 +10,7 @@ import transformers as hf
 
 import attnscope
 from attnscope.capture import queries as choosing
-from attnscope.capture import recorder
+from attnscope.capture import recorder, reducing
 from attnscope.errors import InputError
 from families import VOCABULARY, build
 
@@ -50,7 +50,7 @@ def agree(one: Any, other: Any, close: float = 2e-6) -> None:
 def kernels_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The batch of every kernel that runs."""
     batches: list[int] = []
-    plain = recorder.kernels.kernel
+    plain = reducing.kernels.kernel
 
     def counting(name: str) -> Callable[..., Any]:
         def reduce(rows: Any) -> Any:
@@ -59,7 +59,7 @@ def kernels_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return reduce
 
-    monkeypatch.setattr(recorder.kernels, "kernel", counting)
+    monkeypatch.setattr(reducing.kernels, "kernel", counting)
     return batches
 
 

@@ -14,7 +14,7 @@ from transformers import masking_utils
 
 import attnscope
 import oracle
-from attnscope.capture import masks, recorder
+from attnscope.capture import masks, recorder, reducing
 from attnscope.errors import ConservationError, InputError, ModelError, ScopeError
 from families import VOCABULARY, build
 
@@ -660,7 +660,7 @@ def test_conservation_is_checked(monkeypatch: pytest.MonkeyPatch, backend: str) 
     """A kernel that loses a little attention is caught in the very pass."""
     from dataclasses import replace
 
-    honest = recorder.kernels.kernel
+    honest = reducing.kernels.kernel
 
     def lossy(name: str) -> Any:
         def reduce(rows: Any) -> Any:
@@ -670,7 +670,7 @@ def test_conservation_is_checked(monkeypatch: pytest.MonkeyPatch, backend: str) 
         return reduce
 
     model = build("qwen2")
-    monkeypatch.setattr(recorder.kernels, "kernel", lossy)
+    monkeypatch.setattr(reducing.kernels, "kernel", lossy)
     caught = pytest.raises(ConservationError, match=r"layer 0: .* within 0\.0005")
     with caught, attnscope.watch(model, backend=backend):
         model(tokens())

@@ -5,12 +5,10 @@ Must not know how attention becomes sums: that is `reducing.py`.
 
 import sys
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from attnscope import kernels
 from attnscope.capture import seam, sites
 from attnscope.capture.frame import Frame, join
 from attnscope.capture.generation import Generation, Reply
@@ -18,7 +16,6 @@ from attnscope.capture.guards import guard, release
 from attnscope.capture.kept import rewritten
 from attnscope.capture.passes import Terms
 from attnscope.capture.reducing import Reducer
-from attnscope.capture.rows import rows_of
 from attnscope.capture.scope import Scope
 from attnscope.capture.sites import Site
 from attnscope.capture.totals import Joint, LayerTotals
@@ -399,11 +396,8 @@ class Recorder:
         if selection is None or selection.sampled:
             return False
         self.tail, self.waiting, self.held = None, {}, 0
-        q, k, lse = tail.together()
-        self.reducer.dtype = q.dtype
-        call, L = replace(first.call, q=q, k=k), len(layers)
-        rows = rows_of(call, selection.whole.times(L), lse, scope._groups, L)
-        sums = kernels.kernel(self.reducer.kernel_for(q))(rows)
+        self.reducer.dtype = first.q[0].dtype
+        sums = self.reducer.of_layers(scope, tail, selection)
         sums.lse = None  # as large as all the rest: let it go
         scope._apart.pop(layers[0], None)  # which had nothing in it yet
         scope._joints.append(

@@ -19,10 +19,10 @@ from attnscope.capture.queries import select
 from attnscope.capture.rows import positions, rows_of
 from attnscope.capture.scope import Scope
 from attnscope.capture.totals import LayerTotals, by_lane, split
-from attnscope.capture.waiting import Lane, free_memory, large
+from attnscope.capture.waiting import Lane, Tail, free_memory, large, one_after_another
 from attnscope.capture.whole_rows import audit, whole_rows
 from attnscope.errors import ConservationError, ModelError, ScopeError
-from attnscope.kernels import AttentionCall
+from attnscope.kernels import AttentionCall, Totals
 
 # The share of free memory that queries and keys may take which are kept beyond their pass.
 KEEP = 0.5
@@ -142,6 +142,23 @@ class Reducer:
             self._owe(scope, lanes, targets[0], (call, frame, selection, lse, backend))
             return
         self._add(lanes, targets, call, frame, selection, lse, backend)
+
+    def of_layers(self, scope: Scope, tail: Tail, selection: Selection) -> Totals:
+        """The totals of all layers of a pass that waited, [L · B, …], layer by layer."""
+        part, first = selection.whole, tail.first
+        q, k, lse = tail.tensors()
+        backend = self.kernel_for(q[0])
+        layers = kernels.layers(backend)
+        if layers is not None and (part.index is None or part.only is not None):
+            call = replace(first.call, q=q[0], k=k[0])
+            rows = rows_of(call, part, lse[0], scope._groups)
+            sums = layers(rows, q, k, lse, part.only or 0)
+            if sums is not None:
+                return sums
+        L = len(q)
+        call = replace(first.call, q=one_after_another(q), k=one_after_another(k))
+        rows = rows_of(call, part.times(L), torch.cat(lse), scope._groups, L)
+        return kernels.kernel(backend)(rows)
 
     def _may_owe(self, lanes: list[Lane], selection: Selection, frame: Frame) -> bool:
         """Whether sums can wait until they are read: of a long text whose queries and keys are

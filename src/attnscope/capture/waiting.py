@@ -142,17 +142,15 @@ class Tail:
         """Bytes of what will be copied to lie together."""
         return (len(self.calls) + 1) * self.each
 
-    def together(self) -> tuple[Tensor, Tensor, Tensor]:
-        """q [L · B, H, Q, D], k [L · B, G, K, D] and lse [L · B, H, Q] of all of them."""
-        q, k, lse = self.first.q[0], self.first.pieces[0][1], self.first.lse[0]
-        if not self.calls:
-            return q, k, lse
-        _, qs, ks, lses = zip(*self.calls, strict=True)
-        return (
-            _one_after_another([q, *qs]),
-            _one_after_another([k, *ks]),
-            torch.cat([lse, *lses]),
-        )
+    def tensors(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """q [B, H, Q, D], k [B, G, K, D] and lse [B, H, Q] of each of them."""
+        first = self.first
+        q, k, lse = [first.q[0]], [first.pieces[0][1]], [first.lse[0]]
+        for _, *tensors in self.calls:
+            q.append(tensors[0])
+            k.append(tensors[1])
+            lse.append(tensors[2])
+        return q, k, lse
 
 
 def alike(lanes: list[Lane]) -> list[list[Lane]]:
@@ -176,16 +174,16 @@ def together(lanes: list[Lane]) -> tuple[Tensor, Tensor, Tensor]:
         return lanes[0].q[0], k[0], lanes[0].lse[0]
     lse = torch.cat([lse for lane in lanes for lse in lane.lse])
     if S == 1:
-        q = _one_after_another([lane.q[0] for lane in lanes])
+        q = one_after_another([lane.q[0] for lane in lanes])
     else:
         q = torch.cat([q for lane in lanes for q in lane.q])
         B, H, _, D = lanes[0].q[0].shape
         q = q.view(L, S, B, H, D).permute(0, 2, 3, 1, 4).reshape(L * B, H, S, D)
         lse = lse.view(L, S, B, H).permute(0, 2, 3, 1).reshape(L * B, H, S)
-    return q, _one_after_another(k), lse
+    return q, one_after_another(k), lse
 
 
-def _one_after_another(tensors: list[Tensor]) -> Tensor:
+def one_after_another(tensors: list[Tensor]) -> Tensor:
     """[B, H, N, D] each, along the batch, in the order in which they lie in memory: only then
     does one kernel copy them all."""
     if tensors[0].is_contiguous():

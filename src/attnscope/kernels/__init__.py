@@ -26,6 +26,7 @@ __all__ = [
     "Visible",
     "choose",
     "kernel",
+    "layers",
     "refine",
     "tell_rows",
 ]
@@ -72,6 +73,22 @@ def refine(backend: str) -> Refine:
 def kernel(backend: str) -> Reduce:
     """The `reduce` of a kernel, imported when it is first used."""
     return cast(Reduce, import_module(f"attnscope.kernels.{backend}").reduce)
+
+
+class ReduceLayers(Protocol):
+    """The totals of several layers whose rows are those given but for their tensors; None where
+    these must be laid side by side first."""
+
+    def __call__(
+        self, rows: Rows, q: list[Tensor], k: list[Tensor], lse: list[Tensor], first: int
+    ) -> Totals | None: ...
+
+
+def layers(backend: str) -> ReduceLayers | None:
+    """The kernel for layers that lie apart, where there is one."""
+    if backend != "triton":
+        return None
+    return cast(ReduceLayers, import_module(f"attnscope.kernels.{backend}").reduce_layers)
 
 
 class TellRows(Protocol):

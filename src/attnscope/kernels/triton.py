@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from attnscope.kernels import single, streaming, triton_jit
@@ -32,6 +33,7 @@ LOG2E = math.log2(math.e)
 SPREAD_ROWS, SPLIT_KEYS = 256, 32
 # Classes whose masses are made together: twice as many columns, and one more, are a tile's width.
 MOST_CLASSES = 31
+_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
 def reduce(rows: Rows) -> Totals:
@@ -91,34 +93,68 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-def _reduce(rows: Rows) -> Totals:
-    B, H, M, D = rows.q.shape
+def reduce_layers(
+    rows: Rows, q: list[Tensor], k: list[Tensor], lse: list[Tensor], first: int = 0
+) -> Totals | None:
+    """The totals of several layers [layers · B, …] whose rows are those given but for queries, keys
+    and log-sum-exp, taken from where they lie; None where they do not lie alike. The first row is
+    query `first` of `q`."""
+    step, B = q[0].element_size(), rows.q.shape[0]
+    strides = q[0].stride(), k[0].stride(), lse[0].stride()
+    if (step > 2 and not INTERPRETED) or rows.group is not None or rows.shrink is not None:
+        return None
+    if strides[0][3] != 1 or strides[1][3] != 1 or not lse[0].is_contiguous():
+        return None
+    if any(t.stride() != s for ts, s in zip((q, k, lse), strides, strict=True) for t in ts):
+        return None
+    if lse[0].dtype != torch.float32 or rows.q.shape[2] == 0:
+        return None
+    places = [
+        [t.data_ptr() + first * strides[0][2] * step for t in q],
+        [t.data_ptr() for t in k],
+        [t.data_ptr() + first * 4 for t in lse],
+    ]
+    if any(place % 16 for place in (*places[0], *places[1])):
+        return None
+    table = torch.tensor(places).to(rows.q.device, non_blocking=True)
+    return _reduce(rows, table, B * len(q), lse[0].shape[2])
+
+
+def _reduce(
+    rows: Rows, table: Tensor | None = None, sequences: int | None = None, lse_h: int | None = None
+) -> Totals:
+    """With a table, of several layers whose queries, keys and log-sum-exp lie at its addresses."""
+    batch, H, M, D = rows.q.shape
     G, K = rows.k.shape[1:3]
+    B = batch if sequences is None else sequences
     q, k = rowwise(rows.q), rowwise(rows.k)
     paired = rows.shrink is not None
     out = q.new_empty((3 if paired else 2, B, H, K), dtype=torch.float32)
     assert rows.lse is not None
     BM, BN, options = tile(D, q, M)
-    scalars = q.new_zeros((triton.cdiv(K, BN), B, H, 3), dtype=torch.float32)
-    met = None if rows.causal else ranges(rows, BM, BN)
-    flat_q, flat_k = flat(q, BM, M), flat(k, BN, M)
-    if flat_q is None or flat_k is None:
-        at_q, at_k = (q, q.stride(0), 0, 0), (k, k.stride(0), 0, 0)
-    else:
-        at_q, at_k = flat_q, flat_k
-    by_head = M >= LONG
     blocks = triton.cdiv(K, BN)
+    scalars = q.new_zeros((blocks, B, H, 3), dtype=torch.float32)
+    met = None if rows.causal else ranges(rows, BM, BN)
+    at_q, at_k = (q, q.stride(0), 0, 0), (k, k.stride(0), 0, 0)
+    flat_q = flat(q, BM, M) if table is None else None
+    flat_k = flat(k, BN, M) if table is None else None
+    if flat_q is not None and flat_k is not None:
+        at_q, at_k = flat_q, flat_k
+    where = (at_q[0], at_k[0], rows.lse.contiguous()) if table is None else table.unbind()
+    by_head = M >= LONG
     if M:
         triton_jit.columns[(blocks, B * H) if by_head else (B * H, blocks)](
-            at_q[0], at_k[0], rows.lse.contiguous(), rows.start, rows.stop, rows.own,
+            *where, rows.start, rows.stop, rows.own,
             rows.weight, rows.shrink, rows.real, met, out, scalars,
             at_q[1], q.stride(1), q.stride(2), at_q[2], at_q[3],
             at_k[1], k.stride(1), k.stride(2), at_k[2], at_k[3],
-            H, H // G, M, K, D, B * H * K, rows.scale * LOG2E, (rows.softcap or 0.0) * LOG2E,
+            H, H // G, M, K, D, batch, M if lse_h is None else lse_h, B * H * K,
+            rows.scale * LOG2E, (rows.softcap or 0.0) * LOG2E,
             CAUSAL=rows.causal, SOFTCAP=rows.softcap is not None,
             WEIGHTED=rows.weight is not None, PAIRED=paired, HOLES=rows.real is not None,
             TMA=at_q is flat_q, BM=BM, BN=BN, BD=wide(D), EVEN_D=wide(D) == D,
-            EVEN_M=M % BM == 0, BY_HEAD=by_head, **options,
+            EVEN_M=M % BM == 0, BY_HEAD=by_head,
+            TYPE=None if table is None else _TYPES[q.dtype], **options,
         )  # fmt: skip
     else:
         out.zero_()

@@ -59,12 +59,17 @@ def _fold(x, N: tl.constexpr, M: tl.constexpr):  # type: ignore[no-untyped-def]
 def columns(  # type: ignore[no-untyped-def]
     q, k, lse, start, stop, own, weight, shrink, real, ranges, out, scalars,
     q_b, q_h, q_m, q_rows, q_cols, k_b, k_g, k_n, k_rows, k_cols,
-    H, R, M, K, D, plane, scale, cap,
+    H, R, M, K, D, batch, lse_h, plane, scale, cap,
     CAUSAL: tl.constexpr, SOFTCAP: tl.constexpr, WEIGHTED: tl.constexpr, PAIRED: tl.constexpr,
     HOLES: tl.constexpr, TMA: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BD: tl.constexpr, EVEN_D: tl.constexpr, EVEN_M: tl.constexpr, BY_HEAD: tl.constexpr,
+    TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Column sums of A: one block of keys, all the queries that see it."""
+    """Column sums of A: one block of keys, all the queries that see it.
+
+    With a `TYPE`, q, k and lse are tables of addresses: the tensors of that type of several layers,
+    each of `batch` sequences, under the same bounds.
+    """
     if BY_HEAD:  # a long text: one head's queries at a time stay in the second-level cache
         block, bh, blocks = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
         heads = tl.num_programs(1)
@@ -72,6 +77,11 @@ def columns(  # type: ignore[no-untyped-def]
         bh, block, blocks = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
         heads = tl.num_programs(0)
     b, h = bh // H, bh % H
+    if TYPE is not None:
+        layer, b = b // batch, b % batch
+        q = tl.multiple_of(tl.load(q + layer).to(tl.pointer_type(TYPE)), 16)
+        k = tl.multiple_of(tl.load(k + layer).to(tl.pointer_type(TYPE)), 16)
+        lse = tl.load(lse + layer).to(tl.pointer_type(tl.float32))
     cols = block * BN + tl.arange(0, BN)
     dims = tl.arange(0, BD)
     if TMA:
@@ -83,7 +93,7 @@ def columns(  # type: ignore[no-untyped-def]
         keys = tl.load(k_at, mask=(cols[:, None] < K) & (dims[None, :] < D), other=0.0)
         q_at = q + b.to(tl.int64) * q_b + h.to(tl.int64) * q_h
     q_row, q_col = b * q_b + h * q_rows, h * q_cols
-    lse_at = lse + bh.to(tl.int64) * M
+    lse_at = lse + (b * H + h).to(tl.int64) * lse_h
     row_at = b.to(tl.int64) * M
 
     # Blocks of rows: those that see some of the keys, and the run of those that see all of them
