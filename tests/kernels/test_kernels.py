@@ -260,3 +260,37 @@ def test_triton_on_odd_sizes_of_heads(D: int) -> None:
     torch.testing.assert_close(got.double(), lse, rtol=0, atol=TOLERANCE)
     rows = replace(rows, lse=got)
     assert_same(kernel("triton")(rows), kernel("reference")(rows), rows)
+
+
+@pytest.mark.parametrize("only", [None, 5], ids=["all", "one"])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "window"])
+def test_layers_that_lie_apart(causal: bool, only: int | None) -> None:
+    """As laid side by side, to the bit; and refused where they do not lie alike."""
+    triton = pytest.importorskip("attnscope.kernels.triton")
+    L, B, H, G, Q, D = 3, 2, 4, 2, 40, 16
+    torch.manual_seed(0)
+    q = [torch.randn(B, Q, H, D).transpose(1, 2) for _ in range(L)]
+    k = [torch.randn(B, Q, G, D).transpose(1, 2) for _ in range(L)]
+    own = torch.arange(Q, dtype=torch.int32).expand(B, Q)
+    start = torch.zeros_like(own) if causal else (own - 6).clamp(min=0)
+    bounds = {"scale": 0.3, "start": start, "stop": own + 1, "own": own}
+    lse = [reference.reduce(Rows(q=q[n], k=k[n], **bounds)).lse.float() for n in range(L)]
+    some = slice(None) if only is None else slice(only, only + 1)
+    first = Rows(
+        q=q[0][:, :, some],
+        k=k[0],
+        scale=0.3,
+        causal=causal and only is None,
+        start=start[:, some].contiguous(),
+        stop=own[:, some] + 1,
+        own=own[:, some].contiguous(),
+        lse=lse[0][:, :, some],
+    )
+    got = triton.reduce_layers(first, q, k, lse, only or 0)
+    for n in range(L):
+        wanted = triton.reduce(replace(first, q=q[n][:, :, some], k=k[n], lse=lse[n][:, :, some]))
+        for name in ("received", "later", "mass", "entropy", "own"):
+            one, other = getattr(got, name)[n * B : (n + 1) * B], getattr(wanted, name)
+            assert torch.equal(one, other), name
+    apart = [q[0], q[1].contiguous(), q[2]]
+    assert triton.reduce_layers(first, apart, k, lse, only or 0) is None

@@ -71,7 +71,9 @@ def select(
         row = min(reply.start - frame.first_query, frame.queries) - 1
         if row >= 0 and frame.real_queries is None and frame.form != "interval":
             return _one_row(frame, row)
-    counted = chosen(queries, frame, reply)
+    counted = None
+    if queries.name != "all" or frame.real_queries is not None or reply.call is not None:
+        counted = chosen(queries, frame, reply)
     if counted is not None and not bool(counted.any()):
         return None
     count = torch.full((frame.batch,), float(frame.queries), dtype=torch.float64)

@@ -30,7 +30,7 @@ from attnscope.capture.waiting import (
     lasting,
     together,
 )
-from attnscope.errors import ConservationError, ModelError, ScopeError
+from attnscope.errors import ModelError, ScopeError
 from attnscope.kernels.call import WITHOUT_FLOAT64
 from attnscope.kernels.pieces import even
 
@@ -354,17 +354,13 @@ class Recorder:
         return self.room
 
     def catch_up(self) -> None:
-        """Measure what waits, and make sure that it adds up."""
+        """Measure what waits. That it adds up is made sure of at once where that takes no waiting
+        for a device, and else before the first number is read."""
         self.measure_waiting()
         for scope in self.parts.values():
-            if scope._checked:
-                continue
-            try:
-                scope._check(self.reducer.dtype)
-            except (ConservationError, ModelError):
-                scope._forget()
-                raise
-            scope._checked = True
+            scope._dtype = self.reducer.dtype
+            if not scope._checked and self.device.type == "cpu":
+                scope._verify()
 
     def finish(self) -> None:
         """The watch is over."""
@@ -388,7 +384,9 @@ class Recorder:
         """Measure a whole pass that waits, if all of it is alike; its layers are told apart when
         somebody asks for one."""
         tail, scope = self.tail, next(iter(self.parts.values()))
-        if tail is None or len(self.waiting) != 1 or not self._has_room(tail.size):
+        if tail is None or len(self.waiting) != 1:
+            return False
+        if not (self.reducer.in_place(tail.first.q[0]) or self._has_room(tail.size)):
             return False
         first, frame = tail.first, tail.terms.frame
         selection = self.reducer.select(scope, frame, first.reply)

@@ -61,6 +61,10 @@ class Reducer:
         elsewhere = self.backend == "triton" and q.device.type != self.device.type
         return "streaming" if elsewhere else self.backend
 
+    def in_place(self, q: Tensor) -> bool:
+        """Whether layers are as a rule reduced together without laying them side by side."""
+        return self.kernel_for(q) == "triton" and q.element_size() == 2
+
     def select(self, scope: Scope, frame: Frame, reply: Reply) -> Selection | None:
         """The counted rows of a frame."""
         key = scope._queries, reply

@@ -13,7 +13,7 @@ from attnscope.capture.frame import Exposure, Selection
 from attnscope.capture.queries import Queries
 from attnscope.capture.single_queries import SingleQueries
 from attnscope.capture.totals import Joint, LayerTotals, join_exposures
-from attnscope.errors import InputError, ScopeError, unknown
+from attnscope.errors import ConservationError, InputError, ModelError, ScopeError, unknown
 from attnscope.kernels import Totals
 from attnscope.measures.flow import flow
 from attnscope.measures.layer import Layer, Sums, mean_over_queries, or_nan
@@ -71,6 +71,9 @@ class Scope(SingleQueries):
         self._early: set[int] = set()
         """Layers of a pass under way that are measured already."""
         self._checked = True
+        """Whether what was measured is known to add up."""
+        self._dtype = torch.float32
+        """Of the model's queries."""
         self._unread: Callable[[], None] | None = None
         """Measures what still waits, and checks it; while watched."""
         self._fed: list[Tensor | None] = []
@@ -350,6 +353,8 @@ class Scope(SingleQueries):
             )
         if self._unread is not None:
             self._unread()
+        if not self._checked:
+            self._verify()
         totals = self._layers[layer].result()
         mask = self._queries.mask
         if mask is not None and mask.shape[1] > totals.keys and not totals.continued:
@@ -394,6 +399,16 @@ class Scope(SingleQueries):
                 f"found {int(ids.min())} … {int(ids.max())}"
             )
         return shares_of(ids.long().to(device), n)
+
+    def _verify(self) -> None:
+        """Conservation of what was measured since this was last asked; nothing is left to read
+        where it does not hold."""
+        try:
+            self._check(self._dtype)
+        except (ConservationError, ModelError):
+            self._forget()
+            raise
+        self._checked = True
 
     def _check(self, dtype: torch.dtype, only: int | None = None) -> None:
         """Conservation of all layers whose sums are made, or of one."""

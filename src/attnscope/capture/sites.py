@@ -98,6 +98,10 @@ def device_of(sites: Sites) -> torch.device:
     device = getattr(hook, "execution_device", None)
     if device is not None:
         return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    for part in (module, *module._modules.values()):  # most have a weight here
+        for weight in part._parameters.values() if part is not None else ():
+            if weight is not None:
+                return weight.device
     return next(module.parameters()).device
 
 

@@ -9,7 +9,7 @@ Tensors are named by shape throughout the kernels:
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -266,6 +266,7 @@ def reach_of(rows: Rows) -> Tensor:
     return reach
 
 
+@cache
 def has_triton() -> bool:
     """Whether the Triton kernels can be imported here."""
     return find_spec("triton") is not None

@@ -5,6 +5,7 @@ tensors; and `reduce` and `attend`, which know the definitions.
 """
 
 import math
+from array import array
 from dataclasses import replace
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from attnscope.kernels import single, streaming, triton_jit
 from attnscope.kernels.call import LARGE, AttentionCall, Rows, Totals, reach_of
 from attnscope.kernels.single import Asked, ByQuery
+from attnscope.kernels.triton_launch import launch
 from attnscope.kernels.triton_tiles import (
     INTERPRETED,
     LONG,
@@ -100,23 +102,25 @@ def reduce_layers(
     and log-sum-exp, taken from where they lie; None where they do not lie alike. The first row is
     query `first` of `q`."""
     step, B = q[0].element_size(), rows.q.shape[0]
-    strides = q[0].stride(), k[0].stride(), lse[0].stride()
+    across, along, down = q[0].stride(), k[0].stride(), lse[0].stride()
     if (step > 2 and not INTERPRETED) or rows.group is not None or rows.shrink is not None:
         return None
-    if strides[0][3] != 1 or strides[1][3] != 1 or not lse[0].is_contiguous():
-        return None
-    if any(t.stride() != s for ts, s in zip((q, k, lse), strides, strict=True) for t in ts):
+    if across[3] != 1 or along[3] != 1 or not lse[0].is_contiguous():
         return None
     if lse[0].dtype != torch.float32 or rows.q.shape[2] == 0:
         return None
-    places = [
-        [t.data_ptr() + first * strides[0][2] * step for t in q],
-        [t.data_ptr() for t in k],
-        [t.data_ptr() + first * 4 for t in lse],
-    ]
-    if any(place % 16 for place in (*places[0], *places[1])):
-        return None
-    table = torch.tensor(places).to(rows.q.device, non_blocking=True)
+    places = array("q")
+    for tensors, strides, ahead in ((q, across, first * across[2] * step), (k, along, 0)):
+        for tensor in tensors:
+            places.append(tensor.data_ptr() + ahead)
+            if places[-1] % 16 or tensor.stride() != strides:
+                return None
+    for tensor in lse:
+        places.append(tensor.data_ptr() + 4 * first)
+        if tensor.stride() != down:
+            return None
+    table = torch.frombuffer(places, dtype=torch.int64).view(3, -1)
+    table = table.to(rows.q.device, non_blocking=True)
     return _reduce(rows, table, B * len(q), lse[0].shape[2])
 
 
@@ -133,7 +137,7 @@ def _reduce(
     assert rows.lse is not None
     BM, BN, options = tile(D, q, M)
     blocks = triton.cdiv(K, BN)
-    scalars = q.new_zeros((blocks, B, H, 3), dtype=torch.float32)
+    scalars = q.new_empty((blocks, B, H, 3), dtype=torch.float32)
     met = None if rows.causal else ranges(rows, BM, BN)
     at_q, at_k = (q, q.stride(0), 0, 0), (k, k.stride(0), 0, 0)
     flat_q = flat(q, BM, M) if table is None else None
@@ -143,22 +147,23 @@ def _reduce(
     where = (at_q[0], at_k[0], rows.lse.contiguous()) if table is None else table.unbind()
     by_head = M >= LONG
     if M:
-        triton_jit.columns[(blocks, B * H) if by_head else (B * H, blocks)](
+        arguments = (
             *where, rows.start, rows.stop, rows.own,
             rows.weight, rows.shrink, rows.real, met, out, scalars,
             at_q[1], q.stride(1), q.stride(2), at_q[2], at_q[3],
             at_k[1], k.stride(1), k.stride(2), at_k[2], at_k[3],
             H, H // G, M, K, D, batch, M if lse_h is None else lse_h, B * H * K,
             rows.scale * LOG2E, (rows.softcap or 0.0) * LOG2E,
-            CAUSAL=rows.causal, SOFTCAP=rows.softcap is not None,
-            WEIGHTED=rows.weight is not None, PAIRED=paired, HOLES=rows.real is not None,
-            TMA=at_q is flat_q, BM=BM, BN=BN, BD=wide(D), EVEN_D=wide(D) == D,
-            EVEN_M=M % BM == 0, BY_HEAD=by_head,
-            TYPE=None if table is None else _TYPES[q.dtype], **options,
+            rows.causal, rows.softcap is not None, rows.weight is not None, paired,
+            rows.real is not None, at_q is flat_q, BM, BN, wide(D), wide(D) == D, M % BM == 0,
+            by_head, None if table is None else _TYPES[q.dtype],
         )  # fmt: skip
+        grid = (blocks, B * H) if by_head else (B * H, blocks)
+        launch(triton_jit.columns, grid, arguments, options)
     else:
         out.zero_()
-    mass, entropy, own = scalars.sum(0).unbind(-1)
+        scalars.zero_()
+    mass, entropy, own = (scalars[0] if blocks == 1 else scalars.sum(0)).unbind(-1)
     return Totals(
         received=out[0],
         later=out[1],
@@ -233,13 +238,13 @@ def _masses(rows: Rows, shares: Tensor) -> tuple[Tensor, Tensor]:
     assert rows.lse is not None
     lse = rows.lse.float().contiguous()
     if M:
-        triton_jit.row_masses[(triton.cdiv(M, BM), B * H)](
+        arguments = (
             q, k, lse, columns, rows.start, rows.stop, rows.real, low, high, out,
             q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
             H, H // G, M, K, D, rows.scale * LOG2E, (rows.softcap or 0.0) * LOG2E,
-            SOFTCAP=rows.softcap is not None, HOLES=rows.real is not None, EXACT=exact,
-            BM=BM, BN=BN, BD=wide(D), BE=BE, **options,
+            rows.softcap is not None, rows.real is not None, exact, BM, BN, wide(D), BE,
         )  # fmt: skip
+        launch(triton_jit.row_masses, (triton.cdiv(M, BM), B * H), arguments, options)
     mass, total = out[..., :C], out[..., C]
     if BE >= 2 * C + 1:
         mass = mass + out[..., C + 1 : 2 * C + 1]  # zeros where shares are exact
@@ -265,14 +270,14 @@ def _entropy_variance(rows: Rows) -> Tensor:
     split = max(1, triton.cdiv(k.shape[2], BN * SPLIT_KEYS))
     grid = (triton.cdiv(M, BM), B * H, triton.cdiv(k.shape[2], BN * split))
     pieces = q.new_zeros((grid[2], B, H, M), dtype=torch.float32)
-    triton_jit.row_entropy[grid](
+    arguments = (
         q, k, rows.lse[:, :, index].contiguous(), start, stop, rows.real, pieces,
         q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
         H, H // k.shape[1], M, k.shape[2], D,
         rows.scale * LOG2E, (rows.softcap or 0.0) * LOG2E,
-        SOFTCAP=rows.softcap is not None, HOLES=rows.real is not None, SPLIT=split,
-        BM=BM, BN=BN, BD=wide(D), **options,
+        rows.softcap is not None, rows.real is not None, split, BM, BN, wide(D),
     )  # fmt: skip
+    launch(triton_jit.row_entropy, grid, arguments, options)
     entropy = pieces.sum(0)
     if rows.weight is not None:
         entropy = entropy * rows.weight[:, None, index]
@@ -294,17 +299,17 @@ def _by_rows(rows: Rows, v: Tensor | None) -> tuple[Tensor | None, Tensor]:
     links, linked = _stacked(rows)
     shown = lse if out is None else out
     if M:
-        triton_jit.attention[(triton.cdiv(M, BM), B * H)](
+        arguments = (
             q, k, values, rows.start, rows.stop, rows.real, rows.sinks, links, linked,
             low, high, shown, lse,
             q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
             values.stride(0), values.stride(1), values.stride(2),
             shown.stride(0), shown.stride(1), shown.stride(2),
             H, H // G, M, K, D, E, rows.scale * LOG2E, (rows.softcap or 0.0) * LOG2E,
-            SOFTCAP=rows.softcap is not None, HOLES=rows.real is not None,
-            SINKS=rows.sinks is not None, HAS_V=v is not None, LINKS=len(rows.links),
-            BM=BM, BN=BN, BD=wide(D), BE=wide(E), **options,
+            rows.softcap is not None, rows.real is not None, rows.sinks is not None,
+            v is not None, len(rows.links), BM, BN, wide(D), wide(E),
         )  # fmt: skip
+        launch(triton_jit.attention, (triton.cdiv(M, BM), B * H), arguments, options)
     return out, lse
 
 

@@ -1,0 +1,53 @@
+"""Starting a Triton program: on the device of its tensors, and the second time at once.
+
+Triton looks up the compiled program for every launch by all that is known of its arguments, which
+takes as long as the arithmetic of a short text. What was started before with arguments of the same
+kind is started here without that. Must not know what programs compute.
+"""
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnscope.kernels.triton_tiles import INTERPRETED
+
+# Programs remembered: each length of text is one.
+MOST = 4096
+_NOTHING = nullcontext()
+_started: dict[tuple[Any, ...], Any] = {}
+
+
+def launch(
+    program: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], options: dict[str, int]
+) -> None:
+    """Run a program; the arguments are all of its parameters, in order, the first a tensor or a
+    description of one."""
+    if INTERPRETED:
+        program[grid](*arguments, **options)
+        return
+    device = next(each.device.index for each in arguments if isinstance(each, Tensor))
+    key = (id(program), device, *map(_kind, arguments), *options.items())
+    known = None if Ellipsis in key else _started.get(key)
+    there = torch.cuda.device(device) if device != torch.cuda.current_device() else _NOTHING
+    with there:
+        if known is not None:
+            known[(*grid, 1, 1)[:3]](*arguments)
+            return
+        compiled = program[grid](*arguments, **options)
+    if Ellipsis not in key:
+        if len(_started) >= MOST:
+            _started.clear()
+        _started[key] = compiled
+
+
+def _kind(argument: Any) -> Any:
+    """What a compiled program takes for granted of an argument: of a tensor its type, and whether
+    it lies even; of a number all; of a float nothing. `...` where that is not known here."""
+    if isinstance(argument, Tensor):
+        return argument.dtype, argument.data_ptr() % 16 == 0
+    if isinstance(argument, float):
+        return float
+    plain = argument is None or isinstance(argument, int | torch.dtype)
+    return argument if plain or type(argument).__module__ == "triton.language.core" else ...
