@@ -57,17 +57,24 @@ def install(
             "can be measured and not changed"
         )
     user, users = User(sites, observer, change, dense), _here.users
-    with ExitStack() as undo:
-        undo.enter_context(_shared("lookups", _take_over_lookups))
-        for base in set(sites.bases.values()):
-            undo.enter_context(_shared(base, partial(_mark_passes, base)))
-        for module in sites.bypassing if user.describes else ():
-            undo.enter_context(_shared(module, partial(_hook, module)))
+    shared: list[tuple[Any, Callable[[], ExitStack]]] = [("lookups", _take_over_lookups)]
+    shared += [(base, partial(_mark_passes, base)) for base in set(sites.bases.values())]
+    shared += [(m, partial(_hook, m)) for m in (sites.bypassing if user.describes else ())]
+    taken = []
+    try:
+        for key, do in shared:
+            _take(key, do)
+            taken.append(key)
         users.enter(user)
-        undo.callback(users.leave, user)
         _everybody.append(users)
-        undo.callback(_everybody.remove, users)
-        yield
+        try:
+            yield
+        finally:
+            _everybody.remove(users)
+            users.leave(user)
+    finally:
+        for key in reversed(taken):
+            _give_back(key)
 
 
 # What is done once for all users of all threads, and undone when the last one leaves.
@@ -75,20 +82,19 @@ _lock = threading.Lock()
 _done: dict[Any, tuple[int, ExitStack]] = {}
 
 
-@contextmanager
-def _shared(key: Any, do: Callable[[], ExitStack]) -> Iterator[None]:
+def _take(key: Any, do: Callable[[], ExitStack]) -> None:
     with _lock:
         count, undo = _done[key] if key in _done else (0, do())
         _done[key] = count + 1, undo
-    try:
-        yield
-    finally:
-        with _lock:
-            count, undo = _done.pop(key)
-            if count > 1:
-                _done[key] = count - 1, undo
-            else:
-                undo.close()
+
+
+def _give_back(key: Any) -> None:
+    with _lock:
+        count, undo = _done.pop(key)
+        if count > 1:
+            _done[key] = count - 1, undo
+        else:
+            undo.close()
 
 
 def _take_over_lookups() -> ExitStack:

@@ -297,6 +297,14 @@ def restrict(sites: Sites, layers: Any) -> frozenset[int]:
     return frozenset(wanted)
 
 
+def chosen(sites: Sites, layers: Any) -> list[Site]:
+    """The sites of the layers to measure."""
+    if layers is None:
+        return sites.places
+    measured = restrict(sites, layers)
+    return [site for site in sites.places if site.layer in measured]
+
+
 def argument(module: nn.Module, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     """An argument of a module's call, however it was passed; None where it was not."""
     if name in kwargs or not args:

@@ -54,7 +54,7 @@ def watch(
               (the layers of a pass, the steps of a reply); 0 measures each at once
     """
     found = sites.find(model)
-    measured = sites.restrict(found, layers)
+    places = sites.chosen(found, layers)
     chosen = parse(queries, seed)
     _check(top, keep, hold)
     if keep and chosen.name == "sample":
@@ -73,11 +73,11 @@ def watch(
     if backend != "eager-fallback":
         backend = kernels.choose(backend, device)
     parts: dict[str, Scope] = {}
-    places = [site for site in found.places if site.layer in measured]
     for site in places:
-        if site.part not in parts:
-            parts[site.part] = _empty(site, backend, chosen, ids, groups)
-        parts[site.part].layers.append(site.layer)
+        part = parts.get(site.part)
+        if part is None:
+            part = parts[site.part] = _empty(site, backend, chosen, ids, groups)
+        part.layers.append(site.layer)
     recorder = Recorder(found, set(places), parts, backend, device, top=top, keep=keep, hold=hold)
     return _watching(recorder, found)
 
