@@ -276,21 +276,20 @@ def test_layers_that_lie_apart(causal: bool, only: int | None) -> None:
     bounds = {"scale": 0.3, "start": start, "stop": own + 1, "own": own}
     lse = [reference.reduce(Rows(q=q[n], k=k[n], **bounds)).lse.float() for n in range(L)]
     some = slice(None) if only is None else slice(only, only + 1)
-    first = Rows(
-        q=q[0][:, :, some],
-        k=k[0],
-        scale=0.3,
-        causal=causal and only is None,
-        start=start[:, some].contiguous(),
-        stop=own[:, some] + 1,
-        own=own[:, some].contiguous(),
-        lse=lse[0][:, :, some],
-    )
+    first = Rows(q=q[0][:, :, some], k=k[0], scale=0.3, lse=lse[0][:, :, some])
+    if causal:
+        first = replace(first, causal=True, shift=only or 0)
+    else:
+        rows = {name: bounds[name][:, some].contiguous() for name in ("start", "stop", "own")}
+        first = replace(first, **rows)
     got = triton.reduce_layers(first, q, k, lse, only or 0)
     for n in range(L):
         wanted = triton.reduce(replace(first, q=q[n][:, :, some], k=k[n], lse=lse[n][:, :, some]))
         for name in ("received", "later", "mass", "entropy", "own"):
             one, other = getattr(got, name)[n * B : (n + 1) * B], getattr(wanted, name)
             assert torch.equal(one, other), name
+        dense = reference.reduce(replace(first, q=q[n][:, :, some], k=k[n], lse=None))
+        torch.testing.assert_close(wanted.received, dense.received, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(wanted.later, dense.later, rtol=1e-5, atol=1e-5)
     apart = [q[0], q[1].contiguous(), q[2]]
     assert triton.reduce_layers(first, apart, k, lse, only or 0) is None

@@ -249,7 +249,9 @@ def reduce(
     drawn: the matrix is there anyway."""
     counted = selection.rows(selection.counted_queries()).to(A.device)
     own = selection.rows(frame.own().expand(frame.batch, -1)).to(A.device)
-    if selection.whole.index is not None:
+    if selection.whole.only is not None:
+        A = A[:, :, selection.whole.only : selection.whole.only + 1]
+    elif selection.whole.index is not None:
         index = selection.whole.index[:, None, :, None]
         A = A.gather(2, index.expand(-1, A.shape[1], -1, A.shape[3]))
     A = A.float().masked_fill(~counted[:, None, :, None], 0.0)  # which may be anything, nan too

@@ -197,8 +197,9 @@ class Part:
     index: Tensor | None = None
     """int64 [B, M], which queries."""
     only: int | None = None
-    """The one query of every sequence, where `index` says no more than that."""
+    """The one query of every sequence, where `index` says, or would say, no more than that."""
     causal: bool = False
+    shift: int = 0
     start: Tensor | None = None
     stop: Tensor | None = None
     own: Tensor | None = None
@@ -268,6 +269,8 @@ class Selection:
 
     def rows(self, of_queries: Tensor) -> Tensor:
         """What there is for every query [B, Q], for the rows of `whole` [B, M]."""
+        if self.whole.only is not None:
+            return of_queries[:, self.whole.only : self.whole.only + 1]
         if self.whole.index is None:
             return of_queries
         return of_queries.gather(1, self.whole.index.to(of_queries.device))

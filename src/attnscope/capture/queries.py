@@ -102,18 +102,14 @@ def _one_row(frame: Frame, row: int) -> Selection:
     B, own = frame.batch, row + frame.first_query - frame.first_key
     counted = torch.zeros(B, frame.queries, dtype=torch.bool)
     counted[:, row] = True
-    start, stop, where = torch.tensor(
-        [0, row + 1 if frame.form == "causal" else frame.keys, frame.keys if frame.cross else own],
-        dtype=torch.int32,
-    ).to(frame.device, non_blocking=True)
-    whole = Part(
-        rows=1,
-        only=row,
-        index=torch.full((B, 1), row, device=frame.device),
-        start=start.repeat(B, 1),
-        stop=stop.repeat(B, 1),
-        own=where.repeat(B, 1),
-    )
+    stop = row + 1 if frame.form == "causal" else frame.keys
+    if stop == own + 1 and not frame.cross:  # nothing has to be sent to the device
+        whole = Part(rows=1, only=row, causal=True, shift=own)
+    else:
+        bounds = torch.tensor([0, stop, frame.keys if frame.cross else own], dtype=torch.int32)
+        bounds = bounds.to(frame.device, non_blocking=True)
+        start, stop, where = (bound.repeat(B, 1) for bound in bounds)
+        whole = Part(rows=1, only=row, start=start, stop=stop, own=where)
     return Selection(
         frame=frame,
         whole=whole,

@@ -1,5 +1,6 @@
 """The rows of a call that count, as a kernel takes them. Must not know who asked for them."""
 
+import torch
 from torch import Tensor
 
 from attnscope.capture.frame import Part, Selection
@@ -35,6 +36,7 @@ def rows_of(
         k=k.detach() if k.requires_grad else k,
         scale=call.scale,
         causal=part.causal,
+        shift=part.shift,
         start=part.start,
         stop=part.stop,
         own=part.own,
@@ -56,4 +58,6 @@ def rows_of(
 def _links(call: AttentionCall, part: Part) -> tuple[Link, ...]:
     """Of the rows of a part. Changed calls are measured one by one, so the batch is the call's."""
     index = part.index
+    if index is None and part.only is not None:
+        index = torch.full((len(call.q), 1), part.only, device=call.q.device)
     return tuple(link.among(index) for link in call.links) if call.links else ()

@@ -117,8 +117,10 @@ class Rows:
     """[B, G, K, D]"""
     scale: float
     causal: bool = False
-    """All queries in order, each seeing the keys up to its own (`M == K`): then the next three
-    may be left out, and `filled` makes them."""
+    """Queries in order, each seeing the keys up to its own, of which the last may be seen by none:
+    then `start`, `stop` and `own` may be left out, and `filled` makes them."""
+    shift: int = 0
+    """Of causal rows: where the own token of the first stands among the keys."""
     start: Tensor | None = None
     """int32 [B, M]: as in `Visible`; equal to `stop` for a row that does not count."""
     stop: Tensor | None = None
@@ -155,7 +157,7 @@ class Rows:
             return self
         assert self.causal
         own = torch.arange(self.q.shape[2], dtype=torch.int32, device=self.q.device)
-        own = own.expand(self.q.shape[0], -1).contiguous()
+        own = (own + self.shift).expand(self.q.shape[0], -1).contiguous()
         return replace(self, start=torch.zeros_like(own), stop=own + 1, own=own)
 
     def one(self, sequence: int, row: int) -> "Rows":

@@ -107,7 +107,7 @@ def plan_of(rows: Rows, *, whole: bool) -> Cutting:
     blocks = max(1, room // (R * step * width))
     groups, sequences = min(G, blocks), even(B, blocks // G)
     start, stop, own = rows.bounds()
-    alike = rows.causal and rows.start is None
+    alike = rows.causal and rows.start is None and rows.shift == 0 and M == K
     if alike:  # known without a look at them
         pieces = cut_causal(B, M, sequences, step)
         first, in_order, backward = 0, True, True

@@ -152,7 +152,7 @@ def _reduce(
             rows.weight, rows.shrink, rows.real, met, out, scalars,
             at_q[1], q.stride(1), q.stride(2), at_q[2], at_q[3],
             at_k[1], k.stride(1), k.stride(2), at_k[2], at_k[3],
-            H, H // G, M, K, D, batch, M if lse_h is None else lse_h, B * H * K,
+            H, H // G, M, K, D, rows.shift, batch, M if lse_h is None else lse_h, B * H * K,
             rows.scale * LOG2E, (rows.softcap or 0.0) * LOG2E,
             rows.causal, rows.softcap is not None, rows.weight is not None, paired,
             rows.real is not None, at_q is flat_q, BM, BN, wide(D), wide(D) == D, M % BM == 0,

@@ -59,7 +59,7 @@ def _fold(x, N: tl.constexpr, M: tl.constexpr):  # type: ignore[no-untyped-def]
 def columns(  # type: ignore[no-untyped-def]
     q, k, lse, start, stop, own, weight, shrink, real, ranges, out, scalars,
     q_b, q_h, q_m, q_rows, q_cols, k_b, k_g, k_n, k_rows, k_cols,
-    H, R, M, K, D, batch, lse_h, plane, scale, cap,
+    H, R, M, K, D, shift, batch, lse_h, plane, scale, cap,
     CAUSAL: tl.constexpr, SOFTCAP: tl.constexpr, WEIGHTED: tl.constexpr, PAIRED: tl.constexpr,
     HOLES: tl.constexpr, TMA: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BD: tl.constexpr, EVEN_D: tl.constexpr, EVEN_M: tl.constexpr, BY_HEAD: tl.constexpr,
@@ -99,8 +99,9 @@ def columns(  # type: ignore[no-untyped-def]
     # Blocks of rows: those that see some of the keys, and the run of those that see all of them
     # from further on.
     if CAUSAL:
-        first, last = block * BN // BM, tl.cdiv(M, BM)
-        clear, blurred = tl.minimum(tl.cdiv((block + 1) * BN, BM), last), last
+        first, last = tl.maximum(block * BN - shift, 0) // BM, tl.cdiv(M, BM)
+        clear = tl.minimum(tl.cdiv(tl.maximum((block + 1) * BN - shift, 0), BM), last)
+        blurred = last
     else:
         at = ranges + (b * blocks + block) * 4
         first, clear = tl.load(at), tl.load(at + 1)
@@ -120,8 +121,8 @@ def columns(  # type: ignore[no-untyped-def]
             SOFTCAP, TMA, EVEN_D, EVEN_M, BM,
         )  # fmt: skip
         if CAUSAL:
-            token = rows
-            seen = cols[:, None] <= rows[None, :]
+            token = rows + shift
+            seen = cols[:, None] <= token[None, :]
         else:
             token = tl.load(own + row_at + there)
             low = tl.load(start + row_at + there)
