@@ -3,10 +3,11 @@
     python benchmarks/runs.py MODEL [--prompts 10000] [--measures mass entropy …]
 
 The model's time is the watched forward passes, the attention statistics included; plain forward
-passes over the same batches, as the run feeds them and on as many threads, are timed afterwards.
-Memory is the resident size as the run goes on. The share of processor time is that of the main
-thread alone (all of the model's, if OMP_NUM_THREADS=1), which other programs on the machine do not
-change; the writer's is beside it.
+passes over the same batches, as the run feeds them and on as many threads, are timed before and
+after it, and their mean is taken: what comes later finds memory and caches warm.
+Memory is the resident size as the run goes on. Where other programs run on the machine, processor
+time says more than the clock, with OMP_NUM_THREADS=1 (threads that wait for others take it too):
+that of the main thread, of the writer, and of all threads, those that encode tables among them.
 Prints Markdown; the committed table is in docs/benchmarks-runs.md.
 """
 
@@ -19,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers.utils import logging
 
@@ -39,17 +41,22 @@ def resident() -> float:
     return pages * 4096 / 2**20
 
 
-def plain(model: Any, plan: Any) -> tuple[float, float]:
-    """Seconds for the same batches without anybody watching, by the clock and of the processor."""
+def now() -> Any:
+    """By the clock, and of the processor: of this thread and of all."""
+    return np.array([time.perf_counter(), time.thread_time(), time.process_time()])
+
+
+def plain(model: Any, plan: Any) -> Any:
+    """Seconds for the same batches without anybody watching."""
     base, of = sites.find(model).base, plan.models[0]
-    start, used = time.perf_counter(), time.thread_time()
+    start = now()
     with torch.no_grad():
         for batch in of.batches:
             for cells in batch.cells.values():
                 given = Padded(plan.experiment, of, cells).inputs
                 given = {name: value.to(model.device) for name, value in given.items()}
                 base(**given, use_cache=False)
-    return time.perf_counter() - start, time.thread_time() - used
+    return now() - start
 
 
 def main() -> None:
@@ -91,25 +98,22 @@ def main() -> None:
     BatchStore.__call__ = stored
     memory: list[tuple[float, float]] = []
     folder = Path(tempfile.mkdtemp())
-    start, used = time.perf_counter(), time.thread_time()
+    start = now()
     plan = make_plan(experiment)
-    planned = time.perf_counter() - start
-    paused = time.thread_time()
+    planned = now() - start
     expected = estimate(plan)[0].seconds
-    used += time.thread_time() - paused
+    model, _ = attnscope.load(options.model)
+    before = plain(model, plan)
     passed.forward = timed
-    resumed = time.perf_counter()
+    resumed = now()
     run_plan(plan, folder / "run", progress=lambda _, n, of: memory.append((n / of, resident())))
-    ran = time.perf_counter() - resumed
-    used = time.thread_time() - used
-    took = planned + ran
+    took, used, used_by_all = now() - resumed + planned
     size = sum(path.stat().st_size for path in (folder / "run").rglob("*") if path.is_file())
     run = attnscope.open_run(folder / "run")
     rows = run.sql("SELECT count(*) AS rows FROM values")["rows"][0]
     tokens = int(run.cells["tokens"].sum())
     shutil.rmtree(folder)
-    model, _ = attnscope.load(options.model)
-    alone, used_alone = plain(model, plan)
+    alone, used_alone, used_by_all_alone = (before + plain(model, plan)) / 2
     at = {mark: min(memory, key=lambda m: abs(m[0] - mark))[1] for mark in (0.1, 0.5, 1.0)}
     entry = run.environment["models"]["model"]
     print(f"| {options.model}: {entry['layers']} layers, {entry['heads']} heads, ", end="")
@@ -123,10 +127,11 @@ def main() -> None:
     print(f"| share of time outside them | {100 * (1 - in_model / took):.1f} % |")
     print(f"| share of processor time outside | {100 * (1 - used_in_model / used):.1f} % |")
     print(f"| processor time of the writer, beside | {writing:.1f} s |")
-    print(f"| of all time, planning | {100 * planned / took:.1f} % |")
+    print(f"| of all time, planning | {100 * planned[0] / took:.1f} % |")
     print(f"| the same batches unwatched | {alone:.1f} s |")
     print(f"| the run over them, by the clock | {took / alone:.2f} |")
     print(f"| by processor time of the main thread | {used / used_alone:.2f} |")
+    print(f"| of all threads | {used_by_all / used_by_all_alone:.2f} |")
     print(f"| estimated by --check | {expected:.1f} s |")
     print("| memory at 10, 50, 100 % | " + ", ".join(f"{m:.0f}" for m in at.values()) + " MiB |")
     print(f"| on disk | {size / 2**20:.0f} MiB |")

@@ -1,5 +1,6 @@
 """What cannot be measured does not end a run: parts, failures, stopping, loading that hangs."""
 
+import errno
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ import torch
 
 import attnscope
 from attnscope.cli import main
-from attnscope.errors import ConservationError, ModelError
+from attnscope.errors import ConservationError, InputError, ModelError
 from attnscope.experiment import local
 from attnscope.experiment.execute import run, run_plan
 from attnscope.experiment.plan import make_plan
@@ -155,6 +156,30 @@ def test_a_load_that_hangs_is_left_behind(small, tmp_path, monkeypatch):
     with pytest.raises(ModelError, match="was not loaded within"):
         run(small(), tmp_path / "run", executor=impatient)
     let_go.set()
+
+
+@pytest.mark.parametrize("cores", [1, 1000])
+def test_tables_are_written_beside_the_model_where_a_core_is_free(
+    small, tmp_path, monkeypatch, cores
+):
+    """The same bytes either way, and what goes wrong in writing is told either way."""
+    asked, threads = small(batch_tokens=128), []
+    run(asked, tmp_path / "as it comes")
+    monkeypatch.setattr("attnscope.experiment.execute._cores", lambda: cores)
+    run(
+        asked,
+        tmp_path / "run",
+        progress=lambda *_: threads.append(threading.current_thread().name.split("_")[0]),
+    )
+    assert set(threads[1:]) == {"attnscope-writer" if cores > 1 else "MainThread"}
+    assert bytes_of(tmp_path / "run") == bytes_of(tmp_path / "as it comes")
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr("attnscope.run.writer.Directory.write_batch", full)
+    with pytest.raises(InputError, match="is full"):
+        run(asked, tmp_path / "full")
 
 
 def test_asked_to_stop_a_run_finishes_its_batch(small, tmp_path):

@@ -1,18 +1,20 @@
 """`run`: measure what an experiment asks for, into a directory that can be continued.
 
 An executor measures, batch by batch, as the plan laid them out; what it did not write itself is
-written here, in a thread beside it. A run that was stopped ends with the same bytes as one that
-was not, because a batch is there whole or is measured again. So do its shards together.
+written here, in a thread beside it where a core is free for that. A run that was stopped ends with
+the same bytes as one that was not, because a batch is there whole or is measured again. So do its
+shards together.
 
 This module must not know charts, or what the numbers mean.
 """
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from attnscope.errors import InputError, ModelError
 from attnscope.experiment.environment import describe
 from attnscope.experiment.executor import Done, Executor, Work
 from attnscope.experiment.local import local
-from attnscope.experiment.plan import Plan, make_plan
+from attnscope.experiment.plan import Plan, kind_of, make_plan
 from attnscope.experiment.shard import Shard
 from attnscope.experiment.storing import BatchStore
 from attnscope.experiment.to_tables import OF_LEVEL
@@ -175,8 +177,10 @@ def _carry_out(
         count.finished(done)
 
     entries: dict[str, Any] = {}
-    measuring = executor(plan, pending, threads=environment["threads"])
-    with closing(measuring), _beside() as submit:
+    threads: int = environment["threads"]
+    measuring = executor(plan, pending, threads=threads)
+    spare = kind_of(plan.device) != "cpu" or threads < _cores()
+    with closing(measuring), _beside() if spare else nullcontext(_at_once) as submit:
         for done in measuring:
             if done.about is not None and entries.get(done.work.model.label) != done.about:
                 entries = _recorded(plan, store.directory, done.work.model.label, done.about)
@@ -202,6 +206,19 @@ def _recorded(
         ordered = {one.label: entries[one.label] for one in plan.models if one.label in entries}
         directory.write_json("environment.json", environment | {"models": ordered})
         return ordered
+
+
+def _cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _at_once(work: Callable[..., None], *arguments: Any) -> None:
+    """Do it now. Where the model has all cores, whoever works beside it takes one of them away, and
+    the others wait for that one at the end of every operator: many times what the work takes."""
+    work(*arguments)
 
 
 @contextmanager
