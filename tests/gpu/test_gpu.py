@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers as hf
 
 import attnscope
 from attnscope.kernels import AttentionCall, Rows, Visible, kernel, reference
 from attnscope.kernels.attend import attend
-from families import STREAMED, build
+from families import STREAMED, VOCABULARY, build
 
 pytestmark = [
     pytest.mark.gpu,
@@ -192,3 +193,45 @@ def test_masses_of_single_queries_against_float64(case: tuple, dtype: torch.dtyp
     at = wanted.query_positions()[0] - (K - Q)
     off = (got.rows(classes, 8)[:, :, at] - wanted.rows(classes, 8)).abs().max()
     assert float(off) < 1e-5
+
+
+@pytest.mark.parametrize("new", [0, 5], ids=["pass", "generate"])
+@pytest.mark.parametrize("padding", [None, "left"])
+@pytest.mark.parametrize("queries", ["all", "last", "predicts"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_layers_measured_together_against_float64(
+    dtype: torch.dtype, queries: str, padding: str | None, new: int
+) -> None:
+    """Layers that wait are taken from where they lie; twice, for what was started before is started
+    in another way."""
+    torch.manual_seed(0)
+    config = hf.LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        eos_token_id=None,
+    )
+    model = hf.LlamaForCausalLM(config).eval().to(dtype).cuda()
+    for tokens in (150, 37, 150):
+        ids = torch.randint(5, VOCABULARY, (3, tokens), device="cuda")
+        real = torch.ones_like(ids)
+        if padding:
+            real[1, :9] = 0
+        scopes = []
+        for settings in ({"backend": "reference", "hold": 0}, {}):
+            with attnscope.watch(model, queries=queries, **settings) as scope:
+                if new:
+                    more = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": new}
+                    model.generate(input_ids=ids, attention_mask=real, **more)
+                else:
+                    model(input_ids=ids, attention_mask=real if padding else None)
+            scopes.append(scope)
+        wanted, got = scopes
+        for layer in wanted.layers:
+            for what in ("received", "average", "entropy", "self_mass", "first_token", "distance"):
+                one, other = getattr(got, what)(layer), getattr(wanted, what)(layer)
+                torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5, equal_nan=True)
