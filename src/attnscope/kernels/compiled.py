@@ -41,6 +41,7 @@ def takes(rows: Rows, large: list[list[bool]]) -> bool:
         and rows.lse is not None
         and rows.lse.dtype == torch.float32
         and torch.float64 not in (rows.q.dtype, rows.k.dtype)
+        and rows.scale != 0
         and rows.softcap is None
         and rows.key_bias is None
         and rows.distance_bias is None

@@ -25,8 +25,8 @@ ROWS = 16
 """Of a chunk: so many entries are added up in float32."""
 QUAD, PAIR = 4, 2
 """Rows and vectors of keys of one product: their sums fill half of the registers."""
-DEPTH = 16
-"""Dimensions whose products are added up in one go: rounding grows with their number."""
+DEPTH = 8
+"""Dimensions whose products are added up in one go: rounding is least near the root of all."""
 VECTOR = 32
 """Bytes; longer registers hold several, shorter ones a part."""
 STEP = 32
@@ -65,7 +65,8 @@ class Room(NamedTuple):
     """int32 [ROWS], as `stop`: equal where a row sees nothing."""
     stop: Any
     below: Any
-    """T [ROWS]: what is taken off the scores of a row, its log-sum-exp."""
+    """T [ROWS]: what the scores of a row begin with, its log-sum-exp over the scale, negative: what
+    is left of large scores is rounded as the small number it is."""
     sums: Any
     """float64 [ROWS, 2]: the sum of a row's entries, and that of p ln p."""
     times: Any
@@ -150,45 +151,49 @@ def _pointers(context: Any, builder: Any, signature: Any, args: Any) -> list[Any
 
 
 def _generate_products(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    scores, width, q, keys, depth, panels = _pointers(context, builder, signature, args)
+    scores, width, q, keys, depth, panels, begun = _pointers(context, builder, signature, args)
     n, mul, element = ir.IntType(64), builder.mul, signature.args[2].dtype
     lanes = 8 * VECTOR // element.bitwidth
     vectors = Vectors(builder, context.get_data_type(element), lanes)
     size = n(PAIR * lanes)
     every = [(i, v) for i in range(QUAD) for v in range(PAIR)]
-    with cgutils.for_range(builder, panels) as outer:
-        first = mul(outer.index, size)
+    begun = [vectors.spread(builder.load(builder.gep(begun, [n(i)]))) for i in range(QUAD)]
+
+    def add_dimension(panel: Any, d: Any, sums: list[Any]) -> list[Any]:
+        there = builder.gep(q, [mul(d, n(QUAD))])
+        of_rows = [vectors.spread(builder.load(builder.gep(there, [n(i)]))) for i in range(QUAD)]
+        there = builder.gep(panel, [mul(d, size)])
+        of_keys = [vectors.load(there, v * lanes) for v in range(PAIR)]
+        pairs = zip(every, sums, strict=True)
+        return [vectors.add_product(of_rows[i], of_keys[v], each) for (i, v), each in pairs]
+
+    with cgutils.for_range(builder, panels) as loop:
+        first = mul(loop.index, size)
         panel = builder.gep(keys, [mul(first, depth)])
-        sums = {each: cgutils.alloca_once_value(builder, vectors.zero) for each in every}
-        with cgutils.for_range_slice(builder, n(0), depth, n(DEPTH), n) as (begin, _):
-            left = builder.sub(depth, begin)
-            some = builder.select(builder.icmp_signed("<", left, n(DEPTH)), left, n(DEPTH))
-            parts = {each: cgutils.alloca_once_value(builder, vectors.zero) for each in every}
-            with cgutils.for_range(builder, some) as inner:
-                d = builder.add(begin, inner.index)
-                here = builder.gep(panel, [mul(d, size)])
-                there = builder.gep(q, [mul(d, n(QUAD))])
-                of_keys = [vectors.load(here, v * lanes) for v in range(PAIR)]
-                of_rows = [builder.load(builder.gep(there, [n(i)])) for i in range(QUAD)]
-                of_rows = [vectors.spread(each) for each in of_rows]
-                for i, v in every:
-                    more = vectors.add_product(of_rows[i], of_keys[v], builder.load(parts[i, v]))
-                    builder.store(more, parts[i, v])
-            for each in every:
-                more = builder.fadd(builder.load(sums[each]), builder.load(parts[each]))
-                builder.store(more, sums[each])
-        for i, v in every:
+        sums = [cgutils.alloca_once_value(builder, begun[i]) for i, _ in every]
+        rest = builder.srem(depth, n(DEPTH))
+        with cgutils.for_range_slice(builder, rest, depth, n(DEPTH), n) as (begin, _):
+            parts = [vectors.zero for _ in every]
+            for d in range(DEPTH):
+                parts = add_dimension(panel, builder.add(begin, n(d)), parts)
+            for total, part in zip(sums, parts, strict=True):
+                builder.store(builder.fadd(builder.load(total), part), total)
+        with cgutils.for_range(builder, rest) as few:
+            parts = add_dimension(panel, few.index, [builder.load(total) for total in sums])
+            for total, part in zip(sums, parts, strict=True):
+                builder.store(part, total)
+        for (i, v), total in zip(every, sums, strict=True):
             here = builder.gep(scores, [builder.add(mul(width, n(i)), first)])
-            vectors.store(builder.load(sums[i, v]), here, v * lanes)
+            vectors.store(builder.load(total), here, v * lanes)
     return context.get_dummy_value()
 
 
 @intrinsic
-def _products(typing, scores, width, q, keys, depth, panels):  # type: ignore[no-untyped-def]
-    """A quad [D, QUAD] times some panels of keys [panels, D, panel], all sums in registers, into
-    scores [QUAD, width]."""
+def _products(typing, scores, width, q, keys, depth, panels, begun):  # type: ignore[no-untyped-def]
+    """A quad [D, QUAD] times some panels of keys [panels, D, panel], sums begun with a number for
+    each row, into scores [QUAD, width]."""
     n = types.intp
-    return types.void(scores, n, q, keys, n, n), _generate_products
+    return types.void(scores, n, q, keys, n, n, begun), _generate_products
 
 
 def _hide(floats: Vectors, first: Any, start: Any, stop: Any, real: Any, values: list[Any]) -> None:
@@ -211,7 +216,7 @@ def _hide(floats: Vectors, first: Any, start: Any, stop: Any, real: Any, values:
 def _generate_weigh(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     (
         scores, width, p, p_width, table, key, panels, clear_from, clear_to,
-        scale, below, start, stop, real, sums,
+        scale, start, stop, real, sums,
     ) = _pointers(context, builder, signature, args)  # fmt: skip
     n, add, rows = ir.IntType(64), builder.add, range(QUAD)
     lanes = 8 * VECTOR // signature.args[0].dtype.bitwidth
@@ -221,7 +226,6 @@ def _generate_weigh(context: Any, builder: Any, signature: Any, args: Any) -> An
         return builder.load(builder.gep(array, [n(i)]))
 
     scale = vectors.spread(scale)
-    taken = [vectors.spread(builder.fneg(of(below, i))) for i in rows]
     found = [[cgutils.alloca_once_value(builder, floats.zero) for _ in range(2)] for _ in rows]
     made = [[cgutils.alloca_once(builder, floats.type) for _ in range(2)] for _ in rows]
     with cgutils.for_range(builder, builder.mul(panels, n(PAIR))) as loop:
@@ -229,7 +233,7 @@ def _generate_weigh(context: Any, builder: Any, signature: Any, args: Any) -> An
         first = add(key, at)
         for i, (left, entry) in enumerate(made):
             x = vectors.load(builder.gep(scores, [add(builder.mul(width, n(i)), at)]))
-            x = vectors.add_product(x, scale, taken[i])
+            x = builder.fmul(x, scale)
             x = x if vectors.type == floats.type else builder.fptrunc(x, floats.type)
             builder.store(x, left)
             builder.store(floats.exponential(x, table), entry)
@@ -257,13 +261,13 @@ def _generate_weigh(context: Any, builder: Any, signature: Any, args: Any) -> An
 @intrinsic
 def _weigh(  # type: ignore[no-untyped-def]
     typing, scores, width, p, p_width, table, key, panels, clear_from, clear_to,
-    scale, below, start, stop, real, sums,
+    scale, start, stop, real, sums,
 ):  # fmt: skip
-    """The entries of a quad on some panels of keys from `key` on, p = exp(score · scale - below), 0
-    where a row sees none; and the sums of p and of p ln p, added to `sums`. All rows see the keys
+    """The entries of a quad on some panels of keys from `key` on, p = exp(score · scale), 0 where a
+    row sees none; and the sums of p and of p ln p, added to `sums`. All rows see the keys
     `clear_from … clear_to`."""
     n = types.intp
-    arrays = below, start, stop, real, sums
+    arrays = start, stop, real, sums
     return types.void(scores, n, p, n, table, n, n, n, n, scale, *arrays), _generate_weigh
 
 
@@ -318,14 +322,14 @@ def _pack_keys(k, panel, packed):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _prepare(room, b, h, m, last, q, start, stop, lse):  # type: ignore[no-untyped-def]
+def _prepare(room, b, h, m, last, q, start, stop, lse, scale):  # type: ignore[no-untyped-def]
     """The rows `m … last` of a head, at most ROWS, as a chunk; others see nothing."""
     D = q.shape[3]
     for i in range(ROWS):
         there = m + i < last
         room.start[i] = start[b, m + i] if there else 0
         room.stop[i] = stop[b, m + i] if there else 0
-        room.below[i] = lse[b, h, m + i] if there else 0.0
+        room.below[i] = -np.float64(lse[b, h, m + i]) / scale if there else 0.0
         room.sums[2 * i], room.sums[2 * i + 1], room.times[i] = 0.0, 0.0, 0.0
         packed = room.q[i // QUAD * QUAD * D + i % QUAD :]
         if there:
@@ -360,11 +364,12 @@ def _entries(room, D, holes, low, high, scale):  # type: ignore[no-untyped-def]
             first, last = max(left, first - first % panel), min(right, last + -last % panel)
             if first < last:
                 panels = (last - first) // panel
-                _products(room.scores, BLOCK, room.q[row * D :], room.keys[first * D :], D, panels)
+                q, keys = room.q[row * D :], room.keys[first * D :]
+                _products(room.scores, BLOCK, q, keys, D, panels, room.below[row:])
                 _weigh(
                     room.scores, BLOCK, room.p[row * width + first :], width, room.table,
                     first, panels, clear_from, -1 if holes else clear_to,
-                    scale, room.below[row:], room.start[row:], room.stop[row:], room.real,
+                    scale, room.start[row:], room.stop[row:], room.real,
                     room.sums[2 * row :],
                 )  # fmt: skip
             else:
@@ -375,10 +380,10 @@ def _entries(room, D, holes, low, high, scale):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _divide(room, i, weight, sink, has_sink, own, scalars):  # type: ignore[no-untyped-def]
+def _divide(room, i, below, weight, sink, has_sink, own, scalars):  # type: ignore[no-untyped-def]
     """Let `times` divide a row by what its entries and the sink's add up to. Returns its
     log-sum-exp."""
-    seen, entropy, below = room.sums[2 * i], room.sums[2 * i + 1], np.float64(room.below[i])
+    seen, entropy = room.sums[2 * i], room.sums[2 * i + 1]
     total = seen
     if has_sink:
         total += math.exp(sink - below)
@@ -432,15 +437,16 @@ def sweep(  # type: ignore[no-untyped-def]
                 room.real[j] = real[b, j]
         end = min(M, (piece + 1) * size)
         for m in range(piece * size, end, ROWS):
-            _prepare(room, b, h, m, min(end, m + ROWS), q, start, stop, lse)
+            _prepare(room, b, h, m, min(end, m + ROWS), q, start, stop, lse, scale)
             low, high, _, _ = _span(room.start, room.stop, 0, ROWS)
             low, high = low - low % STEP, high + -high % STEP
             _entries(room, D, holes, low, high, scale)
             for i in range(min(ROWS, end - m)):
                 told[b, h, m + i] = _divide(
-                    room, i, weight[b, m + i] if weight.shape[1] else 1.0,
-                    sinks[h] if sinks.size else 0.0, sinks.size > 0, own[b, m + i],
-                    scalars[b, h, piece],
+                    room, i, np.float64(lse[b, h, m + i]),
+                    weight[b, m + i] if weight.shape[1] else 1.0,
+                    sinks[h] if sinks.size else 0.0, sinks.size > 0,
+                    own[b, m + i], scalars[b, h, piece],
                 )  # fmt: skip
                 if group.shape[1] and group[b, m + i] >= 0:
                     _add_row(room, i, 0, flow[b, h, group[b, m + i]], False)
