@@ -10,7 +10,7 @@ import transformers as hf
 
 import attnscope
 from attnscope.capture import queries as choosing
-from attnscope.capture import recorder, reducing
+from attnscope.capture import recorder, reducing, seam
 from attnscope.errors import InputError
 from families import VOCABULARY, build
 
@@ -352,6 +352,20 @@ def test_a_step_that_breaks_off_is_not_counted() -> None:
     with attnscope.watch(model) as alone:
         model(**inputs)
     agree(scope, alone)
+
+
+@torch.no_grad()
+def test_a_pass_that_breaks_off_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that were to be told of when it is over are let go with it."""
+    model, inputs, waiting = build("qwen2"), prompts(), []
+    honest = seam._quick
+    monkeypatch.setattr(seam, "_quick", lambda *given: waiting.append(given[0]) or honest(*given))
+    hook = model.model.layers[2].register_forward_pre_hook(lambda *_: 1 / 0)
+    with attnscope.watch(model):
+        with pytest.raises(ZeroDivisionError):
+            model(**inputs)
+        assert [alike.calls for alike in waiting] == [[]]
+    hook.remove()
 
 
 @pytest.mark.parametrize("hold", [-0.1, 1.5, "much", True])

@@ -101,6 +101,7 @@ class Pass:
         self.terms.clear()
         for alike in self.alike.values():
             alike.left.clear()
+            alike.calls.clear()  # of a pass that broke off nobody is told
         self.alike.clear()
 
     @classmethod
