@@ -302,9 +302,9 @@ def _check_classes(experiment: Experiment) -> None:
 
 
 # How many tokens a batch has where nobody says, and how much padding it may have over its tokens. A
-# GPU is better off with large batches. A CPU computes padding as slowly as text, and is a fifth
-# slower where what layers make of a batch is too large for its caches, or is given back to the
-# system and asked for again (tens of megabytes each time).
+# GPU is better off with large batches. A CPU computes padding as slowly as text, and is a tenth
+# to a fifth slower where what layers make of a batch is so large that it goes back to the system
+# and is asked for again.
 TOGETHER = {"cpu": 2048}
 PADDING = {"cpu": 0.1}
 

@@ -53,7 +53,7 @@ def apply_chat_template_to_all(
     generation_prompt: bool = True,
     **template_options: Any,
 ) -> Iterator[Prompt]:
-    """Many chats, in order: the same as one by one, in a third of the time."""
+    """Many chats, in order: the same as one by one, in three quarters of the time."""
     for start in range(0, len(chats), _TOGETHER):
         some = chats[start : start + _TOGETHER]
         yield from _through(some, tokenizer, generation_prompt, template_options)
