@@ -12,7 +12,7 @@ import attnscope
 from attnscope.capture import queries as choosing
 from attnscope.capture import recorder, reducing, seam
 from attnscope.errors import InputError
-from families import VOCABULARY, build
+from families import FAMILIES, VOCABULARY, build
 
 B, N, NEW = 2, 13, 6
 GREEDY = {"do_sample": False, "pad_token_id": 0}
@@ -169,6 +169,23 @@ def test_layers_under_one_mask_go_together(kernels_run: list[int]) -> None:
     with attnscope.watch(model):
         model(**inputs)
     assert sorted(kernels_run) == [B, 2 * B]
+
+
+@torch.no_grad()
+def test_masks_in_turn_with_scales_of_their_own() -> None:
+    """A layer is measured as its own kind was, not as the kind that came before it."""
+    kind, config = FAMILIES["gemma3"]()
+    config.num_hidden_layers, config.layer_types = 6, ["sliding_attention", "full_attention"] * 3
+    torch.manual_seed(0)
+    model, inputs = kind(config).eval(), prompts()
+    for layer in model.model.layers[1::2]:
+        layer.self_attn.scaling *= 3.0
+    for run in (lambda: model(**inputs), lambda: generated(model, inputs)):
+        with attnscope.watch(model, hold=0) as at_once:
+            run()
+        with attnscope.watch(model) as together:
+            run()
+        agree(together, at_once)
 
 
 @torch.no_grad()

@@ -74,9 +74,9 @@ class Recorder:
         checkpointing runs layers a second time)."""
         self.begun: set[str] = set()
         """Stacks whose pass under way has shown its first attention."""
-        self.first: dict[str, tuple[Terms, Lane | None, Reply]] = {}
-        """By part, of the pass under way: a call that waits, or does not count (None), for others
-        that say the same."""
+        self.first: dict[Terms, tuple[Lane | None, Reply, int]] = {}
+        """Of the pass under way, by what others say too: the lane of a call that waits, or None
+        where it does not count; whose words; and the bytes that such a call holds."""
         self.tail: Tail | None = None
         """Calls of the pass under way that wait to be measured with the first of them."""
         self.frames: list[Frame] = []
@@ -87,8 +87,6 @@ class Recorder:
         """The share of free memory that they may hold."""
         self.room: int | None = None
         self.held = 0
-        self.each = 0
-        """Bytes that the last call to wait holds, and so those that say the same."""
         self.cache: dict[str, Any] = {}
         """The cache of the pass under way, by stack."""
         self.guarded: Any = None
@@ -156,7 +154,7 @@ class Recorder:
         assert seen.call is not None
         if scope._queries.counts_none(frame, reply):
             if seen.terms is not None and can_wait:
-                self.first[site.part] = seen.terms, None, reply
+                self.first[seen.terms] = None, reply, 0
             return
         if not can_wait or large(seen.call):
             self.reducer.reduce(
@@ -173,8 +171,6 @@ class Recorder:
         lane = self.waiting.get(site)
         if lane is None:
             lane = Lane(site=site, call=bare(seen.call), reply=reply, steps=step)
-            if seen.terms is not None:
-                self.first[site.part] = seen.terms, lane, reply
         self._wait(lane, seen)
 
     def looks(self, sites: Collection[Site]) -> list[bool]:
@@ -186,7 +182,7 @@ class Recorder:
     def waits(self, site: Site, terms: Terms) -> tuple[int, bool]:
         """Of how many calls that say what this site's said it can be told later, and whether any
         of them counts."""
-        lane, told = self.waiting.get(site), self.first.get(site.part)
+        lane, told = self.waiting.get(site), self.first.get(terms)
         if self.hold == 0 or terms.frame.device.type in WITHOUT_FLOAT64:
             return 0, True
         if lane is not None and lane.steps:
@@ -194,11 +190,11 @@ class Recorder:
                 if other.frames[-1] is lane.frames[-2]:
                     other.expect(terms.frame)
             return sys.maxsize, True
-        if told is None or told[0] is not terms:
+        if told is None:
             return 0, True
-        if told[1] is None:
+        if told[0] is None:
             return sys.maxsize, False
-        each, most = told[1].held, LITTLE
+        each, most = told[2], LITTLE
         if self.held + each * len(self.measured) > LITTLE:
             most = max(most, self._room())
         return max(0, most - self.held) // each, True
@@ -206,8 +202,7 @@ class Recorder:
     def see_later(self, terms: Terms, calls: list[Told]) -> None:
         """Calls that differ from one of this pass by their tensors alone wait too, or do not count
         either."""
-        (stack, _, kind), *_ = calls[0]
-        self.seen[stack].update([call[0] for call in calls])
+        self.seen[calls[0][0].stack].update([call[0] for call in calls])
         measured = calls
         if not self.everything:
             measured = [call for call in calls if call[0] in self.measured]
@@ -215,17 +210,15 @@ class Recorder:
         if tail is not None and tail.terms is terms:
             tail.calls += measured  # type: ignore[arg-type]
             self.held += tail.each * len(measured)
-            # Before it is too much: what lies together is a copy, as large again.
+            # Before it is too much: what lies together may be a copy, as large again.
             if self.held + tail.each > LITTLE and not self._has_room(self.held + tail.each):
                 self.measure_waiting()
             return
-        frame, told = terms.frame, self.first.get(Site(stack, 0, kind).part)
+        frame, (like, reply, each) = terms.frame, self.first[terms]
         keys = frame.keys
         for site, q, k, lse in measured:
             lane = self.waiting.get(site)
             if lane is None:
-                assert told is not None
-                _, like, reply = told
                 self._follow(self.parts[site.part], site.layer, frame, reply)
                 if like is None:
                     continue
@@ -235,7 +228,7 @@ class Recorder:
             assert k is not None
             assert lse is not None
             k = k if keys == k.shape[2] else k[:, :, :keys]
-            self.held += lane.add(frame, q, k, lse, self.each)
+            self.held += lane.add(frame, q, k, lse, each)
 
     def _leads(self, scope: Scope, seen: Seen, terms: Terms, reply: Reply) -> bool:
         """Let a call wait that may be the first of a whole pass whose layers are measured without
@@ -260,8 +253,8 @@ class Recorder:
         if not self._has_room(held):
             return False
         self.waiting[seen.site] = lane
-        self.held = self.each = held
-        self.first[seen.site.part] = terms, lane, reply
+        self.held = held
+        self.first[terms] = lane, reply, held
         self.tail = Tail(terms=terms, first=lane)
         return True
 
@@ -285,8 +278,10 @@ class Recorder:
         assert seen.call is not None
         assert seen.lse is not None
         self.waiting[lane.site] = lane
-        self.each = lane.add(seen.frame, seen.call.q, seen.call.k, seen.lse)
-        self.held += self.each
+        each = lane.add(seen.frame, seen.call.q, seen.call.k, seen.lse)
+        self.held += each
+        if seen.terms is not None:
+            self.first[seen.terms] = lane, lane.reply, each
         if not lane.steps and not self._has_room(self.held):
             self.measure_waiting()
 

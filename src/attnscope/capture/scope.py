@@ -345,16 +345,16 @@ class Scope(SingleQueries):
             raise InputError(f"layer {layer!r} was not measured; measured: {known}")
         if not self._complete and self._begun and layer not in self._early:
             raise ScopeError("the last forward pass did not finish, so there is nothing to read")
+        if self._unread is not None:
+            self._unread()
+        if not self._checked:  # before layers are told apart, which makes it dearer
+            self._verify()
         if layer not in self._layers:
             raise ScopeError(
                 "nothing measured yet: no forward pass was seen in the thread that opened the "
                 "watch; call the model inside the with block, and where a thread of its own "
                 "generates (as with a streamer), open the watch in that thread"
             )
-        if self._unread is not None:
-            self._unread()
-        if not self._checked:
-            self._verify()
         totals = self._layers[layer].result()
         mask = self._queries.mask
         if mask is not None and mask.shape[1] > totals.keys and not totals.continued:
