@@ -385,6 +385,22 @@ def test_a_pass_that_breaks_off_holds_nothing(monkeypatch: pytest.MonkeyPatch) -
     hook.remove()
 
 
+@torch.no_grad()
+def test_what_cannot_be_told_breaks_a_pass_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of a reply, whose keys were let go for those to come."""
+    model, inputs = build("qwen2"), prompts()
+    past = hf.DynamicCache(config=model.config)
+    with attnscope.watch(model) as scope:
+        model(**inputs, past_key_values=past)
+        model(inputs["input_ids"][:, :1], past_key_values=past)
+        with monkeypatch.context() as patch:
+            patch.setattr(recorder.Recorder, "see_later", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                model(inputs["input_ids"][:, :1], past_key_values=past)
+        with pytest.raises(attnscope.errors.ScopeError, match="did not finish"):
+            scope.received(0)
+
+
 @pytest.mark.parametrize("hold", [-0.1, 1.5, "much", True])
 def test_bad_hold(hold: Any) -> None:
     with pytest.raises(InputError, match="a share of free memory is a number from 0 to 1"):

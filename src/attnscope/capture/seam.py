@@ -399,14 +399,18 @@ def given(base: nn.Module) -> Pass:
 
 def _end(base: nn.Module, *, finished: bool) -> None:
     users = _here.users
-    given = users.passes.get(base)
-    passing = users.passing(base)
-    if given is not None:
-        with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:
-            for alike in given.alike.values():
-                if finished and alike.calls:
-                    alike.tell()
-        given.let_go()
-    for observer, stack in passing:
-        if observer is not None:
-            observer.end(stack, finished=finished)
+    given, passing = users.passes.get(base), users.passing(base)
+    told = False
+    try:
+        if given is not None and finished:
+            with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:
+                for alike in given.alike.values():
+                    if alike.calls:
+                        alike.tell()
+        told = finished
+    finally:  # what could not be told breaks a pass off too
+        if given is not None:
+            given.let_go()
+        for observer, stack in passing:
+            if observer is not None:
+                observer.end(stack, finished=told)

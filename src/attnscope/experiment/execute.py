@@ -217,7 +217,7 @@ def _cores() -> int:
 
 def _at_once(work: Callable[..., None], *arguments: Any) -> None:
     """Do it now. Where the model has all cores, whoever works beside it takes one of them away, and
-    the others wait for that one at the end of every operator: many times what the work takes."""
+    the others wait for that one at the end of every operator."""
     work(*arguments)
 
 
