@@ -1,20 +1,35 @@
-"""Every error attnscope raises on purpose, and nothing else.
+"""Every error that attnscope raises on purpose.
 
     AttnscopeError
     ├── InputError          a value from outside is wrong (also a ValueError)
     ├── ModelError          this model cannot be watched or loaded
-    ├── ScopeError          results were asked for in the wrong order, or do not exist
-    └── ConservationError   the numbers do not add up: a bug of ours, never shown as a result
+    ├── ScopeError          results were read in the wrong order, or do not exist
+    └── ConservationError   the attention weights do not add up: a bug, never shown as a result
 
 A message names the bad value, lists the good ones and says what to do. The command line prints
-the message alone; a traceback means a bug.
+the message alone; a traceback means a bug. Programs and tests read `code` and `values`, which
+stay the same when the wording of a message changes.
 """
 
+import re
 from collections.abc import Iterable
 
 
 class AttnscopeError(Exception):
-    """The root: `except AttnscopeError` catches everything attnscope raises on purpose."""
+    """The base class: `except AttnscopeError` catches everything attnscope raises on purpose.
+
+    `code` is a stable name such as "unknown-layer"; `values` holds the offending values, which
+    are attributes of the error too.
+    """
+
+    code = "error"
+
+    def __init__(self, message: str = "", *, code: str | None = None, **values: object):
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+        self.values = values
+        self.__dict__.update(values)
 
 
 class AttnscopeWarning(UserWarning):
@@ -24,19 +39,33 @@ class AttnscopeWarning(UserWarning):
 class InputError(AttnscopeError, ValueError):
     """A value from outside is wrong: an option, a file, a tensor of the wrong shape."""
 
+    code = "bad-input"
+
 
 class ModelError(AttnscopeError):
     """A model that cannot be watched or loaded, with the reason and what would work."""
 
+    code = "unsupported-model"
+
 
 class ScopeError(AttnscopeError):
-    """Results were asked for in the wrong order, or were never measured."""
+    """Results were read in the wrong order, or were never measured."""
+
+    code = "not-available"
 
 
 class ConservationError(AttnscopeError):
     """Attention did not add up to the number of queries. Never shown as a result."""
 
+    code = "conservation"
+
 
 def unknown(what: str, value: object, known: Iterable[object]) -> InputError:
     """The error for a value outside a known set: names it and lists the good ones."""
-    return InputError(f"unknown {what} {value!r}; known: {', '.join(map(str, known))}")
+    known = list(known)
+    return InputError(
+        f"unknown {what} {value!r}; known: {', '.join(map(str, known))}",
+        code="unknown-" + re.sub(r"\W+", "-", what).strip("-"),
+        value=value,
+        known=known,
+    )
