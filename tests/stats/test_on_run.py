@@ -187,6 +187,20 @@ def test_runs_are_compared_with_one_another(run: Run, tmp_path: Path) -> None:
         compare_runs([run, run], over="condition")
 
 
+def test_runs_of_one_prompt_file_are_paired(run: Run, tmp_path: Path) -> None:
+    """Each run has its own copy of the file; the content identifies the prompts, not the path."""
+    lines = [json.dumps({"question": f"What is {n} plus {n}?"}) + "\n" for n in range(8)]
+    made = []
+    for folder, some in (("one", lines), ("two", lines), ("three", lines[::-1])):
+        (tmp_path / f"{folder}.jsonl").write_text("".join(some))
+        prompts = {"source": "file", "path": str(tmp_path / f"{folder}.jsonl")}
+        asked = run.experiment.changed(prompts=prompts, conditions={"base": {}}, measures=["mass"])
+        carry_out(asked, tmp_path / folder)
+        made.append(open_run(tmp_path / folder))
+    assert compare_runs(made[:2], resamples=500)["paired"].all()
+    assert not compare_runs(made[::2], resamples=500)["paired"].any()
+
+
 def test_runs_of_other_prompts_keep_what_is_known_of_them(run: Run, tmp_path: Path) -> None:
     """Two runs of other prompts, each asked twice: twelve prompts are six units on either side."""
     asked = run.experiment.changed(

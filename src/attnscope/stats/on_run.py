@@ -103,7 +103,8 @@ def compare_runs(
 
 
 def _prompts(run: Run) -> tuple[object, int]:
-    return run.experiment.prompts, run.experiment.repeats
+    """What identifies a run's prompts: of a file its digest, since every run has its own copy."""
+    return run.experiment.measured()["prompts"], run.experiment.repeats
 
 
 def _over(asked: Experiment, pair: tuple[str, str] | str | None) -> str:
