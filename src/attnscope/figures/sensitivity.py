@@ -19,7 +19,7 @@ from attnscope.figures.select import models_in_order
 from attnscope.figures.sensitivity_rows import NEEDS, chosen, laid_out, selected
 from attnscope.figures.words import count, join
 from attnscope.question.claims import Claim, ClaimPart
-from attnscope.stats.outcome import stated
+from attnscope.stats.outcome import sides_of, stated
 from attnscope.stats.survival import CHOICES, in_a_line, survival
 
 HEADS = {"mean": "mean over heads", "sum": "sum over heads", "max": "maximum over heads"}
@@ -138,7 +138,7 @@ def _names(claim: Claim, models: list[str], table: pl.DataFrame) -> dict[str, An
         return {"a": models[0], "b": models[1]}
     if any(part.comparison.over == "condition" for part in claim.parts):
         return {"a": join(_against(table), "or"), "b": "as the row says"}
-    return {}
+    return sides_of(claim)
 
 
 def _against(table: pl.DataFrame) -> list[str]:

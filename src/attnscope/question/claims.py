@@ -9,17 +9,33 @@ that a verdict can say whether the claim was there first.
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, StrictInt, StrictStr, model_validator
+import yaml
+from pydantic import (
+    BeforeValidator,
+    Field,
+    StrictInt,
+    StrictStr,
+    field_validator,
+    model_validator,
+)
 
-from attnscope.errors import InputError
+from attnscope.errors import InputError, unknown
 from attnscope.measures.registry import COLUMNS
+from attnscope.place import place
 from attnscope.question.plain import Plain, checked
 from attnscope.yaml_file import parse_yaml, read_yaml
+
+
+PLACEHOLDERS = ("a", "b", "condition", "model", "layer")
+"""What a statement may name in braces: the first and the second of the comparison, the condition,
+the model and the layer of the verdict."""
+IN_BRACES = re.compile(r"\{([^{}]*)\}")
 
 
 def _listed(value: Any) -> Any:
@@ -150,12 +166,20 @@ class Claim(Plain):
 
     name: StrictStr
     statement: StrictStr
-    """May say {a}, {b}, {condition}, {model} and {layer}."""
+    """May contain the placeholders of `PLACEHOLDERS` in braces, and no other braces."""
     condition: StrictStr | None = None
     """A name, `base`, `variant` (any with an insertion), or `kind:KIND`; a verdict for each."""
     excludes: Annotated[tuple[StrictStr, ...], BeforeValidator(_listed)] = ()
     """Claims that cannot hold where this one does."""
     parts: Annotated[tuple[ClaimPart, ...], Field(min_length=1)]
+
+    @field_validator("statement")
+    @classmethod
+    def _placeholders(cls, statement: str) -> str:
+        for name in IN_BRACES.findall(statement):
+            if name not in PLACEHOLDERS:
+                raise unknown("placeholder", name, PLACEHOLDERS)
+        return statement
 
     @model_validator(mode="before")
     @classmethod
@@ -185,6 +209,12 @@ def frozen(claims: Iterable[Claim] | None = None) -> dict[str, str]:
     return made | {claim.name: digest(claim) for claim in claims or ()}
 
 
+def to_yaml(claims: Iterable[Claim]) -> str:
+    """Claims as a file that `load_claims` reads back, every default written out."""
+    data = {"claims": [claim.model_dump(mode="json", exclude_none=True) for claim in claims]}
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
+
+
 def built_in() -> tuple[Claim, ...]:
     """The claims that come with attnscope."""
     source = files("attnscope.question").joinpath("claims.yaml")
@@ -194,7 +224,7 @@ def built_in() -> tuple[Claim, ...]:
 
 def load_claims(path: str | Path) -> tuple[Claim, ...]:
     """Claims of a YAML file: a list, under the key `claims`."""
-    path = Path(path)
+    path = place(path)
     if not path.is_file():
         raise InputError(f"there is no file {path}; claims are a YAML file with a list 'claims'")
     data, _ = read_yaml(path)

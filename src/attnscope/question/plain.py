@@ -31,4 +31,7 @@ def checked(kind: type[P], said: Any, whose: str) -> P:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         what = first["msg"].removeprefix("Value error, ")
-        raise InputError(": ".join(part for part in (whose, where, what) if part)) from error
+        cause = first.get("ctx", {}).get("error")
+        about = {"code": cause.code, **cause.values} if isinstance(cause, InputError) else {}
+        message = ": ".join(part for part in (whose, where, what) if part)
+        raise InputError(message, **about) from error

@@ -17,8 +17,8 @@ from attnscope.stats.intervals import MINIMUM
 from attnscope.stats.sources import Sources
 from attnscope.stats.tables import Matrix, matrix, ranges
 
-FEW = 0.1
-"""The share of prompts without a value, of those with one, from which on a row decides nothing."""
+ONE_IN = 10
+"""A row decides nothing if more than one in so many of all its prompts have no value."""
 
 
 class NotMeasuredError(Exception):
@@ -296,8 +296,9 @@ def _decided(part: ClaimPart) -> list[pl.Expr]:
     """Whether a row supports the claim, and whether it opposes it."""
     rule, null = part.rule, null_of(part)
     low, high, difference = pl.col("low"), pl.col("high"), pl.col("difference")
-    # A row that most prompts have no value for would be about the others alone.
-    enough = (pl.col("units") >= MINIMUM) & (pl.col("left_out") <= FEW * pl.col("n"))
+    # A row without the values of many prompts would be about the others alone.
+    disqualified = pl.col("left_out") * ONE_IN > pl.col("n") + pl.col("left_out")
+    enough = (pl.col("units") >= MINIMUM) & ~disqualified
     if rule.bounds is not None:
         supports = (low >= rule.bounds[0]) & (high <= rule.bounds[1])
         opposes = (low > rule.bounds[1]) | (high < rule.bounds[0])
@@ -308,6 +309,7 @@ def _decided(part: ClaimPart) -> list[pl.Expr]:
             above, below = above & (low > null), below & (high < null)
         supports, opposes = (above, below) if part.direction == "more" else (below, above)
     return [
+        disqualified.alias("disqualified"),
         (enough & supports).fill_null(False).alias("supports"),
         (enough & opposes).fill_null(False).alias("opposes"),
     ]

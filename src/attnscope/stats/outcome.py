@@ -7,7 +7,8 @@ from typing import Any
 import polars as pl
 from scipy import stats
 
-from attnscope.question.claims import ClaimPart
+from attnscope.question.claims import IN_BRACES, Claim, ClaimPart
+from attnscope.stats.evidence import ONE_IN
 from attnscope.stats.intervals import MINIMUM
 
 
@@ -35,14 +36,71 @@ def _at_least(some: int, of: int) -> float:
     return float(stats.beta.ppf(0.05, some, of - some + 1)) if some else 0.0
 
 
-def said(part: ClaimPart, rows: pl.DataFrame, outcome: str) -> str:
-    """The figures of a part in words."""
+def part_names(claim: Claim) -> list[str]:
+    """A name for each part: its measure and what is compared; where two parts would have the same
+    name, also whatever else differs between the parts."""
+    names = [_name(part) for part in claim.parts]
+    known = [_choices(part) for part in claim.parts]
+    made = []
+    for name, choices in zip(names, known, strict=True):
+        alike = [other for n, other in zip(names, known, strict=True) if n == name]
+        differing = [
+            f"{key} {choice}"
+            for key, choice in choices.items()
+            if choice and any(other[key] != choice for other in alike)
+        ]
+        made.append(f"{name} ({', '.join(differing)})" if differing else name)
+    return made
+
+
+def _name(part: ClaimPart) -> str:
+    pair, over = part.comparison.pair, part.comparison.over
+    if over in ("item", "queries", "keys") and pair:
+        return f"{part.quantity.measure} of {pair[1]}"
+    if over == "layer" and pair:
+        return f"{part.quantity.measure} of layer {pair[1]}"
+    return part.quantity.measure
+
+
+def _choices(part: ClaimPart) -> dict[str, str]:
+    """What a part chooses, in words; empty where it chooses nothing."""
+    quantity, layers = part.quantity, part.scope.layers
+    return {
+        "item": "+".join(quantity.item or ()),
+        "target": quantity.target or "",
+        "queries": quantity.queries or "",
+        "keys": quantity.keys or "",
+        "classes": quantity.classes or "",
+        "normalise": quantity.normalise,
+        "layers": layers if isinstance(layers, str) else ", ".join(map(str, layers)),
+        "heads": part.scope.heads,
+        "second": str(pair[1]) if (pair := part.comparison.pair) else "",
+    }
+
+
+def sides_of(claim: Claim) -> dict[str, str]:
+    """The two that a claim compares by name, wherever it is judged: classes, queries, keys, layers
+    or measures; of several parts all of them. Models and conditions depend on the run."""
+    pairs = [
+        (part.comparison.over, part.comparison.pair)
+        for part in claim.parts
+        if part.comparison.over not in (None, "model", "condition") and part.comparison.pair
+    ]
+    return {
+        side: ", ".join(
+            dict.fromkeys(f"layer {p[i]}" if over == "layer" else str(p[i]) for over, p in pairs)
+        )
+        for i, side in enumerate("ab")
+    }
+
+
+def said(part: ClaimPart, rows: pl.DataFrame, outcome: str, named: str | None = None) -> str:
+    """The figures of a part in words; it is called `named`, by default by its measure."""
     comparison, bounds = part.comparison, part.rule.bounds
     wanted = part.direction if bounds is None else f"within {bounds[0]:g} to {bounds[1]:g}"
     if comparison.by:
         wanted = f"{wanted} by {comparison.by:g}"
-    second = "" if comparison.over not in ("item", "layer") else f" of {_second(part)}"
-    name = f"{part.quantity.measure}{second} against {rows['against'][0]}"
+    name = f"{named or _name(part)} against {rows['against'][0]}"
     units, n = _span(rows, "units"), _span(rows, "n")
     size = f"n {n}" if n == units else f"n {n} in {units} clusters"
     if spoilt := max(rows["not_positive"].to_list()):
@@ -65,7 +123,7 @@ def said(part: ClaimPart, rows: pl.DataFrame, outcome: str) -> str:
         doubt = f", {doubted} of the intervals doubtful" if doubted else ""
         return (
             f"{name} ({wanted}): of these {rows.height} {what}, {supports} support and {opposes} "
-            f"oppose, {share}, {size}{doubt}: {outcome}"
+            f"oppose, {share}, {size}{doubt}{_without_vote(rows, what)}: {outcome}"
         )
     row = rows.row(0, named=True)
     if row["difference"] is None:
@@ -76,7 +134,11 @@ def said(part: ClaimPart, rows: pl.DataFrame, outcome: str) -> str:
     if bounds is None:
         least = row["p"] is not None and row["p"] <= row["floor"] * (1 + 1e-9)
         tested = f", q {'≤ ' if least else ''}{row['q']:.2g}"
-    few = f", undefined in {row['left_out']} prompts" if row["left_out"] else ""
+    few = ""
+    if row["left_out"]:
+        few = f", undefined in {row['left_out']} of {row['left_out'] + row['n']} prompts"
+    if row["disqualified"]:
+        few += f" (more than one in {ONE_IN}), so it decides nothing"
     doubt = ", interval doubtful" if row["doubtful"] else ""
     return (
         f"{name} ({wanted}): {row['mean_b']:.4g} against {row['mean_a']:.4g}, {row['scale']} "
@@ -85,11 +147,16 @@ def said(part: ClaimPart, rows: pl.DataFrame, outcome: str) -> str:
     )
 
 
-def _second(part: ClaimPart) -> str:
-    """Of classes or layers that are compared: which is held against the first."""
-    assert part.comparison.pair is not None
-    second = str(part.comparison.pair[1])
-    return f"layer {second}" if part.comparison.over == "layer" else second
+def _without_vote(rows: pl.DataFrame, what: str) -> str:
+    """How many rows decide nothing because too many prompts have no value, if any do."""
+    some = rows.filter("disqualified")
+    if some.is_empty():
+        return ""
+    undefined, n = _span(some, "left_out"), max((some["n"] + some["left_out"]).to_list())
+    return (
+        f"; {some.height} of {rows.height} {what} decide nothing, because more than one in {ONE_IN} "
+        f"prompts have no value there ({undefined} of {n})"
+    )
 
 
 def _span(rows: pl.DataFrame, name: str) -> str:
@@ -102,7 +169,4 @@ def stated(statement: str, known: dict[str, Any]) -> str:
     """The statement with its names; what is not known stays general."""
     general = {"a": "one", "b": "the other", "condition": "a filler", "model": "the model"}
     words = {**general, "layer": "L", **{k: v for k, v in known.items() if v not in (None, "")}}
-    try:
-        return statement.format_map(words)
-    except (KeyError, IndexError, ValueError):
-        return statement
+    return IN_BRACES.sub(lambda found: str(words.get(found[1], found[0])), statement)

@@ -21,7 +21,7 @@ from attnscope.stats.evidence import (
     measures,
     missing,
 )
-from attnscope.stats.outcome import outcome_of, said, stated
+from attnscope.stats.outcome import outcome_of, part_names, said, sides_of, stated
 from attnscope.stats.sources import Sources
 from attnscope.stats.tables import Values
 
@@ -168,7 +168,7 @@ def _judged(
         bindings = _bindings(claim, facts)
         pairs = _models(claim, facts, pair)
     except NotMeasuredError as why:
-        words = stated(claim.statement, {})
+        words = stated(claim.statement, sides_of(claim))
         return [Verdict(claim.name, words, "not measured", str(why))]
     found = []
     for models, binding in itertools.product(pairs, bindings):
@@ -232,7 +232,7 @@ def _bound(
     binding: dict[str, str],
 ) -> list[Verdict]:
     """Verdicts for one model (or pair) and one choice of conditions."""
-    sides = {"a": "", "b": ""}
+    sides = sides_of(claim)
     for part in claim.parts:
         if part.comparison.over == "condition" and part.comparison.pair:
             first, second = part.comparison.pair
@@ -245,6 +245,8 @@ def _bound(
 
     def verdict(outcome: str, reason: str, layer: int | None, figures: Any) -> Verdict:
         words = stated(claim.statement, {**known, "layer": layer})
+        if layer is not None and "{layer}" not in claim.statement:
+            words = f"Layer {layer}: {words}"
         return Verdict(claim.name, words, outcome, reason, model, condition, layer, figures)
 
     try:
@@ -278,8 +280,10 @@ def _bound(
         elif "contradicted" in outcomes:
             overall = "contradicted"
         reason = "; ".join(
-            said(p, part, outcome)
-            for p, part, outcome in zip(claim.parts, chosen, outcomes, strict=True)
+            said(p, part, outcome, name)
+            for p, part, outcome, name in zip(
+                claim.parts, chosen, outcomes, part_names(claim), strict=True
+            )
         )
         made.append(verdict(overall, reason, layer, pl.concat(chosen)))
     return made
