@@ -2,10 +2,10 @@
 
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast
-from weakref import WeakKeyDictionary
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -80,11 +80,7 @@ def find(model: nn.Module) -> Sites:
             f"{type(model).__name__} is not a transformers model; watch the PreTrainedModel "
             "inside it"
         )
-    try:
-        return _resolve(model, _found[model])
-    except (KeyError, AttributeError):  # a new model, or one rebuilt since
-        _found[model] = _search(model)
-        return _resolve(model, _found[model])
+    return _search(model)
 
 
 def device_of(sites: Sites) -> torch.device:
@@ -105,77 +101,8 @@ def device_of(sites: Sites) -> torch.device:
     return next(module.parameters()).device
 
 
-@dataclass(frozen=True, slots=True)
-class _Names:
-    """Where the sites are, by name: a reference to a module would keep its model alive."""
-
-    tree: "_Tree"
-    bases: dict[str, tuple[str, ...]]
-    bypassing: frozenset[tuple[str, ...]]
-    loops: dict[str, int]
-    places: list[Site]
-    uniform: bool
-
-
-_Tree = dict[str, Any]
-"""By name of a part: its site, or the tree below it."""
-
-# Walking a large model takes milliseconds, as long as some forward passes.
-_found: WeakKeyDictionary[nn.Module, _Names] = WeakKeyDictionary()
-
-
-def _resolve(model: nn.Module, names: _Names) -> Sites:
-    return Sites(
-        modules=_sites(model, names.tree, {}),
-        bases={stack: _part(model, name) for stack, name in names.bases.items()},
-        bypassing=frozenset(_part(model, name) for name in names.bypassing),
-        loops=names.loops,
-        places=names.places,
-        uniform=names.uniform,
-    )
-
-
-def _sites(part: nn.Module, tree: _Tree, found: dict[nn.Module, Site]) -> dict[nn.Module, Site]:
-    """The sites of a tree, each part looked up once: this is done for every watch."""
-    parts = part._modules
-    for name, below in tree.items():
-        child = parts[name]
-        if child is None:
-            raise KeyError(name)
-        if type(below) is Site:
-            found[child] = below
-        else:
-            _sites(child, below, found)
-    return found
-
-
-def _tree(sites: dict[str, Site]) -> _Tree:
-    """No site stands inside another."""
-    tree: _Tree = {}
-    for name, site in sites.items():
-        below, (*steps, last) = tree, name.split(".")
-        for step in steps:
-            below = below.setdefault(step, {})
-        below[last] = site
-    return tree
-
-
-def _part(model: nn.Module, name: tuple[str, ...]) -> nn.Module:
-    """A module by name; `get_submodule` takes ten times as long, once a layer and watch."""
-    part: Any = model
-    for step in name:
-        part = part._modules[step]
-    if part is None:
-        raise KeyError(name)
-    return cast(nn.Module, part)
-
-
-def _steps(name: str) -> tuple[str, ...]:
-    return tuple(name.split(".")) if name else ()
-
-
-def _search(model: PreTrainedModel) -> _Names:
-    named = dict(model.named_modules())
+def _search(model: PreTrainedModel) -> Sites:
+    named = _named_modules(model)
     attention = [name for name, module in named.items() if _looks_like_attention(module)]
     if not attention:
         raise ModelError(
@@ -205,14 +132,29 @@ def _search(model: PreTrainedModel) -> _Names:
     for stack, layers in loops.items():
         places |= {Site(stack, layer) for layer in range(layers)}
     kinds = {(site.stack, site.kind) for site in sites.values()}
-    return _Names(
-        tree=_tree(sites),
-        bases={stack: _steps(name) for stack, name in bases.items()},
-        bypassing=frozenset(_steps(name) for name in sites.keys() - interface),
+    return Sites(
+        modules={named[name]: site for name, site in sites.items()},
+        bases={stack: named[name] for stack, name in bases.items()},
+        bypassing=frozenset(named[name] for name in sites.keys() - interface),
         loops=loops,
         places=sorted(places),
         uniform=len(kinds) == 1 and not loops,
     )
+
+
+def _named_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """`dict(model.named_modules())` in half of its time: every watch begins with this."""
+    names: dict[nn.Module, str] = {}
+
+    def walk(module: nn.Module, name: str) -> None:
+        names[module] = name
+        prefix = f"{name}." if name else ""
+        for step, child in module._modules.items():
+            if child is not None and child not in names:
+                walk(child, prefix + step)
+
+    walk(model, "")
+    return {name: module for module, name in names.items()}
 
 
 def _stacks(attention: list[str], interface: set[str]) -> dict[str, list[str]]:
@@ -221,9 +163,9 @@ def _stacks(attention: list[str], interface: set[str]) -> dict[str, list[str]]:
     for name in attention:
         stacks.setdefault(_list_of_layers(name), []).append(name)
     for prefix, names in stacks.items():
-        chosen = [name for name in names if name in interface]
-        innermost = [n for n in names if not any(o.startswith(f"{n}.") for o in attention)]
-        stacks[prefix] = chosen or innermost
+        stacks[prefix] = [name for name in names if name in interface] or [
+            n for n in names if not any(o.startswith(f"{n}.") for o in attention)
+        ]
     return {prefix: names for prefix, names in stacks.items() if names}
 
 
@@ -314,7 +256,12 @@ def argument(module: nn.Module, name: str, args: Any, kwargs: dict[str, Any]) ->
 
 def _uses_interface(module: nn.Module) -> bool:
     """Whether a module's own code calls the attention interface."""
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return _calls_interface(type(module).forward)
+
+
+@lru_cache(maxsize=4096)  # a model has hundreds of modules and few classes
+def _calls_interface(forward: Callable[..., Any]) -> bool:
+    code = getattr(inspect.unwrap(forward), "__code__", None)
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
 
