@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from attnscope.evaluate.conditions import parse, spelled_out
 from attnscope.evaluate.run import Evaluation, evaluate, measure_effects
 from attnscope.evaluate.scores import pass_at, table
 from attnscope.evaluate.tasks import task
-from attnscope.tokens import DEFAULT, apply_chat_template, tokenize_all
+from attnscope.tokens import DEFAULT, Prompt, Region, apply_chat_template, tokenize, tokenize_all
 
 MODEL = "zoo:math-qwen2"
 
@@ -68,6 +69,93 @@ def test_answers_are_judged_exactly() -> None:
     spatial = task("spatial", 2)
     assert spatial.right(spatial.samples[0], f" {spatial.samples[0].answer}\n")
     assert not spatial.right(spatial.samples[0], f"{spatial.samples[0].answer} or not")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "number", "right"),
+    [
+        ("12", "12", True),
+        ("12", "12.", True),
+        ("12", "12.0", True),
+        ("12", "12.00", True),
+        ("12", "$12", True),
+        ("12", "$12.00.", True),
+        ("12", "**12**", True),
+        ("12", "12%", True),
+        ("12", "12 apples", True),
+        ("12", "24/2", True),
+        ("12", "12.5", False),
+        ("12", "12.50", False),
+        ("12", "0.12", False),
+        ("12", ".12", False),
+        ("12", "-12", False),
+        ("12", "1/12", False),
+        ("12", "12/5", False),
+        ("12", "12 1/2", False),
+        ("12", "12/0", False),
+        ("12", "112", False),
+        ("12", "1.2e1", True),
+        ("12", "12e3", False),
+        ("2", "1/2", False),
+        ("1200", "1,200", True),
+        ("1200", "1,200.00", True),
+        ("120000", "1,20,000", True),
+        ("200", "1,200", False),
+        ("1200", "1, 200", False),
+        ("-12", "-12", True),
+        ("-12", "\u221212", True),
+        ("-12", "-$12.00", True),
+        ("-12", "$-12", True),
+        ("-12", "12", False),
+        ("0", "-0.0", True),
+        ("5", "4.999999999999999999999", False),
+        ("5", "9" * 5000, False),
+    ],
+)
+def test_numbers_are_judged_by_their_value(wanted: str, number: str, right: bool) -> None:
+    math = task("math", 1)
+    sample = replace(math.samples[0], answer=wanted)
+    assert math.right(sample, f"It had 7. The answer is {number}") is right
+    assert math.right(sample, f"First 7, so he has {number}") is right
+
+
+@pytest.mark.parametrize(
+    ("said", "right"),
+    [
+        ("20-8=12", True),
+        ("it is 24-12", True),  # an operator, no sign
+        ("7, 9, 12", True),
+        ("12, 13", False),
+        ("- 12 apples", True),  # an item of a list
+        ("The answer is 12, not 13.", True),
+        ("The answer is: 12", True),
+        ("twelve", False),
+    ],
+)
+def test_which_number_of_an_answer_is_judged(said: str, right: bool) -> None:
+    math = task("math", 1)
+    assert math.right(replace(math.samples[0], answer="12"), said) is right
+
+
+@pytest.mark.parametrize("condition", ["filler:5000:a", "baseline"])
+def test_a_prompt_longer_than_the_positions_is_refused(
+    loaded: Any, condition: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer = loaded
+    if condition == "baseline":  # the prompt fits, its answer does not
+        monkeypatch.setattr(model.config, "max_position_embeddings", 60)
+    prompts = [tokenize(Prompt("one " * 40, (Region(0, 160, "question"),)), tokenizer)]
+    some = answers(
+        *(model, tokenizer, parse(condition), prompts, [(0, 0)]),
+        longest=64,
+        batch=1,
+        temperature=0.0,
+        seed=0,
+    )
+    with pytest.raises(InputError) as error:
+        next(some)
+    assert error.value.code == "too-many-tokens"
+    assert error.value.values["positions"] == model.config.max_position_embeddings
 
 
 @pytest.mark.parametrize("condition", ["arm:share=0.3", "knockout:digit"])
@@ -266,8 +354,10 @@ def test_questions_that_are_none() -> None:
         Evaluation(model=MODEL, samples=3)
     with pytest.raises(InputError, match="compared with the baseline"):
         evaluate(Evaluation(model=MODEL), ["arm"])
-    with pytest.raises(InputError, match="unknown task 'maths'"):
-        task("maths", 3)
+    with pytest.raises(InputError) as error:
+        task("gsm8k", 3)
+    assert error.value.code == "unknown-task"
+    assert "lm-eval:gsm8k" in error.value.values["known"]
     with pytest.raises(InputError, match="of the task math"):
         task("spatial", 3, level=2)
 

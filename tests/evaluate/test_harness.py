@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -172,8 +173,35 @@ def test_in_a_chat_the_filler_stands_before_the_question() -> None:
     )
     put = lm.condition.asked(lm._tokens(text), tokenizer).prompt.text
     assert put.index("Be brief.") < put.index("/////////") < put.index("1 + 1?")
-    with pytest.raises(InputError, match="has no question to put a filler by"):
-        lm.loglikelihood_rolling([])
+
+
+@pytest.mark.parametrize("condition", ["filler:9", "knockout:digit", "steer:digit:2"])
+def test_without_a_context_nothing_of_the_prompt_can_be_changed(condition: str) -> None:
+    """Else the condition would do nothing, and the difference would be exactly 0."""
+    from attnscope.evaluate.harness import Conditioned
+
+    model, tokenizer = attnscope.load(MODEL)
+    request = SimpleNamespace(args=("", " 1 + 1 = 2"), task_name="none", doc_id=0)
+    (bare,) = Conditioned(model, tokenizer, parse("baseline")).loglikelihood([request])
+    assert bare[0] < 0
+    with pytest.raises(InputError) as error:
+        Conditioned(model, tokenizer, parse(condition)).loglikelihood([request])
+    assert error.value.code == "no-context"
+    assert error.value.values["condition"] == condition
+    with pytest.raises(InputError) as error:
+        Conditioned(model, tokenizer, parse(condition)).loglikelihood_rolling([])
+    assert error.value.code == "no-context"
+
+
+def test_a_text_longer_than_the_positions_is_refused() -> None:
+    from attnscope.evaluate.harness import Conditioned
+
+    model, tokenizer = attnscope.load(MODEL)
+    lm = Conditioned(model, tokenizer, parse("filler:5000:a"))
+    request = SimpleNamespace(args=("1 + 1 =", " 2"), task_name="none", doc_id=0)
+    with pytest.raises(InputError) as error:
+        lm.loglikelihood([request])
+    assert error.value.code == "too-many-tokens"
 
 
 def test_tasks_that_are_none(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from transformers import LogitsProcessorList
 
 from attnscope.evaluate.conditions import Way
+from attnscope.evaluate.fit import check_all_fit
 from attnscope.experiment.answer import Drawn, Gumbels, greedily
 from attnscope.tokens import TokenizedPrompt, pad
 
@@ -35,6 +36,7 @@ def answers(
     """A batch at a time: what the model says, greedily where the temperature is 0, up to the
     first of the words `until`."""
     put = {n: condition.asked(prompts[n], tokenizer) for n in {problem for problem, _ in asked}}
+    check_all_fit(model, condition.name, put.values(), new_tokens=longest)
     order = sorted(asked, key=lambda one: len(put[one[0]]))
     config = greedily(model, tokenizer, longest)
     config.stop_strings = list(until) or None

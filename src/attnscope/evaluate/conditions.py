@@ -28,6 +28,10 @@ _ARM = {"c": float, "p1": float, "share": float, "layer": int, "seed": int}
 class Way(Protocol):
     """How something is asked: a condition, or one that is watched."""
 
+    @property
+    def name(self) -> str:
+        """As the condition was written."""
+
     def asked(self, prompt: TokenizedPrompt, tokenizer: Any) -> TokenizedPrompt:
         """The prompt as it is put."""
 

@@ -11,6 +11,7 @@ import torch
 from attnscope.capture.watch import watch
 from attnscope.errors import InputError
 from attnscope.evaluate.conditions import parse
+from attnscope.evaluate.fit import check_all_fit
 from attnscope.evaluate.tasks import Task
 from attnscope.interventions.effect import effect
 from attnscope.tokens import DEFAULT, TokenizedPrompt
@@ -29,9 +30,12 @@ def effects(
     """Columns problem, class, layer, head, mass, effect; `classes` are written CLASS or
     CLASS@REGION. A problem whose prompt has no such token is left out of that class."""
     meant = {text: parse(f"knockout:{text}").cut for text in classes}
+    right = [
+        tokenizer(sample.answer, add_special_tokens=False)["input_ids"] for sample in task.samples
+    ]
+    check_all_fit(model, "baseline", prompts, new_tokens=1 + max(map(len, right)))
     rows: list[dict[str, Any]] = []
-    for n, (sample, asked) in enumerate(zip(task.samples, prompts, strict=True)):
-        answered = tokenizer(sample.answer, add_special_tokens=False)["input_ids"]
+    for n, (answered, asked) in enumerate(zip(right, prompts, strict=True)):
         ids = torch.tensor([[*asked.ids.tolist(), *answered]], device=model.device)
         order = torch.arange(ids.shape[1])[None]
         last, said = order == len(asked) - 1, order >= len(asked)

@@ -112,8 +112,7 @@ class Conditioned(LM):  # type: ignore[misc]
         """Of whole texts, in windows as long as the model reads."""
         from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-        if self.condition.what.insert is not None:
-            raise InputError("the likelihood of a whole text has no question to put a filler by")
+        self._check_without_context()
         longest = getattr(self.model.config, "max_position_embeddings", None) or 2048
         texts: list[Continued] = []
         owner: list[int] = []
@@ -169,10 +168,22 @@ class Conditioned(LM):  # type: ignore[misc]
     def _tokens(self, text: str) -> TokenizedPrompt:
         return tokenize(self._prompt(text), self.tokenizer)
 
+    def _check_without_context(self) -> None:
+        """Refuse conditions that change the context, where a request has none: they would do
+        nothing, and the difference from the baseline would be 0 by construction."""
+        if self.condition.what.insert is not None or self.condition.cut is not None:
+            raise InputError(
+                f"condition {self.condition.name!r} changes the context, and the task asks for the "
+                "likelihood of a text without one; use baseline and arm, or another task",
+                code="no-context",
+                condition=self.condition.name,
+            )
+
     def _pair(self, context: str, continuation: str) -> Continued:
         """Context and continuation as one text, cut where the context ends; spaces between them
         belong to the continuation, as tokens have them."""
         if not context:
+            self._check_without_context()
             ids = self.tokenizer(continuation, add_special_tokens=False)["input_ids"]
             return spelled([self._first, *ids], self.tokenizer), 1
         put = self.condition.asked(self._tokens(context), self.tokenizer).prompt
@@ -190,6 +201,10 @@ class _Watched:
         self.owner = owner
         """The request of every text, by the text's id; the texts live as long as this."""
         self.put: list[TokenizedPrompt] = []
+
+    @property
+    def name(self) -> str:
+        return self.lm.condition.name
 
     def asked(self, prompt: TokenizedPrompt, tokenizer: Any) -> TokenizedPrompt:
         put = self.lm.condition.asked(prompt, tokenizer)

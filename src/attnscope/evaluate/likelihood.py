@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from attnscope.evaluate.conditions import Way
+from attnscope.evaluate.fit import check_all_fit
 from attnscope.tokens import TokenizedPrompt, pad
 
 Continued = tuple[TokenizedPrompt, int]
@@ -25,6 +26,7 @@ def likelihoods(
 
     The condition's prompt is the text as it is given: who wants a filler inserts it before.
     """
+    check_all_fit(model, condition.name, [text for text, _ in texts])
     order = sorted(range(len(texts)), key=lambda n: len(texts[n][0]))
     for first in range(0, len(order), batch):
         some = order[first : first + batch]

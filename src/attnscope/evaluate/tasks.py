@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 from attnscope.errors import InputError, unknown
@@ -26,8 +27,9 @@ class Task:
 def task(name: str, count: int, *, seed: int = SEED, level: int | None = None) -> Task:
     """A bundled task by its name, or the problems of a file with the fields prompt and answer.
 
-    `math` takes the number after "The answer is", or the last number of the answer; `spatial` and
-    files the whole answer, less the white space around it.
+    `math` takes the number after "The answer is", or the last number of the answer, and compares
+    its value: 12.00, $12 and 24/2 are 12. `spatial` and files compare the whole answer, without
+    the white space around it.
     """
     if count < 1:
         raise InputError(f"{count} problems: at least one is needed")
@@ -40,7 +42,9 @@ def task(name: str, count: int, *, seed: int = SEED, level: int | None = None) -
         problems = list(spatial_samples(count, seed=seed, split="test"))
         return Task(name=name, samples=problems, right=_words, longest=12)
     if not Path(name).is_file():
-        raise unknown("task", name, ("math", "spatial", "a file with the fields prompt, answer"))
+        harness = f"lm-eval:{name}"
+        known = ("math", "spatial", "a file with the fields prompt, answer", harness)
+        raise unknown("task", name, known)
     return Task(name=name, samples=_from_file(name, count), right=_words, longest=64)
 
 
@@ -62,7 +66,37 @@ def _words(sample: Sample, said: str) -> bool:
     return said.strip() == (sample.answer or "").strip()
 
 
+# Digits, with commas or without, then decimals and an exponent: 12, 1,200, 12.50, .5, 1.2e1.
+_UNSIGNED = (
+    r"(?:(?:[0-9]{1,3}(?:,[0-9]{2,3})*,[0-9]{3}(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
+    r"(?:[eE][+-]?[0-9]{1,2}(?![0-9]))?"
+)
+# A minus behind a letter, a digit or a bracket is an operator: 24-12 has no negative number.
+_NUMBER = re.compile(
+    r"(?P<sign>(?<![\w).])[-\u2212])?[$€£]?(?P<late_sign>[-\u2212](?<=[$€£].))?"
+    rf"(?:(?P<whole>[0-9]+)\s+(?=[0-9]+/[0-9]))?(?P<top>{_UNSIGNED})"
+    rf"(?:\s*/\s*(?P<bottom>{_UNSIGNED}))?"
+)
+_NAMED = re.compile(r"[Tt]he answer is:?[\s*]*(?=[-\u2212$€£.0-9])")
+
+
 def _number(sample: Sample, said: str) -> bool:
-    named = re.search(r"[Tt]he answer is:?\s*\**(-?\d[\d,]*)", said)
-    numbers = [named[1]] if named else re.findall(r"-?\d[\d,]*", said)[-1:]
-    return bool(numbers) and numbers[0].replace(",", "").rstrip(",") == sample.answer
+    """Whether the number after "The answer is", or the last one, has the right value."""
+    named = _NAMED.search(said)
+    found = _NUMBER.match(said, named.end()) if named else None
+    numbers = [found] if found else list(_NUMBER.finditer(said))
+    return bool(numbers) and _value(numbers[-1]) == Fraction(sample.answer or "")
+
+
+def _value(number: re.Match[str]) -> Fraction | None:
+    """The exact value; None of a division by 0, and of more digits than any answer has."""
+    parts = [(number[name] or "").replace(",", "") for name in ("whole", "top", "bottom")]
+    if max(map(len, parts)) > 100:
+        return None
+    whole, top, bottom = (
+        Fraction(part or default) for part, default in zip(parts, "001", strict=True)
+    )
+    if not bottom:
+        return None
+    value = whole + top / bottom
+    return -value if number["sign"] or number["late_sign"] else value

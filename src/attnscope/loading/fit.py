@@ -52,20 +52,24 @@ def _stretched(rotary: Any) -> int:
     return max(reached)
 
 
-def check_fit(config: Any, ids: Any, *, beyond: bool = False) -> None:
+def check_fit(config: Any, ids: Any, *, beyond: bool | None = False) -> None:
     """Refuse token ids [K] that the model has no positions or no embeddings for.
 
-    With `beyond`, positions that were not learned one by one may be exceeded.
+    With `beyond`, positions that were not learned one by one may be exceeded; None where the
+    caller has no option to allow it.
     """
     made_for, learned = positions(config)
     if made_for is not None and len(ids) > made_for and (learned or not beyond):
-        way = (
-            "its positions were learned one by one, so there are no more; make the prompt shorter"
-            if learned
-            else "make the prompt shorter, or allow it: beyond_positions (--beyond-positions)"
-        )
+        way = "make the prompt shorter"
+        if learned:
+            way = f"its positions were learned one by one, so there are no more; {way}"
+        elif beyond is not None:
+            way = f"{way}, or allow it: beyond_positions (--beyond-positions)"
         raise InputError(
-            f"{len(ids):,} tokens, and the model was made for {made_for:,} positions; {way}"
+            f"{len(ids):,} tokens, and the model was made for {made_for:,} positions; {way}",
+            code="too-many-tokens",
+            tokens=len(ids),
+            positions=made_for,
         )
     words = getattr(config.get_text_config(), "vocab_size", None)
     highest = int(max(ids))

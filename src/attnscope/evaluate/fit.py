@@ -1,0 +1,29 @@
+"""Refuses what a model has no positions for, before anything is generated."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from attnscope.errors import InputError
+from attnscope.loading.fit import check_fit
+from attnscope.tokens import TokenizedPrompt
+
+
+def check_all_fit(
+    model: Any, condition: str, texts: Iterable[TokenizedPrompt], *, new_tokens: int = 1
+) -> None:
+    """Every text, with the tokens generated behind it, within the model's positions.
+
+    The last generated token is not fed to the model, so it needs no position.
+    """
+    for tokens in texts:
+        ids = np.pad(tokens.ids, (0, new_tokens - 1), mode="edge") if len(tokens) else tokens.ids
+        try:
+            check_fit(model.config, ids, beyond=None)
+        except InputError as error:
+            of = f"the prompt's {len(tokens):,} and up to {new_tokens:,} generated: "
+            where = f"condition {condition!r}, {of if new_tokens > 1 else ''}"
+            raise InputError(
+                f"{where}{error} ({tokens.prompt.text!r:.60})", code=error.code, **error.values
+            ) from error
