@@ -23,6 +23,7 @@ from attnscope.capture.sites import Site
 from attnscope.errors import ModelError
 from attnscope.kernels import AttentionCall
 from attnscope.kernels.attend import attend, prepared
+from attnscope.kernels.autocast import autocast_dtype, round_as_autocast, without_autocast
 
 # Modules whose eager attention was asked and agreed, with the function.
 _agreed: WeakKeyDictionary[nn.Module, Callable[..., Any]] = WeakKeyDictionary()
@@ -49,6 +50,10 @@ class ModelCall:
     v: Tensor
     mask: Any
     options: dict[str, Any]
+    passed: tuple[Tensor, Tensor, Tensor]
+    """Queries, keys and values before autocast rounds them; `q`, `k` and `v` without it."""
+    rounding: torch.dtype | None
+    """The type that autocast rounds them to; None without it."""
     given: Pass = field(init=False)
     frame: Frame = field(init=False)
     call: AttentionCall = field(init=False)
@@ -73,6 +78,9 @@ class ModelCall:
             options = dict(zip(order, args, strict=False)) | kwargs
             args = (*(options.pop(name) for name in _FIRST[:3]), options.pop(_FIRST[3], None))
         q, k, v, mask = args
+        passed, rounding = (q, k, v), autocast_dtype(q.device)
+        if rounding is not None:
+            q, k, v = (round_as_autocast(tensor, rounding) for tensor in passed)
         return cls(
             plain=plain,
             eager=eager,
@@ -83,12 +91,14 @@ class ModelCall:
             v=v,
             mask=mask,
             options=options,
+            passed=passed,
+            rounding=rounding,
         )
 
     def plainly(self) -> Any:
         """What the model would have got."""
         mask = self.mask.dense.plain if isinstance(self.mask, masks.MaskTensor) else self.mask
-        return self.plain(self.module, self.q, self.k, self.v, mask, **self.options)
+        return self.plain(self.module, *self.passed, mask, **self.options)
 
     def describe(self, site: Site, given: Pass) -> None:
         """Work out the frame and the call; layers that say the same share the answer."""
@@ -105,7 +115,7 @@ class ModelCall:
         softcap, sinks = self._softcap_and_sinks()
         scale = options.get("scaling")
         scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-        biases = self._biases([soft, options.get("position_bias")])
+        biases = self._biases([self._added(soft), self._added(options.get("position_bias"))])
         self.call = self._made(site, scale, softcap, sinks=sinks, **biases)
         shared = isinstance(self.mask, masks.MaskTensor) and sinks is None and not biases
         if shared and not self.needs_weights(self.call):
@@ -118,12 +128,14 @@ class ModelCall:
                 frame=self.frame,
                 scale=scale,
                 softcap=softcap,
-                attend=None if self.dropout or q.requires_grad else self._prepared(),
+                attend=self._prepared(),
             )
             given.terms.append(self.terms)
 
-    def _prepared(self) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]:
-        """Attention for calls of this pass that say the same."""
+    def _prepared(self) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]] | None:
+        """Attention for calls of this pass that say the same; None where each must be read."""
+        if self.dropout or self.q.requires_grad or self.rounding is not None:
+            return None
         attend, keys = prepared(self.call), self.frame.keys
         if keys == self.k.shape[2]:
             return attend
@@ -143,6 +155,12 @@ class ModelCall:
             first=frame.first_query - frame.first_key,
             **more,
         )
+
+    def _added(self, bias: Tensor | None) -> Tensor | None:
+        """What is added to scores; sdpa takes it as a mask, which autocast rounds too."""
+        if bias is None or self.rounding is None or self.implementation != "sdpa":
+            return bias
+        return round_as_autocast(bias, self.rounding).to(bias.dtype)
 
     def _refuse_strangers(self) -> None:
         known = self.implementation in ("eager", "sdpa", "flex_attention", "paged|eager")
@@ -213,12 +231,17 @@ class ModelCall:
         return output, self._beside_sinks(call, weights.detach()[..., : call.k.shape[2]])
 
     @torch.no_grad()
+    @without_autocast
     def _weights(self, call: AttentionCall) -> Tensor:
         """The weights of a call as the model made it."""
-        k, v, mask = self.k, self.v, self.mask
+        q, k, v, mask = self.q, self.k, self.v, self.mask
         if not isinstance(mask, Tensor) or not mask.is_floating_point():
             k, v, mask = call.k, call.v, additive_mask(call, self.frame)
-        weights: Tensor = self._eagerly(self.q, k, v, mask, scaling=call.scale)[1]
+        else:
+            mask = self._added(mask)
+        if self.rounding is not None:  # sdpa rounds its tensors, and no score
+            q, k, v = (tensor.float() for tensor in (q, k, v))
+        weights: Tensor = self._eagerly(q, k, v, mask, scaling=call.scale)[1]
         return weights
 
     def _eagerly(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **options: Any) -> Any:

@@ -155,7 +155,7 @@ def _attention(
     wanting: list[tuple[Observer, Site]] = []
     describes = changes = dense = False
     _tell(given)
-    again = given.again(module, asked.q, asked.k)
+    again = given.again(module, *asked.passed[:2])
     for user, site in here:
         observer = user.observer
         if user.change is not None:
@@ -230,6 +230,7 @@ def _quick(alike: Alike, other: Callable[..., Any]) -> Callable[..., Any]:
     terms, left = alike.terms, alike.left
     attend, known, options = terms.attend, terms.said[3], terms.options
     (q_shape, k_shape, v_shape), dtype, device = terms.shapes, terms.dtype, terms.device
+    kind, is_autocast_enabled = device.type, torch.is_autocast_enabled
     assert attend is not None
 
     def attention(module: nn.Module, *args: Any, **given: Any) -> Any:
@@ -244,6 +245,7 @@ def _quick(alike: Alike, other: Callable[..., Any]) -> Callable[..., Any]:
                 and q.dtype is dtype
                 and q.device == device
                 and not q.requires_grad
+                and not is_autocast_enabled(kind)
                 and len(alike.calls) < alike.room
                 and same(options, given)
             ):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from attnscope.kernels.autocast import without_autocast
 from attnscope.kernels.call import (
     AttentionCall,
     Visible,
@@ -41,6 +42,7 @@ Operator = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """From queries, keys and values to output and log-sum-exp."""
 
 
+@without_autocast
 def attend(
     call: AttentionCall, *, dropout: float = 0.0, need_lse: bool = True
 ) -> tuple[Tensor, Tensor | None]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from attnscope.kernels.autocast import without_autocast
 from attnscope.kernels.call import Rows, Totals, distance_index, link_bias, reach_of
 from attnscope.kernels.single import Asked, ByQuery, of_weights
 
@@ -72,6 +73,7 @@ def refine(rows: Rows) -> tuple[Tensor, Tensor]:
     return lse.where(visible.any(-1), 0.0), off.amax(-1).float()
 
 
+@without_autocast
 def totals(
     A: Tensor,
     own: Tensor,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from attnscope.kernels.autocast import without_autocast
 from attnscope.kernels.call import LARGE, Rows, distance_index, link_bias, reach_of
 from attnscope.kernels.pieces import Piece, cut, even, see
 
@@ -79,6 +80,7 @@ def renyi2(squares: Tensor) -> Tensor:
     return -squares.where(squares > 0, torch.nan).log()
 
 
+@without_autocast
 def of_weights(A: Tensor, asked: Asked, scores: Tensor | None = None) -> ByQuery:
     """What was asked for, of rows A [B, H, M, K] that exist; `scores` are -inf where unseen."""
     found: dict[str, Tensor] = {}
@@ -109,6 +111,7 @@ def of_weights(A: Tensor, asked: Asked, scores: Tensor | None = None) -> ByQuery
     )
 
 
+@without_autocast
 def by_query(rows: Rows, asked: Asked) -> ByQuery:
     """What was asked for of these rows, never more than a few of them at once."""
     found = _nothing(rows, asked)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from attnscope.kernels import compiled
+from attnscope.kernels.autocast import without_autocast
 from attnscope.kernels.call import Rows, Totals, reach_of
 from attnscope.kernels.pieces import Piece
 from attnscope.kernels.tiles import (
@@ -51,6 +52,7 @@ class PerRow:
     """What its entries are multiplied by: its weight, over their total."""
 
 
+@without_autocast
 def reduce(rows: Rows) -> Totals:
     """All totals of these rows, without ever holding more than one tile of scores."""
     reach = reach_of(rows)
@@ -122,6 +124,7 @@ def _finish(rows: Rows, plan: Cutting, sums: Totals, each: PerRow) -> Totals:
     return replace(sums, lse=lse, drift=None if rows.lse is None else off.abs_().amax(-1))
 
 
+@without_autocast
 def refine(rows: Rows) -> tuple[Tensor, Tensor]:
     """The log-sum-exp of whole rows in float64 [B, H, M], made anew where scores are large or texts
     short, and how far from it the given one was, at most [B, H]."""

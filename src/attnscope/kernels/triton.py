@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attnscope.kernels import single, streaming, triton_jit
+from attnscope.kernels.autocast import without_autocast
 from attnscope.kernels.call import LARGE, AttentionCall, Rows, Totals, reach_of
 from attnscope.kernels.single import Asked, ByQuery
 from attnscope.kernels.triton_launch import launch
@@ -38,6 +39,7 @@ MOST_CLASSES = 31
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
+@without_autocast
 def reduce(rows: Rows) -> Totals:
     """All totals of these rows.
 
@@ -54,11 +56,13 @@ def reduce(rows: Rows) -> Totals:
     return _reduce(rows) if rows.group is None else _reduce_groups(rows.filled())
 
 
+@without_autocast
 def refine(rows: Rows) -> tuple[Tensor, Tensor]:
     """The log-sum-exp of whole rows in float64, and how far the given one was from it."""
     return streaming.refine(rows)
 
 
+@without_autocast
 def by_query(rows: Rows, asked: Asked) -> ByQuery:
     """What was asked for of every row. Masses are made here, where float32 has the digits of every
     score; all else as on any device, a few whole rows at a time."""
