@@ -10,7 +10,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 
 import attnscope
-from attnscope.capture import seam, sites
+from attnscope.capture import patches, seam, sites
 from attnscope.capture.activations import hold
 from attnscope.capture.sites import Site
 from attnscope.capture.users import Seen
@@ -72,7 +72,7 @@ def test_several_watches_leave_in_any_order(name: str, order: list[int]) -> None
     model(**text)
     for leaving in order:
         watches[leaving].__exit__(None, None, None)
-        assert (leaving != order[-1]) == bool(seam._done)
+        assert (leaving != order[-1]) == bool(patches._done)
         if leaving != order[-1]:  # those who stay go on watching
             model(**text)
     for scope, alone in zip(scopes, wanted, strict=True):
@@ -248,7 +248,7 @@ def test_two_threads_watch_one_model(name: str) -> None:
         assert scope is not None
         for layer in alone.layers:
             assert torch.equal(scope.received(layer), alone.received(layer))
-    assert not seam._done
+    assert not patches._done
 
 
 @pytest.mark.parametrize("name", NAMES)

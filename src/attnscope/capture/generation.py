@@ -5,17 +5,17 @@ stopping criteria are overheard as they fall: never guessed from token ids. Outs
 pass says how many tokens it feeds, and nothing else. Must not know what is counted, or how.
 """
 
-import functools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from threading import get_ident
+from threading import Lock, get_ident
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin, StoppingCriteriaList
 
+from attnscope.capture import patches
 from attnscope.errors import ScopeError
 
 NEVER = torch.iinfo(torch.int64).max
@@ -70,7 +70,8 @@ class Generation:
         self.base = base
         self.over = over
         """Called when a `generate` call is over."""
-        self.thread = get_ident()
+        self.thread: int | None = None
+        """The thread that entered the block."""
         self.depth = 0
         """`generate` calls under way, one inside the other."""
         self.call: _Call | None = None
@@ -158,46 +159,59 @@ class _Overheard(StoppingCriteriaList):  # type: ignore[misc]
         return verdict
 
 
-# Several watches may be open at once: one pair of functions is put in place for all of them.
-_listeners: list[Generation] = []
-_plain: dict[str, Callable[..., Any]] = {}
+# Those of all open watches; replaced as a whole, because other threads may iterate over it.
+_listeners: tuple[Generation, ...] = ()
+_lock = Lock()
 
 
 @contextmanager
 def listening(generations: Iterable[Generation]) -> Iterator[None]:
-    """Tell these of the `generate` calls of their models."""
+    """Tell these of the `generate` calls of their models, in the thread that enters the block."""
     told = list(generations)
-    if not _listeners:
-        for name, ours in (("generate", _generate), ("_get_stopping_criteria", _criteria)):
-            _plain[name] = vars(GenerationMixin)[name]
-            setattr(GenerationMixin, name, functools.wraps(_plain[name])(ours))
-    _listeners.extend(told)
-    try:
-        yield
-    finally:
-        for generation in told:
-            _listeners.remove(generation)
-        if not _listeners:
-            for name, plain in _plain.items():
-                setattr(GenerationMixin, name, plain)
-            _plain.clear()
-
-
-def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:
-    told = [generation for generation in _listeners if generation.concerns(model)]
     for generation in told:
-        generation.depth += 1
-    try:
-        return _plain["generate"](model, *args, **kwargs)
-    finally:
+        generation.thread = get_ident()
+    with patches.applied("generate", _patch_generate):
+        _change_listeners(lambda before: (*before, *told))
+        try:
+            yield
+        finally:
+            _change_listeners(lambda before: tuple(g for g in before if g not in told))
+
+
+def _change_listeners(
+    change: Callable[[tuple[Generation, ...]], tuple[Generation, ...]],
+) -> None:
+    global _listeners
+    with _lock:
+        _listeners = change(_listeners)
+
+
+def _patch_generate() -> ExitStack:
+    undo = ExitStack()
+    patches.replace_method(undo, GenerationMixin, "generate", _generate)
+    patches.replace_method(undo, GenerationMixin, "_get_stopping_criteria", _criteria)
+    return undo
+
+
+def _generate(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as ends:  # all of them end, also where the end of one raises
+            for generation in _listeners:
+                if generation.concerns(model):
+                    generation.depth += 1
+                    ends.callback(generation.end)
+            return plain(model, *args, **kwargs)
+
+    return generate
+
+
+def _criteria(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def criteria(model: Any, *args: Any, **kwargs: Any) -> Any:
+        prepared = plain(model, *args, **kwargs)
+        told = [g for g in _listeners if g.depth > 0 and g.concerns(model)]
+        config = kwargs.get("generation_config", args[0] if args else None)
         for generation in told:
-            generation.end()
+            generation.begin(getattr(config, "num_beams", None) or 1)
+        return _Overheard(prepared, told) if told else prepared
 
-
-def _criteria(model: Any, *args: Any, **kwargs: Any) -> Any:
-    prepared = _plain["_get_stopping_criteria"](model, *args, **kwargs)
-    told = [g for g in _listeners if g.depth > 0 and g.concerns(model)]
-    config = kwargs.get("generation_config", args[0] if args else None)
-    for generation in told:
-        generation.begin(getattr(config, "num_beams", None) or 1)
-    return _Overheard(prepared, told) if told else prepared
+    return criteria

@@ -1,7 +1,12 @@
 """Caches that must stay as they are while watched. Must not know what is measured."""
 
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from threading import Lock
 from typing import Any
 
+from attnscope.capture import patches
 from attnscope.errors import ScopeError
 
 # A cache whose rows are shuffled (beam search) or cut (assisted generation) between steps no longer
@@ -9,30 +14,50 @@ from attnscope.errors import ScopeError
 _SHUFFLES = ("reorder_cache", "crop", "batch_select_indices", "batch_repeat_interleave")
 _guards: dict[int, set[Any]] = {}
 """Who guards a cache, by its id: several watches may, and leave in any order."""
+_lock = Lock()
 
 
 def guard(cache: Any, who: Any) -> None:
-    """Refuse whatever shuffles a cache, until the last who guards it lets go."""
+    """Refuse whatever shuffles a cache, until the last who guards it lets go.
 
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise ScopeError(
-            "the cache was reordered or cut while watched, so attention can no longer be "
-            "added up by sequence; generate with num_beams=1 and without an assistant model"
-        )
-
+    Its class is patched and not the cache itself: copies of it stay free.
+    """
     if cache is None:
         return
-    _guards.setdefault(id(cache), set()).add(who)
-    for method in _SHUFFLES:
-        if hasattr(cache, method):
-            setattr(cache, method, refuse)
+    patches.acquire(("cache", type(cache)), partial(_patch, type(cache)))
+    with _lock:
+        _guards.setdefault(id(cache), set()).add(who)
 
 
 def release(cache: Any, who: Any) -> None:
     """Give a cache its own methods back, once nobody guards it."""
-    left = _guards.get(id(cache), set())
-    left.discard(who)
-    if cache is not None and not left:
-        _guards.pop(id(cache), None)
-        for method in _SHUFFLES:
-            vars(cache).pop(method, None)
+    if cache is None:
+        return
+    with _lock:
+        left = _guards[id(cache)]
+        left.discard(who)
+        if not left:
+            del _guards[id(cache)]
+    patches.release(("cache", type(cache)))
+
+
+def _patch(kind: type) -> ExitStack:
+    undo = ExitStack()
+    for method in _SHUFFLES:
+        if hasattr(kind, method):
+            patches.replace_method(undo, kind, method, partial(_refusing, method))
+    return undo
+
+
+def _refusing(method: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def refuse(cache: Any, *args: Any, **kwargs: Any) -> Any:
+        if id(cache) not in _guards:
+            return plain(cache, *args, **kwargs)
+        raise ScopeError(
+            f"the cache was reordered or cut while watched ({method}), so attention can no longer "
+            "be added up by sequence; generate with num_beams=1 and without an assistant model",
+            code="cache-changed",
+            method=method,
+        )
+
+    return refuse

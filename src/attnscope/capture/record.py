@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnscope.capture import sites
+from attnscope.capture import patches, sites
 from attnscope.capture.mlps import Text, containers, nonlinearities, text_of, tokens_of
 from attnscope.capture.sketch import Sketch
 from attnscope.capture.tally import FIELDS, Tally, epsilon
@@ -223,7 +223,7 @@ def tallying(
     found = sites.find(model)
     tallies: dict[int, Tally] = {}
     with ExitStack() as undo:
-        undo.enter_context(torch.compiler.set_stance("force_eager"))
+        undo.enter_context(patches.uncompiled())
         undo.callback(found.base.register_forward_pre_hook(lambda *_: tallies.clear()).remove)
         text = text_of(found.base, undo)
 
@@ -265,7 +265,7 @@ def _recording(
 ) -> Iterator[Recording]:
     tallies: dict[tuple[str, int], Tally] = {}
     with ExitStack() as undo:
-        undo.enter_context(torch.compiler.set_stance("force_eager"))
+        undo.enter_context(patches.uncompiled())
         text = text_of(base, undo)
 
         def take(point: str, layer: int, rows: Tensor, which: Tensor) -> None:

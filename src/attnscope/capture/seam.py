@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from attnscope.capture import fallback, masks
+from attnscope.capture import fallback, masks, patches
 from attnscope.capture.calls import ModelCall, agreed
 from attnscope.capture.passes import Pass, Terms, same
 from attnscope.capture.sites import Site, Sites, argument
@@ -57,13 +57,16 @@ def install(
             "can be measured and not changed"
         )
     user, users = User(sites, observer, change, dense), _here.users
-    shared: list[tuple[Any, Callable[[], ExitStack]]] = [("lookups", _take_over_lookups)]
+    shared: list[tuple[Any, Callable[[], ExitStack]]] = [
+        patches.UNCOMPILED,
+        ("lookups", _take_over_lookups),
+    ]
     shared += [(base, partial(_mark_passes, base)) for base in set(sites.bases.values())]
     shared += [(m, partial(_hook, m)) for m in (sites.bypassing if user.describes else ())]
     taken = []
     try:
         for key, do in shared:
-            _take(key, do)
+            patches.acquire(key, do)
             taken.append(key)
         users.enter(user)
         _everybody.append(users)
@@ -74,33 +77,11 @@ def install(
             users.leave(user)
     finally:
         for key in reversed(taken):
-            _give_back(key)
-
-
-# What is done once for all users of all threads, and undone when the last one leaves.
-_lock = threading.Lock()
-_done: dict[Any, tuple[int, ExitStack]] = {}
-
-
-def _take(key: Any, do: Callable[[], ExitStack]) -> None:
-    with _lock:
-        count, undo = _done[key] if key in _done else (0, do())
-        _done[key] = count + 1, undo
-
-
-def _give_back(key: Any) -> None:
-    with _lock:
-        count, undo = _done.pop(key)
-        if count > 1:
-            _done[key] = count - 1, undo
-        else:
-            undo.close()
+            patches.release(key)
 
 
 def _take_over_lookups() -> ExitStack:
     undo = ExitStack()
-    # A compiled graph would not call us: compiled parts run as written while watched.
-    undo.enter_context(torch.compiler.set_stance("force_eager"))
     undo.callback(setattr, AttentionInterface, "get_interface", AttentionInterface.get_interface)
     AttentionInterface.get_interface = _get_interface
     undo.callback(delattr, AttentionMaskInterface, "__getitem__")

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attnscope.capture import sites
+from attnscope.capture import patches, sites
 from attnscope.capture.mlps import Nonlinearity, Text, nonlinearities, text_of, tokens_of
 from attnscope.errors import InputError, ModelError
 from attnscope.kernels.redistribute import redistribute
@@ -106,7 +106,7 @@ def _moving(
     base: nn.Module, points: list[Nonlinearity], settings: Settings, seed: int | Sequence[int]
 ) -> Iterator[None]:
     with ExitStack() as undo:
-        undo.enter_context(torch.compiler.set_stance("force_eager"))
+        undo.enter_context(patches.uncompiled())
         text = text_of(base, undo)
         for n, point in enumerate(points):
             tokens_of(point, text, _mover(n, point, text, settings, seed), undo)
