@@ -9,7 +9,6 @@ import atexit
 import hashlib
 import io
 import json
-import re
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -35,15 +34,11 @@ from attnscope.run.layout import (
     read_json,
 )
 from attnscope.run.schemas import CELLS, TABLES
+from attnscope.run.sql import allowed
 
 HELD = 4_000_000
 """Tables of up to so many rows are read once and held, in the order of models, prompts and
 conditions; of longer ones, only what is asked for is read, in any order."""
-
-LONGEST_QUERY = 10_000
-"""Characters; the parser below us goes down with very long expressions."""
-_ASKS = re.compile(r"\s*(SELECT|WITH|SHOW)\b", re.IGNORECASE)
-_READS_FILES = re.compile(r"\b(read|scan)_\w+\s*\(", re.IGNORECASE)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -127,17 +122,15 @@ class Run:
         schemas = {**TABLES, "cells": CELLS, "prompts": self.prompts.schema}
         columns = "\n".join(f"  {name}: {', '.join(schema)}" for name, schema in schemas.items())
         told = f"The tables and their columns are\n{columns}"
-        if len(query) > LONGEST_QUERY or not _ASKS.match(query) or _READS_FILES.search(query):
-            raise InputError(
-                f"a query is a SELECT of at most {LONGEST_QUERY:,} characters over the run's own "
-                f"tables, not {query[:60]!r}\n{told}"
-            )
+        try:
+            text, named = allowed(query, schemas)
+        except InputError as error:
+            raise InputError(f"{error}\n{told}", code=error.code, **error.values) from error
         # A table is only read if it is named.
-        named = [name for name in schemas if re.search(rf"\b{name}\b", query, re.IGNORECASE)]
         tables: dict[str, pl.LazyFrame] = {name: getattr(self, name).lazy() for name in named}
         try:
             with pl.SQLContext(tables) as context:
-                return context.execute(query, eager=True)
+                return context.execute(text, eager=True)
         except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
             raise InputError(f"the query does not work: {error}\n{told}") from error
 
