@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from attnscope.errors import InputError
 from attnscope.tokens import DEFAULT, ClassSet, TokenClass, load_classes, read_vocabulary
+from attnscope.tokens.named import class_set
 from made_tokenizers import byte_level as make_byte_level
 
 OTHER = TokenClass(name="other", every="token")
@@ -285,3 +286,79 @@ def test_a_mask_of_another_shape_is_refused(mask):
     for read in (DEFAULT.ids, DEFAULT.weights):
         with pytest.raises(InputError, match="the attention mask has the shape"):
             read([5, 6], tokenizer, mask)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(?i)(no|not|never)", "(?i)no|not|never", "(?i)(never|not|no)"]
+)
+def test_an_alternative_hides_no_longer_one(pattern: str) -> None:
+    negation = TokenClass(name="negation", pattern=pattern, strip=True)
+    assert all(negation.takes(text) for text in ("no", " not", "Never", " NO "))
+    assert not any(negation.takes(text) for text in ("now", " know", "knot", "", " "))
+
+
+def test_a_row_of_matches_is_pure() -> None:
+    digit = TokenClass(name="digit", pattern=r"\d")
+    assert digit.takes("123")
+    assert not digit.takes("12a")
+    assert not digit.takes("1\ufffd")
+    assert not TokenClass(name="any", pattern=".*").takes("1\ufffd")
+
+
+def test_words_are_whole_tokens(byte_level: Any) -> None:
+    negation = TokenClass(name="negation", words=["no", "Not", "never"])
+    assert all(negation.takes(text) for text in ("no", " not", "Never", "NO\n"))
+    assert not any(negation.takes(text) for text in ("now", " know", "", " ", "no no", "\ufffd"))
+    kept = ClassSet((negation, OTHER))
+    again = class_set(kept.rules)
+    assert again.fingerprint == kept.fingerprint
+    assert np.array_equal(again.table(byte_level).classes, kept.table(byte_level).classes)
+
+
+def test_sets_without_words_keep_their_fingerprint() -> None:
+    """Cells of older runs are found by it."""
+    assert DEFAULT.fingerprint.startswith("6bb3e5076d71e9c0")
+
+
+@pytest.mark.parametrize(
+    ("rule", "code"),
+    [
+        ({"words": []}, "bad-words"),
+        ({"words": "not"}, "bad-words"),
+        ({"words": ["no", False]}, "bad-words"),
+        ({"words": ["no", " "]}, "bad-words"),
+        ({"words": ["no"], "judgement": "contains"}, "bad-words"),
+        ({"pattern": "((a{1000}){1000}){1000}"}, "pattern-too-large"),
+    ],
+)
+def test_rules_that_are_refused(rule: dict[str, Any], code: str) -> None:
+    with pytest.raises(InputError) as error:
+        TokenClass(name="mine", **rule)
+    assert error.value.code == code
+    with pytest.raises(InputError) as error:
+        class_set([{"name": "mine", **rule}])
+    assert error.value.code == code
+
+
+@pytest.mark.parametrize("judgement", ["pure", "contains", "fraction"])
+def test_a_pattern_that_takes_too_long_is_refused(
+    judgement: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnscope.tokens.classes.SECONDS_PER_TOKEN", 0.05)
+    slow = TokenClass(name="slow", pattern="(-|--)+=", judgement=judgement)
+    with pytest.raises(InputError) as error:
+        slow.marks("-" * 64) if judgement == "fraction" else slow.takes("-" * 64)
+    assert error.value.code == "pattern-too-slow"
+    assert error.value.values == {"token_class": "slow", "pattern": "(-|--)+="}
+
+
+@pytest.mark.parametrize("judgement", ["pure", "fraction"])
+def test_all_tokens_together_take_bounded_time(
+    judgement: Any, byte_level: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnscope.tokens.classes.SECONDS_PER_VOCABULARY", 0.0)
+    slow = TokenClass(name="slow", pattern="[a-y]", judgement=judgement)
+    with pytest.raises(InputError) as error:
+        ClassSet((slow, OTHER)).table(byte_level)
+    assert error.value.code == "pattern-too-slow"
+    assert error.value.values["token_class"] == "slow"

@@ -3,7 +3,8 @@
 A class is a rule over the decoded text of a token. The rule marks characters (those in a list, or
 those covered by the matches of a regular expression), and the judgement says what the marks mean:
 
-* `pure`: the class takes a token when all its characters are marked;
+* `pure`: the class takes a token when all its characters are marked, or when one match of the
+  pattern is the whole token, so that `no|not` takes "not" too;
 * `contains`: when any is;
 * `fraction`: the class takes the share of the token that is marked, the rest goes on.
 
@@ -20,7 +21,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator
+import math
+import time
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -38,12 +41,18 @@ if TYPE_CHECKING:
 Judgement = Literal["pure", "contains", "fraction"]
 JUDGEMENTS = ("pure", "contains", "fraction")
 EVERY = ("special", "token")
-_RULES = ("characters", "pattern", "token_ids", "every")
+_RULES = ("characters", "pattern", "words", "token_ids", "every")
+SECONDS_PER_TOKEN = 1.0
+"""Processor time that a pattern may take for one token: most take a millionth of it."""
+SECONDS_PER_VOCABULARY = 60.0
+"""Processor time that a class may take for all tokens of a vocabulary."""
+_MOST_REPEATS = 1_000_000
+"""The product of the counts in braces: `regex` writes them out when it compiles a pattern."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenClass:
-    """A name and exactly one rule: `characters`, `pattern`, `token_ids` or `every`."""
+    """A name and exactly one rule: `characters`, `pattern`, `words`, `token_ids` or `every`."""
 
     name: str
     characters: str | None = None
@@ -51,6 +60,9 @@ class TokenClass:
     pattern: str | None = None
     r"""A regular expression (syntax of the `regex` package, so `\p{L}` works); the characters
     its matches cover are marked."""
+    words: Collection[str] | None = None
+    """Whole tokens, whatever their case and the whitespace around them: `["no", "not"]`. A word
+    that a tokenizer divides into several tokens is not found."""
     token_ids: Collection[int] | None = None
     """The ids themselves. They are whole tokens, so no judgement applies."""
     every: Literal["special", "token"] | None = None
@@ -86,7 +98,10 @@ class TokenClass:
                     f"class {self.name!r}: token_ids must be one or more ids from 0 on, "
                     f"not {sorted(self.token_ids)}"
                 )
+        if self.words is not None:
+            self._check_words()
         if self.pattern is not None:
+            _check_repeats(self.name, self.pattern)
             try:
                 regex.compile(self.pattern)
             except regex.error as error:
@@ -100,23 +115,88 @@ class TokenClass:
             return regex.compile(self.pattern)
         return regex.compile(f"[{regex.escape(self.characters or '', special_only=False)}]+")
 
+    def _check_words(self) -> None:
+        words = self.words
+        if isinstance(words, str) or not words or self.judgement != "pure":
+            raise InputError(
+                f"class {self.name!r}: words is a list of one or more words, such as ['no', 'not'],"
+                f" for whole tokens (judgement pure), not {words!r} (judgement {self.judgement})",
+                code="bad-words",
+                words=words,
+            )
+        wrong = [word for word in words if not isinstance(word, str) or not word.strip()]
+        if wrong:
+            raise InputError(
+                f"class {self.name!r}: {wrong[0]!r} is no word; in YAML, words such as 'no', 'yes',"
+                " 'on', 'off' and 'null' need quotes",
+                code="bad-words",
+                words=words,
+            )
+        object.__setattr__(self, "words", tuple(words))
+
+    @cached_property
+    def _folded(self) -> frozenset[str]:
+        return frozenset(word.strip().casefold() for word in self.words or ())
+
+    @property
+    def _limit(self) -> float | None:
+        """Seconds for one token; a list of characters needs none, and the clock takes time."""
+        return None if self.pattern is None else SECONDS_PER_TOKEN
+
     def marks(self, text: str) -> NDArray[np.bool_]:
         """[characters of text] True where the rule matches."""
+        if self.words is not None:
+            return np.full(len(text), self.takes(text))
         marked = np.zeros(len(text), dtype=bool)
-        for match in self._compiled.finditer(text):
-            marked[match.start() : match.end()] = True
+        try:
+            for match in self._compiled.finditer(text, timeout=self._limit):
+                marked[match.start() : match.end()] = True
+        except TimeoutError as error:
+            raise self.too_slow() from error
         if PART_OF_A_CHARACTER in text:
             marked &= np.array([letter != PART_OF_A_CHARACTER for letter in text], dtype=bool)
         return marked
 
     def takes(self, text: str) -> bool:
         """Whether a `pure` or `contains` class takes a token that says this."""
+        if self.words is not None:
+            return PART_OF_A_CHARACTER not in text and text.strip().casefold() in self._folded
         if self.strip:
             text = text.strip()
-        if self._compiled.search(text) is None:
-            return False  # the common case, and the quick one
-        marked = self.marks(text)
-        return bool(marked.any() if self.judgement == "contains" else marked.size and marked.all())
+        try:
+            if self._compiled.search(text, timeout=self._limit) is None:
+                return False  # the common case, and the quick one
+            marked = self.marks(text)
+            if self.judgement == "contains":
+                return bool(marked.any())
+            if not marked.size or PART_OF_A_CHARACTER in text:
+                return False
+            whole = marked.all() or self._compiled.fullmatch(text, timeout=self._limit)
+            return bool(whole)
+        except TimeoutError as error:
+            raise self.too_slow() from error
+
+    def too_slow(self) -> InputError:
+        """The error for a rule that takes too much time."""
+        return InputError(
+            f"class {self.name!r}: the pattern {self.pattern!r} takes too long; write it without "
+            "a repeat inside a repeat, or alternatives that match the same text",
+            code="pattern-too-slow",
+            token_class=self.name,
+            pattern=self.pattern,
+        )
+
+
+def _check_repeats(name: str, pattern: str) -> None:
+    counts = [int(n[:9]) for n in regex.findall(r"(?<=\{[\d,\s]*)\d+(?=[\d,\s]*\})", pattern)]
+    if math.prod(max(count, 1) for count in counts) > _MOST_REPEATS:
+        raise InputError(
+            f"class {name!r}: the counts in braces of the pattern {pattern!r:.80} multiply to more "
+            f"than {_MOST_REPEATS:,}; use + or *, or smaller counts",
+            code="pattern-too-large",
+            token_class=name,
+            pattern=pattern,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +257,7 @@ class ClassSet:
         """The classes as plain data, without what goes without saying; `class_set` reads it."""
         return [
             {
-                field.name: sorted(value) if field.name == "token_ids" else value
+                field.name: _listed(field.name, value)
                 for field in fields(one)
                 if (value := getattr(one, field.name)) != field.default
             }
@@ -188,6 +268,9 @@ class ClassSet:
     def fingerprint(self) -> str:
         """A digest of the rules: sets that classify alike by definition have the same."""
         rules = [asdict(token_class) for token_class in self.classes]
+        for rule in rules:
+            if rule["words"] is None:  # older runs have cells by digests without this rule
+                del rule["words"]
         text = json.dumps(rules, sort_keys=True, default=sorted)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -238,6 +321,12 @@ class ClassSet:
         return shares
 
 
+def _listed(field: str, value: Any) -> Any:
+    if field == "words":
+        return list(value)
+    return sorted(value) if field == "token_ids" else value
+
+
 _tables: dict[tuple[str, str], ClassTable] = {}
 
 
@@ -273,12 +362,14 @@ def _classify(classes: ClassSet, vocabulary: Vocabulary) -> ClassTable:
     found = np.full(len(vocabulary), -1, dtype=np.int64)
     weights = None
     if any(token_class.judgement == "fraction" for token_class in classes):
-        weights = np.array([_shares(classes, vocabulary, id) for id in range(len(vocabulary))])
+        weights = _shares(classes, vocabulary)
         found = np.where(weights.any(axis=1), weights.argmax(axis=1), -1)
     else:
         left = list(range(len(vocabulary)))
         for number, token_class in enumerate(classes):
-            taken = [id for id in left if _takes(token_class, vocabulary, id)]
+            taken = [
+                id for id in _in_time(token_class, left) if _takes(token_class, vocabulary, id)
+            ]
             found[taken] = number
             left = [id for id in left if found[id] < 0]
     if (found < 0).all():
@@ -297,17 +388,31 @@ def _takes(token_class: TokenClass, vocabulary: Vocabulary, id: int) -> bool:
     return token_class.takes(vocabulary.texts[id])
 
 
-def _shares(classes: ClassSet, vocabulary: Vocabulary, id: int) -> NDArray[np.float32]:
-    """How a token is divided: each character goes to the first class that takes it."""
-    text = vocabulary.texts[id]
-    free = np.ones(max(len(text), 1), dtype=bool)
-    shares = np.zeros(len(classes), dtype=np.float32)
+def _in_time(token_class: TokenClass, ids: Iterable[int]) -> Iterator[int]:
+    """The ids, as long as judging them takes no more than `SECONDS_PER_VOCABULARY` in all."""
+    begun = time.process_time()
+    for number, id in enumerate(ids):
+        if number % 16 == 15 and time.process_time() - begun > SECONDS_PER_VOCABULARY:
+            raise token_class.too_slow()
+        yield id
+
+
+def _shares(classes: ClassSet, vocabulary: Vocabulary) -> NDArray[np.float32]:
+    """[ids, classes] how tokens are divided: each character goes to the first class that takes
+    it."""
+    free = [np.ones(max(len(text), 1), dtype=bool) for text in vocabulary.texts]
+    shares = np.zeros((len(vocabulary), len(classes)), dtype=np.float32)
     for number, token_class in enumerate(classes):
         by_text = token_class.every is None and token_class.token_ids is None
-        if by_text and token_class.judgement == "fraction":
-            taken = free & token_class.marks(text) if text else np.zeros(1, dtype=bool)
-        else:
-            taken = free.copy() if _takes(token_class, vocabulary, id) else np.zeros_like(free)
-        shares[number] = taken.sum() / len(free)
-        free &= ~taken
+        by_fraction = by_text and token_class.judgement == "fraction"
+        for id in _in_time(token_class, range(len(vocabulary))):
+            text = vocabulary.texts[id]
+            if by_fraction:
+                taken = free[id] & token_class.marks(text) if text else np.zeros(1, dtype=bool)
+            elif _takes(token_class, vocabulary, id):
+                taken = free[id].copy()
+            else:
+                continue
+            shares[id, number] = taken.sum() / len(taken)
+            free[id] &= ~taken
     return shares

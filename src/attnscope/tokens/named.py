@@ -58,6 +58,7 @@ _EXPECTED = {
     "name": "text",
     "characters": "text in quotes",
     "pattern": "text in quotes",
+    "words": "a list of words",
     "token_ids": "a list of whole numbers",
     "every": "special or token",
     "judgement": "pure, contains or fraction",
@@ -75,6 +76,7 @@ def load_classes(source: str | Path | ClassSet) -> ClassSet:
           - hash
           - {name: wave, characters: "~", judgement: contains}
           - {name: number, pattern: '[0-9]+(\\.[0-9]+)?'}
+          - {name: negation, words: ['no', not, never]}
           - {name: begin, token_ids: [1]}
           - {name: other, every: token}
     """
@@ -94,7 +96,7 @@ def load_classes(source: str | Path | ClassSet) -> ClassSet:
     try:
         return class_set(entries)
     except InputError as error:
-        raise InputError(f"{path}: {error}") from error
+        raise InputError(f"{path}: {error}", code=error.code, **error.values) from error
 
 
 def class_set(entries: Iterable[Any]) -> ClassSet:
@@ -118,6 +120,8 @@ def _entry(entry: Any) -> TokenClass:
 
 
 def _fits(field: str, value: object) -> bool:
+    if field == "words":
+        return True  # the class itself checks every word
     if field == "token_ids":
         return isinstance(value, list) and all(type(id) is int for id in value)
     return isinstance(value, bool if field == "strip" else str)
