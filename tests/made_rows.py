@@ -6,14 +6,17 @@ import hypothesis.strategies as st
 import torch
 
 from attnscope.kernels import AttentionCall, Rows, Visible
+from attnscope.kernels.call import Link
 
 
 @st.composite
-def calls(draw: st.DrawFn, *, sizes: tuple[int, ...] = (2,)) -> AttentionCall:
+def calls(
+    draw: st.DrawFn, *, sizes: tuple[int, ...] = (2,), heads: tuple[int, ...] = (1, 2, 3, 4)
+) -> AttentionCall:
     """A call of any kind: grouped, windowed, padded on both sides, soft-capped, with sinks."""
     B = draw(st.integers(1, 3))
-    G = draw(st.sampled_from([1, 2, 3]))
-    H = G * draw(st.sampled_from([1, 2, 4]))
+    G = draw(st.sampled_from([n for n in (1, 2, 3) if n in heads]))
+    H = G * draw(st.sampled_from([n for n in (1, 2, 4) if n in heads]))
     K = draw(st.integers(1, 70))
     Q = draw(st.integers(1, K))
     D = draw(st.sampled_from([4, 8, 12, 16, 20]))
@@ -72,33 +75,81 @@ def rows_of(call: AttentionCall) -> Rows:
 
 
 @st.composite
-def selections(draw: st.DrawFn, *, sizes: tuple[int, ...] = (2, 2000)) -> Rows:
-    """The rows of a call, some not counted, weighted, sampled in pairs or split into groups."""
-    rows = rows_of(draw(calls(sizes=sizes)))
-    B, M = rows.start.shape
+def selections(
+    draw: st.DrawFn,
+    *,
+    sizes: tuple[int, ...] = (2, 2000),
+    heads: tuple[int, ...] = (1, 2, 3, 4),
+) -> Rows:
+    """Rows in every legal combination (the docstring of `Rows` lists them): intervals or causal,
+    the latter shifted and with or without bounds; holes; single rows; rows that see nothing;
+    weighted, sampled in pairs, split into groups, linked."""
+    rows = rows_of(draw(calls(sizes=sizes, heads=heads)))
+    if draw(st.integers(0, 5)) == 5:
+        rows = _cut_rows(rows, 1)
     if draw(st.booleans()):
-        gone = torch.rand(B, M) < 0.5
+        rows = _made_causal(rows, draw(st.integers(0, 70)), spelled=draw(st.booleans()))
+    elif draw(st.booleans()):
+        gone = torch.rand(rows.start.shape) < 0.5
         rows = replace(rows, stop=torch.where(gone, rows.start, rows.stop), causal=False)
+    B, M = len(rows.q), rows.q.shape[2]
     if draw(st.booleans()):
-        rows = replace(rows, weight=torch.rand(B, M) * 3, causal=False)
+        rows = replace(rows, weight=torch.rand(B, M) * 3)
     if draw(st.booleans()) and M > 1:
-        even = M - M % 2
-        cut = {n: getattr(rows, n)[:, :even].contiguous() for n in ("start", "stop", "own")}
-        weight = None
+        rows = _cut_rows(rows, M - M % 2)
         if rows.weight is not None:
-            weight = rows.weight[:, :even:2].repeat_interleave(2, 1).contiguous()
-        shrink = torch.rand(B, even // 2)
-        rows = replace(
-            rows, q=rows.q[:, :, :even], **cut, weight=weight, shrink=shrink, causal=False
-        )
+            rows = replace(rows, weight=rows.weight[:, ::2].repeat_interleave(2, 1).contiguous())
+        rows = replace(rows, shrink=torch.rand(B, M // 2))
     if draw(st.booleans()):
         rows = replace(rows, group=torch.randint(-1, 3, (B, rows.q.shape[2])), groups=3)
+    if draw(st.integers(0, 3)) == 3:
+        rows = replace(rows, links=_links(rows))
     return rows
 
 
-def seen_rows(rows: Rows) -> torch.Tensor:
-    keys = torch.arange(rows.k.shape[2])
-    seen = (keys >= rows.start[..., None]) & (keys < rows.stop[..., None])
+def _cut_rows(rows: Rows, M: int) -> Rows:
+    """The first M rows."""
+    by_row = {name: getattr(rows, name) for name in ("start", "stop", "own", "weight")}
+    cut = {n: None if t is None else t[:, :M].contiguous() for n, t in by_row.items()}
+    return replace(rows, q=rows.q[:, :, :M], **cut)
+
+
+def _made_causal(rows: Rows, shift: int, *, spelled: bool) -> Rows:
+    """The same queries in order, each with the keys up to its own; holes stay."""
+    shift = min(shift, rows.k.shape[2] - rows.q.shape[2])
+    rows = replace(rows, causal=True, shift=shift, start=None, stop=None, own=None, cache={})
+    return rows.filled() if spelled else rows
+
+
+def visible(rows: Rows) -> torch.Tensor:
+    """bool [B, H, M, K]: which keys each row sees, after holes and links."""
+    start, stop, _ = rows.bounds()
+    (B, H, M), keys = rows.q.shape[:3], torch.arange(rows.k.shape[2])
+    seen = (keys >= start[..., None]) & (keys < stop[..., None])
     if rows.real is not None:
         seen = seen & rows.real[:, None]
-    return seen.any(-1)[:, None].expand(-1, rows.q.shape[1], -1)
+    seen = seen[:, None].expand(B, H, M, -1)
+    for link in rows.links:
+        hidden = link.bias[:, :, None] == -torch.inf
+        if link.queries is not None:
+            hidden = hidden & link.queries[:, None, :, None]
+        seen = seen & ~hidden
+    return seen
+
+
+def _links(rows: Rows) -> tuple[Link, ...]:
+    """One that steers all rows; two that hide keys, each from rows that still see another."""
+    (B, H, M), K = rows.q.shape[:3], rows.k.shape[2]
+    rows = replace(rows, links=(Link(bias=torch.randn(1, H, K)),))
+    for heads in (1, H):
+        bias = torch.zeros(B, heads, K).masked_fill(torch.rand(B, heads, K) < 0.3, -torch.inf)
+        hides = Link(bias=bias, queries=torch.ones(B, M, dtype=torch.bool))
+        left = visible(replace(rows, links=(*rows.links, hides))).any(-1).all(1)
+        queries = left & (torch.rand(B, M) < 0.7) if heads > 1 else left
+        rows = replace(rows, links=(*rows.links, replace(hides, queries=queries)))
+    return rows.links
+
+
+def seen_rows(rows: Rows) -> torch.Tensor:
+    """bool [B, H, M]: the rows that see anything."""
+    return visible(rows).any(-1)

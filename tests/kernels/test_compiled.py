@@ -16,7 +16,8 @@ from made_rows import seen_rows, selections
 
 def plain(rows: Rows) -> Rows:
     """These rows as a fused operator leaves them, without what is left to torch."""
-    rows = replace(rows, softcap=None, key_bias=None, distance_bias=None, shrink=None)
+    biases = {"key_bias": None, "distance_bias": None, "links": ()}
+    rows = replace(rows, softcap=None, shrink=None, **biases)
     lse = kernel("reference")(rows).lse.where(seen_rows(rows), 0.0)
     return replace(rows, lse=lse.float())
 

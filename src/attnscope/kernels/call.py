@@ -109,7 +109,23 @@ class AttentionCall:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Rows:
-    """The rows of A that count: a call's queries, chosen, weighted and ready for a kernel."""
+    """The rows of A that count: a call's queries, chosen, weighted and ready for a kernel.
+
+    Every kernel takes every legal combination. Legal are:
+    - `start`, `stop` and `own`: all three, or none; none only with `causal`. With all three and
+      `causal`, they are what `filled` would make.
+    - `causal`: M + `shift` <= K. Keys after the last row's own are visible to no row. `causal`
+      does not exclude holes (`real`), `links`, `weight`, `group` or `shrink`.
+    - `shift`: 0 without `causal`.
+    - an interval: 0 <= `start` <= `stop` <= K; `own` may lie outside it, and outside the keys.
+    - `lse` in float32: rows are whole. In float64: rows may be parts of rows.
+    - `shrink`: M is even, and the rows of a pair have the same weight.
+    - `group` with `groups` > 0, both or neither.
+    - M = 0, and rows that see nothing.
+    - `cache`: rows that share it differ in their tensors `q`, `k`, `lse`, `real` and `links` alone.
+
+    Only `triangular` may spare a kernel its masks.
+    """
 
     q: Tensor
     """[B, H, M, D]"""
@@ -117,8 +133,7 @@ class Rows:
     """[B, G, K, D]"""
     scale: float
     causal: bool = False
-    """Queries in order, each seeing the keys up to its own, of which the last may be seen by none:
-    then `start`, `stop` and `own` may be left out, and `filled` makes them."""
+    """Queries in order, each with the interval of keys up to its own. There may be holes in it."""
     shift: int = 0
     """Of causal rows: where the own token of the first stands among the keys."""
     start: Tensor | None = None
@@ -151,14 +166,24 @@ class Rows:
     cache: dict[Any, Any] = field(default_factory=dict)
     """As in `Visible`."""
 
+    @property
+    def triangular(self) -> bool:
+        """Whether each row sees all keys up to its own: causal, and without a hole."""
+        return self.causal and self.real is None
+
     def filled(self) -> "Rows":
-        """These rows with their bounds spelled out."""
+        """These rows with their bounds spelled out; rows with one cache share them."""
         if self.start is not None:
             return self
         assert self.causal
-        own = torch.arange(self.q.shape[2], dtype=torch.int32, device=self.q.device)
-        own = (own + self.shift).expand(self.q.shape[0], -1).contiguous()
-        return replace(self, start=torch.zeros_like(own), stop=own + 1, own=own)
+        B, _, M, _ = self.q.shape
+        key = "bounds", B, M, self.shift
+        if key not in self.cache:
+            own = torch.arange(M, dtype=torch.int32, device=self.q.device)
+            own = (own + self.shift).expand(B, -1).contiguous()
+            self.cache[key] = torch.zeros_like(own), own + 1, own
+        start, stop, own = self.cache[key]
+        return replace(self, start=start, stop=stop, own=own)
 
     def one(self, sequence: int, row: int) -> "Rows":
         """A single row, B = M = 1, by itself."""

@@ -89,7 +89,7 @@ def plan_of(rows: Rows, *, whole: bool) -> Cutting:
     B, H, M, _ = rows.q.shape
     G, K = rows.k.shape[1], rows.k.shape[2]
     R = H // G
-    key = "streaming", B, H, G, M, K, whole
+    key = "streaming", B, H, G, M, K, rows.shift, whole
     given = rows.start, rows.stop, rows.own, rows.real, rows.group
     made: Cutting | None = rows.cache.get(key)
     if made is not None and all(a is b for a, b in zip(made.given, given, strict=True)):

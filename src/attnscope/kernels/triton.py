@@ -136,13 +136,15 @@ def _reduce(
     G, K = rows.k.shape[1:3]
     B = batch if sequences is None else sequences
     q, k = rowwise(rows.q), rowwise(rows.k)
-    paired = rows.shrink is not None
+    paired, triangular = rows.shrink is not None, rows.triangular
+    if not triangular:
+        rows = rows.filled()
     out = q.new_empty((3 if paired else 2, B, H, K), dtype=torch.float32)
     assert rows.lse is not None
     BM, BN, options = tile(D, q, M)
     blocks = triton.cdiv(K, BN)
     scalars = q.new_empty((blocks, B, H, 3), dtype=torch.float32)
-    met = None if rows.causal else ranges(rows, BM, BN)
+    met = None if triangular else ranges(rows, BM, BN)
     at_q, at_k = (q, q.stride(0), 0, 0), (k, k.stride(0), 0, 0)
     flat_q = flat(q, BM, M) if table is None else None
     flat_k = flat(k, BN, M) if table is None else None
@@ -158,7 +160,7 @@ def _reduce(
             at_k[1], k.stride(1), k.stride(2), at_k[2], at_k[3],
             H, H // G, M, K, D, rows.shift, batch, M if lse_h is None else lse_h, B * H * K,
             rows.scale * LOG2E, (rows.softcap or 0.0) * LOG2E,
-            rows.causal, rows.softcap is not None, rows.weight is not None, paired,
+            triangular, rows.softcap is not None, rows.weight is not None, paired,
             rows.real is not None, at_q is flat_q, BM, BN, wide(D), wide(D) == D, M % BM == 0,
             by_head, None if table is None else _TYPES[q.dtype],
         )  # fmt: skip

@@ -60,7 +60,7 @@ def columns(  # type: ignore[no-untyped-def]
     q, k, lse, start, stop, own, weight, shrink, real, ranges, out, scalars,
     q_b, q_h, q_m, q_rows, q_cols, k_b, k_g, k_n, k_rows, k_cols,
     H, R, M, K, D, shift, batch, lse_h, plane, scale, cap,
-    CAUSAL: tl.constexpr, SOFTCAP: tl.constexpr, WEIGHTED: tl.constexpr, PAIRED: tl.constexpr,
+    TRIANGULAR: tl.constexpr, SOFTCAP: tl.constexpr, WEIGHTED: tl.constexpr, PAIRED: tl.constexpr,
     HOLES: tl.constexpr, TMA: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BD: tl.constexpr, EVEN_D: tl.constexpr, EVEN_M: tl.constexpr, BY_HEAD: tl.constexpr,
     TYPE: tl.constexpr,
@@ -98,7 +98,7 @@ def columns(  # type: ignore[no-untyped-def]
 
     # Blocks of rows: those that see some of the keys, and the run of those that see all of them
     # from further on.
-    if CAUSAL:
+    if TRIANGULAR:
         first, last = tl.maximum(block * BN - shift, 0) // BM, tl.cdiv(M, BM)
         clear = tl.minimum(tl.cdiv(tl.maximum((block + 1) * BN - shift, 0), BM), last)
         blurred = last
@@ -120,7 +120,7 @@ def columns(  # type: ignore[no-untyped-def]
             keys, q_at, q_row, q_col, q_m, lse_at, m, dims, M, D, scale, cap,
             SOFTCAP, TMA, EVEN_D, EVEN_M, BM,
         )  # fmt: skip
-        if CAUSAL:
+        if TRIANGULAR:
             token = rows + shift
             seen = cols[:, None] <= token[None, :]
         else:
@@ -138,7 +138,7 @@ def columns(  # type: ignore[no-untyped-def]
         total += _fold(p, BN, BM)
         entropy += _fold(p * x, BN, BM)
         earlier += _fold(tl.where(token[None, :] <= cols[:, None], p, 0.0), BN, BM)
-        if not CAUSAL:
+        if not TRIANGULAR:
             on_self += tl.sum(tl.where(token[None, :] == cols[:, None], p, 0.0), 1)
         if PAIRED:
             spread += _gaps(p, shrink, b, m, M, BM, BN)
@@ -146,7 +146,7 @@ def columns(  # type: ignore[no-untyped-def]
     at = out + bh.to(tl.int64) * K + cols
     not_later = tl.sum(earlier, 1)
     tl.store(at + plane, not_later, mask=cols < K)
-    mine = not_later if CAUSAL else on_self
+    mine = not_later if TRIANGULAR else on_self
     # One number a head and block, which the launcher adds up: atomics have no fixed order.
     scalar = scalars + 3 * (block * heads + bh)
     tl.store(scalar + 2, tl.sum(mine))

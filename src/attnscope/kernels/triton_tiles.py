@@ -3,6 +3,7 @@
 Must not know what is made of a tile.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -87,50 +88,65 @@ def blocks(tensor: Tensor, size: int, fill: int) -> Tensor:
     return torch.nn.functional.pad(tensor, (0, short), value=fill).view(B, -1, size)
 
 
+def _shared(rows: Rows, what: str, size: tuple[int, ...], make: Callable[[], Any]) -> Any:
+    """What depends on the bounds and on whether there are holes, made once for all layers that
+    share both. A layer with holes does not use what was made for one without."""
+    key, given = (what, *size, rows.real is None), (rows.start, rows.stop, rows.own)
+    made = rows.cache.get(key)
+    if made is None or not all(a is b for a, b in zip(made[0], given, strict=True)):
+        made = rows.cache[key] = given, make()
+    return made[1]
+
+
 def extent(rows: Rows, BM: int) -> tuple[Tensor, Tensor]:
     """For each block of rows: first and one past last key that any of them sees, int32 [B, blocks].
 
     Layers under one mask share it.
     """
-    if ("extent", BM) not in rows.cache:
+
+    def make() -> tuple[Tensor, Tensor]:
         start, stop = rows.start, rows.stop
         assert start is not None
         assert stop is not None
         sees = stop > start
         low = blocks(torch.where(sees, start, FAR), BM, FAR).amin(2)
         high = blocks(torch.where(sees, stop, 0), BM, 0).amax(2)
-        rows.cache["extent", BM] = (torch.minimum(low, high).int(), high.int())
-    low, high = rows.cache["extent", BM]
-    return low, high
+        return torch.minimum(low, high).int(), high.int()
+
+    found: tuple[Tensor, Tensor] = _shared(rows, "extent", (BM,), make)
+    return found
 
 
 def ranges(rows: Rows, BM: int, BN: int) -> Tensor:
     """For each block of keys, int32 [B, blocks, 4]: the first block of rows that sees any of
     them, the run of those whose rows all see all of them from further on, and one past the last.
     """
-    if rows.q.shape[2] <= BM and ("ranges", BM, BN) not in rows.cache:
+    found: Tensor = _shared(rows, "ranges", (BM, BN), lambda: _ranges(rows, BM, BN))
+    return found
+
+
+def _ranges(rows: Rows, BM: int, BN: int) -> Tensor:
+    B, K = rows.q.shape[0], rows.k.shape[2]
+    if rows.q.shape[2] <= BM:
         # One block of rows: every key looks at it, and at its bounds. Some thirty launches less.
-        every = rows.k.new_zeros((rows.q.shape[0], triton.cdiv(rows.k.shape[2], BN), 4)).int()
+        every = rows.k.new_zeros((B, triton.cdiv(K, BN), 4)).int()
         every[..., 3] = 1
-        rows.cache["ranges", BM, BN] = every
-    if ("ranges", BM, BN) not in rows.cache:
-        start, stop, own = rows.bounds()
-        low, high = (bound[:, None] for bound in extent(rows, BM))
-        left = torch.arange(0, rows.k.shape[2], BN, device=low.device)[:, None]
-        right = left + BN
-        meet = (low < right) & (high > left) & (high > low)
-        order = torch.arange(meet.shape[2], device=low.device)
-        first = torch.where(meet, order, meet.shape[2]).amin(2)
-        last = torch.where(meet, order + 1, 0).amax(2)
-        latest = blocks(start, BM, FAR).amax(2)[:, None]
-        soonest = torch.minimum(blocks(stop, BM, 0).amin(2), blocks(own, BM, 0).amin(2))[:, None]
-        whole = (latest <= left) & (soonest >= right) & (rows.real is None)
-        clear = torch.where(whole, order, FAR).amin(2)
-        clear = torch.minimum(torch.maximum(clear, first), last)
-        broken = ~whole & (order >= clear[..., None])
-        blurred = torch.where(broken, order, FAR).amin(2)
-        blurred = torch.maximum(torch.minimum(blurred, last), clear)
-        last = torch.maximum(last, first)
-        rows.cache["ranges", BM, BN] = torch.stack([first, clear, blurred, last], 2).int()
-    ranges: Tensor = rows.cache["ranges", BM, BN]
-    return ranges.contiguous()
+        return every
+    start, stop, own = rows.bounds()
+    low, high = (bound[:, None] for bound in extent(rows, BM))
+    left = torch.arange(0, K, BN, device=low.device)[:, None]
+    right = left + BN
+    meet = (low < right) & (high > left) & (high > low)
+    order = torch.arange(meet.shape[2], device=low.device)
+    first = torch.where(meet, order, meet.shape[2]).amin(2)
+    last = torch.where(meet, order + 1, 0).amax(2)
+    latest = blocks(start, BM, FAR).amax(2)[:, None]
+    soonest = torch.minimum(blocks(stop, BM, 0).amin(2), blocks(own, BM, 0).amin(2))[:, None]
+    whole = (latest <= left) & (soonest >= right) & (rows.real is None)
+    clear = torch.where(whole, order, FAR).amin(2)
+    clear = torch.minimum(torch.maximum(clear, first), last)
+    broken = ~whole & (order >= clear[..., None])
+    blurred = torch.where(broken, order, FAR).amin(2)
+    blurred = torch.maximum(torch.minimum(blurred, last), clear)
+    last = torch.maximum(last, first)
+    return torch.stack([first, clear, blurred, last], 2).int().contiguous()
