@@ -45,6 +45,41 @@ class _Call:
         return self.ends if ended else None
 
 
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """What `generate` is given to continue, of which a pass may feed a piece. Positions are those
+    of the sequence."""
+
+    end: int
+    """Tokens from here on are generated."""
+    mask: Tensor | None
+    """[B, end], 0 at padding; None where there is none."""
+
+    @functools.cached_property
+    def last(self) -> Tensor:
+        """int64 [B or 1] on the CPU: the last real token of each sequence. Synchronises with the
+        device, so it is read only where it is needed."""
+        if self.mask is None:
+            return torch.tensor([self.end - 1])
+        return torch.where(self.mask.cpu().bool(), torch.arange(self.end), -1).amax(1)
+
+    @classmethod
+    def of(
+        cls, model: Any, ids: Tensor, cache: Any = None, inputs_embeds: Any = None, **given: Any
+    ) -> "Prompt":
+        """Read the arguments of a decoding method of transformers."""
+        decodes = model.config.is_encoder_decoder
+        mask = given.get("decoder_attention_mask" if decodes else "attention_mask")
+        end = ids.shape[1]
+        if inputs_embeds is not None and not decodes:
+            end = inputs_embeds.shape[1]
+        elif cache is not None:  # where only new tokens are given, the mask is longer
+            config = given.get("generation_config")
+            whole = getattr(config, "_mask_length", -1) if mask is None else mask.shape[1]
+            end += 0 if whole == end else int(cache.get_seq_length())
+        return cls(end, mask if mask is not None and mask.shape[1] == end else None)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Reply:
     """Whose words the tokens of one pass are. Positions are those of the sequence."""
@@ -54,6 +89,8 @@ class Reply:
     turn: int
     """How many replies have begun so far."""
     call: _Call | None = None
+    last: Tensor | None = None
+    """int64 [B or 1] on the CPU: where the last token of the prompt is; None for that of a pass."""
 
     @property
     def end(self) -> Tensor | None:
@@ -76,6 +113,10 @@ class Generation:
         """`generate` calls under way, one inside the other."""
         self.call: _Call | None = None
         """The one whose stopping criteria are overheard."""
+        self.prompt: Prompt | None = None
+        """Of the outermost `generate` call."""
+        self.pieces = 0
+        """Passes of several tokens, one after the other: of one prompt, perhaps."""
         self.position = 0
         """How many tokens of the sequence have been fed."""
         self.turn = 0
@@ -100,6 +141,8 @@ class Generation:
     def end(self) -> None:
         """A `generate` call is over, or broke off."""
         self.depth -= 1
+        if self.depth == 0:
+            self.prompt, self.pieces = None, 0
         if self.depth == 0 and self.call is not None:
             self.call = None
             self.over()
@@ -135,6 +178,7 @@ class Generation:
                 "without it"
             )
         self.position = first + queries
+        self.pieces = 0 if queries == 1 and first > 0 else 1 if first == 0 else self.pieces + 1
         if self.call is not None:
             start = self.position if self.call.start is None else self.call.start
             return Reply(start, self.turn, self.call)
@@ -190,6 +234,8 @@ def _patch_generate() -> ExitStack:
     undo = ExitStack()
     patches.replace_method(undo, GenerationMixin, "generate", _generate)
     patches.replace_method(undo, GenerationMixin, "_get_stopping_criteria", _criteria)
+    for decoding in ("_sample", "_assisted_decoding"):
+        patches.replace_method(undo, GenerationMixin, decoding, _decoding)
     return undo
 
 
@@ -215,3 +261,16 @@ def _criteria(plain: Callable[..., Any]) -> Callable[..., Any]:
         return _Overheard(prepared, told) if told else prepared
 
     return criteria
+
+
+def _decoding(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """A decoding method, whose arguments say what the prompt is before any of it is fed."""
+
+    def decode(model: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        for generation in _listeners:
+            if generation.depth == 1 and generation.concerns(model):
+                cache = kwargs.get("past_key_values")
+                generation.prompt = Prompt.of(model, input_ids, cache, **kwargs)
+        return plain(model, input_ids, *args, **kwargs)
+
+    return decode

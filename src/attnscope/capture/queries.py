@@ -137,9 +137,10 @@ def chosen(queries: Queries, frame: Frame, reply: Reply) -> Tensor | None:
         wanted = generated
     else:
         prompt = ~generated if real is None else ~generated & real
-        wanted = _last(prompt)
+        wanted = _last(prompt) if reply.last is None else positions == reply.last[:, None]
+        wanted = wanted.expand(shape)
         if queries.name == "predicts":
-            wanted |= generated
+            wanted = wanted | generated
     return wanted if real is None else wanted & real
 
 

@@ -123,8 +123,7 @@ class Linking:
         """Whom a call's queries see after this, and what is added to their scores."""
         keys = self._keys_of(frame)
         heads = self._heads_of(call, frame)
-        reply = self.generation.reply(frame.first_query, frame.queries)
-        rows = chosen(self.queries, frame, Reply(reply.start, reply.turn))
+        rows = chosen(self.queries, frame, self._reply_of(frame))
         if not bool(keys.any()) or (rows is not None and not bool(rows.any())):
             return call.visible, call.links
         device = call.q.device
@@ -139,13 +138,33 @@ class Linking:
         added = Link(bias=bias.to(device, non_blocking=True), queries=rows)
         return call.visible, (*call.links, added)
 
+    def _reply_of(self, frame: Frame) -> Reply:
+        """Which tokens of a frame are prompt, and which of them is its last."""
+        reply = self.generation.reply(frame.first_query, frame.queries)
+        prompt = self.generation.prompt
+        if prompt is not None:
+            by_role = self.queries.name in ("last", "predicts")
+            return Reply(prompt.end, reply.turn, last=prompt.last if by_role else None)
+        if self.generation.pieces > 1 and self.queries.name in ("last", "predicts"):
+            raise InputError(
+                f"queries={self.queries.name!r}: this pass feeds {frame.queries} tokens after a "
+                "pass of several tokens, so which one is the last of the prompt is not known; "
+                "call generate with prefill_chunk_size, feed the prompt in one pass, or give a "
+                "bool tensor [batch, keys]",
+                code="prompt-in-pieces",
+                queries=self.queries.name,
+            )
+        return Reply(reply.start, reply.turn)
+
     def _keys_of(self, frame: Frame) -> Tensor:
         """bool [B, K]: the keys meant, among those of a frame; tokens beyond the given are not."""
         B, n = self.keys.shape
-        if frame.batch != B or (frame.first_query == 0 and n < frame.queries):
+        prompt, fed = self.generation.prompt, frame.queries
+        fed = fed if prompt is None else min(fed, prompt.end)
+        if frame.batch != B or (frame.first_query == 0 and n < fed):
             raise InputError(
                 f"keys has shape {[B, n]}; this forward pass has batch {frame.batch} and "
-                f"{frame.queries} tokens, so it must be [{frame.batch}, {frame.queries}]"
+                f"{fed} tokens, so it must be [{frame.batch}, {fed}]"
             )
         there = self.keys[:, frame.first_key : frame.first_key + frame.keys]
         return pad(there, (0, frame.keys - there.shape[1]))
