@@ -31,9 +31,11 @@ demo: $(STAMP)
 	fi
 	$(BIN)/attnscope reproduce --out runs
 
-# Two processes of one thread each: quicker than one of two threads.
+# Processes of one thread each (tests/conftest.py): quicker than one of several threads.
+# ORDER: written, reversed or random:SEED.
+ORDER ?= written
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --order $(ORDER)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

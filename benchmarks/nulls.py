@@ -168,11 +168,17 @@ def cases() -> list[Case]:
     return made_of
 
 
-def verdicts(case: Case, sets: int, seed: int = 0, resamples: int = 200) -> list[str]:
+def verdicts(
+    case: Case,
+    sets: int,
+    seed: int = 0,
+    resamples: int = 200,
+    stream: Callable[[list[int]], Any] = np.random.default_rng,
+) -> list[str]:
     """The verdict on each of so many sets; for so few heads 200 resamples are enough."""
     experiment, found = asked(case.claim), []
     for number in range(sets):
-        rng = np.random.default_rng([seed, number, sum(map(ord, case.claim.name + case.world))])
+        rng = stream([seed, number, sum(map(ord, case.claim.name + case.world))])
         (verdict,) = judge(
             [case.claim], case.draw(rng), experiment=experiment, resamples=resamples, seed=number
         )

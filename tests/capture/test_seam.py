@@ -229,7 +229,7 @@ def test_two_threads_watch_one_model(name: str) -> None:
         with attnscope.watch(model) as scope:
             model(**text)
         wanted.append(scope)
-    meet = threading.Barrier(2, timeout=60)
+    meet = threading.Barrier(2, timeout=200)
 
     def run(which: int) -> None:
         with torch.no_grad(), attnscope.watch(model) as scope:

@@ -1,6 +1,5 @@
 """How work is handed out on a cluster. `make faults` runs it on a real one and kills workers."""
 
-import socket
 from collections import Counter
 
 import pytest
@@ -21,12 +20,16 @@ def test_no_address(small, tmp_path, address):
         run(small(), tmp_path / "run", executor=on_ray(address, tmp_path / "run"))
 
 
-def test_an_address_that_does_not_answer(small, tmp_path):
-    with socket.socket() as held:  # a port that is free, since we hold it and do not listen
-        held.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{held.getsockname()[1]}"
-        with pytest.raises(InputError, match=r"no Ray cluster answers at .*ray start --head"):
-            run(small(), tmp_path / "run", executor=on_ray(address, tmp_path / "run"))
+@pytest.mark.parametrize("refused", [ConnectionRefusedError, TimeoutError, UnicodeError])
+def test_an_address_that_does_not_answer(small, tmp_path, monkeypatch, refused):
+    def create_connection(address, timeout):
+        assert address == ("127.0.0.1", 6379)
+        assert timeout == on_cluster.ANSWER_WITHIN
+        raise refused
+
+    monkeypatch.setattr(on_cluster.socket, "create_connection", create_connection)
+    with pytest.raises(InputError, match=r"no Ray cluster answers at .*ray start --head"):
+        run(small(), tmp_path / "run", executor=on_ray("127.0.0.1:6379", tmp_path / "run"))
 
 
 class Ray:

@@ -1,7 +1,7 @@
 """A run in parts: in one directory, or in several that are joined. Always the same bytes."""
 
 import shutil
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -73,17 +73,11 @@ def parts(asked, tmp_path_factory):
 
 def test_shards_share_a_directory(asked, whole, tmp_path):
     """At once, each in a thread, as processes would be: the last one finishes the run."""
-    outcomes = []
-    threads = [
-        threading.Thread(
-            target=lambda n=n: outcomes.append(run(asked, tmp_path / "run", shard=Shard(n, 3)))
-        )
-        for n in (2, 1, 3)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(3) as threads:
+        started = [
+            threads.submit(run, asked, tmp_path / "run", shard=Shard(n, 3)) for n in (2, 1, 3)
+        ]
+        outcomes = [one.result(timeout=200) for one in started]  # raises what a thread raised
     assert sum(outcome.measured for outcome in outcomes) == 24
     assert any(outcome.complete for outcome in outcomes)
     assert bytes_of(tmp_path / "run") == bytes_of(whole)

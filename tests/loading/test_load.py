@@ -158,7 +158,7 @@ def test_an_unknown_zoo_name_lists_the_known() -> None:
 def test_loads_in_several_threads_leave_nothing_behind() -> None:
     """transformers takes tying away while it loads: overlapping loads once left it away."""
     tied = PreTrainedModel.tie_weights
-    meet, failed = threading.Barrier(3, timeout=60), []
+    meet, failed = threading.Barrier(3, timeout=200), []
 
     def load() -> None:
         meet.wait()

@@ -24,8 +24,16 @@ def test_it_runs(path: Path, tmp_path: Path) -> None:
     settings = next(cell for cell in book.cells if cell.source.startswith("MODELS ="))
     settings.source += "\nPROMPTS = 6"
     client = nbclient.NotebookClient(
-        book, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        book,
+        timeout=250,
+        startup_timeout=250,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
     )
+    # Unix sockets in the test's own folder: no port can be taken by another process.
+    client.create_kernel_manager()
+    client.km.transport = "ipc"
+    client.km.ip = str(tmp_path / "kernel")
     client.execute()
     shown = [
         output.data

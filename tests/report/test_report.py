@@ -14,6 +14,7 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
+import chromium
 from attnscope.cli import app
 from attnscope.errors import InputError
 from attnscope.figures import FIGURES, figure_named
@@ -25,18 +26,6 @@ from attnscope.run.store import open_run
 from attnscope.stats.tables import IDENTITY
 from made_runs import MadeRun, made_run, write_run
 
-CHROMIUM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 DRAWN = len(
     FIGURES.keys()
     - {"lambda-length", "steps", "order", "needle-map", "by-query"}
@@ -260,16 +249,11 @@ def test_one_model_and_one_prompt() -> None:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine: the report is not opened in a browser")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield opened
-        opened.close()
+    with chromium.opened() as browser:
+        yield browser
 
 
+@pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_draws_it_without_a_word(report: Path, browser: Any, scheme: str) -> None:
     page = browser.new_page(color_scheme=scheme)
@@ -294,6 +278,7 @@ def test_a_browser_draws_it_without_a_word(report: Path, browser: Any, scheme: s
     page.close()
 
 
+@pytest.mark.browser
 def test_tables_can_be_sorted_and_filtered(report: Path, browser: Any) -> None:
     page = browser.new_page()
     page.goto(report.as_uri())
@@ -314,6 +299,7 @@ def test_tables_can_be_sorted_and_filtered(report: Path, browser: Any) -> None:
     page.close()
 
 
+@pytest.mark.browser
 def test_zoom_and_brush_work(report: Path, browser: Any) -> None:
     page = browser.new_page(viewport={"width": 1200, "height": 900})
     said: list[str] = []

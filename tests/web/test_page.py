@@ -1,8 +1,8 @@
 """The live page in a real browser: what a person does on it, without a word on the console."""
 
-import shutil
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,14 @@ from urllib.parse import urlencode
 import pytest
 import uvicorn
 
+import chromium
 from attnscope.web.server import create
 from made_runs import made_run, write_run
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 MODEL = "zoo:math-qwen2"
 TEXT = "Tom has 12 apples. <b onclick=alert(1)>He</b> buys 3 bags. How many # apples?"
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +37,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield opened
-        opened.close()
+    with chromium.opened() as browser:
+        yield browser
 
 
 @pytest.fixture
@@ -451,6 +446,7 @@ def test_work_can_be_called_off(page: Any, address: str, monkeypatch: Any) -> No
     def for_ever(loaded: Any, asked: Any, watcher: Any) -> None:
         while True:
             watcher.check()
+            time.sleep(0.01)
 
     monkeypatch.setattr("attnscope.web.server.measure", for_ever)
     go(page, address, model=MODEL, text=TEXT)
