@@ -69,7 +69,7 @@ def measure(small, tmp_path) -> Iterator[Callable[[int, Path], int]]:
     experiment = small(
         prompts={"source": "math", "count": 2, "level": 1},
         conditions={"base": {}},
-        measures=["mass", "profile"],
+        measures=["mass"],
         batch_tokens=64,
     )
     file = tmp_path / "experiment.yaml"
