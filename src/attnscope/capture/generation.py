@@ -8,6 +8,7 @@ pass says how many tokens it feeds, and nothing else. Must not know what is coun
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from threading import Lock, get_ident
 from typing import Any
 
@@ -55,7 +56,7 @@ class Prompt:
     mask: Tensor | None
     """[B, end], 0 at padding; None where there is none."""
 
-    @functools.cached_property
+    @cached_property
     def last(self) -> Tensor:
         """int64 [B or 1] on the CPU: the last real token of each sequence. Synchronises with the
         device, so it is read only where it is needed."""
