@@ -154,8 +154,8 @@ def _without_vote(rows: pl.DataFrame, what: str) -> str:
         return ""
     undefined, n = _span(some, "left_out"), max((some["n"] + some["left_out"]).to_list())
     return (
-        f"; {some.height} of {rows.height} {what} decide nothing, because more than one in {ONE_IN} "
-        f"prompts have no value there ({undefined} of {n})"
+        f"; {some.height} of {rows.height} {what} decide nothing, because more than one in "
+        f"{ONE_IN} prompts have no value there ({undefined} of {n})"
     )
 
 
