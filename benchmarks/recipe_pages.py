@@ -21,7 +21,7 @@ import vl_convert
 from attnscope.figures import draw
 from attnscope.figures.export import png
 from attnscope.figures.head_kinds import save_heads
-from attnscope.recipes import BUNDLED, RECIPES, claims_of, figures_of
+from attnscope.recipes import BUNDLED, RECIPES, figures_of
 from attnscope.run.store import Run, open_run
 from attnscope.stats.head_kinds import head_kinds, summary
 from attnscope.stats.headline import headlines, told
@@ -34,7 +34,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 SCALE = 1.0
 
 
-def section(name: str, run: Run) -> list[str]:
+def section(run: Run) -> list[str]:
     """A table of a run's numbers, and what was printed of its claims."""
     prompts = run.experiment.prompts
     seed = getattr(prompts, "seed", 0)
@@ -46,7 +46,7 @@ def section(name: str, run: Run) -> list[str]:
     for one in found:
         interval = f" [{one.low:.3g}, {one.high:.3g}]" if one.low == one.low else ""
         lines.append(f"| {one.what} | {one.value:.3g}{interval} | {one.n} | {one.published} |")
-    verdicts = told(run, claims_of(name))[len(found) :]
+    verdicts = told(run)[len(found) :]
     return [*lines, "", "```text", *verdicts, "```", ""]
 
 
@@ -57,7 +57,7 @@ def page(name: str, folders: list[Path]) -> None:
     for number, (figure, options) in enumerate(figures_of(name) if name not in BUNDLED else []):
         image = DOCS / "images" / f"recipe-{name}{f'-{number + 1}' if number else ''}.png"
         image.write_bytes(png(draw(runs[0], figure, **options), scale=SCALE))
-    lines = [line for run in runs for line in section(name, run)]
+    lines = [line for run in runs for line in section(run)]
     put("numbers", lines, DOCS / "recipes" / f"{name}.md")
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from attnscope.measures.activation_shape import HISTOGRAM
+from attnscope.question.claims import Claim, frozen
 from attnscope.question.spec import Experiment, made
 from attnscope.run.schemas import BY_QUERY, CELLS, POSITIONS, TOKENS, VALUES
 from attnscope.run.writer import opened
@@ -31,6 +32,7 @@ class MadeRun:
     complete: bool = True
     prompts: pl.DataFrame | None = None
     elsewhere: Sequence[Mapping[str, Any]] = ()
+    claims: Sequence[Claim] = ()
     by_query: pl.LazyFrame = field(default_factory=lambda: BY_QUERY.to_frame().lazy())
 
     def verify(self) -> None:
@@ -301,7 +303,9 @@ def write_run(run: MadeRun, folder: Path) -> Path:
     if not run.by_query.collect().is_empty():
         tables["by_query"] = run.by_query.collect()
     with opened(folder, run.experiment) as directory:
-        directory.write_json("environment.json", {"threads": 1, **run.environment})
+        about = {"threads": 1, "claims": frozen(run.claims), **run.environment}
+        directory.write_json("environment.json", about)
+        directory.keep_claims(run.claims)
         directory.write_lines("facts.jsonl", [{} for _ in run.cells["prompt"].unique()])
         directory.write_batch(BATCH, [list(row) for row in run.cells.rows()], tables)
         directory.finish(run.experiment, [BATCH])

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from attnscope.errors import InputError
+from attnscope.errors import AttnscopeWarning, InputError
 from attnscope.experiment.execute import run as carry_out
 from attnscope.figures.judged import Judged
 from attnscope.question.claims import built_in, digest
@@ -55,7 +55,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_every_claim_about_fillers_has_a_verdict(run: Run) -> None:
-    verdicts = {verdict.claim: verdict for verdict in judge_run(run, resamples=500)}
+    verdicts = {verdict.claim: verdict for verdict in judge_run(run, built_in(), resamples=500)}
     assert set(verdicts) == {claim.name for claim in built_in()}
     for name, verdict in verdicts.items():
         if not {"lambda_ratio", "uniformity", "affine_r2", "affine_heads_r2"} & {
@@ -128,15 +128,16 @@ def test_every_claim_with_a_choice_has_a_line(run: Run) -> None:
     lines = Judged(run).survival()
     # `uniform-filler` compares the only repeat with the only sentence; the rest have both kinds.
     assert lines["claim"].to_list() == [
+        "mine",
         "fall",
         "one-factor",
         "affine",
         "affine-heads",
         "affine-first-layer-only",
     ]
-    # And for the first two, five shares of spikes.
-    assert lines["choices"].to_list() == [10, 10, 2, 2, 2]
-    assert lines["places"].to_list() == [1] * 5
+    # And for the first three, five shares of spikes.
+    assert lines["choices"].to_list() == [10, 10, 10, 2, 2, 2]
+    assert lines["places"].to_list() == [1] * 6
     assert (lines["same_verdict"] >= lines["places"]).all()
     whole = lines.filter(pl.col("same_verdict") == pl.col("verdicts"))
     assert (whole["survives"] == whole["places"]).all()
@@ -171,7 +172,8 @@ def test_claims_are_written_down_before_anything_is_measured(tmp_path: Path) -> 
     assert written[first.name] == digest(first)
     assert not list((tmp_path / "out").rglob("*.parquet"))
     changed = first.model_copy(update={"parts": first.parts[:1]})
-    carry_out(asked, tmp_path / "out", claims=[changed])
+    with pytest.warns(AttnscopeWarning):
+        carry_out(asked, tmp_path / "out", claims=[changed])
     (verdict,) = judge_run(open_run(tmp_path / "out"), [changed])
     assert verdict.frozen == "changed after the run"
 

@@ -42,7 +42,8 @@ Holds = Annotated[
     bool, typer.Option("--holds", help="Show only rows whose outcome is not undetermined.")
 ]
 Claims = Annotated[
-    str | None, typer.Option(help="A YAML file of claims, in place of the built-in ones.")
+    str | None,
+    typer.Option(help="A YAML file of claims; else the run's own and the built-in ones."),
 ]
 Sensitivity = Annotated[
     str | None, typer.Option(help="A claim to judge again under every choice the run allows.")
@@ -83,12 +84,12 @@ def compare(
         raise InputError(
             f"--pair {pair}: two names with a comma between them, first and second; or all"
         )
-    judged, varied = _claims(claims, sensitivity)
     units = units_of(cluster, strata)
     drawn = {"resamples": resamples, "seed": seed}
     settings = {**units, "families": families, "smallest": smallest, "level": level, **drawn}
     how = {"combine": combine, "normalise": normalise, "over": over, "pair": two, **settings}
     found = [opened(run) for run in runs]
+    judged, varied = _claims(found[0], claims, sensitivity)
     compared, verdicts, choices = _told(found, judged, varied, how, {**units, **drawn})
     if compared is not None:
         compared = _only(compared, listed(measure), numbers("layer", layer), listed(classes), holds)
@@ -99,22 +100,27 @@ def compare(
         _show(lambda narrow: printing.as_tables(*told, narrow=narrow, settings=settings))
 
 
-def _claims(file: str | None, sensitivity: str | None) -> tuple[Sequence[Claim], Claim | None]:
-    """The claims to judge, and the one to judge under every choice."""
-    from attnscope.question.claims import built_in, load_claims
+def _claims(
+    run: Run, file: str | None, sensitivity: str | None
+) -> tuple[Sequence[Claim] | None, Claim | None]:
+    """The claims to judge, None for the run's own and the built-in ones; and the claim to judge
+    under several choices."""
+    from attnscope.question.claims import load_claims
+    from attnscope.stats.on_run import claims_of_run
 
-    judged = built_in() if file is None else load_claims(file)
+    judged = None if file is None else load_claims(file)
     if sensitivity is None:
         return judged, None
-    for claim in judged:
+    known = claims_of_run(run) if judged is None else judged
+    for claim in known:
         if claim.name == sensitivity:
             return judged, claim
-    raise unknown("claim", sensitivity, [claim.name for claim in judged])
+    raise unknown("claim", sensitivity, [claim.name for claim in known])
 
 
 def _told(
     runs: Sequence[Run],
-    judged: Sequence[Claim],
+    judged: Sequence[Claim] | None,
     varied: Claim | None,
     how: dict[str, Any],
     units: dict[str, Any],

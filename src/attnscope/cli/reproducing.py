@@ -134,11 +134,10 @@ def _reproduced(name: str, experiment: Experiment, folder: Path, *, quiet: bool)
     plan = make_plan(experiment)
     if not quiet:
         print(f"{name}: {RECIPES[name].__doc__}", *choices(plan.experiment), sep="\n  ")
-    claims = claims_of(name)
-    outcome = carry_out(plan, on_disk(folder), quiet=quiet, claims=claims or None)
+    outcome = carry_out(plan, on_disk(folder), quiet=quiet, claims=claims_of(name))
     run = open_run(folder)
     if not quiet:
-        print(*told(run, claims), sep="\n")
+        print(*told(run), sep="\n")
         print(f"{name}: drawing the figure and writing the report", flush=True)
     for figure, options in figures_of(name):
         save(draw(run, figure, **options), folder / "figures")

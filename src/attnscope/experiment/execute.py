@@ -11,6 +11,7 @@ This module must not know charts, or what the numbers mean.
 from __future__ import annotations
 
 import os
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnscope.errors import InputError, ModelError
+from attnscope.errors import AttnscopeWarning, InputError, ModelError
 from attnscope.experiment.environment import describe
 from attnscope.experiment.executor import Done, Executor, Work
 from attnscope.experiment.local import local
@@ -29,7 +30,7 @@ from attnscope.experiment.storing import BatchStore
 from attnscope.experiment.to_tables import OF_LEVEL
 from attnscope.measures.registry import MEASURES
 from attnscope.place import is_far, place
-from attnscope.question.claims import Claim
+from attnscope.question.claims import Claim, digest
 from attnscope.question.spec import Experiment
 from attnscope.run.environment import accept, elsewhere
 from attnscope.run.writer import Directory, opened
@@ -151,15 +152,35 @@ def _environment(
     plan: Plan, directory: Directory, claims: Iterable[Claim] | None, mixed: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Recorded at the first start; and what is different now."""
+    claims = list(claims or ())
     here = describe(plan, claims)
     with directory.alone():
         there = directory.environment()
+        _keep_claims(directory, there, claims)
         if there:
             different = elsewhere(there, here)
             accept(there, different, directory.folder, mixed=mixed)
             return there, different
         directory.write_json("environment.json", here)
     return here, {}
+
+
+def _keep_claims(directory: Directory, there: dict[str, Any], claims: list[Claim]) -> None:
+    """Store the claims with the run when it begins. Later it keeps those: a claim that came after
+    something was measured is no claim of the run."""
+    begun = there.get("claims", {})
+    late = [claim.name for claim in claims if begun.get(claim.name) != digest(claim)]
+    if not there or (claims and not late and not directory.has_claims()):
+        directory.keep_claims(claims)
+    if not there or not late:
+        return
+    warnings.warn(
+        f"{directory.folder} was begun without the claims {', '.join(late)}, or with other "
+        "versions of them, and keeps its own; to judge them: attnscope compare "
+        f"{directory.folder} --claims FILE",
+        AttnscopeWarning,
+        stacklevel=4,
+    )
 
 
 def _carry_out(

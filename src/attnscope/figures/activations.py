@@ -94,6 +94,7 @@ def _numbers(asked: Request) -> FigureNumbers[tuple[ValueRows, dict[str, list[st
     insets = {name: _inset(asked, name, conditions) for name in names}
     columns = ["panel", "series", "place", "end", "value", "low", "high", "n"]
     return FigureNumbers(
+        measures=["activation_histogram"],
         data=frame.select(columns),
         settings={"insets": insets},
         width=560 if len(names) == 1 else 780,

@@ -42,7 +42,9 @@ def along(
     lines = rows["series"].unique(maintain_order=True).to_list()
     frame = mean_lines(asked, rows, ["model", "series", x])
     data = in_order(frame.sort(x), panel=found.models, series=lines)
-    return FigureNumbers(data=data, told=(found, lines), settings=settings, width=560, margin=60)
+    return FigureNumbers(
+        measures=[measure], data=data, told=(found, lines), settings=settings, width=560, margin=60
+    )
 
 
 def mean_lines(asked: Request, rows: pl.DataFrame, by: list[str]) -> pl.DataFrame:

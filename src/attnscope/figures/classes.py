@@ -65,6 +65,7 @@ def by_class(
         values, found.models, asked.sources, layer=found.layers, item=found.items
     )
     return FigureNumbers(
+        measures=["mass"],
         data=frame,
         differences=None if paired is None else paired.rename({"item": "class"}),
         settings={"form": form, **settings},

@@ -40,6 +40,7 @@ def _numbers(asked: Request) -> FigureNumbers[ValueRows]:
     frame = shown(means(values, ["measure", "model", "layer"], asked.sources))
     measures = [m for m in MEASURES if m in set(frame["measure"])]
     return FigureNumbers(
+        measures=measures,
         data=in_order(frame, measure=measures, model=found.models, layer=found.layers),
         differences=between_models(
             values, found.models, asked.sources, measure=measures, layer=found.layers

@@ -103,6 +103,7 @@ def _numbers(asked: Request) -> FigureNumbers[Compared]:
         else f"No tests: fewer {asked.over} than the {MINIMUM} that a p-value needs"
     )
     return FigureNumbers(
+        measures=[measure],
         data=frame,
         settings={"show": show, "value_title": f"{SHOW[show]} of {measure} ({of} minus {minus})"},
         width={1: 480, 2: 640}.get(frame["item"].n_unique(), 800),

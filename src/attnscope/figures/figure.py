@@ -92,6 +92,8 @@ class FigureNumbers(Generic[T]):
     """Every number shown, rounded as shown."""
     told: T
     """What the words tell of them: how they were selected, and whatever else."""
+    measures: Sequence[str] = ()
+    """The measures that the data are of."""
     differences: pl.DataFrame | None = None
     fine: pl.DataFrame | None = None
     """The data for the screen, where print had to bin them."""
@@ -121,7 +123,8 @@ class Figure(Generic[T]):
     """Of a panel, unless told."""
     options: Mapping[str, Option] = field(default_factory=dict)
     claims: Sequence[str] = ()
-    """The built-in claims that it shows the evidence for."""
+    """The built-in claims that it shows the evidence for. The run's own claims on the measures of
+    its numbers are shown too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +146,8 @@ class Drawing:
     because a chart takes its time."""
     zooms: bool
     """Whether the two differ."""
+    claims: Sequence[str] = ()
+    """Names of the claims that it shows the evidence for."""
 
     @property
     def description(self) -> str:
@@ -238,10 +243,12 @@ def draw(
     words = replace(words, title=given.get("title") or words.title)
     found = replace(found, width=asked.width or found.width)
     style = Style(theme=asked.theme, width=found.width, height=given.get("height") or figure.height)
-    claims = asked.judged.section(figure.claims)
-    described_as = described(found.data, words, found.differences, claims, asked.over)
+    claims = asked.judged.about(found.measures, figure.claims)
+    section = asked.judged.section(claims)
+    described_as = described(found.data, words, found.differences, section, asked.over)
     notes = (tiny(run, words.models), unfinished(run))
-    return _drawing(figure.name, found, words, described_as, figure.chart, style, notes)
+    made = _drawing(figure.name, found, words, described_as, figure.chart, style, notes)
+    return replace(made, claims=claims)
 
 
 def draw_table(

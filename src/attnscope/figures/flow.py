@@ -68,6 +68,7 @@ def _numbers(asked: Request) -> FigureNumbers[Told]:
     frame = in_order(shown(frame), layer=found.layers, model=found.models, **orders)
     paired = between_models(values, found.models, asked.sources, layer=found.layers, **orders)
     return FigureNumbers(
+        measures=["flow"],
         data=frame.rename(named),
         differences=None if paired is None else paired.rename(named),
         width=420 if len(found.layers) * len(found.models) == 1 else 780,

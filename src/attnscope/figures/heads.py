@@ -65,7 +65,7 @@ def means_of_heads(asked: Request) -> FigureNumbers[OfHeads]:
     frame = means(values, ["panel", "layer", "head"], asked.sources).sort("layer", "head")
     frame = shown(in_order(frame, panel=panels))
     told = OfHeads(found=found, measure=measure.replace("_", " "), panels=panels)
-    return FigureNumbers(data=frame, told=told, margin=40)
+    return FigureNumbers(measures=[measure], data=frame, told=told, margin=40)
 
 
 def heads_caption(made: FigureNumbers[OfHeads], asked: Request, *, interval: bool) -> list[str]:

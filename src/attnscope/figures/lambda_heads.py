@@ -66,7 +66,10 @@ def _numbers(asked: Request) -> FigureNumbers[ValueRows]:
     columns = ["model", "condition", "layer", "head", "value", "low", "high", "n", "doubtful"]
     frame = shown(frame.select(panel.alias("panel"), *columns, differs.alias("differs")))
     return FigureNumbers(
-        data=frame, width=560 if frame["panel"].n_unique() == 1 else 780, told=found
+        measures=["lambda"],
+        data=frame,
+        width=560 if frame["panel"].n_unique() == 1 else 780,
+        told=found,
     )
 
 

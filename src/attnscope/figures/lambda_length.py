@@ -62,6 +62,7 @@ def _numbers(asked: Request) -> FigureNumbers[Told]:
     columns = ["condition", "filler_tokens", "layer", "value", "low", "high", "n", "doubtful"]
     frame = shown(frame.select(panel.alias("panel"), *columns))
     return FigureNumbers(
+        measures=["lambda"],
         data=frame,
         width={1: 520, 2: 720}.get(frame["panel"].n_unique(), 800),
         told=(found, total, drawn, [name for name in found.conditions if name in lone]),

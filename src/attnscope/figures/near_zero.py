@@ -57,6 +57,7 @@ def _numbers(asked: Request) -> FigureNumbers[ValueRows]:
         )
         changed = changed.with_columns(PANEL)
     return FigureNumbers(
+        measures=["class_near_zero"],
         data=shown(in_order(frame, **orders, series=found.conditions)),
         differences=changed,
         width=780,

@@ -61,6 +61,7 @@ def _numbers(asked: Request) -> FigureNumbers[Told]:
     )
     frame = in_order(frame.sort("length", "depth"), panel=found.models)
     return FigureNumbers(
+        measures=[measure],
         data=frame,
         told=(found, measure),
         settings={"value_title": measure.replace("_", " ")},

@@ -51,7 +51,9 @@ def _numbers(asked: Request) -> FigureNumbers[Told]:
     rows = pl.concat([part for _, part in parts])
     frame = mean_lines(asked, rows, ["model", "series", "place", "name"])
     frame = in_order(frame.sort("place"), panel=found.models, series=LINES)
-    return FigureNumbers(data=frame, told=(found, axis, places), width=480, margin=60)
+    return FigureNumbers(
+        measures=["mass"], data=frame, told=(found, axis, places), width=480, margin=60
+    )
 
 
 def _words(made: FigureNumbers[Told], asked: Request) -> Words:

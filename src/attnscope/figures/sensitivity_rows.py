@@ -11,7 +11,7 @@ from attnscope.errors import AttnscopeError, InputError, unknown
 from attnscope.figures.figure import Request
 from attnscope.figures.numbers import in_order, shown
 from attnscope.figures.select import AbsentError, Choice, evenly, models_in_order, only
-from attnscope.question.claims import Claim, built_in, load_claims
+from attnscope.question.claims import Claim, load_claims
 from attnscope.stats.sensitivity import sensitivity
 from attnscope.stats.survival import CHOICES
 
@@ -24,16 +24,16 @@ ROWS = 72
 
 
 def chosen(asked: Request) -> tuple[Claim, pl.DataFrame]:
-    """The claim and its table under every choice: the claim asked for by name, of the built-in
-    ones or of those in the file `claims`; else the first that the run can judge under more than one
-    choice.
+    """The claim and its table under every choice: the claim asked for by name, of the run's own
+    and the built-in ones or of those in the file `claims`; else the first that the run can judge
+    under more than one choice.
     """
     claim, part, file = (asked.options[name] for name in ("claim", "part", "claims"))
     if asked.choice.items is not None:
         raise InputError("sensitivity shows a claim, which names its own classes: leave items out")
     if claim is None and part:
         raise InputError(f"part {part!r} of which claim? Name it: claim=…")
-    known = built_in() if file is None else load_claims(str(file))
+    known = asked.judged.claims if file is None else load_claims(str(file))
     candidates = [one for one in known if claim is None or one.name == claim]
     if isinstance(claim, Claim):
         candidates = [claim]
@@ -60,7 +60,12 @@ def chosen(asked: Request) -> tuple[Claim, pl.DataFrame]:
 def _judged(asked: Request, claim: Claim) -> pl.DataFrame:
     """The claim under every choice, of the models and prompts asked for."""
     choice, part = asked.choice, asked.options["part"]
-    if choice.models is None and choice.prompts is None and not part and claim in built_in():
+    if (
+        choice.models is None
+        and choice.prompts is None
+        and not part
+        and claim in asked.judged.claims
+    ):
         return asked.judged.under_choices(claim)
     values = asked.run.values
     pair = None

@@ -61,6 +61,7 @@ def _numbers(asked: Request) -> FigureNumbers[tuple[ValueRows, str]]:
         )
     paired = between_models(values, found.models, asked.sources, layer=found.layers, item=classes)
     return FigureNumbers(
+        measures=["mass"],
         data=frame,
         differences=None if paired is None else paired.rename({"item": "class"}),
         settings={

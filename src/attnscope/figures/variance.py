@@ -53,6 +53,7 @@ def _numbers(asked: Request) -> FigureNumbers[ValueRows]:
     frame = shown(means(values, ["model", "series", "layer"], asked.sources))
     of_layers = ["model", "layer"]
     return FigureNumbers(
+        measures=["activation_variance"],
         data=in_order(frame, model=found.models, series=variants, layer=found.layers),
         differences=differences(
             found.frame, "condition", [(c, base) for c in variants], of_layers, asked.sources

@@ -31,7 +31,6 @@ from attnscope.place import place
 from attnscope.question.plain import Plain, checked
 from attnscope.yaml_file import parse_yaml, read_yaml
 
-
 PLACEHOLDERS = ("a", "b", "condition", "model", "layer")
 """What a statement may name in braces: the first and the second of the comparison, the condition,
 the model and the layer of the verdict."""
@@ -176,6 +175,8 @@ class Claim(Plain):
     @field_validator("statement")
     @classmethod
     def _placeholders(cls, statement: str) -> str:
+        if wrong := [c for c in statement if ord(c) < 32 and c not in "\t\n"]:
+            raise InputError(f"{wrong[0]!r} is a control character", code="control-character")
         for name in IN_BRACES.findall(statement):
             if name not in PLACEHOLDERS:
                 raise unknown("placeholder", name, PLACEHOLDERS)

@@ -32,6 +32,8 @@ def checked(kind: type[P], said: Any, whose: str) -> P:
         where = ".".join(map(str, first["loc"]))
         what = first["msg"].removeprefix("Value error, ")
         cause = first.get("ctx", {}).get("error")
-        about = {"code": cause.code, **cause.values} if isinstance(cause, InputError) else {}
+        about: dict[str, Any] = (
+            {"code": cause.code, **cause.values} if isinstance(cause, InputError) else {}
+        )
         message = ": ".join(part for part in (whose, where, what) if part)
         raise InputError(message, **about) from error

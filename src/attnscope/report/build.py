@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from attnscope.errors import AttnscopeError
-from attnscope.figures import Drawing, Theme, drawable, figure_named
+from attnscope.figures import Drawing, Theme, drawable
 from attnscope.figures.blocks import facts, html_table
 from attnscope.figures.caption import tiny, unfinished
 from attnscope.figures.export import write
@@ -93,7 +93,7 @@ def _first(figures: Sequence[Drawing], judged: Judged) -> int:
     for wanted in (("supported", "contradicted"), ("undetermined",)):
         claims = {v.claim for v in verdicts if v.verdict in wanted}
         for i, figure in enumerate(figures):
-            if claims & set(figure_named(figure.name).claims):
+            if claims & set(figure.claims):
                 return i
     return 0
 

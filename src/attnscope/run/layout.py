@@ -3,6 +3,7 @@
     experiment.yaml             the whole question
     environment.json            where it was measured, and an entry per model
     facts.jsonl                 what is known of each prompt
+    claims.yaml                 the claims of the run's own, if it was begun with any
     plan.json                   the batches that belong to the run, in order
     prompts.*                   the file that the prompts came from, if they came from one
     cells/BATCH.TABLE.parquet   the cells of a batch: a file per table

@@ -54,6 +54,8 @@ def merge(parts: Sequence[str | Path], folder: str | Path) -> Merged:
         in_order = {label: entries[label] for label in first.experiment.models if label in entries}
         directory.write_json("environment.json", first.environment | {"models": in_order})
         directory.write("facts.jsonl", (first.folder / "facts.jsonl").read_bytes())
+        if (first.folder / "claims.yaml").is_file():
+            directory.write("claims.yaml", (first.folder / "claims.yaml").read_bytes())
         directory.write_plan(first.batches)
         whole = [id for id in first.batches if _whole(directory, id)]
         if len(whole) == len(first.batches):

@@ -21,6 +21,7 @@ import polars as pl
 
 from attnscope.errors import InputError
 from attnscope.place import is_far, place
+from attnscope.question.claims import Claim, load_claims
 from attnscope.question.spec import Experiment
 from attnscope.question.yaml import read_experiment
 from attnscope.run.layout import (
@@ -95,6 +96,12 @@ class Run:
         fields of its record), a column each.
         """
         return _facts(self.path / "facts.jsonl")
+
+    @cached_property
+    def claims(self) -> tuple[Claim, ...]:
+        """The claims of the run's own: those it was begun with, by its user or by its recipe."""
+        path = self.path / "claims.yaml"
+        return load_claims(path) if path.is_file() else ()
 
     def verify(self) -> None:
         """See that everything that was written is still what it was, whoever reads it later."""

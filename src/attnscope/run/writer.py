@@ -26,6 +26,7 @@ import polars as pl
 
 from attnscope.errors import InputError
 from attnscope.place import is_far
+from attnscope.question.claims import Claim, to_yaml
 from attnscope.question.spec import Experiment
 from attnscope.question.yaml import read_experiment, written
 from attnscope.run.layout import (
@@ -170,6 +171,17 @@ class Directory:
             self.write(f"cells/{index.file(self.folder, table).name}", content)
         self.write(f"cells/{id}.json", index.content())
 
+    def keep_claims(self, claims: Sequence[Claim]) -> None:
+        """Store the claims that the run is begun with, and no others."""
+        if claims:
+            self.write("claims.yaml", to_yaml(claims).encode())
+        else:
+            (self.folder / "claims.yaml").unlink(missing_ok=True)
+
+    def has_claims(self) -> bool:
+        """Whether the run was begun with claims of its own."""
+        return (self.folder / "claims.yaml").is_file()
+
     def unfinish(self) -> None:
         """Something is missing: until it is there, the run is not complete."""
         (self.folder / "manifest.json").unlink(missing_ok=True)
@@ -183,10 +195,11 @@ class Directory:
         with self.alone():
             self._clear()  # whoever still writes would write what is there
             self.write_plan(batches)
+            own = ["claims.yaml"] if self.has_claims() else []
             manifest = {
                 "format": FORMAT,
                 "experiment": experiment.digest,
-                "files": {name: digest_of(self.folder / name) for name in self.beside},
+                "files": {name: digest_of(self.folder / name) for name in (*self.beside, *own)},
                 "batches": {id: digest_of(self.folder / "cells" / f"{id}.json") for id in batches},
             }
             self.write_json("manifest.json", manifest)

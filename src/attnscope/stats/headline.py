@@ -3,7 +3,7 @@
 Intervals resample prompts. This module must not know models, or how anything was measured.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +11,10 @@ import numpy as np
 import polars as pl
 
 from attnscope.prompts.needle import recalled
-from attnscope.question.claims import Claim, built_in
 from attnscope.run.store import Run
 from attnscope.stats.focus import SEVERAL, Focus, focus, shares
 from attnscope.stats.on_run import judge_run
 from attnscope.stats.samples import Floats
-from attnscope.stats.verdicts import VERDICTS
 
 Statistic = Callable[[Floats], float]
 RESAMPLES = 2000
@@ -53,14 +51,12 @@ def headlines(run: Run) -> list[Headline]:
     return [] if found is None else found(run)
 
 
-def told(run: Run, claims: Sequence[Claim]) -> list[str]:
-    """What `attnscope reproduce` prints of a run: its numbers, and the verdict on its claims; on
-    every built-in claim that it can decide where it has none of its own."""
-    verdicts = judge_run(run, claims or built_in())
-    said = [v for v in verdicts if claims or v.verdict in VERDICTS[:3]]
+def told(run: Run) -> list[str]:
+    """What `attnscope reproduce` prints of a run: its numbers, and the verdicts on its claims, as
+    its report and `attnscope compare` have them."""
     return [
         *map(str, headlines(run)),
-        *(f"{one.verdict}: {one.statement} {one.reason}" for one in said),
+        *(f"{one.verdict}: {one.statement} {one.reason}" for one in judge_run(run)),
     ]
 
 

@@ -139,12 +139,23 @@ def _occurring(values: pl.LazyFrame) -> pl.LazyFrame:
     return absent.join(targets, on=["classes", "target"], how="anti", nulls_equal=True)
 
 
+def claims_of_run(run: Run) -> tuple[Claim, ...]:
+    """The run's own claims, then the built-in ones with other names."""
+    own = {claim.name for claim in run.claims}
+    return (*run.claims, *(claim for claim in built_in() if claim.name not in own))
+
+
 def judge_run(run: Run, claims: Iterable[Claim] | None = None, **settings: Any) -> list[Verdict]:
-    """Verdicts on a run, on the built-in claims by default; `settings` as for `judge`."""
+    """Verdicts on a run: on these claims; by default on the run's own, and on the built-in ones
+    that can be judged on it. `settings` as for `judge`."""
     asked: dict[str, Any] = {"experiment": run.experiment, "prompts": run.prompts}
     frozen = run.environment.get("claims")
-    every = built_in() if claims is None else tuple(claims)
-    return judge(every, run.values, frozen=frozen, **asked, **settings)
+    every = claims_of_run(run) if claims is None else tuple(claims)
+    verdicts = judge(every, run.values, frozen=frozen, **asked, **settings)
+    if claims is not None:
+        return verdicts
+    own = {claim.name for claim in run.claims}
+    return [v for v in verdicts if v.claim in own or v.verdict != "not measured"]
 
 
 def sensitivity_of_run(run: Run, claim: Claim, **settings: Any) -> pl.DataFrame:
