@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from attnscope.capture import masks
+from attnscope.capture.coverage import modules_around
 from attnscope.capture.families import CHANNELS_FIRST
 from attnscope.capture.frame import Frame, Selection
 from attnscope.capture.passes import Pass
@@ -31,6 +32,9 @@ Listens = Callable[[nn.Module], bool]
 Tell = Callable[[nn.Module, Any, Tensor, Tensor], None]
 Attend = Callable[..., Tensor]
 """From a module and the arguments of a call of torch's sdpa to what that returns."""
+
+
+_SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
 
 
 class _SeeWeights(TorchFunctionMode):
@@ -48,11 +52,11 @@ class _SeeWeights(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
+        if func is F.scaled_dot_product_attention and modules_around() is not None:
             self.calls += 1
             return self.attend(*args, **kwargs)
         made = func(*args, **kwargs)
-        if func in (F.softmax, torch.softmax, Tensor.softmax) and made.ndim in (3, 4):
+        if func in _SOFTMAX and made.ndim in (3, 4) and modules_around() is not None:
             scores = args[0] if args else kwargs["input"]
             self.found.append((made.detach(), scores.detach() > masks.HIDES))
         return made
@@ -110,9 +114,18 @@ class _Looking(threading.local):
         """Batch and tokens, in the order in which the module takes them."""
 
 
-def hook(module: nn.Module, listens: Listens, tell: Tell, attend: Attend) -> ExitStack:
+def hook(
+    module: nn.Module,
+    listens: Listens,
+    tell: Tell,
+    attend: Attend,
+    *,
+    intercepted: Listens,
+    name: Callable[[nn.Module], str],
+) -> ExitStack:
     """Tell of the weights this module makes where somebody listens, and let its calls of sdpa be
-    answered by `attend`, until undone.
+    answered by `attend`, until undone. A call that went through the interface is `intercepted`
+    and has no weights to tell.
 
     A copy of the module, which carries the hooks for ever, tells nothing.
     """
@@ -136,18 +149,14 @@ def hook(module: nn.Module, listens: Listens, tell: Tell, attend: Attend) -> Exi
         if this is not module or looking.seeing is None:
             return
         calls, seen, looking.seeing = looking.seeing.calls, looking.seeing.found, None
-        if calls and not seen:
+        if (calls or intercepted(module)) and not seen:
             return  # its attention was seen as it was called
         A = output[1] if isinstance(output, tuple) and len(output) > 1 else None
         shown = None
         if len(seen) == 1:
             A, shown = seen[0]
         if calls or not isinstance(A, Tensor) or A.ndim not in (3, 4):
-            raise ModelError(
-                f"{type(module).__name__} made {calls + len(seen) or 'no'} attention weights that "
-                "attnscope can see, where there should be one matrix; if it was loaded with a "
-                "flash implementation, load it with attn_implementation='eager'"
-            )
+            raise _unreadable(module, name(module), calls + len(seen))
         if A.ndim == 3:  # heads and sequences in one
             heads: int = getattr(module, "num_heads", 1)
             A = A.reshape(-1, heads, *A.shape[1:])
@@ -164,6 +173,26 @@ def hook(module: nn.Module, listens: Listens, tell: Tell, attend: Attend) -> Exi
     undo.callback(module.register_forward_hook(look_away, always_call=True).remove)
     undo.callback(module.register_forward_hook(take).remove)
     return undo
+
+
+def _unreadable(module: nn.Module, name: str, made: int) -> ModelError:
+    """For a module of which no single matrix of weights could be read."""
+    reason = (
+        f"made {made} matrices of attention weights in one call, and attnscope reads one"
+        if made
+        else "does not call the attention interface of transformers, and neither "
+        "scaled_dot_product_attention nor softmax of torch, so its weights cannot be read"
+    )
+    if isinstance(module, nn.MultiheadAttention):
+        reason = "is torch's own module, which computes its attention out of reach"
+    return ModelError(
+        f"{type(module).__name__} {reason} (module {name}); let it call "
+        "ALL_ATTENTION_FUNCTIONS.get_interface, or load the model with "
+        "attn_implementation='eager' where its code has that",
+        code="attention-not-captured",
+        module=name,
+        matrices=made,
+    )
 
 
 def frame(A: Tensor, mask: Any, given: Pass, seen: Tensor, *, cross: bool = False) -> Frame:

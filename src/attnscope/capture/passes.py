@@ -13,6 +13,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from attnscope.capture.coverage import Check
 from attnscope.capture.frame import Frame
 from attnscope.capture.sites import argument
 
@@ -66,7 +67,7 @@ def same(some: dict[str, Any], other: dict[str, Any]) -> bool:
     return True
 
 
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class Pass:
     """What a forward pass of a stack was given."""
 
@@ -84,8 +85,16 @@ class Pass:
     """How often the modules of a stack attended in this pass."""
     last: dict[nn.Module, tuple[Any, Any]] = field(default_factory=dict)
     """Queries and keys of a module's last call, weakly held."""
+    captured: set[nn.Module] = field(default_factory=set)
+    """Modules whose weights were read, because they do not go through the interface."""
+    ran: set[nn.Module] = field(default_factory=set)
+    """Modules that a change is meant for and that were called."""
+    changed: set[nn.Module] = field(default_factory=set)
+    """Modules whose call was given to all changes."""
     terms: list[Terms] = field(default_factory=list)
     """What calls of this pass said; few."""
+    check: Check | None = None
+    """Of attention that is not intercepted; in the first pass of a model."""
     alike: dict[int, Any] = field(default_factory=dict)
     """By the identity of their mask: calls that say the same, and wait to be told."""
 

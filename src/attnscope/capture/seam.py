@@ -11,7 +11,7 @@ Must not know what is measured.
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from attnscope.capture import fallback, masks, patches
 from attnscope.capture.calls import ModelCall, agreed
+from attnscope.capture.coverage import Check, name_in
 from attnscope.capture.passes import Pass, Terms, same
 from attnscope.capture.sites import Site, Sites, argument
 from attnscope.capture.users import Alike, Change, Observer, Seen, User, Users
@@ -34,6 +35,16 @@ from attnscope.kernels.attend import attend
 class _Here(threading.local):
     def __init__(self) -> None:
         self.users = Users()
+        self.plain = False
+        """Whether lookups give what transformers has."""
+
+    @contextmanager
+    def plainly(self) -> Iterator[None]:
+        self.plain = True
+        try:
+            yield
+        finally:
+            self.plain = False
 
 
 _here = _Here()
@@ -47,22 +58,23 @@ def install(
     *,
     observer: Observer | None = None,
     change: Change | None = None,
+    layers: Collection[int] | None = None,
     dense: bool = False,
 ) -> Iterator[None]:
-    """Take part in the attention of these sites, in this thread, inside a `with` block."""
-    if change is not None and sites.bypassing:
-        name = type(next(iter(sites.bypassing))).__name__
-        raise ModelError(
-            f"{name} does not go through the attention interface of transformers, so its attention "
-            "can be measured and not changed"
-        )
+    """Take part in the attention of these sites, in this thread, inside a `with` block; `layers`
+    are those that a change is meant for, all of them by default."""
     user, users = User(sites, observer, change, dense), _here.users
+    if change is not None:
+        user.meant = _meant(sites, layers)
     shared: list[tuple[Any, Callable[[], ExitStack]]] = [
         patches.UNCOMPILED,
         ("lookups", _take_over_lookups),
     ]
     shared += [(base, partial(_mark_passes, base)) for base in set(sites.bases.values())]
-    shared += [(m, partial(_hook, m)) for m in (sites.bypassing if user.describes else ())]
+    shared += [(m, partial(_hook, m)) for m in (sites.hooked if user.describes else ())]
+    for module in user.meant:
+        base = sites.bases[sites.modules[module].stack]
+        shared.append(((module, "runs"), partial(_note_runs, module, base)))
     taken = []
     try:
         for key, do in shared:
@@ -80,16 +92,46 @@ def install(
             patches.release(key)
 
 
+def _meant(sites: Sites, layers: Collection[int] | None) -> frozenset[nn.Module]:
+    """The modules that a change of these layers must reach."""
+    meant = frozenset(
+        module
+        for module, (stack, layer, kind) in sites.modules.items()
+        if stack in sites.loops or layers is None or (layer in layers and kind == "self")
+    )
+    for module in meant & sites.bypassing:
+        raise _not_applied(
+            sites.model,
+            module,
+            "does not go through the attention interface of transformers, so its attention can be "
+            "measured and not changed; choose other layers",
+        )
+    return meant
+
+
+def _not_applied(model: nn.Module, module: nn.Module, reason: str) -> ModelError:
+    name = name_in(model, module)
+    return ModelError(
+        f"{type(module).__name__} {reason} (module {name})",
+        code="intervention-not-applied",
+        module=name,
+    )
+
+
 def _take_over_lookups() -> ExitStack:
     undo = ExitStack()
     undo.callback(setattr, AttentionInterface, "get_interface", AttentionInterface.get_interface)
     AttentionInterface.get_interface = _get_interface
+    for name, ours in (("get", _get_or_default), ("__getitem__", _get_item)):
+        undo.callback(delattr, AttentionInterface, name)
+        setattr(AttentionInterface, name, ours)
     undo.callback(delattr, AttentionMaskInterface, "__getitem__")
     AttentionMaskInterface.__getitem__ = _get_mask_function
     return undo
 
 
 _get_plain_interface = AttentionInterface.get_interface
+_get_plain_item = AttentionInterface.__getitem__
 _get_plain_mask_function = AttentionMaskInterface.__getitem__
 
 
@@ -97,14 +139,39 @@ def _get_interface(
     self: AttentionInterface, implementation: str, default: Callable[..., Any]
 ) -> Callable[..., Any]:
     users = _here.users
-    known = users.interfaces.get((implementation, default))
+    known: Callable[..., Any] | None = users.interfaces.get((implementation, default))
     if known is not None:
         return known
-    plain: Callable[..., Any] = _get_plain_interface(self, implementation, default)
+    with _here.plainly():
+        plain = _get_plain_interface(self, implementation, default)
+    ours: Callable[..., Any] = _ours(plain, default, implementation)
+    return ours
+
+
+def _get_or_default(self: AttentionInterface, implementation: str, default: Any = None) -> Any:
+    """`ALL_ATTENTION_FUNCTIONS.get`, with which code of one's own may find its function."""
+    try:
+        plain = _get_plain_item(self, implementation)
+    except KeyError:
+        plain = default
+    if _here.plain or plain is None:
+        return plain
+    return _ours(plain, default, implementation)
+
+
+def _get_item(self: AttentionInterface, implementation: str) -> Any:
+    """`ALL_ATTENTION_FUNCTIONS[…]`, likewise; it does not name the family's eager attention."""
+    plain = _get_plain_item(self, implementation)
+    return plain if _here.plain else _ours(plain, None, implementation)
+
+
+def _ours(plain: Any, default: Any, implementation: str) -> Any:
+    """What a model is given in place of the attention function it asked for."""
+    users = _here.users
     if not users.here and torch._C._current_graph_task_id() == -1:
         return plain
     ours = partial(_attention, users, plain, default, implementation)
-    if users.here:
+    if users.here and default is not None:
         users.interfaces[implementation, default] = ours
     return ours
 
@@ -119,18 +186,21 @@ def _get_mask_function(self: AttentionMaskInterface, implementation: str) -> Cal
 def _attention(
     users: Users,
     plain: Callable[..., Any],
-    eager: Callable[..., Any],
+    eager: Callable[..., Any] | None,
     implementation: str,
     module: nn.Module,
     *args: Any,
     **kwargs: Any,
 ) -> Any:
     """What a model calls in place of its attention function."""
+    eager = eager or _eager_of(module)
     asked = ModelCall.read(plain, eager, implementation, module, args, kwargs)
     if not users.here:  # gradient checkpointing attends again from a thread of torch's own
         users = next((some for some in _everybody if some.attending(module)), users)
     here = users.attending(module)
     if not here:
+        for check in users.checks():
+            check.miss([module])
         return asked.plainly()
     given, here = _pass_of(users, here)
     wanting: list[tuple[Observer, Site]] = []
@@ -151,6 +221,8 @@ def _attention(
         return asked.plainly()
     asked.describe(here[0][1], given)
     call = _changed(here, asked) if changes else asked.call
+    if changes:
+        given.changed.add(module)
     output, lse, weights = _attend(asked, call, need_lse=describes, dense=dense, seen=bool(wanting))
     with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:
         for observer, site in wanting:
@@ -170,6 +242,13 @@ def _attention(
         if asked.terms is not None and lse is not None and not again and call is asked.call:
             _expect(users, given, here, asked, asked.terms)
     return output
+
+
+def _eager_of(module: nn.Module) -> Callable[..., Any]:
+    """The eager attention of a module's family, by the name that transformers gives it."""
+    code = getattr(module.forward, "__globals__", {})
+    found: Callable[..., Any] = code.get("eager_attention_forward", fallback.eager_sdpa)
+    return found
 
 
 def _expect(
@@ -277,12 +356,14 @@ def _attend(
     return output, None, weights
 
 
-def _pass_of(users: Users, here: list[tuple[User, Site]]) -> tuple[Pass, list[tuple[User, Site]]]:
+def _pass_of(
+    users: Users, here: list[tuple[User, Site]], *, count: bool = True
+) -> tuple[Pass, list[tuple[User, Site]]]:
     """The pass in which a module attends, and what its users call its place in it: where modules
     are called again and again, each time the next layer."""
     (user, site), *_ = here
     given = users.passes.get(user.sites.bases[site.stack]) or Pass()
-    if site.stack in user.sites.loops:
+    if count and site.stack in user.sites.loops:
         turn = given.turns[site.stack]
         given.turns[site.stack] = turn + 1
         here = [(user, Site(site.stack, turn)) for user, site in here]
@@ -290,7 +371,26 @@ def _pass_of(users: Users, here: list[tuple[User, Site]]) -> tuple[Pass, list[tu
 
 
 def _hook(module: nn.Module) -> ExitStack:
-    return fallback.hook(module, _listens, _bypassed, _called)
+    return fallback.hook(module, _listens, _bypassed, _called, intercepted=_intercepted, name=_name)
+
+
+def _name(module: nn.Module) -> str:
+    """The name of a module in the model that is watched."""
+    (user, _), *_ = _here.users.attending(module)
+    return name_in(user.sites.model, module)
+
+
+def _intercepted(module: nn.Module) -> bool:
+    """Whether a module went through the interface in this pass."""
+    users = _here.users
+    given, _ = _pass_of(users, users.attending(module), count=False)
+    return module in _captured(given)
+
+
+def _captured(given: Pass) -> set[nn.Module]:
+    """The modules whose attention of this pass was measured or is about to be."""
+    waiting = {call[0] for alike in given.alike.values() for call in alike.calls}
+    return {*given.last, *given.captured, *waiting}
 
 
 def _called(
@@ -334,6 +434,7 @@ def _bypassed(module: nn.Module, mask: Any, weights: Tensor, shown: Tensor) -> N
     """The weights of a module that does not go through the interface."""
     users = _here.users
     given, here = _pass_of(users, users.attending(module))
+    given.captured.add(module)
     wanting = [
         (user.observer, site)
         for user, site in here
@@ -362,14 +463,32 @@ def _mark_passes(base: nn.Module) -> ExitStack:
     return undo
 
 
+def _note_runs(module: nn.Module, base: nn.Module) -> ExitStack:
+    """Note when a module that a change is meant for runs."""
+    undo = ExitStack()
+
+    def note(this: nn.Module, args: Any) -> None:
+        given = _here.users.passes.get(base)
+        if this is module and given is not None:
+            given.ran.add(module)
+
+    undo.callback(module.register_forward_pre_hook(note).remove)
+    return undo
+
+
 def _begin(base: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
     users = _here.users
     passing = users.passing(base)
     if not passing:
         return
     cache = argument(base, "past_key_values", args, kwargs)
-    users.passes[base] = Pass.of(base, args, kwargs)
+    users.stop_check(base)
+    given = users.passes[base] = Pass.of(base, args, kwargs)
     users.interfaces.clear()  # others may have been registered since
+    unchecked = users.unchecked(base)
+    if unchecked:
+        given.check = Check(base, users.modules_of(base))
+        given.check.begin()
     for observer, stack in passing:
         if observer is not None:
             observer.begin(stack, cache)
@@ -384,8 +503,10 @@ def _end(base: nn.Module, *, finished: bool) -> None:
     users = _here.users
     given, passing = users.passes.get(base), users.passing(base)
     told = False
+    users.stop_check(base)
     try:
         if given is not None and finished:
+            _refuse_missed(users, base, given)
             with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:
                 for alike in given.alike.values():
                     if alike.calls:
@@ -397,3 +518,21 @@ def _end(base: nn.Module, *, finished: bool) -> None:
         for observer, stack in passing:
             if observer is not None:
                 observer.end(stack, finished=told)
+
+
+def _refuse_missed(users: Users, base: nn.Module, given: Pass) -> None:
+    """Raise where a pass ran attention that was not intercepted, or not changed as was meant."""
+    check, given.check = given.check, None
+    if check is not None:
+        captured = _captured(given)
+        for sites, stack in users.unchecked(base):
+            check.judge(sites, stack, captured)
+    for user in users.here:
+        missing = user.meant & given.ran - given.changed
+        for module in (module for module in user.sites.modules if module in missing):
+            raise _not_applied(
+                user.sites.model,
+                module,
+                "ran its attention without the intervention; load the model with "
+                "attn_implementation='sdpa', or choose other layers",
+            )

@@ -43,6 +43,8 @@ class Sites:
     """For every stack the innermost model around it: one call of that is one forward pass."""
     bypassing: frozenset[nn.Module]
     """The modules that do not go through the attention interface of transformers."""
+    hooked: frozenset[nn.Module]
+    """These, and the modules that may: which way they go is known when they run."""
     loops: dict[str, int]
     """Stacks whose modules are called again and again, each time as the next layer: how many
     layers that makes."""
@@ -50,6 +52,10 @@ class Sites:
     """All sites, in order."""
     uniform: bool
     """Whether they are all of one stack and kind, each called once a pass."""
+    model: nn.Module
+    """The model they are the sites of."""
+    structure: int
+    """A hash of the model's modules, their classes and their `forward`."""
 
     @property
     def base(self) -> nn.Module:
@@ -110,7 +116,8 @@ def _search(model: PreTrainedModel) -> Sites:
             "models without attention (Mamba, RWKV …) have no attention to measure"
         )
     interface = {name for name in attention if _uses_interface(named[name])}
-    stacks = _of_the_text(model, _stacks(attention, interface))
+    alone = {name for name in attention if _names(named[name]) & _ATTENTION}
+    stacks = _of_the_text(model, _stacks(attention, interface, alone))
     sites: dict[str, Site] = {}
     bases: dict[str, str] = {}
     loops: dict[str, int] = {}
@@ -127,7 +134,7 @@ def _search(model: PreTrainedModel) -> Sites:
         sites |= found
         bases[stack] = _innermost_model(named, [n for n, s in sites.items() if s.stack == stack])
     if all(site.kind == "cross" for site in sites.values()):
-        raise _too_many(model, _stacks(attention, interface))
+        raise _too_many(model, _stacks(attention, interface, alone))
     places = {site for site in sites.values() if site.stack not in loops}
     for stack, layers in loops.items():
         places |= {Site(stack, layer) for layer in range(layers)}
@@ -135,10 +142,13 @@ def _search(model: PreTrainedModel) -> Sites:
     return Sites(
         modules={named[name]: site for name, site in sites.items()},
         bases={stack: named[name] for stack, name in bases.items()},
-        bypassing=frozenset(named[name] for name in sites.keys() - interface),
+        bypassing=frozenset(named[n] for n in sites if not _names(named[n]) & _INTERFACE),
+        hooked=frozenset(named[n] for n in sites if not _always_calls_interface(named[n])),
         loops=loops,
         places=sorted(places),
         uniform=len(kinds) == 1 and not loops,
+        model=model,
+        structure=_structure(named),
     )
 
 
@@ -157,15 +167,24 @@ def _named_modules(model: nn.Module) -> dict[str, nn.Module]:
     return {name: module for module, name in names.items()}
 
 
-def _stacks(attention: list[str], interface: set[str]) -> dict[str, list[str]]:
-    """The modules that attend, by the list of layers they stand in."""
+def _stacks(attention: list[str], interface: set[str], alone: set[str]) -> dict[str, list[str]]:
+    """The modules that attend, by the list of layers they stand in: those that go through the
+    interface, and beside these the ones that attend `alone`."""
     stacks: dict[str, list[str]] = {}
     for name in attention:
         stacks.setdefault(_list_of_layers(name), []).append(name)
     for prefix, names in stacks.items():
-        stacks[prefix] = [name for name in names if name in interface] or [
-            n for n in names if not any(o.startswith(f"{n}.") for o in attention)
-        ]
+        chosen = [name for name in names if name in interface]
+        others = [name for name in names if name in alone or not chosen]
+        if len(chosen) < len(names):
+            inside = tuple(f"{name}." for name in chosen)
+            others = [
+                n
+                for n in others
+                if not any(o.startswith(f"{n}.") for o in attention) and not n.startswith(inside)
+            ]
+            chosen = [name for name in names if name in {*chosen, *others}]
+        stacks[prefix] = chosen
     return {prefix: names for prefix, names in stacks.items() if names}
 
 
@@ -254,15 +273,60 @@ def argument(module: nn.Module, name: str, args: Any, kwargs: dict[str, Any]) ->
     return inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments.get(name)
 
 
+_INTERFACE = {"ALL_ATTENTION_FUNCTIONS"}
+_ATTENTION = {"scaled_dot_product_attention", "softmax"}
+
+
 def _uses_interface(module: nn.Module) -> bool:
-    """Whether a module's own code calls the attention interface."""
-    return _calls_interface(type(module).forward)
+    """Whether the code of a module's class or its own calls the attention interface."""
+    own = _own_forward(module)
+    names = _names_in(type(module).forward)
+    return bool((names if own is None else names | _names_of(own)) & _INTERFACE)
+
+
+def _always_calls_interface(module: nn.Module) -> bool:
+    """Whether a module's code leaves even eager attention to the interface."""
+    own = _own_forward(module)
+    names = _names_in(type(module).forward) if own is None else _names_of(own)
+    return {"ALL_ATTENTION_FUNCTIONS", "get_interface"} <= names
+
+
+def _names(module: nn.Module) -> frozenset[str]:
+    """The names that the methods of a module use."""
+    own = _own_forward(module)
+    cls: Any = type(module)
+    found = _names_in_class(cls)
+    return found if own is None else found | _names_of(own)
+
+
+@lru_cache(maxsize=1024)
+def _names_in_class(cls: Any) -> frozenset[str]:
+    classes = [c for c in cls.__mro__ if not c.__module__.startswith(("torch.", "builtins"))]
+    methods = [method for c in classes for method in vars(c).values() if callable(method)]
+    return frozenset().union(*map(_names_of, methods))
+
+
+def _names_of(function: Any) -> frozenset[str]:
+    """The names that the code of a function uses."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return frozenset(() if code is None else code.co_names)
 
 
 @lru_cache(maxsize=4096)  # a model has hundreds of modules and few classes
-def _calls_interface(forward: Callable[..., Any]) -> bool:
-    code = getattr(inspect.unwrap(forward), "__code__", None)
-    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+def _names_in(forward: Callable[..., Any]) -> frozenset[str]:
+    return _names_of(forward)
+
+
+def _own_forward(module: nn.Module) -> Any:
+    """A `forward` that was set on the instance, None where the class's is used."""
+    own = module.__dict__.get("forward")
+    return getattr(own, "__func__", own)
+
+
+def _structure(named: dict[str, nn.Module]) -> int:
+    classes: tuple[type[nn.Module], ...] = tuple(map(type, named.values()))
+    forwards = tuple(id(_own_forward(m)) for m in named.values() if "forward" in m.__dict__)
+    return hash((tuple(named), classes, forwards, frozenset((c, c.forward) for c in classes)))
 
 
 def _looks_like_attention(module: nn.Module) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from attnscope.capture.coverage import Check, checked
 from attnscope.capture.frame import Frame
 from attnscope.capture.passes import Pass, Terms
 from attnscope.capture.sites import Site, Sites
@@ -110,6 +111,8 @@ class User:
     change: Change | None
     dense: bool
     """Whether the weights themselves are asked for: the fallback, on purpose."""
+    meant: frozenset[nn.Module] = frozenset()
+    """The modules that the change must reach."""
     describes: bool = field(init=False)
     quick: "Quick | None" = field(init=False)
     """The observer, where it does nothing but look and can be told later."""
@@ -175,6 +178,36 @@ class Users:
             if other is base
         ]
 
+    def unchecked(self, base: nn.Module) -> list[tuple[Sites, str]]:
+        """The sites whose stacks run in a call of this base, where no pass of these was checked
+        for attention that is not intercepted; with the stack."""
+        return [
+            (user.sites, stack)
+            for user in self.here
+            if user.describes
+            for stack, other in user.sites.bases.items()
+            if other is base and not checked(user.sites, stack)
+        ]
+
+    def modules_of(self, base: nn.Module) -> dict[nn.Module, Site]:
+        """All sites that run in a call of this base."""
+        return {
+            module: site
+            for user in self.here
+            for module, site in user.sites.modules.items()
+            if user.describes and user.sites.bases[site.stack] is base
+        }
+
+    def checks(self) -> list[Check]:
+        """The checks under way."""
+        return [given.check for given in self.passes.values() if given.check is not None]
+
+    def stop_check(self, base: nn.Module) -> None:
+        """The last pass of this base is over."""
+        given = self.passes.get(base)
+        if given is not None and given.check is not None:
+            given.check.end()
+
     def crowd(self, here: list[tuple[User, Site]]) -> dict[nn.Module, bool] | None:
         """The modules of a stack that the same users look at as at one of them, and whether any
         of these needs their tensors; None where more is done than looking."""
@@ -216,4 +249,5 @@ class Users:
         self.here.remove(user)
         for base in user.sites.bases.values():
             if not self.passing(base):
+                self.stop_check(base)
                 self.passes.pop(base, None)

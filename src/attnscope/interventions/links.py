@@ -50,7 +50,10 @@ def linking(
         bias=bias,
         base=found.base,
     )
-    with listening([change.generation]), seam.install(found, observer=change, change=change):
+    with (
+        listening([change.generation]),
+        seam.install(found, observer=change, change=change, layers=change.layers),
+    ):
         yield
 
 

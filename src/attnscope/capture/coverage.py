@@ -1,0 +1,169 @@
+"""Which attention calls of a forward pass were intercepted, and which were not.
+
+In the first pass of a model, `Check` counts the attention that torch really runs: its fused
+functions, and every softmax of a product of two activations. One that was not intercepted is an
+error that names the module. Must not know what is measured.
+"""
+
+import sys
+from contextlib import ExitStack
+from types import FrameType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from attnscope.capture.families import TOWERS
+from attnscope.capture.sites import Sites
+from attnscope.errors import ModelError
+
+_PRODUCTS = {"matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum"}
+_SOFTMAX = {"softmax", "_softmax", "_safe_softmax", "log_softmax"}
+_FUSED = {
+    "flex_attention",
+    "multi_head_attention_forward",
+    "_native_multi_head_attention",
+    "_transformer_encoder_layer_fwd",
+}
+# What these return is no longer a score or a weight of attention.
+_PROJECTIONS = {"linear", "mm", "addmm", "conv1d", "conv2d", "layer_norm", "rms_norm"}
+_PARTS = {"cat", "concat", "pad", "__getitem__"}
+_CALL = nn.Module._call_impl.__code__
+
+
+# Of every model, the stacks of which a pass ran no other attention, with the structure it had.
+_checked: WeakKeyDictionary[nn.Module, set[tuple[int, str]]] = WeakKeyDictionary()
+
+
+def checked(sites: Sites, stack: str) -> bool:
+    """Whether a pass of this stack was checked, of the model as it is."""
+    return (sites.structure, stack) in _checked.get(sites.model, ())
+
+
+class Check:
+    """Counts the attention of one forward pass, from `begin` to `end`."""
+
+    def __init__(self, base: nn.Module, sites: dict[nn.Module, Any]):
+        self.base = base
+        self.sites = sites
+        self.missed: list[nn.Module] = []
+        """The innermost modules of attention calls that were not intercepted."""
+        self.ran: list[nn.Module] = []
+        """The sites whose forward was called."""
+        self._undo = ExitStack()
+
+    def begin(self) -> None:
+        """The pass begins."""
+        for module in self.sites:
+            hook = module.register_forward_pre_hook(self._note)
+            self._undo.callback(hook.remove)
+        self._undo.enter_context(_Count(self))
+
+    def end(self) -> None:
+        """The pass is over, or was aborted."""
+        self._undo.close()
+
+    def miss(self, chain: list[nn.Module]) -> None:
+        """An attention call was not intercepted; `chain` are the modules around it, innermost
+        first."""
+        if chain:
+            self.missed.append(chain[0])
+
+    def _note(self, module: nn.Module, args: Any) -> None:
+        self.ran.append(module)
+
+    def judge(self, sites: Sites, stack: str, captured: set[nn.Module]) -> None:
+        """Raise for the first attention call that was not intercepted, if there is one."""
+        left_out = [module for module in self.ran if module not in captured]
+        for module in (*self.missed, *left_out):
+            name = name_in(sites.model, module)
+            if not TOWERS.search(name):
+                raise _error(name, module)
+        _checked.setdefault(sites.model, set()).add((sites.structure, stack))
+
+
+def name_in(model: nn.Module, module: nn.Module) -> str:
+    """The name of a module, or of its class where the model does not contain it."""
+    names = (name for name, other in model.named_modules() if other is module)
+    return next(names, type(module).__name__)
+
+
+def _error(name: str, module: nn.Module) -> ModelError:
+    return ModelError(
+        f"{name} ({type(module).__name__}) runs attention that attnscope cannot intercept, so its "
+        "layer would be left out without notice; let its forward call "
+        "ALL_ATTENTION_FUNCTIONS.get_interface, as the models of transformers do",
+        code="attention-not-captured",
+        module=name,
+    )
+
+
+class _Count(TorchFunctionMode):
+    """Finds attention among the functions of torch that a pass calls.
+
+    A softmax is one of attention where its argument was made from a product of two activations.
+    Routers, heads and pooling multiply by a parameter.
+    """
+
+    def __init__(self, check: Check):
+        super().__init__()
+        self.check = check
+        self.fixed: Any = WeakIdKeyDictionary()
+        """Parameters, buffers and what was made from these alone."""
+        self.products: Any = WeakIdKeyDictionary()
+        """Products of two activations, and what was made from these."""
+        for tensor in (*check.base.parameters(), *check.base.buffers()):
+            self.fixed[tensor] = True
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "").split(".")[0]
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        fused = name in _FUSED or "scaled_dot_product" in name or "flash_att" in name
+        if given and (
+            (fused and given[0] not in self.fixed)
+            or (name in _SOFTMAX and given[0] in self.products)
+        ):
+            chain = modules_around(self.check.base)
+            if chain is not None:
+                self.check.miss(chain)
+        made = func(*args, **kwargs)
+        if isinstance(made, Tensor) and made.ndim and given:
+            self._follow(name, given, made)
+        return made
+
+    def _follow(self, name: str, given: list[Tensor], made: Tensor) -> None:
+        if all(tensor in self.fixed for tensor in given):
+            self.fixed[made] = True
+        elif name in _PRODUCTS:
+            if made.ndim >= 3 and not any(tensor in self.fixed for tensor in given[-2:]):
+                self.products[made] = True
+        elif name not in _PROJECTIONS:
+            size = made.numel()
+            if any(
+                tensor in self.products and (name in _PARTS or tensor.numel() <= size)
+                for tensor in given
+            ):
+                self.products[made] = True
+
+
+def modules_around(base: nn.Module | None = None) -> list[nn.Module] | None:
+    """The modules below the base whose forward is under way, innermost first; None where the
+    caller's caller was called by attnscope itself."""
+    chain: list[nn.Module] = []
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code is _CALL:
+            module = frame.f_locals["self"]
+            if module is base:
+                break
+            chain.append(module)
+        elif not chain and frame.f_globals.get("__name__", "").startswith("attnscope."):
+            return None
+        frame = frame.f_back
+    return chain

@@ -1,0 +1,193 @@
+"""Attention that a model runs is measured and changed, or an error names its module."""
+
+import types
+from typing import Any
+
+import pytest
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+import attnscope
+from attnscope.errors import ModelError
+from made_hub_code import (
+    GetAttention,
+    HelperAttention,
+    HubModel,
+    InterfaceAttention,
+    ItemAttention,
+    Mixer,
+    Projections,
+    SdpaAttention,
+    SoftmaxAttention,
+    SoftmaxMixer,
+    TorchAttention,
+    hub_model,
+    hub_text,
+    hub_weights,
+)
+
+
+def assert_exact(model: HubModel) -> None:
+    ids = hub_text()
+    plain = model(ids).logits
+    with attnscope.watch(model) as scope:
+        watched = model(ids).logits
+    assert scope.layers == list(range(len(model.layers)))
+    assert (watched - plain).abs().max() <= 1e-5
+    for layer, weights in enumerate(hub_weights(model, ids)):
+        assert (scope.received(layer) - weights.sum(2)).abs().max() <= 1e-5
+
+
+def changes(model: HubModel, **more: Any) -> bool:
+    """Whether a knockout of one key is that of the same model through the interface."""
+    ids = hub_text()
+    keys = torch.zeros(ids.shape, dtype=torch.bool)
+    keys[:, 2] = True
+    same = hub_model(*[InterfaceAttention] * len(model.layers))
+    same.load_state_dict(model.state_dict())
+    results = []
+    for each in (model, same):
+        with attnscope.knockout(each, keys=keys, **more):
+            results.append(each(ids).logits)
+    return bool((results[0] - results[1]).abs().max() <= 1e-5) and not torch.allclose(
+        results[0], model(ids).logits
+    )
+
+
+@pytest.mark.parametrize("kind", [InterfaceAttention, ItemAttention, GetAttention, HelperAttention])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@torch.no_grad()
+def test_every_way_to_look_a_function_up_is_measured(kind: Any, implementation: str) -> None:
+    assert_exact(hub_model(kind, kind, kind, implementation=implementation))
+
+
+@pytest.mark.parametrize("kind", [InterfaceAttention, ItemAttention, GetAttention, HelperAttention])
+@torch.no_grad()
+def test_every_way_to_look_a_function_up_is_changed(kind: Any) -> None:
+    assert changes(hub_model(kind, kind, kind))
+
+
+@torch.no_grad()
+def test_a_function_that_is_not_looked_up_is_not_changed() -> None:
+    model = hub_model(*[ItemAttention] * 3, implementation="eager")
+    with pytest.raises(ModelError) as error:
+        changes(model)
+    assert error.value.code == "intervention-not-applied"
+    assert error.value.module == "layers.0.attn"
+
+
+@torch.no_grad()
+def test_lookups_are_restored() -> None:
+    plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    with attnscope.watch(hub_model(ItemAttention)):
+        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is not plain
+        assert "nonsense" not in ALL_ATTENTION_FUNCTIONS
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is plain
+    assert ALL_ATTENTION_FUNCTIONS.get("sdpa") is plain
+
+
+@pytest.mark.parametrize("kind", [Mixer, SoftmaxMixer, TorchAttention])
+@torch.no_grad()
+def test_a_layer_that_is_not_found_is_an_error(kind: Any) -> None:
+    model = hub_model(InterfaceAttention, kind, InterfaceAttention)
+    for _ in range(2):
+        with pytest.raises(ModelError) as error, attnscope.watch(model):
+            model(hub_text())
+        assert error.value.code == "attention-not-captured"
+        assert error.value.module.startswith("layers.1.attn")
+        keys = torch.arange(9).expand(2, 9) == 2
+        with pytest.raises(ModelError) as error, attnscope.knockout(model, keys=keys):
+            model(hub_text())
+        assert error.value.code == "attention-not-captured"
+
+
+@pytest.mark.parametrize("kind", [SdpaAttention, SoftmaxAttention])
+@torch.no_grad()
+def test_layers_of_a_mixed_model_are_measured(kind: Any) -> None:
+    assert_exact(hub_model(InterfaceAttention, kind, InterfaceAttention))
+
+
+@pytest.mark.parametrize("kind", [SdpaAttention, SoftmaxAttention])
+@pytest.mark.parametrize("watched_before", [False, True])
+@torch.no_grad()
+def test_a_forward_replaced_on_the_instance(kind: Any, watched_before: bool) -> None:
+    model = hub_model(*[InterfaceAttention] * 3)
+    if watched_before:
+        assert_exact(model)
+    patched = model.layers[1].attn
+    patched.forward = types.MethodType(kind.forward, patched)
+    assert_exact(model)
+    if kind is SdpaAttention:
+        assert changes(model)
+    else:
+        with pytest.raises(ModelError) as error:
+            changes(model)
+        assert error.value.code == "intervention-not-applied"
+        assert error.value.module == "layers.1.attn"
+    del patched.forward
+    assert_exact(model)
+    assert changes(model)
+
+
+@torch.no_grad()
+def test_a_forward_wrapped_on_the_instance() -> None:
+    model = hub_model(*[InterfaceAttention] * 3)
+    patched = model.layers[1].attn
+    before = patched.forward
+    patched.forward = lambda *args, **kwargs: before(*args, **kwargs)
+    assert_exact(model)
+    assert changes(model)
+
+
+@torch.no_grad()
+def test_an_intervention_in_other_layers_does_not_need_a_layer_that_is_not_changed() -> None:
+    model = hub_model(InterfaceAttention, SdpaAttention, InterfaceAttention)
+    assert changes(model, layers=[0, 2])
+    with pytest.raises(ModelError) as error:
+        changes(model, layers=[1])
+    assert error.value.module == "layers.1.attn"
+
+
+class Hand(Projections):
+    """A softmax by hand, in a class that the interface knows."""
+
+    def forward(self, hidden: Any, attention_mask: Any = None) -> Any:
+        q, k, v = self.split(hidden)
+        weights = (q @ k.transpose(2, 3) + attention_mask).exp()
+        weights = weights / weights.sum(-1, keepdim=True)
+        return self.project((weights @ v).transpose(1, 2)), None
+
+
+@torch.no_grad()
+def test_a_layer_that_runs_without_attention_that_was_found_is_an_error() -> None:
+    model = hub_model(*[InterfaceAttention] * 3)
+    patched = model.layers[1].attn
+    patched.forward = types.MethodType(Hand.forward, patched)
+    with pytest.raises(ModelError) as error, attnscope.watch(model):
+        model(hub_text())
+    assert error.value.module == "layers.1.attn"
+
+
+@torch.no_grad()
+def test_the_check_is_made_in_the_first_pass_alone() -> None:
+    model = hub_model(*[InterfaceAttention] * 3)
+    modes = []
+
+    def note(*_: Any) -> None:
+        modes.append(len(torch.overrides._get_current_function_mode_stack()))
+
+    model.layers[1].register_forward_hook(note)
+    for _ in range(2):
+        with attnscope.watch(model):
+            model(hub_text())
+            model(hub_text())
+    model(hub_text())
+    assert modes == [1, 0, 0, 0, 0]
+
+
+@torch.no_grad()
+def test_experts_as_many_as_keys_are_no_attention() -> None:
+    model, ids = hub_model(*[InterfaceAttention] * 3), hub_text(9)  # 9 experts
+    with attnscope.watch(model) as scope:
+        model(ids)
+    assert scope.layers == [0, 1, 2]
