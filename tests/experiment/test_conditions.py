@@ -134,3 +134,44 @@ def test_a_conversation_that_ends_with_the_assistant(planned, tmp_path):
     assert base.tokens.prompt.text.count("assistant") == 1  # none is asked for after it
     with pytest.raises(InputError, match=r"prompt 0: it ends with the assistant.*'generate'"):
         planned({"system": False}, prompts=prompts, queries="generated")
+
+
+CUT = 45
+
+
+@pytest.mark.parametrize("by", ["text", "ids"])
+@pytest.mark.parametrize("position", ["before-system", "between", "end", "random"])
+def test_an_insertion_goes_into_the_cut_text(planned, by, position):
+    """What is compared is the same stretch of text, with the filler and without."""
+    condition = {"insert": {"count": 5, "unit": " one"}, "by": by, "position": position}
+    (whole, _) = planned({"insert": {"count": 0}})
+    (base, other) = planned(condition, cut=CUT)
+    assert len(whole.tokens) > CUT + 8
+    assert len(base.tokens) == CUT
+    assert np.array_equal(base.tokens.ids, whole.tokens.ids[:CUT])
+    pair = other.alignment
+    new = len(pair.filler) + len(pair.variant_seam)
+    assert 4 <= len(pair.filler) <= new <= 9  # the filler and what sets it off, no more
+    assert len(other.tokens) == CUT - len(pair.base_seam) + new
+    assert len(pair.base) >= CUT - 1  # all of the base but for the place itself
+    kept = np.delete(other.tokens.ids, [*pair.filler, *pair.variant_seam])
+    assert np.array_equal(kept, base.tokens.ids[pair.base])
+    text = "" if position == "before-system" else base.tokens.prompt.text[:5]
+    assert other.tokens.prompt.text.startswith(text)
+
+
+def test_what_is_cut_off_has_no_region(planned):
+    """Nothing can be inserted there, and no key or query is there."""
+    after = {"insert": {"count": 5}, "position": "before:question"}
+    for keys in ({"conditions": {"base": {}, "other": after}}, {"keys": ["question"]}):
+        with pytest.raises(InputError) as error:
+            planned({"insert": {"count": 0}}, **{"cut": 6, **keys})
+        assert "question" in str(error.value)
+
+
+def test_a_cut_that_leaves_no_text(planned, tmp_path):
+    llama = save_model(tmp_path / "llama", "llama")
+    condition = {"insert": {"count": 5}, "position": 0}
+    with pytest.raises(InputError) as error:
+        planned(condition, model=llama, cut=1, chat=False, bos=True)
+    assert error.value.code == "nothing-to-insert-into"

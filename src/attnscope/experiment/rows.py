@@ -16,7 +16,7 @@ from attnscope.errors import AttnscopeWarning, InputError
 from attnscope.measures.registry import MEASURES
 from attnscope.prompts import Filler, insert
 from attnscope.prompts.filler import filler_ids
-from attnscope.prompts.insertion import insertion
+from attnscope.prompts.insertion import Insertion, Pair, insertion, place
 from attnscope.prompts.rewriting import (
     Edit,
     changed_system,
@@ -60,12 +60,12 @@ def rows_of(experiment: Experiment, label: str, prompts: list[Prompt], tokenizer
             first = _At()  # who is rendered is ahead of who is tokenised
             rendered = first.each(_all_rendered(prompts, experiment, tokenizer, first))
             bases = list(at.each(tokenize_all(rendered, tokenizer)))
-        bases = [_cut(base, experiment.cut) for base in bases]
+        wholes, bases = bases, [_cut(base, experiment.cut) for base in bases]
         rows: list[Row] = [{experiment.base: (base, None)} for base in bases]
         for name in experiment.variants:
             condition = experiment.conditions[name]
             if condition.insert is not None:
-                changed = _inserted(bases, condition, tokenizer, at)
+                changed = _inserted(wholes, bases, condition, tokenizer, at)
             else:
                 changed = (
                     _compared(base, *_changed(prompt, base, condition, n, render, tokenizer),
@@ -78,8 +78,11 @@ def rows_of(experiment: Experiment, label: str, prompts: list[Prompt], tokenizer
         hint = ""
         if experiment.chat and not getattr(tokenizer, "chat_template", None):
             hint = ". In an experiment: chat: false (--no-chat)"
+        if experiment.cut is not None:
+            hint += f". Every text is cut to {experiment.cut} tokens ('cut')"
         number = getattr(error, "prompt", at.number)
-        raise InputError(f"model {label!r}, prompt {number}: {error}{hint}") from error
+        message = f"model {label!r}, prompt {number}: {error}{hint}"
+        raise InputError(message, code=error.code, **error.values) from error
     _say_unaligned(experiment, label, rows)
     return rows
 
@@ -144,25 +147,57 @@ def _ends_with_the_assistant(turns: list[Turn]) -> bool:
 
 
 def _inserted(
-    bases: list[TokenizedPrompt], condition: Condition, tokenizer: Any, at: _At
+    wholes: list[TokenizedPrompt],
+    bases: list[TokenizedPrompt],
+    condition: Condition,
+    tokenizer: Any,
+    at: _At,
 ) -> Iterator[Variant]:
-    """Every prompt with its filler; by text they are tokenised many at a time, which is most of
-    the work of a plan."""
+    """Every base, cut already where the experiment cuts, with its filler; by text they are
+    tokenised many at a time, which is most of the work of a plan."""
     assert condition.insert is not None
     fillers = [condition.insert.filler(n) for n in range(len(bases))]
-    given: dict[str, Any] = {"position": condition.position}
+    for base in at.each(bases):
+        if not base.offsets[:, 1].any():
+            raise InputError(
+                "'cut' leaves no text to insert a filler into; cut later",
+                code="nothing-to-insert-into",
+                tokens=len(base),
+            )
     if condition.by == "ids":
         for base, filler in zip(bases, fillers, strict=True):
-            pair = insert(base, filler, tokenizer, by="ids", **given)
+            pair = insert(base, filler, tokenizer, position=condition.position, by="ids")
             yield pair.variant, pair.alignment
         return
     put = [
-        insertion(base.prompt, filler, tokenizer, **given)
-        for base, filler in at.each(zip(bases, fillers, strict=True))
+        insertion(
+            whole.prompt,
+            filler,
+            tokenizer,
+            position=place(base.prompt, condition.position, seed=filler.seed),
+        )
+        for whole, base, filler in at.each(zip(wholes, bases, fillers, strict=True))
     ]
     variants = tokenize_all([one.prompt for one in put], tokenizer)
-    for base, one, variant in zip(bases, put, variants, strict=True):
-        yield variant, one.pair(base, variant).alignment
+    for whole, base, one, variant in zip(wholes, bases, put, variants, strict=True):
+        yield _cut_alike(whole, base, one.pair(whole, variant), one)
+
+
+def _cut_alike(
+    whole: TokenizedPrompt, base: TokenizedPrompt, pair: Pair, put: Insertion
+) -> Variant:
+    """The whole text's variant, cut where the base is cut: the text is tokenised as a whole, so
+    that the tokens in front of the cut are those of the base."""
+    off = len(whole) - len(base)
+    if not off:
+        return pair.variant, pair.alignment
+    if np.isin(np.arange(len(base), len(whole)), pair.alignment.base).all():
+        kept = len(pair.variant) - off
+    else:  # the filler stands at the cut, and changed the token behind it
+        end = base.offsets[:, 1].max() + put.inserted.end - put.inserted.start
+        kept = int(np.flatnonzero(pair.variant.offsets[:, 0] < end)[-1]) + 1
+    variant = _cut(pair.variant, kept)
+    return variant, put.pair(base, variant).alignment
 
 
 def _compared(
@@ -247,9 +282,12 @@ def _drawn(prompts: TokenPrompts, number: int, tokenizer: Any) -> TokenizedPromp
 
 
 def _cut(tokens: TokenizedPrompt, most: int | None) -> TokenizedPrompt:
-    if most is None:
+    """The first `most` tokens, with the text and the regions that they have."""
+    if most is None or len(tokens) <= most:
         return tokens
-    return TokenizedPrompt(tokens.prompt, tokens.ids[:most], tokens.offsets[:most])
+    ids, offsets = tokens.ids[:most], tokens.offsets[:most]
+    end = int(offsets[:, 1].max())
+    return TokenizedPrompt(tokens.prompt.cut(0, end) if end else tokens.prompt, ids, offsets)
 
 
 def _say_unaligned(experiment: Experiment, label: str, rows: list[Row]) -> None:
