@@ -27,6 +27,7 @@ PUBLIC = [
 # Bottom to top. A room imports from rooms below it (and from itself), never from above.
 LADDER = [
     "errors",
+    "memory",
     "place",
     "yaml_file",
     "tokens",

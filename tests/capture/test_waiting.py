@@ -405,3 +405,45 @@ def test_what_cannot_be_told_breaks_a_pass_off(monkeypatch: pytest.MonkeyPatch) 
 def test_bad_hold(hold: Any) -> None:
     with pytest.raises(InputError, match="a share of free memory is a number from 0 to 1"):
         attnscope.watch(build("qwen2"), hold=hold)
+
+
+@torch.no_grad()
+def test_a_layer_that_a_step_leaves_out_keeps_what_it_measured() -> None:
+    """An early exit: the last step runs the first layer alone."""
+    model, ids = build("qwen2"), prompts()["input_ids"]
+    scopes = []
+    for hold in (1 / 256, 0):
+        with attnscope.watch(model, hold=hold) as scope:
+            cache = hf.DynamicCache(config=model.config)
+            model(ids, past_key_values=cache)
+            for step in range(3):
+                layers = model.model.layers
+                if step == 2:
+                    model.model.layers = layers[:1]
+                model(ids[:, step : step + 1], past_key_values=cache)
+                model.model.layers = layers
+        scopes.append(scope)
+    assert [scope.count(0).tolist() for scope in scopes] == [[N + 3.0] * B] * 2
+    assert [scope.count(2).tolist() for scope in scopes] == [[N + 2.0] * B] * 2
+    for layer in range(3):
+        one, other = (scope.received(layer) for scope in scopes)
+        torch.testing.assert_close(one, other, rtol=2e-6, atol=2e-6)
+
+
+@torch.no_grad()
+def test_no_step_of_a_generation_holds_what_kernels_cached() -> None:
+    """Gemma 3 has two kinds of masks: frames of both are released after every step."""
+    model, held = build("gemma3"), []
+    with attnscope.watch(model):
+        watching = seam._here.users.here[-1].observer
+        assert isinstance(watching, recorder.Recorder)
+
+        def count(module: Any, args: Any, output: Any) -> None:
+            frames = {id(f): f for lane in watching.waiting.values() for f in lane.frames}
+            held.append([len(f.visible.cache) for f in frames.values() if "visible" in vars(f)])
+
+        handle = model.register_forward_hook(count)
+        generated(model, prompts(padding=True))
+        handle.remove()
+    assert any(held)
+    assert not any(n for step in held for n in step)

@@ -25,6 +25,7 @@ from attnscope.capture.waiting import (
     Tail,
     alike,
     bare,
+    cached_keys,
     free_memory,
     large,
     lasting,
@@ -126,6 +127,8 @@ class Recorder:
             seen = on_cpu(seen)
         assert seen.frame is not None
         site, frame = seen.site, seen.frame
+        if not self.frames or self.frames[-1] is not frame:
+            self.frames.append(frame)
         can_wait = seen.lse is not None and not seen.changed and self.hold > 0
         lane = self.waiting.get(site)
         if lane is not None and can_wait and site.stack in self.begun:
@@ -142,8 +145,6 @@ class Recorder:
                 scope._fed.append(seam.given(self.bases[site.stack]).tokens)
         elif lane is not None:
             self.measure_waiting()
-        if not self.frames or self.frames[-1] is not frame:
-            self.frames.append(frame)
         scope = self.parts[site.part]
         if seen.terms is not None and can_wait and self._leads(scope, seen, seen.terms, reply):
             return
@@ -188,7 +189,8 @@ class Recorder:
         if lane is not None and lane.steps:
             for other in self.waiting.values() if len(lane.frames) > 1 else ():
                 if other.frames[-1] is lane.frames[-2]:
-                    other.expect(terms.frame)
+                    cache = self.cache.get(other.site.stack)
+                    other.expect(terms.frame, cached_keys(cache, other.site.layer))
             return sys.maxsize, True
         if told is None:
             return 0, True
@@ -310,6 +312,8 @@ class Recorder:
             )
         for scope in self._of(stack):
             scope._complete, scope._checked = True, False
+        for lane in self.waiting.values():
+            lane.restore()
         if self.waiting and (
             self.tail is not None or not (self._lasts(cache) and self._has_room(self.held))
         ):
@@ -372,6 +376,8 @@ class Recorder:
             return
         self._unroll()
         lanes, self.waiting, self.held = list(self.waiting.values()), {}, 0
+        for lane in lanes:
+            lane.restore()
         for group in alike(lanes):
             self._measure_alike(group)
 

@@ -6,18 +6,20 @@ reduced as one: layers side by side along the batch, steps one below the other o
 the last. Knows how caches of transformers keep their keys, and so how long a reference is good.
 """
 
-import os
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
 from transformers import cache_utils
 
+from attnscope import memory
 from attnscope.capture.frame import Frame
 from attnscope.capture.generation import Reply
 from attnscope.capture.passes import Terms
 from attnscope.capture.sites import Site
+from attnscope.errors import ScopeError
 from attnscope.kernels import AttentionCall
 
 # Queries of one call, in bytes, from which on a kernel of its own is better: by then its launch is
@@ -59,6 +61,9 @@ class Lane:
     """Keys, each piece with the position of its first: as few as cover all that is needed."""
     held: int = 0
     """Bytes that would be free by now if nobody waited."""
+    released: tuple[Any, ...] | None = None
+    """The latest keys, if the cache alone holds them: a weak reference to its tensor, and their
+    shape, strides and offset in its storage."""
 
     def add(self, frame: Frame, q: Tensor, k: Tensor, lse: Tensor, known: int | None = None) -> int:
         """One more call; how many bytes it holds, if that is not known of another like it."""
@@ -71,7 +76,9 @@ class Lane:
             held = q.untyped_storage().nbytes() + lse.untyped_storage().nbytes()
         if self.pieces and self._replaced(frame):
             self.pieces[-1] = frame.first_key, k
+            self.released = None
         else:
+            self.restore()
             if self.pieces or not self.steps:  # the keys of a step are those of its cache
                 held += k.nbytes
             self.pieces.append((frame.first_key, k))
@@ -85,10 +92,29 @@ class Lane:
         covered = self.frames[0].first_key if before is None else before[0] + before[1].shape[2]
         return frame.first_key <= covered
 
-    def expect(self, frame: Frame) -> None:
-        """Let go of keys that a call of this frame, sure to come, replaces."""
-        if self._replaced(frame):
-            self.pieces[-1] = self.pieces[-1][0], _NOTHING
+    def expect(self, frame: Frame, cached: Tensor | None) -> None:
+        """Leave keys to the cache that a call of this frame is about to replace."""
+        first, k = self.pieces[-1]
+        if cached is None or self.released is not None or not self._replaced(frame):
+            return
+        if cached.untyped_storage().data_ptr() == k.untyped_storage().data_ptr():
+            self.released = ref(cached), k.shape, k.stride(), k.storage_offset()
+            self.pieces[-1] = first, _NOTHING
+
+    def restore(self) -> None:
+        """Take keys back from the cache, where the call that was to replace them did not come."""
+        if self.released is None:
+            return
+        (cached, *where), self.released = self.released, None
+        tensor = cached()
+        if tensor is None:
+            raise ScopeError(
+                f"layer {self.site.layer} replaced its keys without an attention call, so its "
+                "last steps cannot be measured; watch with hold=0",
+                code="keys-lost",
+                layer=self.site.layer,
+            )
+        self.pieces[-1] = self.pieces[-1][0], tensor.detach().as_strided(*where)
 
     @property
     def size(self) -> int:
@@ -191,6 +217,15 @@ def one_after_another(tensors: list[Tensor]) -> Tensor:
     return torch.cat([tensor.transpose(1, 2) for tensor in tensors]).transpose(1, 2)
 
 
+def cached_keys(cache: Any, layer: int) -> Tensor | None:
+    """The keys that a cache holds of a layer; None where it holds none, or moves them away."""
+    layers = getattr(cache, "layers", ())
+    if layer >= len(layers) or getattr(cache, "offloading", False):
+        return None
+    keys: Tensor | None = getattr(layers[layer], "keys", None)
+    return keys
+
+
 def lasting(cache: Any, layer: int, k: Tensor, *, inside: bool) -> bool:
     """Whether these keys stay what they are, and come back as the first of the next step's.
 
@@ -198,13 +233,10 @@ def lasting(cache: Any, layer: int, k: Tensor, *, inside: bool) -> bool:
     writes behind its keys, and nobody else writes while `generate` runs (`inside`). All others,
     and keys that a model makes from what it cached, are as good as gone after the pass.
     """
-    layers = getattr(cache, "layers", ())
-    if layer >= len(layers) or getattr(cache, "offloading", False):
-        return False
-    kept = getattr(layers[layer], "keys", None)
+    kept = cached_keys(cache, layer)
     if kept is None or kept.untyped_storage().data_ptr() != k.untyped_storage().data_ptr():
         return False
-    kind = type(layers[layer])
+    kind = type(cache.layers[layer])
     if kind is cache_utils.StaticLayer:
         return inside
     return kind in (cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer)
@@ -218,9 +250,5 @@ def large(call: AttentionCall) -> bool:
 
 def free_memory(device: torch.device) -> int:
     """Bytes that could still be used, where the tensors are."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):  # not on every system
-        return 4 << 30
+    known = memory.free(str(device) if device.type == "cuda" else "cpu")
+    return 4 << 30 if known is None else known

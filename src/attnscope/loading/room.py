@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from attnscope import memory
 from attnscope.errors import ModelError
 
 HEADROOM = 256 << 20
@@ -36,22 +37,9 @@ def numbers_in(files: Sequence[Path]) -> int:
     return found
 
 
-def free(device: str = "cpu") -> int | None:
-    """Bytes that could be used by now: of a GPU, or of this machine and its container; None where
-    the system does not say."""
-    if device.startswith("cuda"):
-        import torch
-
-        return int(torch.cuda.mem_get_info(torch.device(device))[0])
-    if device != "cpu":
-        return None
-    known = [bytes for bytes in (_machine(), _container()) if bytes is not None]
-    return min(known, default=None)
-
-
 def check_room(numbers: int, width: int, name: str, device: str = "cpu") -> None:
     """Refuse so many numbers of so many bytes each where they cannot fit."""
-    there = free(device)
+    there = memory.free(device)
     needed = numbers * width + HEADROOM
     if there is not None and needed > there:
         raise NoRoomError(
@@ -59,27 +47,3 @@ def check_room(numbers: int, width: int, name: str, device: str = "cpu") -> None
             f"need {needed / 1e9:.1f} GB, and {there / 1e9:.1f} GB are free on {device}. Choose a "
             "smaller model, or dtype='bfloat16' for half of it, or end other programs"
         )
-
-
-def _machine() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        said = next(line for line in lines if line.startswith("MemAvailable:"))
-        return int(said.split()[1]) * 1024
-    except (OSError, StopIteration, ValueError, IndexError):
-        return None
-
-
-def _container() -> int | None:
-    """What a control group leaves; files it holds in memory can be let go."""
-    root = Path("/sys/fs/cgroup")
-    try:
-        most = (root / "memory.max").read_text(encoding="ascii").strip()
-        if most == "max":
-            return None
-        used = int((root / "memory.current").read_text(encoding="ascii"))
-        stat = (root / "memory.stat").read_text(encoding="ascii").split()
-        files = dict(zip(stat[::2], stat[1::2], strict=False))
-        return int(most) - used + int(files.get("inactive_file", 0))
-    except (OSError, ValueError):
-        return None

@@ -1,0 +1,37 @@
+"""Free memory: one answer for loading and for measuring, and never that of the page cache."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnscope import memory
+from attnscope.capture import waiting
+
+GIB = 1 << 30
+
+
+def system(folder: Path, *, available: int, limit: str, used: int, cached: int) -> None:
+    """Files as Linux has them, of a machine and of a container in it."""
+    (folder / "meminfo").write_text(f"MemFree: 1 kB\nMemAvailable: {available // 1024} kB\n")
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {cached}\n")
+
+
+@pytest.mark.parametrize(("limit", "wanted"), [("max", 20 * GIB), (f"{8 * GIB}", 7 * GIB)])
+def test_loading_and_measuring_agree(
+    limit: str, wanted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system(tmp_path, available=20 * GIB, limit=limit, used=3 * GIB, cached=2 * GIB)
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    assert memory.free() == wanted
+    assert waiting.free_memory(torch.device("cpu")) == wanted
+
+
+def test_a_system_that_does_not_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "none")
+    monkeypatch.setattr(memory, "CGROUP", tmp_path / "none")
+    assert memory.free() is None
+    assert waiting.free_memory(torch.device("cpu")) > 0
