@@ -1,5 +1,7 @@
 """Statistics of activations, against numpy on the activations themselves."""
 
+import contextlib
+import threading
 from contextlib import ExitStack
 from typing import Any
 
@@ -9,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import attnscope
-from attnscope.capture.record import Recording, brown_forsythe
+from attnscope.capture.record import Recording, brown_forsythe, tallying
 from attnscope.capture.sketch import BOUND, GINI_BOUND, Sketch
 from attnscope.errors import InputError, ModelError, ScopeError
 from families import VOCABULARY, build
@@ -215,3 +217,68 @@ def test_errors() -> None:
     refused = pytest.raises(InputError, match="classes has shape")
     with refused, attnscope.record(model, classes=CLASSES[:1]):
         model(**given)
+
+
+@pytest.mark.parametrize("finishes", [True, False])
+@torch.no_grad()
+def test_a_pass_of_another_thread_neither_ends_nor_drops_this_one(finishes: bool) -> None:
+    """It runs in the very middle of a recorded pass, and may break off."""
+    model, text = build("qwen2"), inputs()
+    with attnscope.record(model) as wanted:
+        model(**text)
+    main = threading.get_ident()
+
+    def other() -> None:
+        with contextlib.suppress(ZeroDivisionError):
+            model(**inputs(right=False))
+
+    def interrupt(module: nn.Module, args: Any) -> None:
+        if threading.get_ident() == main:
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join(60)
+        elif not finishes:
+            raise ZeroDivisionError
+
+    handle = model.model.layers[1].register_forward_pre_hook(interrupt)
+    with attnscope.record(model) as recorded, tallying(model) as tallies:
+        model(**text)
+    handle.remove()
+    assert recorded.forwards == 1
+    assert sorted(tallies) == [0, 1, 2]
+    for layer in range(3):
+        for point in ("mlp", "residual"):
+            assert torch.equal(recorded.l2(point, layer), wanted.l2(point, layer))
+
+
+@pytest.mark.parametrize("point", ["mlp", "residual"])
+@torch.no_grad()
+def test_activations_that_are_no_numbers_are_refused(point: str) -> None:
+    model, text = build("qwen2"), inputs()
+    model.model.layers[1].mlp.gate_proj.weight[3] = torch.nan
+    with pytest.raises(ModelError) as error, attnscope.record(model, points=point):
+        model(**text)
+    assert error.value.code == "nan-activations"
+    assert error.value.values["point"] == point
+    assert error.value.values["layer"] == 1
+    assert error.value.values["count"] > 0
+
+
+@torch.no_grad()
+def test_padding_may_be_no_number() -> None:
+    model, text = build("qwen2"), inputs()
+
+    def spoil(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        return output.masked_fill(text["attention_mask"][:, :, None] == 0, torch.nan)
+
+    model.model.layers[1].mlp.act_fn.register_forward_hook(spoil)
+    with attnscope.record(model, points="mlp", layers=[1]) as recorded:
+        model(**text)
+    assert bool(recorded.l2("mlp", 1).isfinite().all())
+
+
+@torch.no_grad()
+def test_infinite_activations_are_counted() -> None:
+    sketch = Sketch(1)
+    sketch.add(torch.tensor([[1.0, torch.inf, -torch.inf]]), torch.tensor([0]))
+    assert sketch.count.tolist() == [3.0]

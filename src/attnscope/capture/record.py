@@ -224,14 +224,19 @@ def tallying(
     tallies: dict[int, Tally] = {}
     with ExitStack() as undo:
         undo.enter_context(patches.uncompiled())
-        undo.callback(found.base.register_forward_pre_hook(lambda *_: tallies.clear()).remove)
         text = text_of(found.base, undo)
+
+        def begin(this: nn.Module, args: Any) -> None:
+            if this is found.base and text.mine():
+                tallies.clear()
+
+        undo.callback(found.base.register_forward_pre_hook(begin).remove)
 
         def take(layer: int, rows: Tensor, which: Tensor) -> None:
             if layer not in tallies:
                 own = torch.arange(text.batch)[:, None]
                 group = torch.where(text.real, own, -1).flatten()
-                tallies[layer] = Tally(group, text.batch, rows.device)
+                tallies[layer] = Tally("mlp", layer, group, text.batch, rows.device)
             near, large = (None, None) if limits is None else limits[layer]
             tallies[layer].add(rows, which, near, large)
 
@@ -271,12 +276,12 @@ def _recording(
         def take(point: str, layer: int, rows: Tensor, which: Tensor) -> None:
             key = point, layer
             if key not in tallies:
-                tallies[key] = Tally(_groups(text, ids), held.classes, rows.device)
+                tallies[key] = Tally(point, layer, _groups(text, ids), held.classes, rows.device)
             limit = near.get(key)
             tallies[key].add(rows, which, None if limit is None else limit.to(rows.device), None)
 
         def end(this: nn.Module, args: Any, output: Any) -> None:
-            if this is base:
+            if this is base and text.mine():
                 if output is None:  # it broke off
                     tallies.clear()
                 for (point, layer), tally in tallies.items():

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attnscope.capture.sketch import Sketch
+from attnscope.errors import ModelError
 
 FIELDS = ("width", "near", "large", "absolute", "squares", "sum", "largest")
 """Of every token: how many activations it has, how many of them are near zero and how many large,
@@ -26,8 +27,9 @@ def epsilon(sketch: Sketch, c: float = NEAR) -> Tensor:
 class Tally:
     """The activations of one layer in one pass."""
 
-    def __init__(self, group: Tensor, groups: int, device: torch.device):
+    def __init__(self, point: str, layer: int, group: Tensor, groups: int, device: torch.device):
         """`group` int64 [tokens of all sequences]: -1 for tokens that do not count."""
+        self.point, self.layer = point, layer
         self.group = group.to(device)
         self.sketch = Sketch(groups, device)
         self.tokens = torch.zeros(len(group), len(FIELDS), dtype=torch.float64, device=device)
@@ -41,12 +43,27 @@ class Tally:
         """
         kept = self.group[which] >= 0
         rows, which = rows.detach()[kept], which[kept]
+        self._refuse_nan(rows)
         step = max(1, CHUNK // rows.shape[1])
         for at in range(0, len(rows), step):
             some, of = rows[at : at + step], which[at : at + step]
             group = self.group[of]
             self.sketch.add(some, group)
             self._count(some.double(), of, group, near, large)
+
+    def _refuse_nan(self, rows: Tensor) -> None:
+        if not bool(rows.isnan().any()):
+            return
+        count = int(rows.isnan().sum())
+        raise ModelError(
+            f"{count} of {rows.numel()} activations of layer {self.layer} ({self.point!r}) are "
+            "NaN, so they have no statistics; load the model in float32 or bfloat16, or choose "
+            "layers before this one",
+            code="nan-activations",
+            point=self.point,
+            layer=self.layer,
+            count=count,
+        )
 
     def _count(
         self,
