@@ -210,3 +210,27 @@ def test_whisper() -> None:
         wanted = A.sum(2).float()
         torch.testing.assert_close(scope["cross"].received(layer), wanted, rtol=0, atol=1e-5)
     assert scope["encoder"].received(0).shape == (B, 4, 20)
+
+
+@pytest.mark.parametrize("backend", ["auto", "eager-fallback"])
+@torch.no_grad()
+def test_the_whole_scope_describes_its_parts(backend: str) -> None:
+    model, text = bart(), inputs()
+    with attnscope.watch(model, backend=backend) as scope:
+        before = repr(scope)
+        model(**text)
+    assert scope.backend == scope["decoder"].backend
+    for part in scope.parts:
+        assert part in before
+        assert repr(scope[part]) in repr(scope)
+    assert before != repr(scope)
+
+
+@torch.no_grad()
+def test_the_backend_of_the_whole_scope_is_the_fallback_where_a_part_took_it() -> None:
+    model, text = t5("eager"), inputs()
+    with attnscope.watch(model) as scope:
+        model(**text)
+        scope["cross"].backend = "eager-fallback"
+    assert scope.backend == "eager-fallback"
+    assert scope["encoder"].backend != "eager-fallback"

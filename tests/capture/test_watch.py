@@ -682,3 +682,43 @@ def test_no_warnings_where_there_is_nothing_to_warn_of() -> None:
         warnings.simplefilter("error")
         with attnscope.watch(model):
             model(tokens())
+
+
+@torch.no_grad()
+def test_measures_of_answers_are_not_offered_for_a_scope() -> None:
+    model = build("qwen2")
+    with attnscope.watch(model, keep=True) as scope:
+        model(tokens())
+    for read in (scope.measure, lambda name, layer: scope.to_frame(measures=[name])):
+        with pytest.raises(InputError) as error:
+            read("lookback", 0)
+        assert error.value.code == "unknown-measure"
+        assert "lookback" not in error.value.values["known"]
+        assert "entropy" in error.value.values["known"]
+
+
+@torch.no_grad()
+def test_top_keys_of_a_sequence_without_such_a_query_are_nan() -> None:
+    model, ids = build("qwen2"), tokens(2, 9)
+    mask = torch.zeros(2, 9, dtype=torch.bool)
+    mask[0, 5:8] = mask[1, 6] = True
+    with attnscope.watch(model, queries=mask, top=2, keep=True) as scope:
+        model(ids)
+    queries, keys, weights = scope.top_keys(0)
+    none = queries < 0
+    assert none.any()
+    assert torch.equal(weights.isnan(), none[:, None, :, None].expand_as(weights))
+    assert bool((keys.transpose(1, 2)[none] == -1).all())
+    torch.testing.assert_close(weights, scope.largest(0, 2).weight, equal_nan=True)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@torch.no_grad()
+def test_top_keys_that_were_not_asked_for_name_what_to_read(keep: bool) -> None:
+    model = build("qwen2")
+    with attnscope.watch(model, keep=keep) as scope:
+        model(tokens())
+    with pytest.raises(ScopeError) as error:
+        scope.top_keys(0)
+    assert error.value.code == "top-keys-not-kept"
+    assert error.value.values["instead"] == ("largest" if keep else "top")

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import InputError, ScopeError, unknown
-from attnscope.measures.registry import MEASURES
+from attnscope.measures.registry import BY_HEAD, MEASURES
 from attnscope.tokens import DEFAULT, ClassSet, read_vocabulary
 
 if TYPE_CHECKING:
@@ -27,9 +27,6 @@ Ints = NDArray[np.int64]
 BY_TOKEN = ("received", "average")
 BY_CLASS = ("mass", "lift")
 BY_QUERY = ("rows", "query_entropy")
-BY_HEAD = tuple(
-    name for name, m in MEASURES.items() if m.level == "head" and not m.pair and not m.over
-)
 
 
 class LabelledText:

@@ -19,7 +19,7 @@ from attnscope.measures.flow import flow
 from attnscope.measures.layer import Layer, Sums, mean_over_queries, or_nan
 from attnscope.measures.mass import lift, mass, shares_of
 from attnscope.measures.received import standard_error
-from attnscope.measures.registry import MEASURES
+from attnscope.measures.registry import BY_HEAD, MEASURES
 from attnscope.tokens import DEFAULT, ClassSet
 
 if TYPE_CHECKING:
@@ -54,8 +54,7 @@ class Scope(SingleQueries):
     ):
         self.layers = layers
         """The layers being measured, in the model's own numbering."""
-        self.backend = backend
-        """"reference", "streaming", "triton" or "eager-fallback"."""
+        self._backend = backend
         self._stack = stack
         self._cross = cross
         self._parts: dict[str, Scope] = {}
@@ -92,7 +91,22 @@ class Scope(SingleQueries):
         """Nothing was measured."""
         self._apart, self._joints = {}, []
 
+    @property
+    def backend(self) -> str:
+        """One of "reference", "streaming", "triton" and "eager-fallback": the last one as soon as
+        any layer used it."""
+        scopes = [self] if self.layers else [*self._parts.values()]
+        taken = {scope._backend for scope in scopes}
+        return "eager-fallback" if "eager-fallback" in taken else self._backend
+
+    @backend.setter
+    def backend(self, backend: str) -> None:
+        self._backend = backend
+
     def __repr__(self) -> str:
+        if not self.layers:
+            parts = (f"{name!r}: {part!r}" for name, part in self._parts.items())
+            return f"<Scope of {len(self._parts)} parts: {', '.join(parts)}>"
         asked = f"{len(self.layers)} layers, queries {str(self._queries)!r}, {self.backend!r}"
         if self._begun and not self._complete:
             return f"<Scope of {asked}: the last forward pass did not finish>"
@@ -237,9 +251,8 @@ class Scope(SingleQueries):
     def measure(self, name: str, layer: int) -> Tensor:
         """[B, H]: any measure by its name that is one number per head; [B, H, columns] where it is
         several. Some need `watch(…, keep=True)`."""
-        one = {m.name for m in MEASURES.values() if m.level == "head" and not m.pair and not m.over}
-        if name not in one:
-            raise unknown("measure", name, sorted(one))
+        if name not in BY_HEAD:
+            raise unknown("measure", name, sorted(BY_HEAD))
         rows = self.single(layer) if "rows" in MEASURES[name].needs else None
         seen = Layer(sums=self.sums(layer), rows=rows, tokens=self._ids(layer))
         return torch.as_tensor(MEASURES[name].numbers(seen).value)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nan
 
 from attnscope.capture.conservation import check
 from attnscope.capture.kept import binned, bins_of, row_of, tell
@@ -179,13 +179,22 @@ class SingleQueries:
         """The keys each query looks at most, as asked for with `watch(…, top=k)`.
 
         Positions of the queries [B, M] (-1 where a shorter sequence has fewer), their keys
-        [B, H, M, k] (-1 where fewer are visible) and the weights [B, H, M, k], largest first.
+        [B, H, M, k] (-1 where fewer are visible) and the weights [B, H, M, k], largest first; nan
+        where there is no query.
         """
         totals, _, _ = self._read(layer)
         if not totals.top:
-            raise ScopeError("top keys must be asked for beforehand: watch(model, top=5)")
+            kept = bool(totals.kept)
+            raise ScopeError(
+                "top_keys reads what watch(model, top=5) keeps, and top was not given; "
+                + (f"read largest({layer}, k=5) from what keep=True kept" if kept else "give it"),
+                code="top-keys-not-kept",
+                instead="largest" if kept else "top",
+            )
         queries, keys, weights = zip(*totals.top, strict=True)
         width = max(part.shape[-1] for part in keys)
         wide = [torch.nn.functional.pad(k, (0, width - k.shape[-1]), value=-1) for k in keys]
         heavy = [torch.nn.functional.pad(w, (0, width - w.shape[-1])) for w in weights]
-        return torch.cat(queries, 1), torch.cat(wide, 2), torch.cat(heavy, 2)
+        where = torch.cat(queries, 1)
+        there = (where >= 0)[:, None, :, None]
+        return where, torch.cat(wide, 2).where(there, -1), torch.cat(heavy, 2).where(there, nan)

@@ -22,6 +22,13 @@ MEASURES: dict[str, Measure] = {
 }
 """By the name that an experiment lists under `measures`."""
 
+BY_HEAD: tuple[str, ...] = tuple(
+    name
+    for name, m in MEASURES.items()
+    if m.level == "head" and not (m.pair or m.over or m.answers)
+)
+"""Those that are numbers of every head and need nothing but one watched text."""
+
 COLUMNS: dict[str, Measure] = {
     column: measure for measure in MEASURES.values() for column in measure.columns
 }
