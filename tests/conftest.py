@@ -120,7 +120,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _fixed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnscope.loading.room.free", lambda device="cpu": FREE)
+    monkeypatch.setattr("attnscope.memory.free", lambda device="cpu": FREE)
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,13 @@ from attnscope import memory
 from attnscope.capture import waiting
 
 GIB = 1 << 30
+FREE = memory.free
+
+
+@pytest.fixture(autouse=True)
+def _as_the_system_says(_fixed_memory: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests are given a fixed number."""
+    monkeypatch.setattr(memory, "free", FREE)
 
 
 def system(folder: Path, *, available: int, limit: str, used: int, cached: int) -> None:

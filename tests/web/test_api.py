@@ -442,11 +442,11 @@ def test_layers_of_a_long_text_come_one_by_one(
 def test_a_model_that_does_not_fit_is_refused_before_it_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from attnscope.loading import room
+    from attnscope import memory
 
     with TestClient(create(), base_url="http://127.0.0.1:8765") as opened:
         with monkeypatch.context() as little:
-            little.setattr(room, "free", lambda device="cpu": 100 << 20)
+            little.setattr(memory, "free", lambda device="cpu": 100 << 20)
             said = result(opened, "/api/views", {"model": MODEL, "text": "One text."})
             assert said["state"] == "failed"
             assert "does not fit in memory" in said["said"]
