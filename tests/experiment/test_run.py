@@ -11,7 +11,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 import attnscope
-from attnscope.errors import InputError, ModelError
+from attnscope.errors import AttnscopeWarning, InputError, ModelError
 from attnscope.experiment import local
 from attnscope.experiment.execute import run
 from attnscope.experiment.plan import TOGETHER, make_plan
@@ -569,6 +569,31 @@ def test_prompts_asked_again_draw_again_and_say_so(small, tmp_path):
     assert set(compared["units"]) == {6}
     with pytest.raises(InputError, match="repeats: 2, and nothing is drawn"):
         small(repeats=2)
+
+
+def test_random_tokens_are_drawn_again_in_every_repeat(small):
+    """A condition of random tokens depends on a seed, so repeats give other numbers."""
+    asked = small(repeats=2, conditions={"base": {}, "drawn": {"random": 0}}, measures=["mass"])
+    cells = make_plan(asked).models[0].cells()
+    drawn = {tuple(cell.tokens.ids) for cell in cells if cell.condition == "drawn"}
+    assert len(drawn) == 12
+
+
+def test_a_region_that_only_some_prompts_have(small, tmp_path):
+    file = tmp_path / "talks.jsonl"
+    user, reply = {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}
+    short, long = [user], [user, reply, user]
+    asked = {"conditions": {"base": {}}, "measures": ["mass"], "keys": ["turn:2:user"]}
+    for talks in ([short, short, long], [long, short, short]):
+        file.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+        prompts = {"source": "conversations", "path": str(file)}
+        with pytest.warns(AttnscopeWarning, match=r"\b2 of 3\b"):
+            make_plan(small(**asked, prompts=prompts))
+    with pytest.raises(InputError) as error:
+        make_plan(small(**{**asked, "keys": ["turn:3:user"]}, prompts=prompts))
+    assert error.value.code == "unknown-region"
+    assert error.value.values["value"] == "turn:3:user"
+    assert "turn:2:user" in error.value.values["known"]
 
 
 def test_prompts_draw_their_own_sample_of_queries(small, tmp_path):

@@ -158,6 +158,15 @@ def test_a_load_that_hangs_is_left_behind(small, tmp_path, monkeypatch):
     let_go.set()
 
 
+def test_a_loader_that_ends_the_program_says_so(small):
+    plan = make_plan(small())
+    measure = local.Measurer(plan, threads=1)
+    with pytest.raises(ModelError) as error:
+        measure._within(lambda: sys.exit(3), plan.models[0])
+    assert error.value.code == "loader-exited"
+    assert error.value.values["status"] == 3
+
+
 @pytest.mark.parametrize("cores", [1, 1000])
 def test_tables_are_written_beside_the_model_where_a_core_is_free(
     small, tmp_path, monkeypatch, cores

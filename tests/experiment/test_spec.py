@@ -7,7 +7,9 @@ import pytest
 import yaml
 
 from attnscope.errors import InputError
-from attnscope.question.spec import made
+from attnscope.question.conditions import Condition, Cut, Insert, Moved, Replace, Scaled
+from attnscope.question.generate import Generate
+from attnscope.question.spec import Experiment, Profiles, made
 from attnscope.question.yaml import read_experiment, written
 
 GOOD = """\
@@ -134,6 +136,28 @@ def test_an_error_names_the_line_the_bad_value_and_the_good_ones(
     assert f"experiment.yaml, line {line}: " in message
     assert bad in message
     assert good in message
+
+
+@pytest.mark.parametrize(
+    ("keys", "key", "known"),
+    [
+        ("conditions: {base: {}, insert: {knockout: {tokn: a}}}", "tokn", Cut),
+        ("conditions: {base: {}, a: {steer: {factr: 2}}}", "factr", Scaled),
+        ("conditions: {base: {}, a: {arm: {d: 1}}}", "d", Moved),
+        ("conditions: {base: {}, a: {insert: {d: 1}}}", "d", Insert),
+        ("conditions: {base: {}, a: {replace: {d: 1}}}", "d", Replace),
+        ("conditions: {base: {}, insert: {d: 1}}", "d", Condition),
+        ("profiles: {d: 1}", "d", Profiles),
+        ("generate: {d: 1}", "d", Generate),
+        ("d: 1", "d", Experiment),
+    ],
+)
+def test_an_unknown_key_lists_the_keys_of_its_own_place(tmp_path, keys, key, known):
+    with pytest.raises(InputError) as error:
+        read(tmp_path, "name: x\nmodels: [a]\nprompts: {source: math}\n" + keys)
+    assert error.value.code == "unknown-key"
+    assert error.value.values["value"].rpartition(".")[2] == key
+    assert error.value.values["known"] == list(known.model_fields)
 
 
 def test_all_errors_are_told_at_once(tmp_path):

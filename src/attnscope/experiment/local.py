@@ -78,24 +78,33 @@ class Measurer:
         """What `load` gives, if it does so in time. Nothing can end a thread that hangs, so it is
         left behind."""
         found: list[Any] = []
-        errors: list[Exception] = []
+        errors: list[BaseException] = []
 
         def beside() -> None:
             try:
                 with _threads(self.threads):
                     found.append(load())
-            except Exception as error:
+            except BaseException as error:  # a SystemExit would end the thread without a word
                 errors.append(error)
 
         thread = threading.Thread(target=beside, name="attnscope-loading", daemon=True)
         thread.start()
         thread.join(self.load_within)
+        if errors and isinstance(errors[0], SystemExit):
+            raise ModelError(
+                f"the code that loads {of_model.facts.name!r} ended with exit status "
+                f"{errors[0].code!r}; load the model by itself to see why",
+                code="loader-exited",
+                status=errors[0].code,
+            ) from errors[0]
         if errors:
             raise errors[0]
         if not found:
             raise ModelError(
                 f"{of_model.facts.name!r} was not loaded within {self.load_within:.0f} seconds; is "
-                "its disk or connection there? Allow more with --load-within"
+                "its disk or connection there? Allow more with --load-within",
+                code="load-timeout",
+                seconds=self.load_within,
             )
         return found[0]
 

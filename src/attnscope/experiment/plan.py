@@ -12,6 +12,7 @@ import gc
 import hashlib
 import json
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from attnscope.errors import InputError, unknown
+from attnscope.errors import AttnscopeWarning, InputError, unknown
 from attnscope.experiment.cells import Batch, Cell, batch_of
 from attnscope.experiment.model_facts import ModelFacts, chosen, facts_of
 from attnscope.experiment.rows import Row, rows_of
@@ -115,6 +116,7 @@ def _make_plan(experiment: Experiment) -> Plan:
         if id(tokenizer) not in laid:
             prompts = [sample.prompt for sample in samples]
             laid[id(tokenizer)] = _Laid(rows_of(experiment, label, prompts, tokenizer))
+            _check_regions(experiment, label, laid[id(tokenizer)].rows)
         models.append(
             _plan_model(experiment, label, facts[label], tokenizer, laid[id(tokenizer)], device)
         )
@@ -185,7 +187,6 @@ def _plan_model(
     heads = chosen(facts, label, "head", experiment.heads_of(label))
     profile_layers = chosen(facts, label, "layer", experiment.profiles.layers)
     profile_heads = chosen(facts, label, "head", experiment.profiles.heads_of(label))
-    _check_regions(experiment, laid.rows[0])
     _check_classes(experiment)
     _check_fit(experiment, label, facts.pinned, tokenizer, laid)
     identity = {
@@ -267,29 +268,50 @@ def _check_answers(label: str, config: Any) -> None:
         )
 
 
-def _check_regions(experiment: Experiment, row: Row) -> None:
-    """A region nobody has is a misspelling; one that only some conditions have is fine."""
-    known = dict.fromkeys(name for tokens, _ in row.values() for name in tokens.prompt.names)
+def _check_regions(experiment: Experiment, label: str, rows: list[Row]) -> None:
+    """A region that no prompt has is a misspelling; one that only some prompts have is counted,
+    and one that only some conditions have is fine."""
+    names = [{name for tokens, _ in row.values() for name in tokens.prompt.names} for row in rows]
+    known = dict.fromkeys(
+        name for row in rows for tokens, _ in row.values() for name in tokens.prompt.names
+    )
     if experiment.generate is not None:
         known[GENERATED] = None
-    wanted = [("keys", key, key) for key in experiment.keys if key not in ("all", "not-first")]
+        names = [some | {GENERATED} for some in names]
+    for what, said, region in _regions_wanted(experiment):
+        lacking = sum(region not in some for some in names)
+        if lacking == len(rows):
+            listed = [*known, *(("all", "not-first") if what == "keys" else ())]
+            raise InputError(
+                f"{what} {said!r}: the prompts have no region {region!r}; "
+                f"known: {', '.join(listed) or 'none'}",
+                code="unknown-region",
+                value=region,
+                known=listed,
+            )
+        if lacking:
+            there = "it changes nothing there" if what == "condition" else "values are null there"
+            warnings.warn(
+                f"model {label!r}, {what} {said!r}: {lacking} of {len(rows)} prompts have no "
+                f"region {region!r}; {there}",
+                AttnscopeWarning,
+                stacklevel=2,
+            )
+
+
+def _regions_wanted(experiment: Experiment) -> Iterator[tuple[str, str, str]]:
+    """What names a region, how it is written, and the region."""
+    for key in experiment.keys:
+        if key not in ("all", "not-first"):
+            yield "keys", key, key
     for queries in experiment.queries:
         region = parse_queries(queries).region
         if region is not None:
-            wanted.append(("queries", queries, region))
-    wanted += [
-        ("condition", name, cut.region)
-        for name, condition in experiment.conditions.items()
-        for cut in (condition.knockout, condition.steer)
-        if cut is not None and cut.region is not None
-    ]
-    for what, said, region in wanted:
-        if region not in known:
-            fixed = ", all, not-first" if what == "keys" else ""
-            raise InputError(
-                f"{what} {said!r}: the prompts have no region {region!r}; "
-                f"known: {', '.join(known) or 'none'}{fixed}"
-            )
+            yield "queries", queries, region
+    for name, condition in experiment.conditions.items():
+        for cut in (condition.knockout, condition.steer):
+            if cut is not None and cut.region is not None:
+                yield "condition", name, cut.region
 
 
 def _check_classes(experiment: Experiment) -> None:

@@ -162,8 +162,8 @@ class Experiment(Plain):
         if self.repeats > 1 and not self._drawn():
             raise ValueError(
                 f"repeats: {self.repeats}, and nothing is drawn, so every repeat would give the "
-                "same numbers; ask once, or for a random filler or place, sample:K, or sampled "
-                "answers"
+                "same numbers; ask once, or for a random filler or place, random tokens, sample:K, "
+                "or sampled answers"
             )
         for label in self.models:
             _part_of("layers", self.profiles.layers, self.layers)
@@ -186,6 +186,7 @@ class Experiment(Plain):
                 c.position == "random" or (c.insert and c.insert.kind not in fixed)
                 for c in inserted
             )
+            or any(c.random is not None for c in self.conditions.values())
             or any(parse_queries(queries).sample for queries in self.queries)
             or (self.generate is not None and self.generate.sample)
         )

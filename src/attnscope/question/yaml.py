@@ -7,15 +7,14 @@ This module must not know what the keys mean: that is `spec.py`.
 
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from attnscope.errors import InputError
 from attnscope.place import is_far, place
-from attnscope.question.conditions import Condition, Insert, Replace
-from attnscope.question.generate import Generate
+from attnscope.question.conditions import Condition
 from attnscope.question.sources import SOURCES
 from attnscope.question.spec import Experiment
 from attnscope.yaml_file import Place, read_yaml
@@ -38,7 +37,9 @@ def read_experiment(path: str | Path, *, outside: bool = False) -> Experiment:
         return Experiment.model_validate(data)
     except ValidationError as error:
         messages = [_explain(found, data, lines, path) for found in error.errors()]
-        raise InputError("\n".join(dict.fromkeys(messages))) from error
+        about = next(filter(None, (_unknown_key(found, data) for found in error.errors())), None)
+        code = None if about is None else "unknown-key"
+        raise InputError("\n".join(dict.fromkeys(messages)), code=code, **(about or {})) from error
 
 
 def written(experiment: Experiment) -> str:
@@ -101,8 +102,8 @@ def _explain(found: Any, data: dict[Any, Any], lines: dict[Place, int], path: Pa
     at = f"{path}, line {lines.get(known_place, 1)}"
     name = ".".join(map(str, place))
     kind, message = found["type"], str(found["msg"]).removeprefix("Value error, ")
-    if kind == "extra_forbidden":
-        fields = list(_model_at(place[:-1], data).model_fields)
+    if wrong := _unknown_key(found, data):
+        fields = wrong["known"]
         near = get_close_matches(str(place[-1]), fields, n=1)
         meant = f"; did you mean {near[0]!r}?" if near else ""
         return f"{at}: unknown key {name!r}{meant} (known: {', '.join(fields)})"
@@ -114,6 +115,15 @@ def _explain(found: Any, data: dict[Any, Any], lines: dict[Place, int], path: Pa
     value = _at(place, data)
     said = "" if isinstance(value, dict | list) or repr(value) in message else f" ({value!r})"
     return f"{at}: {name}{said}: {message}" if name else f"{at}: {message}"
+
+
+def _unknown_key(found: Any, data: dict[Any, Any]) -> dict[str, Any] | None:
+    """The key that pydantic does not know, and those that stand in its place."""
+    if found["type"] != "extra_forbidden":
+        return None
+    place = _place(found["loc"], data)
+    known = list(_model_at(place[:-1], data).model_fields)
+    return {"value": ".".join(map(str, place)), "known": known}
 
 
 def _place(loc: Place, data: Any) -> Place:
@@ -141,12 +151,21 @@ def _at(place: Place, data: Any) -> Any:
 
 
 def _model_at(place: Place, data: dict[Any, Any]) -> type[BaseModel]:
+    """Whose keys stand at a place."""
     if place[:1] == ("prompts",):
         source = data["prompts"].get("source", "")
         return SOURCES[source]
+    model: type[BaseModel] = Experiment
     if place[:1] == ("conditions",):
-        parts: dict[Any, type[BaseModel]] = {("insert",): Insert, ("replace",): Replace}
-        return parts.get(place[2:], Condition)
-    if place == ("generate",):
-        return Generate
-    return Experiment
+        model, place = Condition, place[2:]  # the step between them is a condition's name
+    for step in place:
+        field = model.model_fields.get(str(step))
+        model = (field and _model_in(field.annotation)) or model
+    return model
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model that a field holds, alone or as one of several types."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_model_in, get_args(annotation))), None)
