@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from attnscope import kernels
 from attnscope.capture import seam, sites
+from attnscope.capture.checkpointing import backward_inside
 from attnscope.capture.generation import listening
 from attnscope.capture.queries import Queries, parse
 from attnscope.capture.recorder import Recorder
@@ -122,6 +123,7 @@ def _watching(recorder: Recorder, found: sites.Sites) -> Iterator[Scope]:
     parts, backend = recorder.parts, recorder.reducer.backend
     with (
         listening(recorder.generations.values()),
+        backward_inside(found.bases.values(), (), changes=False),
         seam.install(found, observer=recorder, dense=backend == "eager-fallback"),
     ):
         try:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.capture import patches, sites
+from attnscope.capture.checkpointing import backward_inside
 from attnscope.capture.mlps import Nonlinearity, Text, nonlinearities, text_of, tokens_of
 from attnscope.errors import InputError, ModelError
 from attnscope.kernels.redistribute import redistribute
@@ -108,6 +109,8 @@ def _moving(
     with ExitStack() as undo:
         undo.enter_context(patches.uncompiled())
         text = text_of(base, undo)
+        modules = [point.module for point in points]
+        undo.enter_context(backward_inside([base], modules, changes=True))
         for n, point in enumerate(points):
             tokens_of(point, text, _mover(n, point, text, settings, seed), undo)
         yield

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from attnscope.capture import seam, sites
+from attnscope.capture.checkpointing import backward_inside
 from attnscope.capture.frame import Frame
 from attnscope.capture.generation import Generation, Reply, listening
 from attnscope.capture.queries import Queries, chosen, parse
@@ -52,6 +53,7 @@ def linking(
     )
     with (
         listening([change.generation]),
+        backward_inside([found.base], found.modules, changes=True),
         seam.install(found, observer=change, change=change, layers=change.layers),
     ):
         yield

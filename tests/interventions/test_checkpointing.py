@@ -1,0 +1,90 @@
+"""Gradient checkpointing computes layers again during the backward pass: with every intervention,
+or not at all."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import attnscope
+from attnscope.errors import ModelError
+from families import VOCABULARY, build
+
+B, N = 2, 9
+KEYS = (torch.arange(N) % 4 == 2).expand(B, N).clone()
+BLOCKS: dict[str, Callable[[Any], AbstractContextManager[Any]]] = {
+    "knockout": lambda model: attnscope.knockout(model, keys=KEYS, queries="last"),
+    "steer": lambda model: attnscope.steer(model, keys=KEYS, factor=4.0),
+    "arm": lambda model: attnscope.arm(model, layers=[0, 1, 2]),
+    "watch": attnscope.watch,
+}
+ids = torch.randint(5, VOCABULARY, (B, N), generator=torch.Generator().manual_seed(0))
+
+
+def made(reentrant: bool | None) -> Any:
+    model = build("llama").train()
+    if reentrant is not None:
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    return model
+
+
+def gradients(model: Any, *, inside: bool, block: str) -> list[Tensor]:
+    embeds = model.get_input_embeddings()(ids).detach().requires_grad_()
+    with BLOCKS[block](model):
+        loss = model(inputs_embeds=embeds, use_cache=False).logits.square().mean()
+        if inside:
+            loss.backward()
+    if not inside:
+        loss.backward()
+    return [embeds.grad, *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_backward_inside_the_block_is_right(block: str, reentrant: bool) -> None:
+    plain = gradients(made(None), inside=False, block=block)
+    again = gradients(made(reentrant), inside=True, block=block)
+    for one, other in zip(plain, again, strict=True):
+        assert (one - other).abs().max() <= 1e-4 * one.abs().max()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_backward_after_the_block_is_refused(block: str, reentrant: bool) -> None:
+    model = made(reentrant)
+    if block == "watch" and reentrant:  # the layers run again as they always do
+        plain = gradients(made(None), inside=False, block=block)
+        for one, other in zip(plain, gradients(model, inside=False, block=block), strict=True):
+            assert (one - other).abs().max() <= 1e-4 * one.abs().max()
+        return
+    with pytest.raises(ModelError) as error:
+        gradients(model, inside=False, block=block)
+    assert error.value.code == "backward-after-block"
+    model.zero_grad()
+    gradients(model, inside=True, block=block)  # and the model is usable
+
+
+@pytest.mark.parametrize("block", ["knockout", "steer", "arm"])
+def test_a_checkpoint_of_the_users_own(block: str) -> None:
+    model = made(None)
+    for layer in model.model.layers:
+        plain = layer.forward
+        layer.forward = lambda hidden, *args, plain=plain, **kwargs: checkpoint(
+            lambda hidden: plain(hidden, *args, **kwargs), hidden, use_reentrant=True
+        )
+    with pytest.raises(ModelError) as error:
+        gradients(model, inside=False, block=block)
+    assert error.value.code == "backward-after-block"
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_an_evaluation_is_not_refused(block: str) -> None:
+    """Without gradients, or out of training, nothing is computed twice."""
+    model = made(False)
+    with torch.no_grad(), BLOCKS[block](model):
+        model(ids, use_cache=False)
+    gradients(model.eval(), inside=False, block=block)
