@@ -38,6 +38,8 @@ def section(run: Run) -> list[str]:
     """A table of a run's numbers, and what was printed of its claims."""
     prompts = run.experiment.prompts
     seed = getattr(prompts, "seed", 0)
+    if prompts.source == "tokens":  # the recipe multiplies the user's seed
+        seed //= prompts.count
     other = "" if seed == 0 else f", on other prompts (seed {seed})"
     lines = [f"### {', '.join(run.experiment.models)}{other}", ""]
     found = headlines(run)

@@ -60,6 +60,34 @@ class _Run(_Running):
         return super().parse_args(ctx, told)
 
 
+class _Query(TyperCommand):
+    """`query`, whose help ends with the tables."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from attnscope.run.schemas import QUERIED
+
+        lines = [f"{name}: {', '.join(schema)}" for name, schema in QUERIED.items()]
+        lines.append("prompts: prompt, and a column for each thing that is known of the prompts")
+        self.epilog = "Tables and their columns:\n\n" + "\n\n".join(lines)
+        super().format_help(ctx, formatter)
+
+
+class _Reproduce(TyperCommand):
+    """`reproduce`, whose help ends with the recipes."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from attnscope.recipes import BUNDLED, RECIPES
+
+        others = ", ".join(name for name in RECIPES if name not in BUNDLED)
+        self.epilog = (
+            f"Recipes on the bundled tiny models, or with --real on SmolLM2: {', '.join(BUNDLED)}."
+            f"\n\nRecipes on SmolLM2: {others}."
+        )
+        super().format_help(ctx, formatter)
+
+
+_OWN_HELP: dict[Any, type[TyperCommand]] = {run: _Run, query: _Query, reproduce: _Reproduce}
+
 for command in (
     reproduce,
     run,
@@ -75,7 +103,7 @@ for command in (
     evaluate,
     models,
 ):
-    app.command(cls=_Run if command is run else TyperCommand)(command)
+    app.command(cls=_OWN_HELP.get(command, TyperCommand))(command)
 
 
 _warned: set[str] = set()

@@ -29,10 +29,7 @@ OtherModels = Annotated[
 ]
 Recipe = Annotated[
     str | None,
-    typer.Argument(
-        help="token-types, filler-profile, filler-vs-sentence (these three by default), sinks, "
-        "induction, lookback, needle, drift, position or injection."
-    ),
+    typer.Argument(help="One of the recipes below; without one, those of the bundled models."),
 ]
 Prompts = Annotated[
     int | None,
@@ -79,9 +76,9 @@ def reproduce(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Reproduce published figures, on the bundled models or on others: run, draw, report.
+    """Reproduce published figures, on the zoo's models or on others: run, draw, report.
 
-    Without options: the first three, 64 prompts each, on the bundled models. With real ones:
+    Without options: three recipes, 64 prompts each, on the bundled models. With real ones:
 
         attnscope reproduce filler-profile --models Qwen/Qwen2.5-Math-7B-Instruct
 

@@ -170,7 +170,7 @@ def query(
     sql: Annotated[str, typer.Argument(metavar="SQL", help="What to ask.")],
     json: Json = False,
 ) -> None:
-    """Ask a run in SQL. Its tables are values, positions, tokens and cells (docs/runs.md).
+    """Ask a run in SQL, over the tables that are listed below (docs/runs.md).
 
     attnscope query runs/token-types "SELECT model, layer, item, avg(value) AS mass FROM values
     GROUP BY model, layer, item ORDER BY layer, model, item"

@@ -91,3 +91,6 @@ asked again. The author of a file may say it of prompts that are one in other wo
 TABLES = {"values": VALUES, "tokens": TOKENS, "positions": POSITIONS, "by_query": BY_QUERY}
 """What is stored of every cell, by name; `positions` only where profiles were asked for, `by_query`
 only where a measure of single queries was."""
+
+QUERIED = {**TABLES, "cells": CELLS}
+"""Tables that a query can name; `prompts` is one too, with columns that the prompts decide."""

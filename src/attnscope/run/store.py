@@ -34,7 +34,7 @@ from attnscope.run.layout import (
     read_index,
     read_json,
 )
-from attnscope.run.schemas import CELLS, TABLES
+from attnscope.run.schemas import CELLS, QUERIED, TABLES
 from attnscope.run.sql import allowed
 
 HELD = 4_000_000
@@ -126,7 +126,7 @@ class Run:
 
     def sql(self, query: str) -> pl.DataFrame:
         """The answer to an SQL query over the tables of the run."""
-        schemas = {**TABLES, "cells": CELLS, "prompts": self.prompts.schema}
+        schemas = {**QUERIED, "prompts": self.prompts.schema}
         columns = "\n".join(f"  {name}: {', '.join(schema)}" for name, schema in schemas.items())
         told = f"The tables and their columns are\n{columns}"
         try:

@@ -1,0 +1,83 @@
+"""The Python blocks of README.md and of these pages run, from top to bottom in one folder."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from attnscope.cli import app
+from attnscope.experiment.execute import run
+from attnscope.question.spec import made
+from attnscope.recipes import RECIPES, token_types
+from attnscope.run.schemas import TABLES
+
+ROOT = Path(__file__).parents[1]
+
+
+def blocks_of(page: str) -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.M | re.S)
+    assert len(blocks) == text.count("```python") > 0
+    return blocks
+
+
+def executed(page: str) -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    for block in blocks_of(page):
+        exec(compile(block, page, "exec"), names)
+    return names
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the runs and files that the pages name."""
+    made_here = tmp_path_factory.mktemp("docs")
+    run(token_types(prompts=6), made_here / "runs" / "token-types")
+    slashes = made(
+        name="slashes",
+        models={"math": "zoo:math-qwen2"},
+        prompts={"source": "math", "count": 1, "level": 1},
+        conditions={"base": {}, "slashes": {"insert": {"count": 5}}},
+    )
+    run(slashes, made_here / "runs" / "slashes")
+    line = json.dumps({"problem": "What is 2 + 3?"}) + "\n"
+    (made_here / "math500.jsonl").write_text(line, encoding="utf-8")
+    return made_here
+
+
+PAGES = ["README.md"] + [
+    f"docs/{name}.md"
+    for name in (
+        "activations",
+        "experiments",
+        "figures",
+        "interventions",
+        "statistics",
+        "tokens-and-prompts",
+        "zoo",
+    )
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_blocks_of_a_page_run(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    assert executed(page)
+
+
+def test_help_lists_what_there_is() -> None:
+    def said(command: str) -> set[str]:
+        shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
+        assert shown.exit_code == 0
+        return set(re.findall(r"[\w-]+", shown.output))
+
+    assert {*TABLES, "cells", "prompts"} <= said("query")
+    assert set(RECIPES) <= said("reproduce")
+
+
+def test_every_recipe_is_on_the_page_of_recipes() -> None:
+    page = (ROOT / "docs" / "recipes" / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| \[`([\w-]+)`\]", page, flags=re.M)) == set(RECIPES)
