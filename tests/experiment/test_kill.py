@@ -89,6 +89,7 @@ def measure(small, tmp_path) -> Iterator[Callable[[int, Path], int]]:
         yield asked
 
 
+@pytest.mark.timeout(1200)  # some fifty runs
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_killed_before_every_operation(measure, tmp_path):
     operations = measure(0, tmp_path / "whole")
