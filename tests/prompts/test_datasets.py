@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from attnscope.errors import InputError
+from attnscope.errors import AttnscopeWarning, InputError
 from attnscope.prompts.datasets import Layout, from_hub, from_records, read
 
 RECORDS = [
@@ -151,3 +151,38 @@ def test_json_that_python_cannot_hold(tmp_path: Path, value: str) -> None:
     file.write_text('{"question": "x"}\n{"question": "x", "n": ' + value + "}\n")
     with pytest.raises(InputError, match="line 2: broken JSON"):
         list(read(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "start"),
+    [
+        ("I do not know, but now I ask.", "now", 19),
+        ("nowhere now", "now", 8),
+        ("It is £5 now", "£5", 6),
+        ("The code is 7. What?", "The code is 7.", 0),
+        ("know-how, snow; now", "now", 16),
+        ("我不知道", "不", 1),  # written without blanks: no word has an edge
+        ("naïve now", "na", None),
+        ("I know", "now", None),
+        ("17 and 177", "7", None),
+    ],
+)
+def test_a_mark_is_of_whole_words(text: str, words: str, start: int | None) -> None:
+    records = [{"question": text, "control": words}]
+    marked = from_records(records, mark={"ctl": "control"})
+    if start is None:
+        with pytest.raises(InputError) as error:
+            list(marked)
+        assert error.value.code == "mark-not-found"
+        assert error.value.values == {"region": "ctl", "words": words}
+        return
+    (sample,) = marked
+    assert [r.start for r in sample.prompt.spans("ctl")] == [start]
+
+
+def test_a_mark_with_several_places_is_told_once_for_a_file() -> None:
+    records = [{"question": text, "word": "now"} for text in ("now", "now and now", "now, now")]
+    with pytest.warns(AttnscopeWarning) as warned:
+        samples = list(from_records(records, mark={"ctl": "word"}))
+    assert len(warned) == 1
+    assert [s.prompt.spans("ctl")[0].start for s in samples] == [0, 0, 0]

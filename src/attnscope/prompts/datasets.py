@@ -12,13 +12,16 @@ This module must not know tokenizers or models.
 
 import csv
 import json
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from attnscope.errors import InputError, unknown
+import regex
+
+from attnscope.errors import AttnscopeWarning, InputError, unknown
 from attnscope.prompts.sample import Sample, compose
 from attnscope.tokens.regions import Prompt, Region, join
 
@@ -43,8 +46,8 @@ class Layout:
     system: str | None = None
     """A system prompt to put above every prompt, as the region `system`."""
     mark: Mapping[str, str] = field(default_factory=dict)
-    """Region to field of the record: the first place where the prompt says what the field says,
-    such as a needle in a text. It has to be there."""
+    """Region to field of the record: the first place where the prompt has the field's text as
+    whole words, such as a needle. It has to be there; several places are a warning."""
 
     def __post_init__(self) -> None:
         slots = self.slots
@@ -116,14 +119,28 @@ def from_hub(
 
 
 def _samples(records: Iterable[tuple[str, Record]], layout: Layout) -> Iterator[Sample]:
+    unclear = dict(layout.mark)
     for where, record in records:
         try:
             answer = None
             if "answer" in layout.fields or record.get("answer") is not None:
                 answer = _value(record, "answer", layout.fields.get("answer", "answer"))
-            yield Sample(_prompt(record, layout), answer, dict(record))
+            prompt = _prompt(record, layout)
         except InputError as error:
-            raise InputError(f"{where}: {error}") from error
+            raise InputError(f"{where}: {error}", code=error.code, **error.values) from error
+        for name in [n for n in unclear if _several(prompt, n)]:
+            del unclear[name]  # one warning for a file, not one for each record
+            warnings.warn(
+                f"{where}: the text has {prompt.read(name)!r:.80} at several places, and the first "
+                f"is the region {name!r}; so it is in every record of this kind",
+                AttnscopeWarning,
+                stacklevel=2,
+            )
+        yield Sample(prompt, answer, dict(record))
+
+
+def _several(prompt: Prompt, name: str) -> bool:
+    return len(_places(prompt.text, prompt.read(name))) > 1
 
 
 def _prompt(record: Record, layout: Layout) -> Prompt:
@@ -144,12 +161,32 @@ def _prompt(record: Record, layout: Layout) -> Prompt:
     return prompt
 
 
+# A letter or digit of a script that sets words apart by blanks; the others have no edges of words.
+_IN_A_WORD = r"[\w--[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]]"
+
+
+def _places(text: str, words: str) -> list[int]:
+    """Where the text has these words as whole words: "know" does not have "now"."""
+    before, after = (
+        f"(?{side}{_IN_A_WORD})" if regex.match(_IN_A_WORD, edge, regex.V1) else ""
+        for side, edge in (("<!", words[:1]), ("!", words[-1:]))
+    )
+    pattern = f"{before}{regex.escape(words)}{after}"
+    return [found.start() for found in regex.finditer(pattern, text, regex.V1)] if words else []
+
+
 def mark(prompt: Prompt, name: str, words: str) -> Prompt:
-    """The prompt with the first place where it says `words` as a region."""
-    at = prompt.text.find(words)
-    if at < 0 or not words:
-        raise InputError(f"the {name} {words!r:.80} is not in the text ({prompt.text!r:.60} …)")
-    region = Region(at, at + len(words), name)
+    """The prompt with the first place where it has `words`, as whole words, as a region."""
+    places = _places(prompt.text, words)
+    if not places:
+        inside = " as whole words, only inside others" if words and words in prompt.text else ""
+        raise InputError(
+            f"the {name} {words!r:.80} is not in the text{inside} ({prompt.text!r:.60} …)",
+            code="mark-not-found",
+            region=name,
+            words=words,
+        )
+    region = Region(places[0], places[0] + len(words), name)
     return Prompt(prompt.text, (*prompt.regions, region), prompt.complete)
 
 

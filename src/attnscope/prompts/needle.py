@@ -15,7 +15,6 @@ from pathlib import Path
 from random import Random
 
 from attnscope.errors import InputError
-from attnscope.prompts.datasets import mark
 from attnscope.prompts.sample import Sample
 from attnscope.prompts.words import english, word_list
 from attnscope.tokens.regions import Prompt, Region
@@ -60,11 +59,16 @@ def _sample(
     at = round(depth * len(hay))
     document = " ".join([*hay[:at], needle, *hay[at:]])
     text = f"{document}\n\n{question}"
-    prompt = mark(Prompt(text, (Region(0, len(document), "document"),)), "needle", needle)
-    inside = mark(Prompt(needle), "answer", answer).regions[0]
-    start = prompt.spans("needle")[0].start
-    asked = Region(len(text) - len(question), len(text), "question")
-    prompt = Prompt(text, (*prompt.regions, inside.moved(start), asked))
+    if not answer or answer not in needle:
+        raise InputError(f"the answer {answer!r:.80} is not in the needle {needle!r:.80}")
+    start, inside = sum(len(one) + 1 for one in hay[:at]), needle.index(answer)
+    regions = (
+        Region(0, len(document), "document"),
+        Region(start, start + len(needle), "needle"),
+        Region(start + inside, start + inside + len(answer), "answer"),
+        Region(len(text) - len(question), len(text), "question"),
+    )
+    prompt = Prompt(text, regions)
     return Sample(prompt, answer, {"depth": depth, "length": length, "needle": needle})
 
 

@@ -62,7 +62,7 @@ class FilePrompts(Plain):
     fields: dict[StrictStr, StrictStr] = Field(default_factory=dict)
     system: StrictStr | None = None
     mark: dict[StrictStr, StrictStr] = Field(default_factory=dict)
-    """Region to field: where the prompt says what the field says; it has to."""
+    """Region to field: the first place where the prompt has the field's text as whole words."""
     digest: StrictStr | None = None
     """SHA-256 of the file, filled in by a run; one that is given must be right."""
 
