@@ -1,10 +1,13 @@
 """Attention that a model runs is measured and changed, or an error names its module."""
 
+import functools
 import types
 from typing import Any
 
 import pytest
 import torch
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import attnscope
@@ -191,3 +194,35 @@ def test_experts_as_many_as_keys_are_no_attention() -> None:
     with attnscope.watch(model) as scope:
         model(ids)
     assert scope.layers == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["sdpa", "eager", "my_flash_attention"])
+@torch.no_grad()
+def test_a_function_registered_over_a_known_name_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    @functools.wraps(sdpa_attention_forward)
+    def wrapper(module: Any, query: Any, *args: Any, **kwargs: Any) -> Any:
+        return sdpa_attention_forward(module, 2 * query, *args, **kwargs)
+
+    mapping = {**AttentionInterface._global_mapping, name: wrapper}
+    monkeypatch.setattr(AttentionInterface, "_global_mapping", mapping)
+    model = hub_model(*[InterfaceAttention] * 3)
+    model.config._attn_implementation_internal = name
+    keys = torch.arange(9).expand(2, 9) == 2
+    for block in (attnscope.watch(model), attnscope.knockout(model, keys=keys)):
+        with pytest.raises(ModelError) as error, block:
+            model(hub_text())
+        assert error.value.code == "foreign-attention-function"
+        assert error.value.implementation == name
+
+
+@pytest.mark.filterwarnings("ignore")
+@torch.no_grad()
+def test_modules_of_torch_ao_have_no_parameters() -> None:
+    if "fbgemm" not in torch.backends.quantized.supported_engines:
+        pytest.skip("torch was built without quantized operators")
+    model = hub_model(*[InterfaceAttention] * 3)
+    quantized = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, torch.qint8)
+    assert not list(quantized.layers[0].attn.parameters())
+    assert_exact(quantized)

@@ -5,9 +5,12 @@ that the function could make something of.
 import dis
 import inspect
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
+from transformers.integrations.eager_paged import eager_paged_attention_forward
+from transformers.integrations.flash_attention import flash_attention_forward
+from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 # What these say, the mask has said already, or it changes nothing that is computed.
@@ -59,3 +62,20 @@ def heeds(function: Callable[..., Any], name: str) -> bool:
     ]
     # A function that never reads what it swallowed cannot heed it.
     return any(step.argval in swallowed for step in dis.get_instructions(code))
+
+
+_SHIPPED = (
+    sdpa_attention_forward,
+    flash_attention_forward,
+    flex_attention_forward,
+    eager_paged_attention_forward,
+)
+
+
+def shipped(function: Any) -> bool:
+    """Whether an attention function is one that transformers ships, or ours in place of torch's;
+    a name does not tell, because anything may be registered under it."""
+    if isinstance(function, partial):  # a kernel that was chosen in advance
+        function = function.func
+    own = getattr(function, "__module__", "") == "attnscope.capture.fallback"
+    return own or any(function is known for known in _SHIPPED)

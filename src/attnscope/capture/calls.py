@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from attnscope.capture import masks
-from attnscope.capture.arguments import parameters, unanswered
+from attnscope.capture.arguments import parameters, shipped, unanswered
 from attnscope.capture.biases import additive_mask, split_biases, total_bias
 from attnscope.capture.frame import Frame
 from attnscope.capture.passes import Pass, Terms
@@ -163,12 +163,19 @@ class ModelCall:
         return round_as_autocast(bias, self.rounding).to(bias.dtype)
 
     def _refuse_strangers(self) -> None:
-        known = self.implementation in ("eager", "sdpa", "flex_attention", "paged|eager")
-        if not known and "flash" not in self.implementation:
-            raise ModelError(
-                f"this model was loaded with attn_implementation={self.implementation!r}, and "
-                "attnscope does not know what that computes; load it with 'sdpa' or 'eager'"
-            )
+        own = self.implementation == "eager" and self.plain is self.eager
+        if own or shipped(self.plain):
+            return
+        function = getattr(self.plain, "__qualname__", type(self.plain).__name__)
+        raise ModelError(
+            f"this model was loaded with attn_implementation={self.implementation!r}, which is "
+            f"registered as {function}, a function that transformers does not ship; attnscope "
+            "does not know what it computes: load the model with 'sdpa' or 'eager' and register "
+            "nothing over these",
+            code="foreign-attention-function",
+            implementation=self.implementation,
+            function=function,
+        )
 
     @property
     def dropout(self) -> float:

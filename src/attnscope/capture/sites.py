@@ -86,7 +86,35 @@ def find(model: nn.Module) -> Sites:
             f"{type(model).__name__} is not a transformers model; watch the PreTrainedModel "
             "inside it"
         )
-    return _search(model)
+    found = _search(model)
+    _refuse_parallel_heads(found)
+    return found
+
+
+def _refuse_parallel_heads(sites: Sites) -> None:
+    """Raise where the heads of a layer are spread over processes (tensor parallelism)."""
+    ranks = getattr(sites.model, "_tp_size", None) or 1
+    weights = (weight for module in sites.modules for weight in module.parameters())
+    for weight in (weight for weight in weights if hasattr(weight, "device_mesh")):
+        mesh: Any = weight.device_mesh
+        names = mesh.mesh_dim_names or ("",)
+        for name, place in zip(names, weight.placements, strict=False):
+            if place.is_shard() and "dp" not in name and (name or not _fully_sharded(sites)):
+                ranks = max(ranks, mesh.size(names.index(name)))
+    if ranks > 1:
+        raise ModelError(
+            f"the heads of {type(sites.model).__name__} are spread over {ranks} processes (tensor "
+            "parallelism), and each of these has its own heads alone; load the model in one "
+            "process, or with device_map='auto'",
+            code="tensor-parallel",
+            ranks=ranks,
+        )
+
+
+def _fully_sharded(sites: Sites) -> bool:
+    """Whether torch gathers the weights before they are used, so that each process has them all."""
+    classes = {cls for module in sites.model.modules() for cls in type(module).__mro__}
+    return any(cls.__name__ == "FSDPModule" for cls in classes)
 
 
 def device_of(sites: Sites) -> torch.device:
@@ -104,7 +132,9 @@ def device_of(sites: Sites) -> torch.device:
         for weight in part._parameters.values() if part is not None else ():
             if weight is not None:
                 return weight.device
-    return next(module.parameters()).device
+    # Modules of torch.ao hold packed weights, and compute on the CPU.
+    tensors = (*module.parameters(), *module.buffers(), *sites.model.parameters())
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
 def _search(model: PreTrainedModel) -> Sites:
