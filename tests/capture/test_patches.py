@@ -1,5 +1,6 @@
 """Changes to the whole process are undone with the last block, in any order and from any thread."""
 
+import contextlib
 import copy
 import threading
 from collections.abc import Callable
@@ -184,3 +185,48 @@ def test_a_copy_of_a_watched_cache_can_be_cut() -> None:
     assert copied.get_seq_length() == 4
     assert cache.get_seq_length() == 3
     assert not {"crop", "reorder_cache"} & vars(cache).keys()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("first", ["knockout", "watch", "nothing"])
+def test_checkpoints_are_recomputed_as_their_own_thread_ran_them(
+    first: str, reentrant: bool
+) -> None:
+    """Autograd runs `backward` in threads of its own, here in a new one: the layers that it runs
+    again are changed as in the pass they belong to, whatever blocks other threads have open."""
+    model = build("qwen2").train()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    blocks = {
+        "knockout": lambda: BLOCKS["knockout"](model),
+        "watch": lambda: attnscope.watch(model),
+        "nothing": contextlib.nullcontext,
+    }
+
+    def loss() -> torch.Tensor:
+        return model(IDS, use_cache=False).logits.square().mean()
+
+    def gradient(value: torch.Tensor, run: Callable[[Callable[[], Any]], Any]) -> torch.Tensor:
+        model.zero_grad()
+        run(value.backward)
+        return model.model.layers[0].self_attn.q_proj.weight.grad.clone()
+
+    second = "watch" if first == "knockout" else "knockout"
+    wanted = {}
+    for name in (first, second):
+        with blocks[name]():
+            wanted[name] = gradient(loss(), lambda do: do())
+    assert not torch.allclose(wanted[first], wanted[second])
+    both = [blocks[first](), blocks[second]()]
+    both[0].__enter__()
+    of_first = loss()
+
+    def enter_and_run() -> torch.Tensor:
+        both[1].__enter__()
+        return loss()
+
+    of_second = in_thread(enter_and_run)
+    for name, value in ((first, of_first), (second, of_second)):
+        torch.testing.assert_close(gradient(value, in_thread), wanted[name])
+    both[0].__exit__(None, None, None)
+    both[1].__exit__(None, None, None)

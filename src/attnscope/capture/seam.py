@@ -195,8 +195,9 @@ def _attention(
     """What a model calls in place of its attention function."""
     eager = eager or _eager_of(module)
     asked = ModelCall.read(plain, eager, implementation, module, args, kwargs)
-    if not users.here:  # gradient checkpointing attends again from a thread of torch's own
-        users = next((some for some in _everybody if some.attending(module)), users)
+    task = torch._C._current_graph_task_id()
+    if task != -1:  # gradient checkpointing attends again, in any thread
+        users = next((some for some in tuple(_everybody) if some.task == task), users)
     here = users.attending(module)
     if not here:
         for check in users.checks():
@@ -457,10 +458,26 @@ def _mark_passes(base: nn.Module) -> ExitStack:
     def end(this: nn.Module, args: Any, output: Any) -> None:
         if this is base:
             _end(base, finished=output is not None)
+            if torch.is_grad_enabled():
+                _mark_backward(_here.users, base, output)
 
     undo.callback(base.register_forward_pre_hook(begin, with_kwargs=True).remove)
     undo.callback(base.register_forward_hook(end, always_call=True).remove)
     return undo
+
+
+def _mark_backward(users: Users, base: nn.Module, output: Any) -> None:
+    """Note which backward pass comes to the outputs of a pass, before it comes to its layers:
+    layers that are recomputed there belong to the thread of that pass."""
+    if isinstance(output, Tensor) and output.requires_grad and users.passing(base):
+
+        def mark(gradient: Tensor) -> None:
+            users.task = torch._C._current_graph_task_id()
+
+        output.register_hook(mark)  # type: ignore[no-untyped-call]
+    elif isinstance(output, dict | tuple | list):
+        for part in output.values() if isinstance(output, dict) else output:
+            _mark_backward(users, base, part)
 
 
 def _note_runs(module: nn.Module, base: nn.Module) -> ExitStack:

@@ -157,6 +157,8 @@ class Users:
     here: list[User] = field(default_factory=list)
     passes: dict[nn.Module, Pass] = field(default_factory=dict)
     """The last pass of every base."""
+    task: int = -1
+    """The backward pass of autograd that last came to outputs of this thread's passes."""
     describing: int = 0
     """How many of them need frames."""
     interfaces: dict[Any, Callable[..., Any]] = field(default_factory=dict)
