@@ -54,7 +54,7 @@ def rich_run(prompts: int = 7, models: tuple[str, ...] = ("first", "second")) ->
         profile_heads=(0, 2),
         texts=ODD,
         length=24,
-        keys=("all", "not-first"),
+        keys=("all", "document:1", "document:2"),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 
+from attnscope.figures.binning import PRINT
 from attnscope.figures.caption import line_caption
 from attnscope.figures.charts.parts import series_legend
 from attnscope.figures.describe import Words
@@ -16,8 +17,8 @@ from attnscope.figures.figure import FigureNumbers, Request
 from attnscope.figures.numbers import in_order, means, shown
 from attnscope.figures.select import ValueRows, select
 
-Along = tuple[ValueRows, list[str]]
-"""The rows of the first keys, and every line."""
+Along = tuple[ValueRows, list[str], int]
+"""The rows of the first keys, every line, and how many places a point of a line is the mean of."""
 
 
 def along(
@@ -40,11 +41,31 @@ def along(
     assert found is not None
     rows = pl.concat(parts)
     lines = rows["series"].unique(maintain_order=True).to_list()
+    first, width = _bins(rows[x], asked.run.experiment.bin)
+    if width > 1:
+        rows = rows.with_columns((pl.col(x) - first) // width * width + first)
     frame = mean_lines(asked, rows, ["model", "series", x])
     data = in_order(frame.sort(x), panel=found.models, series=lines)
     return FigureNumbers(
-        measures=[measure], data=data, told=(found, lines), settings=settings, width=560, margin=60
+        measures=[measure],
+        data=data,
+        told=(found, lines, width),
+        settings=settings,
+        width=560,
+        margin=60,
     )
+
+
+def _bins(places: pl.Series, step: int) -> tuple[int, int]:
+    """The first place, and how many places are drawn as one, so that a line has at most `PRINT`
+    points; the run's own bins are `step` places wide, and are not divided."""
+    first, last = places.min(), places.max()
+    assert isinstance(first, int)
+    assert isinstance(last, int)
+    if places.n_unique() <= PRINT:
+        return first, 1
+    steps = -(-(last - first + 1) // step)
+    return first, step * -(-steps // PRINT)
 
 
 def mean_lines(asked: Request, rows: pl.DataFrame, by: list[str]) -> pl.DataFrame:

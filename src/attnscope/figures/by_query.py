@@ -3,6 +3,7 @@
 Drawn from `by_query`. This module must not know how it is measured.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -36,8 +37,9 @@ def _numbers(asked: Request) -> FigureNumbers[Along]:
     table = asked.run.by_query.filter(pl.col("measure") == measure)
     if asked.options["along"] == "answer":
         table = _along_answers(asked, table)
-    titles = {"x_title": _across(asked), "y_title": MEASURES[measure]}
-    return along(asked, table, measure, "position", **titles)
+    made = along(asked, table, measure, "position")
+    titles = {"x_title": _across(asked, _size(asked, made)), "y_title": MEASURES[measure]}
+    return replace(made, settings=titles)
 
 
 def _measure(asked: Request) -> str:
@@ -69,17 +71,23 @@ def _along_answers(asked: Request, table: pl.LazyFrame) -> pl.LazyFrame:
     )
 
 
-def _across(asked: Request) -> str:
-    size = asked.run.experiment.bin
+def _size(asked: Request, made: FigureNumbers[Along]) -> int:
+    """How many positions a point of a line is the mean of."""
+    *_, width = made.told
+    return max(width, asked.run.experiment.bin)
+
+
+def _across(asked: Request, size: int) -> str:
     bins = f" (bins of {size}, by their first)" if size > 1 else ""
     return ALONG[asked.options["along"]] + bins
 
 
 def _words(made: FigureNumbers[Along], asked: Request) -> Words:
-    found, lines = made.told
+    found, lines, _ = made.told
     answers = asked.options["along"] == "answer"
     what = made.settings["y_title"]
-    size = asked.run.experiment.bin
+    size = _size(asked, made)
+    across = _across(asked, size).lower()
     binned = f", means over {size} positions" if size > 1 else ""
     return along_words(
         *(made, asked, found, lines, "mean over layers and heads"),
@@ -90,8 +98,8 @@ def _words(made: FigureNumbers[Along], asked: Request) -> Words:
         "alone",
         title="What single queries look at, "
         + ("token by token of the answer" if answers else "over the text"),
-        overview=f"Lines over {_across(asked).lower()}, one for each of {join(lines)}.",
-        axes=[f"x: {_across(asked).lower()}, from {1 if answers else 0}", f"y: {what.lower()}"],
+        overview=f"Lines over {across}, one for each of {join(lines)}.",
+        axes=[f"x: {across}, from {1 if answers else 0}", f"y: {what.lower()}"],
         quantity=what.lower(),
         no_differences="Values by query, not differences.",
     )

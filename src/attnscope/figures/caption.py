@@ -131,7 +131,6 @@ def line_caption(
     *what: str,
     drawn: str = ", drawn as bands",
     late: str = "",
-    also: str = "",
     why: str = "",
     total: int | None = None,
 ) -> list[str]:
@@ -143,7 +142,6 @@ def line_caption(
         *what,
         f"{prompts}{late}",
         hollow(data),
-        also,
         *left_out(found, why),
     ]
 

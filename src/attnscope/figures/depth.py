@@ -18,6 +18,11 @@ from attnscope.figures.theme import Style
 from attnscope.stats.tables import combine
 
 MEASURES = {"entropy": "Entropy (nats)", "first_token": "First-token mass"}
+TITLES = {"entropy": "entropy", "first_token": "first-token mass"}
+ABOUT = {
+    "entropy": "Entropy of a query's attention in nats",
+    "first_token": "attention of a query on the first token",
+}
 
 
 def _chart(frame: pl.DataFrame, style: Style) -> Any:
@@ -54,15 +59,13 @@ def _numbers(asked: Request) -> FigureNumbers[ValueRows]:
 def _words(made: FigureNumbers[ValueRows], asked: Request) -> Words:
     found = made.told
     measures = made.data["measure"].unique(maintain_order=True).to_list()
-    missing = [m for m in MEASURES if m not in measures]
     return Words(
-        title="Entropy and first-token mass, layer by layer",
+        title=f"{' and '.join(TITLES[m] for m in measures).capitalize()}, layer by layer",
         caption=line_caption(
             *(asked, made.data, found, heads_said(asked.run, asked.heads, found)),
-            "Entropy of a query's attention in nats, and its attention on the first token, each "
-            f"mean over queries; not normalised further; queries: {found.queries}; "
+            f"{' and '.join(ABOUT[m] for m in measures)}, mean over queries; not normalised "
+            f"further; queries: {found.queries}; "
             f"{keys_said(found.keys)}; condition: {', '.join(found.conditions)}",
-            also=f"The run has no {' and no '.join(missing)}" if missing else "",
         ),
         models=found.sources,
         overview=f"Lines over {len(found.layers)} layers, a panel per measure "

@@ -1,9 +1,10 @@
 """Mass by place: over the turns of a conversation, or over documents in order.
 
-Drawn from `mass` over the experiment's own list of queries or of keys, whichever is longer. This
-module must not know how it is measured.
+Drawn from `mass` over the numbered places among the experiment's queries or keys. This module
+must not know how it is measured.
 """
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,8 @@ from attnscope.figures.select import AbsentError, ValueRows, select
 from attnscope.figures.theme import Style
 
 LINES = ["measured", "even"]
+NUMBERED = re.compile(r"(?!sample:)(?:(?:region|after|predicts):)?\w+:(\d+)(?::\w+)?", re.ASCII)
+"""A numbered place: `document:3`, `turn:2:user`, `region:turn:2:assistant`."""
 Told = tuple[ValueRows, str, list[str]]
 """The rows of the first place; what is in order, queries or keys; the places."""
 
@@ -28,15 +31,30 @@ def _chart(frame: pl.DataFrame, style: Style) -> Any:
     return curves(frame, style, x="place", x_title="Place, from 1", y_title="Mass")
 
 
+def _places(asked: Request) -> tuple[str, list[str]]:
+    """Queries or keys that are numbered places of one kind (`document:1`, `document:2` …), in the
+    order of their numbers; of two such axes the longer."""
+    found: dict[str, list[str]] = {}
+    for axis in ("queries", "keys"):
+        numbered: dict[str, list[tuple[int, str]]] = {}
+        for name in getattr(asked.run.experiment, axis):
+            if match := NUMBERED.fullmatch(name):
+                kind = name[: match.start(1)] + name[match.end(1) :]
+                numbered.setdefault(kind, []).append((int(match[1]), name))
+        longest: list[tuple[int, str]] = max(numbered.values(), key=len, default=[])
+        found[axis] = [name for _, name in sorted(longest)]
+    axis = max(found, key=lambda one: len(found[one]))
+    if len(found[axis]) < 2:
+        raise AbsentError("this run has no queries or keys that are numbered places in order")
+    return axis, found[axis]
+
+
 def _numbers(asked: Request) -> FigureNumbers[Told]:
-    experiment = asked.run.experiment
-    axis = "keys" if len(experiment.keys) > len(experiment.queries) else "queries"
-    places = list(getattr(experiment, axis))
-    if len(places) < 2:
-        raise AbsentError("this run has one place of queries and of keys, and no order of them")
+    axis, places = _places(asked)
     parts = []
     for number, place in enumerate(places, 1):
-        here = select(asked.run, replace(asked.choice, **{axis: place}), ["mass"], base_only=True)
+        at_place: dict[str, Any] = {axis: place}
+        here = select(asked.run, replace(asked.choice, **at_place), ["mass"], base_only=True)
         summed = here.frame.group_by("model", "prompt", "layer", "head", maintain_order=True).agg(
             pl.col("value", "uniform").sum()
         )
@@ -79,8 +97,8 @@ def _words(made: FigureNumbers[Told], asked: Request) -> Words:
 FIGURE = Figure(
     name="order",
     shows="mass over turns or documents in order, beside even attention",
-    needs="an experiment with `mass` and several queries or keys in order (turns, documents) has "
-    "them",
+    needs="an experiment with `mass` and queries or keys that are numbered turns or documents "
+    "(`document:1`, `document:2` …) has them",
     numbers=_numbers,
     chart=_chart,
     words=_words,

@@ -27,17 +27,18 @@ def _numbers(asked: Request) -> FigureNumbers[Along]:
 
 
 def _words(made: FigureNumbers[Along], asked: Request) -> Words:
-    found, lines = made.told
+    found, lines, width = made.told
+    bins = f" (bins of {width}, by their first)" if width > 1 else ""
     return along_words(
         *(made, asked, found, lines, "mean over layers and all heads"),
         "Mass of the keys in the one query that a new token is predicted from, not normalised "
         f"further; queries: {found.queries}; condition: {', '.join(found.conditions)}",
         x=("step", "new token {}"),
-        late="; later tokens are of longer answers alone",
+        late=f"{bins}; later tokens are of longer answers alone",
         why=" (answers that were over)",
         title="Attention while the model answers, token by token",
         overview=f"Lines over the tokens of the answer, one for each of {join(lines)}.",
-        axes=["x: new token, from 1", "y: mass"],
+        axes=[f"x: new token{bins}, from 1", "y: mass"],
         quantity="mass",
         no_differences="Values by token, not differences.",
     )

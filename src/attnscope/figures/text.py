@@ -14,7 +14,7 @@ from attnscope.figures.describe import Words
 from attnscope.figures.figure import Figure, FigureNumbers, Option, Request
 from attnscope.figures.numbers import shown
 from attnscope.figures.profiles import LEAVE_OUT_FIRST
-from attnscope.figures.select import ProfileRows, select_profiles
+from attnscope.figures.select import ProfileRows, conditions_in_order, select_profiles
 
 BY = {
     "average": "Average attention weight: mean over the later queries that see the token",
@@ -31,7 +31,8 @@ Told = tuple[ProfileRows, dict[str, Any], int]
 def _numbers(asked: Request) -> FigureNumbers[Told]:
     by = asked.options["by"]
     found = select_profiles(asked.run, asked.choice, panels=1)
-    first = found.frame.row(0, named=True)
+    base = conditions_in_order(asked.run, found.frame["condition"].unique())[0]
+    first = found.frame.filter(pl.col("condition") == base).row(0, named=True)
     of = {c: first[c] for c in ("model", "layer", "head", "prompt", "condition")}
     read = asked.run.tokens.filter(
         [pl.col(c) == first[c] for c in ("model", "prompt", "condition")]

@@ -30,14 +30,15 @@ def shares(instruction: Floats, data: Floats) -> Floats:
 
 def important_heads(calm: Floats, attacked: Floats, fewest: int = 1) -> Heads:
     """Heads whose calm and attacked scores [prompts, heads] are apart by four standard deviations
-    of each, as published; by three, two … where that leaves fewer than so many heads."""
+    of each, as published; by three, two … where that leaves fewer than so many heads; all heads
+    where there are no more."""
     apart = calm.mean(0) - attacked.mean(0)
     spread = calm.std(0) + attacked.std(0)
     for spreads in range(SPREADS, -1, -1):
         chosen = apart - spreads * spread > 0
         if chosen.sum() >= fewest:
             return np.asarray(chosen)
-    return np.asarray(apart >= np.sort(apart)[-fewest])
+    return np.asarray(apart >= np.sort(apart)[-min(fewest, len(apart))])
 
 
 def auroc(calm: Floats, attacked: Floats) -> float:

@@ -224,6 +224,18 @@ def _models(
     return [chosen]
 
 
+def _sides(claim: Claim, models: tuple[str, str] | str, binding: dict[str, str]) -> dict[str, str]:
+    """The names of the first and the second of the comparison."""
+    if isinstance(models, tuple):
+        return {"a": models[0], "b": models[1]}
+    sides = sides_of(claim)
+    for part in claim.parts:
+        if part.comparison.over == "condition" and part.comparison.pair:
+            first, second = part.comparison.pair
+            sides = {"a": binding[str(first)], "b": binding[str(second)]}
+    return sides
+
+
 def _bound(
     claim: Claim,
     tables: dict[str, pl.DataFrame],
@@ -232,16 +244,13 @@ def _bound(
     binding: dict[str, str],
 ) -> list[Verdict]:
     """Verdicts for one model (or pair) and one choice of conditions."""
-    sides = sides_of(claim)
-    for part in claim.parts:
-        if part.comparison.over == "condition" and part.comparison.pair:
-            first, second = part.comparison.pair
-            sides = {"a": binding[str(first)], "b": binding[str(second)]}
-    if isinstance(models, tuple):
-        sides = {"a": models[0], "b": models[1]}
     model = models if isinstance(models, str) else None
     condition = ", ".join(dict.fromkeys(binding.values())) or None
-    known: dict[str, Any] = {**sides, "condition": condition, "model": model}
+    known: dict[str, Any] = {
+        **_sides(claim, models, binding),
+        "condition": condition,
+        "model": model,
+    }
 
     def verdict(outcome: str, reason: str, layer: int | None, figures: Any) -> Verdict:
         words = stated(claim.statement, {**known, "layer": layer})
