@@ -50,7 +50,12 @@ def test_check_run_query(attnscope, file, tmp_path):
     assert "small: 4 cells, about" in out
     assert "MiB" in out
     assert "queries     all" in out
+    assert [line for line in out.splitlines() if line.startswith("  digit: ")]
     assert not any(tmp_path.iterdir())
+    code, out, err = attnscope("run", file, "--check", "--json", cwd=tmp_path)
+    counts = {one["name"]: one for one in json.loads(out)["classes"]}
+    assert counts["digit"]["tokens"] > 0
+    assert counts["hash"]["without"] == [0, 1, 2, 3]
 
     code, out, err = attnscope("run", file, cwd=tmp_path)
     assert code == 0

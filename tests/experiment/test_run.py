@@ -13,6 +13,7 @@ from polars.testing import assert_frame_equal
 import attnscope
 from attnscope.errors import AttnscopeWarning, InputError, ModelError
 from attnscope.experiment import local
+from attnscope.experiment.class_counts import class_counts
 from attnscope.experiment.execute import run
 from attnscope.experiment.plan import TOGETHER, make_plan
 from attnscope.question.yaml import read_experiment
@@ -577,6 +578,26 @@ def test_random_tokens_are_drawn_again_in_every_repeat(small):
     cells = make_plan(asked).models[0].cells()
     drawn = {tuple(cell.tokens.ids) for cell in cells if cell.condition == "drawn"}
     assert len(drawn) == 12
+
+
+def test_tokens_of_every_class_are_counted_before_a_run(small, folder, tmp_path):
+    file = tmp_path / "some.txt"
+    file.write_text("one 1 two\nthree\n2 and 3\n")
+    asked = small(
+        models={"a": folder, "b": folder},
+        prompts={"source": "file", "path": str(file)},
+        chat=False,
+        classes={
+            "mine": [{"name": "digit", "pattern": "[0-9]", "strip": True}],
+            "all": [{"name": "digit", "pattern": "[0-9]", "judgement": "fraction"}],
+        },
+    )
+    plan = make_plan(asked)
+    by_token, by_fraction = class_counts(plan)
+    assert (by_token.models, by_token.classes, by_token.name) == (("a", "b"), "mine", "digit")
+    assert (by_token.tokens, by_token.prompts, by_token.without) == (3, 3, (1,))
+    assert by_fraction.without == (1,)
+    assert 0 < by_fraction.tokens <= 3
 
 
 def test_a_region_that_only_some_prompts_have(small, tmp_path):

@@ -16,6 +16,9 @@ from attnscope.errors import InputError
 from attnscope.place import place
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from attnscope.experiment.class_counts import ClassCount
     from attnscope.experiment.executor import Executor
     from attnscope.experiment.plan import Plan
     from attnscope.experiment.shard import Shard as Part
@@ -197,13 +200,16 @@ def _print_plan(plan: Plan, *, quiet: bool, json: bool) -> None:
 
     from attnscope.cli.choices import choices
     from attnscope.cli.estimate import estimate
+    from attnscope.experiment.class_counts import class_counts
 
-    found = estimate(plan)
+    found, counts = estimate(plan), class_counts(plan)
     if json:
-        print_json({"experiment": plan.experiment.complete(), "plan": [asdict(f) for f in found]})
+        plans, classes = [asdict(one) for one in found], [asdict(one) for one in counts]
+        asked = plan.experiment.complete()
+        print_json({"experiment": asked, "plan": plans, "classes": classes})
         return
     if not quiet:
-        print(*choices(plan.experiment), "", sep="\n")
+        print(*choices(plan.experiment), "", *_class_lines(counts), "", sep="\n")
     for one in found:
         print(
             f"{one.label}: {one.cells:,} cells, {one.tokens:,} tokens (longest {one.longest:,}), "
@@ -214,6 +220,23 @@ def _print_plan(plan: Plan, *, quiet: bool, json: bool) -> None:
         f"{plan.experiment.name}: {plan.size:,} cells, about "
         f"{_duration(sum(one.seconds for one in found))} on {plan.device}, loading aside"
     )
+
+
+def _class_lines(counts: Sequence[ClassCount]) -> Iterator[str]:
+    """A line for every class, below one for every class set and tokenizer."""
+    above = None
+    for one in counts:
+        if above != (one.models, one.classes):
+            above = (one.models, one.classes)
+            models = ", ".join(one.models)
+            yield f"tokens of every class of {one.classes!r} in the base prompts ({models})"
+        lacking = ", ".join(map(str, one.without[:10]))
+        if len(one.without) > 10:
+            lacking += f" and {len(one.without) - 10} more"
+        where = f"; none in prompts {lacking}" if one.without else ""
+        if len(one.without) == one.prompts:
+            where = "; no prompt has one"
+        yield f"  {one.name}: {one.tokens:,g} in {one.prompts - len(one.without)} prompts{where}"
 
 
 def _duration(seconds: float) -> str:
