@@ -134,7 +134,8 @@ class ModelCall:
 
     def _prepared(self) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]] | None:
         """Attention for calls of this pass that say the same; None where each must be read."""
-        if self.dropout or self.q.requires_grad or self.rounding is not None:
+        learns = any(tensor.requires_grad for tensor in (self.q, self.k, self.v))
+        if self.dropout or learns or self.rounding is not None:
             return None
         attend, keys = prepared(self.call), self.frame.keys
         if keys == self.k.shape[2]:

@@ -305,7 +305,7 @@ def _quick(alike: Alike, other: Callable[..., Any]) -> Callable[..., Any]:
                 and v.shape == v_shape
                 and q.dtype is dtype
                 and q.device == device
-                and not q.requires_grad
+                and not (q.requires_grad or k.requires_grad or v.requires_grad)
                 and not is_autocast_enabled(kind)
                 and len(alike.calls) < alike.room
                 and same(options, given)

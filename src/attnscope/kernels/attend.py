@@ -115,7 +115,8 @@ def _fused(call: AttentionCall) -> Operator | None:
     """The operator plain sdpa would choose, as it also returns the log-sum-exp; None where there
     is none. Layers under one mask are alike: torch chooses once for all of them."""
     q, k, v = call.q, call.k, call.v
-    key = "operator", q.shape, k.shape, v.shape, q.dtype, q.device, q.requires_grad, call.scale
+    learns = q.requires_grad, k.requires_grad, v.requires_grad
+    key = "operator", q.shape, k.shape, v.shape, q.dtype, q.device, learns, call.scale
     if key not in call.visible.cache:
         call.visible.cache[key] = _chosen(call, causal=call.visible.form == "causal")
     operator: Operator | None = call.visible.cache[key]
