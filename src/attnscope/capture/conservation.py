@@ -1,6 +1,8 @@
-"""Conservation: what the rows of a head must add up to, and by how much rounding may move it."""
+"""Two laws that hold on every pass: what the rows of a head add up to, within rounding; and that a
+key which no query sees receives exactly 0."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,6 +10,7 @@ from torch import Tensor
 
 from attnscope.capture.totals import Joint, LayerTotals
 from attnscope.errors import ConservationError, ModelError
+from attnscope.kernels import Rows, Totals
 
 # How far the weights of a row may add up to something other than 1, by the type the model
 # computes in; in 16 bits torch's attention uses a rougher exponential.
@@ -17,38 +20,128 @@ TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 2e-3, tor
 ROUNDINGS = 8
 
 
-def check(layers: Sequence[int], off: Tensor, reach: Tensor, dtype: torch.dtype, what: str) -> None:
+# Types to try where a model computes infinite numbers in one.
+WIDER = {torch.float16: ["bfloat16", "float32"], torch.bfloat16: ["float32"]}
+
+
+def compare_unseen(rows: Rows, sums: Totals) -> Totals:
+    """The sums of these rows, or of several layers with the same bounds, with what keys received
+    that no row sees. Runs on the device; the result is read with the other checks."""
+    unseen = _unseen(rows)
+    return sums if unseen is None else received_unseen(sums, unseen)
+
+
+def received_unseen(sums: Totals, unseen: Tensor) -> Totals:
+    """The same, where the keys that no row sees are known, bool [B, 1 or H, K]."""
+    H, K = sums.received.shape[1:]
+    received = sums.received.reshape(-1, len(unseen), H, K)
+    mass, key = received.abs().where(unseen, 0.0).max(-1)
+    return replace(sums, unseen_mass=mass.flatten(0, 1), unseen_key=key.flatten(0, 1))
+
+
+def _unseen(rows: Rows) -> Tensor | None:
+    """bool [B, 1 or H, K]: keys that no row sees; None where that is none of them. Of several
+    links, each is taken by itself: a key that only two together hide is not among these."""
+    M, K = rows.q.shape[2], rows.k.shape[2]
+    if rows.triangular and M + rows.shift == K and not rows.links:
+        return None
+    start, stop, _ = rows.bounds()
+    key = "unseen", rows.real is None
+    made = rows.cache.get(key)
+    if made is None or made[0] is not start or made[1] is not stop or made[2] is not rows.real:
+        unseen = ~_covered(start, stop, K)
+        if rows.real is not None:
+            unseen = unseen | ~rows.real
+        made = rows.cache[key] = start, stop, rows.real, unseen[:, None]
+    unseen = made[3]
+    for link in rows.links:
+        hidden = link.bias == -torch.inf
+        if link.queries is not None:  # from some rows: what the others see is seen
+            others = _covered(start, torch.where(link.queries, start, stop), K)
+            hidden = hidden & ~others[:, None]
+        unseen = unseen | hidden
+    return unseen
+
+
+def _covered(start: Tensor, stop: Tensor, keys: int) -> Tensor:
+    """bool [B, keys]: which keys lie in an interval: more of them opened than closed there."""
+    order = torch.arange(keys, device=start.device, dtype=start.dtype).repeat(len(start), 1)
+    opened, closed = (
+        torch.searchsorted(bound.sort(1).values, order, right=True) for bound in (start, stop)
+    )
+    return opened > closed
+
+
+def check(
+    layers: Sequence[int],
+    off: Tensor,
+    reach: Tensor,
+    dtype: torch.dtype,
+    what: str,
+    unseen: tuple[Tensor, Tensor] | None = None,
+) -> None:
     """Raise where the numbers of a layer are `off` [layers, B, H] by more than rounding explains,
-    given that no score is larger than `reach`; and where they are no numbers at all."""
+    given that no score is larger than `reach`; where they are no numbers at all; and where a key
+    received something that no query sees: `unseen`, how much and which key, [layers, B, H]."""
     allowed = TOLERANCE.get(dtype, 2e-3) + ROUNDINGS * torch.finfo(torch.float32).eps * reach
-    if bool((off <= allowed).all()):
+    wrong = ~(off <= allowed)
+    if unseen is not None:
+        wrong = wrong | ~(unseen[0] == 0)
+    if not bool(wrong.any()):
         return
-    at = int((~(off <= allowed)).flatten(1).any(1).int().argmax())  # the first: others follow it
+    at = int(wrong.flatten(1).any(1).int().argmax())  # the first: others follow it
+    layer = layers[at]
     if not bool(reach[at].isfinite().all()):
+        name, wider = str(dtype).removeprefix("torch."), WIDER.get(dtype, [])
         raise ModelError(
-            f"layer {layers[at]}: the model computed NaN or infinite queries or keys, so there is "
-            "no attention to measure; its weights may be damaged, or too large for "
-            f"{str(dtype).removeprefix('torch.')} (try bfloat16 or float32)"
+            f"layer {layer}: the model computed NaN or infinite queries or keys, so there is no "
+            "attention to measure; its weights may be damaged, or too large for "
+            f"{name}{' (try ' + ' or '.join(wider) + ')' if wider else ''}",
+            code="not-finite",
+            layer=layer,
+            dtype=name,
+            wider=wider,
+        )
+    report = (
+        "This is a bug: please report it. backend='reference' gives the definition for short texts."
+    )
+    if unseen is not None and not bool((unseen[0][at] == 0).all()):
+        amount, key = (each[at].flatten() for each in unseen)
+        worst = int(amount.argmax())
+        raise ConservationError(
+            f"layer {layer}: key {int(key[worst])} received {float(amount[worst]):.3g}, and no "
+            f"query sees it. {report}",
+            code="unseen-key-received",
+            layer=layer,
+            key=int(key[worst]),
+            amount=float(amount[worst]),
         )
     raise ConservationError(
-        f"layer {layers[at]}: {what} {float(off[at].max()):.3g}, where rounding explains "
-        f"{float(allowed[at].max()):.3g}. This is a bug: please report it. "
-        "backend='reference' gives the definition for short texts."
+        f"layer {layer}: {what} {float(off[at].max()):.3g}, where rounding explains "
+        f"{float(allowed[at].max()):.3g}. {report}",
+        layer=layer,
+        off=float(off[at].max()),
     )
 
 
 def check_joint(joint: Joint, dtype: torch.dtype, what: str) -> None:
-    """Layers that were reduced together: what the keys received is the number of queries, and every
-    row agrees with the log-sum-exp that the model's own attention had."""
+    """Layers that were reduced together: what the keys received is the number of queries, every
+    row agrees with the log-sum-exp that the model's own attention had, and keys that no query
+    sees received nothing."""
     sums, L = joint.sums, len(joint.layers)
+    shape = L, -1, sums.mass.shape[1]
     # On the CPU: one copy takes less than starting a kernel for each of these operators.
-    mass = sums.mass.view(L, -1, sums.mass.shape[1]).cpu()
+    if sums.unseen_mass is None or sums.unseen_key is None:
+        mass, unseen = sums.mass.view(shape).cpu(), None
+    else:
+        mass, amount = torch.stack([sums.mass, sums.unseen_mass]).cpu().view(2, *shape)
+        unseen = amount, sums.unseen_key.view(shape)
     count = joint.selection.count[:, None]
     off = (mass - count).abs() / count.clamp(min=1)
     if sums.drift is not None:
         off = torch.maximum(off, sums.drift.cpu().view_as(mass))
     reach = mass * 0 if sums.reach is None else sums.reach.cpu().view_as(mass)
-    check(joint.layers, off, reach, dtype, what)
+    check(joint.layers, off, reach, dtype, what, unseen)
 
 
 def check_totals(layers: Mapping[int, LayerTotals], dtype: torch.dtype, what: str) -> None:
@@ -70,4 +163,11 @@ def check_totals(layers: Mapping[int, LayerTotals], dtype: torch.dtype, what: st
         wanted = torch.stack(counts).to(device)[..., None]
         off = (torch.stack(masses) - wanted).abs() / wanted.clamp(min=1)
         off = torch.maximum(off, torch.stack(drifts))
-        check(numbers, off, torch.stack(reaches), dtype, what)
+        found = [layers[number].unseen for number in numbers]
+        unseen = None
+        if any(found):
+            shape = off.shape[1:]
+            none = off.new_zeros(shape, dtype=torch.float32), off.new_zeros(shape).long()
+            amounts, keys = zip(*(each or none for each in found), strict=True)
+            unseen = torch.stack(amounts), torch.stack(keys)
+        check(numbers, off, torch.stack(reaches), dtype, what, unseen)

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from attnscope.capture import masks
+from attnscope.capture.conservation import received_unseen
 from attnscope.capture.coverage import modules_around
 from attnscope.capture.families import CHANNELS_FIRST
 from attnscope.capture.frame import Frame, Selection
@@ -296,7 +297,9 @@ def reduce(
             "the weights: call model.eval() first"
         )
     group = None if selection.group is None else selection.rows(selection.group).to(A.device)
-    layer.add(reference.totals(A, own, rowsum.log(), counted.float(), None, group, groups), 0)
+    sums = reference.totals(A, own, rowsum.log(), counted.float(), None, group, groups)
+    seen = selection.visibility().to(A.device).any(2)
+    layer.add(received_unseen(sums, ~seen), 0)
     layer.selections.append(selection)
     if top:
         weights, keys = A.topk(min(top, A.shape[-1]))

@@ -275,6 +275,18 @@ class Selection:
             return of_queries
         return of_queries.gather(1, self.whole.index.to(of_queries.device))
 
+    def visibility(self) -> Tensor:
+        """bool [B, 1 or H, M, K]: what the counted rows of `whole` see, spelled out."""
+        seen = self.frame.visibility() & self.counted_queries()[:, None, :, None].to(
+            self.frame.device
+        )
+        if self.whole.only is not None:
+            return seen[:, :, self.whole.only : self.whole.only + 1]
+        if self.whole.index is None:
+            return seen
+        index = self.whole.index.to(seen.device)[:, None, :, None]
+        return seen.gather(2, index.expand(-1, seen.shape[1], -1, seen.shape[3]))
+
     def counted_queries(self) -> Tensor:
         """bool [B, Q], spelled out."""
         if self.counted is not None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attnscope import kernels
+from attnscope.capture.conservation import compare_unseen
 from attnscope.capture.frame import Frame, Selection
 from attnscope.capture.generation import Reply
 from attnscope.capture.kept import keep
@@ -130,7 +131,7 @@ def _add(
 ) -> None:
     frame = selection.frame
     rows = rows_of(call, selection.whole, None, groups)
-    sums = kernels.kernel(backend)(rows)
+    sums = compare_unseen(rows, kernels.kernel(backend)(rows))
     totals.add(sums, 0)
     totals.selections.append(selection)
     if call.sinks is not None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attnscope import kernels
 from attnscope.capture import fallback
+from attnscope.capture.conservation import compare_unseen
 from attnscope.capture.frame import Frame, Selection
 from attnscope.capture.generation import Reply
 from attnscope.capture.kept import keep, keep_weights
@@ -158,11 +159,11 @@ class Reducer:
             rows = rows_of(call, part, lse[0], scope._groups)
             sums = layers(rows, q, k, lse, part.only or 0)
             if sums is not None:
-                return sums
+                return compare_unseen(rows, sums)
         L = len(q)
         call = replace(first.call, q=one_after_another(q), k=one_after_another(k))
         rows = rows_of(call, part.times(L), torch.cat(lse), scope._groups, L)
-        return kernels.kernel(backend)(rows)
+        return compare_unseen(rows, kernels.kernel(backend)(rows))
 
     def _may_owe(self, lanes: list[Lane], selection: Selection, frame: Frame) -> bool:
         """Whether sums can wait until they are read: of a long text whose queries and keys are
@@ -210,7 +211,8 @@ class Reducer:
             for totals, own_drift in zip(targets, by_lane(drift, L), strict=True):
                 totals.drifted(own_drift)
         for part in selection.parts:
-            sums = reduce(rows_of(call, part.times(L), lse, groups, L))
+            rows = rows_of(call, part.times(L), lse, groups, L)
+            sums = compare_unseen(rows, reduce(rows))
             for totals, own in zip(targets, split(sums, L), strict=True):
                 totals.add(own, frame.first_key)
         if call.sinks is None and not self.top:

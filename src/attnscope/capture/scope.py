@@ -426,8 +426,10 @@ class Scope(SingleQueries):
     def _check(self, dtype: torch.dtype, only: int | None = None) -> None:
         """Conservation of all layers whose sums are made, or of one."""
         what = f"backend {self.backend!r}: attention adds up to the number of queries only within"
+        if only is not None:
+            check_totals({only: self._apart[only].result()}, dtype, what)
+            return
         for joint in self._joints:
             check_joint(joint, dtype, what)
         made = {layer: so_far.result() for layer, so_far in self._apart.items()}
-        chosen = {layer: of for layer, of in made.items() if only in (None, layer)}
-        check_totals(chosen, dtype, what)
+        check_totals(made, dtype, what)

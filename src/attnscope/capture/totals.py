@@ -50,6 +50,8 @@ class LayerTotals:
     """[B, H], as in `Totals`; kept for the conservation check."""
     reach: Tensor | None = None
     """[B, H], as in `Totals`."""
+    unseen: tuple[Tensor, Tensor] | None = None
+    """`unseen_mass` and `unseen_key` of `Totals`, of the call in which the former is largest."""
     sampled: bool = False
     top: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     """For each call: positions of the queries [B, M], their keys and weights [B, H, M, k]."""
@@ -112,6 +114,8 @@ class LayerTotals:
         if other.sums is None:
             return
         self.add(other.sums, 0)
+        self.drifted(other.drift, other.reach)
+        self._keep_unseen(other.unseen)
         self.selections += other.selections
         self.sampled |= other.sampled
         self.top += other.top
@@ -150,6 +154,9 @@ class LayerTotals:
     def add(self, totals: Totals, first_key: int) -> None:
         """Add the sums of some rows; key 0 of these is at position `first_key`."""
         self.drifted(totals.drift, totals.reach)
+        if totals.unseen_mass is not None and totals.unseen_key is not None:
+            key = totals.unseen_key + first_key if first_key else totals.unseen_key
+            self._keep_unseen((totals.unseen_mass, key))
         if self.sums is None:
             if totals.lse is not None:
                 totals = replace(totals, lse=None)  # as large as all the rest: let it go
@@ -179,6 +186,14 @@ class LayerTotals:
             self.drift = drift if self.drift is None else torch.maximum(self.drift, drift)
         if reach is not None:
             self.reach = reach if self.reach is None else torch.maximum(self.reach, reach)
+
+    def _keep_unseen(self, unseen: tuple[Tensor, Tensor] | None) -> None:
+        """Keep the larger mass of keys that no row sees, and its key."""
+        if self.unseen is None or unseen is None:
+            self.unseen = self.unseen or unseen
+            return
+        (mass, key), (more, other) = self.unseen, unseen
+        self.unseen = torch.maximum(mass, more), torch.where(more > mass, other, key)
 
     def add_sink(self, taken: Tensor, selection: Selection) -> None:
         """Add what learned sinks took from each row of a pass, [B, H, M]."""

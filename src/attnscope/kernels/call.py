@@ -246,6 +246,11 @@ class Totals:
     they were not compared."""
     reach: Tensor | None = None
     """float32 [B, H]: no score was larger than this. Rounding goes with it."""
+    unseen_mass: Tensor | None = None
+    """float32 [B, H]: the most that a key received which no row sees, 0 unless a kernel is wrong;
+    None where every key is seen, and as kernels return it: the caller compares."""
+    unseen_key: Tensor | None = None
+    """int64 [B, H]: that key."""
     variance: Tensor | None = None
     """float32 [B, H, K]: of `received`, where rows are sampled."""
     entropy_variance: Tensor | None = None
