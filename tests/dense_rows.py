@@ -240,8 +240,11 @@ def number(row: dict[str, Any], A: Array, old: Array | None, cell: Any, base: An
     part = at_spikes(row, x, y) == (measure != "rest_ratio")
     assert row["tokens"] == part.sum()
     if measure == "spike_fall":
-        return float((x - y)[part].sum() / (x - y).sum()) if (x - y).sum() > 0 else np.nan
+        there = (x - y).sum() >= 0.01 * x.sum() > 0
+        return float((x - y)[part].sum() / (x - y).sum()) if there else np.nan
     assert measure in ("spike_ratio", "rest_ratio")
+    if measure == "rest_ratio" and any(side[part].sum() < 1e-3 * side.sum() for side in (x, y)):
+        return np.nan
     return float(y[part].mean() / x[part].mean()) if part.any() else np.nan
 
 

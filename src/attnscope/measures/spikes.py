@@ -15,6 +15,13 @@ SHARES = (0.02, 0.05, 0.1, 0.2, 0.3)
 """How many of the aligned tokens are spikes, rounded up: each is measured, so that a reader can
 see whether it matters."""
 
+LITTLE_REST = 1e-3
+"""Of the sum over all aligned tokens, on either side: a rest that holds less has no ratio. Rounding
+a model to bfloat16 changed such ratios up to 60-fold."""
+LITTLE_FALL = 1e-2
+"""Of the base's sum: a whole fall that is less has no parts. bfloat16 numbers are 0.4 % apart, so
+such a fall is mostly rounding."""
+
 
 def spikes(
     base: Array, variant: Array, keys: Mask, share: float
@@ -23,7 +30,8 @@ def spikes(
     spikes; the number of tokens of each.
 
     Spikes are the share of the tokens (rounded up) with the largest product of both averages; of
-    equal ones, the earlier. The share of the fall is nan where there is no fall.
+    equal ones, the earlier. The ratio over the rest is nan where the rest holds next to nothing of
+    either side, the share of the fall where next to nothing falls.
     """
     used = usable(base, variant, keys)
     order = np.argsort(np.where(used, -(base * variant), np.inf), axis=-1, kind="stable")
@@ -37,11 +45,13 @@ def spikes(
         [np.where(part, side, 0.0).sum(-1) for side in (base, variant)] for part in (at, rest)
     )
     fall, all_fall = old - new, old - new + old_rest - new_rest
+    whole, new_whole = old + old_rest, new + new_rest
+    little = (old_rest < LITTLE_REST * whole) | (new_rest < LITTLE_REST * new_whole)
     sizes = [part.sum(-1).astype(np.float64) for part in (at, rest)]
     return (
         ratio(new, old),
-        ratio(new_rest, old_rest),
-        np.where(all_fall > 0, ratio(fall, all_fall), np.nan),
+        np.where(little, np.nan, ratio(new_rest, old_rest)),
+        np.where(all_fall >= LITTLE_FALL * whole, ratio(fall, all_fall), np.nan),
         sizes[0],
         sizes[1],
     )
@@ -64,8 +74,10 @@ SPIKES = Measure(
     level="head",
     columns={
         "spike_ratio": "mean of the variant's averages over the mean of the base's, at the spikes",
-        "rest_ratio": "the same at all other tokens",
-        "spike_fall": "the spikes' part of the whole fall; not defined where there is no fall",
+        "rest_ratio": "the same at all other tokens; not defined where these hold less than 0.001 "
+        "of either side's sum, because rounding would decide it",
+        "spike_fall": "the spikes' part of the whole fall; not defined where the fall is less than "
+        "0.01 of the base's sum, because rounding would decide it",
     },
     items=tuple(f"{share:g}" for share in SHARES),
     default="0.1",
