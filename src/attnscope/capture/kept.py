@@ -6,7 +6,7 @@ they are equal, one tensor serves both. Must not know what is asked of the rows.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import cache_utils
 
-from attnscope.errors import InputError
+from attnscope.errors import InputError, ScopeError
 from attnscope.kernels import Asked, ByQuery, Rows, reference, tell_rows
 from attnscope.kernels.single import of_weights
 
@@ -24,6 +24,38 @@ class Keys:
     """Keys [B, G, K, D] that several passes share, as far as each goes."""
 
     tensor: Tensor
+    version: int = field(init=False)
+    """How often the tensor had been written to when it was kept."""
+
+    def __post_init__(self) -> None:
+        self.hold(self.tensor)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Keys, (self.first(self.tensor.shape[2]),)  # a copy counts anew
+
+    def hold(self, tensor: Tensor) -> None:
+        """Keep these in place of the keys so far, which are their beginning."""
+        self.tensor, self.version = tensor, _version(tensor)
+
+    @property
+    def changed(self) -> bool:
+        """Whether someone has written to them since."""
+        return self.version != _version(self.tensor)
+
+    def first(self, width: int) -> Tensor:
+        """The first keys; an error where they are no longer those of the pass."""
+        if self.changed:
+            raise ScopeError(
+                "the keys of the cache were changed in place after they were measured, so single "
+                "queries cannot be computed from them; read them before the change, or change a "
+                "copy of the cache",
+                code="keys-changed",
+            )
+        return self.tensor[:, :, :width]
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -52,7 +84,7 @@ class Kept:
             return of_weights(self.weights, asked)
         assert self.rows is not None
         assert self.keys is not None
-        rows = replace(self.rows, k=self.keys.tensor[:, :, : self.width])
+        rows = replace(self.rows, k=self.keys.first(self.width))
         return tell_rows(backend)(rows, asked)
 
 
@@ -66,7 +98,7 @@ def row_of(kept: Sequence[Kept], position: int, sequence: int, keys: int) -> Ten
             else:
                 assert each.rows is not None
                 assert each.keys is not None
-                whole = replace(each.rows, k=each.keys.tensor[:, :, : each.width])
+                whole = replace(each.rows, k=each.keys.first(each.width))
                 A = reference.weights(whole.one(sequence, m))[0][0, :, 0]
             return pad(A.float(), (each.first_key, keys - each.first_key - A.shape[-1]))
     return None
@@ -103,14 +135,16 @@ def keep(
             key_bias=None if rows.key_bias is None else rows.key_bias[..., :seen],
             links=tuple(replace(link, bias=link.bias[..., :seen]) for link in rows.links),
         )
-    k, q = k.clone() if copy else _own(k), _own(rows.q)
+    # A tensor of inference mode does not count how often it was written to.
+    k, q = k.clone() if copy or k.is_inference() else _own(k), _own(rows.q)
     keys, more = Keys(k), _bytes(q) + _bytes(k)
     before = so_far[-1].keys if so_far and so_far[-1].first_key == first_key else None
-    if before is not None:
+    if before is not None and not before.changed:
         width = before.tensor.shape[2]
         if width <= k.shape[2] and torch.equal(before.tensor, k[:, :, :width]):
             more -= _bytes(before.tensor)
-            before.tensor, keys = k, before
+            before.hold(k)
+            keys = before
     alone = replace(rows, q=q, k=k[:, :, :0], cache={})
     kept = Kept(positions=positions, first_key=first_key, rows=alone, keys=keys, width=k.shape[2])
     return kept, more
