@@ -533,6 +533,11 @@ its `config.json`.
   that nothing smaller than a matrix describes (sparse by index, by content). Falcon calls torch's
   fused attention by itself, which is seen: it is streamed, its ALiBi too. ALiBi that comes as an
   additive mask through the interface is streamed in any family, under padding on either side.
+- Of models of text and images or sound (`CLIPModel`, LLaVA, Qwen2-VL …) the text's layers alone are
+  measured; `repr(scope)` names the lists of layers that are not (`without vision_model…`). A tower
+  that is a model of its own can be watched by itself.
+- In the first pass the attention calls that torch runs are counted: a model that runs one that is
+  not measured is refused.
 - **refused**: attnscope says why, and measures nothing. **no model**: it could not be built or
   run here by itself, so nothing is said of it.
 

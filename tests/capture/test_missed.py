@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
+from torch import Tensor
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import attnscope
-from attnscope.errors import ModelError
+from attnscope.errors import ConservationError, ModelError
 from made_hub_code import (
     GetAttention,
     HelperAttention,
@@ -226,3 +228,111 @@ def test_modules_of_torch_ao_have_no_parameters() -> None:
     quantized = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, torch.qint8)
     assert not list(quantized.layers[0].attn.parameters())
     assert_exact(quantized)
+
+
+def _gated(weights: Tensor) -> Tensor:
+    return weights * 0.5
+
+
+def _largest(weights: Tensor) -> Tensor:
+    kept = weights.where(weights >= weights.topk(3).values[..., -1:], 0.0)
+    return kept / kept.sum(-1, keepdim=True)
+
+
+def _same(weights: Tensor) -> Tensor:
+    return weights.to(torch.float64).to(torch.float32)
+
+
+class ChangingAttention(Projections):
+    """Changes its weights after the softmax."""
+
+    change = staticmethod(_same)
+
+    def forward(self, hidden: Tensor, attention_mask: Any = None) -> tuple[Tensor, Any]:
+        weights, v = self.weights(hidden, attention_mask)
+        weights = self.change(weights)
+        return self.project((weights @ v).transpose(1, 2)), weights
+
+
+class ExtraAttention(Projections):
+    """A softmax with an extra one: rows add up to less than 1."""
+
+    def forward(self, hidden: Tensor, attention_mask: Any = None) -> tuple[Tensor, Any]:
+        q, k, v = self.split(hidden)
+        scores = q @ k.transpose(2, 3) + attention_mask
+        scores = torch.cat([scores, torch.zeros_like(scores[..., :1])], -1)
+        weights = scores.softmax(-1)[..., :-1]
+        return self.project((weights @ v).transpose(1, 2)), weights
+
+
+class ExtraByHandAttention(Projections):
+    def forward(self, hidden: Tensor, attention_mask: Any = None) -> tuple[Tensor, Any]:
+        q, k, v = self.split(hidden)
+        scores = (q @ k.transpose(2, 3) + attention_mask).exp()
+        weights = scores / (1 + scores.sum(-1, keepdim=True))
+        return self.project((weights @ v).transpose(1, 2)), weights
+
+
+@pytest.mark.parametrize("change", [_gated, _largest])
+@torch.no_grad()
+def test_weights_changed_after_the_softmax_are_refused(
+    monkeypatch: pytest.MonkeyPatch, change: Any
+) -> None:
+    model = hub_model(*[ChangingAttention] * 3)
+    assert_exact(model)
+    monkeypatch.setattr(ChangingAttention, "change", staticmethod(change))
+    with pytest.raises(ModelError) as error, attnscope.watch(model):
+        model(hub_text())
+    assert error.value.code == "weights-changed-after-softmax"
+    assert error.value.module == "layers.0.attn"
+
+
+@torch.no_grad()
+def test_a_softmax_with_an_extra_one_is_refused() -> None:
+    model = hub_model(*[ExtraAttention] * 3)
+    with pytest.raises(ModelError) as error, attnscope.watch(model):
+        model(hub_text())
+    assert error.value.code == "weights-changed-after-softmax"
+    model = hub_model(*[ExtraByHandAttention] * 3)
+    with pytest.raises(ConservationError), attnscope.watch(model):
+        model(hub_text())
+
+
+@torch.no_grad()
+def test_dropout_does_not_count_as_a_change() -> None:
+    model = hub_model(*[ChangingAttention] * 3)
+    for layer in model.layers:
+        layer.attn.change = torch.nn.Dropout(0.5).train()
+    with attnscope.watch(model) as scope:
+        model(hub_text())
+    assert scope.layers == [0, 1, 2]
+
+
+def test_towers_that_are_not_measured_are_named() -> None:
+    small = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    vision = {**small, "image_size": 8, "patch_size": 4}
+    model = hf.CLIPModel(hf.CLIPConfig(text_config=small, vision_config=vision))
+    with attnscope.watch(model) as scope:
+        assert "vision_model.encoder.layers" in repr(scope)
+    model = hf.SiglipVisionModel(hf.SiglipVisionConfig(**vision)).eval()
+    with pytest.raises(ModelError) as error:
+        attnscope.watch(model)
+    assert error.value.code == "more-than-one-stack"
+    assert error.value.parts == []
+
+
+@torch.no_grad()
+def test_funnel_is_refused() -> None:
+    config = hf.FunnelConfig(
+        vocab_size=61, block_sizes=[1, 1], d_model=16, n_head=2, d_head=8, d_inner=16
+    )
+    model = hf.FunnelForMaskedLM(config).eval()
+    with pytest.raises(ModelError) as error, attnscope.watch(model):
+        model(hub_text())
+    assert error.value.code == "attention-not-captured"
+    assert error.value.module == "funnel.encoder.blocks.0.0.attention"

@@ -103,7 +103,8 @@ def check(
             wider=wider,
         )
     report = (
-        "This is a bug: please report it. backend='reference' gives the definition for short texts."
+        "If the KV cache was changed between passes, leave it as it is; otherwise this is a bug: "
+        "please report it. backend='reference' gives the definition for short texts."
     )
     if unseen is not None and not bool((unseen[0][at] == 0).all()):
         amount, key = (each[at].flatten() for each in unseen)

@@ -20,7 +20,7 @@ from attnscope.capture.families import TOWERS
 from attnscope.capture.sites import Sites
 from attnscope.errors import ModelError
 
-_PRODUCTS = {"matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum"}
+PRODUCTS = {"matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum"}
 _SOFTMAX = {"softmax", "_softmax", "_safe_softmax", "log_softmax"}
 _FUSED = {
     "flex_attention",
@@ -140,7 +140,7 @@ class _Count(TorchFunctionMode):
     def _follow(self, name: str, given: list[Tensor], made: Tensor) -> None:
         if all(tensor in self.fixed for tensor in given):
             self.fixed[made] = True
-        elif name in _PRODUCTS:
+        elif name in PRODUCTS:
             if made.ndim >= 3 and not any(tensor in self.fixed for tensor in given[-2:]):
                 self.products[made] = True
         elif name not in _PROJECTIONS:

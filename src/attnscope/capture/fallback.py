@@ -6,6 +6,7 @@ for a few thousand tokens. Where they call torch's sdpa instead, there is no mat
 handed on as if it had come through the interface.
 """
 
+import math
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -17,10 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from attnscope.capture import masks
 from attnscope.capture.conservation import received_unseen
-from attnscope.capture.coverage import modules_around
+from attnscope.capture.coverage import PRODUCTS, modules_around
 from attnscope.capture.families import CHANNELS_FIRST
 from attnscope.capture.frame import Frame, Selection
 from attnscope.capture.passes import Pass
@@ -36,6 +38,7 @@ Attend = Callable[..., Tensor]
 
 
 _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
+_EXACT = (torch.float32, torch.float64)
 
 
 class _SeeWeights(TorchFunctionMode):
@@ -48,6 +51,10 @@ class _SeeWeights(TorchFunctionMode):
         self.calls = 0
         """Of sdpa."""
         self.found: list[tuple[Tensor, Tensor]] = []
+        self.changed: float | None = None
+        """How far what multiplies the values is from the softmax; None before that product."""
+        self.kept = 1.0
+        """The share of weights that dropout keeps."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -56,11 +63,38 @@ class _SeeWeights(TorchFunctionMode):
         if func is F.scaled_dot_product_attention and modules_around() is not None:
             self.calls += 1
             return self.attend(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if self.found and self.changed is None and name in PRODUCTS:
+            tensors = tree_leaves((args, kwargs))
+            self.changed = self._off([t for t in tensors if isinstance(t, Tensor)])
+        if self.found and name == "dropout" and kwargs.get("training", True):
+            self.kept = 1 - kwargs.get("p", args[1] if len(args) > 1 else 0.5)
         made = func(*args, **kwargs)
         if func in _SOFTMAX and made.ndim in (3, 4) and modules_around() is not None:
             scores = args[0] if args else kwargs["input"]
             self.found.append((made.detach(), scores.detach() > masks.HIDES))
         return made
+
+    def _off(self, factors: list[Tensor]) -> float | None:
+        """How far these are from the weights, over queries that see a key; None where no factor
+        has a row for every query of every head."""
+        A, shown = self.found[-1]
+        rows = A.numel() // A.shape[-1]
+        offs = []
+        for factor in factors:
+            if factor.ndim < 3 or factor.shape[-2] != A.shape[-2]:
+                continue
+            if factor.numel() // factor.shape[-1] != rows:
+                continue
+            if factor.shape[-1] != A.shape[-1]:
+                offs.append(math.inf)
+                continue
+            theirs = factor.detach().reshape(A.shape).float() * self.kept
+            off = ((theirs - A.float()) * shown.any(-1, keepdim=True)).abs().nan_to_num(0)
+            if self.kept < 1:
+                off = off * (theirs != 0)
+            offs.append(off.max().item() / (1e-5 if factor.dtype in _EXACT else 1e-2))
+        return min(offs, default=None)
 
 
 def plain_sdpa(
@@ -149,13 +183,18 @@ def hook(
     def take(this: nn.Module, args: Any, output: Any) -> None:
         if this is not module or looking.seeing is None:
             return
-        calls, seen, looking.seeing = looking.seeing.calls, looking.seeing.found, None
+        seeing, looking.seeing = looking.seeing, None
+        calls, seen = seeing.calls, seeing.found
         if (calls or intercepted(module)) and not seen:
             return  # its attention was seen as it was called
         A = output[1] if isinstance(output, tuple) and len(output) > 1 else None
         shown = None
         if len(seen) == 1:
-            A, shown = seen[0]
+            returned, (A, shown) = A, seen[0]
+            if seeing.changed is None and isinstance(returned, Tensor):
+                seeing.changed = seeing._off([returned])
+            if seeing.changed is not None and not seeing.changed <= 1:
+                raise _changed_after(module, name(module))
         if calls or not isinstance(A, Tensor) or A.ndim not in (3, 4):
             raise _unreadable(module, name(module), calls + len(seen))
         if A.ndim == 3:  # heads and sequences in one
@@ -174,6 +213,16 @@ def hook(
     undo.callback(module.register_forward_hook(look_away, always_call=True).remove)
     undo.callback(module.register_forward_hook(take).remove)
     return undo
+
+
+def _changed_after(module: nn.Module, name: str) -> ModelError:
+    return ModelError(
+        f"{type(module).__name__} changes its attention weights after the softmax (gates, a "
+        f"renormalised top-k, a softmax with an extra term), so what it uses cannot be read "
+        f"(module {name}); choose other layers",
+        code="weights-changed-after-softmax",
+        module=name,
+    )
 
 
 def _unreadable(module: nn.Module, name: str, made: int) -> ModelError:
@@ -294,7 +343,7 @@ def reduce(
     elif off > 2e-2:  # nan is found out, and said, at the end of the pass
         raise ConservationError(
             f"a row of attention adds up to 1 only within {off:.3g}; in training, dropout changes "
-            "the weights: call model.eval() first"
+            "the weights: call model.eval() first. A softmax with an extra term is not supported"
         )
     group = None if selection.group is None else selection.rows(selection.group).to(A.device)
     sums = reference.totals(A, own, rowsum.log(), counted.float(), None, group, groups)

@@ -115,8 +115,11 @@ class Recorder:
             return False
         if site in self.seen[site.stack]:
             raise ModelError(
-                f"layer {site.layer} attends twice in one forward pass (layers that share a "
-                "module), so its numbers cannot be told apart"
+                f"layer {site.layer} calls its attention function more than once in one forward "
+                "pass, with other queries or keys (once for each image, or layers that share a "
+                "module), so these calls cannot be assigned; pass one image or text at a time",
+                code="repeated-attention",
+                layer=site.layer,
             )
         self.seen[site.stack].add(site)
         return site in self.measured
@@ -307,8 +310,10 @@ class Recorder:
             return
         if not seen:
             raise ModelError(
-                "the model ran without a single attention that attnscope can see; models without "
-                "attention have no attention to measure"
+                "the model ran without a single attention that attnscope can see. Models without "
+                "attention have no attention to measure; in code of your own, let the forward of "
+                "the attention modules call ALL_ATTENTION_FUNCTIONS.get_interface",
+                code="no-attention",
             )
         for scope in self._of(stack):
             scope._complete, scope._checked = True, False

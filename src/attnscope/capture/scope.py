@@ -57,6 +57,8 @@ class Scope(SingleQueries):
         self._backend = backend
         self._stack = stack
         self._cross = cross
+        self._left_out: tuple[str, ...] = ()
+        """Lists of layers of the model that attend and are not measured (images, sound)."""
         self._parts: dict[str, Scope] = {}
         self._queries = queries
         self._groups = groups
@@ -108,6 +110,8 @@ class Scope(SingleQueries):
             parts = (f"{name!r}: {part!r}" for name, part in self._parts.items())
             return f"<Scope of {len(self._parts)} parts: {', '.join(parts)}>"
         asked = f"{len(self.layers)} layers, queries {str(self._queries)!r}, {self.backend!r}"
+        if self._left_out:
+            asked += f", without {', '.join(self._left_out)}"
         if self._begun and not self._complete:
             return f"<Scope of {asked}: the last forward pass did not finish>"
         if not self._layers:

@@ -54,6 +54,8 @@ class Sites:
     """Whether they are all of one stack and kind, each called once a pass."""
     model: nn.Module
     """The model they are the sites of."""
+    left_out: tuple[str, ...]
+    """The lists of layers that attend and are not among the sites: towers of images or sound."""
     structure: int
     """A hash of the model's modules, their classes and their `forward`."""
 
@@ -94,7 +96,7 @@ def find(model: nn.Module) -> Sites:
 def _refuse_parallel_heads(sites: Sites) -> None:
     """Raise where the heads of a layer are spread over processes (tensor parallelism)."""
     ranks = getattr(sites.model, "_tp_size", None) or 1
-    weights = (weight for module in sites.modules for weight in module.parameters())
+    weights: Iterable[Any] = (weight for module in sites.modules for weight in module.parameters())
     for weight in (weight for weight in weights if hasattr(weight, "device_mesh")):
         mesh: Any = weight.device_mesh
         names = mesh.mesh_dim_names or ("",)
@@ -142,12 +144,15 @@ def _search(model: PreTrainedModel) -> Sites:
     attention = [name for name, module in named.items() if _looks_like_attention(module)]
     if not attention:
         raise ModelError(
-            f"{type(model).__name__} has no attention layers that attnscope can see; "
-            "models without attention (Mamba, RWKV …) have no attention to measure"
+            f"{type(model).__name__} has no attention layers that attnscope can see: no class "
+            "with Attention in its name, and none that calls ALL_ATTENTION_FUNCTIONS. Models "
+            "without attention (Mamba, RWKV …) have no attention to measure",
+            code="no-attention",
         )
     interface = {name for name in attention if _uses_interface(named[name])}
     alone = {name for name in attention if _names(named[name]) & _ATTENTION}
-    stacks = _of_the_text(model, _stacks(attention, interface, alone))
+    everything = _stacks(attention, interface, alone)
+    stacks = _of_the_text(model, everything)
     sites: dict[str, Site] = {}
     bases: dict[str, str] = {}
     loops: dict[str, int] = {}
@@ -164,7 +169,7 @@ def _search(model: PreTrainedModel) -> Sites:
         sites |= found
         bases[stack] = _innermost_model(named, [n for n, s in sites.items() if s.stack == stack])
     if all(site.kind == "cross" for site in sites.values()):
-        raise _too_many(model, _stacks(attention, interface, alone))
+        raise _too_many(model, everything)
     places = {site for site in sites.values() if site.stack not in loops}
     for stack, layers in loops.items():
         places |= {Site(stack, layer) for layer in range(layers)}
@@ -178,6 +183,7 @@ def _search(model: PreTrainedModel) -> Sites:
         places=sorted(places),
         uniform=len(kinds) == 1 and not loops,
         model=model,
+        left_out=tuple(prefix for prefix in everything if prefix not in stacks),
         structure=_structure(named),
     )
 
@@ -242,11 +248,27 @@ def _of_the_text(model: PreTrainedModel, stacks: dict[str, list[str]]) -> dict[s
 
 def _too_many(model: nn.Module, stacks: dict[str, list[str]]) -> ModelError:
     names = [name for names in stacks.values() for name in names[:2]]
+    parts = [
+        name
+        for name, module in model.named_modules()
+        if name and isinstance(module, PreTrainedModel) and _one_stack(name, stacks)
+    ]
+    what = (
+        "watch the part you mean: " + ", ".join(f"watch(model.{part})" for part in parts)
+        if parts
+        else "no part of it is a model of its own, so it cannot be watched"
+    )
     return ModelError(
         f"{type(model).__name__} has more than one stack of attention layers "
-        f"({', '.join(names[:4])} …); watch the part you mean, for example "
-        "watch(model.language_model)"
+        f"({', '.join(names[:4])} …); {what}",
+        code="more-than-one-stack",
+        parts=parts,
     )
+
+
+def _one_stack(part: str, stacks: dict[str, list[str]]) -> bool:
+    inside = [[name.startswith(f"{part}.") for name in names] for names in stacks.values()]
+    return sum(map(any, inside)) == 1
 
 
 def _innermost_model(named: dict[str, nn.Module], sites: Iterable[str]) -> str:

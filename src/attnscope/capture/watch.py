@@ -78,6 +78,7 @@ def watch(
         part = parts.get(site.part)
         if part is None:
             part = parts[site.part] = _empty(site, backend, chosen, ids, groups)
+            part._left_out = found.left_out
         part.layers.append(site.layer)
     recorder = Recorder(found, set(places), parts, backend, device, top=top, keep=keep, hold=hold)
     return _watching(recorder, found)
