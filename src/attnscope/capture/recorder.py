@@ -145,7 +145,9 @@ class Recorder:
             for scope in self._of(site.stack):
                 if frame.first_query == 0:
                     scope._fed = []
-                scope._fed.append(seam.given(self.bases[site.stack]).tokens)
+                given = seam.given(self.bases[site.stack])
+                scope._fed.append(given.tokens)
+                scope._padding = given.padding
         elif lane is not None:
             self.measure_waiting()
         scope = self.parts[site.part]

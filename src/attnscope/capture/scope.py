@@ -79,6 +79,8 @@ class Scope(SingleQueries):
         """Measures what still waits, and checks it; while watched."""
         self._fed: list[Tensor | None] = []
         """The ids of the tokens, pass by pass; None for a pass that was fed none."""
+        self._padding: Tensor | None = None
+        """[B, K], 0 at padding: the attention mask of the last pass; None where it had none."""
         self._exposures: tuple[list[Selection], int, Exposure] | None = None
 
     @property
@@ -158,14 +160,17 @@ class Scope(SingleQueries):
         return whole if whole.shape[1] == keys else None
 
     def _ids(self, layer: int) -> Any:
-        """The tokens of the keys for a measure, -1 before the first real one; None where they are
-        not known. What follows a text is nobody's past."""
+        """The tokens of the keys for a measure, -1 before the first real one and where the mask
+        hides a key; None where they are not known. What follows a text is nobody's past."""
         tokens = self.tokens
         if tokens is None:
             return None
         first = self._read(layer)[0].first
-        before = torch.arange(tokens.shape[1]) < first[:, None]
-        return tokens.masked_fill(before, -1).numpy()
+        hidden = torch.arange(tokens.shape[1]) < first[:, None]
+        if self._padding is not None:
+            known = min(self._padding.shape[1], tokens.shape[1])
+            hidden[:, :known] |= self._padding[:, :known].cpu() == 0
+        return tokens.masked_fill(hidden, -1).numpy()
 
     @property
     def parts(self) -> list[str]:

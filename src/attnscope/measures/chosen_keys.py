@@ -9,13 +9,21 @@ from attnscope.measures.measure import Measure, Numbers
 
 def induction_keys(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
     """[B, K]: for every position the one after the last earlier occurrence of its token; -1 where
-    there is none. Tokens below 0 are padding, and like nothing."""
+    there is none. Tokens below 0 are padding: they occur nowhere, and come after nothing."""
     keys = np.full(tokens.shape, -1, dtype=np.int64)
     for row, found in zip(tokens, keys, strict=True):
-        order = np.argsort(row, kind="stable")
-        again = (row[order[1:]] == row[order[:-1]]) & (row[order[1:]] >= 0)
-        found[order[1:][again]] = order[:-1][again] + 1
+        real = np.flatnonzero(row >= 0)
+        order = np.argsort(row[real], kind="stable")
+        again = row[real][order[1:]] == row[real][order[:-1]]
+        found[real[order[1:][again]]] = real[order[:-1][again] + 1]
     return keys
+
+
+def previous_keys(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[B, K]: for every position the one of the real token before it; -1 where there is none."""
+    order = np.where(tokens >= 0, np.arange(tokens.shape[1]), -1)
+    before = np.maximum.accumulate(order, axis=1)
+    return np.pad(before[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
 
 
 def _mean(layer: Layer, key_of: Tensor) -> Numbers:
@@ -27,15 +35,20 @@ def _mean(layer: Layer, key_of: Tensor) -> Numbers:
 def previous_key_of(layer: Layer) -> Tensor:
     """int64 [B, Q]: the token before each query; -1 for the first."""
     where = layer.single.positions
+    if layer.tokens is not None:  # which say where the mask has holes
+        return _at(where, previous_keys(layer.tokens))
     first = layer.sums.first.to(where.device)[:, None]
     return (where - 1).where(where > first, -1)
 
 
 def induction_key_of(layer: Layer) -> Tensor:
     """int64 [B, Q]: the token that followed the last one like the query's; -1 for none."""
-    where = layer.single.positions
-    keys = where.new_tensor(induction_keys(layer.of_tokens))
-    return keys.gather(1, where.clamp(min=0)).where(where >= 0, -1)
+    return _at(layer.single.positions, induction_keys(layer.of_tokens))
+
+
+def _at(where: Tensor, keys: NDArray[np.int64]) -> Tensor:
+    """int64 [B, Q]: the keys of the positions of queries; -1 where there is no query."""
+    return where.new_tensor(keys).gather(1, where.clamp(min=0)).where(where >= 0, -1)
 
 
 def _previous(layer: Layer) -> Numbers:
