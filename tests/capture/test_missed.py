@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.qwen2_vl import modeling_qwen2_vl
 
 import attnscope
 from attnscope.errors import ConservationError, ModelError
@@ -336,3 +337,20 @@ def test_funnel_is_refused() -> None:
         model(hub_text())
     assert error.value.code == "attention-not-captured"
     assert error.value.module == "funnel.encoder.blocks.0.0.attention"
+
+
+@torch.no_grad()
+def test_two_images_are_refused_with_the_reason() -> None:
+    config = hf.Qwen2VLConfig(
+        vision_config={"depth": 2, "embed_dim": 16, "hidden_size": 16, "num_heads": 2}
+    ).vision_config
+    tower = modeling_qwen2_vl.Qwen2VisionTransformerPretrainedModel(config).eval()
+    patches = torch.zeros(8, 3 * config.temporal_patch_size * config.patch_size**2)
+    one, two = torch.tensor([[1, 2, 4]]), torch.tensor([[1, 2, 2], [1, 2, 2]])
+    with attnscope.watch(tower) as scope:
+        tower(patches, grid_thw=one)
+    assert scope.layers == [0, 1]
+    with pytest.raises(ModelError) as error, attnscope.watch(tower):
+        tower(patches, grid_thw=two)
+    assert error.value.code == "repeated-attention"
+    assert error.value.layer == 0

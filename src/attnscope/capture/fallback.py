@@ -75,6 +75,13 @@ class _SeeWeights(TorchFunctionMode):
             self.found.append((made.detach(), scores.detach() > masks.HIDES))
         return made
 
+    def used_others(self, returned: Any) -> bool:
+        """Whether the values were multiplied by other weights than the softmax made; where that
+        product was not seen, whether others were returned."""
+        if self.changed is None and isinstance(returned, Tensor):
+            self.changed = self._off([returned])
+        return self.changed is not None and not self.changed <= 1
+
     def _off(self, factors: list[Tensor]) -> float | None:
         """How far these are from the weights, over queries that see a key; None where no factor
         has a row for every query of every head."""
@@ -190,11 +197,9 @@ def hook(
         A = output[1] if isinstance(output, tuple) and len(output) > 1 else None
         shown = None
         if len(seen) == 1:
-            returned, (A, shown) = A, seen[0]
-            if seeing.changed is None and isinstance(returned, Tensor):
-                seeing.changed = seeing._off([returned])
-            if seeing.changed is not None and not seeing.changed <= 1:
+            if seeing.used_others(A):
                 raise _changed_after(module, name(module))
+            A, shown = seen[0]
         if calls or not isinstance(A, Tensor) or A.ndim not in (3, 4):
             raise _unreadable(module, name(module), calls + len(seen))
         if A.ndim == 3:  # heads and sequences in one
@@ -202,11 +207,7 @@ def hook(
             A = A.reshape(-1, heads, *A.shape[1:])
         seen_by_any = A > 0 if shown is None else shown.reshape(A.shape) | (A > 0)
         if not {A.shape[0], A.shape[2]} <= set(looking.text):
-            raise ModelError(
-                f"{type(module).__name__} made attention weights {list(A.shape)} for a text of "
-                f"{list(looking.text)}, which are not [batch, heads, queries, keys]; attnscope "
-                "cannot tell which keys these are"
-            )
+            raise _unplaced(module, A, looking.text)
         tell(module, looking.mask, A.detach(), seen_by_any.any(1))
 
     undo.callback(module.register_forward_pre_hook(look, with_kwargs=True).remove)
@@ -222,6 +223,14 @@ def _changed_after(module: nn.Module, name: str) -> ModelError:
         f"(module {name}); choose other layers",
         code="weights-changed-after-softmax",
         module=name,
+    )
+
+
+def _unplaced(module: nn.Module, A: Tensor, text: tuple[int, ...]) -> ModelError:
+    return ModelError(
+        f"{type(module).__name__} made attention weights {list(A.shape)} for a text of "
+        f"{list(text)}, which are not [batch, heads, queries, keys]; attnscope cannot tell which "
+        "keys these are"
     )
 
 
