@@ -14,6 +14,7 @@ import polars as pl
 from attnscope.figures.blocks import Items, Lines, Section, Strong
 from attnscope.figures.numbers import LEVEL, PAIRED
 from attnscope.figures.words import count, number, visible
+from attnscope.stats.contrast import TESTED
 from attnscope.stats.intervals import MINIMUM
 from attnscope.stats.paired import OUTCOMES
 
@@ -178,8 +179,8 @@ def _differences(
             f"{yes.height} of {count(tested.height, 'difference')} "
             f"{'holds' if yes.height == 1 else 'hold'} up: the 95 % interval over {over} "
             f"excludes 0, and q < {LEVEL}.",
-            "q: sign-flip permutation test, corrected by Benjamini–Hochberg over the layers (and "
-            "heads) shown here. The intervals are those of single differences; differences are "
+            f"q: p ({TESTED}), corrected by Benjamini–Hochberg over the layers (and heads) shown "
+            "here. The intervals are those of single differences; differences are "
             "computed before rounding.",
         ]
     if "paired" in found.columns and not found["paired"].all():

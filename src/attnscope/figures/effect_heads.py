@@ -22,6 +22,7 @@ from attnscope.figures.select import (
 from attnscope.figures.theme import Style
 from attnscope.figures.token_types import PREFERRED
 from attnscope.figures.words import count, join, number
+from attnscope.stats.contrast import TESTED
 from attnscope.stats.intervals import MINIMUM
 from attnscope.stats.paired import compare
 
@@ -97,8 +98,8 @@ def _numbers(asked: Request) -> FigureNumbers[Compared]:
     frame = shown(frame.select(*columns, "doubtful", "significant"))
     tests = frame["q"].count()
     tested = (
-        f"Dots: {frame['significant'].sum()} of {count(tests, 'test')} with q < {LEVEL} (sign-flip "
-        "permutation tests, Benjamini–Hochberg over layers × heads of a panel)"
+        f"Dots: {frame['significant'].sum()} of {count(tests, 'test')} with q < {LEVEL} (p: "
+        f"{TESTED}; Benjamini–Hochberg over layers × heads of a panel)"
         if tests
         else f"No tests: fewer {asked.over} than the {MINIMUM} that a p-value needs"
     )

@@ -4,7 +4,6 @@ Each is written under a temporary name and then renamed, so that a file with its
 This module must not know any single figure.
 """
 
-import io
 import os
 import struct
 import tempfile
@@ -12,13 +11,14 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import polars as pl
 import vl_convert
 
 from attnscope.errors import InputError, unknown
 from attnscope.figures.figure import Drawing
 from attnscope.figures.page import page
 from attnscope.figures.pdf import in_fixed_order
-from attnscope.figures.words import inline
+from attnscope.figures.words import inline, no_formula
 
 
 def png(figure: Drawing, scale: float = 2.0) -> bytes:
@@ -37,9 +37,13 @@ def _with_text(image: bytes, key: str, text: str) -> bytes:
 
 def csv(figure: Drawing) -> str:
     """The data of a figure: every number shown, in the order shown."""
-    out = io.StringIO()
-    figure.data.write_csv(out)
-    return out.getvalue()
+    return as_csv(figure.data)
+
+
+def as_csv(frame: pl.DataFrame) -> str:
+    """A table as CSV, without anything that a spreadsheet program would read as a formula."""
+    texts = pl.col(pl.String).map_elements(no_formula, return_dtype=pl.String)
+    return frame.with_columns(texts).write_csv()
 
 
 def markdown(figure: Drawing) -> str:

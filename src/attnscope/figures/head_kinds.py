@@ -3,7 +3,6 @@
 Drawn from the table of `stats.head_kinds`, not from a run. This module must not know models.
 """
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import vl_convert
 
 from attnscope.figures.charts.matrix import EDGE
 from attnscope.figures.charts.parts import finish
-from attnscope.figures.export import write
+from attnscope.figures.export import as_csv, write
 from attnscope.figures.figure import VEGA_LITE
 from attnscope.figures.theme import PUBLISHED
 from attnscope.stats.head_kinds import KINDS, NONE
@@ -26,9 +25,7 @@ def save_heads(
 ) -> None:
     """The table of heads and their scores as CSV, and the picture of their kinds."""
     for name, frame in {"heads.csv": table, "scores.csv": scores}.items():
-        text = io.StringIO()
-        frame.write_csv(text)
-        write(folder / name, text.getvalue().encode())
+        write(folder / name, as_csv(frame).encode())
     rules = "; ".join(f"{kind.name} > {kind.threshold:g}" for kind in KINDS)
     svg = _svg(
         table,

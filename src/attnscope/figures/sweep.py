@@ -14,6 +14,7 @@ from attnscope.figures.figure import Drawing, draw_table
 from attnscope.figures.numbers import shown
 from attnscope.figures.theme import Style
 from attnscope.figures.words import join
+from attnscope.stats.contrast import TESTED
 
 COLUMNS = ("panel", "setting", "series", "value", "low", "high", "score", "n", "q")
 
@@ -43,7 +44,7 @@ def sweep(table: pl.DataFrame, *, of: str, baseline: float, **looks: Any) -> Dra
         places={"panel": "{}", "setting": "{}", "series": "{}"},
         split=["panel"],
         no_differences=f"{int((data['q'] < 0.05).sum())} of {data['q'].count()} tested differences "
-        "have q < 0.05 (sign-flip permutation tests over problems, Benjamini–Hochberg).",
+        f"have q < 0.05 (p over problems: {TESTED}; Benjamini–Hochberg).",
     )
     return draw_table("sweep", data, words, _chart, width=780, height=220, **looks)
 

@@ -13,6 +13,8 @@ DIGITS = 6
 BUNDLED = "tiny model trained for this project, not the published one"
 """What is said wherever a bundled model is shown."""
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What a formula begins with in spreadsheet programs."""
 # Blanks that would not be seen, or would break a line.
 _BLANKS = str.maketrans({"\n": "⏎", "\r": "␍", "\t": "⇥"})
 # Characters that Markdown or HTML would take for their own. Between blanks, < and > are signs.
@@ -60,3 +62,8 @@ def wrap(text: str, pixels: float, size: float) -> list[str]:
     # Names are broken at their hyphens only if they would not fit into a line at all.
     long = any(len(word) > width for word in kept.split())
     return textwrap.wrap(kept, width, break_long_words=True, break_on_hyphens=long) or [""]
+
+
+def no_formula(text: str) -> str:
+    """A text for a CSV file: a spreadsheet program does not read it as a formula."""
+    return f"'{text}" if text.startswith(_FORMULA) else text

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -23,10 +23,12 @@ from attnscope.figures.page import SORTABLE, figure_html, whole_page
 from attnscope.figures.select import conditions_in_order, models_in_order
 from attnscope.figures.words import BUNDLED, count, join
 from attnscope.question.yaml import written
+from attnscope.stats.contrast import TESTED
 from attnscope.stats.on_run import compare_run
 from attnscope.stats.verdicts import verdict_table
 
 if TYPE_CHECKING:
+    from attnscope.question.spec import Experiment
     from attnscope.run.store import Run
 
 ROWS = 3_000
@@ -165,7 +167,7 @@ def _asked(run: Run) -> str:
     )
     sums = in_order(sums, model=models, condition=conditions)
     keys = ("prompts", "conditions", "layers", "heads", "queries", "keys", "classes", "measures")
-    complete = run.experiment.complete() | {"classes": list(run.experiment.classes)}
+    complete = _movable(run.experiment).complete() | {"classes": list(run.experiment.classes)}
     asked = {k: complete[k] for k in (*keys, "combine", "normalise")}
     return (
         f"<p>{count(cells.height, 'cell')}: {count(len(models), 'model')} × "
@@ -206,7 +208,7 @@ def _prompts(run: Run) -> str:
     numbers = run.cells.filter(pl.col("model") == label)["prompt"].unique().sort().to_list()
     parts = [
         f"<p>{count(len(numbers), 'prompt')}. Shown as {escape(label)} read them: its tokens "
-        "joined, chat template included.</p>"
+        f"joined, {'chat template included' if run.experiment.chat is True else 'plain text'}.</p>"
     ]
     for condition in conditions_in_order(run, run.cells["condition"].unique()):
         for number in numbers[: SHOWN if condition == base else 1]:
@@ -286,16 +288,28 @@ def _comparison(run: Run, **units: Any) -> str:
     shown = _telling(table.select(c for c in (*wanted, "outcome", "note") if c in table), ())
     return (
         "<h3>Comparison</h3><p>Second (b) less first (a), paired by prompt unless the note says "
-        "otherwise; low and high: 95 % interval over prompts; p: permutation test; "
+        f"otherwise; low and high: 95 % interval over prompts; p: {TESTED}; "
         f"q: Benjamini–Hochberg over layers × heads. Throughout: {escape(throughout)}.</p>{longer}"
         f"{html_table(shown, kind=SORTABLE)}"
     )
 
 
+def _movable(experiment: Experiment) -> Experiment:
+    """The experiment as the run’s directory has it: its prompts are a file beside it."""
+    prompts = experiment.prompts
+    path = getattr(prompts, "path", None)
+    if path is None:
+        return experiment
+    return experiment.changed(prompts=prompts.model_dump() | {"path": PurePath(path).name})
+
+
 def _repeat(run: Run) -> str:
+    path = getattr(_movable(run.experiment).prompts, "path", None)
+    beside = f", beside <code>{escape(path)}</code> of the run’s directory" if path else ""
     return (
-        "<p>Save this as <code>experiment.yaml</code> (it is in the run’s directory too), then</p>"
+        f"<p>Save this as <code>experiment.yaml</code>{beside} (it is in the run’s directory too), "
+        "then</p>"
         "<pre>attnscope run experiment.yaml --out RUN\nattnscope figure RUN\n"
         "attnscope report RUN\nattnscope compare RUN</pre>"
-        f"<pre>{escape(written(run.experiment))}</pre>"
+        f"<pre>{escape(written(_movable(run.experiment)))}</pre>"
     )

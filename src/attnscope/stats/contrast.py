@@ -36,6 +36,8 @@ from attnscope.stats.samples import Floats, mean_of
 from attnscope.stats.units import Units, design_effect, intraclass, units
 
 MOST_FLIPS = 200_000
+TESTED = "the larger of a permutation test's and of a t test's that is corrected for skewness"
+"""Where a p comes from, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from attnscope.capture.show import Gaze, drawn
 from attnscope.errors import unknown
-from attnscope.figures.words import BUNDLED
+from attnscope.figures.words import BUNDLED, no_formula
 from attnscope.question.spec import Experiment
 from attnscope.question.yaml import written
 from attnscope.tokens.colours import class_colours
@@ -66,10 +66,17 @@ def csv(view: View, of: str, queries: str, layer: int | None, head: int | None) 
     where = ["mean" if layer is None else layer, "mean" if head is None else head]
     for n, value in enumerate(plain(values)):
         name = view.names[view.classes[n]] if view.classes[n] >= 0 else ""
-        said = view.tokens[n]
-        if said[:1] in ("=", "+", "-", "@"):  # a spreadsheet would take it for a formula
-            said = f"'{said}"
-        rows.writerow([n, said, name, view.model, *where, queries, "" if value is None else value])
+        rows.writerow(
+            [
+                n,
+                no_formula(view.tokens[n]),
+                name,
+                view.model,
+                *where,
+                queries,
+                "" if value is None else value,
+            ]
+        )
     return out.getvalue()
 
 

@@ -114,6 +114,28 @@ def panels(
     return alt.concat(*made, columns=columns, spacing={"row": 26, "column": 26})
 
 
+def to_spec(chart: Any) -> dict[str, Any]:
+    """The chart as Vega-Lite, with all rows. Frames become plain rows first: altair's limit of rows
+    for frames is a global setting, which another thread may be reading."""
+    _with_rows(chart, {})
+    spec: dict[str, Any] = chart.to_dict()
+    return spec
+
+
+def _with_rows(chart: Any, made: dict[int, tuple[pl.DataFrame, alt.InlineData]]) -> None:
+    """Put rows in the place of the frames of a chart and of the charts inside it."""
+    data = getattr(chart, "data", None)
+    if isinstance(data, pl.DataFrame):
+        if id(data) not in made:
+            made[id(data)] = (data, alt.InlineData(values=data.to_dicts()))
+        _, chart.data = made[id(data)]
+    for name in ("layer", "concat", "hconcat", "vconcat", "spec"):
+        inner = getattr(chart, name, alt.Undefined)
+        for one in inner if isinstance(inner, list) else [inner]:
+            if isinstance(one, alt.TopLevelMixin):
+                _with_rows(one, made)
+
+
 def finish(
     chart: Any, *, title: str, caption: str, alt_text: str, width: float, theme: Theme
 ) -> dict[str, Any]:
@@ -126,8 +148,6 @@ def finish(
         ),
         description=alt_text,
     )
-    # Profiles may have more rows than altair's limit for notebooks; what is too many was binned.
-    with alt.data_transformers.enable("default", max_rows=None):
-        spec: dict[str, Any] = whole.to_dict()
+    spec = to_spec(whole)
     spec["config"] = theme.config()
     return spec
