@@ -6,9 +6,12 @@ is there whole or not at all, as object stores promise; locks there are none.
 This module must not know what a run is.
 """
 
+import errno
+import os
 import re
+import stat
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 from attnscope.errors import InputError
 
@@ -45,3 +48,27 @@ def place(where: str | Path) -> Path:
 def is_far(path: Any) -> bool:
     """Whether it is at an address, and not a path of a file system."""
     return not isinstance(path, str | Path)
+
+
+def open_file(path: Path, *, links: bool = False) -> BinaryIO:
+    """A regular file, opened to read; a pipe, a device or, without `links`, a link is an OSError.
+    Never waits, as opening a pipe does."""
+    if is_far(path):
+        return cast(BinaryIO, path.open("rb"))
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    if not links and path.is_symlink():
+        raise OSError(errno.EINVAL, "a link, where a file should be", str(path))
+    handle = os.open(path, flags | (0 if links else getattr(os, "O_NOFOLLOW", 0)))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def read_file(path: Path, most: int, *, links: bool = False) -> bytes:
+    """The bytes of a regular file of at most so many; else an OSError."""
+    with open_file(path, links=links) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"more than {most:,} bytes", str(path))
+    return content

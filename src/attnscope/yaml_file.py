@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import InputError
+from attnscope.place import read_file
 
 if TYPE_CHECKING:
     import yaml
@@ -24,6 +25,9 @@ DEEPEST = 40
 MOST = 100_000
 """Values, an alias counting for all that it stands for."""
 
+_STANDARD = "tag:yaml.org,2002:"
+_NUMBERS = (f"{_STANDARD}int", f"{_STANDARD}float")
+
 Place = tuple[Any, ...]
 """Keys and numbers that lead to a value."""
 
@@ -31,11 +35,7 @@ Place = tuple[Any, ...]
 def read_yaml(path: Path) -> tuple[Any, dict[Place, int]]:
     """What a file says, and the line of each value."""
     try:
-        if path.stat().st_size > LARGEST:
-            raise InputError(
-                f"{path} has {path.stat().st_size:,} bytes; at most {LARGEST:,} are read"
-            )
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path, LARGEST, links=True).decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 text: {error}") from error
     except OSError as error:
@@ -97,6 +97,9 @@ class _Reading:
         self.count += 1
         if len(place) > DEEPEST or self.count > MOST:
             raise _too_much(self.where, line, deep=len(place) > DEEPEST)
+        if isinstance(node, yaml.CollectionNode):
+            kind = "map" if isinstance(node, yaml.MappingNode) else "seq"
+            self._refuse_tag(node, f"{_STANDARD}{kind}")
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, place)
         if isinstance(node, yaml.SequenceNode):
@@ -125,13 +128,32 @@ class _Reading:
         import yaml
 
         loader = yaml.SafeLoader("")
+        plain = (True, False) if node.style is None else (False, True)
+        meant = loader.resolve(yaml.ScalarNode, node.value, plain)
+        self._refuse_tag(node, meant)
+        if meant in _NUMBERS and ":" in node.value:
+            raise self._impossible(node, "a number to base 60; a text needs quotes")
         try:
             value = loader.construct_object(node, deep=True)
             if isinstance(value, str):
                 value.encode()
             return value
         except (ValueError, OverflowError) as error:  # no such date, a number of 5,000 digits …
-            line = node.start_mark.line + 1
-            raise InputError(f"{self.where}, line {line}: not a possible value: {error}") from error
+            raise self._impossible(node, str(error)) from error
         finally:
             loader.dispose()
+
+    def _refuse_tag(self, node: yaml.Node, meant: str) -> None:
+        """Values are what they are without a tag such as `!!bool`, of which few can be read."""
+        if node.tag != meant:
+            tag = node.tag.replace(_STANDARD, "!!")
+            raise self._impossible(node, f"the tag {tag} is not read; write the value without it")
+
+    def _impossible(self, node: yaml.Node, why: str) -> InputError:
+        line = node.start_mark.line + 1
+        return InputError(
+            f"{self.where}, line {line}: not a possible value: {why}",
+            code="yaml-value",
+            line=line,
+            value=node.value,
+        )

@@ -1,6 +1,7 @@
 """A run in parts: in one directory, or in several that are joined. Always the same bytes."""
 
 import shutil
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -142,3 +143,22 @@ def test_what_does_not_belong_together(asked, parts, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="no directory"):
         merge([tmp_path / "nothing"], tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_more_parts_than_cells_are_refused(asked, tmp_path):
+    cells = 2 * 6 * 2
+    with pytest.raises(InputError) as error:
+        run(asked, tmp_path / "run", shard=Shard(1, 999_999))
+    assert error.value.code == "too-many-shards"
+    assert error.value.values == {"shards": 999_999, "cells": cells}
+    assert not (tmp_path / "run").exists()
+    assert run(asked, tmp_path / "run", shard=Shard(1, cells)).cells < cells
+
+
+def test_a_system_without_locks_is_warned_about(tmp_path, monkeypatch):
+    from attnscope.errors import AttnscopeWarning
+    from attnscope.run.locks import locked
+
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    with pytest.warns(AttnscopeWarning), locked(tmp_path, shared=False):
+        pass

@@ -5,9 +5,12 @@ got wrong is an `AttnscopeError`: its message is printed alone and the exit code
 means a bug.
 """
 
+import io
 import os
 import sys
 import warnings
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import typer
@@ -21,7 +24,7 @@ from attnscope.cli.looking import look, models
 from attnscope.cli.reproducing import reproduce
 from attnscope.cli.running import merge, query, run
 from attnscope.cli.serving import serve
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, InputError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -117,11 +120,30 @@ def _warn(message: Warning | str, category: type[Warning], *where: Any, **more: 
         print(said, file=sys.stderr)
 
 
+def _check_words(words: Sequence[str]) -> None:
+    """Refuse arguments that no file can be called."""
+    for word in words:
+        try:
+            good = b"\0" not in os.fsencode(word)
+        except UnicodeEncodeError:
+            good = False
+        if not good:
+            raise InputError(
+                f"the argument {word[:80]!r} has a null byte or half a character",
+                code="bad-argument",
+                argument=word,
+            )
+
+
 def main() -> None:
     """The program `attnscope`."""
     warnings.showwarning = _warn
+    for stream in (sys.stdout, sys.stderr):  # names of files may have bytes of no text
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         try:
+            _check_words(sys.argv[1:])
             app()
         finally:
             sys.stdout.flush()
@@ -129,6 +151,7 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:  # what the machine refuses, such as room for the output
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to flush
+        with suppress(OSError, ValueError):  # an output in memory has no number
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to flush
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -84,6 +84,7 @@ def run_plan(
     where = place(folder)
     if shard is not None:
         shard.refuse_shared(where)
+        shard.refuse_too_many(plan.size)
     shared = shard is not None and not is_far(where)
     with opened(where, plan.experiment, shared=shared) as directory:
         work = [Work(model, batch) for model in plan.models for batch in model.batches]

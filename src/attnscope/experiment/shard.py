@@ -46,6 +46,17 @@ class Shard:
                 f"address is {self.place(where)}; join them with: {self.joining(where)}"
             )
 
+    def refuse_too_many(self, cells: int) -> None:
+        """Refuse more parts than the run has cells."""
+        if self.of > cells:
+            raise InputError(
+                f"the run has {cells:,} cells, so it cannot be measured in {self.of:,} parts; "
+                f"give --shard I/N with N of at most {cells:,}",
+                code="too-many-shards",
+                shards=self.of,
+                cells=cells,
+            )
+
     def joining(self, whole: Path) -> str:
         """The command, of a shell that knows braces, that makes one run of the parts beside it."""
         parts = self._beside(whole, f"{{1..{self.of}}}")

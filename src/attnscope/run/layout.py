@@ -24,10 +24,15 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import InputError
+from attnscope.place import is_far, open_file, read_file
 from attnscope.run.schemas import CELLS, TABLES
 
 FORMAT = 3
 """Of the directory and its tables; 1 had a file per cell, 2 no answers."""
+LARGEST = 256 * 2**20
+"""Bytes of a JSON file of a run; others are damaged."""
+LARGEST_FACTS = 2**30
+"""Bytes of `facts.jsonl`."""
 _NAME = re.compile(rf"([0-9a-f]{{24}})\.(?:json|(?:{'|'.join(TABLES)})\.parquet)")
 
 
@@ -92,7 +97,7 @@ class BatchIndex:
         for table in self.files if tables is None else tables:
             stored, path = self.files[table], self.file(folder, table)
             try:
-                size = path.stat().st_size
+                size = (path.stat() if is_far(path) else path.lstat()).st_size
                 same = size == stored.size and (not whole or digest_of(path) == stored.digest)
             except FileNotFoundError:
                 raise DamageError(f"{path} is gone") from None
@@ -106,7 +111,7 @@ def read_index(folder: Path, id: str, digest: str | None = None) -> BatchIndex:
     """The index of a batch; with the `digest` that it had, if anybody knows."""
     path = folder / "cells" / f"{id}.json"
     try:
-        content = path.read_bytes()
+        content = read_file(path, LARGEST)
     except FileNotFoundError:
         raise DamageError(f"{path} is gone") from None
     except OSError as error:
@@ -143,7 +148,7 @@ def batch_of(name: str) -> str | None:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object of a run; empty where there is no such file."""
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(read_file(path, LARGEST))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
@@ -155,5 +160,5 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def digest_of(path: Path) -> str:
     """SHA-256 of a file."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -52,7 +52,9 @@ def _held(folder: Path, *, shared: bool, wait: bool) -> Iterator[None]:
         return
     try:
         import fcntl
-    except ImportError:  # no such locks on this system
+    except ImportError:
+        if not wait:
+            _warn(folder, "this system has none")
         yield
         return
     handle = os.open(folder, os.O_RDONLY)

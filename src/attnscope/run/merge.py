@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import InputError
-from attnscope.place import place
+from attnscope.place import place, read_file
 from attnscope.question.spec import Experiment
 from attnscope.question.yaml import read_experiment
 from attnscope.run.environment import elsewhere, refuse
-from attnscope.run.layout import DamageError, read_json, whole_index
+from attnscope.run.layout import LARGEST, LARGEST_FACTS, DamageError, read_json, whole_index
 from attnscope.run.store import no_run, refuse_other_formats
 from attnscope.run.writer import Directory, opened
 
@@ -53,9 +53,9 @@ def merge(parts: Sequence[str | Path], folder: str | Path) -> Merged:
         entries = {**here, **{label: one for part in found for label, one in part.models.items()}}
         in_order = {label: entries[label] for label in first.experiment.models if label in entries}
         directory.write_json("environment.json", first.environment | {"models": in_order})
-        directory.write("facts.jsonl", (first.folder / "facts.jsonl").read_bytes())
+        directory.write("facts.jsonl", read_file(first.folder / "facts.jsonl", LARGEST_FACTS))
         if (first.folder / "claims.yaml").is_file():
-            directory.write("claims.yaml", (first.folder / "claims.yaml").read_bytes())
+            directory.write("claims.yaml", read_file(first.folder / "claims.yaml", LARGEST))
         directory.write_plan(first.batches)
         whole = [id for id in first.batches if _whole(directory, id)]
         if len(whole) == len(first.batches):
@@ -129,6 +129,6 @@ def _copied(part: _Part, directory: Directory) -> list[str]:
             continue
         for table in index.files:
             path = index.file(part.folder, table)
-            directory.write(f"cells/{path.name}", path.read_bytes())
+            directory.write(f"cells/{path.name}", read_file(path, index.files[table].size))
         directory.write(f"cells/{id}.json", index.content())
     return left_out

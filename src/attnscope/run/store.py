@@ -20,12 +20,13 @@ from typing import Any
 import polars as pl
 
 from attnscope.errors import InputError
-from attnscope.place import is_far, place
+from attnscope.place import is_far, place, read_file
 from attnscope.question.claims import Claim, load_claims
 from attnscope.question.spec import Experiment
 from attnscope.question.yaml import read_experiment
 from attnscope.run.layout import (
     FORMAT,
+    LARGEST_FACTS,
     BatchIndex,
     DamageError,
     Failure,
@@ -188,6 +189,8 @@ def open_run(folder: str | Path) -> Run:
     asked = folder / "experiment.yaml"
     if not asked.is_file():
         raise no_run(folder)
+    if not is_far(asked) and asked.is_symlink():
+        raise InputError(f"{asked} is a link; a run directory holds its files itself")
     refuse_other_formats(folder)
     experiment = read_experiment(asked)
     try:
@@ -213,8 +216,12 @@ def _listed(folder: Path, experiment: Experiment) -> list[BatchIndex]:
             "readers choose (combine, normalise) may be changed; run it into another directory"
         )
     for name, digest in files.items():
-        if not (folder / name).is_file() or digest_of(folder / name) != digest:
-            raise DamageError(f"{folder / name} is gone, or not what was written")
+        try:
+            same = digest_of(folder / name) == digest
+        except (OSError, ValueError) as error:
+            raise DamageError(f"{folder / name} cannot be read: {error}") from error
+        if not same:
+            raise DamageError(f"{folder / name} is not what was written")
     return [read_index(folder, id, digest) for id, digest in ids.items()]
 
 
@@ -232,7 +239,7 @@ def _read(batch: BatchIndex, folder: Path, table: str) -> pl.DataFrame:
 def _content(batch: BatchIndex, folder: Path, table: str) -> bytes:
     path = batch.file(folder, table)
     try:
-        content = path.read_bytes()
+        content = read_file(path, batch.files[table].size)
     except OSError as error:
         raise DamageError(f"{path} cannot be read: {error}") from error
     if hashlib.sha256(content).hexdigest() != batch.files[table].digest:
@@ -242,8 +249,7 @@ def _content(batch: BatchIndex, folder: Path, table: str) -> bytes:
 
 def _facts(path: Path) -> pl.DataFrame:
     try:
-        with path.open(encoding="utf-8") as file:
-            rows = [json.loads(line) for line in file]
+        rows = [json.loads(line) for line in _lines(path)]
     except FileNotFoundError:
         rows = []
     except (OSError, ValueError) as error:
@@ -254,6 +260,11 @@ def _facts(path: Path) -> pl.DataFrame:
         label = name if name != "prompt" else "prompt_"  # the record's own field of that name
         columns.append(_column(label, [row.get(name) for row in rows]))
     return pl.DataFrame(columns)
+
+
+def _lines(path: Path) -> list[str]:
+    """Those that have something in them; of all line ends, JSON escapes all but one."""
+    return [line for line in read_file(path, LARGEST_FACTS).decode("utf-8").split("\n") if line]
 
 
 def _column(name: str, values: list[Any]) -> pl.Series:

@@ -25,7 +25,7 @@ from typing import Any
 import polars as pl
 
 from attnscope.errors import InputError
-from attnscope.place import is_far
+from attnscope.place import is_far, read_file
 from attnscope.question.claims import Claim, to_yaml
 from attnscope.question.spec import Experiment
 from attnscope.question.yaml import read_experiment, written
@@ -261,7 +261,11 @@ def _put(path: Path, content: bytes) -> None:
 
 
 def _holds(path: Path, content: bytes) -> bool:
-    return path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content
+    try:
+        same_size = path.is_file() and path.stat().st_size == len(content)
+        return same_size and read_file(path, len(content)) == content
+    except OSError:  # a link, or gone since
+        return False
 
 
 _REASONS = {
