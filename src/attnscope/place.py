@@ -10,8 +10,9 @@ import errno
 import os
 import re
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 from attnscope.errors import InputError
 
@@ -50,11 +51,11 @@ def is_far(path: Any) -> bool:
     return not isinstance(path, str | Path)
 
 
-def open_file(path: Path, *, links: bool = False) -> BinaryIO:
+def open_file(path: Path, *, links: bool = False) -> BufferedReader:
     """A regular file, opened to read; a pipe, a device or, without `links`, a link is an OSError.
     Never waits, as opening a pipe does."""
     if is_far(path):
-        return cast(BinaryIO, path.open("rb"))
+        return path.open("rb")
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     if not links and path.is_symlink():
         raise OSError(errno.EINVAL, "a link, where a file should be", str(path))

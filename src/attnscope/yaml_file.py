@@ -128,8 +128,8 @@ class _Reading:
         import yaml
 
         loader = yaml.SafeLoader("")
-        plain = (True, False) if node.style is None else (False, True)
-        meant = loader.resolve(yaml.ScalarNode, node.value, plain)
+        plain = (True, False) if getattr(node, "style", None) is None else (False, True)
+        meant = loader.resolve(yaml.ScalarNode, node.value, plain)  # type: ignore[no-untyped-call]
         self._refuse_tag(node, meant)
         if meant in _NUMBERS and ":" in node.value:
             raise self._impossible(node, "a number to base 60; a text needs quotes")

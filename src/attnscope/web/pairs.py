@@ -44,7 +44,8 @@ def align(a: View, b: View) -> Aligned:
         pairs = [(at[place], n) for n, place in enumerate(_places(b)) if place in at]
     else:
         pairs = _runs(a.tokens[: a.prompt], b.tokens[: b.prompt])
-        pairs = [(m, n) for m, n in pairs if m not in set(a.filler) and n not in set(b.filler)]
+        filler_a, filler_b = set(a.filler), set(b.filler)
+        pairs = [(m, n) for m, n in pairs if m not in filler_a and n not in filler_b]
     found = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     return Aligned(
         found[:, 0],

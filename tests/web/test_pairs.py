@@ -1,0 +1,33 @@
+"""Two views side by side, without a model."""
+
+from types import SimpleNamespace
+
+from attnscope.web.pairs import align
+
+
+class Filler(list):
+    """A list that counts how often it is read."""
+
+    reads = 0
+
+    def __iter__(self):
+        self.reads += 1
+        return super().__iter__()
+
+
+def view(tokens, filler, text):
+    asked = SimpleNamespace(filler=filler, text=text, chat=False, system=None)
+    return SimpleNamespace(
+        tokens=tokens, prompt=len(tokens), filler=Filler(filler), twins=None, model="m", asked=asked
+    )
+
+
+def test_aligning_long_texts_reads_each_filler_once():
+    tokens = [str(n) for n in range(2_000)]
+    a = view([*tokens, "end"], [], "a")
+    b = view([*tokens, "/", "/", "end"], [2_000, 2_001], "b")
+    aligned = align(a, b)
+    assert len(aligned.a) == 2_001
+    assert aligned.b[-1] == 2_002
+    assert (aligned.alone_a, aligned.alone_b) == (0, 0)
+    assert a.filler.reads + b.filler.reads <= 4
