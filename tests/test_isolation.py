@@ -10,13 +10,14 @@ import torch
 
 import attnscope
 from attnscope.loading import fetch
-from conftest import OWN_HOME
 from local_only import NetworkError
 
 
 def test_the_caches_of_the_user_are_not_used() -> None:
-    for place in (hub.HF_HOME, hub.HF_HUB_CACHE, hub.HF_TOKEN_PATH, os.environ["HF_HOME"]):
-        assert Path(place).is_relative_to(OWN_HOME.name)
+    own = Path(os.environ["HF_HOME"])
+    assert own.parent.name.startswith("attnscope-tests-")
+    for place in (hub.HF_HOME, hub.HF_HUB_CACHE, hub.HF_TOKEN_PATH):
+        assert Path(place).is_relative_to(own)
     assert hub.HF_HUB_OFFLINE
     assert fetch.where("smollm2") is None
 
