@@ -93,7 +93,8 @@ def test_wrong_numbers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def moved(name: str) -> Any:
         def reduce(rows: Any) -> Any:
             totals = honest(name)(rows)
-            return replace(totals, received=torch.roll(totals.received, 1, -1))
+            # Of the wrong head: a fault that no conservation check can find.
+            return replace(totals, received=torch.roll(totals.received, 1, 1))
 
         return reduce
 
