@@ -9,6 +9,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ os.environ["ATTNSCOPE_HOME"] = f"{OWN_HOME.name}/attnscope"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-import hypothesis
 import pytest
 import torch
 
@@ -40,9 +40,13 @@ from made_tokenizers import CHAT_TEMPLATES, KINDS, made
 
 # The suite tries the same examples every time: what it finds, everybody finds. To look for more:
 # HYPOTHESIS_PROFILE=search.
-hypothesis.settings.register_profile("suite", derandomize=True, deadline=None)
-hypothesis.settings.register_profile("search", deadline=None)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
+# A machine with a GPU may lack hypothesis: tests/gpu does not need it.
+with suppress(ImportError):
+    import hypothesis
+
+    hypothesis.settings.register_profile("suite", derandomize=True, deadline=None)
+    hypothesis.settings.register_profile("search", deadline=None)
+    hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 FREE = 8 << 30
 """Bytes of memory that are free in every test."""
@@ -54,6 +58,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="written",
         help="order of the tests: written (default), reversed, or random:SEED",
     )
+    # A machine with a GPU may lack pytest-timeout, whose settings pytest would then refuse.
+    for name in ("timeout", "timeout_method"):
+        with suppress(ValueError):  # the plugin is there
+            parser.addini(name, "of pytest-timeout")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -43,7 +43,7 @@ def _unseen(rows: Rows) -> Tensor | None:
     """bool [B, 1 or H, K]: keys that no row sees; None where that is none of them. Of several
     links, each is taken by itself: a key that only two together hide is not among these."""
     M, K = rows.q.shape[2], rows.k.shape[2]
-    if rows.triangular and M + rows.shift == K and not rows.links:
+    if rows.causal and rows.real is None and M + rows.shift == K and not rows.links:
         return None
     start, stop, _ = rows.bounds()
     key = "unseen", rows.real is None
