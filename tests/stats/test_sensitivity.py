@@ -9,7 +9,7 @@ import pytest
 from attnscope.errors import InputError
 from attnscope.question.claims import Claim, built_in
 from attnscope.question.spec import made as made_experiment
-from attnscope.stats.sensitivity import sensitivity
+from attnscope.stats.sensitivity import MOST, sensitivity
 from attnscope.stats.survival import in_a_line, survival
 from attnscope.stats.verdicts import judge
 from made_values import masses, measured
@@ -254,3 +254,31 @@ def test_a_claim_that_the_run_cannot_decide() -> None:
         sensitivity(claim("affine"), table(), experiment=ASKED)
     with pytest.raises(InputError, match="keys 'maps' were not measured"):
         sensitivity(claim("maps"), table(), experiment=ASKED)
+
+
+def test_of_very_many_choices_those_with_the_fewest_changes_are_judged(monkeypatch: Any) -> None:
+    """5 queries × 4 keys × 4 normalisations are 80 combinations."""
+    judged = []
+
+    def counted(claims: Any, *rows: Any, **settings: Any) -> Any:
+        judged.append(claims)
+        return judge(claims, *rows, **settings)
+
+    monkeypatch.setattr("attnscope.stats.sensitivity.judge", counted)
+    queries, keys = [f"region:q{n}" for n in range(5)], [f"k{n}" for n in range(4)]
+    many = pl.concat(
+        masses(prompts=range(6), layers=1, heads=1, queries=q, keys=k)
+        for q in queries
+        for k in keys
+    )
+    asked = made_experiment(**{**QUESTION, "queries": queries, "keys": keys})
+    found = sensitivity(claim("map-characters"), many, experiment=asked, resamples=100)
+    assert len(judged) <= 1 + MOST
+    assert found.select("queries", "keys", "normalise").n_unique() == MOST
+    assert found["not_judged"].unique().to_list() == [80 - MOST]
+    assert found["reference"].sum() == 1
+    changes = found["changed"].str.split(", ").list.len()
+    alone = found.filter(~pl.col("reference") & (changes == 1))
+    assert alone.height == 4 + 3 + 3
+    assert found.filter(changes == 2).height == 4 * 3 + 4 * 3 + 3 * 3
+    assert in_a_line(found)["not_judged"] == 80 - MOST

@@ -20,7 +20,7 @@ from attnscope.figures.sensitivity_rows import NEEDS, chosen, laid_out, selected
 from attnscope.figures.words import count, join
 from attnscope.question.claims import Claim, ClaimPart
 from attnscope.stats.outcome import sides_of, stated
-from attnscope.stats.survival import CHOICES, in_a_line, survival
+from attnscope.stats.survival import CHOICES, in_a_line, not_judged, survival
 
 HEADS = {"mean": "mean over heads", "sum": "sum over heads", "max": "maximum over heads"}
 
@@ -87,6 +87,7 @@ def _words(made: FigureNumbers[Told], asked: Request) -> Words:
             f"Reference (shaded): {_reference(table)}",
             prompts_said(asked, data, interval=intervals(data)),
             f"{agree}. The choices are the same data seen again, not further evidence",
+            not_judged(survived["not_judged"]),
             "Every panel has its own scale" if data["panel"].n_unique() > 1 else "",
         ],
         models=models,

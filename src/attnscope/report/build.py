@@ -25,6 +25,7 @@ from attnscope.figures.words import BUNDLED, count, join
 from attnscope.question.yaml import written
 from attnscope.stats.contrast import TESTED
 from attnscope.stats.on_run import compare_run
+from attnscope.stats.survival import not_judged
 from attnscope.stats.verdicts import verdict_table
 
 if TYPE_CHECKING:
@@ -239,12 +240,15 @@ def _survival(judged: Judged) -> str:
         pl.format("{} of {}", "survives", "places").alias("survives in"),
         pl.col("overturned_by").list.join(". ").replace("", None).alias("overturned by"),
     )
+    left_out = sum(lines["not_judged"])
+    note = f" {not_judged(left_out)}." if left_out else ""
     return (
         "<h3>Do the claims survive the choices?</h3><p>Each claim again under every choice of "
         "queries, keys, classes, normalisation and condition that this run has. The reference is "
         "the claim’s own choice, and of what it leaves open the run’s first; it survives in a "
         "place (a model or pair, a layer) where every choice has the reference’s verdict. The "
-        "choices are the same data seen again, not further evidence.</p>"
+        "choices are the same data seen again, not further evidence."
+        f"{note}</p>"
         f"{html_table(shown, kind=SORTABLE)}"
     )
 

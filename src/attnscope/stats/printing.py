@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from attnscope.stats.survival import survival
+from attnscope.stats.survival import not_judged, survival
 from attnscope.stats.verdicts import Verdict
 
 _STYLE = {"supported": "green", "contradicted": "red", "undetermined": "yellow"}
@@ -131,6 +131,8 @@ def _survival(choices: pl.DataFrame) -> Table:
     for name in shown:
         table.add_column(name.replace("_", " "), overflow="fold")
     table.add_column("overturned by", overflow="fold", ratio=1)
+    table.caption = not_judged(choices["not_judged"][0]) or None
+    table.caption_justify = "left"
     for row in survived.iter_rows(named=True):
         cells = [*(row[name] for name in shown), "\n".join(row["overturned_by"]) or None]
         table.add_row(*map(_figure, cells))

@@ -3,6 +3,7 @@ queries, keys, classes, normalisation, condition and share of spikes that a run 
 """
 
 import itertools
+import math
 from typing import Any
 
 import polars as pl
@@ -14,6 +15,9 @@ from attnscope.stats.evidence import item_of, measures
 from attnscope.stats.survival import CHOICES
 from attnscope.stats.tables import NORMALISE, Values, combine
 from attnscope.stats.verdicts import Verdict, judge
+
+MOST = 64
+"""The most combinations of choices that a claim is judged under."""
 
 
 def sensitivity(
@@ -31,8 +35,9 @@ def sensitivity(
     Choices are compared with the reference: those of the claim itself, which for what it leaves
     open are the run's first; so also where several conditions are of the kind it names. `changed`
     names the choices that differ from it; `same_sign` and `same_verdict` say whether the direction
-    and the verdict are those of the reference. Of conditions, `kind`, `count` and `position` tell
-    what they insert.
+    and the verdict are those of the reference. At most `MOST` combinations are judged, those with
+    the fewest changes; `not_judged` counts the others. Of conditions, `kind`, `count` and
+    `position` tell what they insert.
     """
     if part not in range(len(claim.parts)):
         raise unknown(f"part of claim {claim.name!r}", part, range(len(claim.parts)))
@@ -50,14 +55,44 @@ def sensitivity(
     reference = _reference(own, part)
     table = _in_scope(claim, table)
     rows = []
-    for way in itertools.product(*options.values()):
-        chosen = dict(zip(options, way, strict=True))
+    ways, further = _ways(options, next(iter(reference.values())))
+    for chosen in ways:
         looked_at = _looked_at(claim, table, chosen)
         for verdict in judge([_changed(claim, chosen)], looked_at, **settings):
             rows += _rows(verdict, reference, part)
     made = pl.DataFrame(rows, schema_overrides=_TYPES, infer_schema_length=None)
     made = made.unique(maintain_order=True)
+    made = made.with_columns(pl.lit(further, dtype=pl.Int64()).alias("not_judged"))
     return _beside_the_reference(_with_insertions(made, experiment))
+
+
+def _ways(
+    options: dict[str, list[Any]], reference: dict[str, Any]
+) -> tuple[list[dict[str, Any]], int]:
+    """At most `MOST` combinations of choices, and how many further ones there are. Those with the
+    fewest changes against the reference come first: itself, each choice changed alone, two …"""
+    own = dict(reference)
+    if own["condition"] is not None:  # of a pair of conditions the second is varied
+        own["condition"] = own["condition"].split(", ")[-1]
+    names = list(options)
+    changed = {
+        name: [value for value in values if value not in (None, own[name])]
+        for name, values in options.items()
+    }
+    kept = {
+        name: [value for value in options[name] if value not in changed[name]] for name in names
+    }
+    every = (
+        dict(zip(names, way, strict=True))
+        for many in range(len(names) + 1)
+        for some in itertools.combinations(names, many)
+        for way in itertools.product(*((changed if name in some else kept)[name] for name in names))
+    )
+    ways = sorted(
+        itertools.islice(every, MOST),
+        key=lambda way: [options[name].index(way[name]) for name in names],
+    )
+    return ways, math.prod(map(len, options.values())) - len(ways)
 
 
 def _measures(claim: Claim) -> list[str]:

@@ -32,8 +32,8 @@ def survival(table: pl.DataFrame) -> pl.DataFrame:
 def in_a_line(table: pl.DataFrame) -> dict[str, Any]:
     """How a claim survives, over all models and layers that it was judged for: the reference's
     `verdict`, how many `choices` there are, how many of the `verdicts` are those of the reference
-    (`same_verdict`), in how many of the `places` (a model, a layer) all are (`survives`), and what
-    overturns it where.
+    (`same_verdict`), in how many of the `places` (a model, a layer) all are (`survives`), what
+    overturns it where, and how many combinations of choices were `not_judged`.
     """
     verdicts = table.filter(pl.col("difference").is_not_null()).unique(
         ["claim", "model", "layer", *CHOICES], keep="first", maintain_order=True
@@ -56,7 +56,16 @@ def in_a_line(table: pl.DataFrame) -> dict[str, Any]:
         "places": places.height,
         "survives": int(places["survives"].sum()),
         "overturned_by": told,
+        "not_judged": int(table["not_judged"][0]),
     }
+
+
+def not_judged(many: int) -> str:
+    """What was left out of the combinations of choices, in words; empty where nothing was."""
+    if not many:
+        return ""
+    combinations = "combination" if many == 1 else "combinations"
+    return f"{many:,} further {combinations} that change most choices at once were not judged"
 
 
 def _place(row: dict[str, Any]) -> str:
