@@ -53,3 +53,13 @@ WORDS = st.sampled_from(
 def test_any_small_text_is_data_or_an_error(text):
     with suppress(InputError):
         parse_yaml(text, "x.yaml")
+
+
+def test_only_true_and_false_are_truth_values() -> None:
+    """A list of words may contain `no` without quotes."""
+    data, _ = parse_yaml("words: [no, not, yes, on, off, N]\nchat: false\nbos: True", "x.yaml")
+    assert data == {
+        "words": ["no", "not", "yes", "on", "off", "N"],
+        "chat": False,
+        "bos": True,
+    }

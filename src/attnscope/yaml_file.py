@@ -131,6 +131,8 @@ class _Reading:
         plain = (True, False) if getattr(node, "style", None) is None else (False, True)
         meant = loader.resolve(yaml.ScalarNode, node.value, plain)  # type: ignore[no-untyped-call]
         self._refuse_tag(node, meant)
+        if meant == f"{_STANDARD}bool" and node.value.lower() not in ("true", "false"):
+            return node.value  # as in YAML 1.2: a list of words may contain no, yes, on and off
         if meant in _NUMBERS and ":" in node.value:
             raise self._impossible(node, "a number to base 60; a text needs quotes")
         try:

@@ -313,7 +313,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ),
         (HEAD.replace("math}", "spatial, size: 1000000}"), "less than or equal to 99"),
         (HEAD.replace("math}", "math, count: 1000000000}"), "less than or equal to 1000000"),
-        ("x" * (5 * 2**20), "at most 4,194,304 are read"),
+        ("x" * (5 * 2**20), "more than 4,194,304 bytes"),
     ],
 )
 def test_a_strange_file_is_an_error_in_words_and_at_once(tmp_path, text, said):

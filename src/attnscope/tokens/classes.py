@@ -127,8 +127,8 @@ class TokenClass:
         wrong = [word for word in words if not isinstance(word, str) or not word.strip()]
         if wrong:
             raise InputError(
-                f"class {self.name!r}: {wrong[0]!r} is no word; in YAML, words such as 'no', 'yes',"
-                " 'on', 'off' and 'null' need quotes",
+                f"class {self.name!r}: {wrong[0]!r} is no word; in YAML, 'true', 'false',"
+                " 'null' and numbers need quotes to be words",
                 code="bad-words",
                 words=words,
             )
