@@ -1,11 +1,11 @@
 """Random rows of every kind that a kernel may get, for hypothesis."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import hypothesis.strategies as st
 import torch
 
-from attnscope.kernels import AttentionCall, Rows, Visible
+from attnscope.kernels import AttentionCall, Rows, Totals, Visible
 from attnscope.kernels.call import Link
 
 
@@ -153,3 +153,27 @@ def _links(rows: Rows) -> tuple[Link, ...]:
 def seen_rows(rows: Rows) -> torch.Tensor:
     """bool [B, H, M]: the rows that see anything."""
     return visible(rows).any(-1)
+
+
+TOLERANCE = 2e-5
+
+
+def assert_same(got: Totals, wanted: Totals, rows: Rows) -> None:
+    seen = seen_rows(rows)
+    # Every row's entropy is rounded to float32 around 1, however small it is; the total adds them.
+    counted = seen[:, 0].double() if rows.weight is None else seen[:, 0] * rows.weight.double()
+    least = {"entropy": float(counted.sum(1).max())}
+    for field in fields(Totals):
+        if field.name in ("drift", "reach"):  # not of the definition, but of the arithmetic
+            continue
+        a, b = getattr(got, field.name), getattr(wanted, field.name)
+        assert (a is None) == (b is None), field.name
+        if a is not None:
+            if field.name == "lse":  # a row that sees nothing has none
+                a, b = a.where(seen, 0.0), b.where(seen, 0.0)
+            a, b = a.double(), b.double()
+            largest = float(b.abs().max()) if b.numel() else 1.0
+            scale = max(1.0, largest, least.get(field.name, 1.0))
+            torch.testing.assert_close(
+                a, b, rtol=0, atol=TOLERANCE * scale, msg=lambda m, n=field.name: f"{n}: {m}"
+            )

@@ -199,3 +199,9 @@ KINDS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
 def made(kind: str) -> Any:
     """The tokenizer of a kind, trained once per run."""
     return KINDS[kind]()
+
+
+def some_tokenizer() -> PreTrainedTokenizerFast:
+    words = {f"w{i}": i for i in range(97)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="w0")

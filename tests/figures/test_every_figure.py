@@ -11,7 +11,6 @@ from typing import Any
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
-from reading_back import plain, rows_of, table_of
 
 from attnscope.errors import InputError
 from attnscope.figures import FIGURES, SAFE, Drawing, Style, draw, drawable, figure_named
@@ -21,6 +20,7 @@ from attnscope.figures.words import inline
 from attnscope.question.claims import built_in
 from attnscope.question.spec import Experiment, made
 from made_runs import MadeRun, made_run
+from reading_back import plain, rows_of, table_of
 
 MEASURES = (
     "mass",

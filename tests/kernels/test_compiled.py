@@ -7,11 +7,10 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from hypothesis import given, settings
-from test_kernels import assert_same
 
 from attnscope.kernels import Rows, Totals, compiled, kernel
 from attnscope.kernels.call import SINGLE
-from made_rows import seen_rows, selections
+from made_rows import assert_same, seen_rows, selections
 
 
 def plain(rows: Rows) -> Rows:

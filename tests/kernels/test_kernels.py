@@ -1,6 +1,6 @@
 """Every kernel against the reference, over random shapes, masks, caps, sinks and selections."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +10,6 @@ from attnscope import kernels
 from attnscope.kernels import (
     AttentionCall,
     Rows,
-    Totals,
     Visible,
     kernel,
     pieces,
@@ -20,31 +19,7 @@ from attnscope.kernels import (
 from attnscope.kernels import attend as attention
 from attnscope.kernels.attend import attend
 from attnscope.kernels.call import Link
-from made_rows import calls, rows_of, seen_rows, selections
-
-TOLERANCE = 2e-5
-
-
-def assert_same(got: Totals, wanted: Totals, rows: Rows) -> None:
-    seen = seen_rows(rows)
-    # Every row's entropy is rounded to float32 around 1, however small it is; the total adds them.
-    counted = seen[:, 0].double() if rows.weight is None else seen[:, 0] * rows.weight.double()
-    least = {"entropy": float(counted.sum(1).max())}
-    for field in fields(Totals):
-        if field.name in ("drift", "reach"):  # not of the definition, but of the arithmetic
-            continue
-        a, b = getattr(got, field.name), getattr(wanted, field.name)
-        assert (a is None) == (b is None), field.name
-        if a is not None:
-            if field.name == "lse":  # a row that sees nothing has none
-                a, b = a.where(seen, 0.0), b.where(seen, 0.0)
-            a, b = a.double(), b.double()
-            largest = float(b.abs().max()) if b.numel() else 1.0
-            scale = max(1.0, largest, least.get(field.name, 1.0))
-            torch.testing.assert_close(
-                a, b, rtol=0, atol=TOLERANCE * scale, msg=lambda m, n=field.name: f"{n}: {m}"
-            )
-
+from made_rows import TOLERANCE, assert_same, calls, rows_of, seen_rows, selections
 
 KNOWN = ["lse known", "lse unknown", "parts of rows"]
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_load import some_tokenizer
 from transformers import BertConfig, BertForMaskedLM, BertModel
 
 import attnscope
 from attnscope.cli import main
 from attnscope.errors import AttnscopeWarning, ModelError
 from made_models import save_model
+from made_tokenizers import some_tokenizer
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models
 from transformers import (
     AutoModelForCausalLM,
     Gemma3Config,
@@ -14,12 +13,12 @@ from transformers import (
     MambaConfig,
     MambaForCausalLM,
     PreTrainedModel,
-    PreTrainedTokenizerFast,
 )
 
 import attnscope
 from attnscope.errors import ModelError
 from families import build
+from made_tokenizers import some_tokenizer
 
 SMALL = {
     "vocab_size": 97,
@@ -37,12 +36,6 @@ def folder(tmp_path: Path) -> Path:
     model.save_pretrained(tmp_path, max_shard_size="60KB")
     some_tokenizer().save_pretrained(tmp_path)
     return tmp_path
-
-
-def some_tokenizer() -> PreTrainedTokenizerFast:
-    words = {f"w{i}": i for i in range(97)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="w0")
 
 
 def test_a_folder_of_sharded_safetensors(folder: Path) -> None:
