@@ -3,6 +3,8 @@
 import json
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -283,6 +285,34 @@ def test_runs(client: TestClient) -> None:
     mean, whole = client.post("/api/query", json=asked).json()["rows"][0]
     assert isinstance(mean, float)
     assert whole == "9007199254740993"
+
+
+def test_a_report_is_built_once_for_each_state_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(made_run(), tmp_path / "one")
+    built: list[str] = []
+
+    def build(run: Any) -> str:
+        built.append(run.experiment.name)
+        time.sleep(0.1)  # the other threads ask meanwhile
+        return f"report {len(built)}"
+
+    monkeypatch.setattr(import_module("attnscope.report.build"), "build", build)
+    with TestClient(create(tmp_path), base_url="http://127.0.0.1:8765") as opened:
+
+        def asked(_: int) -> str:
+            return opened.get("/api/report", params={"run": "one"}).text
+
+        with ThreadPoolExecutor(4) as pool:
+            assert set(pool.map(asked, range(8))) == {"report 1"}
+        assert asked(0) == "report 1"
+        file = tmp_path / "one" / "experiment.yaml"
+        file.write_text(file.read_text() + "# changed\n")
+        assert asked(0) == "report 2"
+        (tmp_path / "one" / "manifest.json").unlink()
+        assert asked(0) == asked(1) == "report 3"
+    assert len(built) == 3
 
 
 @pytest.mark.parametrize(

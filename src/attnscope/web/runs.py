@@ -1,14 +1,21 @@
 """Run directories that a page can browse: those in one folder, by their names."""
 
+import hashlib
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
 from attnscope.errors import InputError, unknown
+from attnscope.run.layout import digest_of
 from attnscope.run.store import Run, open_run
 
 ROWS = 1_000
 """How many rows of a query are shown."""
+REPORTS = 8
+"""How many reports are cached."""
+_READ = ("experiment.yaml", "environment.json", "facts.jsonl", "claims.yaml", "manifest.json")
+"""The files that a report is made from, beside the batches."""
 
 
 class Runs:
@@ -18,6 +25,8 @@ class Runs:
         self._folder = None if folder is None else Path(folder)
         if self._folder is not None and not self._folder.is_dir():
             raise InputError(f"{str(self._folder)!r} is not a folder")
+        self._reports: dict[str, tuple[bytes, str]] = {}
+        self._building = threading.Lock()
 
     def names(self) -> dict[str, Path]:
         """Every run by its name, newest first."""
@@ -32,10 +41,37 @@ class Runs:
 
     def open(self, name: str) -> Run:
         """One of them; never a path that was sent."""
+        return open_run(self._path(name))
+
+    def _path(self, name: str) -> Path:
         known = self.names()
         if name not in known:
             raise unknown("run", name, known)
-        return open_run(known[name])
+        return known[name]
+
+    def report(self, name: str) -> str:
+        """The report of a run, built once for each state of its directory, one at a time.
+
+        A `report.html` in the directory is not served: run directories come from other people,
+        and their HTML is not checked.
+        """
+        from attnscope.report.build import build
+
+        files = _digests(self._path(name))  # read first: a later change has another digest
+        run = self.open(name)
+        state = hashlib.sha256(files.encode())
+        for batch in run.batches:
+            state.update(batch.id.encode() + batch.content())
+        found = self._reports.get(name)
+        if found is not None and found[0] == state.digest():
+            return found[1]
+        with self._building:
+            found = self._reports.get(name)
+            if found is None or found[0] != state.digest():
+                found = self._reports[name] = state.digest(), build(run)
+                while len(self._reports) > REPORTS:
+                    self._reports.pop(next(iter(self._reports)))
+            return found[1]
 
     def about(self, name: str) -> dict[str, Any]:
         """What a list of runs shows."""
@@ -58,6 +94,14 @@ class Runs:
             "rows": [[_sendable(v) for v in row] for row in shown.iter_rows()],
             "of": table.height,
         }
+
+
+def _digests(folder: Path) -> str:
+    there = [folder / name for name in _READ]
+    try:
+        return "\n".join(f"{p.name} {digest_of(p)}" for p in there if p.is_file())
+    except OSError as error:
+        raise InputError(f"{folder} cannot be read: {error}") from error
 
 
 def _sendable(value: Any) -> float | str | None:

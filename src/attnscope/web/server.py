@@ -260,10 +260,8 @@ def _runs(app: FastAPI, runs: Runs) -> None:
     @app.get("/api/report", response_class=Response, responses=sent_as("text/html"))
     def report(run: Name) -> Response:
         """The report of a run: findings first."""
-        from attnscope.report.build import build
-
         headers = {"content-security-policy": REPORT_POLICY}
-        return Response(build(runs.open(run)), media_type="text/html", headers=headers)
+        return Response(runs.report(run), media_type="text/html", headers=headers)
 
     @app.post("/api/query")
     def query(wanted: body.Sql) -> dict[str, Any]:
