@@ -19,6 +19,7 @@ from attnscope.figures.numbers import in_order, means, shown
 from attnscope.figures.select import AbsentError, ValueRows, select
 from attnscope.figures.theme import Style
 from attnscope.figures.words import join, number
+from attnscope.stats.tables import possible
 
 METRICS = {
     "near_zero": "near zero",
@@ -86,7 +87,9 @@ def _numbers(asked: Request) -> FigureNumbers[tuple[ValueRows, dict[str, list[st
     if asked.choice.conditions is None:  # a pair
         conditions = [base, *(c for c in conditions if c != base)][:2]
         values = values.filter(pl.col("series").is_in(conditions))
-    frame = means(values, ["panel", "series", "item"], asked.sources)
+    frame = means(
+        values, ["panel", "series", "item"], asked.sources, possible("activation_histogram")
+    )
     place = pl.col("item").cast(pl.Float64)
     frame = frame.with_columns(place=place, end=(place + STEP).round(2)).sort("place")
     names = values["panel"].unique(maintain_order=True).to_list()

@@ -16,6 +16,7 @@ from attnscope.figures.describe import Words
 from attnscope.figures.figure import FigureNumbers, Request
 from attnscope.figures.numbers import in_order, means, shown
 from attnscope.figures.select import ValueRows, select
+from attnscope.stats.tables import possible
 
 Along = tuple[ValueRows, list[str], int]
 """The rows of the first keys, every line, and how many places a point of a line is the mean of."""
@@ -44,7 +45,7 @@ def along(
     first, width = _bins(rows[x], asked.run.experiment.bin)
     if width > 1:
         rows = rows.with_columns((pl.col(x) - first) // width * width + first)
-    frame = mean_lines(asked, rows, ["model", "series", x])
+    frame = mean_lines(asked, rows, ["model", "series", x], measure)
     data = in_order(frame.sort(x), panel=found.models, series=lines)
     return FigureNumbers(
         measures=[measure],
@@ -68,10 +69,10 @@ def _bins(places: pl.Series, step: int) -> tuple[int, int]:
     return first, step * -(-steps // PRINT)
 
 
-def mean_lines(asked: Request, rows: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+def mean_lines(asked: Request, rows: pl.DataFrame, by: list[str], measure: str) -> pl.DataFrame:
     """Means over whatever a prompt has several of, then over prompts; a panel for each model."""
     whole = rows.group_by(*by, "prompt", maintain_order=True).agg(pl.col("value").mean())
-    return shown(means(whole, by, asked.sources)).rename({"model": "panel"})
+    return shown(means(whole, by, asked.sources, possible(measure))).rename({"model": "panel"})
 
 
 def along_words(

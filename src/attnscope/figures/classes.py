@@ -16,7 +16,7 @@ from attnscope.figures.numbers import between_models, in_order, intervals, means
 from attnscope.figures.select import ValueRows, select
 from attnscope.figures.theme import Style
 from attnscope.figures.words import number
-from attnscope.stats.tables import combine, normalise
+from attnscope.stats.tables import combine, normalise, possible
 
 NEEDS = "an experiment with `mass` among its measures has it, such as the recipe token-types"
 
@@ -48,7 +48,9 @@ def by_class(
     """Means per model, layer and class, and the differences between models."""
     found = select(asked.run, asked.choice, ["mass"], base_only=True)
     values = normalise(combine(found.frame, asked.heads), how)
-    frame = means(values, ["model", "layer", "item"], asked.sources).rename({"item": "class"})
+    frame = means(
+        values, ["model", "layer", "item"], asked.sources, possible("mass", how, asked.heads)
+    ).rename({"item": "class"})
     orders: dict[str, list[Any]] = {
         "model": found.models,
         "class": found.items,

@@ -15,7 +15,7 @@ from attnscope.figures.figure import COMBINE, Figure, FigureNumbers, Request
 from attnscope.figures.numbers import between_models, in_order, means, shown
 from attnscope.figures.select import ValueRows, select
 from attnscope.figures.theme import Style
-from attnscope.stats.tables import combine
+from attnscope.stats.tables import combine, possible
 
 MEASURES = {"entropy": "Entropy (nats)", "first_token": "First-token mass"}
 TITLES = {"entropy": "entropy", "first_token": "first-token mass"}
@@ -42,7 +42,12 @@ def _chart(frame: pl.DataFrame, style: Style) -> Any:
 def _numbers(asked: Request) -> FigureNumbers[ValueRows]:
     found = select(asked.run, asked.choice, list(MEASURES), base_only=True)
     values = combine(found.frame, asked.heads)
-    frame = shown(means(values, ["measure", "model", "layer"], asked.sources))
+    by = ["measure", "model", "layer"]
+    each = [
+        means(part, by, asked.sources, possible(part["measure"][0], heads=asked.heads))
+        for part in values.partition_by("measure", maintain_order=True)
+    ]
+    frame = shown(pl.concat(each))
     measures = [m for m in MEASURES if m in set(frame["measure"])]
     return FigureNumbers(
         measures=measures,

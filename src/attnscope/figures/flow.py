@@ -15,7 +15,7 @@ from attnscope.figures.numbers import between_models, in_order, means, shown
 from attnscope.figures.select import ValueRows, select
 from attnscope.figures.theme import Style
 from attnscope.figures.words import join
-from attnscope.stats.tables import combine
+from attnscope.stats.tables import combine, possible
 
 WRITTEN = 8
 """The most classes whose numbers are written into the cells."""
@@ -62,7 +62,8 @@ def _numbers(asked: Request) -> FigureNumbers[Told]:
     empty = [name for name in most if most[name] == 0] if asked.choice.items is None else []
     if len(empty) < len(most):
         values = values.filter(~pl.col("target").is_in(empty))
-    frame = means(values, ["model", "layer", "item", "target"], asked.sources)
+    within = possible("flow", heads=asked.heads)
+    frame = means(values, ["model", "layer", "item", "target"], asked.sources, within)
     named = {"item": "from", "target": "to"}
     orders = {"item": found.items, "target": _in_order(found.items, frame["target"])}
     frame = in_order(shown(frame), layer=found.layers, model=found.models, **orders)

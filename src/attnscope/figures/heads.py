@@ -14,6 +14,7 @@ from attnscope.figures.numbers import in_order, means, shown
 from attnscope.figures.select import AbsentError, ValueRows, select
 from attnscope.figures.token_types import PREFERRED
 from attnscope.figures.words import join
+from attnscope.stats.tables import possible
 
 MEASURE = Option(said="`measure` (else mass, or entropy)")
 
@@ -62,7 +63,9 @@ def means_of_heads(asked: Request) -> FigureNumbers[OfHeads]:
     values = values.with_columns(panel.alias("panel"))
     orders = {"model": found.models, **({"item": found.items} if found.items else {})}
     panels = in_order(values, **orders)["panel"].unique(maintain_order=True).to_list()
-    frame = means(values, ["panel", "layer", "head"], asked.sources).sort("layer", "head")
+    frame = means(values, ["panel", "layer", "head"], asked.sources, possible(measure)).sort(
+        "layer", "head"
+    )
     frame = shown(in_order(frame, panel=panels))
     told = OfHeads(found=found, measure=measure.replace("_", " "), panels=panels)
     return FigureNumbers(measures=[measure], data=frame, told=told, margin=40)

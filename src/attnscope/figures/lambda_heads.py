@@ -16,6 +16,7 @@ from attnscope.figures.numbers import in_order, intervals, means, shown
 from attnscope.figures.select import ValueRows, select
 from attnscope.figures.theme import Style
 from attnscope.figures.words import join
+from attnscope.stats.tables import possible
 
 NEEDS = (
     "an experiment with `lambda` among its measures and a condition that inserts filler has it, "
@@ -57,7 +58,9 @@ def _chart(frame: pl.DataFrame, style: Style) -> Any:
 
 def _numbers(asked: Request) -> FigureNumbers[ValueRows]:
     found = select(asked.run, asked.choice, ["lambda"])
-    frame = means(found.frame, ["model", "condition", "layer", "head"], asked.sources)
+    frame = means(
+        found.frame, ["model", "condition", "layer", "head"], asked.sources, possible("lambda")
+    )
     frame = frame.sort("layer", "head")
     frame = in_order(frame, model=found.models, condition=found.conditions)
     several = len(found.conditions) > 1

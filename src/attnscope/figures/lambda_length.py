@@ -19,7 +19,7 @@ from attnscope.figures.numbers import in_order, means, shown
 from attnscope.figures.select import ValueRows, condition_fillers, evenly, select
 from attnscope.figures.theme import Style
 from attnscope.figures.words import join
-from attnscope.stats.tables import combine
+from attnscope.stats.tables import combine, possible
 
 MOST = 8
 """The most layers shown where none were asked for."""
@@ -43,7 +43,9 @@ def _numbers(asked: Request) -> FigureNumbers[Told]:
         found = found.only(layers=evenly(found.layers, MOST))
     lengths = asked.run.cells.group_by("model", "condition").agg(pl.col("filler_tokens").mean())
     fillers = condition_fillers(asked.run)
-    frame = means(combine(found.frame, asked.heads), ["model", "condition", "layer"], asked.sources)
+    values = combine(found.frame, asked.heads)
+    within = possible("lambda", heads=asked.heads)
+    frame = means(values, ["model", "condition", "layer"], asked.sources, within)
     frame = frame.join(lengths, on=["model", "condition"]).with_columns(
         pl.col("condition").replace_strict(fillers, default="filler").alias("filler")
     )

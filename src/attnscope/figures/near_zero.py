@@ -17,6 +17,7 @@ from attnscope.figures.numbers import differences, in_order, means, shown
 from attnscope.figures.select import ValueRows, select
 from attnscope.figures.theme import Style
 from attnscope.figures.words import join
+from attnscope.stats.tables import possible
 
 AFTER = (
     "after the MLP's non-linearity (the whole layer, which has no heads); queries: all, not "
@@ -46,7 +47,7 @@ def _numbers(asked: Request) -> FigureNumbers[ValueRows]:
     values = values.filter(pl.col("value").is_not_null())
     names = values["panel"].unique(maintain_order=True).to_list()
     items = [item for item in found.items if item in set(values["item"])]
-    frame = means(values, ["panel", "series", "item"], asked.sources)
+    frame = means(values, ["panel", "series", "item"], asked.sources, possible("class_near_zero"))
     orders = {"panel": names, "item": items}
     base = asked.run.experiment.base
     pairs = [(c, base) for c in found.conditions if c != base and base in found.conditions]

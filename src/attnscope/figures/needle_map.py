@@ -19,6 +19,7 @@ from attnscope.figures.numbers import in_order, means, shown
 from attnscope.figures.select import AbsentError, ValueRows
 from attnscope.figures.theme import Style
 from attnscope.figures.words import join
+from attnscope.stats.tables import possible
 
 COMBINE = Option(said="`combine` max, mean", known=("max", "mean"), what="way to combine heads")
 Told = tuple[ValueRows, str]
@@ -56,9 +57,9 @@ def _numbers(asked: Request) -> FigureNumbers[Told]:
     rows = found.frame.filter(pl.col("value").is_not_null())
     whole = rows.group_by("model", "prompt", maintain_order=True).agg(of)
     whole = whole.join(known.select("prompt", "depth", "length"), on="prompt")
-    frame = shown(means(whole, ["model", "depth", "length"], asked.sources)).rename(
-        {"model": "panel"}
-    )
+    frame = shown(
+        means(whole, ["model", "depth", "length"], asked.sources, possible(measure))
+    ).rename({"model": "panel"})
     frame = in_order(frame.sort("length", "depth"), panel=found.models)
     return FigureNumbers(
         measures=[measure],

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import polars as pl
 
 from attnscope.figures.words import DIGITS
+from attnscope.measures.measure import ANY, Range
 from attnscope.stats.paired import compare
 from attnscope.stats.sources import Sources
 from attnscope.stats.summary import summary
@@ -42,11 +43,14 @@ def in_order(frame: pl.DataFrame, **orders: Sequence[Any]) -> pl.DataFrame:
     return frame.sort(ranks, maintain_order=True)
 
 
-def means(values: pl.DataFrame, by: Sequence[str], sources: Sources) -> pl.DataFrame:
+def means(
+    values: pl.DataFrame, by: Sequence[str], sources: Sources, within: Range = ANY
+) -> pl.DataFrame:
     """Per group: `value`, the mean over prompts, with `low`, `high`, `n` and whether the interval
-    is `doubtful`."""
+    is `doubtful`. Intervals end at the possible values, `within`."""
     defined = values.filter(pl.col("value").is_not_null())
-    found = summary(defined, by=list(by), **sources.settings).rename({"mean": "value"})
+    found = summary(defined, by=list(by), within=within, **sources.settings)
+    found = found.rename({"mean": "value"})
     return found.select(*by, "value", "low", "high", "n", "doubtful")
 
 

@@ -67,7 +67,7 @@ def _numbers(asked: Request) -> FigureNumbers[Told]:
         ]
     found = parts[0][0]
     rows = pl.concat([part for _, part in parts])
-    frame = mean_lines(asked, rows, ["model", "series", "place", "name"])
+    frame = mean_lines(asked, rows, ["model", "series", "place", "name"], "mass")
     frame = in_order(frame.sort("place"), panel=found.models, series=LINES)
     return FigureNumbers(
         measures=["mass"], data=frame, told=(found, axis, places), width=480, margin=60

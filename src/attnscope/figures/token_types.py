@@ -14,8 +14,9 @@ from attnscope.figures.figure import COMBINE, Figure, FigureNumbers, Option, Req
 from attnscope.figures.numbers import between_models, in_order, intervals, means, shown
 from attnscope.figures.select import ValueRows, select
 from attnscope.figures.words import number
+from attnscope.measures.measure import Range
 from attnscope.stats.sources import Sources
-from attnscope.stats.tables import NORMALISE, combine, normalise
+from attnscope.stats.tables import NORMALISE, combine, normalise, possible
 
 PREFERRED = ("hash", "star", "whitespace")
 """The published classes: shown where the set has them and no others were asked for."""
@@ -52,7 +53,8 @@ def _numbers(asked: Request) -> FigureNumbers[tuple[ValueRows, str]]:
     if stacked:
         values = pl.concat([values, _totals(values)])
     classes = [*found.items, *(["total"] if stacked else [])]
-    frame = _stacked(values, found, classes, stacked, asked.sources)
+    within = possible("mass", how, asked.heads)
+    frame = _stacked(values, found, classes, stacked, asked.sources, within)
     whiskers = options["whiskers"] if stacked or options["whiskers"] == "none" else "classes"
     interval = whiskers != "none" and intervals(frame)
     if not interval:
@@ -92,12 +94,17 @@ def _totals(values: pl.DataFrame) -> pl.DataFrame:
 
 
 def _stacked(
-    values: pl.DataFrame, found: ValueRows, classes: list[str], stacked: bool, sources: Sources
+    values: pl.DataFrame,
+    found: ValueRows,
+    classes: list[str],
+    stacked: bool,
+    sources: Sources,
+    within: Range,
 ) -> pl.DataFrame:
     """Means with where each part of a bar begins and ends."""
     places = ["model", "layer", "item"]
     beside = values.group_by(places).agg(pl.col("uniform").mean(), pl.col("tokens").mean())
-    frame = means(values, places, sources).join(beside, on=places, how="left")
+    frame = means(values, places, sources, within).join(beside, on=places, how="left")
     frame = in_order(frame, layer=found.layers, model=found.models, item=classes)
     top = pl.col("value")
     if stacked:

@@ -6,7 +6,7 @@ one axis.
 """
 
 from attnscope.measures.layer import Layer, Tensor
-from attnscope.measures.measure import Measure
+from attnscope.measures.measure import SHARE, Measure
 
 __all__ = ["EDGES", "GINI", "HISTOGRAM"]
 
@@ -25,6 +25,7 @@ def _gini(layer: Layer) -> Tensor:
 
 HISTOGRAM = Measure(
     name="activation_histogram",
+    range=SHARE,
     about="share of the activations between two places, in units of the base's 99th percentile of "
     "sizes; the item is where the bin begins",
     level="layer",
@@ -36,6 +37,7 @@ HISTOGRAM = Measure(
 
 GINI = Measure(
     name="activation_gini",
+    range=SHARE,
     about="how unequal the sizes of activations are: 0 if all are equal, 1 if one has it all; to "
     "within 0.005",
     level="layer",

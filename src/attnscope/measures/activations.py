@@ -6,7 +6,7 @@ the sums of their sizes, squares and selves.
 """
 
 from attnscope.measures.layer import Layer, Tensor, or_nan
-from attnscope.measures.measure import Measure, Numbers
+from attnscope.measures.measure import POSITIVE, SHARE, Measure, Numbers
 
 
 def _numbers(tokens: Tensor, shares: Tensor) -> Tensor:
@@ -41,6 +41,11 @@ def _of_classes(layer: Layer) -> Numbers:
 
 ACTIVATIONS = Measure(
     name="activations",
+    range={
+        "near_zero": SHARE,
+        "large": SHARE,
+        **dict.fromkeys(("activation_l1", "activation_l2", "activation_variance"), POSITIVE),
+    },
     about="what comes out of the MLP's non-linearity, over the tokens that count",
     level="layer",
     needs=frozenset({"activations"}),
@@ -58,6 +63,7 @@ ACTIVATIONS = Measure(
 
 CLASS_ACTIVATIONS = Measure(
     name="class_near_zero",
+    range=SHARE,
     about="share of the activations of a class's tokens that are near zero, as in near_zero",
     level="layer",
     needs=frozenset({"activations"}),

@@ -4,13 +4,14 @@ Of the layer's output, after the output projection, and of its heads' outputs si
 it: the projection mixes heads, so that one may fit where the other does not.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from attnscope.measures.layer import Layer, Tensor
-from attnscope.measures.measure import Measure, Numbers
+from attnscope.measures.measure import POSITIVE, Measure, Numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ def _columns(prefix: str, what: str) -> dict[str, str]:
 
 AFFINE = Measure(
     name="affine",
+    range={"affine_sigma": POSITIVE, "affine_r2": (-math.inf, 1.0)},
     about="an affine fit of the layer's attention output, after the output projection",
     level="layer",
     needs=frozenset({"outputs"}),
@@ -88,6 +90,7 @@ AFFINE = Measure(
 
 AFFINE_HEADS = Measure(
     name="affine_heads",
+    range={"affine_heads_sigma": POSITIVE, "affine_heads_r2": (-math.inf, 1.0)},
     about="an affine fit of the heads' outputs side by side, before the output projection",
     level="layer",
     needs=frozenset({"heads"}),

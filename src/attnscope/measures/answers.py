@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from attnscope.measures.layer import Layer, Tensor, or_nan
-from attnscope.measures.measure import Measure, Numbers
+from attnscope.measures.measure import SHARE, Measure, Numbers
 
 
 def _lookback(layer: Layer) -> Tensor:
@@ -68,6 +68,7 @@ def _step_mass(layer: Layer) -> Any:
 
 LOOKBACK = Measure(
     name="lookback",
+    range=SHARE,
     about="of the tokens that were generated: how far attention goes back to the context",
     level="head",
     needs=frozenset({"sums", "rows"}),
@@ -81,6 +82,7 @@ LOOKBACK = Measure(
 
 RETRIEVAL = Measure(
     name="retrieval",
+    range=SHARE,
     about="share of the keys that were said while they had the largest weight of the query that "
     "said them",
     level="head",
@@ -91,6 +93,7 @@ RETRIEVAL = Measure(
 
 STEP_MASS = Measure(
     name="step_mass",
+    range=SHARE,
     about="the mass of a class in the one query that new token n is predicted from; n stands under "
     "target",
     level="head",

@@ -1,7 +1,7 @@
 """Mass by distance: on the first tokens, where sinks are, on the recent ones, and on the rest."""
 
 from attnscope.measures.layer import Layer, Tensor
-from attnscope.measures.measure import Measure
+from attnscope.measures.measure import SHARE, Measure
 
 FIRST, RECENT = 4, 64
 
@@ -13,6 +13,7 @@ def _read(layer: Layer) -> Tensor:
 
 BY_DISTANCE = Measure(
     name="by_distance",
+    range=SHARE,
     about="mean over the queries of their attention to what lies near, far, and at the beginning",
     level="head",
     needs=frozenset({"sums", "rows"}),

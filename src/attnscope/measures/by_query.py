@@ -4,7 +4,7 @@ own, its entropy. Stored by the position of the query, or as means over bins of 
 
 from attnscope.measures.chosen_keys import induction_key_of, previous_key_of
 from attnscope.measures.layer import Layer, Tensor
-from attnscope.measures.measure import Measure
+from attnscope.measures.measure import POSITIVE, SHARE, Measure
 
 
 def _mass(layer: Layer) -> Tensor:
@@ -32,6 +32,7 @@ def _entropy(layer: Layer) -> Tensor:
 
 QUERY_MASS = Measure(
     name="query_mass",
+    range=SHARE,
     about="the attention of a query to the keys of a class",
     level="query",
     needs=frozenset({"sums", "rows"}),
@@ -41,6 +42,7 @@ QUERY_MASS = Measure(
 
 QUERY_WEIGHT = Measure(
     name="query_weight",
+    range=SHARE,
     about="the attention of a query to one key of its own: the token before it, or the one that "
     "followed its like the last time; null where there is none",
     level="query",
@@ -52,6 +54,7 @@ QUERY_WEIGHT = Measure(
 
 QUERY_ENTROPY = Measure(
     name="query_entropy",
+    range=POSITIVE,
     about="the entropy of a query's attention in nats",
     level="query",
     needs=frozenset({"sums", "rows"}),

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.measures.layer import Layer, Tensor
-from attnscope.measures.measure import Measure, Numbers
+from attnscope.measures.measure import SHARE, Measure, Numbers
 
 
 def induction_keys(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -61,6 +61,7 @@ def _induction(layer: Layer) -> Numbers:
 
 PREVIOUS_TOKEN = Measure(
     name="previous_token",
+    range=SHARE,
     about="mean over the queries of their attention to the token before them",
     level="head",
     needs=frozenset({"sums", "rows"}),
@@ -69,6 +70,7 @@ PREVIOUS_TOKEN = Measure(
 
 INDUCTION = Measure(
     name="induction",
+    range=SHARE,
     about="mean over the queries whose token came before of their attention to what followed it, "
     "the last time",
     level="head",

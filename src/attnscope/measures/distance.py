@@ -1,7 +1,7 @@
 """Distance: how far back queries look."""
 
 from attnscope.measures.layer import Layer, Tensor, mean_over_queries
-from attnscope.measures.measure import Measure
+from attnscope.measures.measure import POSITIVE, Measure
 
 
 def distance(layer: Layer) -> Tensor:
@@ -24,6 +24,7 @@ def distance(layer: Layer) -> Tensor:
 
 DISTANCE = Measure(
     name="distance",
+    range=POSITIVE,
     about="mean over the queries of how far back they look, in tokens",
     level="head",
     function=distance,

@@ -2,7 +2,7 @@
 
 from attnscope.measures.entropy import entropy
 from attnscope.measures.layer import Layer, Tensor
-from attnscope.measures.measure import Measure
+from attnscope.measures.measure import POSITIVE, Measure
 
 
 def effective_tokens(layer: Layer) -> Tensor:
@@ -12,6 +12,7 @@ def effective_tokens(layer: Layer) -> Tensor:
 
 EFFECTIVE_TOKENS = Measure(
     name="effective_tokens",
+    range=POSITIVE,
     about="the exponential of entropy: over how many keys attention is spread",
     level="head",
     function=effective_tokens,

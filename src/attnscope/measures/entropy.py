@@ -1,7 +1,7 @@
 """Entropy: over how many keys does a query spread its attention?"""
 
 from attnscope.measures.layer import Layer, Tensor, mean_over_queries
-from attnscope.measures.measure import Measure, Numbers
+from attnscope.measures.measure import POSITIVE, Measure, Numbers
 
 
 def entropy(layer: Layer) -> Tensor:
@@ -19,6 +19,7 @@ def _read(layer: Layer) -> Numbers:
 
 ENTROPY = Measure(
     name="entropy",
+    range=POSITIVE,
     about="mean over the queries of -sum_j A ln A, in nats",
     level="head",
     function=_read,

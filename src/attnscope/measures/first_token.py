@@ -1,7 +1,7 @@
 """First-token mass: what the first real token of the text receives."""
 
 from attnscope.measures.layer import Layer, Tensor, mean_over_queries
-from attnscope.measures.measure import Measure, Numbers
+from attnscope.measures.measure import SHARE, Measure, Numbers
 
 
 def first_token(layer: Layer) -> Tensor:
@@ -22,6 +22,7 @@ def _read(layer: Layer) -> Numbers:
 
 FIRST_TOKEN = Measure(
     name="first_token",
+    range=SHARE,
     about="mean over the queries of their attention to the first token",
     level="head",
     function=_read,

@@ -1,7 +1,7 @@
 """Flow from class to class: mean over the queries of class c of their mass on class d."""
 
 from attnscope.measures.layer import Layer, Tensor, or_nan
-from attnscope.measures.measure import Measure
+from attnscope.measures.measure import SHARE, Measure
 
 
 def flow(received_from: Tensor, shares: Tensor, queries: Tensor, groups: Tensor) -> Tensor:
@@ -31,6 +31,7 @@ def _read(layer: Layer) -> Tensor:
 
 FLOW = Measure(
     name="flow",
+    range=SHARE,
     about="mean over the queries of one class of their mass on another",
     level="head",
     needs=frozenset({"sums", "flow"}),

@@ -3,7 +3,7 @@ its number format can hold.
 """
 
 from attnscope.measures.layer import Layer, Tensor
-from attnscope.measures.measure import Measure
+from attnscope.measures.measure import SHARE, Measure
 
 
 def _read(layer: Layer) -> Tensor:
@@ -16,6 +16,7 @@ def _read(layer: Layer) -> Tensor:
 
 LARGEST = Measure(
     name="largest",
+    range={"largest_weight": SHARE},
     about="the largest weights and scores",
     level="head",
     needs=frozenset({"sums", "rows"}),

@@ -3,7 +3,7 @@
 import numpy as np
 
 from attnscope.measures.layer import Layer, Tensor, or_nan
-from attnscope.measures.measure import Measure, Numbers
+from attnscope.measures.measure import SHARE, Measure, Numbers
 
 
 def mass(received: Tensor, shares: Tensor, count: Tensor) -> Tensor:
@@ -39,6 +39,7 @@ def _read(layer: Layer) -> Numbers:
 
 MASS = Measure(
     name="mass",
+    range=SHARE,
     about="mean over the queries of their attention to the keys of a class",
     level="head",
     over=frozenset({"keys", "classes"}),

@@ -2,6 +2,7 @@
 about it, beside its definition. This module must not know any measure.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,6 +11,11 @@ from attnscope.measures.layer import Array, Layer, Tensor
 
 Level = Literal["head", "key/value head", "layer", "token", "query"]
 Need = Literal["sums", "flow", "rows", "values", "heads", "outputs", "activations"]
+Range = tuple[float, float]
+"""The least and the largest value that is possible."""
+SHARE: Range = (0.0, 1.0)
+POSITIVE: Range = (0.0, math.inf)
+ANY: Range = (-math.inf, math.inf)
 Over = Literal["keys", "classes", "class pairs", "steps"]
 
 
@@ -54,6 +60,8 @@ class Measure:
     """Whether it is about what a model generates."""
     pair: bool = False
     """Whether it compares a variant with its base."""
+    range: Range | Mapping[str, Range] = ANY
+    """The possible values of all its columns, or by column: an interval of a mean has no others."""
 
     def __post_init__(self) -> None:
         if not self.columns:

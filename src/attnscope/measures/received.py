@@ -1,7 +1,7 @@
 """Attention received by each key: its sum, and its average over the queries that come after it."""
 
 from attnscope.measures.layer import Layer, Tensor
-from attnscope.measures.measure import Measure, Numbers
+from attnscope.measures.measure import POSITIVE, SHARE, Measure, Numbers
 
 NEIGHBOURS = 32
 
@@ -32,6 +32,7 @@ def _read(layer: Layer) -> Numbers:
 
 PROFILE = Measure(
     name="profile",
+    range={"average": SHARE, "received": POSITIVE},
     about="what each token receives",
     level="token",
     columns={

@@ -4,7 +4,7 @@ docs/measures.md are made from this. A new one is a file that declares it, and i
 
 from importlib import import_module
 
-from attnscope.measures.measure import Measure
+from attnscope.measures.measure import ANY, Measure, Range
 
 FILES = (
     *("mass", "flow", "entropy", "effective_tokens", "first_token", "self_mass", "distance"),
@@ -33,3 +33,9 @@ COLUMNS: dict[str, Measure] = {
     column: measure for measure in MEASURES.values() for column in measure.columns
 }
 """By the name that its numbers have in a run."""
+
+
+def range_of(column: str) -> Range:
+    """The possible values of a column's numbers; any, where they are not declared."""
+    declared = COLUMNS[column].range if column in COLUMNS else ANY
+    return declared if isinstance(declared, tuple) else declared.get(column, ANY)

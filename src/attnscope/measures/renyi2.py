@@ -1,7 +1,7 @@
 """Rényi's entropy of order 2: like Shannon's, and led by the largest weights."""
 
 from attnscope.measures.layer import Layer, Tensor
-from attnscope.measures.measure import Measure
+from attnscope.measures.measure import POSITIVE, Measure
 
 
 def _mean(layer: Layer) -> Tensor:
@@ -11,6 +11,7 @@ def _mean(layer: Layer) -> Tensor:
 
 RENYI2 = Measure(
     name="renyi2",
+    range=POSITIVE,
     about="mean over the queries of -ln sum_j A², in nats",
     level="head",
     needs=frozenset({"sums", "rows"}),

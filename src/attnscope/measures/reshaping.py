@@ -3,7 +3,7 @@
 import numpy as np
 
 from attnscope.measures.layer import Array, Layer, Mask
-from attnscope.measures.measure import Measure, Numbers
+from attnscope.measures.measure import SHARE, Measure, Numbers
 from attnscope.measures.slope import ratio, usable
 
 
@@ -23,6 +23,7 @@ def _read(layer: Layer) -> Numbers:
 
 RESHAPING = Measure(
     name="reshaping",
+    range=SHARE,
     about="the share of the averages' sum that moves between tokens; 0 is one factor for all",
     level="head",
     over=frozenset({"keys"}),

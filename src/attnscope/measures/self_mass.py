@@ -1,7 +1,7 @@
 """Self mass: what queries give to their own token."""
 
 from attnscope.measures.layer import Layer, Tensor, mean_over_queries
-from attnscope.measures.measure import Measure
+from attnscope.measures.measure import SHARE, Measure
 
 
 def self_mass(layer: Layer) -> Tensor:
@@ -11,6 +11,7 @@ def self_mass(layer: Layer) -> Tensor:
 
 SELF_MASS = Measure(
     name="self_mass",
+    range=SHARE,
     about="mean over the queries of their attention to themselves",
     level="head",
     function=self_mass,

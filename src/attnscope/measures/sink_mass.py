@@ -1,7 +1,7 @@
 """Sink mass: what a learned sink takes before any key gets something."""
 
 from attnscope.measures.layer import Layer, Tensor, mean_over_queries
-from attnscope.measures.measure import Measure
+from attnscope.measures.measure import SHARE, Measure
 
 
 def sink_mass(layer: Layer) -> Tensor:
@@ -13,6 +13,7 @@ def sink_mass(layer: Layer) -> Tensor:
 
 SINK_MASS = Measure(
     name="sink_mass",
+    range=SHARE,
     about="mean over the queries of what a learned sink took; 0 in models without one",
     level="head",
     function=sink_mass,

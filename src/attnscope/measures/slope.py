@@ -5,10 +5,12 @@ Plain numpy over the last axis, so heads, layers and prompts may stand in front.
 tokens count; where none do, or a number is not defined, the answer is nan.
 """
 
+import math
+
 import numpy as np
 
 from attnscope.measures.layer import Array, Layer, Mask
-from attnscope.measures.measure import Measure, Numbers
+from attnscope.measures.measure import POSITIVE, Measure, Numbers
 
 
 def usable(base: Array, variant: Array, keys: Mask) -> Mask:
@@ -55,6 +57,7 @@ def _even(layer: Layer) -> Numbers:
 
 LAMBDA = Measure(
     name="lambda",
+    range={"lambda": POSITIVE, "lambda_ratio": POSITIVE, "lambda_r2": (-math.inf, 1.0)},
     about="how the averages of a prompt's own tokens change with an insertion",
     level="head",
     columns={
@@ -69,6 +72,7 @@ LAMBDA = Measure(
 
 EVEN_SLOPE = Measure(
     name="even_slope",
+    range=POSITIVE,
     about="what λ would be if every query spread its attention evenly over the keys it sees",
     level="head",
     columns={

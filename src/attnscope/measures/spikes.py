@@ -8,7 +8,7 @@ smaller the second time.
 import numpy as np
 
 from attnscope.measures.layer import Array, Layer, Mask
-from attnscope.measures.measure import Measure, Numbers
+from attnscope.measures.measure import POSITIVE, Measure, Numbers
 from attnscope.measures.slope import ratio, usable
 
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.3)
@@ -70,6 +70,7 @@ def _read(layer: Layer) -> Numbers:
 
 SPIKES = Measure(
     name="spikes",
+    range={"spike_ratio": POSITIVE, "rest_ratio": POSITIVE},
     about="whether the tokens with the largest averages (of both sides together) fall more",
     level="head",
     columns={

@@ -3,7 +3,7 @@
 import numpy as np
 
 from attnscope.measures.layer import Array, Layer, Mask
-from attnscope.measures.measure import Measure, Numbers
+from attnscope.measures.measure import POSITIVE, Measure, Numbers
 from attnscope.measures.slope import ratio
 
 
@@ -23,6 +23,7 @@ def _read(layer: Layer) -> Numbers:
 
 UNIFORMITY = Measure(
     name="uniformity",
+    range=POSITIVE,
     about="coefficient of variation of the inserted tokens' averages; 0 is even",
     level="head",
     pair=True,

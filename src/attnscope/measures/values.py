@@ -42,6 +42,7 @@ def _read(layer: Layer) -> Numbers:
 
 VALUE_SIMILARITY = Measure(
     name="value_similarity",
+    range=(-1.0, 1.0),
     about="mean pairwise cosine of the inserted tokens' value vectors",
     level="key/value head",
     needs=frozenset({"values"}),

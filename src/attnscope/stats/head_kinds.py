@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from attnscope.measures.measure import SHARE
 from attnscope.stats.intervals import MINIMUM, intervals
 from attnscope.stats.samples import mean_of
 
@@ -99,6 +100,7 @@ def _interval(scores: pl.DataFrame, name: str) -> pl.DataFrame:
     # Where all prompts say the same there is nothing to resample: the interval is that number.
     certain = same & (n >= MINIMUM)
     low, high = (np.where(certain, mean, end) for end in (found.low, found.high))
+    low, high = (np.clip(end, *SHARE) for end in (low, high))  # every score is a share
     values = dict(zip(columns, (mean, low, high, n), strict=True))
     return wide.select("layer", "head").with_columns(
         pl.Series(name, value).fill_nan(None) if value.dtype.kind == "f" else pl.Series(name, value)

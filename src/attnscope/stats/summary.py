@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
+from attnscope.measures.measure import ANY, Range
 from attnscope.stats.intervals import intervals
 from attnscope.stats.samples import mean_of
 from attnscope.stats.sources import Sources
@@ -22,12 +23,14 @@ def summary(
     level: float = 0.95,
     resamples: int = 10_000,
     seed: int = 0,
+    within: Range = ANY,
 ) -> pl.DataFrame:
     """One row per combination of `by`: mean over prompts, its interval (low, high), how many
     prompts have a value (n), how many units they are, and whether the interval is doubtful.
 
     low and high are null for fewer than 6 units, and where no two values differ. `prompts`,
-    `cluster` and `strata` are as in `compare`.
+    `cluster` and `strata` are as in `compare`. `within` are the possible values
+    (`tables.possible`): an interval ends there.
     """
     made = matrix(values, by)
     sample = units(made.x, **Sources(prompts, cluster, strata).labels(made.prompts))
@@ -41,8 +44,8 @@ def summary(
     )
     return made.columns.with_columns(
         pl.Series("mean", mean_of(made.x)).fill_nan(None),
-        pl.Series("low", found.low).fill_nan(None),
-        pl.Series("high", found.high).fill_nan(None),
+        pl.Series("low", np.clip(found.low, *within)).fill_nan(None),
+        pl.Series("high", np.clip(found.high, *within)).fill_nan(None),
         pl.Series("n", (~np.isnan(made.x)).sum(0).astype(np.int64)),
         pl.Series("units", sample.n.astype(np.int64)),
         pl.Series("doubtful", found.doubtful),

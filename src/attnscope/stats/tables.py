@@ -2,6 +2,7 @@
 prompts by columns. Knows the tables of a run, and nothing about resampling.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from attnscope.errors import InputError, unknown
+from attnscope.measures.measure import Range
+from attnscope.measures.registry import range_of
 
 IDENTITY = (
     *("model", "condition", "queries", "keys", "classes"),
@@ -101,6 +104,15 @@ def normalise(values: Values, how: str = "mass") -> pl.DataFrame:
     }[how]
     value = pl.when(pl.col("measure") != "mass").then(pl.col("value"))
     return table.with_columns(value.when(over > 0).then(pl.col("value") / over).alias("value"))
+
+
+def possible(measure: str, normalise: str = "mass", heads: str = "mean") -> Range:
+    """The possible values of a measure, normalised and with its heads combined."""
+    low, high = range_of(measure)
+    if heads == "sum":
+        return (0.0 if low >= 0 else -math.inf), (0.0 if high <= 0 else math.inf)
+    unbounded = measure == "mass" and normalise in ("lift", "per-token")
+    return low, (math.inf if unbounded else high)
 
 
 @dataclass(frozen=True, slots=True)
