@@ -1,6 +1,7 @@
 """The page's address without a browser: numbers are the library's, and nothing hostile gets in."""
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +14,11 @@ import torch
 from starlette.testclient import TestClient
 
 import attnscope
+from attnscope.errors import InputError
 from attnscope.tokens import DEFAULT, pad, tokenize
 from attnscope.tokens.regions import Prompt
 from attnscope.web import guard
-from attnscope.web.jobs import BusyError, Queue
+from attnscope.web.jobs import BusyError, GoneError, Queue
 from attnscope.web.server import create
 from made_runs import made_run, write_run
 
@@ -272,6 +274,55 @@ def test_what_can_be_kept(client: TestClient, view: dict[str, Any], tmp_path: Pa
     assert len(page) < 300_000
     assert "not the published one" in page
     assert "http" not in page.replace("http-equiv", "")
+
+
+def test_a_page_to_keep_is_made_in_the_thread_of_the_queue(
+    client: TestClient, view: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attnscope.capture.scope import Scope
+
+    row, threads = Scope.row, set()
+
+    def recorded(*arguments: Any) -> Any:
+        threads.add(threading.current_thread().name)
+        return row(*arguments)
+
+    monkeypatch.setattr(Scope, "row", recorded)
+    made = result(client, "/api/views", {"model": MODEL, "text": TEXT})["result"]["view"]
+    at = f"/api/views/{made}/page.html"
+    assert client.get(at).status_code == 200
+    assert threads == {"attnscope-work"}
+    assert client.get(at, params={"queries": "none"}).status_code == 400
+
+
+def test_a_result_is_waited_for() -> None:
+    queue = Queue(room=1)
+    started, end = threading.Event(), threading.Event()
+
+    def long(_: Any) -> None:
+        started.set()
+        end.wait(100)
+
+    def fails(_: Any) -> None:
+        raise InputError("why", code="unknown-layer")
+
+    assert queue.result(lambda _: 7) == 7
+    with pytest.raises(InputError) as error:
+        queue.result(fails)
+    assert error.value.code == "unknown-layer"
+    queue.submit(long)
+    assert started.wait(100)
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(queue.result, lambda _: 8)
+        until(lambda: queue._waiting)
+        with pytest.raises(BusyError):
+            queue.result(lambda _: 9)
+        queue.close()
+        with pytest.raises(GoneError):
+            waits.result(100)
+        with pytest.raises(GoneError):
+            queue.result(lambda _: 10)
+        end.set()
 
 
 def test_runs(client: TestClient) -> None:

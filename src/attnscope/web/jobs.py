@@ -49,7 +49,10 @@ class Job:
     """Steps that are behind it, of how many."""
     result: Any = None
     """What came of it; while it runs, what can be looked at already."""
+    error: AttnscopeError | None = None
+    """Why it failed."""
     _called_off: threading.Event = field(default_factory=threading.Event)
+    _over: threading.Event = field(default_factory=threading.Event)
 
     def say(self, what: str) -> None:
         """Tell what is being done; ends here if the work was called off."""
@@ -77,6 +80,8 @@ class Queue:
     def submit(self, work: Callable[[Job], Any]) -> Job:
         """Put work at the end of the queue."""
         with self._change:
+            if not self._open:
+                raise GoneError("the server is stopping and takes no more work")
             if len(self._waiting) >= self.room:
                 raise BusyError(
                     f"busy: {len(self._waiting)} others are waiting already; try again in a moment"
@@ -90,6 +95,14 @@ class Queue:
                 del self._known[oldest]
             self._change.notify()
         return job
+
+    def result(self, work: Callable[[Job], Any]) -> Any:
+        """Put work at the end of the queue, wait for it, and return its result."""
+        job = self.submit(work)
+        job._over.wait()
+        if job.state != "done":
+            raise job.error or GoneError("called off")
+        return job.result
 
     def find(self, id: str) -> tuple[Job, int]:
         """A job, and how many are in front of it."""
@@ -107,6 +120,7 @@ class Queue:
             job._called_off.set()
             if self._waiting.pop(id, None) is not None:
                 job.state = "cancelled"
+                job._over.set()
 
     def close(self) -> None:
         """Take no more work, and call off what there is. What does not look up in time is left:
@@ -115,6 +129,7 @@ class Queue:
             self._open = False
             for job in self._known.values():
                 job._called_off.set()
+                job._over.set()
             self._waiting.clear()
             self._change.notify()
         self._thread.join(timeout=LOOK_UP)
@@ -135,7 +150,7 @@ class Queue:
             except StoppedError:
                 state, said = "cancelled", "called off"
             except AttnscopeError as error:
-                said = str(error)
+                said, job.error = str(error), error
             except MemoryError:
                 said = "out of memory: a shorter text or a smaller model may fit"
             except Exception as error:  # the page lives on, and says what it was
@@ -143,4 +158,7 @@ class Queue:
                 said = f"{where}: {' '.join(str(error).split())[:300]}"
             if state != "done":
                 job.result = None
+            if state == "failed" and job.error is None:
+                job.error = AttnscopeError(said)
             job.said, job.state = said, state
+            job._over.set()

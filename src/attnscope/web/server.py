@@ -22,7 +22,7 @@ from attnscope.web.measuring import Watcher, measure, prepare
 from attnscope.web.memory import Memory
 from attnscope.web.runs import Runs
 from attnscope.web.shelf import Shelf
-from attnscope.web.slices import Id, compared, kept, sent_as, slices
+from attnscope.web.slices import Id, Word, attached, compared, kept, sent_as, slices
 from attnscope.web.views import SHADES, View
 
 STATIC = Path(__file__).parent / "static"
@@ -214,6 +214,14 @@ def _asking(app: FastAPI, queue: Queue, shelf: Shelf, memory: Memory) -> None:
             return without_sight(seen, shelf.get(seen.model), span, layers, heads, job.check)
 
         return body.Ticket(job=queue.submit(work).id)
+
+    @app.get("/api/views/{id}/page.html", response_class=Response, responses=sent_as("text/html"))
+    def page(id: Id, queries: Word = "all") -> Response:
+        """One file that works without the server."""
+        seen = memory.get(id)
+        text = queue.result(lambda _: downloads.page(seen, queries))
+        headers = attached("attnscope.html") | {"content-security-policy": REPORT_POLICY}
+        return Response(text, media_type="text/html", headers=headers)
 
 
 def _jobs(app: FastAPI, queue: Queue) -> None:

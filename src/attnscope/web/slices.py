@@ -10,7 +10,6 @@ from fastapi import Path as InPath
 from fastapi.responses import Response
 
 from attnscope.web import downloads, pairs
-from attnscope.web.guard import REPORT_POLICY
 from attnscope.web.memory import Memory
 from attnscope.web.views import SomeHeads, curve
 
@@ -30,6 +29,11 @@ Bins = Annotated[int, Query(ge=1, le=4_000)]
 def sent_as(kind: str) -> dict[int | str, dict[str, Any]]:
     """What a file is sent as."""
     return {200: {"description": "the file", "content": {kind: {}}}}
+
+
+def attached(name: str) -> dict[str, str]:
+    """The header of a file that is kept under this name."""
+    return {"content-disposition": f'attachment; filename="{name}"'}
 
 
 def _heads(among: str) -> SomeHeads:
@@ -116,9 +120,6 @@ def compared(app: FastAPI, memory: Memory) -> None:
 def kept(app: FastAPI, memory: Memory) -> None:
     """Files to keep."""
 
-    def attached(name: str) -> dict[str, str]:
-        return {"content-disposition": f'attachment; filename="{name}"'}
-
     @app.get("/api/views/{id}/numbers.csv", response_class=Response, responses=sent_as("text/csv"))
     def numbers(
         id: Id,
@@ -140,10 +141,3 @@ def kept(app: FastAPI, memory: Memory) -> None:
         """An experiment that repeats this over many prompts."""
         text = downloads.experiment(memory.get(id), layer, head)
         return Response(text, media_type="application/yaml", headers=attached("experiment.yaml"))
-
-    @app.get("/api/views/{id}/page.html", response_class=Response, responses=sent_as("text/html"))
-    def page(id: Id, queries: Word = "all") -> Response:
-        """One file that works without the server."""
-        text = downloads.page(memory.get(id), queries)
-        headers = attached("attnscope.html") | {"content-security-policy": REPORT_POLICY}
-        return Response(text, media_type="text/html", headers=headers)
