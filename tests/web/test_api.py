@@ -17,7 +17,7 @@ import attnscope
 from attnscope.errors import InputError
 from attnscope.tokens import DEFAULT, pad, tokenize
 from attnscope.tokens.regions import Prompt
-from attnscope.web import guard
+from attnscope.web import guard, pairs
 from attnscope.web.jobs import BusyError, GoneError, Queue
 from attnscope.web.server import create
 from made_runs import made_run, write_run
@@ -223,6 +223,26 @@ def test_two_prompts_share_what_is_the_same(client: TestClient, view: dict[str, 
     assert told["aligned"] + told["alone"][1] == facts["prompt"]
     assert 0 < told["aligned"] < view["prompt"]
     assert "".join(told["tokens"]).endswith("How many?")
+
+
+def test_a_zoom_does_not_align_again(
+    client: TestClient, view: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = result(client, "/api/views", {"model": MODEL, "text": TEXT.replace("12", "7")})
+    align, aligned = pairs.align, []
+
+    def counted(a: Any, b: Any) -> Any:
+        aligned.append((a.id, b.id))
+        return align(a, b)
+
+    monkeypatch.setattr(pairs, "align", counted)
+    asked = {"a": view["id"], "b": made["result"]["view"]}
+    whole = client.get("/api/pair", params=asked).json()
+    near = client.get("/api/pair", params={**asked, "first": 2, "last": 6}).json()
+    assert whole["aligned"] == near["aligned"] > 0
+    other = {"a": asked["b"], "b": asked["a"]}
+    assert client.get("/api/pair", params=other).json()["alone"] == whole["alone"][::-1]
+    assert aligned == [(asked["a"], asked["b"]), (other["a"], other["b"])]
 
 
 def test_two_models_share_a_text(client: TestClient, view: dict[str, Any]) -> None:

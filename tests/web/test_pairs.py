@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from attnscope.web.pairs import align
+from attnscope.web.pairs import KEPT, Alignments, align
 
 
 class Filler(list):
@@ -31,3 +31,15 @@ def test_aligning_long_texts_reads_each_filler_once():
     assert aligned.b[-1] == 2_002
     assert (aligned.alone_a, aligned.alone_b) == (0, 0)
     assert a.filler.reads + b.filler.reads <= 4
+
+
+def test_only_the_last_alignments_are_kept():
+    views = [view(["a", str(n)], [], str(n)) for n in range(KEPT + 2)]
+    for n, one in enumerate(views):
+        one.id = str(n)
+    alignments = Alignments()
+    first = alignments.of(views[0], views[1])
+    assert alignments.of(views[0], views[1]) is first
+    for one in views[2:]:
+        alignments.of(views[0], one)
+    assert alignments.of(views[0], views[1]) is not first

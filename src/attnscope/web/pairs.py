@@ -18,6 +18,8 @@ from attnscope.web.views import Float32s, View
 
 MATCHED = 3_000
 """Tokens that runs are searched among; beyond, only a common beginning and end are aligned."""
+KEPT = 8
+"""Alignments that are cached, one for each pair of views."""
 
 Indices = NDArray[np.int64]
 
@@ -32,6 +34,21 @@ class Aligned:
     alone_a: int
     alone_b: int
     """Tokens without a twin, those of fillers aside: seams, and what differs."""
+
+
+class Alignments:
+    """The last alignments, by the ids of their views: a zoom does not align again."""
+
+    def __init__(self) -> None:
+        self._of: dict[tuple[str, str], Aligned] = {}
+
+    def of(self, a: View, b: View) -> Aligned:
+        """The aligned tokens of two views; they do not change while layers are added."""
+        found = self._of.get((a.id, b.id))
+        if found is None:
+            found = align(a, b)
+            self._of = dict([*self._of.items(), ((a.id, b.id), found)][-KEPT:])
+        return found
 
 
 def align(a: View, b: View) -> Aligned:

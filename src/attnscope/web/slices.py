@@ -87,6 +87,7 @@ def slices(app: FastAPI, memory: Memory) -> None:
 
 def compared(app: FastAPI, memory: Memory) -> None:
     """Two views side by side."""
+    alignments = pairs.Alignments()
 
     @app.get("/api/pair")
     def pair(
@@ -100,7 +101,7 @@ def compared(app: FastAPI, memory: Memory) -> None:
     ) -> dict[str, Any]:
         """Averages of the tokens that two views share, one beside the other, and λ."""
         sides = memory.get(a), memory.get(b)
-        aligned = pairs.align(*sides)
+        aligned = alignments.of(*sides)
         told = pairs.numbers(*sides, aligned, layer, head)
         values = [view.shade("average", "all", layer, head) for view in sides]
         length = len(aligned.a)
