@@ -30,7 +30,7 @@ from attnscope.experiment.storing import BatchStore
 from attnscope.experiment.to_tables import OF_LEVEL
 from attnscope.measures.registry import MEASURES
 from attnscope.place import is_far, place
-from attnscope.question.claims import Claim, digest
+from attnscope.question.claims import Claim, digest, load_claims
 from attnscope.question.spec import Experiment
 from attnscope.run.environment import accept, elsewhere
 from attnscope.run.writer import Directory, opened
@@ -98,6 +98,7 @@ def run_plan(
         pending = [one for one in mine if one.batch.id not in done]
         count = _Count(mine, done, progress)
         if pending:
+            directory.drop_damaged()
             directory.unfinish()
             store = BatchStore(plan.experiment, directory, different)
             _carry_out(plan, pending, store, environment, executor, count, stop)
@@ -171,8 +172,17 @@ def _keep_claims(directory: Directory, there: dict[str, Any], claims: list[Claim
     something was measured is no claim of the run."""
     begun = there.get("claims", {})
     late = [claim.name for claim in claims if begun.get(claim.name) != digest(claim)]
-    if not there or (claims and not late and not directory.has_claims()):
+    if not there or (claims and not late and not _whole_claims(directory, begun)):
         directory.keep_claims(claims)
+    if there and directory.has_claims() and not _whole_claims(directory, begun):
+        file = directory.folder / "claims.yaml"
+        raise InputError(
+            f"{file} is damaged: its claims are not those that the run was begun with. Give all of "
+            "them again (--claims FILE), put a copy of the file back, or give another directory "
+            "with --out",
+            code="damaged-claims",
+            file=str(file),
+        )
     if not there or not late:
         return
     warnings.warn(
@@ -182,6 +192,18 @@ def _keep_claims(directory: Directory, there: dict[str, Any], claims: list[Claim
         AttnscopeWarning,
         stacklevel=4,
     )
+
+
+def _whole_claims(directory: Directory, begun: dict[str, str]) -> bool:
+    """Whether the claims are there as the run was begun with them."""
+    try:
+        found = load_claims(directory.folder / "claims.yaml")
+    except InputError:
+        return False
+    written = directory.as_written("claims.yaml")
+    if written is not None:
+        return written
+    return all(begun.get(claim.name) == digest(claim) for claim in found)
 
 
 def _carry_out(

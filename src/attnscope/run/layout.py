@@ -132,11 +132,22 @@ def read_index(folder: Path, id: str, digest: str | None = None) -> BatchIndex:
     return index
 
 
-def whole_index(folder: Path, id: str) -> BatchIndex:
-    """The index of a batch whose files are all what was written; else an error."""
-    index = read_index(folder, id)
+def whole_index(folder: Path, id: str, digest: str | None = None) -> BatchIndex:
+    """The index of a batch whose files are all what was written; else an error. With the `digest`
+    that the manifest holds for the index, if there is one."""
+    index = read_index(folder, id, digest)
     index.check(folder, whole=True)
     return index
+
+
+def digests_in_manifest(folder: Path, of: str) -> dict[str, str]:
+    """The digests of `files` or `batches` in the manifest; empty without one, or if it is damaged:
+    then nothing can be compared with it, and it is written again."""
+    try:
+        found = read_json(folder / "manifest.json").get(of)
+    except DamageError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def batch_of(name: str) -> str | None:

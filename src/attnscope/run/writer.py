@@ -37,6 +37,7 @@ from attnscope.run.layout import (
     StoredFile,
     batch_of,
     digest_of,
+    digests_in_manifest,
     read_index,
     read_json,
     whole_index,
@@ -113,9 +114,10 @@ class Directory:
     def done(self, planned: Mapping[str, Sequence[str]]) -> set[str]:
         """Of the batches `planned`, with the tables each has, those that are there, undamaged."""
         done = set()
+        digests = digests_in_manifest(self.folder, "batches")
         for id, tables in planned.items():
             try:
-                index = whole_index(self.folder, id)
+                index = whole_index(self.folder, id, digests.get(id))
             except DamageError:
                 continue
             if set(index.files) == set(tables) and not index.failed:
@@ -130,12 +132,25 @@ class Directory:
             whole = isinstance(found.get("models"), dict) and type(found.get("threads")) is int
             if found and not whole:
                 raise DamageError(f"{path} is damaged: it lacks models or threads")
+            if found and self.as_written(path.name) is False:
+                raise DamageError(f"{path} has not the digest that manifest.json holds for it")
             return found
         except DamageError as error:
             raise InputError(
-                f"{error}. It says where the cells were measured; delete it to measure them all "
-                "again, or give another directory with --out"
+                f"{error}. It says where the cells were measured; put a copy of it back, delete it "
+                "to measure them all again, or give another directory with --out",
+                code="damaged-environment",
             ) from error
+
+    def as_written(self, name: str) -> bool | None:
+        """Whether a file has the digest that the manifest holds; None where it holds none."""
+        wanted = digests_in_manifest(self.folder, "files").get(name)
+        if wanted is None:
+            return None
+        try:
+            return digest_of(self.folder / name) == wanted
+        except (OSError, ValueError):
+            return False
 
     def write_json(self, name: str, content: Any) -> None:
         """A JSON file of the directory, whole or not at all."""
@@ -181,6 +196,18 @@ class Directory:
     def has_claims(self) -> bool:
         """Whether the run was begun with claims of its own."""
         return (self.folder / "claims.yaml").is_file()
+
+    def drop_damaged(self) -> None:
+        """Delete the indices that differ from the manifest. Without the manifest, a run that is
+        stopped and continued would accept them."""
+        with self.alone():
+            for id, digest in digests_in_manifest(self.folder, "batches").items():
+                try:
+                    read_index(self.folder, id, digest)
+                except DamageError:
+                    path = self.folder / "cells" / f"{id}.json"
+                    if batch_of(path.name) is not None and path.is_file():
+                        path.unlink()
 
     def unfinish(self) -> None:
         """Something is missing: until it is there, the run is not complete."""
