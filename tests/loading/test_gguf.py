@@ -1,6 +1,8 @@
 """GGUF files: unpacked once, loaded like a folder, refused with the reason."""
 
 import importlib.util
+import random
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,10 @@ from typer.testing import CliRunner
 
 import attnscope
 from attnscope.cli import app
-from attnscope.errors import ModelError
+from attnscope.errors import AttnscopeError, ModelError
 from attnscope.experiment.execute import run
 from attnscope.loading import find, load_tokenizer
+from attnscope.loading import gguf as gguf_file
 from attnscope.loading.cache import home
 from attnscope.loading.gguf import read_head
 from attnscope.loading.revision import digest_of_file
@@ -168,3 +171,119 @@ def test_a_full_disk_while_unpacking(
     with pytest.raises(ModelError, match=r"No space left.*ATTNSCOPE_HOME"):
         attnscope.load(file)
     assert not list((tmp_path / "home" / "gguf").rglob("*"))
+
+
+def mutated(content: bytes, head: int) -> dict[str, bytes]:
+    """Cut, with changed bits, and with noise, each in the first `head` bytes."""
+    draw, made = random.Random(7), {}
+    for n in (24, 100, head // 3, head - 1, head + 1):
+        made[f"cut at {n}"] = content[:n]
+    for n in range(40):
+        changed, times = bytearray(content), 1 if n < 32 else 12
+        for _ in range(times):
+            changed[draw.randrange(head)] ^= 1 << draw.randrange(8)
+        made[f"changed {n}"] = bytes(changed)
+    return made
+
+
+def test_a_changed_head_loads_or_is_refused(file: Path, tmp_path: Path) -> None:
+    from gguf import GGUFReader
+
+    loaded = refusals = 0
+    for name, content in mutated(file.read_bytes(), int(GGUFReader(file).data_offset)).items():
+        path = tmp_path / f"{name}.gguf"
+        path.write_bytes(content)
+        try:
+            attnscope.load(path)
+            loaded += 1
+        except AttnscopeError:
+            refusals += 1
+    assert loaded
+    assert refusals > 10
+
+
+def start(tensors: int = 1, facts: int = 0, rest: bytes = b"") -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", 3, tensors, facts) + rest
+
+
+def key(kind: int) -> bytes:
+    return struct.pack("<Q1sI", 1, b"k", kind)
+
+
+MANY = 2**40
+BAD_HEADS = {
+    "tensors": start(tensors=MANY),
+    "tensors that the file could hold": start(tensors=400_000),
+    "metadata": start(facts=MANY),
+    "metadata that the file could hold": start(facts=400_000),
+    "strings of a list": start(facts=1, rest=key(9) + struct.pack("<IQ", 8, MANY)),
+    "numbers of a list": start(facts=1, rest=key(9) + struct.pack("<IQ", 0, 2**63)),
+    "lists in lists": start(facts=1, rest=key(9) + struct.pack("<IQ", 9, 1) * 5_000),
+    "dimensions": start(rest=struct.pack("<Q1sI", 1, b"t", 2**20)),
+}
+
+
+@pytest.mark.parametrize("what", BAD_HEADS)
+def test_counts_are_checked_before_they_are_looped_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Zeros follow, which read as empty names: a loop would go through all of them."""
+    strings, read = [], gguf_file._string
+
+    def counted(*arguments: Any) -> Any:
+        strings.append(arguments)
+        return read(*arguments)
+
+    monkeypatch.setattr(gguf_file, "_string", counted)
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(BAD_HEADS[what] + bytes(16 << 20))
+    with pytest.raises(ModelError) as error:
+        read_head(path)
+    assert error.value.code == "broken-gguf"
+    assert len(strings) < 10
+
+
+def sized(file: Path, name: str, value: int) -> bytes:
+    from gguf import GGUFReader
+
+    at = GGUFReader(file).fields[name].offset + 8 + len(name) + 4
+    content = bytearray(file.read_bytes())
+    struct.pack_into("<I", content, at, value)
+    return bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("qwen2.block_count", 10**6),
+        ("qwen2.block_count", 1),
+        ("qwen2.feed_forward_length", 2**31),
+        ("qwen2.embedding_length", 2**31),
+    ],
+)
+def test_sizes_that_the_weights_do_not_have(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: int
+) -> None:
+    path = tmp_path / "sized.gguf"
+    path.write_bytes(sized(file, name, value))
+    monkeypatch.setattr(gguf_file, "_unpack", lambda *_: pytest.fail("nothing may be built"))
+    with pytest.raises(ModelError) as error:
+        attnscope.load(path)
+    assert error.value.code == "gguf-sizes"
+
+
+def test_a_panic_of_the_tokenizers_library(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rust's panics are no `Exception`."""
+
+    class PanicException(BaseException):
+        pass
+
+    def panics(*_: Any) -> None:
+        raise PanicException("index out of bounds")
+
+    monkeypatch.setenv("ATTNSCOPE_HOME", str(tmp_path))
+    monkeypatch.setattr(gguf_file, "_unpack", panics)
+    with pytest.raises(ModelError):
+        attnscope.load(file)

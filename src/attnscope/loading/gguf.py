@@ -12,6 +12,7 @@ This module must not know names of models or devices.
 
 import importlib.util
 import mmap
+import re
 import struct
 import sys
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ FORMAT = 1  # of what is kept: another number, and it is made anew
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
 _NUMBERS |= {12: "d"}
 _STRING, _ARRAY = 8, 9
+_DIMENSIONS = range(1, 5)  # of a tensor: GGML has no others
+_STRINGS = 2**24  # of a list; vocabularies have under a million
+_BLOCK = re.compile(r"blk\.(\d{1,9})\.")
 _PLAIN = {0: "float32", 1: "float16", 30: "bfloat16"}
 
 
@@ -42,6 +46,8 @@ class Head:
     """The metadata, without its lists."""
     numbers: int
     """How many numbers the weights are."""
+    blocks: int
+    """How many layers the names of the tensors have."""
     dtype: str
     """What holds them exactly: the file's own type, or float32 where they are quantised."""
 
@@ -73,7 +79,8 @@ def read_head(file: Path) -> Head:
             head, end = _head(raw, str(file))
         except (struct.error, IndexError, UnicodeDecodeError, OverflowError, ValueError) as error:
             raise ModelError(
-                f"{str(file)!r} is a broken or cut-off GGUF file: its head cannot be read"
+                f"{str(file)!r} is a broken or cut-off GGUF file: its head cannot be read: {error}",
+                code="broken-gguf",
             ) from error
     if end > size:
         raise ModelError(
@@ -93,16 +100,25 @@ def _head(raw: mmap.mmap, name: str) -> tuple[Head, int]:
     if version not in (2, 3):
         raise ModelError(f"{name!r} is GGUF of version {version}; known: 2, 3")
     at = 24
+    # The shortest entry of each: 13 and 32 bytes.
+    if 13 * facts + 32 * tensors > len(raw) - at:
+        raise ValueError(f"{facts:,} entries and {tensors:,} tensors in {len(raw):,} bytes")
     found: dict[str, Any] = {}
     for _ in range(facts):
         key, at = _string(raw, at)
+        if not key or key in found:
+            raise ValueError(f"an entry without a name, or a second {key!r}")
         (kind,) = struct.unpack_from("<I", raw, at)
         found[key], at = _value(raw, at + 4, kind)
     sizes = {int(kind): of for kind, of in GGML_QUANT_SIZES.items()}
-    numbers, end, kinds = 0, 0, set()
+    numbers, end, blocks, kinds = 0, 0, 0, set()
     for _ in range(tensors):
-        _, at = _string(raw, at)
+        tensor, at = _string(raw, at)
+        if block := _BLOCK.match(tensor):
+            blocks = max(blocks, int(block[1]) + 1)
         (dimensions,) = struct.unpack_from("<I", raw, at)
+        if dimensions not in _DIMENSIONS:
+            raise ValueError(f"{tensor!r} has {dimensions:,} dimensions; known: 1 to 4")
         shape = struct.unpack_from(f"<{dimensions}Q", raw, at + 4)
         kind, offset = struct.unpack_from("<IQ", raw, at + 4 + 8 * dimensions)
         at += 16 + 8 * dimensions
@@ -111,16 +127,18 @@ def _head(raw: mmap.mmap, name: str) -> tuple[Head, int]:
         count = 1
         for side in shape:
             count *= side
-        block, width = sizes[kind]
+        per_block, width = sizes[kind]
         numbers += count
-        end = max(end, offset + count // block * width)
+        end = max(end, offset + count // per_block * width)
         kinds.add(kind)
     if not tensors:
         raise ModelError(f"{name!r} holds no weights: there is no tensor in it")
-    step = int(found.get("general.alignment") or 32)
+    step = found.get("general.alignment") or 32
+    if type(step) is not int or not 0 < step <= 2**16:
+        raise ValueError(f"general.alignment is {step!r}")
     exact = next((_PLAIN[k] for k in (30, 1, 0) if k in kinds), "float32")
     dtype = exact if kinds <= set(_PLAIN) else "float32"
-    return Head(found, numbers, dtype), -(-at // step) * step + end
+    return Head(found, numbers, blocks, dtype), -(-at // step) * step + end
 
 
 def _string(raw: mmap.mmap, at: int) -> tuple[str, int]:
@@ -142,13 +160,15 @@ def _value(raw: mmap.mmap, at: int, kind: int) -> tuple[Any, int]:
         raise ValueError(f"a value of kind {kind}")
     of, count = struct.unpack_from("<IQ", raw, at)
     at += 12
+    if of != _STRING and of not in _NUMBERS:
+        raise ValueError(f"a list of values of kind {of}")
+    least = 8 if of == _STRING else struct.calcsize("<" + _NUMBERS[of])
+    if count * least > len(raw) - at or (of == _STRING and count > _STRINGS):
+        raise ValueError(f"a list of {count:,} values")
     if of in _NUMBERS:
-        return None, at + count * struct.calcsize("<" + _NUMBERS[of])
+        return None, at + count * least
     for _ in range(count):
-        if of == _STRING:
-            at += 8 + struct.unpack_from("<Q", raw, at)[0]
-        else:
-            _, at = _value(raw, at, of)
+        at += 8 + struct.unpack_from("<Q", raw, at)[0]
     return None, at
 
 
@@ -161,6 +181,7 @@ def unpacked(file: Path) -> Path:
     if target.is_dir():
         return target
     head = read_head(file)
+    _check_sizes(file, head)
     large = head.numbers * 4 > KEPT
     size = "its weights at every load" if large else f"{head.numbers * 4 / 1e9:.1f} GB"
     print(f"unpacking {file.name} into {target} ({size})", file=sys.stderr, flush=True)
@@ -169,10 +190,35 @@ def unpacked(file: Path) -> Path:
             _unpack(file, head, folder)
         except (OSError, AttnscopeError):
             raise
-        except Exception as error:
+        except BaseException as error:
+            # A panic of Rust (tokenizers, safetensors) is no Exception.
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
             refuse_if_full(str(error))
             raise ModelError(_explain(file, head, error)) from error
     return target
+
+
+def _check_sizes(file: Path, head: Head) -> None:
+    """Before anything is built: the sizes in the metadata must fit the tensors. With too few layers
+    it would be another model, with too many or too wide ones building it would take hours."""
+    of = {
+        name: value
+        for name in ("block_count", "embedding_length", "feed_forward_length", "vocab_size")
+        if type(value := head.facts.get(f"{head.architecture}.{name}")) is int
+    }
+    widest = max(of.get("feed_forward_length", 1), of.get("vocab_size", 1), 1)
+    layers, numbers = of.get("block_count", head.blocks), of.get("embedding_length", 1) * widest
+    odd = layers != head.blocks if head.blocks else layers > 200
+    if odd or numbers > 8 * head.numbers:
+        raise ModelError(
+            f"the metadata of {str(file)!r} does not fit its tensors: it says {layers:,} layers "
+            f"and a matrix of {numbers:,} numbers; the tensors have {head.blocks:,} layers and "
+            f"{head.numbers:,} numbers. Fetch the file again",
+            code="gguf-sizes",
+            layers=layers,
+            blocks=head.blocks,
+        )
 
 
 def _unpack(file: Path, head: Head, folder: Path) -> None:
