@@ -29,8 +29,8 @@ import polars as pl
 import torch
 
 import attnscope
-from attnscope.evaluate.conditions import parse
-from attnscope.evaluate.effects import effects
+from attnscope.evaluate.condition_parser import parse
+from attnscope.evaluate.intervention_effects import effects
 from attnscope.evaluate.run import Evaluation, evaluate
 from attnscope.evaluate.tasks import SEED, Task, task
 from attnscope.figures.export import save

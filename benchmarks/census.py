@@ -362,7 +362,7 @@ class Kinds:
 def count(kind: str, runs: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """One model: outcome, reason, backend, kinds, deviations. Says when it runs by itself."""
     import attnscope
-    from attnscope.capture import seam, sites
+    from attnscope.capture import hooks, sites
     from attnscope.errors import AttnscopeError
 
     try:
@@ -376,7 +376,7 @@ def count(kind: str, runs: Callable[[], None] = lambda: None) -> dict[str, Any]:
         return {"outcome": "no attention"}
     kinds = Kinds()
     try:
-        with attnscope.watch(model) as scope, seam.install(sites.find(model), observer=kinds):
+        with attnscope.watch(model) as scope, hooks.install(sites.find(model), observer=kinds):
             watched = outputs(model(**given))
     except AttnscopeError as reason:
         if TRACE:

@@ -13,9 +13,9 @@ import numpy as np
 import polars as pl
 
 from attnscope.measures.registry import COLUMNS
-from attnscope.question.claims import Claim, ClaimPart
-from attnscope.question.spec import Experiment, made
 from attnscope.run.schemas import VALUES
+from attnscope.spec.claims import Claim, ClaimPart
+from attnscope.spec.experiment import Experiment, made
 from attnscope.stats.evidence import item_of, measures
 
 PROMPTS, HEADS = 24, 8

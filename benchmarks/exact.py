@@ -28,7 +28,7 @@ import attnscope
 from attnscope import kernels
 from attnscope.errors import AttnscopeError
 from attnscope.kernels import Rows, Totals, reference
-from attnscope.prompts.words import english
+from attnscope.prompts.word_list import english
 
 QUERIES = ("all", "last", "sample:64")
 MEASURES = ("received", "average", "mass", "entropy", "first_token", "distance")

@@ -56,14 +56,14 @@ def keep(file: str, folders: list[str]) -> None:
     import transformers as hf
     from safetensors.torch import save_file
 
-    from attnscope.capture import seam, sites
+    from attnscope.capture import hooks, sites
     from exact import text_of
 
     out: dict[str, Tensor] = {}
     for folder in folders:
         model = hf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         ids, seen = text_of(hf.AutoTokenizer.from_pretrained(folder), TOKENS), Tensors()
-        with seam.install(sites.find(model), observer=seen):
+        with hooks.install(sites.find(model), observer=seen):
             model(ids, use_cache=False)
         reach = {
             layer: float(q.norm(dim=-1).max() * k.norm(dim=-1).max() * scale)

@@ -21,10 +21,10 @@ import polars as pl
 
 import attnscope
 from attnscope.experiment.execute import run
-from attnscope.question.spec import Experiment
 from attnscope.recipes import REAL, RECIPES
 from attnscope.run.store import Run
-from attnscope.stats.on_run import compare_run, judge_run
+from attnscope.spec.experiment import Experiment
+from attnscope.stats.run_stats import compare_run, judge_run
 from attnscope.stats.verdicts import Verdict
 
 PAGE = Path(__file__).parents[1] / "docs" / "findings.md"
@@ -33,7 +33,7 @@ What the papers' claims come to: on **real pretrained models** first, then on th
 [the zoo](zoo.md) that are **tiny and were trained for this project**. A verdict is about the \
 model it names, on the prompts it names, and about no other. Thresholds are ours: the papers give \
 none. [statistics.md](statistics.md) has the rules and how often noise alone would be called \
-supported; `src/attnscope/question/claims.yaml` has the claims. Made by \
+supported; `src/attnscope/spec/claims.yaml` has the claims. Made by \
 `python benchmarks/findings.py`; layers and heads count from 0.
 """
 CAUSES = "\n## What filler and ARM do to answers\n"

@@ -24,7 +24,7 @@ import transformers as hf
 from transformers.utils import logging
 
 import attnscope
-from attnscope.capture import waiting
+from attnscope.capture import pending
 from attnscope.kernels import Rows, kernel, reference
 
 CASES = (
@@ -309,7 +309,7 @@ def main() -> None:
     options = parser.parse_args()
     logging.set_verbosity_error()
     if options.large is not None:
-        waiting.LARGE["cuda"] = int(options.large * 2**20)
+        pending.LARGE["cuda"] = int(options.large * 2**20)
     lines = [f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, random weights"]
     if not options.unchecked:
         lines += [*check(), *check_rows(), *check_generation(), check_no_waiting()]

@@ -18,7 +18,7 @@ import torch
 
 import attnscope
 from attnscope.experiment import head_scores as measuring
-from attnscope.stats.head_kinds import head_kinds, summary
+from attnscope.stats.head_types import head_kinds, summary
 from attnscope.tokens import DEFAULT
 
 PROMPTS = 8

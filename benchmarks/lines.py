@@ -19,40 +19,50 @@ TOGETHER["experiment"] = "question, run, experiment"
 NEW = {
     "several parts and texts of a generation": ["capture/generation.py"],
     "single queries": [
-        *("capture/kept.py", "capture/single_queries.py", "kernels/single.py"),
+        *("capture/stored_rows.py", "capture/per_query.py", "kernels/one_row.py"),
         *("measures/by_distance.py", "measures/chosen_keys.py", "measures/largest.py"),
-        *("measures/renyi2.py", "stats/head_kinds.py", "experiment/head_scores.py"),
-        *("figures/head_kinds.py", "cli/heads.py", "measures/by_query.py"),
-        *("figures/by_query.py", "figures/along.py", "experiment/shifted.py"),
+        *("measures/renyi2.py", "stats/head_types.py", "experiment/head_scores.py"),
+        *("figures/head_types.py", "cli/heads.py", "measures/by_query.py"),
+        *("figures/by_query.py", "figures/series.py", "experiment/unpad.py"),
     ],
-    "plain tensors": ["capture/plain.py"],
+    "plain tensors": ["capture/from_tensors.py"],
     "frames and pages of a scope": [
-        *("capture/labelled.py", "capture/show.py", "capture/to_pandas.py", "tokens/visible.py"),
+        *(
+            "capture/data_frame.py",
+            "capture/html_page.py",
+            "capture/to_pandas.py",
+            "tokens/visible.py",
+        ),
     ],
     "activations": [
-        *("capture/mlps.py", "capture/record.py", "capture/sketch.py", "capture/tally.py"),
+        *(
+            "capture/mlps.py",
+            "capture/record.py",
+            "capture/log_histogram.py",
+            "capture/token_sums.py",
+        ),
         *("measures/activations.py", "recipes/filler_activations.py"),
         *("measures/activation_shape.py", "figures/activations.py", "figures/near_zero.py"),
         "figures/variance.py",
     ],
-    "passes measured together": ["capture/waiting.py", "capture/passes.py"],
+    "passes measured together": ["capture/pending.py", "capture/forward_pass.py"],
     "interventions": [
         *("interventions", "experiment/intervene.py"),
         *("kernels/redistribute.py", "kernels/redistribute_jit.py"),
     ],
-    "evaluation": ["evaluate", "cli/evaluating.py"],
-    "the live page": ["web", "cli/serving.py"],
+    "evaluation": ["evaluate", "cli/evaluate.py"],
+    "the live page": ["web", "cli/serve.py"],
     "GGUF, adapters, fetching, checks of weights": [
-        *("loading/adapter.py", "loading/cache.py", "loading/fetch.py", "loading/fit.py"),
-        *("loading/gguf.py", "loading/revision.py", "loading/weights.py", "loading/room.py"),
-        "tokens/trial.py",
+        *("loading/adapter.py", "loading/cache.py", "loading/fetch.py", "loading/compatibility.py"),
+        *("loading/gguf.py", "loading/revision.py", "loading/weights.py", "loading/memory.py"),
+        "tokens/template_check.py",
     ],
     "Ray, shards, parts that fail": [
-        *("experiment/ray.py", "experiment/shard.py", "experiment/parts.py", "run/merge.py"),
-        *("experiment/executor.py", "run/locks.py", "cli/carrying.py"),
+        *("experiment/ray.py", "experiment/shard.py", "experiment/split_retry.py", "run/merge.py"),
+        *("experiment/executor.py", "run/locks.py", "cli/run_in_terminal.py"),
     ],
     "answers in experiments": [
-        *("experiment/answer.py", "question/generate.py", "measures/answers.py"),
+        *("experiment/completion.py", "question/generate.py", "measures/completion.py"),
     ],
     "prompts of several kinds, rewritten": [
         *("prompts/conversations.py", "prompts/documents.py", "prompts/needle.py"),
@@ -61,15 +71,20 @@ NEW = {
     "recipes of seven more papers": [
         *("recipes/drift.py", "recipes/induction.py", "recipes/injection.py"),
         *("recipes/lookback.py", "recipes/needle.py", "recipes/position.py", "recipes/sinks.py"),
-        *("stats/headline.py", "stats/focus.py"),
+        *("stats/published.py", "stats/focus.py"),
     ],
     "figures of evaluations": ["figures/sweep.py", "figures/mass_effect.py"],
     "six more figures": [
-        *("figures/head_map.py", "figures/head_strip.py", "figures/heads.py", "figures/steps.py"),
+        *(
+            "figures/head_map.py",
+            "figures/head_strip.py",
+            "figures/head_panels.py",
+            "figures/steps.py",
+        ),
         *("figures/needle_map.py", "figures/order.py"),
     ],
     "clusters, strata, step-down maxima, equivalence": [
-        *("stats/units.py", "stats/sources.py", "stats/permute.py", "stats/correction.py"),
+        *("stats/units.py", "stats/resampling.py", "stats/permute.py", "stats/correction.py"),
     ],
     "two more measures, and their table": [
         *("measures/effective_tokens.py", "measures/reshaping.py", "measures/table.py"),

@@ -24,7 +24,7 @@ from scipy import stats
 
 from attnscope.measures.slope import slope
 from attnscope.measures.spikes import spikes
-from attnscope.question.claims import built_in, load_claims
+from attnscope.spec.claims import built_in, load_claims
 from attnscope.stats.verdicts import VERDICTS, judge
 
 sys.path.insert(0, str(Path(__file__).parent))  # for those who load this file by its path

@@ -25,8 +25,8 @@ from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).parent))  # for those who load this file by its path
 
-from attnscope.question.claims import Claim, ClaimPart
 from attnscope.recipes import BUNDLED, RECIPES, claims_of
+from attnscope.spec.claims import Claim, ClaimPart
 from attnscope.stats.verdicts import VERDICTS, judge
 from declared import Array, Case, Random, table
 from pages import Counts, put

@@ -21,7 +21,7 @@ from attnscope.prompts.filler import KINDS, Filler
 from attnscope.prompts.insertion import POSITIONS, insert
 from attnscope.prompts.math import math_samples
 from attnscope.prompts.spatial import spatial_samples
-from attnscope.prompts.words import word_list
+from attnscope.prompts.word_list import word_list
 from attnscope.tokens import DEFAULT, apply_chat_template, read_vocabulary, tokenize
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))

@@ -20,11 +20,11 @@ import vl_convert
 
 from attnscope.figures import draw
 from attnscope.figures.export import png
-from attnscope.figures.head_kinds import save_heads
+from attnscope.figures.head_types import save_heads
 from attnscope.recipes import BUNDLED, RECIPES, figures_of
 from attnscope.run.store import Run, open_run
-from attnscope.stats.head_kinds import head_kinds, summary
-from attnscope.stats.headline import headlines, told
+from attnscope.stats.head_types import head_kinds, summary
+from attnscope.stats.published import headlines, told
 
 sys.path.insert(0, str(Path(__file__).parent))  # for those who load this file by its path
 

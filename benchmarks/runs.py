@@ -27,12 +27,12 @@ from transformers.utils import logging
 import attnscope
 from attnscope.capture import sites
 from attnscope.cli.estimate import estimate
-from attnscope.experiment import passed
+from attnscope.experiment import model_pass
+from attnscope.experiment.batch_store import BatchStore
+from attnscope.experiment.condition_batch import Padded
 from attnscope.experiment.execute import run_plan
-from attnscope.experiment.padded import Padded
 from attnscope.experiment.plan import make_plan
-from attnscope.experiment.storing import BatchStore
-from attnscope.question.spec import made
+from attnscope.spec.experiment import made
 
 
 def resident() -> float:
@@ -75,7 +75,7 @@ def main() -> None:
         batch_tokens=options.batch_tokens or "auto",
     )
     in_model = used_in_model = 0.0
-    watched = passed.forward
+    watched = model_pass.forward
 
     @contextmanager
     def timed(*arguments: Any, **keywords: Any) -> Iterator[Any]:
@@ -104,7 +104,7 @@ def main() -> None:
     expected = estimate(plan)[0].seconds
     model, _ = attnscope.load(options.model)
     before = plain(model, plan)
-    passed.forward = timed
+    model_pass.forward = timed
     resumed = now()
     run_plan(plan, folder / "run", progress=lambda _, n, of: memory.append((n / of, resident())))
     took, used, used_by_all = now() - resumed + planned

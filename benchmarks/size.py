@@ -52,7 +52,7 @@ def folders(place: Path, number: int) -> dict[str, str]:
 
 
 def asked(place: Path, models: int = MODELS, prompts: int = PROMPTS) -> Any:
-    from attnscope.question.spec import made
+    from attnscope.spec.experiment import made
 
     return made(
         name="survey",
@@ -88,7 +88,7 @@ def plan(place: Path, models: int = MODELS, prompts: int = PROMPTS) -> Any:
 
 def store(folder: Path, place: Path, models: int = MODELS, prompts: int = PROMPTS) -> None:
     """Made numbers, in the batches of the plan."""
-    from attnscope.experiment.environment import describe
+    from attnscope.experiment.measuring_environment import describe
     from attnscope.run.schemas import CELLS, TOKENS, VALUES
     from attnscope.run.writer import opened
 
@@ -163,7 +163,7 @@ def resume(folder: Path, place: Path) -> None:
 
 
 def _size(folder: Path) -> tuple[int, int]:
-    from attnscope.question.yaml import read_experiment
+    from attnscope.spec.experiment_yaml import read_experiment
 
     question = read_experiment(folder / "experiment.yaml")
     return len(question.models), question.prompts.count
@@ -173,7 +173,7 @@ def read(folder: Path) -> None:
     """Each in a process of its own would start anew; here the peak is of all together."""
     import attnscope
     from attnscope.figures import draw
-    from attnscope.stats.on_run import compare_run
+    from attnscope.stats.run_stats import compare_run
 
     begun = time.monotonic()
     run = attnscope.open_run(folder)

@@ -12,7 +12,7 @@ import transformers as hf
 from torch import Tensor
 
 import attnscope
-from attnscope.capture import seam, sites
+from attnscope.capture import hooks, sites
 
 INTERVENTIONS = (
     "none",
@@ -208,7 +208,7 @@ class Collect:
 def dense(case: Case, intervention: str) -> dict[int, Tensor]:
     """A [B, H, Q, K] in float64 by layer, from the queries and keys of a pass of its own."""
     found = Collect()
-    with case.changed(intervention), seam.install(sites.find(case.model), observer=found):
+    with case.changed(intervention), hooks.install(sites.find(case.model), observer=found):
         case.run()
     weights = {}
     for layer, parts in found.q.items():

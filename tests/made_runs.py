@@ -11,10 +11,10 @@ import numpy as np
 import polars as pl
 
 from attnscope.measures.activation_shape import HISTOGRAM
-from attnscope.question.claims import Claim, frozen
-from attnscope.question.spec import Experiment, made
 from attnscope.run.schemas import BY_QUERY, CELLS, POSITIONS, TOKENS, VALUES
 from attnscope.run.writer import opened
+from attnscope.spec.claims import Claim, frozen
+from attnscope.spec.experiment import Experiment, made
 
 CLASSES = ("hash", "star", "whitespace", "word", "other")
 

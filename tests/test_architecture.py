@@ -28,13 +28,13 @@ PUBLIC = [
 LADDER = [
     "errors",
     "memory",
-    "place",
+    "paths",
     "yaml_file",
     "tokens",
     "prompts",
     "kernels",
     "measures",
-    "question",
+    "spec",
     "run",
     "capture",
     "interventions",
@@ -52,7 +52,7 @@ LADDER = [
 ]
 # Parquet is the wall: what measures never draws, what draws never loads a model.
 # The question and the run are on both sides, so they know neither.
-RIGHT_OF_THE_WALL = ["question", "run", "recipes", "stats", "figures", "report"]
+RIGHT_OF_THE_WALL = ["spec", "run", "recipes", "stats", "figures", "report"]
 # Charts are made in one room; whoever wants one asks it, also those above the wall.
 DRAW = {"altair": ["figures"], "vl_convert": ["figures", "web"]}
 # Whose modules load torch when they are imported; all others only when something is measured.

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from attnscope.cli import app
 from attnscope.experiment.execute import run
-from attnscope.question.spec import made
 from attnscope.recipes import RECIPES, token_types
 from attnscope.run.schemas import TABLES
+from attnscope.spec.experiment import made
 
 ROOT = Path(__file__).parents[1]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnscope import memory
-from attnscope.capture import waiting
+from attnscope.capture import pending
 
 GIB = 1 << 30
 FREE = memory.free
@@ -34,11 +34,11 @@ def test_loading_and_measuring_agree(
     monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(memory, "CGROUP", tmp_path)
     assert memory.free() == wanted
-    assert waiting.free_memory(torch.device("cpu")) == wanted
+    assert pending.free_memory(torch.device("cpu")) == wanted
 
 
 def test_a_system_that_does_not_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "MEMINFO", tmp_path / "none")
     monkeypatch.setattr(memory, "CGROUP", tmp_path / "none")
     assert memory.free() is None
-    assert waiting.free_memory(torch.device("cpu")) > 0
+    assert pending.free_memory(torch.device("cpu")) > 0

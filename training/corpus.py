@@ -15,7 +15,7 @@ from random import Random
 
 from attnscope.prompts import Sample
 from attnscope.prompts.spatial import Shape, draw_map, draw_shape
-from attnscope.prompts.words import english, word_list
+from attnscope.prompts.word_list import english, word_list
 
 Turns = list[tuple[str, str]]
 

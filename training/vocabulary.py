@@ -16,7 +16,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from transformers import PreTrainedTokenizerFast
 
 from attnscope.prompts import math_samples, spatial_samples
-from attnscope.prompts.words import word_list
+from attnscope.prompts.word_list import word_list
 from corpus import documents, worked
 
 SIZE = 3072

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from attnscope.question.spec import Experiment, made
-from attnscope.question.yaml import written
+from attnscope.spec.experiment import Experiment, made
+from attnscope.spec.experiment_yaml import written
 
 __all__ = ["Server", "experiment", "prints", "write_experiment"]
 

@@ -87,7 +87,7 @@ def as_bytes(text: str, draw: Draw) -> bytes:
 def experiments(folder: Path) -> Callable[[Draw], Any]:
     from asked import experiment
 
-    from attnscope.question.yaml import read_experiment, written
+    from attnscope.spec.experiment_yaml import read_experiment, written
 
     seeds = [
         written(experiment()),
@@ -107,8 +107,8 @@ def experiments(folder: Path) -> Callable[[Draw], Any]:
 
 
 def claims(folder: Path) -> Callable[[Draw], Any]:
-    import attnscope.question.claims as room
-    from attnscope.question.claims import load_claims
+    import attnscope.spec.claims as room
+    from attnscope.spec.claims import load_claims
 
     whole = (Path(room.__file__).parent / "claims.yaml").read_text(encoding="utf-8")
     head, _, rest = whole.partition("- name")
@@ -128,8 +128,8 @@ def experiment_trees(folder: Path) -> Callable[[Draw], Any]:
     import yaml
     from asked import experiment
 
-    from attnscope.question.spec import made
-    from attnscope.question.yaml import read_experiment, written
+    from attnscope.spec.experiment import made
+    from attnscope.spec.experiment_yaml import read_experiment, written
 
     replaced = {"base": {}, "other": {"replace": {"region": "question", "new": "4"}}}
     seeds = [
@@ -159,7 +159,7 @@ def claim_trees(folder: Path) -> Callable[[Draw], Any]:
     """The built-in claims with a branch changed."""
     import yaml
 
-    import attnscope.question.claims as room
+    import attnscope.spec.claims as room
 
     whole = yaml.safe_load((Path(room.__file__).parent / "claims.yaml").read_text("utf-8"))
     seeds = [{"claims": [claim]} for claim in whole["claims"]]
@@ -172,7 +172,7 @@ def claim_trees(folder: Path) -> Callable[[Draw], Any]:
 
 
 def classes(folder: Path) -> Callable[[Draw], Any]:
-    from attnscope.tokens.named import load_classes
+    from attnscope.tokens.class_sets import load_classes
 
     seeds = [
         "classes: [digit, {name: other, every: token}]\n",
@@ -340,8 +340,8 @@ def short(folder: Path) -> Callable[[Draw], Any]:
     """What stands in a word: queries, shards, numbers, places of fillers."""
     from attnscope.cli.options import numbers
     from attnscope.experiment.shard import parse_shard
-    from attnscope.place import place
-    from attnscope.question.queries import parse_queries
+    from attnscope.paths import place
+    from attnscope.spec.queries import parse_queries
 
     readers: list[tuple[Callable[[str], Any], tuple[str, ...]]] = [
         (parse_queries, ("all", "last", "after:maps", "sample:40", "region:x", "generated")),

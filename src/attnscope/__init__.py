@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attnscope.capture.plain import stats as stats
+    from attnscope.capture.from_tensors import stats as stats
     from attnscope.capture.record import record as record
     from attnscope.capture.scope import Scope as Scope
     from attnscope.capture.watch import watch as watch

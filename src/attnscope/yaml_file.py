@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import InputError
-from attnscope.place import read_file
+from attnscope.paths import read_file
 
 if TYPE_CHECKING:
     import yaml

@@ -10,7 +10,7 @@ from transformers import AttentionInterface
 
 import attnscope
 from attnscope.capture import patches, sites
-from attnscope.capture.activations import hold
+from attnscope.capture.layer_activations import hold
 from attnscope.errors import InputError, ScopeError
 from families import FAMILIES, VOCABULARY, build
 

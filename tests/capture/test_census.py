@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.capture import reducing, seam
+from attnscope.capture import hooks, reduce
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "census.py"
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
@@ -77,18 +77,18 @@ def test_the_fallback_minds_sinks_that_stand_beside() -> None:
 
 
 def test_a_changed_output_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = seam.attend
+    honest = hooks.attend
 
     def off(call: Any, **more: Any) -> Any:
         out, lse = honest(call, **more)
         return out * 1.01, lse
 
-    monkeypatch.setattr(seam, "attend", off)
+    monkeypatch.setattr(hooks, "attend", off)
     assert census.count("qwen2")["outcome"] == "changed"
 
 
 def test_wrong_numbers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = reducing.kernels.kernel
+    honest = reduce.kernels.kernel
 
     def moved(name: str) -> Any:
         def reduce(rows: Any) -> Any:
@@ -98,7 +98,7 @@ def test_wrong_numbers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return reduce
 
-    monkeypatch.setattr(reducing.kernels, "kernel", moved)
+    monkeypatch.setattr(reduce.kernels, "kernel", moved)
     assert census.count("qwen2")["outcome"] == "wrong"
 
 

@@ -9,7 +9,7 @@ import torch
 import transformers as hf
 
 import attnscope
-from attnscope.capture import reducing, whole_rows
+from attnscope.capture import reduce, sampling
 from attnscope.errors import ConservationError, ModelError
 from attnscope.kernels import reference
 
@@ -68,7 +68,7 @@ def by_torch(rows: Any) -> Any:
 def test_scores_are_large() -> None:
     """Or these tests would test nothing."""
     reach: list[float] = []
-    honest = reducing.kernels.kernel
+    honest = reduce.kernels.kernel
 
     def spy(name: str) -> Callable[[Any], Any]:
         def reduce(rows: Any) -> Any:
@@ -79,7 +79,7 @@ def test_scores_are_large() -> None:
         return reduce
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reducing.kernels, "kernel", spy)
+        patch.setattr(reduce.kernels, "kernel", spy)
         measured(biased(), tokens(40))
     assert min(reach) > 1000
 
@@ -106,7 +106,7 @@ def test_no_further_from_float64_than_twice_torch(
     exact = measured(model, ids, backend="reference", **how)
     ours = measured(model, ids, backend="streaming", **how)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reducing.kernels, "kernel", lambda name: by_torch)
+        patch.setattr(reduce.kernels, "kernel", lambda name: by_torch)
         theirs = measured(model, ids, **how)
     rounding = 4 * torch.finfo(torch.float32).eps
     for name in MEASURES:
@@ -192,12 +192,12 @@ def test_a_fault_is_caught(
             for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):
                 projection.weight.data *= 12
                 projection.bias.data.zero_()
-    honest = reducing.rows_of
+    honest = reduce.rows_of
 
     def faulty(*given: Any) -> Any:
         return FAULTS[fault](honest(*given))
 
-    for module in (reducing, whole_rows):
+    for module in (reduce, sampling):
         monkeypatch.setattr(module, "rows_of", faulty)
     ids = tokens(600 if queries.startswith("sample") else 60)
     with (

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import attnscope
+from attnscope.capture.log_histogram import BOUND, GINI_BOUND, Sketch
 from attnscope.capture.record import Recording, brown_forsythe, tallying
-from attnscope.capture.sketch import BOUND, GINI_BOUND, Sketch
 from attnscope.errors import InputError, ModelError, ScopeError
 from families import VOCABULARY, build
 

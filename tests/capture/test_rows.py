@@ -9,7 +9,7 @@ import torch
 import transformers as hf
 
 import attnscope
-from attnscope.capture import reducing, waiting
+from attnscope.capture import pending, reduce
 from attnscope.errors import ConservationError, InputError, ScopeError
 from attnscope.kernels import streaming
 from families import VOCABULARY, build
@@ -194,7 +194,7 @@ def test_what_cannot_be_told() -> None:
 
 
 def test_no_more_is_kept_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reducing, "free_memory", lambda device: 4000)
+    monkeypatch.setattr(reduce, "free_memory", lambda device: 4000)
     model, given = build("qwen2"), inputs()
     with (
         torch.no_grad(),
@@ -219,7 +219,7 @@ def test_a_new_text_forgets_the_rows_before_it() -> None:
 @pytest.fixture
 def long_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every text counts as a long one."""
-    monkeypatch.setitem(waiting.LARGE, "cpu", 1)
+    monkeypatch.setitem(pending.LARGE, "cpu", 1)
 
 
 @pytest.mark.usefixtures("long_texts")

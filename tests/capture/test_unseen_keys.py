@@ -141,7 +141,7 @@ def test_what_to_try_where_numbers_are_not_finite(dtype: torch.dtype, wider: Any
 
 
 def test_a_layer_is_checked_without_copying_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnscope.capture.totals import LayerTotals
+    from attnscope.capture.sums import LayerTotals
 
     scope = run(build("qwen2"))
     scope.received(0)

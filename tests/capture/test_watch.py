@@ -14,7 +14,7 @@ from transformers import masking_utils
 
 import attnscope
 import oracle
-from attnscope.capture import masks, recorder, reducing
+from attnscope.capture import masks, reduce, watch_hook
 from attnscope.errors import ConservationError, InputError, ModelError, ScopeError
 from families import VOCABULARY, build
 
@@ -197,9 +197,9 @@ def test_top_keys(name: str) -> None:
 
 
 def test_sampling_is_unbiased_and_knows_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnscope.capture import queries
+    from attnscope.capture import query_selection
 
-    monkeypatch.setattr(queries, "NEAR", 16)
+    monkeypatch.setattr(query_selection, "NEAR", 16)
     model, ids = build("qwen2"), tokens(1, 600)
     with torch.no_grad():
         with attnscope.watch(model) as exact:
@@ -392,9 +392,9 @@ def test_a_device_without_float64(monkeypatch: pytest.MonkeyPatch, name: str) ->
     with attnscope.watch(model, top=2, keep=True) as wanted:
         model(ids, attention_mask=real)
     moved = []
-    honest = recorder.on_cpu
-    monkeypatch.setattr(recorder, "on_cpu", lambda seen: moved.append(honest(seen)) or moved[-1])
-    monkeypatch.setattr(recorder, "WITHOUT_FLOAT64", {"cpu"})
+    honest = watch_hook.on_cpu
+    monkeypatch.setattr(watch_hook, "on_cpu", lambda seen: moved.append(honest(seen)) or moved[-1])
+    monkeypatch.setattr(watch_hook, "WITHOUT_FLOAT64", {"cpu"})
     with attnscope.watch(model, top=2, keep=True, hold=0) as scope:
         model(ids, attention_mask=real)
     assert len(moved) == len(scope.layers)
@@ -660,7 +660,7 @@ def test_conservation_is_checked(monkeypatch: pytest.MonkeyPatch, backend: str) 
     """A kernel that loses a little attention is caught in the very pass."""
     from dataclasses import replace
 
-    honest = reducing.kernels.kernel
+    honest = reduce.kernels.kernel
 
     def lossy(name: str) -> Any:
         def reduce(rows: Any) -> Any:
@@ -670,7 +670,7 @@ def test_conservation_is_checked(monkeypatch: pytest.MonkeyPatch, backend: str) 
         return reduce
 
     model = build("qwen2")
-    monkeypatch.setattr(reducing.kernels, "kernel", lossy)
+    monkeypatch.setattr(reduce.kernels, "kernel", lossy)
     caught = pytest.raises(ConservationError, match=r"layer 0: .* within 0\.0005")
     with caught, attnscope.watch(model, backend=backend):
         model(tokens())

@@ -15,8 +15,8 @@ import torch
 import attnscope
 from attnscope.errors import InputError
 from attnscope.evaluate import run as running
-from attnscope.evaluate.answer import answers
-from attnscope.evaluate.conditions import parse, spelled_out
+from attnscope.evaluate.completions import answers
+from attnscope.evaluate.condition_parser import parse, spelled_out
 from attnscope.evaluate.run import Evaluation, evaluate, measure_effects
 from attnscope.evaluate.scores import pass_at, table
 from attnscope.evaluate.tasks import task
@@ -366,7 +366,7 @@ def test_questions_that_are_none() -> None:
 def test_the_table_fits_a_terminal_of_80_columns(beside: dict[str, float]) -> None:
     from rich.console import Console
 
-    from attnscope.cli.evaluating import _table
+    from attnscope.cli.evaluate import _table
 
     tested = {"score": 0.81, "difference": -0.04, "low": -0.12, "high": 0.04, "p": 0.3, "q": 0.5}
     names = ["filler:55:/@before-system", "arm:c=0.25,p1=99.5,share=0.25,layer=0,seed=1"]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import attnscope
 from attnscope.errors import InputError
-from attnscope.evaluate.conditions import parse
+from attnscope.evaluate.condition_parser import parse
 from attnscope.evaluate.run import Evaluation, evaluate
 from attnscope.prompts import math_samples
 from attnscope.tokens import DEFAULT

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from attnscope.question.spec import Experiment, made
+from attnscope.spec.experiment import Experiment, made
 from made_models import save_model
 
 

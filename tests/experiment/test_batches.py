@@ -11,7 +11,7 @@ from attnscope.cli import estimate as estimating
 from attnscope.errors import InputError
 from attnscope.experiment.cells import Batch
 from attnscope.experiment.plan import ModelPlan, _by_length, make_plan
-from attnscope.question.spec import made
+from attnscope.spec.experiment import made
 
 widths = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 

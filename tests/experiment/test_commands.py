@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from attnscope.cli import main
-from attnscope.question.spec import made
-from attnscope.question.yaml import written
+from attnscope.spec.experiment import made
+from attnscope.spec.experiment_yaml import written
 from made_models import save_model
 from made_runs import made_run, write_run
 

@@ -7,7 +7,7 @@ import pytest
 
 from attnscope.errors import AttnscopeWarning, InputError
 from attnscope.experiment.plan import make_plan
-from attnscope.question.spec import made
+from attnscope.spec.experiment import made
 from made_models import save_model
 
 TALK = [

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from attnscope.question.yaml import read_experiment
+from attnscope.spec.experiment_yaml import read_experiment
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -15,10 +15,10 @@ import attnscope
 from attnscope import zoo
 from attnscope.errors import InputError
 from attnscope.experiment import plan
-from attnscope.experiment.answer import Drawn, _gumbels
+from attnscope.experiment.completion import Drawn, _gumbels
 from attnscope.experiment.execute import run
 from attnscope.experiment.plan import make_plan
-from attnscope.question.spec import Experiment
+from attnscope.spec.experiment import Experiment
 from made_models import save_model
 from run_bytes import bytes_of
 

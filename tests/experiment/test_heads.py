@@ -15,8 +15,8 @@ from attnscope.cli import app
 from attnscope.errors import InputError
 from attnscope.experiment import head_scores as measuring
 from attnscope.experiment.head_scores import head_scores
-from attnscope.figures.head_kinds import save_heads
-from attnscope.stats.head_kinds import KINDS, NONE, head_kinds, summary
+from attnscope.figures.head_types import save_heads
+from attnscope.stats.head_types import KINDS, NONE, head_kinds, summary
 
 PROMPTS = 6
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from attnscope.experiment.execute import run
-from attnscope.question.yaml import written
+from attnscope.spec.experiment_yaml import written
 from run_bytes import bytes_of
 
 # A process that runs an experiment costs seconds of imports. So a server imports everything once
@@ -22,7 +22,7 @@ import torch
 torch.set_num_threads(1)
 from transformers.utils import logging
 logging.disable_progress_bar()
-from attnscope.question.yaml import read_experiment
+from attnscope.spec.experiment_yaml import read_experiment
 from attnscope.experiment.execute import run
 import attnscope, attnscope.experiment.batch, attnscope.run.schemas
 experiment = read_experiment(sys.argv[1])

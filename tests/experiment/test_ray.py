@@ -121,7 +121,9 @@ def test_another_version_of_ours_is_never_mixed(small, tmp_path):
 def test_what_a_worker_writes_says_where(small, tmp_path, monkeypatch):
     asked = small()
     run_plan(make_plan(asked), tmp_path / "run", stop=lambda: True)
-    monkeypatch.setattr("attnscope.experiment.environment._processor", lambda: "another chip")
+    monkeypatch.setattr(
+        "attnscope.experiment.measuring_environment._processor", lambda: "another chip"
+    )
     plan = make_plan(asked)
     worker = on_cluster._Worker((plan, tmp_path / "run", 1, 60.0))
     assert worker.elsewhere() == {"device_name": "another chip"}
@@ -134,7 +136,9 @@ def test_what_a_worker_writes_says_where(small, tmp_path, monkeypatch):
 
 def test_a_run_is_continued_elsewhere_only_if_allowed(small, tmp_path, monkeypatch):
     run_plan(make_plan(small()), tmp_path / "run", stop=lambda: True)
-    monkeypatch.setattr("attnscope.experiment.environment._processor", lambda: "another chip")
+    monkeypatch.setattr(
+        "attnscope.experiment.measuring_environment._processor", lambda: "another chip"
+    )
     with pytest.raises(InputError, match=r"device_name: .*another chip here.*--mixed"):
         run(small(), tmp_path / "run")
     with pytest.warns(AttnscopeWarning, match="another chip"):

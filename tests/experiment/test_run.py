@@ -16,10 +16,10 @@ from attnscope.experiment import local
 from attnscope.experiment.class_counts import class_counts
 from attnscope.experiment.execute import run
 from attnscope.experiment.plan import TOGETHER, make_plan
-from attnscope.question.yaml import read_experiment
 from attnscope.run.schemas import CELLS, POSITIONS, TOKENS, VALUES
 from attnscope.run.writer import opened
-from attnscope.stats.on_run import compare_run
+from attnscope.spec.experiment_yaml import read_experiment
+from attnscope.stats.run_stats import compare_run
 from dense_rows import check
 from made_models import save_model
 from run_bytes import bytes_of
@@ -330,7 +330,7 @@ def test_cells_of_a_model_that_changed_are_refused(small, tmp_path):
 
 def test_another_environment_is_refused(small, tmp_path, monkeypatch):
     run(small(), tmp_path / "run")
-    monkeypatch.setattr("attnscope.experiment.environment.__version__", "99")
+    monkeypatch.setattr("attnscope.experiment.measuring_environment.__version__", "99")
     with pytest.raises(InputError, match=r"attnscope: .* there, 99 here.*--out"):
         run(small(), tmp_path / "run")
 

@@ -7,7 +7,7 @@ import pytest
 
 from attnscope.errors import InputError
 from attnscope.prompts import datasets, read
-from attnscope.question.yaml import read_experiment
+from attnscope.spec.experiment_yaml import read_experiment
 
 ASKED = (
     "name: x\nmodels: [a]\nmeasures: mass\n"

@@ -43,7 +43,7 @@ def test_no_part_of_a_run(text):
 @pytest.fixture(scope="module")
 def asked(folder, tmp_path_factory):
     """Two models, several batches of each."""
-    from attnscope.question.spec import made
+    from attnscope.spec.experiment import made
 
     return made(
         name="small",
@@ -136,7 +136,7 @@ def test_what_does_not_belong_together(asked, parts, tmp_path, monkeypatch):
     run(asked.changed(seed=4), tmp_path / "other", shard=Shard(1, 3))
     with pytest.raises(InputError, match="not parts of one run: they differ in seed"):
         merge([*parts, tmp_path / "other"], tmp_path / "run")
-    monkeypatch.setattr("attnscope.experiment.environment.__version__", "99")
+    monkeypatch.setattr("attnscope.experiment.measuring_environment.__version__", "99")
     run(asked, tmp_path / "newer", shard=Shard(1, 3))
     with pytest.raises(InputError, match="another environment"):
         merge([parts[1], tmp_path / "newer"], tmp_path / "run")

@@ -16,7 +16,7 @@ from attnscope.errors import ConservationError, InputError, ModelError
 from attnscope.experiment import local
 from attnscope.experiment.execute import run, run_plan
 from attnscope.experiment.plan import make_plan
-from attnscope.question.yaml import written
+from attnscope.spec.experiment_yaml import written
 from made_models import save_model
 from run_bytes import bytes_of
 

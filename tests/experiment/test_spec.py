@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 from attnscope.errors import InputError
-from attnscope.question.conditions import Condition, Cut, Insert, Moved, Replace, Scaled
-from attnscope.question.generate import Generate
-from attnscope.question.spec import Experiment, Profiles, made
-from attnscope.question.yaml import read_experiment, written
+from attnscope.spec.conditions import Condition, Cut, Insert, Moved, Replace, Scaled
+from attnscope.spec.experiment import Experiment, Profiles, made
+from attnscope.spec.experiment_yaml import read_experiment, written
+from attnscope.spec.generate import Generate
 
 GOOD = """\
 name: slashes

@@ -7,8 +7,8 @@ import pytest
 
 from attnscope.errors import InputError
 from attnscope.experiment.execute import run
-from attnscope.question.spec import made
 from attnscope.run.store import open_run
+from attnscope.spec.experiment import made
 
 SPECIAL = {
     "pipe": lambda path: os.mkfifo(path),

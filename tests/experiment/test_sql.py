@@ -5,9 +5,9 @@ import pytest
 
 from attnscope.errors import InputError
 from attnscope.experiment.execute import run
-from attnscope.question.spec import made
 from attnscope.run.sql import DEEPEST, LONGEST_CHAIN, LONGEST_QUERY, allowed
 from attnscope.run.store import open_run
+from attnscope.spec.experiment import made
 
 TABLES = ["values", "tokens", "positions", "by_query", "cells", "prompts"]
 

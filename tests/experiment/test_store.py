@@ -10,13 +10,13 @@ import pytest
 import attnscope
 from attnscope.errors import InputError
 from attnscope.experiment.execute import run
-from attnscope.question.sources import MathPrompts
 from attnscope.run.schemas import POSITIONS, VALUES
+from attnscope.spec.prompt_sources import MathPrompts
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory, folder):
-    from attnscope.question.spec import made
+    from attnscope.spec.experiment import made
 
     out = tmp_path_factory.mktemp("runs") / "a [b] * c"  # a path that looks like a pattern
     conditions = {"base": {}, "filler": {"insert": {"count": 9}}}

@@ -8,12 +8,12 @@ from typing import Any
 
 import polars as pl
 import pytest
-from reading_back import plain, section, table_of
 
 from attnscope.figures.blocks import as_markdown
 from attnscope.figures.describe import TIES, Words, described
 from attnscope.figures.numbers import shown
 from attnscope.stats.paired import OUTCOMES
+from reading_back import plain, section, table_of
 
 NUMBER = r"(-?[\d.]+(?:e[+-]?\d+)?)"
 

@@ -16,9 +16,9 @@ from attnscope.errors import InputError
 from attnscope.figures import FIGURES, SAFE, Drawing, Style, draw, drawable, figure_named
 from attnscope.figures.export import csv
 from attnscope.figures.registry import table
-from attnscope.figures.words import inline
-from attnscope.question.claims import built_in
-from attnscope.question.spec import Experiment, made
+from attnscope.figures.text_format import inline
+from attnscope.spec.claims import built_in
+from attnscope.spec.experiment import Experiment, made
 from made_runs import MadeRun, made_run
 from reading_back import plain, rows_of, table_of
 

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from attnscope.figures import draw
-from attnscope.figures.charts.parts import to_spec
+from attnscope.figures.charts.common import to_spec
 from attnscope.figures.export import as_csv, csv
 from attnscope.report import build
 from made_runs import made_run

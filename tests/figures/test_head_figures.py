@@ -7,12 +7,12 @@ from dataclasses import replace
 import altair as alt
 import polars as pl
 import pytest
-from reading_back import section
 
 from attnscope.errors import InputError
 from attnscope.figures import draw
 from attnscope.figures.charts import matrix
 from made_runs import made_run
+from reading_back import section
 
 
 def test_a_cell_is_the_mean_over_prompts_of_one_head() -> None:

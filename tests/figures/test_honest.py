@@ -9,17 +9,17 @@ from dataclasses import replace
 
 import polars as pl
 import pytest
-from reading_back import section
 
 from attnscope.errors import InputError
 from attnscope.figures import draw
 from attnscope.figures.export import FORMATS
 from attnscope.figures.numbers import PAIRED
 from attnscope.figures.pdf import in_fixed_order
-from attnscope.stats.on_run import compare_run
+from attnscope.stats.run_stats import compare_run
 from attnscope.stats.summary import summary
 from attnscope.stats.tables import combine
 from made_runs import MadeRun, made_run
+from reading_back import section
 
 
 def asking(run: MadeRun, **keys: object) -> MadeRun:

@@ -8,15 +8,15 @@ from typing import Any
 
 import polars as pl
 import pytest
-from reading_back import plain, rows_of, section
 
 from attnscope.errors import InputError
 from attnscope.figures import FIGURES, draw, save
-from attnscope.question.claims import Claim, built_in
+from attnscope.spec.claims import Claim, built_in
+from attnscope.stats.robustness import CHOICES
 from attnscope.stats.sensitivity import sensitivity
-from attnscope.stats.survival import CHOICES
 from made_runs import MadeRun, made_run
 from made_values import masses
+from reading_back import plain, rows_of, section
 
 NAMED = {claim.name: claim for claim in built_in()}
 

@@ -10,13 +10,13 @@ from typing import Any
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
-from reading_back import rows_of, table_of
 
 from attnscope.errors import InputError
 from attnscope.figures import Style, draw, figure_named, save
 from attnscope.figures.export import csv
 from attnscope.stats.tables import combine
 from made_runs import made_run
+from reading_back import rows_of, table_of
 
 
 def test_a_bar_is_the_mean_over_heads_and_prompts() -> None:

@@ -12,8 +12,8 @@ from attnscope.kernels import (
     Rows,
     Visible,
     kernel,
-    pieces,
     reference,
+    tile_plan,
     tiles,
 )
 from attnscope.kernels import attend as attention
@@ -106,8 +106,8 @@ def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     for name, size in {"BLOCK": 8, "LEAST": 3, "UNCUT": 12, "MASK": 900, "SCORES": 900}.items():
         monkeypatch.setattr(attention, name, size)
     if request.param == "nothing kept":
-        monkeypatch.setattr(tiles, "Store", lambda: pieces.Store(room=0))
-        monkeypatch.setattr(attention, "Store", lambda: pieces.Store(room=0))
+        monkeypatch.setattr(tiles, "Store", lambda: tile_plan.Store(room=0))
+        monkeypatch.setattr(attention, "Store", lambda: tile_plan.Store(room=0))
 
 
 @pytest.mark.usefixtures("small")

@@ -18,9 +18,9 @@ from attnscope.errors import ModelError
 from attnscope.experiment.execute import run
 from attnscope.loading import find
 from attnscope.loading.revision import digest_of_folder
-from attnscope.question.spec import made
-from attnscope.question.yaml import read_experiment
 from attnscope.run.store import open_run
+from attnscope.spec.experiment import made
+from attnscope.spec.experiment_yaml import read_experiment
 from made_models import save_model
 
 IDS = torch.arange(5, 40)[None]

@@ -19,8 +19,8 @@ from attnscope.loading import gguf as gguf_file
 from attnscope.loading.cache import home
 from attnscope.loading.gguf import read_head
 from attnscope.loading.revision import digest_of_file
-from attnscope.question.spec import made
 from attnscope.run.store import open_run
+from attnscope.spec.experiment import made
 from made_gguf import save_gguf
 from made_models import save_model
 

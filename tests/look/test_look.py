@@ -18,8 +18,8 @@ import attnscope
 from attnscope.cli import main
 from attnscope.errors import InputError
 from attnscope.look import Look, look
-from attnscope.look.measure import PART
-from attnscope.look.paint import back_colours
+from attnscope.look.colours import back_colours
+from attnscope.look.text_measures import PART
 from attnscope.tokens import DEFAULT, ClassSet, Prompt, TokenClass, pad, tokenize
 from attnscope.tokens.visible import visible_text
 from made_tokenizers import CHATML

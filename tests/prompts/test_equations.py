@@ -7,7 +7,7 @@ import pytest
 from attnscope.errors import InputError
 from attnscope.prompts.equations import equation_samples
 from attnscope.prompts.math import LEVELS
-from attnscope.tokens.named import DEFAULT
+from attnscope.tokens.class_sets import DEFAULT
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from attnscope.errors import InputError
 from attnscope.prompts.filler import KINDS, Filler, filler_ids, filler_text
-from attnscope.prompts.words import word_list
+from attnscope.prompts.word_list import word_list
 from attnscope.tokens import read_vocabulary
 
 
@@ -64,7 +64,7 @@ def test_another_seed_is_another_text(byte_level: Any, kind: str) -> None:
 def test_the_same_on_every_machine() -> None:
     """Nothing depends on the hash seed of the process."""
     program = (
-        "import json, itertools, random; from attnscope.prompts.words import english;"
+        "import json, itertools, random; from attnscope.prompts.word_list import english;"
         "print(json.dumps(list(itertools.islice(english(random.Random('sentence:7')), 12))))"
     )
     said = [

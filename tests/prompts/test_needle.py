@@ -6,7 +6,7 @@ import pytest
 
 from attnscope.errors import InputError
 from attnscope.prompts import document_samples, needle_samples, read
-from attnscope.question.spec import made
+from attnscope.spec.experiment import made
 
 
 def test_a_needle_stands_at_its_depth():

@@ -6,7 +6,7 @@ import pytest
 
 from attnscope.errors import AttnscopeWarning
 from attnscope.recipes import REAL, RECIPES, filler_profile, token_types
-from attnscope.recipes.names import label_of
+from attnscope.recipes.recipe_models import label_of
 from made_models import save_model
 
 

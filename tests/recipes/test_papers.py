@@ -15,12 +15,12 @@ from attnscope.experiment.execute import run
 from attnscope.experiment.plan import make_plan
 from attnscope.figures import draw
 from attnscope.measures.registry import COLUMNS
-from attnscope.question.sources import DocumentPrompts, NeedlePrompts
 from attnscope.recipes import BUNDLED, FIGURES, RECIPES, claims_of
 from attnscope.run.schemas import VALUES
+from attnscope.spec.prompt_sources import DocumentPrompts, NeedlePrompts
 from attnscope.stats.focus import auroc, focus, important_heads, shares
-from attnscope.stats.headline import headlines, sink_share
-from attnscope.stats.on_run import judge_run
+from attnscope.stats.published import headlines, sink_share
+from attnscope.stats.run_stats import judge_run
 from attnscope.stats.verdicts import judge
 from made_models import save_model
 

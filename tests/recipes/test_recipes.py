@@ -11,9 +11,9 @@ import attnscope
 from attnscope.errors import InputError
 from attnscope.experiment.execute import run
 from attnscope.experiment.plan import make_plan
-from attnscope.experiment.samples import samples_of
-from attnscope.question.spec import Experiment
+from attnscope.experiment.prompt_list import samples_of
 from attnscope.recipes import BUNDLED, RECIPES, filler_profile, filler_vs_sentence, token_types
+from attnscope.spec.experiment import Experiment
 from dense_rows import check
 from made_models import save_model
 

@@ -20,9 +20,9 @@ from attnscope.errors import InputError
 from attnscope.figures import FIGURES, figure_named
 from attnscope.figures.blocks import Items, Lines, Section, Strong, as_html, as_markdown
 from attnscope.figures.page import script_json
-from attnscope.question.claims import built_in
 from attnscope.report import build, write_report
 from attnscope.run.store import open_run
+from attnscope.spec.claims import built_in
 from attnscope.stats.tables import IDENTITY
 from made_runs import MadeRun, made_run, write_run
 
@@ -188,7 +188,7 @@ def test_it_begins_with_the_figure_that_shows_what_was_found(report: Path) -> No
 
 
 def test_every_claim_is_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    import attnscope.figures.judged as judged
+    import attnscope.figures.verdict_cache as judged
 
     verdicts: list[str] = []
     choices: list[str] = []
@@ -211,7 +211,7 @@ def test_every_claim_is_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_could_not_be_judged_is_said_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    import attnscope.figures.judged as judged
+    import attnscope.figures.verdict_cache as judged
 
     def refuse(run: Any, claims: Any) -> Any:
         raise InputError("there is nothing to judge by")

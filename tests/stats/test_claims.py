@@ -14,15 +14,15 @@ from typer.testing import CliRunner
 
 from attnscope.cli import app
 from attnscope.errors import InputError
-from attnscope.question.claims import Claim, ClaimPart, built_in, digest, frozen, load_claims
-from attnscope.question.spec import made
 from attnscope.run.schemas import CELLS, POSITIONS, TOKENS
+from attnscope.spec.claims import Claim, ClaimPart, built_in, digest, frozen, load_claims
+from attnscope.spec.experiment import made
 from attnscope.stats.evidence import _decided
+from attnscope.stats.formatting import as_json, as_tables
 from attnscope.stats.intervals import intervals, moments, two_sided
 from attnscope.stats.outcome import outcome_of
 from attnscope.stats.paired import compare
 from attnscope.stats.permute import sign_flip
-from attnscope.stats.printing import as_json, as_tables
 from attnscope.stats.verdicts import Verdict, judge, verdict_table
 from made_runs import MadeRun, write_run
 from made_values import masses, measured

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from attnscope.errors import InputError
+from attnscope.stats import arrays
 from attnscope.stats import intervals as room
-from attnscope.stats import samples
 from attnscope.stats.bootstrap import bca, expanded
 from attnscope.stats.intervals import (
     intervals,
@@ -142,9 +142,9 @@ def test_units_that_tell() -> None:
     x = np.column_stack(
         [np.arange(8.0), [0, 0, 0, 0, 1, 2, 3, 4], [7, 0, 7, 0, 7, 7, 7, 1], np.full(8, 0.1)]
     )
-    assert samples.telling_units(x).tolist() == [8, 8, 3, 0]
+    assert arrays.telling_units(x).tolist() == [8, 8, 3, 0]
     x[[0, 2], 2] = np.nan  # three of six are one value: no more than half
-    assert samples.telling_units(x)[2] == 6
+    assert arrays.telling_units(x)[2] == 6
 
 
 def test_skewness_is_taken_larger_than_it_looks() -> None:
@@ -216,7 +216,7 @@ def test_a_column_without_values() -> None:
 def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     x = skewed(25, 9) - 1.2
     whole = bca(x, resamples=300)
-    monkeypatch.setattr(samples, "HELD", 1000)
+    monkeypatch.setattr(arrays, "HELD", 1000)
     np.testing.assert_allclose(bca(x, resamples=300), whole, atol=1e-12)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from numpy.random import RandomState
 
-from attnscope.question.claims import built_in
+from attnscope.spec.claims import built_in
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "nulls.py"
 found = importlib.util.spec_from_file_location("nulls", FILE)

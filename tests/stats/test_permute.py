@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scipy import stats
 
-from attnscope.stats import samples as room
+from attnscope.stats import arrays as room
 from attnscope.stats.permute import least, relabel, sign_flip
 
 

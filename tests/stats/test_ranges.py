@@ -9,7 +9,7 @@ import pytest
 
 from attnscope.figures import draw
 from attnscope.measures.registry import COLUMNS, range_of
-from attnscope.stats.head_kinds import head_kinds
+from attnscope.stats.head_types import head_kinds
 from attnscope.stats.summary import summary
 from attnscope.stats.tables import possible
 from made_runs import made_run

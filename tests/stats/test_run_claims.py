@@ -13,14 +13,14 @@ from attnscope.cli import app
 from attnscope.errors import AttnscopeWarning, InputError
 from attnscope.experiment.execute import run as carry_out
 from attnscope.figures import draw
-from attnscope.question.claims import Claim, built_in, digest, load_claims
-from attnscope.question.spec import made
 from attnscope.recipes import RECIPES, claims_of
 from attnscope.report import build
 from attnscope.run.merge import merge
 from attnscope.run.store import open_run
-from attnscope.stats.headline import told
-from attnscope.stats.on_run import judge_run
+from attnscope.spec.claims import Claim, built_in, digest, load_claims
+from attnscope.spec.experiment import made
+from attnscope.stats.published import told
+from attnscope.stats.run_stats import judge_run
 from made_models import save_model
 from made_runs import MadeRun, made_run, write_run
 

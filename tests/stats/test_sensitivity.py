@@ -7,10 +7,10 @@ import polars as pl
 import pytest
 
 from attnscope.errors import InputError
-from attnscope.question.claims import Claim, built_in
-from attnscope.question.spec import made as made_experiment
+from attnscope.spec.claims import Claim, built_in
+from attnscope.spec.experiment import made as made_experiment
+from attnscope.stats.robustness import in_a_line, survival
 from attnscope.stats.sensitivity import MOST, sensitivity
-from attnscope.stats.survival import in_a_line, survival
 from attnscope.stats.verdicts import judge
 from made_values import masses, measured
 

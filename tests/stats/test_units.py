@@ -6,7 +6,7 @@ import pytest
 
 from attnscope.errors import InputError
 from attnscope.stats.intervals import moments
-from attnscope.stats.sources import Sources
+from attnscope.stats.resampling import Sources
 from attnscope.stats.units import design_effect, explained, intraclass, units
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from attnscope.errors import InputError
-from attnscope.question.claims import PLACEHOLDERS, Claim, load_claims
+from attnscope.spec.claims import PLACEHOLDERS, Claim, load_claims
 from attnscope.stats.verdicts import judge
 from made_values import masses, measured
 

@@ -15,8 +15,8 @@ from attnscope.tokens import (
     apply_chat_template,
     apply_chat_template_to_all,
     join,
+    template_check,
     tokenize,
-    trial,
     turns_of,
 )
 
@@ -204,7 +204,7 @@ def test_a_template_without_end_is_refused(
     if "MEMORY" in limits and sys.platform != "linux":
         pytest.skip("a limit of memory (RLIMIT_AS) is enforced on Linux alone")
     for name, limit in (NO_LIMIT | limits).items():
-        monkeypatch.setattr(trial, name, limit)
+        monkeypatch.setattr(template_check, name, limit)
     prompt = Prompt("Which way does the arrow point now?")
     with pytest.raises(InputError, match=f"chat template ({said}).*--no-chat"):
         apply_chat_template(prompt, with_template(byte_level, template))
@@ -214,5 +214,5 @@ def test_a_template_is_tried_once(byte_level: Any, monkeypatch: pytest.MonkeyPat
     template = "{% for turn in messages %}[{{ turn.content }}]{% endfor %}<tried once>"
     tokenizer = with_template(byte_level, template)
     assert apply_chat_template(Prompt("one"), tokenizer).text == "[one]<tried once>"
-    monkeypatch.setattr(trial.subprocess, "run", None)
+    monkeypatch.setattr(template_check.subprocess, "run", None)
     assert apply_chat_template(Prompt("two"), tokenizer).text == "[two]<tried once>"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from attnscope.errors import InputError
 from attnscope.tokens import DEFAULT, ClassSet, TokenClass, load_classes, read_vocabulary
-from attnscope.tokens.named import class_set
+from attnscope.tokens.class_sets import class_set
 from made_tokenizers import byte_level as make_byte_level
 
 OTHER = TokenClass(name="other", every="token")

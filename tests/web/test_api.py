@@ -17,7 +17,7 @@ import attnscope
 from attnscope.errors import InputError
 from attnscope.tokens import DEFAULT, pad, tokenize
 from attnscope.tokens.regions import Prompt
-from attnscope.web import guard, pairs
+from attnscope.web import compare_texts, security
 from attnscope.web.jobs import BusyError, GoneError, Queue
 from attnscope.web.server import create
 from made_runs import made_run, write_run
@@ -160,7 +160,7 @@ def test_some_heads_together(client: TestClient, view: dict[str, Any], scope: An
 
 def test_head_types_are_the_librarys(client: TestClient, loaded: Any) -> None:
     from attnscope.experiment.head_scores import head_scores
-    from attnscope.stats.head_kinds import head_kinds
+    from attnscope.stats.head_types import head_kinds
 
     told = result(client, "/api/kinds", {"model": MODEL})["result"]
     table = head_kinds(head_scores(*loaded, prompts=told["prompts"], needles=False))
@@ -229,13 +229,13 @@ def test_a_zoom_does_not_align_again(
     client: TestClient, view: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = result(client, "/api/views", {"model": MODEL, "text": TEXT.replace("12", "7")})
-    align, aligned = pairs.align, []
+    align, aligned = compare_texts.align, []
 
     def counted(a: Any, b: Any) -> Any:
         aligned.append((a.id, b.id))
         return align(a, b)
 
-    monkeypatch.setattr(pairs, "align", counted)
+    monkeypatch.setattr(compare_texts, "align", counted)
     asked = {"a": view["id"], "b": made["result"]["view"]}
     whole = client.get("/api/pair", params=asked).json()
     near = client.get("/api/pair", params={**asked, "first": 2, "last": 6}).json()
@@ -287,7 +287,7 @@ def test_what_can_be_kept(client: TestClient, view: dict[str, Any], tmp_path: Pa
     table = client.get(f"{at}/numbers.csv", params={"layer": 1}).text.splitlines()
     assert len(table) == 1 + view["read"]
     (tmp_path / "experiment.yaml").write_text(client.get(f"{at}/experiment.yaml").text)
-    from attnscope.question.yaml import read_experiment
+    from attnscope.spec.experiment_yaml import read_experiment
 
     assert list(read_experiment(tmp_path / "experiment.yaml").models) == [MODEL]
     page = client.get(f"{at}/page.html").text
@@ -443,7 +443,7 @@ def test_a_body_without_a_length_is_cut_off(client: TestClient) -> None:
     def pieces() -> Iterator[bytes]:
         yield b'{"run": "'
         for _ in range(5):
-            yield b"x" * (guard.LARGEST // 4)
+            yield b"x" * (security.LARGEST // 4)
 
     headers = {"content-type": "application/json"}
     answer = client.post("/api/query", content=pieces(), headers=headers)
@@ -494,13 +494,13 @@ def test_the_queue_tells_places_and_can_be_left() -> None:
 
 
 def ready(loaded: Any) -> Any:
-    from attnscope.web.shelf import Loaded
+    from attnscope.web.model_cache import Loaded
 
     return Loaded(name=MODEL, model=loaded[0], tokenizer=loaded[1], bundled=True)
 
 
 def test_work_that_runs_is_called_off_between_layers(loaded: Any) -> None:
-    from attnscope.web.asked import Wanted
+    from attnscope.web.api_schemas import Wanted
     from attnscope.web.jobs import StoppedError
     from attnscope.web.measuring import Watcher, measure
 
@@ -522,7 +522,7 @@ def test_layers_of_a_long_text_come_one_by_one(
     loaded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from attnscope.web import measuring
-    from attnscope.web.asked import Wanted
+    from attnscope.web.api_schemas import Wanted
 
     monkeypatch.setattr(measuring, "SHORT", 500)
     seen: list[tuple[int, list[float]]] = []

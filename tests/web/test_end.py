@@ -14,7 +14,7 @@ import pytest
 BUSY = """
 import sys, threading
 from attnscope.web.runs import Runs
-from attnscope.web.shelf import Shelf
+from attnscope.web.model_cache import Shelf
 
 def stuck(*asked):
     print("busy", flush=True)

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from attnscope.web.pairs import KEPT, Alignments, align
+from attnscope.web.compare_texts import KEPT, Alignments, align
 
 
 class Filler(list):

@@ -77,5 +77,5 @@ def shipped(function: Any) -> bool:
     a name does not tell, because anything may be registered under it."""
     if isinstance(function, partial):  # a kernel that was chosen in advance
         function = function.func
-    own = getattr(function, "__module__", "") == "attnscope.capture.fallback"
+    own = getattr(function, "__module__", "") == "attnscope.capture.dense_fallback"
     return own or any(function is known for known in _SHIPPED)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.capture.frame import Frame
+from attnscope.capture.geometry import Frame
 from attnscope.capture.masks import HIDES, lowest
 from attnscope.kernels import AttentionCall
 from attnscope.kernels.call import distance_index, link_bias

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.capture.totals import Joint, LayerTotals
+from attnscope.capture.sums import Joint, LayerTotals
 from attnscope.errors import ConservationError, ModelError
 from attnscope.kernels import Rows, Totals
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from transformers import masking_utils
 
-from attnscope.capture.frame import Frame
+from attnscope.capture.geometry import Frame
 from attnscope.capture.mask_functions import (
     EVALUATED,
     MaskFunction,

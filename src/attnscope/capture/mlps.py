@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from attnscope.capture.passes import Pass
+from attnscope.capture.forward_pass import Pass
 from attnscope.capture.sites import Sites, argument
 from attnscope.errors import InputError, ModelError
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.capture import patches, sites
+from attnscope.capture.log_histogram import Sketch
 from attnscope.capture.mlps import Text, containers, nonlinearities, text_of, tokens_of
-from attnscope.capture.sketch import Sketch
-from attnscope.capture.tally import FIELDS, Tally, epsilon
+from attnscope.capture.token_sums import FIELDS, Tally, epsilon
 from attnscope.errors import InputError, ScopeError, unknown
 
 POINTS = ("mlp", "residual")

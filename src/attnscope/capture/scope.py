@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from attnscope.capture.conservation import check_joint, check_totals
-from attnscope.capture.frame import Exposure, Selection
-from attnscope.capture.queries import Queries
-from attnscope.capture.single_queries import SingleQueries
-from attnscope.capture.totals import Joint, LayerTotals, join_exposures
+from attnscope.capture.geometry import Exposure, Selection
+from attnscope.capture.per_query import SingleQueries
+from attnscope.capture.query_selection import Queries
+from attnscope.capture.sums import Joint, LayerTotals, join_exposures
 from attnscope.errors import ConservationError, InputError, ModelError, ScopeError, unknown
 from attnscope.kernels import Totals
 from attnscope.measures.flow import flow
@@ -25,7 +25,7 @@ from attnscope.tokens import DEFAULT, ClassSet
 if TYPE_CHECKING:
     import polars as pl
 
-    from attnscope.capture.show import Shown
+    from attnscope.capture.html_page import Shown
 
 _NO_QUERY = {
     "all": "every token is padding",
@@ -333,14 +333,14 @@ class Scope(SingleQueries):
         classes     the set that tokens are judged by
         input_ids   int [batch, keys], where the model was not fed them
         """
-        from attnscope.capture.labelled import frame_of
+        from attnscope.capture.data_frame import frame_of
 
         return frame_of(self, tokenizer, measures, classes, input_ids)
 
     def show(self, tokenizer: Any, sequence: int = 0, *, input_ids: Any = None) -> "Shown":
         """The text, shaded by what every token receives, with a choice of layer and head: for a
         notebook, or `.save("page.html")`."""
-        from attnscope.capture.show import shown
+        from attnscope.capture.html_page import shown
 
         return shown(self, tokenizer, sequence, input_ids)
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from attnscope import kernels
-from attnscope.capture import seam, sites
+from attnscope.capture import hooks, sites
 from attnscope.capture.checkpointing import backward_inside
 from attnscope.capture.generation import listening
-from attnscope.capture.queries import Queries, parse
-from attnscope.capture.recorder import Recorder
+from attnscope.capture.query_selection import Queries, parse
 from attnscope.capture.scope import Scope
 from attnscope.capture.sites import Site
+from attnscope.capture.watch_hook import Recorder
 from attnscope.errors import InputError
 
 
@@ -125,7 +125,7 @@ def _watching(recorder: Recorder, found: sites.Sites) -> Iterator[Scope]:
     with (
         listening(recorder.generations.values()),
         backward_inside(found.bases.values(), (), changes=False),
-        seam.install(found, observer=recorder, dense=backend == "eager-fallback"),
+        hooks.install(found, observer=recorder, dense=backend == "eager-fallback"),
     ):
         try:
             yield _whole(parts, backend)

@@ -16,14 +16,14 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from attnscope.cli.comparing import compare
-from attnscope.cli.drawing import describe, figure, report
-from attnscope.cli.evaluating import evaluate
+from attnscope.cli.compare import compare
+from attnscope.cli.evaluate import evaluate
+from attnscope.cli.figure import describe, figure, report
 from attnscope.cli.heads import heads
-from attnscope.cli.looking import look, models
-from attnscope.cli.reproducing import reproduce
-from attnscope.cli.running import merge, query, run
-from attnscope.cli.serving import serve
+from attnscope.cli.look import look, models
+from attnscope.cli.reproduce import reproduce
+from attnscope.cli.run import merge, query, run
+from attnscope.cli.serve import serve
 from attnscope.errors import AttnscopeError, InputError
 
 app = typer.Typer(

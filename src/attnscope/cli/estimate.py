@@ -17,7 +17,7 @@ from typing import Any
 from attnscope.experiment.cells import Batch
 from attnscope.experiment.plan import ModelPlan, Plan
 from attnscope.loading import load_config
-from attnscope.question.spec import Experiment
+from attnscope.spec.experiment import Experiment
 
 # The stand-in: tokens it knows, and parameters of the layers that it has, one at least: of a small
 # model it has all, and what is done once a batch is counted once.
@@ -158,8 +158,8 @@ def _seconds(
     """Of a batch, its passes alone and all that is measured: the better of two, or the one that
     took long enough to believe it. Where the model answers there is no telling them apart."""
     from attnscope.experiment.batch import measure_batch
+    from attnscope.experiment.condition_batch import Padded
     from attnscope.experiment.forward import forward
-    from attnscope.experiment.padded import Padded
 
     def plainly() -> None:
         for cells in batch.cells.values():

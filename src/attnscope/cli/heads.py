@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnscope.cli.options import Bos, Json, Model, Quiet
-from attnscope.cli.printing import plain_table, print_json
+from attnscope.cli.tables import plain_table, print_json
 
 if TYPE_CHECKING:
     import polars as pl
@@ -34,7 +34,7 @@ def heads(
 
     import attnscope
     from attnscope.experiment.head_scores import head_scores
-    from attnscope.stats.head_kinds import head_kinds, summary
+    from attnscope.stats.head_types import head_kinds, summary
     from attnscope.stats.intervals import MINIMUM
 
     loaded, tokenizer = attnscope.load(model, bos=bos)
@@ -47,8 +47,8 @@ def heads(
     table = head_kinds(scores)
     found = summary(table)
     if out is not None:
-        from attnscope.figures.head_kinds import save_heads
-        from attnscope.recipes.names import label_of
+        from attnscope.figures.head_types import save_heads
+        from attnscope.recipes.recipe_models import label_of
 
         save_heads(out, table, scores, model=label_of(model), prompts=prompts)
     if json:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attnscope.errors import InputError
-from attnscope.place import is_far, place
+from attnscope.paths import is_far, place
 
 if TYPE_CHECKING:
     from attnscope.run.store import Run

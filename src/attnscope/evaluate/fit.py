@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from attnscope.errors import InputError
-from attnscope.loading.fit import check_fit
+from attnscope.loading.compatibility import check_fit
 from attnscope.tokens import TokenizedPrompt
 
 

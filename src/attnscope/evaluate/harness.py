@@ -15,8 +15,8 @@ import torch
 
 from attnscope.capture.watch import watch
 from attnscope.errors import InputError
-from attnscope.evaluate.answer import answers
-from attnscope.evaluate.conditions import WrittenCondition
+from attnscope.evaluate.completions import answers
+from attnscope.evaluate.condition_parser import WrittenCondition
 from attnscope.evaluate.likelihood import Continued, likelihoods
 from attnscope.tokens import TokenizedPrompt, apply_chat_template, spelled, tokenize
 from attnscope.tokens.regions import Prompt, Region

@@ -9,8 +9,8 @@ import numpy as np
 import polars as pl
 
 from attnscope.errors import InputError
-from attnscope.evaluate.conditions import WrittenCondition
-from attnscope.evaluate.kept import read_lines, replace_whole, written_lines
+from attnscope.evaluate.condition_parser import WrittenCondition
+from attnscope.evaluate.jsonl import read_lines, replace_whole, written_lines
 from attnscope.evaluate.scores import BASELINE, compared
 from attnscope.loading import load
 

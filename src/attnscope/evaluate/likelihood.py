@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnscope.evaluate.conditions import Way
+from attnscope.evaluate.condition_parser import Way
 from attnscope.evaluate.fit import check_all_fit
 from attnscope.tokens import TokenizedPrompt, pad
 

@@ -9,11 +9,11 @@ from typing import Any
 import polars as pl
 
 from attnscope.errors import InputError
-from attnscope.evaluate.answer import WhichSample, answers
-from attnscope.evaluate.conditions import WrittenCondition, parse, spelled_out
-from attnscope.evaluate.effects import effects
+from attnscope.evaluate.completions import WhichSample, answers
+from attnscope.evaluate.condition_parser import WrittenCondition, parse, spelled_out
 from attnscope.evaluate.harness_run import evaluate_harness, is_harness
-from attnscope.evaluate.kept import read_lines, replace_whole, written_lines
+from attnscope.evaluate.intervention_effects import effects
+from attnscope.evaluate.jsonl import read_lines, replace_whole, written_lines
 from attnscope.evaluate.scores import BASELINE, table
 from attnscope.evaluate.sweep import baseline_of, swept
 from attnscope.evaluate.tasks import SEED, Task, task

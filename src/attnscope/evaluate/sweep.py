@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from attnscope.evaluate.conditions import parse, spelled_out
+from attnscope.evaluate.condition_parser import parse, spelled_out
 from attnscope.evaluate.scores import BASELINE
 
 

@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnscope.capture.kept import binned, bins_of
+from attnscope.capture.stored_rows import binned, bins_of
 from attnscope.experiment.cells import Batch, Cell
+from attnscope.experiment.condition_batch import Padded
 from attnscope.experiment.intervene import intervening
-from attnscope.experiment.measured import Column, Measured, Profile, Reading, Series
-from attnscope.experiment.padded import Padded
-from attnscope.experiment.passed import Passed, answered, passed_through
+from attnscope.experiment.model_pass import Passed, answered, passed_through
 from attnscope.experiment.plan import ModelPlan
+from attnscope.experiment.results import Column, Measured, Profile, Reading, Series
 from attnscope.measures.layer import Array, Layer, side_by_side
 from attnscope.measures.measure import Measure, Numbers
 from attnscope.measures.registry import MEASURES
-from attnscope.question.spec import Experiment
+from attnscope.spec.experiment import Experiment
 from attnscope.tokens import PaddedBatch, pad
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from attnscope.experiment.rows import Row
+from attnscope.experiment.variants import Row
 from attnscope.tokens import Alignment, TokenizedPrompt
 
 

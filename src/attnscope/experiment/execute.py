@@ -21,19 +21,19 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import AttnscopeWarning, InputError, ModelError
-from attnscope.experiment.environment import describe
+from attnscope.experiment.batch_store import BatchStore
 from attnscope.experiment.executor import Done, Executor, Work
 from attnscope.experiment.local import local
+from attnscope.experiment.measuring_environment import describe
 from attnscope.experiment.plan import Plan, kind_of, make_plan
 from attnscope.experiment.shard import Shard
-from attnscope.experiment.storing import BatchStore
 from attnscope.experiment.to_tables import OF_LEVEL
 from attnscope.measures.registry import MEASURES
-from attnscope.place import is_far, place
-from attnscope.question.claims import Claim, digest, load_claims
-from attnscope.question.spec import Experiment
+from attnscope.paths import is_far, place
 from attnscope.run.environment import accept, elsewhere
 from attnscope.run.writer import Directory, opened
+from attnscope.spec.claims import Claim, digest, load_claims
+from attnscope.spec.experiment import Experiment
 
 # Batches that may wait for the disk; more would only fill the memory.
 WAITING = 2

@@ -17,7 +17,7 @@ from attnscope.experiment.cells import Batch
 from attnscope.experiment.plan import ModelPlan, Plan
 
 if TYPE_CHECKING:
-    from attnscope.experiment.measured import Measured
+    from attnscope.experiment.results import Measured
 
 
 @dataclass(frozen=True, eq=False)

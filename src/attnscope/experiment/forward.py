@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from attnscope.capture import sites
-from attnscope.capture.activations import Activations, hold
+from attnscope.capture.layer_activations import Activations, hold
 from attnscope.capture.record import Limits, limits_of, tallying
 from attnscope.capture.scope import Scope
-from attnscope.capture.tally import Tally
+from attnscope.capture.token_sums import Tally
 from attnscope.capture.watch import watch
 
 

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from attnscope.capture.scope import Scope
 from attnscope.capture.watch import watch
 from attnscope.errors import InputError
-from attnscope.experiment.answer import greedily
-from attnscope.loading.fit import check_fit
+from attnscope.experiment.completion import greedily
+from attnscope.loading.compatibility import check_fit
 from attnscope.prompts.needle import needle_samples, recalled
-from attnscope.prompts.words import english
+from attnscope.prompts.word_list import english
 from attnscope.tokens import DEFAULT, Prompt, read_vocabulary, tokenize
 
 LENGTH = 64

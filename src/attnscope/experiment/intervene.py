@@ -12,7 +12,7 @@ import torch
 from attnscope.interventions.arm import arm
 from attnscope.interventions.knockout import knockout
 from attnscope.interventions.steer import steer
-from attnscope.question.conditions import Condition, Cut
+from attnscope.spec.conditions import Condition, Cut
 from attnscope.tokens import ClassSet
 from attnscope.tokens.tokenized import Mask, PaddedBatch
 

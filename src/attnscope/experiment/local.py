@@ -13,10 +13,10 @@ from typing import Any
 
 from attnscope.errors import InputError, ModelError
 from attnscope.experiment.batch import measure_batch
-from attnscope.experiment.environment import describe_model
 from attnscope.experiment.executor import Done, Work
-from attnscope.experiment.parts import NO_MEMORY, in_parts, said
+from attnscope.experiment.measuring_environment import describe_model
 from attnscope.experiment.plan import ModelPlan, Plan
+from attnscope.experiment.split_retry import NO_MEMORY, in_parts, said
 
 LOAD_WITHIN = 3600.0
 """Seconds that a model may take to load: a disk or a connection that hangs must not stop a run."""

@@ -22,17 +22,17 @@ import numpy as np
 
 from attnscope.errors import AttnscopeWarning, InputError, unknown
 from attnscope.experiment.cells import Batch, Cell, batch_of
-from attnscope.experiment.model_facts import ModelFacts, chosen, facts_of
-from attnscope.experiment.rows import Row, rows_of
-from attnscope.experiment.samples import facts_told, identified, samples_of
+from attnscope.experiment.model_info import ModelFacts, chosen, facts_of
+from attnscope.experiment.prompt_list import facts_told, identified, samples_of
+from attnscope.experiment.variants import Row, rows_of
 from attnscope.loading import load_config, load_tokenizer, model_class
+from attnscope.loading.compatibility import check_fit, warn_without_bos
 from attnscope.loading.device import chosen_device
-from attnscope.loading.fit import check_fit, warn_without_bos
-from attnscope.question.generate import GENERATED
-from attnscope.question.queries import parse_queries
-from attnscope.question.sources import TokenPrompts
-from attnscope.question.spec import Experiment
 from attnscope.run.layout import FORMAT
+from attnscope.spec.experiment import Experiment
+from attnscope.spec.generate import GENERATED
+from attnscope.spec.prompt_sources import TokenPrompts
+from attnscope.spec.queries import parse_queries
 from attnscope.tokens import TokenizedPrompt
 
 

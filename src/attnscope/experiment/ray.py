@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import InputError, ModelError
+from attnscope.experiment.batch_store import BatchStore
 from attnscope.experiment.cells import Batch
-from attnscope.experiment.environment import describe
 from attnscope.experiment.executor import Done, Executor, Work
 from attnscope.experiment.local import LOAD_WITHIN, Measurer
+from attnscope.experiment.measuring_environment import describe
 from attnscope.experiment.plan import Plan
-from attnscope.experiment.storing import BatchStore
-from attnscope.place import is_far
+from attnscope.paths import is_far
 from attnscope.run.environment import accept, elsewhere
 from attnscope.run.writer import Directory
 

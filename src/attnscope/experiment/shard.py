@@ -14,7 +14,7 @@ from pathlib import Path
 
 from attnscope.errors import InputError
 from attnscope.experiment.executor import Work
-from attnscope.place import is_far
+from attnscope.paths import is_far
 
 
 @dataclass(frozen=True)

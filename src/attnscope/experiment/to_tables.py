@@ -16,10 +16,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from attnscope.experiment.cells import Cell
-from attnscope.experiment.measured import Column, Measured, Series
 from attnscope.experiment.plan import ModelPlan
-from attnscope.question.spec import Experiment
+from attnscope.experiment.results import Column, Measured, Series
 from attnscope.run.schemas import BY_QUERY, POSITIONS, TOKENS, VALUES
+from attnscope.spec.experiment import Experiment
 from attnscope.tokens import read_vocabulary
 
 Rows = NDArray[np.int64]

@@ -11,14 +11,14 @@ import altair as alt
 import polars as pl
 
 from attnscope.figures.caption import layers_said, left_out, prompts_said
-from attnscope.figures.charts.parts import nothing, panels, tips
+from attnscope.figures.charts.common import nothing, panels, tips
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import Figure, FigureNumbers, Request
 from attnscope.figures.near_zero import AFTER, in_panels
 from attnscope.figures.numbers import in_order, means, shown
 from attnscope.figures.select import AbsentError, ValueRows, select
+from attnscope.figures.text_format import join, number
 from attnscope.figures.theme import Style
-from attnscope.figures.words import join, number
 from attnscope.stats.tables import possible
 
 METRICS = {

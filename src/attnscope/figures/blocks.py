@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from attnscope.figures.words import inline, visible
+from attnscope.figures.text_format import inline, visible
 
 
 class Strong(str):

@@ -8,13 +8,13 @@ from typing import Any
 
 import polars as pl
 
-from attnscope.figures.along import Along, along, along_words
 from attnscope.figures.charts.lines import curves
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import Figure, FigureNumbers, Option, Request
 from attnscope.figures.select import AbsentError
+from attnscope.figures.series import Along, along, along_words
+from attnscope.figures.text_format import join
 from attnscope.figures.theme import Style
-from attnscope.figures.words import join
 
 MEASURES = {
     "query_mass": "Mass",

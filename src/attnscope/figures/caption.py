@@ -12,7 +12,7 @@ import polars as pl
 
 from attnscope.figures.numbers import intervals
 from attnscope.figures.select import ValueRows
-from attnscope.figures.words import BUNDLED, count, join
+from attnscope.figures.text_format import BUNDLED, count, join
 from attnscope.stats.intervals import MINIMUM
 from attnscope.stats.tables import ranges
 

@@ -8,14 +8,14 @@ from typing import Any
 import polars as pl
 
 from attnscope.figures.caption import hollow, left_out, measured, prompts_said, shown_of
+from attnscope.figures.charts.common import legend_of
 from attnscope.figures.charts.lines import layer_areas, layer_lines
-from attnscope.figures.charts.parts import legend_of
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import COMBINE, Figure, FigureNumbers, Option, Request
 from attnscope.figures.numbers import between_models, in_order, intervals, means, shown
 from attnscope.figures.select import ValueRows, select
+from attnscope.figures.text_format import number
 from attnscope.figures.theme import Style
-from attnscope.figures.words import number
 from attnscope.stats.tables import combine, normalise, possible
 
 NEEDS = "an experiment with `mass` among its measures has it, such as the recipe token-types"

@@ -8,8 +8,8 @@ from typing import Any
 import polars as pl
 
 from attnscope.figures.caption import heads_said, keys_said, line_caption
+from attnscope.figures.charts.common import series_legend
 from attnscope.figures.charts.lines import layer_lines
-from attnscope.figures.charts.parts import series_legend
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import COMBINE, Figure, FigureNumbers, Request
 from attnscope.figures.numbers import between_models, in_order, means, shown

@@ -13,7 +13,7 @@ import polars as pl
 
 from attnscope.figures.blocks import Items, Lines, Section, Strong
 from attnscope.figures.numbers import LEVEL, PAIRED
-from attnscope.figures.words import count, number, visible
+from attnscope.figures.text_format import count, number, visible
 from attnscope.stats.contrast import TESTED
 from attnscope.stats.intervals import MINIMUM
 from attnscope.stats.paired import OUTCOMES

@@ -13,15 +13,15 @@ from attnscope.figures.caption import keys_said, layers_said, left_out, prompts_
 from attnscope.figures.charts.matrix import head_matrices
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import Figure, FigureNumbers, Option, Request
-from attnscope.figures.heads import MEASURE, of_heads
+from attnscope.figures.head_panels import MEASURE, of_heads
 from attnscope.figures.numbers import LEVEL, Over, in_order, shown
 from attnscope.figures.select import (
     ValueRows,
     without_tokens,
 )
+from attnscope.figures.text_format import count, join, number
 from attnscope.figures.theme import Style
 from attnscope.figures.token_types import PREFERRED
-from attnscope.figures.words import count, join, number
 from attnscope.stats.contrast import TESTED
 from attnscope.stats.intervals import MINIMUM
 from attnscope.stats.paired import compare

@@ -18,7 +18,7 @@ from attnscope.errors import InputError, unknown
 from attnscope.figures.figure import Drawing
 from attnscope.figures.page import page
 from attnscope.figures.pdf import in_fixed_order
-from attnscope.figures.words import inline, no_formula
+from attnscope.figures.text_format import inline, no_formula
 
 
 def png(figure: Drawing, scale: float = 2.0) -> bytes:

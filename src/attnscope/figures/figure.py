@@ -18,10 +18,10 @@ from attnscope.errors import InputError, unknown
 from attnscope.figures.blocks import Section, as_markdown
 from attnscope.figures.caption import caption, tiny, unfinished
 from attnscope.figures.describe import Words, described
-from attnscope.figures.judged import Judged
 from attnscope.figures.select import AbsentError, Choice
 from attnscope.figures.theme import Style, Theme, theme_named
-from attnscope.stats.sources import Sources
+from attnscope.figures.verdict_cache import Judged
+from attnscope.stats.resampling import Sources
 
 if TYPE_CHECKING:
     from attnscope.run.store import Run
@@ -282,7 +282,7 @@ def _drawing(
     said = caption([*words.caption, *notes])
 
     def make(screen: bool) -> Mapping[str, Any]:
-        from attnscope.figures.charts.parts import finish
+        from attnscope.figures.charts.common import finish
 
         data = found.fine if screen and found.fine is not None else found.data
         return finish(

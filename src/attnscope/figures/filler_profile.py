@@ -22,8 +22,8 @@ from attnscope.figures.profiles import (
     rows_of,
 )
 from attnscope.figures.select import AbsentError, conditions_in_order
+from attnscope.figures.text_format import count, number
 from attnscope.figures.theme import Style
-from attnscope.figures.words import count, number
 
 WITHOUT, WITH = "without filler", "with filler"
 ORIGINAL, WHOLE = "original tokens", "whole sequence"

@@ -27,8 +27,8 @@ from attnscope.figures.select import (
     AbsentError,
     conditions_in_order,
 )
+from attnscope.figures.text_format import count, number
 from attnscope.figures.theme import Style
-from attnscope.figures.words import count, number
 
 SPAN, WHOLE = "inserted span", "whole sequence"
 

@@ -13,8 +13,8 @@ from attnscope.figures.describe import Words
 from attnscope.figures.figure import COMBINE, Figure, FigureNumbers, Request
 from attnscope.figures.numbers import between_models, in_order, means, shown
 from attnscope.figures.select import ValueRows, select
+from attnscope.figures.text_format import join
 from attnscope.figures.theme import Style
-from attnscope.figures.words import join
 from attnscope.stats.tables import combine, possible
 
 WRITTEN = 8

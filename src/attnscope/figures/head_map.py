@@ -11,9 +11,9 @@ import polars as pl
 from attnscope.figures.charts.matrix import head_matrices
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import Figure, FigureNumbers, Request
-from attnscope.figures.heads import MEASURE, OfHeads, heads_caption, means_of_heads
+from attnscope.figures.head_panels import MEASURE, OfHeads, heads_caption, means_of_heads
+from attnscope.figures.text_format import count, join
 from attnscope.figures.theme import Style, Theme
-from attnscope.figures.words import count, join
 
 
 def _chart(frame: pl.DataFrame, style: Style, *, value_title: str = "Value") -> Any:

@@ -12,9 +12,9 @@ import polars as pl
 from attnscope.figures.charts.dots import FEW, MANY, head_strip
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import Figure, FigureNumbers, Request
-from attnscope.figures.heads import MEASURE, OfHeads, heads_caption, means_of_heads
+from attnscope.figures.head_panels import MEASURE, OfHeads, heads_caption, means_of_heads
 from attnscope.figures.numbers import intervals
-from attnscope.figures.words import join, number
+from attnscope.figures.text_format import join, number
 
 TOP = 10
 """How many heads the description names."""

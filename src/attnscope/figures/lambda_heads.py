@@ -14,8 +14,8 @@ from attnscope.figures.describe import Words
 from attnscope.figures.figure import Figure, FigureNumbers, Request
 from attnscope.figures.numbers import in_order, intervals, means, shown
 from attnscope.figures.select import ValueRows, select
+from attnscope.figures.text_format import join
 from attnscope.figures.theme import Style
-from attnscope.figures.words import join
 from attnscope.stats.tables import possible
 
 NEEDS = (

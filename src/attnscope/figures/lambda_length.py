@@ -10,15 +10,15 @@ import polars as pl
 
 from attnscope.errors import InputError
 from attnscope.figures.caption import heads_said, line_caption
+from attnscope.figures.charts.common import series_legend
 from attnscope.figures.charts.lines import lines_over
-from attnscope.figures.charts.parts import series_legend
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import COMBINE, Figure, FigureNumbers, Request
 from attnscope.figures.lambda_heads import NEEDS, TITLE, slope
 from attnscope.figures.numbers import in_order, means, shown
 from attnscope.figures.select import ValueRows, condition_fillers, evenly, select
+from attnscope.figures.text_format import join
 from attnscope.figures.theme import Style
-from attnscope.figures.words import join
 from attnscope.stats.tables import combine, possible
 
 MOST = 8

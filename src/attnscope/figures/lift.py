@@ -9,8 +9,8 @@ from attnscope.figures.classes import NEEDS, by_class, chart, words
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import COMBINE, Figure, FigureNumbers, Request
 from attnscope.figures.select import ValueRows
+from attnscope.figures.text_format import number
 from attnscope.figures.token_types import WHAT
-from attnscope.figures.words import number
 
 
 def _against_one(frame: pl.DataFrame) -> str:

@@ -13,8 +13,8 @@ from attnscope.figures.charts.matrix import head_matrices
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import Drawing, draw_table
 from attnscope.figures.numbers import shown
+from attnscope.figures.text_format import join
 from attnscope.figures.theme import Style
-from attnscope.figures.words import join
 
 
 def mass_effect(table: pl.DataFrame, *, of: str, **looks: Any) -> Drawing:

@@ -9,14 +9,14 @@ from typing import Any
 import polars as pl
 
 from attnscope.figures.caption import keys_said, line_caption
+from attnscope.figures.charts.common import series_legend
 from attnscope.figures.charts.dots import side_by_side
-from attnscope.figures.charts.parts import series_legend
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import Figure, FigureNumbers, Request
 from attnscope.figures.numbers import differences, in_order, means, shown
 from attnscope.figures.select import ValueRows, select
+from attnscope.figures.text_format import join
 from attnscope.figures.theme import Style
-from attnscope.figures.words import join
 from attnscope.stats.tables import possible
 
 AFTER = (

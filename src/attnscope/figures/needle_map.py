@@ -14,11 +14,11 @@ from attnscope.figures.caption import layers_said, left_out, measured, prompts_s
 from attnscope.figures.charts.matrix import matrices
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import Figure, FigureNumbers, Option, Request
-from attnscope.figures.heads import MEASURE, of_heads
+from attnscope.figures.head_panels import MEASURE, of_heads
 from attnscope.figures.numbers import in_order, means, shown
 from attnscope.figures.select import AbsentError, ValueRows
+from attnscope.figures.text_format import join
 from attnscope.figures.theme import Style
-from attnscope.figures.words import join
 from attnscope.stats.tables import possible
 
 COMBINE = Option(said="`combine` max, mean", known=("max", "mean"), what="way to combine heads")

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import polars as pl
 
-from attnscope.figures.words import DIGITS
+from attnscope.figures.text_format import DIGITS
 from attnscope.measures.measure import ANY, Range
 from attnscope.stats.paired import compare
-from attnscope.stats.sources import Sources
+from attnscope.stats.resampling import Sources
 from attnscope.stats.summary import summary
 
 LEVEL = 0.05

@@ -10,13 +10,13 @@ from typing import Any
 
 import polars as pl
 
-from attnscope.figures.along import along_words, mean_lines
 from attnscope.figures.caption import measured
 from attnscope.figures.charts.lines import curves
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import Figure, FigureNumbers, Request
 from attnscope.figures.numbers import in_order
 from attnscope.figures.select import AbsentError, ValueRows, select
+from attnscope.figures.series import along_words, mean_lines
 from attnscope.figures.theme import Style
 
 LINES = ["measured", "even"]

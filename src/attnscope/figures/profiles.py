@@ -16,7 +16,7 @@ from attnscope.figures.describe import Words
 from attnscope.figures.figure import FigureNumbers, Option, Request
 from attnscope.figures.numbers import in_order, shown
 from attnscope.figures.select import ProfileRows, one, select_profiles
-from attnscope.figures.words import count
+from attnscope.figures.text_format import count
 
 PLACE = ["model", "layer", "head"]
 KEYS = [*PLACE, "panel", "series", "position"]

@@ -14,8 +14,8 @@ from attnscope.errors import AttnscopeError, InputError, unknown
 
 if TYPE_CHECKING:
     from attnscope.figures.figure import Drawing, Figure
-    from attnscope.figures.judged import Judged
     from attnscope.figures.theme import Theme
+    from attnscope.figures.verdict_cache import Judged
     from attnscope.run.store import Run
 
 FIGURES: Mapping[str, str] = {
@@ -73,7 +73,7 @@ def drawable(
 ) -> tuple[list[Drawing], dict[str, str]]:
     """Every figure that the run has the numbers for; and for each other one, why not."""
     from attnscope.figures.figure import draw as draw_figure
-    from attnscope.figures.judged import Judged
+    from attnscope.figures.verdict_cache import Judged
 
     units = {name: options[name] for name in ("cluster", "strata") if name in options}
     judged = judged or Judged(run, **units)

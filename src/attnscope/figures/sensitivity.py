@@ -17,10 +17,10 @@ from attnscope.figures.figure import Figure, FigureNumbers, Option, Request
 from attnscope.figures.numbers import intervals
 from attnscope.figures.select import models_in_order
 from attnscope.figures.sensitivity_rows import NEEDS, chosen, laid_out, selected
-from attnscope.figures.words import count, join
-from attnscope.question.claims import Claim, ClaimPart
+from attnscope.figures.text_format import count, join
+from attnscope.spec.claims import Claim, ClaimPart
 from attnscope.stats.outcome import sides_of, stated
-from attnscope.stats.survival import CHOICES, in_a_line, not_judged, survival
+from attnscope.stats.robustness import CHOICES, in_a_line, not_judged, survival
 
 HEADS = {"mean": "mean over heads", "sum": "sum over heads", "max": "maximum over heads"}
 

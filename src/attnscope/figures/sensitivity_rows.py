@@ -11,9 +11,9 @@ from attnscope.errors import AttnscopeError, InputError, unknown
 from attnscope.figures.figure import Request
 from attnscope.figures.numbers import in_order, shown
 from attnscope.figures.select import AbsentError, Choice, evenly, models_in_order, only
-from attnscope.question.claims import Claim, load_claims
+from attnscope.spec.claims import Claim, load_claims
+from attnscope.stats.robustness import CHOICES
 from attnscope.stats.sensitivity import sensitivity
-from attnscope.stats.survival import CHOICES
 
 NEEDS = (
     "an experiment with several queries, keys, class sets or conditions, and the measure of a "

@@ -12,8 +12,8 @@ from attnscope.figures.charts.dots import side_by_side
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import Drawing, draw_table
 from attnscope.figures.numbers import shown
+from attnscope.figures.text_format import join
 from attnscope.figures.theme import Style
-from attnscope.figures.words import join
 from attnscope.stats.contrast import TESTED
 
 COLUMNS = ("panel", "setting", "series", "value", "low", "high", "score", "n", "q")

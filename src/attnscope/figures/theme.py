@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attnscope.errors import InputError, unknown
-from attnscope.tokens.colours import CLASS_COLOURS, OTHER_COLOURS, class_colours
+from attnscope.tokens.class_colours import CLASS_COLOURS, OTHER_COLOURS, class_colours
 
 # Liberation Sans is metrically Arial: what is drawn on a server looks the same in a browser.
 SANS = "Liberation Sans, Arial, Helvetica, DejaVu Sans, sans-serif"

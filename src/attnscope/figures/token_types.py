@@ -8,14 +8,14 @@ import polars as pl
 from attnscope.errors import InputError
 from attnscope.figures.caption import left_out, measured, prompts_said, shown_of
 from attnscope.figures.charts.bars import bars, bars_width
-from attnscope.figures.charts.parts import legend_of
+from attnscope.figures.charts.common import legend_of
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import COMBINE, Figure, FigureNumbers, Option, Request
 from attnscope.figures.numbers import between_models, in_order, intervals, means, shown
 from attnscope.figures.select import ValueRows, select
-from attnscope.figures.words import number
+from attnscope.figures.text_format import number
 from attnscope.measures.measure import Range
-from attnscope.stats.sources import Sources
+from attnscope.stats.resampling import Sources
 from attnscope.stats.tables import NORMALISE, combine, normalise, possible
 
 PREFERRED = ("hash", "star", "whitespace")

@@ -9,15 +9,15 @@ import polars as pl
 
 from attnscope.errors import InputError
 from attnscope.figures.caption import keys_said, line_caption
+from attnscope.figures.charts.common import series_legend
 from attnscope.figures.charts.lines import layer_lines
-from attnscope.figures.charts.parts import series_legend
 from attnscope.figures.describe import Words
 from attnscope.figures.figure import Figure, FigureNumbers, Request
 from attnscope.figures.near_zero import AFTER
 from attnscope.figures.numbers import differences, in_order, means, shown
 from attnscope.figures.select import ValueRows, select
+from attnscope.figures.text_format import join
 from attnscope.figures.theme import Style
-from attnscope.figures.words import join
 
 
 def _chart(frame: pl.DataFrame, style: Style) -> Any:

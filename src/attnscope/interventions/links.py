@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from attnscope.capture import seam, sites
+from attnscope.capture import hooks, sites
 from attnscope.capture.checkpointing import backward_inside
-from attnscope.capture.frame import Frame
 from attnscope.capture.generation import Generation, Reply, listening
-from attnscope.capture.queries import Queries, chosen, parse
+from attnscope.capture.geometry import Frame
+from attnscope.capture.hook_registry import Seen
+from attnscope.capture.query_selection import Queries, chosen, parse
 from attnscope.capture.sites import Site
-from attnscope.capture.users import Seen
 from attnscope.errors import InputError
 from attnscope.kernels import AttentionCall, Visible
 from attnscope.kernels.call import Link
@@ -54,7 +54,7 @@ def linking(
     with (
         listening([change.generation]),
         backward_inside([found.base], found.modules, changes=True),
-        seam.install(found, observer=change, change=change, layers=change.layers),
+        hooks.install(found, observer=change, change=change, layers=change.layers),
     ):
         yield
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attnscope.errors import InputError, unknown
 from attnscope.kernels.call import AttentionCall, Rows, Totals, Visible, has_triton
-from attnscope.kernels.single import Asked, ByQuery
+from attnscope.kernels.one_row import Asked, ByQuery
 
 __all__ = [
     "BACKENDS",

@@ -25,7 +25,7 @@ from attnscope.kernels.call import (
     has_triton,
     link_bias,
 )
-from attnscope.kernels.pieces import Piece, Store, cut, even, see
+from attnscope.kernels.tile_plan import Piece, Store, cut, even, see
 
 # Queries of one block: at most, at least, and how many are not cut at all.
 BLOCK, LEAST, UNCUT = 256, 64, 192

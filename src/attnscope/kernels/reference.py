@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnscope.kernels.autocast import without_autocast
 from attnscope.kernels.call import Rows, Totals, distance_index, link_bias, reach_of
-from attnscope.kernels.single import Asked, ByQuery, of_weights
+from attnscope.kernels.one_row import Asked, ByQuery, of_weights
 
 
 def scores(rows: Rows) -> tuple[Tensor, Tensor]:

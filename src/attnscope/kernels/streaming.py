@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.kernels import compiled
+from attnscope.kernels import numba_kernel
 from attnscope.kernels.autocast import without_autocast
 from attnscope.kernels.call import Rows, Totals, reach_of
-from attnscope.kernels.pieces import Piece
+from attnscope.kernels.tile_plan import Piece
 from attnscope.kernels.tiles import (
     Cutting,
     blocks,
@@ -61,8 +61,8 @@ def reduce(rows: Rows) -> Totals:
     whole = rows.lse is None or rows.lse.dtype == torch.float32
     large = large_products(rows, reach, whole=whole)
     reach = reach[..., None].expand(B, G, H // G).reshape(B, H)
-    if compiled.takes(rows, large):
-        return compiled.reduce(rows, reach, large)
+    if numba_kernel.takes(rows, large):
+        return numba_kernel.reduce(rows, reach, large)
     new = rows.q.new_zeros((3, B, H, K), dtype=torch.float32)
     mass, entropy, own = new.new_zeros(3, B, H).unbind()
     sums = Totals(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attnscope.kernels.call import LARGE, SINGLE, Rows, distance_index, link_bias
-from attnscope.kernels.pieces import Piece, Store, cut, cut_causal, cut_own, even, see
+from attnscope.kernels.tile_plan import Piece, Store, cut, cut_causal, cut_own, even, see
 
 LOG2E = math.log2(math.e)
 

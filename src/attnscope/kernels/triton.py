@@ -13,10 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnscope.kernels import single, streaming, triton_jit
+from attnscope.kernels import one_row, streaming, triton_jit
 from attnscope.kernels.autocast import without_autocast
 from attnscope.kernels.call import LARGE, AttentionCall, Rows, Totals, reach_of
-from attnscope.kernels.single import Asked, ByQuery
+from attnscope.kernels.one_row import Asked, ByQuery
 from attnscope.kernels.triton_launch import launch
 from attnscope.kernels.triton_tiles import (
     INTERPRETED,
@@ -70,9 +70,9 @@ def by_query(rows: Rows, asked: Asked) -> ByQuery:
     biased = rows.key_bias is not None or rows.distance_bias is not None or rows.links
     here = rows.q.is_cuda or INTERPRETED  # not so of some layers of a model spread over devices
     if asked.shares is None or not only_masses or biased or not here:
-        return single.by_query(rows, asked)
+        return one_row.by_query(rows, asked)
     if not bool((reach_of(rows) <= LARGE).all()):
-        return single.by_query(rows, asked)
+        return one_row.by_query(rows, asked)
     rows = rows.filled()
     if rows.lse is None:
         rows = replace(rows, lse=_by_rows(rows, None)[1])

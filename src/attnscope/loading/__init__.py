@@ -12,11 +12,11 @@ from typing import Any
 
 from attnscope.errors import AttnscopeError, ModelError
 from attnscope.loading.adapter import merged
+from attnscope.loading.compatibility import add_bos, check_vocabulary, warn_without_bos, writes_bos
 from attnscope.loading.device import chosen_device
-from attnscope.loading.fit import add_bos, check_vocabulary, warn_without_bos, writes_bos
 from attnscope.loading.gguf import load_packed, read_head
-from attnscope.loading.names import Source, find
-from attnscope.loading.room import check_room, numbers_in
+from attnscope.loading.memory_check import check_room, numbers_in
+from attnscope.loading.model_names import Source, find
 from attnscope.loading.weights import WHOLE, check_files, check_loaded, weight_files
 
 __all__ = ["cached", "find", "load", "load_config", "load_tokenizer", "model_class"]

@@ -21,9 +21,9 @@ from typing import Any
 
 from attnscope.errors import AttnscopeError, ModelError
 from attnscope.loading.cache import home, kept_whole, refuse_if_full
-from attnscope.loading.fit import add_bos
+from attnscope.loading.compatibility import add_bos
+from attnscope.loading.memory_check import check_room
 from attnscope.loading.revision import digest_of_file
-from attnscope.loading.room import check_room
 from attnscope.loading.weights import check_loaded
 
 KEPT = 2**32

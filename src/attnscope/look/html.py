@@ -5,8 +5,8 @@ This module must not know how anything was measured.
 
 from html import escape
 
-from attnscope.look.measure import Look
-from attnscope.look.paint import back_colours, full_colour, shades
+from attnscope.look.colours import back_colours, full_colour, shades
+from attnscope.look.text_measures import Look
 from attnscope.tokens.visible import visible_text
 
 

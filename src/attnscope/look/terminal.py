@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from attnscope.look.measure import PART, Look
-from attnscope.look.paint import back_colours, full_colour, shades
+from attnscope.look.colours import back_colours, full_colour, shades
+from attnscope.look.text_measures import PART, Look
 from attnscope.tokens.visible import visible_text
 
 _MOST = 8

@@ -1,8 +1,7 @@
 """How what comes out of the MLP's non-linearity is spread: a histogram, and how unequal it is.
 
-Of all tokens of a text together, from the sketch of a layer's activations (`capture/sketch.py`);
-places are in units of the *base's* 99th percentile of sizes, so that prompts and conditions share
-one axis.
+The sums cover all tokens of a text (`capture/log_histogram.py`). Values are in units of the
+*base's* 99th percentile of sizes, so that prompts and conditions share one axis.
 """
 
 from attnscope.measures.layer import Layer, Tensor

@@ -1,6 +1,6 @@
 """What comes out of the MLP's non-linearity: how much of it is near zero, and how large it is.
 
-Made of sums that were taken for every token as the layer ran (`capture/tally.py`): how many
+Made of sums that were taken for every token as the layer ran (`capture/token_sums.py`): how many
 activations it has, how many are near zero and how many large by the thresholds of the *base*, and
 the sums of their sizes, squares and selves.
 """

@@ -15,7 +15,7 @@ from typing import Any
 from attnscope.errors import InputError, unknown
 from attnscope.prompts.datasets import records_of
 from attnscope.prompts.sample import Sample
-from attnscope.prompts.words import word_list
+from attnscope.prompts.word_list import word_list
 from attnscope.tokens.regions import Prompt, Region
 
 ROLES = ("system", "user", "assistant")

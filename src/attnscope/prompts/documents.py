@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from random import Random
 
 from attnscope.prompts.sample import Sample
-from attnscope.prompts.words import english
+from attnscope.prompts.word_list import english
 from attnscope.tokens.regions import join
 
 

@@ -24,7 +24,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from attnscope.errors import InputError, unknown
-from attnscope.prompts.words import english, latin, word_list
+from attnscope.prompts.word_list import english, latin, word_list
 from attnscope.tokens.vocabulary import PART_OF_A_CHARACTER, read_vocabulary
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from random import Random
 
 from attnscope.errors import InputError
 from attnscope.prompts.sample import Sample
-from attnscope.prompts.words import english, word_list
+from attnscope.prompts.word_list import english, word_list
 from attnscope.tokens.regions import Prompt, Region
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)

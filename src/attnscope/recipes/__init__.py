@@ -10,8 +10,6 @@ from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
 
-from attnscope.question.claims import Claim, load_claims
-from attnscope.question.spec import Experiment
 from attnscope.recipes.drift import drift
 from attnscope.recipes.filler_activations import filler_activations
 from attnscope.recipes.filler_profile import filler_profile
@@ -19,11 +17,13 @@ from attnscope.recipes.filler_vs_sentence import filler_vs_sentence
 from attnscope.recipes.induction import induction
 from attnscope.recipes.injection import injection
 from attnscope.recipes.lookback import lookback
-from attnscope.recipes.names import SMOLLM2
 from attnscope.recipes.needle import needle
 from attnscope.recipes.position import position
+from attnscope.recipes.recipe_models import SMOLLM2
 from attnscope.recipes.sinks import sinks
 from attnscope.recipes.token_types import token_types
+from attnscope.spec.claims import Claim, load_claims
+from attnscope.spec.experiment import Experiment
 
 __all__ = [
     "BUNDLED",

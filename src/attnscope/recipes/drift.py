@@ -7,8 +7,8 @@ beside that of even attention.
 
 from typing import Any
 
-from attnscope.question.spec import Experiment
-from attnscope.recipes.names import SMOLLM2, Models, labelled, recipe
+from attnscope.recipes.recipe_models import SMOLLM2, Models, labelled, recipe
+from attnscope.spec.experiment import Experiment
 
 TURNS = 8
 

@@ -8,9 +8,9 @@ problems have none.
 
 from typing import Any
 
-from attnscope.question.spec import Experiment
 from attnscope.recipes.filler_profile import SLASHES, filler_experiment
-from attnscope.recipes.names import SMOLLM2, Models, labelled
+from attnscope.recipes.recipe_models import SMOLLM2, Models, labelled
+from attnscope.spec.experiment import Experiment
 
 MEASURES = ("activations", "class_near_zero")
 

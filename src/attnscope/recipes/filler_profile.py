@@ -8,8 +8,8 @@ system prompt and question, by ids, so that they are 55 tokens and nothing else 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnscope.question.spec import Experiment
-from attnscope.recipes.names import Models, heads_of, labelled, recipe, with_the_first_three
+from attnscope.recipes.recipe_models import Models, heads_of, labelled, recipe, with_the_first_three
+from attnscope.spec.experiment import Experiment
 
 HEADS = (0, 1, 7)
 """The heads shown, from 0: those that the paper calls 1, 2 and 8."""

@@ -6,9 +6,9 @@ insertions go by ids, so that they are 55 tokens each; every prompt has a senten
 
 from typing import Any
 
-from attnscope.question.spec import Experiment
 from attnscope.recipes.filler_profile import SLASHES, filler_experiment
-from attnscope.recipes.names import Models, labelled
+from attnscope.recipes.recipe_models import Models, labelled
+from attnscope.spec.experiment import Experiment
 
 HEADS = {
     "zoo:math-qwen2": 0,

@@ -6,8 +6,8 @@ is i - n + 1. A head that looks there continues the pattern.
 
 from typing import Any
 
-from attnscope.question.spec import Experiment
-from attnscope.recipes.names import SMOLLM2, Models, labelled, recipe
+from attnscope.recipes.recipe_models import SMOLLM2, Models, labelled, recipe
+from attnscope.spec.experiment import Experiment
 
 
 def induction(

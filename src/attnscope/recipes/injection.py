@@ -11,8 +11,8 @@ from importlib.resources import files
 from typing import Any
 
 from attnscope.errors import InputError
-from attnscope.question.spec import Experiment
-from attnscope.recipes.names import SMOLLM2, Models, labelled, recipe
+from attnscope.recipes.recipe_models import SMOLLM2, Models, labelled, recipe
+from attnscope.spec.experiment import Experiment
 
 ATTACKS = {
     "ignore": (

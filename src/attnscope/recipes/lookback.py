@@ -6,8 +6,8 @@ context, of what goes to context and new tokens.
 
 from typing import Any
 
-from attnscope.question.spec import Experiment
-from attnscope.recipes.names import SMOLLM2, Models, labelled, recipe
+from attnscope.recipes.recipe_models import SMOLLM2, Models, labelled, recipe
+from attnscope.spec.experiment import Experiment
 
 
 def lookback(models: Models = SMOLLM2, prompts: int = 12, seed: int = 0, **keys: Any) -> Experiment:

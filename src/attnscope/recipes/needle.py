@@ -7,8 +7,8 @@ most.
 
 from typing import Any
 
-from attnscope.question.spec import Experiment
-from attnscope.recipes.names import SMOLLM2, Models, labelled, recipe
+from attnscope.recipes.recipe_models import SMOLLM2, Models, labelled, recipe
+from attnscope.spec.experiment import Experiment
 
 
 def needle(models: Models = SMOLLM2, prompts: int = 30, seed: int = 0, **keys: Any) -> Experiment:

@@ -6,8 +6,8 @@ is a U: the first and the last get more than those between.
 
 from typing import Any
 
-from attnscope.question.spec import Experiment
-from attnscope.recipes.names import SMOLLM2, Models, labelled, recipe
+from attnscope.recipes.recipe_models import SMOLLM2, Models, labelled, recipe
+from attnscope.spec.experiment import Experiment
 
 DOCUMENTS = 10
 

@@ -7,8 +7,8 @@ where the model has one.
 
 from typing import Any
 
-from attnscope.question.spec import Experiment
-from attnscope.recipes.names import SMOLLM2, Models, begins, labelled, recipe
+from attnscope.recipes.recipe_models import SMOLLM2, Models, begins, labelled, recipe
+from attnscope.spec.experiment import Experiment
 
 
 def sinks(models: Models = SMOLLM2, prompts: int = 32, seed: int = 0, **keys: Any) -> Experiment:

@@ -7,8 +7,8 @@ the tokens of the maps alone, because `*` stands in the instructions too. Each i
 
 from typing import Any
 
-from attnscope.question.spec import Experiment
-from attnscope.recipes.names import Models, labelled, layers_of, recipe
+from attnscope.recipes.recipe_models import Models, labelled, layers_of, recipe
+from attnscope.spec.experiment import Experiment
 
 PUBLISHED, LAYERS = (0, 16, 20, 27), 28
 """The layers of the published figure, and how many its model has."""

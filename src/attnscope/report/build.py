@@ -17,20 +17,20 @@ from attnscope.figures import Drawing, Theme, drawable
 from attnscope.figures.blocks import facts, html_table
 from attnscope.figures.caption import tiny, unfinished
 from attnscope.figures.export import write
-from attnscope.figures.judged import Judged
 from attnscope.figures.numbers import in_order
 from attnscope.figures.page import SORTABLE, figure_html, whole_page
 from attnscope.figures.select import conditions_in_order, models_in_order
-from attnscope.figures.words import BUNDLED, count, join
-from attnscope.question.yaml import written
+from attnscope.figures.text_format import BUNDLED, count, join
+from attnscope.figures.verdict_cache import Judged
+from attnscope.spec.experiment_yaml import written
 from attnscope.stats.contrast import TESTED
-from attnscope.stats.on_run import compare_run
-from attnscope.stats.survival import not_judged
+from attnscope.stats.robustness import not_judged
+from attnscope.stats.run_stats import compare_run
 from attnscope.stats.verdicts import verdict_table
 
 if TYPE_CHECKING:
-    from attnscope.question.spec import Experiment
     from attnscope.run.store import Run
+    from attnscope.spec.experiment import Experiment
 
 ROWS = 3_000
 """How many rows of the comparison are printed; beyond, measures with many rows are left out."""

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import InputError
-from attnscope.place import is_far, open_file, read_file
+from attnscope.paths import is_far, open_file, read_file
 from attnscope.run.schemas import CELLS, TABLES
 
 FORMAT = 3

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from attnscope.errors import AttnscopeWarning, InputError
-from attnscope.place import is_far
+from attnscope.paths import is_far
 
 _NO_LOCKS = {errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 

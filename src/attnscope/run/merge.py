@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import InputError
-from attnscope.place import place, read_file
-from attnscope.question.spec import Experiment
-from attnscope.question.yaml import read_experiment
+from attnscope.paths import place, read_file
 from attnscope.run.environment import elsewhere, refuse
 from attnscope.run.layout import LARGEST, LARGEST_FACTS, DamageError, read_json, whole_index
 from attnscope.run.store import no_run, refuse_other_formats
 from attnscope.run.writer import Directory, opened
+from attnscope.spec.experiment import Experiment
+from attnscope.spec.experiment_yaml import read_experiment
 
 
 @dataclass(frozen=True)

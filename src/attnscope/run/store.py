@@ -20,10 +20,7 @@ from typing import Any
 import polars as pl
 
 from attnscope.errors import InputError
-from attnscope.place import is_far, place, read_file
-from attnscope.question.claims import Claim, load_claims
-from attnscope.question.spec import Experiment
-from attnscope.question.yaml import read_experiment
+from attnscope.paths import is_far, place, read_file
 from attnscope.run.layout import (
     FORMAT,
     LARGEST_FACTS,
@@ -37,6 +34,9 @@ from attnscope.run.layout import (
 )
 from attnscope.run.schemas import CELLS, QUERIED, TABLES
 from attnscope.run.sql import allowed
+from attnscope.spec.claims import Claim, load_claims
+from attnscope.spec.experiment import Experiment
+from attnscope.spec.experiment_yaml import read_experiment
 
 HELD = 4_000_000
 """Tables of up to so many rows are read once and held, in the order of models, prompts and

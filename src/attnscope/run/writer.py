@@ -25,10 +25,7 @@ from typing import Any
 import polars as pl
 
 from attnscope.errors import InputError
-from attnscope.place import is_far, read_file
-from attnscope.question.claims import Claim, to_yaml
-from attnscope.question.spec import Experiment
-from attnscope.question.yaml import read_experiment, written
+from attnscope.paths import is_far, read_file
 from attnscope.run.layout import (
     FORMAT,
     BatchIndex,
@@ -44,6 +41,9 @@ from attnscope.run.layout import (
 )
 from attnscope.run.locks import alone_for_a_moment, locked
 from attnscope.run.store import refuse_other_formats
+from attnscope.spec.claims import Claim, to_yaml
+from attnscope.spec.experiment import Experiment
+from attnscope.spec.experiment_yaml import read_experiment, written
 
 _TEMPORARY = ".attnscope.part"
 

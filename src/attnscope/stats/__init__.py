@@ -3,7 +3,7 @@
 Right of the wall: reads tables, never loads a model.
 
 Called, `attnscope.stats(q, k, …)` is what stands under this name in the package: the numbers of a
-scope for plain tensors (`attnscope.capture.plain`). A room and a function share it, because
+scope for plain tensors (`attnscope.capture.from_tensors`). A room and a function share it, because
 importing any module of a room puts the room where the function would be.
 """
 
@@ -16,7 +16,7 @@ __all__: list[str] = []
 
 class _Callable(ModuleType):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from attnscope.capture.plain import stats
+        from attnscope.capture.from_tensors import stats
 
         return stats(*args, **kwargs)
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special, stats
 
-from attnscope.stats import samples as held
-from attnscope.stats.samples import Floats, as_columns, blocks, check
+from attnscope.stats import arrays as held
+from attnscope.stats.arrays import Floats, as_columns, blocks, check
 
 Bools = NDArray[np.bool_]
 

@@ -12,7 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from attnscope.errors import InputError
 from attnscope.stats import correction
-from attnscope.stats.effects import (
+from attnscope.stats.arrays import Floats, mean_of
+from attnscope.stats.effect_sizes import (
     Labels,
     effect_of,
     effect_unpaired,
@@ -32,7 +33,6 @@ from attnscope.stats.intervals import (
 )
 from attnscope.stats.permute import least, relabel, sign_flip
 from attnscope.stats.power import detectable
-from attnscope.stats.samples import Floats, mean_of
 from attnscope.stats.units import Units, design_effect, intraclass, units
 
 MOST_FLIPS = 200_000

@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from attnscope.errors import unknown
-from attnscope.stats.samples import Floats
+from attnscope.stats.arrays import Floats
 
 FAMILIES = ("each", "pooled", "two-level")
 """How families of tests are corrected: each by itself, all as one, or families first and then

@@ -10,11 +10,11 @@ import numpy as np
 import polars as pl
 
 from attnscope.measures.registry import COLUMNS
-from attnscope.question.claims import Claim, ClaimPart
+from attnscope.spec.claims import Claim, ClaimPart
 from attnscope.stats import tables
 from attnscope.stats.contrast import ContrastSettings, paired_contrast
 from attnscope.stats.intervals import MINIMUM
-from attnscope.stats.sources import Sources
+from attnscope.stats.resampling import Sources
 from attnscope.stats.tables import Matrix, matrix, ranges
 
 ONE_IN = 10

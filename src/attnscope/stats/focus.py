@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.stats.samples import Floats
+from attnscope.stats.arrays import Floats
 
 Heads = NDArray[np.bool_]
 SPREADS = 4

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
+from attnscope.stats.arrays import Floats, as_columns, check, telling_units, two_samples
 from attnscope.stats.bootstrap import quantiles, quantiles_unpaired
-from attnscope.stats.samples import Floats, as_columns, check, telling_units, two_samples
 
 Bools = NDArray[np.bool_]
 

@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 from scipy import stats
 
-from attnscope.question.claims import IN_BRACES, Claim, ClaimPart
+from attnscope.spec.claims import IN_BRACES, Claim, ClaimPart
 from attnscope.stats.evidence import ONE_IN
 from attnscope.stats.intervals import MINIMUM
 

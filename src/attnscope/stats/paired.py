@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from attnscope.errors import InputError, unknown
 from attnscope.stats import tables
+from attnscope.stats.arrays import Floats
 from attnscope.stats.contrast import ContrastSettings, paired_contrast, unpaired_contrast
 from attnscope.stats.correction import corrected
 from attnscope.stats.intervals import MINIMUM, SKEWED
-from attnscope.stats.samples import Floats
-from attnscope.stats.sources import Sources
+from attnscope.stats.resampling import Sources
 from attnscope.stats.tables import Values, matrix, ranges
 
 Pair = tuple[str, str]

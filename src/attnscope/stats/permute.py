@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from attnscope.stats import samples
-from attnscope.stats.samples import Floats, as_columns, blocks, check, two_samples
+from attnscope.stats import arrays
+from attnscope.stats.arrays import Floats, as_columns, blocks, check, two_samples
 
 
 def sign_flip(
@@ -40,10 +40,10 @@ def sign_flip(
     length = np.sqrt((d**2).sum(0))
     length = np.where(length > 0, length, 1.0)
     total = np.abs(d.sum(0))
-    as_far = total * (1 - 1e-9) - samples.SAME * np.abs(d).sum(0)
+    as_far = total * (1 - 1e-9) - arrays.SAME * np.abs(d).sum(0)
     order = _ordered(family, total / length)
     alone, together, patterns = np.zeros(m), np.zeros(m), 0
-    for signs in _signs(n, exact, resamples, seed, max(1, samples.HELD // max(n, m))):
+    for signs in _signs(n, exact, resamples, seed, max(1, arrays.HELD // max(n, m))):
         patterns += len(signs)
         flipped = np.abs(signs @ d)
         alone += (flipped >= as_far).sum(0)
@@ -86,7 +86,7 @@ def relabel(
     order = _ordered(family, observed)
     alone, together = np.zeros(m), np.zeros(m)
     rng = np.random.default_rng(seed)
-    for size in blocks(resamples, max(1, samples.HELD // max(n, m) // 4)):
+    for size in blocks(resamples, max(1, arrays.HELD // max(n, m) // 4)):
         t = np.abs(sums.welch(rng.permuted(np.broadcast_to(in_b, (size, n)), axis=1)))
         alone += (t >= observed).sum(0)
         for of in order:
@@ -122,7 +122,7 @@ class _Sums:
             )
             apart = sum_b / n_b - sum_a / n_a
             # What rounding leaves of no spread at all is far below any that is there.
-            scale = samples.SAME * self.whole[2] / np.maximum(self.whole[0], 1)
+            scale = arrays.SAME * self.whole[2] / np.maximum(self.whole[0], 1)
             t = np.where(error > scale, apart / np.sqrt(error), np.sign(apart) * np.inf)
         return np.where(np.abs(apart) > np.sqrt(scale), np.nan_to_num(t, posinf=np.inf), 0.0)
 

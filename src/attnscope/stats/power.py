@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from scipy import special, stats
 
 from attnscope.errors import InputError, unknown
+from attnscope.stats.arrays import Floats
 from attnscope.stats.intervals import MINIMUM, moments, moments_unpaired, two_sided
-from attnscope.stats.samples import Floats
 
 MOST = 10_000_000
 DRAWS = 1000

@@ -9,10 +9,10 @@ from typing import Any
 import polars as pl
 
 from attnscope.errors import InputError, unknown
-from attnscope.question.claims import Claim, ClaimPart
-from attnscope.question.spec import Experiment
+from attnscope.spec.claims import Claim, ClaimPart
+from attnscope.spec.experiment import Experiment
 from attnscope.stats.evidence import item_of, measures
-from attnscope.stats.survival import CHOICES
+from attnscope.stats.robustness import CHOICES
 from attnscope.stats.tables import NORMALISE, Values, combine
 from attnscope.stats.verdicts import Verdict, judge
 

@@ -6,9 +6,9 @@ import numpy as np
 import polars as pl
 
 from attnscope.measures.measure import ANY, Range
+from attnscope.stats.arrays import mean_of
 from attnscope.stats.intervals import intervals
-from attnscope.stats.samples import mean_of
-from attnscope.stats.sources import Sources
+from attnscope.stats.resampling import Sources
 from attnscope.stats.tables import IDENTITY, Values, matrix
 from attnscope.stats.units import units
 

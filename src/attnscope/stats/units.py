@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attnscope.errors import InputError
-from attnscope.stats.samples import Floats, as_columns, telling_units
+from attnscope.stats.arrays import Floats, as_columns, telling_units
 
 
 @dataclass(frozen=True, slots=True)

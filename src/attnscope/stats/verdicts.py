@@ -9,8 +9,8 @@ from typing import Any
 
 import polars as pl
 
-from attnscope.question.claims import Claim, digest
-from attnscope.question.spec import Experiment
+from attnscope.spec.claims import Claim, digest
+from attnscope.spec.experiment import Experiment
 from attnscope.stats.contrast import ContrastSettings
 from attnscope.stats.evidence import (
     Facts,
@@ -22,7 +22,7 @@ from attnscope.stats.evidence import (
     missing,
 )
 from attnscope.stats.outcome import outcome_of, part_names, said, sides_of, stated
-from attnscope.stats.sources import Sources
+from attnscope.stats.resampling import Sources
 from attnscope.stats.tables import Values
 
 VERDICTS = ("supported", "contradicted", "undetermined", "not measured")

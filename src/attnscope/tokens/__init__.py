@@ -7,8 +7,8 @@ from attnscope.tokens.chat import (
     as_question,
     turns_of,
 )
+from attnscope.tokens.class_sets import DEFAULT, load_classes
 from attnscope.tokens.classes import ClassSet, ClassTable, TokenClass
-from attnscope.tokens.named import DEFAULT, load_classes
 from attnscope.tokens.regions import Prompt, Region, join
 from attnscope.tokens.tokenized import (
     PaddedBatch,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import InputError
 from attnscope.tokens.regions import Prompt, Region, join
-from attnscope.tokens.trial import check_ends
+from attnscope.tokens.template_check import check_ends
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -11,12 +11,12 @@ import numpy as np
 import vl_convert
 from numpy.typing import NDArray
 
-from attnscope.capture.show import Gaze, drawn
+from attnscope.capture.html_page import Gaze, drawn
 from attnscope.errors import unknown
-from attnscope.figures.words import BUNDLED, no_formula
-from attnscope.question.spec import Experiment
-from attnscope.question.yaml import written
-from attnscope.tokens.colours import class_colours
+from attnscope.figures.text_format import BUNDLED, no_formula
+from attnscope.spec.experiment import Experiment
+from attnscope.spec.experiment_yaml import written
+from attnscope.tokens.class_colours import class_colours
 from attnscope.tokens.visible import visible_text
 from attnscope.web.views import View
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.errors import InputError, ModelError
-from attnscope.loading.fit import check_fit
-from attnscope.look.measure import token_names
+from attnscope.loading.compatibility import check_fit
+from attnscope.look.text_measures import token_names
 from attnscope.prompts.insertion import Pair, insert
 from attnscope.tokens import (
     DEFAULT,
@@ -28,8 +28,8 @@ from attnscope.tokens import (
     read_vocabulary,
     tokenize,
 )
-from attnscope.web.asked import Wanted
-from attnscope.web.shelf import Loaded
+from attnscope.web.api_schemas import Wanted
+from attnscope.web.model_cache import Loaded
 from attnscope.web.views import Float32s, View
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def measure(loaded: Loaded, asked: Wanted, watcher: Watcher | None = None) -> Vi
     import torch
 
     import attnscope
-    from attnscope.experiment.answer import greedily
+    from attnscope.experiment.completion import greedily
 
     ready, watcher = prepare(loaded, asked), watcher or Watcher()
     model, tokens = loaded.model, ready.tokens

@@ -14,15 +14,15 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response
 
 from attnscope.errors import AttnscopeError, unknown
-from attnscope.web import asked as body
-from attnscope.web import downloads, gaze
-from attnscope.web.guard import REPORT_POLICY, Guard
+from attnscope.web import api_schemas as body
+from attnscope.web import attention_rows, downloads
 from attnscope.web.jobs import BusyError, GoneError, Job, Queue
 from attnscope.web.measuring import Watcher, measure, prepare
-from attnscope.web.memory import Memory
+from attnscope.web.model_cache import Shelf
 from attnscope.web.runs import Runs
-from attnscope.web.shelf import Shelf
-from attnscope.web.slices import Id, Word, attached, compared, kept, sent_as, slices
+from attnscope.web.security import REPORT_POLICY, Guard
+from attnscope.web.view_cache import Memory
+from attnscope.web.view_routes import Id, Word, attached, compared, kept, sent_as, slices
 from attnscope.web.views import SHADES, View
 
 STATIC = Path(__file__).parent / "static"
@@ -172,7 +172,7 @@ def _measuring(app: FastAPI, queue: Queue, shelf: Shelf, memory: Memory, longest
         """What kind of head every head of a model is."""
 
         def work(job: Job) -> dict[str, Any]:
-            from attnscope.web.kinds import kinds_of
+            from attnscope.web.head_types import kinds_of
 
             job.say(f"loading {wanted.model}")
             return kinds_of(shelf.get(wanted.model), job, needles=wanted.needles)
@@ -188,7 +188,7 @@ def _asking(app: FastAPI, queue: Queue, shelf: Shelf, memory: Memory) -> None:
 
         def work(job: Job) -> dict[str, Any]:
             job.say("following the gaze")
-            look = gaze.looks_at if wanted.way == "to" else gaze.looked_at_by
+            look = attention_rows.looks_at if wanted.way == "to" else attention_rows.looked_at_by
             values = look(
                 seen, wanted.token, wanted.layer, lambda: shelf.get(seen.model), job.check
             )
@@ -205,7 +205,7 @@ def _asking(app: FastAPI, queue: Queue, shelf: Shelf, memory: Memory) -> None:
         seen = memory.get(id)
 
         def work(job: Job) -> dict[str, Any]:
-            from attnscope.web.cut import without_sight
+            from attnscope.web.knockout import without_sight
 
             job.say("running the model without these tokens in sight")
             layers = None if wanted.layer is None else [wanted.layer]

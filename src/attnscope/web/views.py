@@ -17,7 +17,7 @@ from attnscope.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from attnscope.capture.scope import Scope
-    from attnscope.web.asked import Wanted
+    from attnscope.web.api_schemas import Wanted
 
 Float32s = NDArray[np.float32]
 SomeHeads = Sequence[tuple[int, int]]

@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from attnscope.figures.charts.parts import CLASS_LABELS, rule_at, tips
+from attnscope.figures.charts.common import CLASS_LABELS, rule_at, tips
 from attnscope.figures.theme import Style
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from attnscope.figures.charts.parts import nothing, panels, rule_at, spread, tips
+from attnscope.figures.charts.common import nothing, panels, rule_at, spread, tips
 from attnscope.figures.theme import Style
 
 NAMED = 5

@@ -10,7 +10,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from attnscope.figures.charts.parts import nothing, panel_title, spread, tips
+from attnscope.figures.charts.common import nothing, panel_title, spread, tips
 from attnscope.figures.theme import Style, Theme
 
 SHAPES = {"supported": "circle", "contradicted": "cross", "undetermined": "diamond"}

@@ -11,9 +11,9 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from attnscope.figures.charts.parts import columns_for, panel_title, tips
+from attnscope.figures.charts.common import columns_for, panel_title, tips
+from attnscope.figures.text_format import wrap
 from attnscope.figures.theme import Style
-from attnscope.figures.words import wrap
 
 NUMBER = 2.6
 """How wide a cell has to be for its number, in sizes of the type; narrower ones have none."""

@@ -10,7 +10,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from attnscope.figures.charts.parts import columns_for, nothing, panel_title, tips
+from attnscope.figures.charts.common import columns_for, nothing, panel_title, tips
 from attnscope.figures.theme import Style
 
 Y_TITLE = "Average attention weight"

@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from attnscope.figures.charts.parts import tips
+from attnscope.figures.charts.common import tips
 from attnscope.figures.theme import Style, Theme
 
 WIDTHS = {"F": 2, "W": 2}

@@ -1,0 +1,235 @@
+"""A scope in a notebook: the live page's text view, with a choice of layer and head, and the gaze
+of a token that is clicked, where queries were kept.
+
+One piece of HTML without anything from outside, and small: numbers are one byte each. Text is
+escaped, and shown as it is shown everywhere, on light and on dark paper.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.capture.data_frame import text_of
+from attnscope.errors import InputError, ScopeError
+from attnscope.tokens.visible import STRONGEST, visible_text
+
+if TYPE_CHECKING:
+    from attnscope.capture.scope import Scope
+
+MOST = 300_000
+"""Characters of a page: what is too much for it is left out, and said."""
+SPAN = 60
+"""Characters around a token, at most, beside its text."""
+LOOKED = 8
+"""Of a token's gaze, so many of the largest weights are kept."""
+ROWS = 8_000
+"""Gazes that are followed, tokens times layers; beyond, none is."""
+
+Gaze = Callable[[int, int], NDArray[np.float64]]
+"""Of a layer and a token: [K], the weights of its query, mean over heads."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """What is shown; a notebook displays it by itself."""
+
+    html: str
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+    def save(self, path: str | Path) -> None:
+        """As a page of its own."""
+        head = (
+            '<!doctype html><html lang="en"><meta charset="utf-8"><title>attention</title>'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            "<style>:root{color-scheme:light dark}body{margin:1.5rem auto;padding:0 1rem;"
+            "max-width:60rem}</style>"
+        )
+        Path(path).write_text(head + self.html, encoding="utf-8")
+
+
+def shown(scope: Scope, tokenizer: Any, sequence: int, input_ids: Any) -> Shown:
+    """See `Scope.show`."""
+    text = text_of(scope, tokenizer, input_ids)
+    if isinstance(sequence, bool) or not 0 <= sequence < len(text.tokens):
+        raise InputError(f"there is no sequence {sequence!r}; there are 0 … {len(text.tokens) - 1}")
+    there = np.flatnonzero(text.real[sequence])
+    tokens = [text.tokens[sequence][n] for n in there]
+    heads = _weights(scope, sequence, there)
+
+    def gaze(layer: int, n: int) -> NDArray[np.float64]:
+        row = scope.row(layer, int(there[n]), sequence).double().mean(0).cpu().numpy()
+        return np.asarray(row[there])
+
+    title = f"attention received, queries {str(scope._queries)!r}"
+    return drawn(title, tokens, scope.layers, heads, gaze)
+
+
+def drawn(
+    title: str,
+    tokens: list[str],
+    layers: list[int],
+    heads: list[NDArray[np.float64]],
+    gaze: Gaze | None = None,
+) -> Shown:
+    """The page of a text, from what its tokens receive from the average query: [H, K] of every
+    layer. What is too much for it is left out, and said in the title."""
+    whole, tokens = len(tokens), [visible_text(token) for token in tokens]
+    mean = np.stack([of.mean(0) for of in heads])
+    left_out = []
+    while len(tokens) * SPAN + sum(map(len, tokens)) > MOST // 2:
+        tokens = tokens[: int(len(tokens) * 0.9)]
+    if len(tokens) < whole:
+        left_out.append(f"the first {len(tokens):,} of {whole:,} tokens")
+    size = sum(len(of) + 1 for of in heads) * len(tokens)
+    if size * 4 / 3 > MOST // 3:
+        heads = [of[:0] for of in heads]
+        left_out.append("means over heads")
+    if left_out:
+        title += "; shown: " + ", ".join(left_out)
+    page = _page(title, tokens, layers, mean, heads, None)
+    gazes = None if gaze is None or left_out else _gazes(gaze, layers, len(tokens))
+    if gazes is not None:
+        more = _page(title, tokens, layers, mean, heads, gazes)
+        page = more if len(more) < MOST else page
+    return Shown(page)
+
+
+def _gazes(gaze: Gaze, layers: list[int], n: int) -> NDArray[np.uint8] | None:
+    """uint8 [1 + layers, tokens, LOOKED, 3]: of every gaze, first the mean over layers, the tokens
+    with the largest weights: where they are (in two bytes) and the weight, of 255. None where they
+    are too many, or queries were not kept; of a token that was no query, nothing."""
+    if n * len(layers) > ROWS or n > 2**16:
+        return None
+    found = np.zeros((1 + len(layers), n, LOOKED, 3), dtype=np.uint8)
+    for token in range(n):
+        try:
+            rows = [gaze(layer, token)[:n] for layer in layers]
+        except ScopeError:
+            return None
+        except InputError:
+            continue
+        for at, row in enumerate([np.mean(rows, axis=0), *rows]):
+            top = np.argsort(-row, kind="stable")[:LOOKED]
+            found[at, token, : len(top), 0], found[at, token, : len(top), 1] = top >> 8, top & 255
+            found[at, token, : len(top), 2] = np.clip(row[top] * 255, 0, 255).round()
+    return found
+
+
+def _weights(scope: Scope, sequence: int, there: NDArray[np.int64]) -> list[NDArray[np.float64]]:
+    """What tokens receive from the average query, [H, K] of every layer."""
+    heads = []
+    for layer in scope.layers:
+        count = max(float(scope.count(layer)[sequence]), 1.0)
+        received = scope.received(layer)[sequence].cpu().double().numpy()
+        heads.append(received[:, there] / count)
+    return heads
+
+
+def _page(
+    title: str,
+    tokens: list[str],
+    layers: list[int],
+    mean: NDArray[np.float64],
+    heads: list[NDArray[np.float64]],
+    gazes: NDArray[np.uint8] | None,
+) -> str:
+    n = len(tokens)
+    everything = [mean[:, :n].mean(0)]
+    most = max(len(of) for of in heads)
+    for of_layer, of in zip(mean, heads, strict=True):
+        everything += [of_layer[:n], *(row[:n] for row in of)]
+    full = [_full(row) for row in everything]
+    shades = np.stack(
+        [np.clip(row / f * 255, 0, 255).round() for row, f in zip(everything, full, strict=True)]
+    ).astype(np.uint8)
+    id = f"attnscope-{uuid4().hex[:12]}"
+    colour = ",".join(str(int(STRONGEST[at : at + 2], 16)) for at in (1, 3, 5))
+    spans = "".join(
+        f'<span style="background:rgba({colour},{shade / 255:.2f})">{escape(token)}</span>'
+        for token, shade in zip(tokens, shades[0].tolist(), strict=True)
+    )
+    # Where the rows of each layer begin: its mean, then its heads.
+    at = np.cumsum([1, *(1 + len(of) for of in heads[:-1])]).tolist()
+    data = {
+        "full": [float(f"{f:.4g}") for f in full],
+        "at": at,
+        "heads": [len(of) for of in heads],
+        "bytes": b64encode(shades.tobytes()).decode(),
+        "gaze": "" if gazes is None else b64encode(gazes.tobytes()).decode(),
+        "colour": colour,
+    }
+    layer_choice = _options([("mean", ""), *((str(layer), i) for i, layer in enumerate(layers))])
+    head_choice = _options([("mean", ""), *((str(h), h) for h in range(most))])
+    hint = "" if gazes is None else "Click a token to see what it looks at (mean of heads). "
+    return (
+        f'<div id="{id}" style="font:14px/1.5 system-ui,sans-serif;padding:.25em 0">'
+        f"<b>{escape(title)}</b>"
+        f'<div style="margin:.5em 0"><label>layer <select>{layer_choice}</select></label> '
+        f"<label>head <select>{head_choice}</select></label> "
+        '<span style="display:inline-block;width:6em;height:.8em;border:1px solid #8888;'
+        f'border-radius:3px;background:linear-gradient(90deg,transparent,rgb({colour}))"></span> '
+        "<span></span></div>"
+        '<div style="font:13px/1.85 ui-monospace,monospace;white-space:pre-wrap;'
+        'overflow-wrap:anywhere;border:1px solid #8888;border-radius:8px;padding:.5em .7em">'
+        f'{spans}</div><div role="status" style="opacity:.75;min-height:1.5em">{hint}</div>'
+        f"<script>{_script(id, data)}</script></div>"
+    )
+
+
+def _full(row: NDArray[np.float64]) -> float:
+    """The weight of the strongest shade: the largest but the first token's, which in many models
+    takes so much that nothing else would show."""
+    others = row[1:] if len(row) > 1 else row
+    return max(float(others.max(initial=0.0)), 1e-30)
+
+
+def _options(choices: list[tuple[str, Any]]) -> str:
+    return "".join(f'<option value="{value}">{name}</option>' for name, value in choices)
+
+
+def _script(id: str, data: dict[str, Any]) -> str:
+    """Recolour when a choice is made. The data are numbers and base64: nothing of the text."""
+    return (
+        "(function(){"
+        f"const root=document.getElementById({json.dumps(id)}),d={json.dumps(data)};"
+        "const raw=atob(d.bytes),far=atob(d.gaze),[ls,hs]=root.querySelectorAll('select'),"
+        "[bar,text,told]=root.querySelectorAll(':scope > div'),note=bar.lastElementChild,"
+        "tokens=[...text.children],n=tokens.length;let chosen=null;"
+        "const show=(of,full,what)=>{note.textContent='0 to '+full+' or more';"
+        "tokens.forEach((t,i)=>{const s=Math.min(1,of(i)/full);"
+        "t.style.background='rgba('+d.colour+','+s+')';"
+        "t.style.outline=i===chosen?'2px solid':'';"
+        "t.title=i+': '+what+of(i).toPrecision(3)+(s===1?' or more':'');});};"
+        f"const look=(l)=>{{const w=new Float64Array(n),k={LOOKED};for(let j=0;j<k;j++){{"
+        "const at=((l*n+chosen)*k+j)*3;"
+        "const to=far.charCodeAt(at)*256+far.charCodeAt(at+1);"
+        "w[to]=Math.max(w[to],far.charCodeAt(at+2)/255);}return w;};"
+        "function paint(){let r=0,l=ls.value===''?0:1+(+ls.value);if(l){"
+        "for(const o of hs.options)o.disabled=o.value!==''&&+o.value>=d.heads[l-1];"
+        "if(hs.selectedOptions[0].disabled)hs.value='';"
+        "r=d.at[l-1]+(hs.value===''?0:1+(+hs.value));}else{hs.value='';}"
+        "hs.disabled=!l||chosen!==null;"
+        "if(chosen===null){show(i=>raw.charCodeAt(r*n+i)/255*d.full[r],d.full[r],'');"
+        "if(d.gaze)told.textContent='Click a token to see what it looks at (mean of heads).';"
+        "}else{const w=look(l),most=Math.max(...w.slice(1))||w[0]||1;"
+        "show(i=>w[i],+most.toPrecision(3),'looked at with ');"
+        f"told.textContent='The {LOOKED} tokens that token '+chosen+' looks at most, mean of heads"
+        "'+(l?', layer '+ls.selectedOptions[0].text:', mean of layers')+'. Click it again to go "
+        "back.';}}"
+        "tokens.forEach((t,i)=>{if(!d.gaze)return;t.tabIndex=0;t.style.cursor='pointer';"
+        "t.onclick=()=>{chosen=chosen===i?null:i;paint();};"
+        "t.onkeydown=(e)=>{if(e.key==='Enter')t.onclick();};});"
+        "ls.onchange=paint;hs.onchange=paint;paint();})();"
+    )

@@ -1,0 +1,164 @@
+"""`hold`: keep what the attention layers of a model make in a forward pass: their value vectors,
+their heads' outputs, and their own. Only of the last pass, and only inside the `with` block; the
+model stays as it was. Works beside `watch`, in either order. Must not know what is computed from
+them.
+
+Value vectors are taken where every family hands them over, at the call of transformers' attention
+interface; outputs in front of the layer's output projection and behind it, before anything is
+added to them.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from attnscope.capture import hooks, sites
+from attnscope.capture.families import BYPASSING, OUTPUT_PROJECTIONS
+from attnscope.capture.hook_registry import Seen
+from attnscope.capture.sites import Site
+from attnscope.errors import InputError, ScopeError
+
+
+class Activations:
+    """What the attention layers made in the last forward pass; a new pass forgets the one before.
+
+    Tensors are the model's own (its dtype and device, no copies): read them, do not write.
+    """
+
+    def __init__(self, layers: list[int]):
+        self.layers = layers
+        self._values: dict[int, Tensor] = {}
+        self._heads: dict[int, Tensor] = {}
+        self._outputs: dict[int, Tensor] = {}
+        self._complete = False
+
+    def values(self, layer: int) -> Tensor:
+        """Value vectors [batch, key/value heads, keys, size], as the keys were attended to."""
+        return self._held(self._values, layer, "value vectors")
+
+    def heads(self, layer: int) -> Tensor:
+        """The heads' outputs side by side [batch, tokens, heads · size], as the output projection
+        is given them (behind a gate, where a family has one)."""
+        return self._held(self._heads, layer, "heads' outputs")
+
+    def outputs(self, layer: int) -> Tensor:
+        """Attention outputs [batch, tokens, hidden], after the output projection."""
+        return self._held(self._outputs, layer, "attention outputs")
+
+    def _held(self, held: dict[int, Tensor], layer: int, what: str) -> Tensor:
+        if layer not in self.layers:
+            raise InputError(f"layer {layer!r} is not recorded; recorded: {self.layers}")
+        if not self._complete:
+            raise ScopeError("no forward pass was recorded; call the model inside the with block")
+        if layer not in held:
+            raise ScopeError(f"layer {layer} made no {what} that attnscope can see")
+        return held[layer]
+
+    def _forget(self) -> None:
+        self._values.clear()
+        self._heads.clear()
+        self._outputs.clear()
+        self._complete = False
+
+
+def hold(model: nn.Module, layers: Any = None) -> AbstractContextManager[Activations]:
+    """Hold value vectors and attention outputs of each forward pass, inside a `with` block.
+
+        with hold(model, layers=[0]) as activations:
+            model(**inputs)
+            activations.values(0)            # [batch, key/value heads, keys, size]
+            activations.heads(0)             # [batch, tokens, heads · size], before the projection
+            activations.outputs(0)           # [batch, tokens, hidden], after it
+
+    After the block they are gone, so that no model's worth of activations is kept by accident.
+    Meant for passes over whole prompts; of a pass that continues a cache, outputs are those of
+    its new tokens.
+    """
+    found = sites.find(model)
+    return _recording(found, Activations(sorted(sites.restrict(found, layers))))
+
+
+class _Values:
+    """Keeps the value vectors of the last pass; needs no description of who sees whom."""
+
+    describes = False
+
+    def __init__(self, held: Activations):
+        self.held = held
+
+    def begin(self, stack: str, cache: Any) -> None:
+        self.held._forget()
+
+    def wants(self, site: Site) -> bool:
+        return site.kind == "self" and site.layer in self.held.layers
+
+    def see(self, seen: Seen) -> None:
+        if seen.values is not None:
+            self.held._values[seen.site.layer] = seen.values.detach()
+
+    def end(self, stack: str, *, finished: bool) -> None:
+        self.held._complete = finished
+
+
+@contextmanager
+def _recording(found: sites.Sites, held: Activations) -> Iterator[Activations]:
+    with ExitStack() as undo:
+        undo.callback(held._forget)
+        undo.enter_context(hooks.install(found, observer=_Values(held)))
+        base = found.base
+        parents = {child: module for module in base.modules() for child in module.children()}
+        for module, site in found.modules.items():
+            if site.kind == "self" and site.layer in held.layers:
+                _take_outputs(module, parents.get(module), site.layer, held, undo)
+                if module in found.bypassing:
+                    _take_projected_values(module, site.layer, held, undo)
+        yield held
+
+
+def _take_outputs(
+    module: nn.Module, parent: nn.Module | None, layer: int, held: Activations, undo: ExitStack
+) -> None:
+    """Behind the projection, because some modules add the residual before they return, and
+    BERT's project in the module beside.
+    """
+    inside = (getattr(module, name, None) for name in OUTPUT_PROJECTIONS)
+    found = next((projection for projection in inside if projection is not None), None)
+    beside = getattr(getattr(parent, "output", None), "dense", None)
+    projection: nn.Module | None = found if found is not None else beside
+    source = module if projection is None else projection
+
+    def keep(given: Any, output: Any) -> None:
+        tensor = output[0] if isinstance(output, tuple) else output
+        held._outputs[layer] = tensor.detach()
+        if projection is not None:
+            held._heads[layer] = given.detach()
+
+    _listen(source, keep, undo)
+
+
+def _take_projected_values(
+    module: nn.Module, layer: int, held: Activations, undo: ExitStack
+) -> None:
+    """Families without the interface: from the projection that makes their value vectors."""
+    family = BYPASSING.get(type(module).__name__)
+    if family is None:
+        return
+
+    def keep(given: Any, made: Tensor) -> None:
+        held._values[layer] = family.values(module, made).detach()
+
+    _listen(getattr(module, family.projection), keep, undo)
+
+
+def _listen(source: nn.Module, keep: Callable[[Any, Any], None], undo: ExitStack) -> None:
+    """Keep what a module is given and makes of it, in this thread; a copy is not listened to."""
+    thread = threading.get_ident()
+
+    def take(module: nn.Module, args: Any, output: Any) -> None:
+        if module is source and threading.get_ident() == thread:
+            keep(args[0] if args else None, output)
+
+    undo.callback(source.register_forward_hook(take).remove)

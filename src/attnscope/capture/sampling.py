@@ -1,0 +1,66 @@
+"""Sampled passes see rows in parts, which need the log-sum-exp of whole rows: made, and checked.
+
+Must not know who asked.
+"""
+
+import torch
+from torch import Tensor
+
+from attnscope import kernels
+from attnscope.capture.conservation import check
+from attnscope.capture.geometry import Frame, Part
+from attnscope.capture.kernel_rows import rows_of
+from attnscope.capture.pending import Lane
+from attnscope.capture.sums import by_lane
+from attnscope.kernels import AttentionCall
+from attnscope.kernels.call import reach_of
+
+# Rows of a sampled pass that are looked at whole, to check the log-sum-exp they were given.
+AUDITED = 4
+
+
+def whole_rows(
+    call: AttentionCall, frame: Frame, lse: Tensor | None, backend: str, times: int
+) -> tuple[Tensor, Tensor]:
+    """The log-sum-exp of all queries in float64, and how far the given one was from it."""
+    causal = frame.form == "causal"
+    everything = Part(
+        rows=frame.queries,
+        causal=causal,
+        start=None if causal else frame.visible.start,
+        stop=None if causal else frame.visible.stop,
+        own=frame.own().int().expand(frame.batch, -1).contiguous().to(call.q.device),
+    )
+    rows = rows_of(call, everything.times(times), lse, 0, times)
+    if rows.lse is not None:
+        return kernels.refine(backend)(rows)
+    known = kernels.kernel(backend)(rows).lse
+    assert known is not None
+    return known.double(), torch.zeros(known.shape[:2], device=known.device)
+
+
+def audit(lanes: list[Lane], call: AttentionCall, frame: Frame, lse: Tensor, backend: str) -> None:
+    """A few rows, looked at whole: do they add up to 1 under the log-sum-exp that parts get?"""
+    L = len(lanes)
+    index = torch.linspace(0, frame.queries - 1, AUDITED).long().expand(frame.batch, -1)
+    start, stop = (bound.gather(1, index).int().to(lse.device) for bound in frame.intervals)
+    own = frame.own()[index].int().to(lse.device)
+    few = Part(rows=AUDITED, index=index.to(lse.device), start=start, stop=stop, own=own).times(L)
+    rows = rows_of(call, few, lse, 0, L)
+    sums = kernels.kernel(backend)(rows)
+    assert rows.lse is not None
+    sees = (stop > start).repeat(L, 1)[:, None]
+    mass = sums.mass.double()
+    if rows.sinks is not None:
+        mass += (torch.exp(rows.sinks.double()[:, None] - rows.lse) * sees).sum(-1)
+    off = (mass - sees.sum(-1)).abs() / AUDITED
+    reach = sums.reach
+    if reach is None:
+        reach = reach_of(rows).repeat_interleave(rows.q.shape[1] // rows.k.shape[1], 1)
+    check(
+        [lane.site.layer for lane in lanes],
+        torch.stack(by_lane(off, L)),
+        torch.stack(by_lane(reach, L)),
+        call.q.dtype,
+        "rows looked at whole add up to 1 only within",
+    )

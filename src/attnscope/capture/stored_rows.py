@@ -1,0 +1,259 @@
+"""Queries and keys kept beyond their pass, so that single rows can be told afterwards.
+
+As large as a key/value cache, n · d and never n²: queries of the counted rows, and keys by
+reference where nobody writes over them. A later pass brings back the keys of those before it; where
+they are equal, one tensor serves both. Must not know what is asked of the rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import cache_utils
+
+from attnscope.errors import InputError, ScopeError
+from attnscope.kernels import Asked, ByQuery, Rows, reference, tell_rows
+from attnscope.kernels.one_row import of_weights
+
+
+@dataclass(slots=True, eq=False)
+class Keys:
+    """Keys [B, G, K, D] that several passes share, as far as each goes."""
+
+    tensor: Tensor
+    version: int = field(init=False)
+    """How often the tensor had been written to when it was kept."""
+
+    def __post_init__(self) -> None:
+        self.hold(self.tensor)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Keys, (self.first(self.tensor.shape[2]),)  # a copy counts anew
+
+    def hold(self, tensor: Tensor) -> None:
+        """Keep these in place of the keys so far, which are their beginning."""
+        self.tensor, self.version = tensor, _version(tensor)
+
+    @property
+    def changed(self) -> bool:
+        """Whether someone has written to them since."""
+        return self.version != _version(self.tensor)
+
+    def first(self, width: int) -> Tensor:
+        """The first keys; an error where they are no longer those of the pass."""
+        if self.changed:
+            raise ScopeError(
+                "the keys of the cache were changed in place after they were measured, so single "
+                "queries cannot be computed from them; read them before the change, or change a "
+                "copy of the cache",
+                code="keys-changed",
+            )
+        return self.tensor[:, :, :width]
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Kept:
+    """The counted rows of one call."""
+
+    positions: Tensor
+    """int64 [B, M]: those of the queries in the sequence; -1 of a row that does not count."""
+    first_key: int
+    """Position of key 0."""
+    rows: Rows | None = None
+    """Its keys are in `keys`."""
+    keys: Keys | None = None
+    width: int = 0
+    """How many of the keys are its own."""
+    weights: Tensor | None = None
+    """float32 [B, H, M, K], of modules that hand over nothing smaller."""
+
+    def without(self, sequences: Tensor) -> "Kept":
+        """This, less the rows of some sequences, bool [B]."""
+        return replace(self, positions=self.positions.masked_fill(sequences[:, None], -1))
+
+    def tell(self, asked: Asked, backend: str) -> ByQuery:
+        """What was asked for of these rows; `asked` counts keys from their first."""
+        if self.weights is not None:
+            return of_weights(self.weights, asked)
+        assert self.rows is not None
+        assert self.keys is not None
+        rows = replace(self.rows, k=self.keys.first(self.width))
+        return tell_rows(backend)(rows, asked)
+
+
+def row_of(kept: Sequence[Kept], position: int, sequence: int, keys: int) -> Tensor | None:
+    """float32 [H, keys]: the weights of one query, 0 on keys it does not see; None if no row is
+    its."""
+    for each in kept:
+        for m in (each.positions[sequence] == position).nonzero()[:, 0].tolist():
+            if each.weights is not None:
+                A = each.weights[sequence, :, m]
+            else:
+                assert each.rows is not None
+                assert each.keys is not None
+                whole = replace(each.rows, k=each.keys.first(each.width))
+                A = reference.weights(whole.one(sequence, m))[0][0, :, 0]
+            return pad(A.float(), (each.first_key, keys - each.first_key - A.shape[-1]))
+    return None
+
+
+def rewritten(cache: Any) -> bool:
+    """Whether the keys a model attends to may be written over later: all but those of a dynamic
+    cache, which makes new tensors, and those that never were in one."""
+    if cache is None:
+        return False
+    kinds = (cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer)
+    return type(cache) is not cache_utils.DynamicCache or any(
+        type(layer) not in kinds for layer in cache.layers
+    )
+
+
+def keep(
+    so_far: Sequence[Kept],
+    rows: Rows,
+    positions: Tensor,
+    first_key: int,
+    seen: int,
+    *,
+    copy: bool,
+) -> tuple[Kept, int]:
+    """Rows to be told later, after those so far, and how many bytes they hold. None of them sees a
+    key from `seen` on; `copy` the keys where they may be written over."""
+    k, seen = rows.k, max(seen, 1)
+    if not rows.causal and seen < k.shape[2]:
+        k = k[:, :, :seen]
+        rows = replace(
+            rows,
+            real=None if rows.real is None else rows.real[:, :seen],
+            key_bias=None if rows.key_bias is None else rows.key_bias[..., :seen],
+            links=tuple(replace(link, bias=link.bias[..., :seen]) for link in rows.links),
+        )
+    # A tensor of inference mode does not count how often it was written to.
+    k, q = k.clone() if copy or k.is_inference() else _own(k), _own(rows.q)
+    keys, more = Keys(k), _bytes(q) + _bytes(k)
+    before = so_far[-1].keys if so_far and so_far[-1].first_key == first_key else None
+    if before is not None and not before.changed:
+        width = before.tensor.shape[2]
+        if width <= k.shape[2] and torch.equal(before.tensor, k[:, :, :width]):
+            more -= _bytes(before.tensor)
+            before.hold(k)
+            keys = before
+    alone = replace(rows, q=q, k=k[:, :, :0], cache={})
+    kept = Kept(positions=positions, first_key=first_key, rows=alone, keys=keys, width=k.shape[2])
+    return kept, more
+
+
+def keep_weights(A: Tensor, positions: Tensor) -> tuple[Kept, int]:
+    """The same of rows [B, H, M, K] that are there already."""
+    return Kept(positions=positions, first_key=0, weights=A), _bytes(A)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """As it is, unless it would hold much more than itself."""
+    return tensor if tensor.untyped_storage().nbytes() <= 2 * _bytes(tensor) else tensor.clone()
+
+
+def tell(kept: Sequence[Kept], asked: Asked, backend: str) -> ByQuery:
+    """What was asked for, of the rows of all passes in order; nan of those that do not count.
+
+    `asked` goes over all of them, and counts keys from the first of the sequence.
+    """
+    found, at = [], 0
+    for each in kept:
+        rows = slice(at, at + each.positions.shape[1])
+        at = rows.stop
+        first = each.first_key
+        width = each.width if each.weights is None else each.weights.shape[3]
+        keys = None if asked.keys is None else asked.keys[:, rows] - first
+        if keys is not None:  # keys that came later, and those a window has dropped, weigh nothing
+            keys = keys.where(keys < width, -1)
+        part = replace(
+            asked,
+            shares=None if asked.shares is None else asked.shares[:, first : first + width],
+            keys=keys,
+            spans=None if asked.spans is None else asked.spans[:, rows] - first,
+        )
+        found.append(_blank(each.tell(part, backend), each))
+    return _one_below_the_other(found)
+
+
+def _blank(told: ByQuery, kept: Kept) -> ByQuery:
+    """nan, and -1 for a key, in rows that do not count; keys counted from the sequence's first."""
+    counts = kept.positions >= 0
+    if told.top_key is not None:
+        there = (told.top_key >= 0) & counts[:, None, :, None]
+        key = (told.top_key + kept.first_key).where(there, -1)
+        told = replace(told, top_key=key)
+    if bool(counts.all()):
+        return told
+    blank: dict[str, Tensor] = {}
+    for each in fields(ByQuery):
+        value: Tensor | None = getattr(told, each.name)
+        if value is not None and each.name != "top_key":
+            shape = counts[:, None] if value.ndim == 3 else counts[:, None, :, None]
+            blank[each.name] = value.where(shape, torch.nan)
+    return replace(told, **blank)
+
+
+def _one_below_the_other(found: list[ByQuery]) -> ByQuery:
+    if len(found) == 1:
+        return found[0]
+    whole: dict[str, Tensor] = {}
+    for each in fields(ByQuery):
+        parts = [value for told in found if (value := getattr(told, each.name)) is not None]
+        if parts and each.name.startswith("top"):  # early steps may have seen fewer keys
+            width = max(part.shape[3] for part in parts)
+            fill = {"top_key": -1, "top_weight": 0.0}.get(each.name, torch.nan)
+            parts = [pad(part, (0, width - part.shape[3]), value=fill) for part in parts]
+        if parts:
+            whole[each.name] = torch.cat(parts, 2)
+    return ByQuery(**whole)
+
+
+def _bins(positions: Tensor, bin: int) -> tuple[Tensor, Tensor, int]:
+    """For each row, its bin and whether it counts; and how many bins there are."""
+    if isinstance(bin, bool) or not isinstance(bin, int) or bin < 1:
+        raise InputError(f"bin={bin!r}: a bin holds a whole number of positions from 1")
+    which = positions.clamp(min=0) // bin
+    return which, positions >= 0, int(which.max()) + 1
+
+
+def bins_of(positions: Tensor, bin: int) -> Tensor:
+    """int64 [B, bins]: the first position of each bin; -1 where no query is in it."""
+    which, counts, n = _bins(positions, bin)
+    there = torch.zeros(len(positions), n, dtype=torch.int64, device=positions.device)
+    there.scatter_add_(1, which, counts.long())
+    first = torch.arange(n, device=positions.device) * bin
+    return first.expand_as(there).where(there > 0, -1)
+
+
+def binned(values: Tensor, positions: Tensor, bin: int) -> Tensor:
+    """Means [B, H, bins, …] over the rows [B, H, M, …] of every `bin` positions that are numbers;
+    nan where there are none."""
+    which, counts, n = _bins(positions, bin)
+    flat = values.double().flatten(3) if values.ndim > 3 else values.double()[..., None]
+    there = counts[:, None, :, None] & ~flat.isnan()
+    parts = flat.where(there, 0.0), there.double()
+    if torch.equal(positions, torch.arange(flat.shape[2], device=flat.device).expand_as(positions)):
+        # Every query at its place: neighbours are a bin, and nothing has to be scattered.
+        short = n * bin - flat.shape[2]
+        total, number = (
+            pad(part, (0, 0, 0, short)).view(*part.shape[:2], n, bin, -1).sum(3) for part in parts
+        )
+    else:
+        index = which[:, None, :, None].expand_as(flat)
+        shape = *flat.shape[:2], n, flat.shape[3]
+        total, number = (flat.new_zeros(shape).scatter_add_(2, index, part) for part in parts)
+    mean: Tensor = (total / number.where(number > 0, torch.nan)).float()
+    return mean.view(*values.shape[:2], n, *values.shape[3:])

@@ -1,0 +1,303 @@
+"""The running sums of one layer, over the calls of one sequence: a forward pass, then each
+decoding step with its longer row of keys.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from attnscope.capture.geometry import Exposure, Frame, Selection
+from attnscope.capture.stored_rows import Kept
+from attnscope.errors import ScopeError
+from attnscope.kernels import Totals
+
+BY_KEY = ("received", "later", "variance", "flow")
+BY_HEAD = ("mass", "entropy", "own", "entropy_variance")
+SUMS = BY_KEY + BY_HEAD
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class LayerTotals:
+    """Sums over the counted queries so far. Keys are positions of the sequence."""
+
+    first: Tensor
+    """int64 [B], on the CPU: position of the first real token; -1 where none was seen yet."""
+    begun: bool = False
+    """Whether that is known of all sequences."""
+    position: int = 0
+    """Tokens of the queries' text seen so far."""
+    keys: int = 0
+    """Keys seen so far; the buffers may be longer, so that decoding does not copy them."""
+    continued: bool = False
+    """Whether more than one pass could have come, or did."""
+    turn: int = 0
+    """Replies begun so far."""
+    tentative: "LayerTotals | None" = None
+    """Sums of what may turn out not to count: the last token of a prompt that may go on."""
+    sums: Totals | None = None
+    """None until a counted query has been seen."""
+    selections: list[Selection] = field(default_factory=list)
+    """What was counted, pass by pass."""
+    sink: Tensor | None = None
+    """float64 [B, H]: what learned sinks took; None where the layer has none."""
+    sink_position: Tensor | None = None
+    """float64 [B, H]: the same, times the position of the query."""
+    drift: Tensor | None = None
+    """[B, H], as in `Totals`; kept for the conservation check."""
+    reach: Tensor | None = None
+    """[B, H], as in `Totals`."""
+    unseen: tuple[Tensor, Tensor] | None = None
+    """`unseen_mass` and `unseen_key` of `Totals`, of the call in which the former is largest."""
+    sampled: bool = False
+    top: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+    """For each call: positions of the queries [B, M], their keys and weights [B, H, M, k]."""
+    kept: list[Kept] = field(default_factory=list)
+    """The rows of each call, where they are to be told one by one."""
+    held: int = 0
+    """Bytes that these hold."""
+    owed: Callable[[], None] | None = None
+    """Makes the sums of kept rows, and checks them: when somebody reads them first."""
+
+    def pay(self) -> None:
+        """Make the sums that are still owed."""
+        owed, self.owed = self.owed, None
+        if owed is not None:
+            owed()
+
+    def follow(self, frame: Frame) -> None:
+        """Make sure that a pass with a past follows the one before it."""
+        if frame.first_query != self.position:
+            raise ScopeError(
+                f"this forward pass continues at token {frame.first_query}, but {self.position} "
+                "tokens were seen so far; run the whole sequence inside the with block"
+            )
+        if not frame.cross and frame.first_key + frame.keys > frame.first_query + frame.queries:
+            raise ScopeError(
+                "some keys of this model are no tokens of this text (compressed blocks, or another "
+                "text's), so its decoding steps cannot be added up key by key; watch one pass over "
+                "the whole text instead"
+            )
+        if not self.begun:
+            self.first = torch.where(self.first < 0, frame.first_real, self.first)
+            self.begun = bool((self.first >= 0).all())
+
+    def result(self) -> "LayerTotals":
+        """The sums as they stand over all keys, the tentative ones taken for certain."""
+        whole = self
+        if self.tentative is not None and self.tentative.sums is not None:
+            whole = replace(
+                self,
+                tentative=None,
+                selections=[*self.selections],
+                top=[*self.top],
+                kept=[*self.kept],
+            )
+            if self.sums is not None:
+                whole.sums = _copied(self.sums)
+            whole.absorb(self.tentative)
+        if whole.sums is not None and (width := whole.sums.received.shape[-1]) < self.keys:
+            whole.sums = _resized(whole.sums, 0, self.keys - width)
+        return whole
+
+    def settle(self) -> None:
+        """The prompt is over: what was tentative counts."""
+        if self.tentative is not None:
+            self.absorb(self.tentative)
+            self.tentative = None
+
+    def absorb(self, other: "LayerTotals") -> None:
+        """Add another's sums to these."""
+        if other.sums is None:
+            return
+        self.add(other.sums, 0)
+        self.drifted(other.drift, other.reach)
+        self._keep_unseen(other.unseen)
+        self.selections += other.selections
+        self.sampled |= other.sampled
+        self.top += other.top
+        self.kept += other.kept
+        if other.sink is not None and other.sink_position is not None:
+            self._sink(other.sink, other.sink_position)
+
+    def drop(self, sequences: Tensor) -> None:
+        """Forget these sequences, bool [B] on the CPU."""
+        if self.sums is None:
+            return
+        gone = sequences.to(self.sums.received.device)
+        for name in SUMS:
+            if (sums := getattr(self.sums, name)) is not None:
+                sums[gone] = 0.0
+        for taken in (self.sink, self.sink_position):
+            if taken is not None:
+                taken[gone] = 0.0
+        self.selections = [selection.without(sequences) for selection in self.selections]
+        self.top = [
+            (where.masked_fill(gone[:, None], -1), keys, weights)
+            for where, keys, weights in self.top
+        ]
+        self.kept = [kept.without(gone) for kept in self.kept]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the kept rows are."""
+        return self.kept[0].positions.device
+
+    def count(self) -> Tensor:
+        """float64 [B]: the number of queries, on the CPU."""
+        counts = [selection.count for selection in self.selections]
+        return counts[0] if len(counts) == 1 else torch.stack(counts).sum(0)
+
+    def add(self, totals: Totals, first_key: int) -> None:
+        """Add the sums of some rows; key 0 of these is at position `first_key`."""
+        self.drifted(totals.drift, totals.reach)
+        if totals.unseen_mass is not None and totals.unseen_key is not None:
+            key = totals.unseen_key + first_key if first_key else totals.unseen_key
+            self._keep_unseen((totals.unseen_mass, key))
+        if self.sums is None:
+            if totals.lse is not None:
+                totals = replace(totals, lse=None)  # as large as all the rest: let it go
+            self.sums = _resized(totals, first_key, 0) if first_key else totals
+            return
+        keys = first_key + totals.received.shape[-1]
+        width = self.sums.received.shape[-1]
+        if keys > width:  # and some more room, so that a long generation copies seldom
+            self.sums = _resized(self.sums, 0, max(keys, width + 64, width + width // 4) - width)
+        if totals.variance is not None and self.sums.variance is None:
+            self.sums = replace(
+                self.sums,
+                variance=torch.zeros_like(self.sums.received),
+                entropy_variance=torch.zeros_like(self.sums.entropy),
+            )
+        there = slice(first_key, keys)
+        for name in BY_KEY:
+            if (more := getattr(totals, name)) is not None:
+                getattr(self.sums, name)[..., there] += more
+        for name in BY_HEAD:
+            if (more := getattr(totals, name)) is not None:
+                getattr(self.sums, name).add_(more)
+
+    def drifted(self, drift: Tensor | None, reach: Tensor | None = None) -> None:
+        """Keep the largest `drift` and `reach` of all calls."""
+        if drift is not None:
+            self.drift = drift if self.drift is None else torch.maximum(self.drift, drift)
+        if reach is not None:
+            self.reach = reach if self.reach is None else torch.maximum(self.reach, reach)
+
+    def _keep_unseen(self, unseen: tuple[Tensor, Tensor] | None) -> None:
+        """Keep the larger mass of keys that no row sees, and its key."""
+        if self.unseen is None or unseen is None:
+            self.unseen = self.unseen or unseen
+            return
+        (mass, key), (more, other) = self.unseen, unseen
+        self.unseen = torch.maximum(mass, more), torch.where(more > mass, other, key)
+
+    def add_sink(self, taken: Tensor, selection: Selection) -> None:
+        """Add what learned sinks took from each row of a pass, [B, H, M]."""
+        counted = selection.rows(selection.counted_queries())[:, None].to(taken.device)
+        positions = selection.frame.positions().expand(taken.shape[0], -1)
+        where = selection.rows(positions)[:, None].to(taken.device)
+        taken = taken.double() * counted
+        self._sink(taken.sum(-1), (taken * where).sum(-1))
+
+    def _sink(self, total: Tensor, placed: Tensor) -> None:
+        self.sink = total if self.sink is None else self.sink + total
+        old = self.sink_position
+        self.sink_position = placed if old is None else old + placed
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Joint:
+    """The sums of several layers over one whole pass, as they were reduced: not told apart yet,
+    because often nobody asks, and views of tensors cost as much as a layer's arithmetic."""
+
+    layers: list[int]
+    sums: Totals
+    """[L · B, …], layer by layer."""
+    selection: Selection
+    turn: int
+    continued: bool
+    tentative: bool
+    """As in `LayerTotals`."""
+
+    def apart(self) -> dict[int, LayerTotals]:
+        """The same by layer."""
+        frame = self.selection.frame
+        found = {}
+        for layer, sums in zip(self.layers, split(self.sums, len(self.layers)), strict=True):
+            totals = found[layer] = LayerTotals(
+                first=frame.first_real,
+                begun=frame.begun,
+                position=frame.first_query + frame.queries,
+                keys=frame.first_key + frame.keys,
+                continued=self.continued,
+                turn=self.turn,
+            )
+            if self.tentative:
+                totals.tentative = totals = LayerTotals(first=frame.first_real)
+            totals.add(sums, frame.first_key)
+            totals.selections.append(self.selection)
+        return found
+
+
+def by_lane(tensor: Tensor, n: int) -> tuple[Tensor, ...]:
+    """[n · B, …] as n of [B, …]."""
+    return tensor.view(n, tensor.shape[0] // n, *tensor.shape[1:]).unbind(0)
+
+
+def split(sums: Totals, n: int) -> list[Totals]:
+    """The totals of a batch that is `n` batches, one by one."""
+    if n == 1:
+        return [sums]
+    parts: dict[str, Any] = {}
+    for each in fields(sums):
+        value = getattr(sums, each.name)
+        if value is not None and each.name != "lse":
+            parts[each.name] = by_lane(value, n)
+    return [Totals(**{name: value[i] for name, value in parts.items()}) for i in range(n)]
+
+
+def join_exposures(selections: list[Selection], keys: int) -> Exposure:
+    """The exposures of several passes as one, over this many keys."""
+
+    def total(name: str) -> Tensor:
+        first: Tensor = getattr(selections[0].exposure, name)
+        sums = torch.zeros(first.shape[0], keys, dtype=first.dtype)
+        for selection in selections:
+            value = getattr(selection.exposure, name)
+            at = selection.frame.first_key
+            sums[:, at : at + value.shape[1]] += value
+        return sums
+
+    return Exposure(
+        position=torch.stack([s.exposure.position for s in selections]).sum(0),
+        eligible=total("eligible"),
+        eligible_later=total("eligible_later"),
+        uniform=total("uniform"),
+        uniform_later=total("uniform_later"),
+        groups=torch.stack([s.exposure.groups for s in selections]).sum(0),
+    )
+
+
+def _copied(sums: Totals) -> Totals:
+    copies: dict[str, Any] = {}
+    for name in SUMS:
+        value: Tensor | None = getattr(sums, name)
+        copies[name] = None if value is None else value.clone()
+    return replace(sums, **copies)
+
+
+def _resized(sums: Totals, left: int, right: int) -> Totals:
+    def grow(tensor: Tensor) -> Tensor:
+        return pad(tensor, (left, right))
+
+    return replace(
+        sums,
+        received=grow(sums.received),
+        later=grow(sums.later),
+        variance=None if sums.variance is None else grow(sums.variance),
+        flow=None if sums.flow is None else grow(sums.flow),
+    )

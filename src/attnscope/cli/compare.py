@@ -1,0 +1,180 @@
+"""`attnscope compare`: the statistics of a run."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from attnscope.cli.options import Cluster, Json, Strata, listed, numbers, opened, units_of
+from attnscope.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import polars as pl
+
+    from attnscope.run.store import Run
+    from attnscope.spec.claims import Claim
+    from attnscope.stats.verdicts import Verdict
+
+
+Over = Annotated[str | None, typer.Option(help="model or condition; else models if they are two.")]
+Pair = Annotated[
+    str | None,
+    typer.Option(help="FIRST,SECOND of what is compared: second against first; or all."),
+]
+Combine = Annotated[
+    str | None, typer.Option(help="Heads: mean, sum, max or each; else as the experiment says.")
+]
+Normalise = Annotated[
+    str | None, typer.Option(help="Masses: mass, per-token, share or lift; else as above.")
+]
+Families = Annotated[
+    str, typer.Option(help="Corrected: each thing by itself, pooled, or two-level.")
+]
+Smallest = Annotated[
+    str | None,
+    typer.Option(help="The smallest difference of interest: a number, or 5% of the first."),
+]
+Holds = Annotated[
+    bool, typer.Option("--holds", help="Show only rows whose outcome is not undetermined.")
+]
+Claims = Annotated[
+    str | None,
+    typer.Option(help="A YAML file of claims; else the run's own and the built-in ones."),
+]
+Sensitivity = Annotated[
+    str | None, typer.Option(help="A claim to judge again under every choice the run allows.")
+]
+
+
+def compare(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="A run directory, or several.")
+    ],
+    over: Over = None,
+    pair: Pair = None,
+    combine: Combine = None,
+    normalise: Normalise = None,
+    cluster: Cluster = None,
+    strata: Strata = None,
+    families: Families = "each",
+    smallest: Smallest = None,
+    level: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
+    resamples: Annotated[int, typer.Option(help="At the least.")] = 10_000,
+    seed: Annotated[int, typer.Option(help="Of the resamples.")] = 0,
+    measure: Annotated[str | None, typer.Option(help="Show these measures only.")] = None,
+    layer: Annotated[str | None, typer.Option(help="Show these layers only: 0,1,7.")] = None,
+    classes: Annotated[str | None, typer.Option("--class", help="Show these classes only.")] = None,
+    holds: Holds = False,
+    claims: Claims = None,
+    sensitivity: Sensitivity = None,
+    json: Json = False,
+) -> None:
+    """Is the difference real? Paired statistics of a run, and verdicts on claims about it.
+
+    Several runs of the same prompts are compared as models of one.
+    """
+    from attnscope.stats import formatting
+
+    two: Any = pair if pair in (None, "all") else tuple(pair.split(","))
+    if isinstance(two, tuple) and len(two) != 2:
+        raise InputError(
+            f"--pair {pair}: two names with a comma between them, first and second; or all"
+        )
+    units = units_of(cluster, strata)
+    drawn = {"resamples": resamples, "seed": seed}
+    settings = {**units, "families": families, "smallest": smallest, "level": level, **drawn}
+    how = {"combine": combine, "normalise": normalise, "over": over, "pair": two, **settings}
+    found = [opened(run) for run in runs]
+    judged, varied = _claims(found[0], claims, sensitivity)
+    compared, verdicts, choices = _told(found, judged, varied, how, {**units, **drawn})
+    if compared is not None:
+        compared = _only(compared, listed(measure), numbers("layer", layer), listed(classes), holds)
+    told = (compared, verdicts, choices)
+    if json:
+        print(formatting.as_json(*told, settings=settings))
+    else:
+        _show(lambda narrow: formatting.as_tables(*told, narrow=narrow, settings=settings))
+
+
+def _claims(
+    run: Run, file: str | None, sensitivity: str | None
+) -> tuple[Sequence[Claim] | None, Claim | None]:
+    """The claims to judge, None for the run's own and the built-in ones; and the claim to judge
+    under several choices."""
+    from attnscope.spec.claims import load_claims
+    from attnscope.stats.run_stats import claims_of_run
+
+    judged = None if file is None else load_claims(file)
+    if sensitivity is None:
+        return judged, None
+    known = claims_of_run(run) if judged is None else judged
+    for claim in known:
+        if claim.name == sensitivity:
+            return judged, claim
+    raise unknown("claim", sensitivity, [claim.name for claim in known])
+
+
+def _told(
+    runs: Sequence[Run],
+    judged: Sequence[Claim] | None,
+    varied: Claim | None,
+    how: dict[str, Any],
+    units: dict[str, Any],
+) -> tuple[pl.DataFrame | None, list[Verdict], pl.DataFrame | None]:
+    """What differs, the verdicts on claims, and the one claim under every choice."""
+    from attnscope.stats import run_stats
+
+    if len(runs) > 1:
+        if varied is not None:
+            raise InputError("--sensitivity takes one run")
+        return run_stats.compare_runs(runs, **how), [], None
+    (run,) = runs
+    several = len(run.experiment.models) > 1 or len(run.experiment.conditions) > 1
+    compared = run_stats.compare_run(run, **how) if several else None
+    two = how["pair"]
+    models = two if isinstance(two, tuple) and two[0] in run.experiment.models else None
+    verdicts = run_stats.judge_run(run, judged, pair=models, **units)
+    choices = None
+    if varied is not None:
+        choices = run_stats.sensitivity_of_run(run, varied, pair=models, **units)
+    return compared, verdicts, choices
+
+
+def _only(
+    compared: pl.DataFrame,
+    measures: list[str] | None,
+    layers: list[int] | None,
+    classes: list[str] | None,
+    holds: bool,
+) -> pl.DataFrame:
+    """The rows that were asked for; a name that no row has is an error."""
+    import polars as pl
+
+    from attnscope.stats.paired import OUTCOMES
+
+    for what, column, wanted in (
+        ("measure", "measure", measures),
+        ("layer", "layer", layers),
+        ("class", "item", classes),
+    ):
+        if wanted is None:
+            continue
+        there = compared[column].drop_nulls().unique(maintain_order=True).to_list()
+        for one in wanted:
+            if one not in there:
+                raise unknown(what, one, sorted(there))
+        compared = compared.filter(pl.col(column).is_in(wanted))
+    return compared.filter(pl.col("outcome") != OUTCOMES[-1]) if holds else compared
+
+
+def _show(tables: Any) -> None:
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 160  # into a file or a pipe: nobody says how wide that is
+    console.print(tables(console.width < 100))

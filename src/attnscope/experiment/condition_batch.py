@@ -1,0 +1,152 @@
+"""The cells of one condition as a rectangle of tokens, and what its tokens are.
+
+Padded on the right, so that a token's column is its position. Shapes: B prompts, K tokens of the
+longest, C classes.
+
+This module must not know models or attention.
+"""
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from attnscope.experiment.cells import Cell
+from attnscope.experiment.plan import ModelPlan
+from attnscope.spec.experiment import Experiment
+from attnscope.spec.generate import GENERATED
+from attnscope.spec.queries import parse_queries
+from attnscope.tokens import pad
+from attnscope.tokens.tokenized import Mask
+
+
+class Padded:
+    """The cells of one condition as a rectangle, and what its tokens are. Padded on the right."""
+
+    def __init__(self, experiment: Experiment, plan: ModelPlan, cells: tuple[Cell, ...]):
+        self.cells = cells
+        self.batch = pad([cell.tokens for cell in cells], plan.tokenizer, side="right")
+        self.real = self.batch.real
+        self.tokenizer = plan.tokenizer
+        self.classes = experiment.classes
+        self.steps = 0 if experiment.generate is None else experiment.generate.max_new_tokens
+
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        """[B, K] the ids of the tokens, -1 for padding."""
+        return np.where(self.real, self.batch.input_ids, -1)
+
+    @cached_property
+    def following(self) -> NDArray[np.int64]:
+        """[B, K] the token after each; also the last of an answer, which is not a key. -1: none."""
+        after = np.pad(self.tokens[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
+        for row, cell in enumerate(self.cells):
+            if cell.answer is not None:
+                after[row, len(cell.tokens) - 1] = cell.answer.ids[-1]
+        return after
+
+    @cached_property
+    def begins(self) -> NDArray[np.int64]:
+        """[B] where answers begin; -1 for none."""
+        return np.array(
+            [
+                -1 if cell.answer is None else len(cell.tokens) - len(cell.answer.ids) + 1
+                for cell in self.cells
+            ]
+        )
+
+    def shares(self, keys: str, label: str) -> NDArray[np.float64]:
+        """[B, K, C] the share of each token in each class of a set, 0 where it is not among the
+        keys; nan where a prompt has no such keys."""
+        mask = self.keys(keys)
+        inside = np.where(_any(mask)[:, None], mask, np.nan)
+        table = self.classes[label].weights(self.batch.input_ids, self.tokenizer, self.real)
+        shares: NDArray[np.float64] = (table * inside[..., None]).astype(np.float64)
+        return shares
+
+    def groups(self) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float64]]]:
+        """Queries that are of the same class in every class set: [B, K] the group of each token,
+        -1 for none, and for each set [groups, C] which class a group is of."""
+        ids = [
+            classes.ids(self.batch.input_ids, self.tokenizer, self.real)
+            for classes in self.classes.values()
+        ]
+        there = (np.stack(ids) >= 0).any(axis=0)
+        kinds, which = np.unique(np.stack(ids)[:, there], axis=1, return_inverse=True)
+        group = np.full(self.real.shape, -1, dtype=np.int64)
+        group[there] = which.ravel()
+        if not there.any():  # a group of nobody
+            kinds = np.full((len(ids), 1), -1)
+        tables = {
+            label: (kind[:, None] == np.arange(len(classes))).astype(np.float64)
+            for (label, classes), kind in zip(self.classes.items(), kinds, strict=True)
+        }
+        return group, tables
+
+    def region(self, name: str) -> Mask:
+        """[B, K] the tokens of a region; none where the prompt has no such region."""
+        return self.batch.mask(name, some=True)
+
+    def keys(self, name: str) -> Mask:
+        """[B, K] which tokens are meant."""
+        if name not in ("all", "not-first"):
+            return self.region(name)
+        mask = self.real.copy()
+        mask[:, 0] &= name == "all"
+        return mask
+
+    def queries(self, name: str) -> Any:
+        """What `watch` takes; None where no token of the batch is meant."""
+        asked = parse_queries(name)
+        region = GENERATED if asked.kind == GENERATED else asked.region
+        if region is None:
+            return name
+        mask = self.region(region)
+        if asked.kind == "predicts":  # what a token is predicted from is the one before it
+            before = np.pad(mask[:, 1:], ((0, 0), (0, 1)))
+            if region == GENERATED:  # the last of an answer was predicted too, and is not there
+                before |= mask | self._last_of_prompts()
+            mask = before
+        if asked.kind == "after":
+            last = mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)
+            behind = np.arange(mask.shape[1]) > last[:, None]
+            mask = behind & self.real & _any(mask)[:, None]
+        return torch.from_numpy(mask) if mask.any() else None
+
+    def _last_of_prompts(self) -> Mask:
+        """[B, K] the token that the first of an answer is predicted from."""
+        ends = self.real.sum(1) - self.region(GENERATED).sum(1) - 1
+        return np.asarray(np.arange(self.real.shape[1]) == ends[:, None])
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What the model takes. Without padding there is no mask to work around."""
+        given = dict(self.batch.inputs)
+        if self.real.all():
+            del given["attention_mask"]
+        return given
+
+    @cached_property
+    def twin(self) -> NDArray[np.int64]:
+        """[B, K] the base token that each token was; -1 for none."""
+        twin = np.full(self.real.shape, -1, dtype=np.int64)
+        for row, cell in enumerate(self.cells):
+            assert cell.alignment is not None
+            twin[row, cell.alignment.variant] = cell.alignment.base
+        return twin
+
+    @cached_property
+    def inserted(self) -> Mask:
+        """[B, K] the inserted tokens."""
+        inside = np.zeros_like(self.real)
+        for row, cell in enumerate(self.cells):
+            assert cell.alignment is not None
+            inside[row, cell.alignment.filler] = True
+        return inside
+
+
+def _any(mask: Mask) -> Mask:
+    """[B] whether a row has any."""
+    return np.asarray(mask.any(axis=1))

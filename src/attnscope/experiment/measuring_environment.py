@@ -1,0 +1,92 @@
+"""Where a run was made: versions, device, threads, seeds, and one entry per model.
+
+Kept with the run, and compared when it is continued: cells from two environments would not belong
+together.
+
+This module must not know cells or files.
+"""
+
+import importlib.metadata
+import platform
+from collections.abc import Iterable
+from typing import Any
+
+from attnscope import __version__
+from attnscope.experiment.plan import ModelPlan, Plan
+from attnscope.spec.claims import Claim, frozen
+from attnscope.spec.experiment import Experiment
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "numba", "polars")
+
+
+def describe(plan: Plan, claims: Iterable[Claim] | None = None) -> dict[str, Any]:
+    """Everything but the models, which are added as they are loaded. Claims by their digests, so
+    that a verdict can tell whether they were there before the numbers."""
+    import torch
+
+    cuda = plan.device.startswith(("cuda", "auto")) and torch.cuda.is_available()
+    return {
+        "attnscope": __version__,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "device": plan.device,
+        "device_name": torch.cuda.get_device_name() if cuda else _processor(),
+        "threads": torch.get_num_threads(),
+        "seeds": _seeds(plan.experiment),
+        "repeatable": plan.experiment.generate is None or plan.experiment.generate.repeatable,
+        "experiment": plan.experiment.digest,
+        "classes": {
+            label: {"fingerprint": kinds.fingerprint, "classes": list(kinds.names)}
+            for label, kinds in plan.experiment.classes.items()
+        },
+        "claims": frozen(claims),
+        "models": {},
+    }
+
+
+def describe_model(plan: ModelPlan, model: Any, backend: str) -> dict[str, Any]:
+    """The entry of a loaded model."""
+    facts = plan.facts
+    return {
+        "name": facts.name,
+        "revision": facts.revision,
+        "architecture": type(model).__name__,
+        "layers": facts.layers,
+        "heads": facts.heads,
+        "kv_heads": facts.kv_heads,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": str(model.device),
+        "backend": backend,
+        "bundled": facts.bundled,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = [line.partition(":")[2].strip() for line in file if "model name" in line]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _seeds(experiment: Experiment) -> dict[str, int]:
+    seeds = {"sample": experiment.seed}
+    if hasattr(experiment.prompts, "seed"):
+        seeds["prompts"] = experiment.prompts.seed
+    if experiment.generate is not None and experiment.generate.seed is not None:
+        seeds["generate"] = experiment.generate.seed
+    for name in experiment.variants:
+        insert = experiment.conditions[name].insert
+        if insert is not None:
+            seeds[f"condition {name}"] = insert.seed
+    return seeds

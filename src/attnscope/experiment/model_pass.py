@@ -1,0 +1,237 @@
+"""One condition of a batch through a model: what its forward pass, or its answers, showed.
+
+This module must not know files or tables, or what is made of what was seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from attnscope.capture.layer_activations import Activations
+from attnscope.capture.record import Limits
+from attnscope.capture.scope import Scope
+from attnscope.capture.token_sums import Tally
+from attnscope.errors import InputError
+from attnscope.experiment.cells import Cell
+from attnscope.experiment.completion import answering, with_answer, with_room
+from attnscope.experiment.condition_batch import Padded
+from attnscope.experiment.forward import forward, thresholds
+from attnscope.experiment.plan import ModelPlan
+from attnscope.experiment.unpad import texts_single, texts_sums
+from attnscope.measures.activation_shape import EDGES
+from attnscope.measures.layer import Against, Array, Layer, Single, Sums
+from attnscope.measures.measure import Measure, Need
+from attnscope.spec.experiment import Experiment
+
+Made = dict[int, dict[str, Any]]
+"""What each layer made, by the name that measures call it."""
+_POINTS: set[Need] = {"values", "heads", "outputs"}
+
+
+@dataclass(eq=False, kw_only=True)
+class Passed:
+    """What one condition showed, and the base it is compared with."""
+
+    padded: Padded
+    sums: dict[str, dict[int, tuple[list[int], Sums]]]
+    """By queries and layer."""
+    single: dict[str, dict[int, Single]]
+    """The same, where a measure needs it; there while the pass is."""
+    made: Made
+    tables: dict[str, Array]
+    """By class set: of which class each group of queries is."""
+    base: Passed | None
+    limits: Limits | None = None
+    """What near zero and large mean for each prompt: in the base, and in its variants too."""
+
+    def held(self) -> Passed:
+        """What variants are compared with, and no more: not what is only read within a prompt."""
+        sums = {
+            queries: {
+                layer: (heads, replace(of, flow=None)) for layer, (heads, of) in found.items()
+            }
+            for queries, found in self.sums.items()
+        }
+        made = {
+            layer: {name: what.float().cpu() for name, what in of.items() if name != "values"}
+            for layer, of in self.made.items()
+        }
+        return replace(self, sums=sums, single={}, made=made)
+
+    def layers(self, queries: str) -> Iterator[tuple[int, list[int], Layer]]:
+        """Number, stored heads, and all there is to see."""
+        for layer, (heads, sums) in self.sums[queries].items():
+            pair = None
+            if self.base is not None:
+                pair = Against(
+                    base=self.base.sums[queries][layer][1],
+                    twin=self.padded.twin,
+                    inserted=self.padded.inserted,
+                    made=self.base.made.get(layer, {}),
+                )
+            yield (
+                layer,
+                heads,
+                Layer(
+                    sums=sums,
+                    made=self.made.get(layer, {}),
+                    pair=pair,
+                    rows=self.single.get(queries, {}).get(layer),
+                    tokens=self.padded.tokens,
+                    following=self.padded.following,
+                    begins=self.padded.begins,
+                    steps=self.padded.steps,
+                ),
+            )
+
+
+@contextmanager
+def passed_through(
+    experiment: Experiment,
+    plan: ModelPlan,
+    model: Any,
+    padded: Padded,
+    wanted: list[Measure],
+    base: Passed | None,
+) -> Iterator[Passed]:
+    """The forward pass of a condition; what layers made is there inside the `with` alone."""
+    needs = {need for measure in wanted for need in measure.needs}
+    choices = {name: padded.queries(name) for name in experiment.queries}
+    groups, tables = padded.groups() if "flow" in needs else (None, {})
+    inputs = {name: value.to(model.device) for name, value in padded.inputs.items()}
+    layers = None if plan.layers is None else list(plan.layers)
+    limits = None
+    if "activations" in needs:
+        limits = thresholds(model, inputs, layers) if base is None else base.limits
+    with forward(
+        model,
+        inputs,
+        # Where no token is meant, there is no number; the pass shows its shape.
+        {name: "all" if chosen is None else chosen for name, chosen in choices.items()},
+        layers=layers,
+        backend=experiment.backend,
+        seed=_seed(experiment, padded),
+        classes=groups,
+        keep="rows" in needs,
+        activations=bool(needs & _POINTS),
+        limits=limits,
+    ) as (scopes, held, tallies):
+        yield Passed(
+            padded=padded,
+            sums={name: _stored(scopes[name], plan, choices[name]) for name in choices},
+            single={
+                name: _single(scopes[name], plan, choices[name])
+                for name in (choices if "rows" in needs else ())
+            },
+            made=_made(held, needs & _POINTS, tallies, limits or {}),
+            tables=tables,
+            base=base,
+            limits=limits,
+        )
+
+
+@contextmanager
+def answered(
+    experiment: Experiment,
+    plan: ModelPlan,
+    model: Any,
+    cells: tuple[Cell, ...],
+    wanted: list[Measure],
+    base: Passed | None,
+) -> Iterator[Passed]:
+    """The same of a model that answers: the prompts and every token that it was fed; without sums
+    where none was."""
+    assert experiment.generate is not None
+    generate = experiment.generate
+    needs = {need for measure in wanted for need in measure.needs}
+    longest = Padded(experiment, plan, tuple(with_room(cell, generate) for cell in cells))
+    choices = {name: longest.queries(name) for name in experiment.queries}
+    with answering(
+        model,
+        plan.tokenizer,
+        cells,
+        {name: "all" if chosen is None else chosen for name, chosen in choices.items()},
+        generate,
+        layers=None if plan.layers is None else list(plan.layers),
+        backend=experiment.backend,
+        keep="rows" in needs,
+    ) as (scopes, answers, left):
+        each = zip(cells, answers, strict=True)
+        padded = Padded(experiment, plan, tuple(with_answer(*one, plan.tokenizer) for one in each))
+        found = Passed(padded=padded, sums={}, single={}, made={}, tables={}, base=base)
+        for name in choices if max(map(len, answers)) > 1 else ():
+            stored = _stored(scopes[name], plan, choices[name])
+            found.sums[name] = {
+                layer: (heads, texts_sums(sums, left, padded.real.shape[1]))
+                for layer, (heads, sums) in stored.items()
+            }
+            if "rows" in needs:
+                found.single[name] = {
+                    layer: texts_single(single, left, stored[layer][1].received.shape[-1])
+                    for layer, single in _single(scopes[name], plan, choices[name]).items()
+                }
+        yield found
+
+
+def _seed(experiment: Experiment, padded: Padded) -> int:
+    """Of the queries that are sampled: one for each batch, the same under every condition. One for
+    all would draw the same places of every prompt, and what that misses would not average out.
+    """
+    drawn = np.random.SeedSequence([experiment.seed % 2**64, padded.cells[0].prompt])
+    return int(drawn.generate_state(1)[0])  # 32 bits: torch's generators look at no more
+
+
+def _made(
+    held: Activations | None, points: set[Need], tallies: dict[int, Tally], limits: Limits
+) -> Made:
+    made: Made = {}
+    if held is not None:
+        read = {"values": held.values, "heads": held.heads, "outputs": held.outputs}
+        made = {layer: {point: read[point](layer) for point in points} for layer in held.layers}
+    for layer, tally in tallies.items():
+        B = len(tally.sketch.counts)
+        here = made.setdefault(layer, {})
+        here["activations"] = tally.tokens.view(B, -1, tally.tokens.shape[1])
+        edges = limits[layer][1].cpu()[:, None] * torch.tensor(EDGES, dtype=torch.float64)
+        bins = tally.sketch.histogram(edges)
+        here["histogram"] = torch.cat([bins, tally.sketch.gini()[:, None]], 1)
+    return made
+
+
+def _stored(scope: Scope, plan: ModelPlan, chosen: Any) -> dict[int, tuple[list[int], Sums]]:
+    """By layer: the heads that are stored, and their sums."""
+    found = {}
+    for layer in scope.layers:
+        sums = scope.sums(layer)
+        there = sums.received.shape[1]
+        heads = list(range(there)) if plan.heads is None else list(plan.heads)
+        if beyond := [head for head in heads if head >= there]:
+            raise InputError(
+                f"model {plan.label!r} has no head {beyond[0]} in layer {layer}: "
+                f"it has heads 0 to {there - 1}"
+            )
+        sums = sums.of_heads(heads)
+        found[layer] = heads, sums if chosen is not None else sums.of_nobody()
+    return found
+
+
+def _single(scope: Scope, plan: ModelPlan, chosen: Any) -> dict[int, Single]:
+    """By layer: what single queries look at; nan where no token is meant."""
+    found = {layer: scope.single(layer, plan.heads) for layer in scope.layers}
+    if chosen is not None:
+        return found
+
+    def nothing(single: Single, name: str, *asked: Any) -> Any:
+        told = single.read(name, *asked)
+        return told * np.nan if isinstance(told, torch.Tensor) else [t * np.nan for t in told]
+
+    return {
+        layer: replace(single, read=partial(nothing, single)) for layer, single in found.items()
+    }

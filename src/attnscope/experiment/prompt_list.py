@@ -1,0 +1,109 @@
+"""The prompts of an experiment, from their source: before any template, insertion or tokenizer.
+
+This module must not know models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from attnscope.errors import InputError
+from attnscope.prompts import (
+    Layout,
+    Sample,
+    document_samples,
+    equation_samples,
+    made_conversations,
+    math_samples,
+    needle_samples,
+    read,
+    read_conversations,
+    spatial_samples,
+)
+from attnscope.run.layout import digest_of
+from attnscope.run.schemas import REPEATS
+from attnscope.spec.experiment import Experiment
+from attnscope.spec.prompt_sources import ConversationPrompts, FilePrompts, TokenPrompts
+from attnscope.tokens import Prompt
+
+BUILDERS: dict[str, Callable[..., Iterable[Sample]]] = {
+    "spatial": spatial_samples,
+    "math": math_samples,
+    "equations": equation_samples,
+    "needle": needle_samples,
+    "documents": document_samples,
+}
+"""By source; each takes the number of prompts, and the source's own keys."""
+CONVERSATIONS = 16
+"""As many are made up, unless a number is given."""
+
+
+def identified(experiment: Experiment) -> Experiment:
+    """The experiment with the digest of the file that its prompts come from."""
+    prompts = experiment.prompts
+    given = getattr(prompts, "path", None)
+    if given is None:
+        return experiment
+    path = Path(given)
+    if not path.is_file():
+        raise InputError(f"there is no file {path}")
+    digest, wanted = digest_of(path), getattr(prompts, "digest", None)
+    if wanted not in (None, digest):
+        raise InputError(
+            f"{path} is not the file that the experiment asks for: its SHA-256 begins with "
+            f"{digest[:12]}, and prompts.digest with {str(wanted)[:12]}; bring the file "
+            "back, or leave digest out"
+        )
+    return experiment.changed(prompts=prompts.model_dump() | {"digest": digest})
+
+
+def facts_told(experiment: Experiment, samples: list[Sample]) -> Iterator[dict[str, Any]]:
+    """What a source knows, but not what is written in the prompt itself; and which prompts are
+    one asked again: repeats say less than others would, so readers make them one unit."""
+    told: set[str] = set()
+    if isinstance(experiment.prompts, FilePrompts):
+        layout = Layout(template=experiment.prompts.template, fields=experiment.prompts.fields)
+        told = {layout.fields.get(slot, slot) for slot in layout.slots}
+    first: dict[str, int] = {}
+    for number, sample in enumerate(samples):
+        first.setdefault(sample.prompt.text, number)
+    for sample in samples:
+        again = {} if len(first) == len(samples) else {REPEATS: first[sample.prompt.text]}
+        yield again | {name: fact for name, fact in sample.facts.items() if name not in told}
+
+
+def samples_of(experiment: Experiment) -> list[Sample]:
+    """The prompts of an experiment, before any template or insertion: all of them, then all again
+    as often as they are repeated, so that repeats have other numbers, and so other seeds."""
+    return _samples(experiment) * experiment.repeats
+
+
+def _samples(experiment: Experiment) -> list[Sample]:
+    prompts = experiment.prompts
+    if isinstance(prompts, FilePrompts):
+        layout = prompts.model_dump(include={"template", "fields", "system", "mark"})
+        return _first(read(prompts.path, **layout), prompts.count, prompts.path)
+    if isinstance(prompts, ConversationPrompts):
+        if prompts.path is None:
+            made = made_conversations(
+                prompts.count or CONVERSATIONS, turns=prompts.turns, seed=prompts.seed
+            )
+            return list(made)
+        return _first(read_conversations(prompts.path, prompts.field), prompts.count, prompts.path)
+    if isinstance(prompts, TokenPrompts):  # every tokenizer has its own
+        return [Sample(Prompt(f"tokens {n}")) for n in range(prompts.count)]
+    options = prompts.model_dump(exclude={"source", "count", "digest"})
+    return list(BUILDERS[prompts.source](prompts.count, **options))
+
+
+def _first(found: Iterable[Sample], count: int | None, path: str) -> list[Sample]:
+    samples = list(islice(found, count))
+    if not samples or len(samples) < (count or 0):
+        raise InputError(
+            f"{path} has {len(samples)} prompts, and prompts.count is {count or 'all'}; ask for "
+            "fewer, or leave count out"
+        )
+    return samples

@@ -1,0 +1,305 @@
+"""A prompt's tokens under each condition, with the twins of the base's.
+
+This module must not know models, batches or how anything is measured.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import count, groupby
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeWarning, InputError
+from attnscope.measures.registry import MEASURES
+from attnscope.prompts import Filler, insert
+from attnscope.prompts.filler import filler_ids
+from attnscope.prompts.insertion import Insertion, Pair, insertion, place
+from attnscope.prompts.rewriting import (
+    Edit,
+    changed_system,
+    places_in,
+    replaced_region,
+    replaced_text,
+)
+from attnscope.spec.conditions import Condition
+from attnscope.spec.experiment import Experiment
+from attnscope.spec.prompt_sources import TokenPrompts
+from attnscope.tokens import (
+    Alignment,
+    Prompt,
+    TokenizedPrompt,
+    align_by,
+    apply_chat_template,
+    apply_chat_template_to_all,
+    spelled,
+    tokenize,
+    tokenize_all,
+    turns_of,
+)
+from attnscope.tokens.chat import Turn
+
+T = TypeVar("T")
+Variant = tuple[TokenizedPrompt, Alignment]
+Row = dict[str, tuple[TokenizedPrompt, Alignment | None]]
+"""A prompt's tokens under each condition, the base first."""
+
+
+def rows_of(experiment: Experiment, label: str, prompts: list[Prompt], tokenizer: Any) -> list[Row]:
+    """Every prompt under every condition, as this tokenizer writes it."""
+    at = _At()
+    render = partial(_rendered, tokenizer=tokenizer, chat=bool(experiment.chat))
+    try:
+        if isinstance(experiment.prompts, TokenPrompts):
+            of = experiment.prompts
+            drawn = (_drawn(of, n % of.count, tokenizer) for n in range(len(prompts)))
+            bases = list(at.each(drawn))
+        else:
+            first = _At()  # who is rendered is ahead of who is tokenised
+            rendered = first.each(_all_rendered(prompts, experiment, tokenizer, first))
+            bases = list(at.each(tokenize_all(rendered, tokenizer)))
+        wholes, bases = bases, [_cut(base, experiment.cut) for base in bases]
+        rows: list[Row] = [{experiment.base: (base, None)} for base in bases]
+        for name in experiment.variants:
+            condition = experiment.conditions[name]
+            if condition.insert is not None:
+                changed = _inserted(wholes, bases, condition, tokenizer, at)
+            else:
+                changed = (
+                    _compared(base, *_changed(prompt, base, condition, n, render, tokenizer),
+                              experiment.cut)
+                    for n, (prompt, base) in enumerate(zip(prompts, bases, strict=True))
+                )  # fmt: skip
+            for row, variant in zip(rows, at.each(changed), strict=True):
+                row[name] = variant
+    except InputError as error:
+        hint = ""
+        if experiment.chat and not getattr(tokenizer, "chat_template", None):
+            hint = ". In an experiment: chat: false (--no-chat)"
+        if experiment.cut is not None:
+            hint += f". Every text is cut to {experiment.cut} tokens ('cut')"
+        number = getattr(error, "prompt", at.number)
+        message = f"model {label!r}, prompt {number}: {error}{hint}"
+        raise InputError(message, code=error.code, **error.values) from error
+    _say_unaligned(experiment, label, rows)
+    return rows
+
+
+class _At:
+    """The prompt at hand, for errors."""
+
+    number = 0
+
+    def each(self, things: Iterable[T]) -> Iterator[T]:
+        """One for each prompt, in order."""
+        waiting = iter(things)
+        for self.number in count():
+            try:
+                thing = next(waiting)
+            except StopIteration:
+                self.number = 0  # whoever looked at all of them begins again with the first
+                return
+            except InputError as error:  # where it is the next that fails, and not its use
+                error.__dict__.setdefault("prompt", self.number)
+                raise
+            yield thing
+
+
+def _all_rendered(
+    prompts: list[Prompt], experiment: Experiment, tokenizer: Any, at: _At
+) -> Iterator[Prompt]:
+    """The prompts as the model is to read them. Those that end alike go through the template many
+    at a time, which is most of the work of a plan."""
+    if not experiment.chat and experiment.generate is None:
+        yield from prompts
+        return
+    chats = [turns_of(prompt) for prompt in at.each(prompts)]
+    done = 0
+    for ends, some in groupby(chats, _ends_with_the_assistant):
+        alike = list(some)
+        if ends and experiment.generate is not None:
+            raise InputError(
+                "it ends with the assistant, so there is nothing to answer; end it with a turn of "
+                "the user's, or leave out 'generate'"
+            )
+        if experiment.chat:
+            # What ends with the assistant is read as it stands: nothing is to be added to it.
+            yield from apply_chat_template_to_all(alike, tokenizer, generation_prompt=not ends)
+        else:
+            yield from prompts[done : done + len(alike)]
+        done += len(alike)
+
+
+def _rendered(prompt: Prompt, *, tokenizer: Any, chat: bool, template: str | None = None) -> Prompt:
+    """The prompt as the model is to read it."""
+    if not chat:
+        return prompt
+    turns = turns_of(prompt)
+    asking = not _ends_with_the_assistant(turns)
+    other = {} if template is None else {"chat_template": template}
+    return apply_chat_template(turns, tokenizer, generation_prompt=asking, **other)
+
+
+def _ends_with_the_assistant(turns: list[Turn]) -> bool:
+    return [role for role, _ in turns][-1:] == ["assistant"]
+
+
+def _inserted(
+    wholes: list[TokenizedPrompt],
+    bases: list[TokenizedPrompt],
+    condition: Condition,
+    tokenizer: Any,
+    at: _At,
+) -> Iterator[Variant]:
+    """Every base, cut already where the experiment cuts, with its filler; by text they are
+    tokenised many at a time, which is most of the work of a plan."""
+    assert condition.insert is not None
+    fillers = [condition.insert.filler(n) for n in range(len(bases))]
+    for base in at.each(bases):
+        if not base.offsets[:, 1].any():
+            raise InputError(
+                "'cut' leaves no text to insert a filler into; cut later",
+                code="nothing-to-insert-into",
+                tokens=len(base),
+            )
+    if condition.by == "ids":
+        for base, filler in zip(bases, fillers, strict=True):
+            pair = insert(base, filler, tokenizer, position=condition.position, by="ids")
+            yield pair.variant, pair.alignment
+        return
+    put = [
+        insertion(
+            whole.prompt,
+            filler,
+            tokenizer,
+            position=place(base.prompt, condition.position, seed=filler.seed),
+        )
+        for whole, base, filler in at.each(zip(wholes, bases, fillers, strict=True))
+    ]
+    variants = tokenize_all([one.prompt for one in put], tokenizer)
+    for whole, base, one, variant in zip(wholes, bases, put, variants, strict=True):
+        yield _cut_alike(whole, base, one.pair(whole, variant), one)
+
+
+def _cut_alike(
+    whole: TokenizedPrompt, base: TokenizedPrompt, pair: Pair, put: Insertion
+) -> Variant:
+    """The whole text's variant, cut where the base is cut: the text is tokenised as a whole, so
+    that the tokens in front of the cut are those of the base."""
+    off = len(whole) - len(base)
+    if not off:
+        return pair.variant, pair.alignment
+    if np.isin(np.arange(len(base), len(whole)), pair.alignment.base).all():
+        kept = len(pair.variant) - off
+    else:  # the filler stands at the cut, and changed the token behind it
+        end = base.offsets[:, 1].max() + put.inserted.end - put.inserted.start
+        kept = int(np.flatnonzero(pair.variant.offsets[:, 0] < end)[-1]) + 1
+    variant = _cut(pair.variant, kept)
+    return variant, put.pair(base, variant).alignment
+
+
+def _compared(
+    base: TokenizedPrompt, tokens: TokenizedPrompt, places: NDArray[np.int64], most: int | None
+) -> Variant:
+    tokens = _cut(tokens, most)
+    return tokens, align_by(base, tokens, places)
+
+
+def _changed(
+    source: Prompt,
+    base: TokenizedPrompt,
+    condition: Condition,
+    number: int,
+    render: Callable[..., Prompt],
+    tokenizer: Any,
+) -> tuple[TokenizedPrompt, NDArray[np.int64]]:
+    """The prompt under a condition that changes what is there, and where it has the base's
+    characters."""
+    tokens, places = base, np.arange(len(base.prompt.text))
+    if set(condition.rewrites) - {"bos", "random"}:
+        edits = _edits(source, condition)
+        others: dict[str, Any] = {}
+        if condition.chat is not None:
+            others["chat"] = condition.chat
+        if condition.template is not None:
+            others |= {"chat": True, "template": condition.template}
+        changed = partial(render, **others)
+        variant, places = places_in(source, edits, render, changed, same_markup=not others)
+        tokens = tokenize(variant, tokenizer)
+    if condition.bos is False:
+        tokens = _without_bos(tokens, tokenizer)
+    if condition.random is not None:
+        tokens = _at_random(tokens, condition.random + number, tokenizer)
+        places = np.full_like(places, -1)
+    return tokens, places
+
+
+def _edits(source: Prompt, condition: Condition) -> list[Edit]:
+    edits: list[Edit] = []
+    if condition.replace is not None and condition.replace.region is not None:
+        edits += replaced_region(source, condition.replace.region, condition.replace.new)
+    elif condition.replace is not None:
+        edits += replaced_text(source, condition.replace.old or "", condition.replace.new)
+    if condition.system is not None:
+        edits += changed_system(source, condition.system or None)
+    return edits
+
+
+def _without_bos(tokens: TokenizedPrompt, tokenizer: Any) -> TokenizedPrompt:
+    begin = tokenizer.bos_token_id
+    if begin is None or len(tokens) < 2 or tokens.ids[0] != begin:
+        raise InputError(
+            f"bos: false has nothing to leave out: the text begins with "
+            f"{tokenizer.convert_ids_to_tokens(int(tokens.ids[0]))!r}, and not with "
+            f"{tokenizer.bos_token!r}; 'bos: true' of the experiment would add it to the base"
+        )
+    return TokenizedPrompt(tokens.prompt, tokens.ids[1:], tokens.offsets[1:])
+
+
+def _at_random(tokens: TokenizedPrompt, seed: int, tokenizer: Any) -> TokenizedPrompt:
+    """As many tokens, drawn at random; a begin-of-sequence token stays."""
+    first = [int(tokens.ids[0])] if tokens.ids[0] == tokenizer.bos_token_id else []
+    filler = Filler(kind="random-tokens", count=len(tokens) - len(first), seed=seed)
+    return spelled(filler_ids(filler, tokenizer), tokenizer, first=first)
+
+
+def _drawn(prompts: TokenPrompts, number: int, tokenizer: Any) -> TokenizedPrompt:
+    """Different tokens at random, so many times over, begun as this tokenizer begins a text."""
+    filler = Filler(kind="random-tokens", count=4 * prompts.length, seed=prompts.seed + number)
+    begun = tokenizer("a")["input_ids"][:1]
+    first = begun if begun == [tokenizer.bos_token_id] else []
+    repeats = {f"repeat:{n + 1}": prompts.length for n in range(prompts.repeats)}
+    different = list(dict.fromkeys(filler_ids(filler, tokenizer)))[: prompts.length]
+    if len(different) < prompts.length:
+        raise InputError(
+            f"prompts.length is {prompts.length}, and the vocabulary has too few tokens to draw as "
+            "many different ones; ask for fewer"
+        )
+    ids = different * prompts.repeats
+    return spelled(ids, tokenizer, first=first, regions=repeats)
+
+
+def _cut(tokens: TokenizedPrompt, most: int | None) -> TokenizedPrompt:
+    """The first `most` tokens, with the text and the regions that they have."""
+    if most is None or len(tokens) <= most:
+        return tokens
+    ids, offsets = tokens.ids[:most], tokens.offsets[:most]
+    end = int(offsets[:, 1].max())
+    return TokenizedPrompt(tokens.prompt.cut(0, end) if end else tokens.prompt, ids, offsets)
+
+
+def _say_unaligned(experiment: Experiment, label: str, rows: list[Row]) -> None:
+    """Conditions whose tokens have no twins: nothing can be compared token by token there."""
+    if not any(MEASURES[measure].pair for measure in experiment.measures):
+        return
+    for name in experiment.variants:
+        alone = [n for n, row in enumerate(rows) if (pair := row[name][1]) and not len(pair.base)]
+        if alone:
+            warnings.warn(
+                f"model {label!r}, condition {name!r}: in {len(alone)} of {len(rows)} prompts no "
+                "token is the same as in the base; measures that compare tokens are null there",
+                AttnscopeWarning,
+                stacklevel=2,
+            )

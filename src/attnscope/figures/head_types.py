@@ -1,0 +1,78 @@
+"""Every head by its kind: layers by heads, one colour for each kind.
+
+Drawn from the table of `stats.head_kinds`, not from a run. This module must not know models.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import polars as pl
+import vl_convert
+
+from attnscope.figures.charts.common import finish
+from attnscope.figures.charts.matrix import EDGE
+from attnscope.figures.export import as_csv, write
+from attnscope.figures.figure import VEGA_LITE
+from attnscope.figures.theme import PUBLISHED
+from attnscope.stats.head_types import KINDS, NONE
+
+COLOURS = ("#d62728", "#1f77b4", "#2ca02c", "#e377c2", "#ff7f0e", "#9aa0a6", "#eef0f3")
+
+
+def save_heads(
+    folder: Path, table: pl.DataFrame, scores: pl.DataFrame, *, model: str, prompts: int
+) -> None:
+    """The table of heads and their scores as CSV, and the picture of their kinds."""
+    for name, frame in {"heads.csv": table, "scores.csv": scores}.items():
+        write(folder / name, as_csv(frame).encode())
+    rules = "; ".join(f"{kind.name} > {kind.threshold:g}" for kind in KINDS)
+    svg = _svg(
+        table,
+        title=f"Kinds of heads of {model}",
+        caption=f"Each head by the most particular kind whose whole 95 % interval over {prompts} "
+        f"prompts lies above its threshold: {rules}. Layers and heads from 0.",
+    )
+    write(folder / "heads.svg", svg.encode())
+    write(folder / "heads.png", bytes(vl_convert.svg_to_png(svg, scale=2.0)))
+
+
+def _svg(table: pl.DataFrame, *, title: str, caption: str) -> str:
+    """`kind` at `layer` and `head` as SVG; the kinds in the order of the legend."""
+    theme, kinds = PUBLISHED, [*(kind.name for kind in KINDS), NONE]
+    heads, layers = (table[name].unique().sort().to_list() for name in ("head", "layer"))
+    step = max(5.0, min(24.0, 760 / len(heads)))
+    tall = max(5.0, min(18.0, step))
+    every = next(gap for gap in (1, 2, 5, 10, 20, 50) if gap * step >= theme.size * 1.5)
+    above = next(gap for gap in (1, 2, 5, 10, 20, 50) if gap * tall >= theme.size * 1.2)
+    axis: dict[str, Any] = {"ticks": False, "domain": False, "labelOverlap": False}
+    scale = alt.Scale(paddingInner=0.06, paddingOuter=EDGE)
+    chart = (
+        alt.Chart(table.select("layer", "head", "kind"))
+        .mark_rect()
+        .encode(
+            x=alt.X(
+                "head:O",
+                title="Head",
+                scale=scale,
+                axis=alt.Axis(values=[h for h in heads if h % every == 0], labelAngle=0, **axis),
+            ),
+            y=alt.Y(
+                "layer:O",
+                title="Layer",
+                scale=scale,
+                axis=alt.Axis(values=[n for n in layers if n % above == 0], **axis),
+            ),
+            color=alt.Color(
+                "kind:N",
+                title=None,
+                scale=alt.Scale(domain=kinds, range=list(COLOURS[: len(kinds)])),
+                legend=alt.Legend(orient="right", symbolType="square"),
+            ),
+        )
+        .properties(width=step * len(heads), height=tall * len(layers))
+    )
+    width = max(step * len(heads) + 150, 420)
+    spec = finish(chart, title=title, caption=caption, alt_text=caption, width=width, theme=theme)
+    svg: str = vl_convert.vegalite_to_svg(dict(spec), vl_version=VEGA_LITE)
+    return svg

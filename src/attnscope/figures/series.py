@@ -1,0 +1,97 @@
+"""What figures of numbers along something share: the queries of a text, the tokens of an answer,
+places in order. A line for each of the keys and items.
+
+This module must not know any single figure, nor how anything is measured.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import polars as pl
+
+from attnscope.figures.binning import PRINT
+from attnscope.figures.caption import line_caption
+from attnscope.figures.charts.common import series_legend
+from attnscope.figures.describe import Words
+from attnscope.figures.figure import FigureNumbers, Request
+from attnscope.figures.numbers import in_order, means, shown
+from attnscope.figures.select import ValueRows, select
+from attnscope.stats.tables import possible
+
+Along = tuple[ValueRows, list[str], int]
+"""The rows of the first keys, every line, and how many places a point of a line is the mean of."""
+
+
+def along(
+    asked: Request, table: pl.LazyFrame, measure: str, x: str, **settings: Any
+) -> FigureNumbers[Along]:
+    """Means over layers, heads and prompts of a measure along the column `x` of a table, for all
+    of the keys, or those that are asked for."""
+    keys = table.select(pl.col("keys").unique(maintain_order=True)).collect()["keys"].to_list()
+    wanted = [asked.choice.keys] if asked.choice.keys is not None else keys or [None]
+    parts, found = [], None
+    for one in wanted:
+        choice = replace(asked.choice, keys=one)
+        of_keys = select(asked.run, choice, [measure], base_only=True, table=table)
+        found = found or of_keys
+        named = [pl.col("keys")] if len(wanted) > 1 else []
+        if of_keys.frame["item"].n_unique() > 1 or not named:
+            named.append(pl.col("item").fill_null(measure))
+        series = pl.concat_str(named, separator=", ").alias("series")
+        parts.append(of_keys.frame.with_columns(series, pl.col("value").cast(pl.Float64)))
+    assert found is not None
+    rows = pl.concat(parts)
+    lines = rows["series"].unique(maintain_order=True).to_list()
+    first, width = _bins(rows[x], asked.run.experiment.bin)
+    if width > 1:
+        rows = rows.with_columns((pl.col(x) - first) // width * width + first)
+    frame = mean_lines(asked, rows, ["model", "series", x], measure)
+    data = in_order(frame.sort(x), panel=found.models, series=lines)
+    return FigureNumbers(
+        measures=[measure],
+        data=data,
+        told=(found, lines, width),
+        settings=settings,
+        width=560,
+        margin=60,
+    )
+
+
+def _bins(places: pl.Series, step: int) -> tuple[int, int]:
+    """The first place, and how many places are drawn as one, so that a line has at most `PRINT`
+    points; the run's own bins are `step` places wide, and are not divided."""
+    first, last = places.min(), places.max()
+    assert isinstance(first, int)
+    assert isinstance(last, int)
+    if places.n_unique() <= PRINT:
+        return first, 1
+    steps = -(-(last - first + 1) // step)
+    return first, step * -(-steps // PRINT)
+
+
+def mean_lines(asked: Request, rows: pl.DataFrame, by: list[str], measure: str) -> pl.DataFrame:
+    """Means over whatever a prompt has several of, then over prompts; a panel for each model."""
+    whole = rows.group_by(*by, "prompt", maintain_order=True).agg(pl.col("value").mean())
+    return shown(means(whole, by, asked.sources, possible(measure))).rename({"model": "panel"})
+
+
+def along_words(
+    made: FigureNumbers[Any],
+    asked: Request,
+    found: ValueRows,
+    lines: list[str],
+    *what: str,
+    x: tuple[str, str],
+    late: str = "",
+    why: str = "",
+    **said: Any,
+) -> Words:
+    """What they say alike; `x` is the column of places and how one is told."""
+    return Words(
+        caption=line_caption(asked, made.data, found, *what, late=late, why=why),
+        models=found.sources,
+        legend=series_legend(lines, asked.theme),
+        places={"panel": "{}", "series": "{}", x[0]: x[1]},
+        split=["panel"],
+        **said,
+    )

@@ -1,0 +1,113 @@
+"""The verdicts on a run's claims: each claim is judged once for all figures and the report.
+
+Verdicts come from `attnscope.stats`; here they are only kept and worded. This module must not know
+charts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from attnscope.errors import AttnscopeError
+from attnscope.figures.blocks import Items, Lines, Section, Strong
+from attnscope.spec.claims import Claim
+from attnscope.stats.evidence import measures
+from attnscope.stats.resampling import Sources
+from attnscope.stats.robustness import CHOICES, in_a_line
+from attnscope.stats.run_stats import claims_of_run, judge_run, sensitivity_of_run
+from attnscope.stats.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from attnscope.run.store import Run
+
+
+class Judged:
+    """The claims on one run, its own and the built-in ones: verdicts, and the same again under
+    several choices."""
+
+    def __init__(self, run: Run, **units: Any) -> None:
+        self._run = run
+        self.claims = claims_of_run(run)
+        self._own = {claim.name for claim in run.claims}
+        Sources(run.prompts, **units)  # an unknown fact is an error at once, and of no one figure
+        self._units = units
+        self._verdicts: dict[str, list[Verdict]] = {}
+        self._choices: dict[str, pl.DataFrame | AttnscopeError] = {}
+
+    def verdicts(self, names: Sequence[str] | None = None) -> list[Verdict]:
+        """The verdicts on these claims, or on all; of built-in claims, those that can be judged."""
+        wanted = [c for c in self.claims if names is None or c.name in names]
+        # Claims that exclude each other are judged together.
+        excluded = {name for claim in wanted for name in claim.excludes}
+        with_excluded = [c for c in self.claims if c in wanted or c.name in excluded]
+        new = [claim for claim in with_excluded if claim.name not in self._verdicts]
+        found = judge_run(self._run, new, **self._units) if new else []
+        for claim in new:
+            self._verdicts[claim.name] = [
+                v
+                for v in found
+                if v.claim == claim.name and (v.claim in self._own or v.verdict != "not measured")
+            ]
+        return [verdict for claim in wanted for verdict in self._verdicts[claim.name]]
+
+    def about(self, measured: Sequence[str], names: Sequence[str] = ()) -> list[str]:
+        """The claims that a figure of these measures is about: those it names, and of the run's
+        own those on one of its measures."""
+        return [
+            claim.name
+            for claim in self.claims
+            if claim.name in names
+            or (
+                claim.name in self._own
+                and any(measure in measured for part in claim.parts for measure in measures(part))
+            )
+        ]
+
+    def under_choices(self, claim: Claim) -> pl.DataFrame:
+        """A claim of the run under the choices that the run has."""
+        if claim.name not in self._choices:
+            try:
+                self._choices[claim.name] = sensitivity_of_run(self._run, claim, **self._units)
+            except AttnscopeError as error:
+                self._choices[claim.name] = error
+        found = self._choices[claim.name]
+        if isinstance(found, AttnscopeError):
+            raise found
+        return found
+
+    def survival(self) -> pl.DataFrame:
+        """A line for every claim that the run can judge under more than one choice."""
+        lines = []
+        for claim in self.claims:
+            try:
+                table = self.under_choices(claim)
+            except AttnscopeError:
+                continue
+            if table.select(*CHOICES).n_unique() > 1:
+                lines.append(in_a_line(table))
+        overturned = {"overturned_by": pl.List(pl.String())}
+        return pl.DataFrame(lines, schema_overrides=overturned, infer_schema_length=None)
+
+    def section(self, names: Sequence[str]) -> Section | None:
+        """The verdicts on the claims that a figure is about; nothing if none was judged."""
+        if not names:
+            return None
+        try:
+            verdicts = self.verdicts(names)
+        except AttnscopeError:
+            return None
+        lines = [
+            (
+                f"{v.model}: {v.statement} " if v.model else f"{v.statement} ",
+                Strong(v.verdict),
+                f": {v.reason}",
+            )
+            for v in verdicts
+            if v.verdict != "not measured"
+        ]
+        if not lines:
+            return None
+        return Section("Claims", [Lines(["Judged on the whole run."]), Items(lines)])

@@ -1,0 +1,198 @@
+"""The streamed kernel as machine code, on a CPU: one reading of the scores for all sums.
+
+Torch's operators, one after the other, cost as much in memory traffic as the product itself, and
+gain little from a second core. Here numba compiles the loops (`compiled_jit.py`), on the user's
+machine and without a compiler there. It does what nearly all models ask for; the rest, and all of
+it where numba does not work, is left to torch: `takes` says which.
+
+The work is cut into pieces in a way that does not depend on threads, each writes sums of its own,
+and those are added up in order: the same bytes on any number of cores.
+"""
+
+import ctypes
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from functools import cache, partial
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnscope.kernels.call import SINGLE, Rows, Totals
+
+# Pieces that a sequence is cut into at least, if each has so many rows: work for many cores.
+PIECES, PIECE_ROWS = 64, 512
+# Multiplications that are worth a second thread, some tenths of a millisecond; and how many times
+# a thread comes back for more.
+WORTH, TURNS = 1 << 24, 8
+# Keys come in multiples of so many.
+STEP = 32
+
+
+def takes(rows: Rows, large: list[list[bool]]) -> bool:
+    """Whether these rows can be reduced here; `large` where products are made in float64."""
+    return (
+        rows.q.device.type == "cpu"
+        and rows.q.shape[2] > SINGLE
+        and rows.lse is not None
+        and rows.lse.dtype == torch.float32
+        and torch.float64 not in (rows.q.dtype, rows.k.dtype)
+        and rows.scale != 0
+        and rows.softcap is None
+        and rows.key_bias is None
+        and rows.distance_bias is None
+        and not rows.links
+        and rows.shrink is None
+        and not (torch.is_grad_enabled() and (rows.q.requires_grad or rows.k.requires_grad))
+        and all(works(wide) for wide in {wide for each in large for wide in each})
+    )
+
+
+def _jit() -> Any:
+    return import_module("attnscope.kernels.numba_jit")
+
+
+@cache
+def code(wide: bool) -> Callable[..., None]:
+    """The loops, with products in float64 or float32. The first time on a machine this takes some
+    seconds; then they are read from disk, or made in each process where nothing can be kept."""
+    try:
+        made: Callable[..., None] = _jit().build(wide=wide, cache=True)
+    except (OSError, RuntimeError):  # numba's way to say that no folder can be written to
+        made = _jit().build(wide=wide, cache=False)
+    return made
+
+
+@cache
+def works(wide: bool) -> bool:
+    """Whether numba is here and can make them."""
+    try:
+        code(wide)
+    except Exception:  # it has many ways to fail, and torch does the same work
+        return False
+    return True
+
+
+def reduce(rows: Rows, reach: Tensor, large: list[list[bool]]) -> Totals:
+    """All totals of these rows; `reach` [B, H]."""
+    B, H, M, D = rows.q.shape
+    K = rows.k.shape[2]
+    pieces = 1 if rows.group is not None else max(1, min(PIECES // H, -(-M // PIECE_ROWS)))
+    filled = K + -K % STEP
+    sums = torch.zeros(B, H, pieces, 2, filled, dtype=torch.float64)
+    scalars = sums.new_zeros(B, H, pieces, 3)
+    lse = sums.new_empty(B, H, M)
+    flow = sums.new_zeros(B, H, rows.groups if rows.group is not None else 0, filled)
+    arrays = (*_arrays(rows), *(each.numpy() for each in (sums, scalars, lse, flow)))
+    threads = torch.get_num_threads() if B * H * M * K * D > WORTH else 1
+    kinds = np.array(large)
+    for wide in (False, True):
+        if (kinds == wide).any():
+            scale = np.float64(rows.scale) if wide else np.float32(rows.scale)
+            room = partial(_jit().make_room, filled, D, wide=wide)
+            _spread(code(wide), B * H * pieces, threads, scale, room, (wide, kinds, *arrays))
+    later, others = (sums.sum(2) if pieces > 1 else sums[:, :, 0])[..., :K].unbind(2)
+    received = later + others
+    own, entropy = scalars[..., :2].sum(2).float().unbind(-1)
+    return Totals(
+        received=received.float(),
+        later=later.float(),
+        mass=received.sum(-1).float(),
+        entropy=entropy,
+        own=own,
+        lse=lse,
+        drift=scalars[..., 2].amax(2).float(),
+        reach=reach,
+        flow=None if rows.group is None else flow[..., :K].float(),
+    )
+
+
+def _arrays(rows: Rows) -> list[Any]:
+    """What the loops are given, with arrays without elements for what is None."""
+    B = len(rows.q)
+
+    def of(value: Tensor | None, dtype: torch.dtype, *none: int) -> Any:
+        given = torch.empty(none, dtype=dtype) if value is None else value.detach().to(dtype)
+        return given.numpy()
+
+    return [
+        of(rows.q, torch.float32),
+        of(rows.k, torch.float32),
+        *(of(each, torch.int32) for each in rows.bounds()),
+        of(rows.lse, torch.float32),
+        of(rows.real, torch.bool, B, 0),
+        of(rows.weight, torch.float32, B, 0),
+        of(rows.sinks, torch.float32, 0),
+        of(rows.group, torch.int64, B, 0),
+    ]
+
+
+def _spread(
+    sweep: Callable[..., None],
+    count: int,
+    threads: int,
+    scale: Any,
+    make_room: Callable[[], Any],
+    arrays: tuple[Any, ...],
+) -> None:
+    """Do `count` pieces of work on this thread and on others beside it."""
+    step = -(-count // (1 if threads == 1 else threads * TURNS))
+    # Later rows of a text see more: the longest pieces come first.
+    todo = deque(reversed(range(0, count, step)))
+    done: list[int] = []
+
+    def work() -> None:
+        room = make_room()
+        with suppress(IndexError):  # nothing is left
+            while True:
+                first = todo.popleft()
+                sweep(first, min(first + step, count), scale, room, *arrays)
+                done.append(first)
+
+    turns = len(todo)
+    if turns == 1:
+        work()
+        return
+    _together(work, min(threads, turns))
+    if len(done) != turns:
+        raise RuntimeError(f"{turns - len(done)} of {turns} parts of a layer were not measured")
+
+
+def _together(work: Callable[[], None], threads: int) -> None:
+    """Do the same on so many threads, this one among them; raises what one of them raised."""
+    failed: list[BaseException] = []
+
+    def one(_: Any) -> None:
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+
+    parallel = _openmp()
+    if parallel is not None:
+        parallel(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(one), None, threads, 0)
+    else:
+        with ThreadPoolExecutor(threads - 1) as pool:
+            others = [pool.submit(one, None) for _ in range(threads - 1)]
+            one(None)
+            wait(others)
+    if failed:
+        raise failed[0]
+
+
+@cache
+def _openmp() -> Callable[..., None] | None:
+    """What starts the threads that torch itself computes with, where it can be had. They wait for
+    work by spinning, and would take half of a core from any others."""
+    try:
+        parallel: Any = ctypes.CDLL(torch._C.__file__).GOMP_parallel
+    except (AttributeError, OSError):
+        return None
+    parallel.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
+    parallel.restype = None
+    found: Callable[..., None] = parallel
+    return found

@@ -1,0 +1,41 @@
+"""Colours, the same in the terminal and in HTML.
+
+This module must not know where the colours are put.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.look.text_measures import Look
+from attnscope.tokens.class_colours import class_colours
+from attnscope.tokens.visible import STRONGEST, mixed
+
+NO_CLASS = "#ffffff"
+# How much white there is in a token's colour: black text stands on it.
+TINT = 0.55
+UNSEEN = "#cccccc"
+
+
+def back_colours(look: Look) -> dict[str | None, str]:
+    """A background for each class of the set, the same for every text."""
+    tints = [mixed(colour, TINT) for colour in class_colours(look.names)]
+    return {**dict(zip(look.names, tints, strict=True)), None: NO_CLASS}
+
+
+def full_colour(look: Look) -> float:
+    """The weight that gets the strongest shade: the largest, the first token's aside.
+
+    The first token soaks up so much attention in many models that nothing else would show.
+    """
+    others = look.weights[1:] if len(look.weights) > 1 else look.weights
+    return float(others.max())
+
+
+def shades(look: Look) -> list[str]:
+    """White to orange-red by attention received; grey where nobody could look."""
+    full = full_colour(look)
+    strength: NDArray[np.float64] = np.clip(look.weights / full if full > 0 else 0, 0, 1)
+    return [
+        mixed(STRONGEST, 1 - share) if visible else UNSEEN
+        for share, visible in zip(strength.tolist(), look.visible.tolist(), strict=True)
+    ]

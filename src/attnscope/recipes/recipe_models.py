@@ -1,0 +1,109 @@
+"""What recipes share: how models are given and labelled, and the layers that the paper's claims are
+about."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attnscope.errors import AttnscopeWarning, InputError, ModelError
+from attnscope.spec.experiment import Experiment, made
+
+Models = Mapping[str, str] | Sequence[str]
+"""Names, or labels to names."""
+SMOLLM2 = ("zoo:smollm2",)
+
+
+def recipe(given: Mapping[str, Any], /, **asked: Any) -> Experiment:
+    """What a recipe asks for, with the keys that are given in place of its own."""
+    return made(**{**asked, **given})
+
+
+def with_the_first_three(layers: Any) -> Any:
+    """The layers to measure: those shown, and the first three, which the paper compares."""
+    if layers == "all":
+        return layers
+    shown = [layers] if isinstance(layers, int) else list(layers)
+    return [*range(3), *(layer for layer in shown if layer not in range(3))]
+
+
+def labelled(models: Models) -> dict[str, str]:
+    """Label to name. A bare name is labelled by its last part: `zoo:chat-llama` by `chat-llama`."""
+    if isinstance(models, Mapping):
+        return dict(models)
+    named = {label_of(name): name for name in models}
+    if len(named) < len(models):
+        raise InputError(
+            f"two of the models have the same last name ({', '.join(models)}); label them: "
+            "before=NAME,after=NAME"
+        )
+    return named
+
+
+def label_of(name: str) -> str:
+    """The last part of a name; of a base with an adapter, the adapter's."""
+    last = name.rpartition("+")[2] if not Path(name).exists() else name
+    return last.rstrip("/").replace(":", "/").rsplit("/", 1)[-1].removesuffix(".gguf")
+
+
+def layers_of(models: Mapping[str, str], published: Sequence[int], of: int) -> list[int]:
+    """The published layers; in a model that has fewer, those at the same depth."""
+    there = [_shape(name)[0] for name in models.values()]
+    fewest = min((layers for layers in there if layers), default=of)
+    if max(published) < fewest:
+        return list(published)
+    found = sorted({round(layer / (of - 1) * (fewest - 1)) for layer in published})
+    warnings.warn(
+        f"a model has {fewest} layers: layers {_told(found)} stand for the published "
+        f"{_told(published)} of {of}, at the same depth",
+        AttnscopeWarning,
+        stacklevel=3,
+    )
+    return found
+
+
+def heads_of(models: Mapping[str, str], published: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """For each model the published heads that it has; at least its first."""
+    found = {}
+    for label, name in models.items():
+        heads = _shape(name)[1]
+        found[label] = [n for n in published[label] if heads is None or n < heads] or [0]
+        if len(found[label]) < len(published[label]):
+            warnings.warn(
+                f"{label} has {heads} heads: of the published {_told(published[label])}, only "
+                f"{_told(found[label])} are shown",
+                AttnscopeWarning,
+                stacklevel=3,
+            )
+    return found
+
+
+def begins(name: str) -> bool:
+    """Whether a model's tokenizer has a begin-of-sequence token."""
+    from attnscope.loading import load_tokenizer
+
+    try:
+        return load_tokenizer(name).bos_token is not None
+    except ModelError:
+        return False  # the plan will say what is wrong with it
+
+
+def _shape(name: str) -> tuple[int | None, int | None]:
+    """Layers and heads of a model. The bundled ones have their cards."""
+    from attnscope import zoo
+    from attnscope.loading import load_config
+
+    bare = name.removeprefix(zoo.PREFIX)
+    if name.startswith(zoo.PREFIX) and bare in (*zoo.names(), *zoo.adapters()):
+        return zoo.card(bare).layers, zoo.card(bare).heads
+    if name.startswith(zoo.PREFIX) and bare in zoo.FETCHED:
+        return zoo.FETCHED[bare].layers, zoo.FETCHED[bare].heads
+    try:
+        text = load_config(name).get_text_config()
+    except ModelError:
+        return None, None  # the plan will say what is wrong with it
+    return getattr(text, "num_hidden_layers", None), getattr(text, "num_attention_heads", None)
+
+
+def _told(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))

@@ -1,0 +1,174 @@
+"""Conditions: how a prompt is changed, or what is done to the model that reads it. One of them,
+the base, leaves both as they are.
+
+Which one that is, is said by `Experiment.base`, and nobody else decides it.
+
+This module must not know models or how anything is measured.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, StrictBool, StrictInt, StrictStr, model_validator
+
+from attnscope.errors import InputError, unknown
+from attnscope.prompts.filler import KINDS, Filler
+from attnscope.prompts.insertion import POSITIONS
+from attnscope.spec.base import MOST, Plain, Seed
+
+_POSITIONS = (
+    f"known: {', '.join(POSITIONS)}, before:REGION, after:REGION, or the number of a character"
+)
+
+
+def _position(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"unknown position {value!r}; {_POSITIONS}")
+    if isinstance(value, int):
+        if value < 0:
+            raise ValueError(f"position {value} is before the first character; {_POSITIONS}")
+        return value
+    side, _, region = value.partition(":")
+    if value not in POSITIONS and not (side in ("before", "after") and region):
+        raise ValueError(f"unknown position {value!r}; {_POSITIONS}")
+    return value
+
+
+class Insert(Plain):
+    """What is inserted: the fields of `attnscope.prompts.Filler`."""
+
+    kind: StrictStr = "repeat"
+    unit: StrictStr | None = None
+    count: Annotated[StrictInt, Field(ge=0, le=MOST)] = 55
+    """0 inserts nothing: a variant of its own that says what the base says."""
+    seed: Seed = 0
+    """Prompt n gets the filler of seed + n, so that many prompts have many sentences."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Insert:
+        if self.kind not in KINDS:
+            raise unknown("kind of filler", self.kind, KINDS)
+        self.filler(0)
+        return self
+
+    def filler(self, prompt: int) -> Filler:
+        """What goes into this prompt."""
+        return Filler(kind=self.kind, count=self.count, unit=self.unit, seed=self.seed + prompt)
+
+
+class Replace(Plain):
+    """Other words: in place of a region, or wherever the prompt says `old`."""
+
+    region: StrictStr | None = None
+    old: Annotated[StrictStr, Field(min_length=1)] | None = None
+    new: StrictStr
+
+    @model_validator(mode="after")
+    def _one(self) -> Replace:
+        if (self.region is None) == (self.old is None):
+            raise InputError("replace a region or the words 'old', one of the two, by 'new'")
+        return self
+
+
+class Cut(Plain):
+    """Keys that attention is taken from: the tokens of a class, of a region, or of both."""
+
+    tokens: StrictStr | None = None
+    """A class of one of the experiment's class sets."""
+    region: StrictStr | None = None
+    layers: tuple[Annotated[StrictInt, Field(ge=0)], ...] | None = None
+    heads: tuple[Annotated[StrictInt, Field(ge=0)], ...] | None = None
+
+    @model_validator(mode="after")
+    def _some(self) -> Cut:
+        if self.tokens is None and self.region is None:
+            raise InputError("say whose attention changes: tokens (a class), region, or both")
+        return self
+
+
+class Scaled(Cut):
+    """Keys whose attention is scaled, before the softmax divides."""
+
+    factor: Annotated[float, Field(gt=0, le=1e6)]
+
+
+class Moved(Plain):
+    """Activations moved away from zero (ARM); what is left out is the family's own."""
+
+    c: Annotated[float, Field(gt=0)] | None = None
+    p1: Annotated[float, Field(gt=0, le=100)] | None = None
+    share: Annotated[float, Field(gt=0, le=1)] | None = None
+    layers: tuple[Annotated[StrictInt, Field(ge=0)], ...] = (0,)
+    seed: Seed = 0
+
+
+class Condition(Plain):
+    """How a prompt is changed: by an insertion, or by any of the rest. And what is done to the
+    model meanwhile, with a changed prompt or alone."""
+
+    insert: Insert | None = None
+    position: Annotated[StrictInt | StrictStr, BeforeValidator(_position)] = "between"
+    by: Literal["text", "ids"] = "text"
+    replace: Replace | None = None
+    system: StrictStr | Literal[False] | None = None
+    """Another system prompt; false leaves it out."""
+    chat: StrictBool | None = None
+    """In the chat template or not, where that is other than in the base."""
+    template: StrictStr | None = None
+    """Another chat template, in Jinja."""
+    bos: Literal[False] | None = None
+    """False leaves out the begin-of-sequence token."""
+    random: Seed | None = None
+    """As many tokens, drawn at random from the vocabulary, prompt n with this seed + n; a
+    begin-of-sequence token stays. None of them has a twin."""
+    knockout: Cut | None = None
+    steer: Scaled | None = None
+    arm: Moved | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Condition:
+        if self.insert is not None and self.rewrites:
+            raise InputError(
+                f"a condition inserts something or changes what is there ({self.rewrites[0]}), not "
+                "both: its tokens' twins would be anybody's guess; make two conditions"
+            )
+        if self.template is not None and self.chat is False:
+            raise InputError("a template is of chat: true; leave out one of the two")
+        return self
+
+    @property
+    def rewrites(self) -> list[str]:
+        """What is changed, apart from insertions."""
+        names = ("replace", "system", "chat", "template", "bos", "random")
+        return [name for name in names if getattr(self, name) is not None]
+
+    @property
+    def intervenes(self) -> list[str]:
+        """What is done to the model."""
+        return [name for name in ("knockout", "steer", "arm") if getattr(self, name) is not None]
+
+    @property
+    def kind(self) -> str | None:
+        """What is inserted, or the first of what is changed; None where the prompt is as it is."""
+        if self.insert is not None:
+            return self.insert.kind
+        done = [*self.rewrites, *self.intervenes]
+        return done[0] if done else None
+
+
+def base_of(conditions: dict[str, Condition], said: str | None) -> str:
+    """The condition that the others are compared with: the one that changes nothing."""
+    unchanged = [name for name, condition in conditions.items() if condition.kind is None]
+    if said is not None and said not in conditions:
+        raise unknown("condition as base:", said, conditions)
+    if len(unchanged) != 1:
+        raise InputError(
+            f"{len(unchanged)} conditions are without an insertion or another change "
+            f"({', '.join(unchanged) or 'none'}); exactly one is the base: 'base: {{}}'"
+        )
+    if said is not None and said != unchanged[0]:
+        raise InputError(
+            f"the base is {said!r}, which changes something; only {unchanged[0]!r} does not"
+        )
+    return unchanged[0]

@@ -1,0 +1,258 @@
+"""`Experiment`: what is asked, as plain data. Frozen, validated, hashable.
+
+Everything a run depends on stands here, with every default written out, so that the file in a run
+directory is the whole question. `yaml.py` makes one of a YAML file.
+
+This module must not know models, files of a run, or how anything is measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StrictBool, StrictStr, model_validator
+
+from attnscope.measures.registry import MEASURES
+from attnscope.spec.base import Count, Plain, Seed, checked
+from attnscope.spec.conditions import Condition, base_of
+from attnscope.spec.fields import (
+    AllOrSome,
+    BatchTokens,
+    ClassSets,
+    Device,
+    Heads,
+    Keys,
+    Layers,
+    MeasureName,
+    OneOrMore,
+    QueriesWord,
+    listed,
+)
+from attnscope.spec.generate import GENERATED, Generate
+from attnscope.spec.prompt_sources import Prompts, TokenPrompts
+from attnscope.spec.queries import parse_queries
+
+OF_READERS = ("combine", "normalise")
+"""Keys that say how numbers are shown; none of the numbers depends on them."""
+
+
+class Profiles(Plain):
+    """Of which layers and heads `profile` keeps a number per token, of those that are measured."""
+
+    layers: Layers = "all"
+    heads: Heads = "all"
+    """For every model, or by the model's label."""
+
+    def heads_of(self, label: str) -> AllOrSome:
+        """The heads of a model."""
+        return self.heads[label] if isinstance(self.heads, dict) else self.heads
+
+
+class Experiment(Plain):
+    """Models × prompts × conditions × layers × heads × queries × keys × classes × measures."""
+
+    name: Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    """Letters, digits, dots, dashes: it becomes the name of a directory."""
+    models: dict[StrictStr, StrictStr]
+    """Label to name. A list of names is its own labels."""
+    prompts: Prompts
+    repeats: Count = 1
+    """How often each prompt is asked, every time with other seeds of whatever is drawn."""
+    chat: StrictBool | Literal["auto"] = "auto"
+    """Put every prompt into the model's chat template; `auto` does if the models have one."""
+    bos: StrictBool = False
+    """Begin every text with the begin-of-sequence token, where the tokenizer does not."""
+    cut: Count | None = None
+    """Read the first so many tokens of every text alone."""
+    beyond_positions: StrictBool = False
+    """Allow prompts longer than a model was made for, where it can compute them at all."""
+    generate: Generate | None = None
+    """How the model answers every prompt; measured while it does. Filled in where queries or keys
+    are about what is generated."""
+    conditions: dict[StrictStr, Condition] = Field(default_factory=lambda: {"base": Condition()})
+    base: StrictStr = ""
+    """The condition that the others are compared with; found where it is not given."""
+    layers: Layers = "all"
+    heads: Heads = "all"
+    """The heads to store: for every model, or by the model's label."""
+    queries: Annotated[tuple[QueriesWord, ...], OneOrMore] = ("all",)
+    keys: Annotated[tuple[Keys, ...], OneOrMore] = ("all",)
+    """For `mass` and `lambda`; the other measures are about all keys."""
+    classes: ClassSets = Field(default="default", validate_default=True)
+    """Class sets for `mass` and `flow`, by the labels that the tables have. As names or paths of
+    YAML files they are looked up once; the rules themselves are what is kept and written."""
+    measures: Annotated[tuple[MeasureName, ...], OneOrMore] = ("mass",)
+    profiles: Profiles = Profiles()
+    """AllOrSome per token and per query are long: `layers` and `heads` here leave some out."""
+    bin: Count = 1
+    """Of numbers per query: how many positions a mean is over."""
+    combine: Literal["mean", "sum", "max", "each"] = "mean"
+    """How readers combine heads. Every head is stored, whatever this says."""
+    normalise: Literal["mass", "per-token", "share", "lift"] = "mass"
+    """What readers show of `mass`. What each needs is stored, whatever this says."""
+    seed: Seed = 0
+    """Of `sample:K`."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: Device = None
+    """As `attnscope.load` takes it; null is the first GPU there is, else the CPU."""
+    backend: Literal["auto", "reference", "streaming", "triton", "eager-fallback"] = "auto"
+    batch_tokens: BatchTokens = "auto"
+    """As many prompts go through the model together as have this many tokens, padding included;
+    auto is what suits the device."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _label(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("models"), str | list | tuple):
+            named = listed(data["models"])
+            for name in named:
+                if not isinstance(name, str):
+                    raise ValueError(f"{name!r} is no name of a model; put it in quotes")
+                if named.count(name) > 1:
+                    raise ValueError(f"model {name!r} is listed twice; give labels: 'a: {name}'")
+            data = {**data, "models": {name: name for name in named}}
+        return data
+
+    @model_validator(mode="after")
+    def _whole(self) -> Experiment:
+        if not self.models:
+            raise ValueError("no models: list at least one under 'models'")
+        try:
+            json.dumps(self.model_dump(), ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{error.object[error.start]!r} is half a character") from None
+        object.__setattr__(self, "base", base_of(self.conditions, self.base or None))
+        about = (*(parse_queries(q).region or q for q in self.queries), *self.keys)
+        if self.generate is None and GENERATED in about:
+            object.__setattr__(self, "generate", Generate())
+        if not self.classes:
+            raise ValueError("classes is empty; name at least one")
+        for what in ("queries", "keys", "measures"):
+            chosen = getattr(self, what)
+            if not chosen:
+                raise ValueError(f"{what} is empty; name at least one")
+            if len(set(chosen)) < len(chosen):
+                raise ValueError(f"{what} names something twice: {', '.join(chosen)}")
+        for what, heads in (("heads", self.heads), ("profiles.heads", self.profiles.heads)):
+            if isinstance(heads, dict) and set(heads) != set(self.models):
+                raise ValueError(
+                    f"{what} by model names {', '.join(heads)}; the models' labels are "
+                    f"{', '.join(self.models)}"
+                )
+        return self._possible()
+
+    def _possible(self) -> Experiment:
+        pairs = [measure for measure in self.measures if MEASURES[measure].pair]
+        if pairs and len(self.conditions) == 1:
+            raise ValueError(
+                f"{pairs[0]!r} compares a condition with the base, and there is only the base; "
+                "add a condition with an insertion, or leave it out"
+            )
+        if self.generate is not None:
+            self._answerable()
+        elif alone := [name for name in self.measures if MEASURES[name].answers]:
+            raise ValueError(
+                f"{alone[0]!r} is about what the model answers; let it, with "
+                "'queries: predicts:generated' or 'generate'"
+            )
+        if isinstance(self.prompts, TokenPrompts) and self.chat is True:
+            raise ValueError("prompts of tokens are no text for a chat template; chat: false")
+        if self.repeats > 1 and not self._drawn():
+            raise ValueError(
+                f"repeats: {self.repeats}, and nothing is drawn, so every repeat would give the "
+                "same numbers; ask once, or for a random filler or place, random tokens, sample:K, "
+                "or sampled answers"
+            )
+        for label in self.models:
+            _part_of("layers", self.profiles.layers, self.layers)
+            _part_of("heads", self.profiles.heads_of(label), self.heads_of(label))
+        if "flow" in self.measures:
+            for label, classes in self.classes.items():
+                if any(one.judgement == "fraction" for one in classes):
+                    raise ValueError(
+                        f"flow cannot use the class set {label!r}: it is judged by fraction, so "
+                        "a query is of no single class; use another set, such as default"
+                    )
+        return self
+
+    def _drawn(self) -> bool:
+        """Whether anything depends on a seed."""
+        fixed = {"repeat", "word"}
+        inserted = [c for c in self.conditions.values() if c.insert is not None]
+        return (
+            any(
+                c.position == "random" or (c.insert and c.insert.kind not in fixed)
+                for c in inserted
+            )
+            or any(c.random is not None for c in self.conditions.values())
+            or any(parse_queries(queries).sample for queries in self.queries)
+            or (self.generate is not None and self.generate.sample)
+        )
+
+    def _answerable(self) -> None:
+        """What cannot be measured while a model answers, since it is not known beforehand."""
+        for queries in self.queries:
+            if parse_queries(queries).sample:
+                raise ValueError(
+                    f"queries {queries!r}: a sample is spread over a text that is there, and "
+                    "answers are not there before they are generated; leave out one of the two"
+                )
+        for name in self.measures:
+            if needs := MEASURES[name].needs & {"flow", "values", "heads", "outputs"}:
+                raise ValueError(
+                    f"{name!r} needs {', '.join(sorted(needs))}, which are kept of one pass over a "
+                    "finished text and not of a generation; measure it without 'generate', in an "
+                    "experiment of its own"
+                )
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """The names of the other conditions, in order."""
+        return tuple(name for name in self.conditions if name != self.base)
+
+    def heads_of(self, label: str) -> AllOrSome:
+        """The heads to store of a model."""
+        return self.heads[label] if isinstance(self.heads, dict) else self.heads
+
+    def complete(self) -> dict[str, Any]:
+        """Every key with its value, as plain data: what is written into a run."""
+        return self.model_dump(mode="json")
+
+    def measured(self) -> dict[str, Any]:
+        """What the numbers depend on: not what readers choose, and not where a file lies."""
+        asked = {key: value for key, value in self.complete().items() if key not in OF_READERS}
+        asked["prompts"] = {key: v for key, v in asked["prompts"].items() if key != "path"}
+        if asked["bin"] == 1:  # which older questions do not say: theirs are the same ones
+            del asked["bin"]
+        return asked
+
+    def changed(self, **keys: Any) -> Experiment:
+        """The same question but for these keys, checked again."""
+        return made(**{**self.complete(), **keys})
+
+    @property
+    def digest(self) -> str:
+        """A hash of what is measured."""
+        text = json.dumps(self.measured(), sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
+def _part_of(what: str, of_profiles: AllOrSome, measured: AllOrSome) -> None:
+    if of_profiles == "all" or measured == "all":
+        return
+    beyond = [n for n in of_profiles if n not in measured]
+    if beyond:
+        raise ValueError(
+            f"profiles.{what} names {beyond[0]}, which is not measured; {what} are "
+            f"{', '.join(map(str, measured))}"
+        )
+
+
+def made(**keys: Any) -> Experiment:
+    """An experiment from Python; what is wrong with it is an `InputError`."""
+    return checked(Experiment, keys, "the experiment")

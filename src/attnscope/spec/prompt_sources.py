@@ -1,0 +1,161 @@
+"""Where the prompts of an experiment come from, as plain data: a class for each source.
+
+This module must not know how prompts are built: that is `attnscope.prompts`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StrictInt, StrictStr, model_validator
+
+from attnscope.errors import InputError, unknown
+from attnscope.prompts.math import LEVELS
+from attnscope.prompts.needle import DEPTHS, LENGTHS
+from attnscope.spec.base import Count, Plain, Seed
+
+LARGEST_MAP = 99
+"""Rows and columns of a spatial map: its cells are their product."""
+
+
+class SpatialPrompts(Plain):
+    """Maps with a shape, from `attnscope.prompts.spatial`."""
+
+    source: Literal["spatial"] = "spatial"
+    count: Count = 64
+    seed: Seed = 0
+    task: Literal["action", "map"] = "action"
+    split: Literal["train", "test"] | None = None
+    size: Annotated[StrictInt, Field(ge=7, le=LARGEST_MAP)] = 9
+
+
+class MathPrompts(Plain):
+    """Word problems, from `attnscope.prompts.math`."""
+
+    source: Literal["math"] = "math"
+    count: Count = 64
+    seed: Seed = 0
+    level: StrictInt | None = None
+    """1 to 5; all levels in turn where it is not given."""
+
+    @model_validator(mode="after")
+    def _level(self) -> MathPrompts:
+        if self.level is not None and self.level not in LEVELS:
+            raise unknown("level", self.level, LEVELS)
+        return self
+
+
+class EquationPrompts(MathPrompts):
+    """Problems with operators, from `attnscope.prompts.equations`."""
+
+    source: Literal["equations"] = "equations"  # type: ignore[assignment]
+
+
+class FilePrompts(Plain):
+    """The records of a file, from `attnscope.prompts.datasets`."""
+
+    source: Literal["file"] = "file"
+    path: StrictStr
+    count: Count | None = None
+    """The first so many records; all of them where it is not given."""
+    template: StrictStr = "{question}"
+    fields: dict[StrictStr, StrictStr] = Field(default_factory=dict)
+    system: StrictStr | None = None
+    mark: dict[StrictStr, StrictStr] = Field(default_factory=dict)
+    """Region to field: the first place where the prompt has the field's text as whole words."""
+    digest: StrictStr | None = None
+    """SHA-256 of the file, filled in by a run; one that is given must be right."""
+
+
+class ConversationPrompts(Plain):
+    """Conversations of several turns, from `attnscope.prompts.conversations`."""
+
+    source: Literal["conversations"] = "conversations"
+    path: StrictStr | None = None
+    """A file with `messages` in every record; made up where there is none."""
+    count: Count | None = None
+    """The first so many; all of a file, or 16, where it is not given."""
+    field: StrictStr = "messages"
+    turns: Annotated[StrictInt, Field(ge=1, le=1000)] = 8
+    """Of made-up conversations: rounds of a question and a reply."""
+    seed: Seed = 0
+    digest: StrictStr | None = None
+    """As of any file."""
+
+
+class NeedlePrompts(Plain):
+    """A needle in a haystack, from `attnscope.prompts.needle`."""
+
+    source: Literal["needle"] = "needle"
+    count: Count | None = None
+    """Prompt n has the depth and length of n, in turn; one for each of them by default."""
+    depths: tuple[Annotated[float, Field(ge=0, le=1)], ...] = DEPTHS
+    lengths: tuple[Count, ...] = LENGTHS
+    """In words."""
+    seed: Seed = 0
+    path: StrictStr | None = None
+    """A text file as the haystack; sentences that mean nothing where there is none."""
+    needle: StrictStr | None = None
+    """With its `question`, and the `answer` in it; made up where there is none."""
+    question: StrictStr | None = None
+    answer: StrictStr | None = None
+    digest: StrictStr | None = None
+    """As of any file."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> NeedlePrompts:
+        if not self.depths or not self.lengths:
+            raise InputError("depths and lengths are empty; name at least one of each")
+        if (self.needle is None) != (self.question is None):
+            raise InputError("a needle needs its question, and a question its needle: give both")
+        if self.answer is not None and self.answer not in (self.needle or ""):
+            raise InputError(f"the answer {self.answer!r} is not in the needle {self.needle!r}")
+        return self
+
+
+class DocumentPrompts(Plain):
+    """Documents in order and a question, from `attnscope.prompts.documents`."""
+
+    source: Literal["documents"] = "documents"
+    count: Count = 16
+    seed: Seed = 0
+    documents: Annotated[StrictInt, Field(ge=2, le=1000)] = 10
+    words: Annotated[StrictInt, Field(ge=1, le=100_000)] = 40
+    """Of each document, at least."""
+
+
+class TokenPrompts(Plain):
+    """Tokens of the vocabulary, drawn at random, so many times over; never in a chat template.
+
+    The regions are `repeat:1`, `repeat:2` … ."""
+
+    source: Literal["tokens"] = "tokens"
+    count: Count = 16
+    seed: Seed = 0
+    length: Annotated[StrictInt, Field(ge=1, le=100_000)] = 64
+    repeats: Annotated[StrictInt, Field(ge=1, le=1000)] = 1
+
+
+Prompts = Annotated[
+    SpatialPrompts
+    | MathPrompts
+    | EquationPrompts
+    | FilePrompts
+    | ConversationPrompts
+    | NeedlePrompts
+    | DocumentPrompts
+    | TokenPrompts,
+    Field(discriminator="source"),
+]
+
+SOURCES: dict[str, type[Plain]] = {
+    "spatial": SpatialPrompts,
+    "math": MathPrompts,
+    "equations": EquationPrompts,
+    "file": FilePrompts,
+    "conversations": ConversationPrompts,
+    "needle": NeedlePrompts,
+    "documents": DocumentPrompts,
+    "tokens": TokenPrompts,
+}
+"""By the word under `source`."""

@@ -1,0 +1,134 @@
+"""What kind of head a head is: scores over prompts against stated thresholds.
+
+A head is of a kind where the whole interval of its score lies above the kind's threshold. It may
+be of several; the most particular gives it its name. Knows tables and numbers, no models.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from attnscope.measures.measure import SHARE
+from attnscope.stats.arrays import mean_of
+from attnscope.stats.intervals import MINIMUM, intervals
+
+LIFT = 3.0
+"""A class counts for a head where its mass is at least so many times what even attention gives."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of head, and when a head is of it."""
+
+    name: str
+    score: str
+    threshold: float
+    about: str
+
+
+KINDS = (
+    Kind("induction", "induction", 0.3, "A[i, i - n + 1] on random tokens said twice"),
+    Kind("retrieval", "retrieval", 0.1, "needle tokens generated while looked at most (published)"),
+    Kind("previous-token", "previous", 0.3, "A[i, i - 1]"),
+    Kind("class-specific", "class_mass", 0.2, f"mass of one class with a lift of {LIFT:g} or more"),
+    Kind("local", "local", 0.5, "mass on the 8 tokens up to the query, the first aside"),
+    Kind("sink", "sink", 0.3, "mass on the first token (published)"),
+)
+"""The most particular first."""
+NONE = "none of these"
+
+
+def head_kinds(scores: pl.DataFrame) -> pl.DataFrame:
+    """One row for each head: `layer`, `head`, `kind`, `kinds`, `class`, and of every score its mean
+    over prompts, the ends of its interval (null where there is none) and n, from a table with the
+    columns `score`, `item`, `prompt`, `layer`, `head`, `value`."""
+    chosen = _classes(scores)
+    places = ["layer", "head"]
+    single = scores.filter(pl.col("item").is_null())
+    of_class = scores.filter(pl.col("score") == "class_mass").join(
+        chosen.rename({"class": "item"}), on=[*places, "item"], how="inner"
+    )
+    whole = pl.concat([single, of_class.select(single.columns)])
+    table = scores.select(places).unique().sort(places).join(chosen, on=places, how="left")
+    for kind in KINDS:
+        of = _interval(whole.filter(pl.col("score") == kind.score), kind.score)
+        table = table.join(of, on=places, how="left")
+    held = [
+        pl.when(pl.col(f"{kind.score}_low") > kind.threshold).then(pl.lit(kind.name))
+        for kind in KINDS
+    ]
+    return table.with_columns(
+        pl.coalesce(*held, pl.lit(NONE)).alias("kind"),
+        pl.concat_str(held, separator=", ", ignore_nulls=True).alias("kinds"),
+    ).select(*places, "kind", "kinds", pl.exclude(*places, "kind", "kinds"))
+
+
+def _classes(scores: pl.DataFrame) -> pl.DataFrame:
+    """For each head the class with the largest mass of those it prefers: `layer`, `head`, `class`.
+
+    Chosen by the same prompts that its mass is then the mean of, so that mass is a little too high.
+    """
+    of = scores.filter(pl.col("score").is_in(["class_mass", "class_lift"])).pivot(
+        on="score", index=["layer", "head", "item"], values="value", aggregate_function="mean"
+    )
+    if of.is_empty():
+        return pl.DataFrame(schema={"layer": pl.Int64, "head": pl.Int64, "class": pl.String})
+    return (
+        of.filter(pl.col("class_lift") >= LIFT)
+        .sort("class_mass", descending=True, nulls_last=True)
+        .group_by("layer", "head", maintain_order=True)
+        .first()
+        .select("layer", "head", pl.col("item").alias("class"))
+    )
+
+
+def _interval(scores: pl.DataFrame, name: str) -> pl.DataFrame:
+    """Mean, interval and n of every head."""
+    columns = (name, f"{name}_low", f"{name}_high", f"{name}_n")
+    types = (pl.Float64, pl.Float64, pl.Float64, pl.Int64)
+    places = {"layer": pl.Int64, "head": pl.Int64}
+    if scores.is_empty():
+        return pl.DataFrame(schema={**places, **dict(zip(columns, types, strict=True))})
+    wide = scores.pivot(on="prompt", index=["layer", "head"], values="value")
+    x = wide.drop("layer", "head").cast(pl.Float64).to_numpy().T
+    n = (~np.isnan(x)).sum(0)
+    mean = mean_of(x)
+    with np.errstate(invalid="ignore"):
+        same = np.nanmax(np.where(n > 0, x, 0), 0) == np.nanmin(np.where(n > 0, x, 0), 0)
+    found = intervals(x)
+    # Where all prompts say the same there is nothing to resample: the interval is that number.
+    certain = same & (n >= MINIMUM)
+    low, high = (np.where(certain, mean, end) for end in (found.low, found.high))
+    low, high = (np.clip(end, *SHARE) for end in (low, high))  # every score is a share
+    values = dict(zip(columns, (mean, low, high, n), strict=True))
+    return wide.select("layer", "head").with_columns(
+        pl.Series(name, value).fill_nan(None) if value.dtype.kind == "f" else pl.Series(name, value)
+        for name, value in values.items()
+    )
+
+
+def summary(table: pl.DataFrame) -> pl.DataFrame:
+    """One row for each kind: its threshold, how many heads have a mean above it, of how many the
+    whole interval is, of how many heads (0 where the score is not known of any), and the heads with
+    the largest scores."""
+    rows = []
+    for kind in KINDS:
+        score = table[kind.score]
+        best = table.filter(score.is_not_null()).sort(kind.score, descending=True).head(3)
+        rows.append(
+            {
+                "kind": kind.name,
+                "threshold": kind.threshold,
+                "above": int((score > kind.threshold).sum()),
+                "certain": int((table[f"{kind.score}_low"] > kind.threshold).sum()),
+                "heads": table.height if score.is_not_null().any() else 0,
+                "prompts": int(table[f"{kind.score}_n"].max() or 0),  # type: ignore[arg-type]
+                "largest": ", ".join(
+                    f"{layer}.{head} {value:.2f}"
+                    for layer, head, value in best.select("layer", "head", kind.score).rows()
+                ),
+                "what": kind.about,
+            }
+        )
+    return pl.DataFrame(rows)

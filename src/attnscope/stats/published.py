@@ -1,0 +1,257 @@
+"""What a recipe's run comes to, in the paper's own statistic, with the published number beside it.
+
+Intervals resample prompts. This module must not know models, or how anything was measured.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from attnscope.prompts.needle import recalled
+from attnscope.run.store import Run
+from attnscope.stats.arrays import Floats
+from attnscope.stats.focus import SEVERAL, Focus, focus, shares
+from attnscope.stats.run_stats import judge_run
+
+Statistic = Callable[[Floats], float]
+RESAMPLES = 2000
+SINK = 0.3
+"""The published threshold of a sink; also asked of induction."""
+RETRIEVAL = 0.1
+"""The published threshold of a retrieval head."""
+CLEAN, HARMLESS = "clean", "harmless"
+"""What is no attack: nothing inserted, and a sentence that orders nothing."""
+TRACKER = "1.00 and 0.98, Qwen2-1.5B"
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One number."""
+
+    what: str
+    value: float
+    low: float
+    high: float
+    n: int
+    """Prompts."""
+    published: str
+
+    def __str__(self) -> str:
+        interval = f" [{self.low:.3g}, {self.high:.3g}]" if self.low == self.low else ""
+        beside = f" (published: {self.published})" if self.published else ""
+        return f"{self.what}: {self.value:.3g}{interval}, n = {self.n}{beside}"
+
+
+def headlines(run: Run) -> list[Headline]:
+    """The numbers of a recipe's run; none where it is no recipe's."""
+    found = _OF.get(run.experiment.name)
+    return [] if found is None else found(run)
+
+
+def told(run: Run) -> list[str]:
+    """What `attnscope reproduce` prints of a run: its numbers, and the verdicts on its claims, as
+    its report and `attnscope compare` have them."""
+    return [
+        *map(str, headlines(run)),
+        *(f"{one.verdict}: {one.statement} {one.reason}" for one in judge_run(run)),
+    ]
+
+
+def by_head(run: Run, measure: str, **where: Any) -> tuple[Floats, list[int]]:
+    """[prompts, heads] of a measure, and which prompts; a prompt without a value is left out."""
+    rows = run.values.filter(pl.col("measure") == measure).filter(**where).collect()
+    rows = rows.sort("layer", "head")
+    wide = rows.pivot(["layer", "head"], index="prompt", values="value").sort("prompt")
+    table = wide.drop("prompt").to_numpy().astype(np.float64)
+    good = ~np.isnan(table).any(axis=1)
+    return table[good], [p for p, kept in zip(wide["prompt"], good, strict=True) if kept]
+
+
+def _resampled(table: Floats, statistic: Statistic) -> tuple[float, float, float]:
+    """The statistic of the prompts, and its 95 % percentile interval; none below 6 prompts."""
+    draw = np.random.default_rng(0)
+    if len(table) < 6:
+        return statistic(table), float("nan"), float("nan")
+    picks = draw.integers(0, len(table), (RESAMPLES, len(table)))
+    low, high = np.quantile([statistic(table[pick]) for pick in picks], [0.025, 0.975])
+    return statistic(table), float(low), float(high)
+
+
+def share_above(threshold: float) -> Callable[[Floats], float]:
+    """The share of heads whose mean over prompts is above a threshold."""
+    return lambda table: float((table.mean(axis=0) > threshold).mean())
+
+
+def sink_share(table: Floats) -> float:
+    """As published: the share of heads above the threshold in a prompt, mean over prompts."""
+    return float((table > SINK).mean())
+
+
+def _sinks(run: Run) -> list[Headline]:
+    made = []
+    for model in run.experiment.models:
+        for condition in run.experiment.conditions:
+            table, prompts = by_head(run, "first_token", model=model, condition=condition)
+            what = f"{model}, {condition}: share of heads with first-token mass above {SINK}"
+            known = "GPT2-XL 0.703, LLaMA3-8B 0.912" if condition == "random" else ""
+            made.append(Headline(what, *_resampled(table, sink_share), len(prompts), known))
+    return made
+
+
+def _induction(run: Run) -> list[Headline]:
+    made = []
+    for model in run.experiment.models:
+        table, prompts = by_head(run, "induction", model=model)
+        what = f"{model}: share of heads with an induction score above {SINK}"
+        made.append(Headline(what, *_resampled(table, share_above(SINK)), len(prompts), ""))
+    return made
+
+
+def _needle(run: Run) -> list[Headline]:
+    """How many needles are found; retrieval heads by those, as published, and by all."""
+    made = []
+    what = f"share of heads with a retrieval score above {RETRIEVAL}"
+    for model in run.experiment.models:
+        right = found_needles(run, model)
+        table, prompts = by_head(run, "retrieval", model=model)
+        found = np.array([right[prompt] for prompt in prompts])
+        of = found[:, None].astype(np.float64)
+        several = _resampled(of, lambda some: float(some.mean()))
+        made.append(Headline(f"{model}: share of needles found", *several, len(found), ""))
+        for where, some, known in (
+            ("where the needle was found", table[found], "below 0.05"),
+            ("in all prompts", table, ""),
+        ):
+            if len(some):
+                numbers = _resampled(some, share_above(RETRIEVAL))
+                made.append(Headline(f"{model}: {what}, {where}", *numbers, len(some), known))
+    return made
+
+
+def found_needles(run: Run, model: str) -> dict[int, bool]:
+    """By prompt, whether more than half of the needle's words were said, as published."""
+    spans = run.tokens.filter(pl.col("regions").list.contains("answer"), model=model).collect()
+    wanted = spans.group_by("prompt", maintain_order=True).agg(pl.col("text").str.join(""))
+    said = dict(run.cells.filter(model=model).select("prompt", "generated").rows())
+    return {prompt: recalled(text, said[prompt] or "") > 0.5 for prompt, text in wanted.rows()}
+
+
+def _lookback(run: Run) -> list[Headline]:
+    made = []
+    for model in run.experiment.models:
+        for measure, what in (
+            ("lookback_per_token", "lookback ratio, mean over heads, per token as published"),
+            ("lookback", "lookback ratio, mean over heads, of masses"),
+        ):
+            table, prompts = by_head(run, measure, model=model)
+            numbers = _resampled(table, lambda some: float(some.mean()))
+            made.append(Headline(f"{model}: {what}", *numbers, len(prompts), ""))
+    return made
+
+
+def _fall(run: Run, axis: str, published: str) -> list[Headline]:
+    """Masses by place: the last over the first, and the ends over the middle; as lift, so that
+    even attention gives 1."""
+    places = list(getattr(run.experiment, axis))
+    made = []
+    for model in run.experiment.models:
+        rows = run.values.filter(pl.col("measure") == "mass", pl.col("model") == model)
+        lift = (
+            rows.group_by("prompt", axis)
+            .agg((pl.col("value").mean() / pl.col("uniform").mean()).alias("lift"))
+            .collect()
+            .pivot(axis, index="prompt", values="lift")
+            .sort("prompt")
+        )
+        table = lift.select(places).drop_nulls().to_numpy().astype(np.float64)
+        ends, middle = table[:, [0, -1]], table[:, len(places) // 2 - 1 : len(places) // 2 + 1]
+        wanted: dict[str, Callable[[Floats], float]] = {
+            f"lift of {places[0]}": lambda some: float(some[:, 0].mean()),
+            f"lift of {places[-1]}": lambda some: float(some[:, -1].mean()),
+        }
+        if axis == "keys":
+            both = np.stack([ends.mean(1), middle.mean(1)], axis=1)
+            numbers = _resampled(both, lambda some: float(some[:, 0].mean() / some[:, 1].mean()))
+            what = f"{model}: the ends' lift over the middle's"
+            made.append(Headline(what, *numbers, len(table), published))
+        for what, statistic in wanted.items():
+            numbers = _resampled(table, statistic)
+            made.append(Headline(f"{model}: {what}", *numbers, len(table), ""))
+    return made
+
+
+def _drift(run: Run) -> list[Headline]:
+    return _fall(run, "queries", "falls within eight rounds")
+
+
+def _position(run: Run) -> list[Headline]:
+    return _fall(run, "keys", "a U: above 1")
+
+
+def _injection(run: Run) -> list[Headline]:
+    """The focus score with heads chosen as published, and with harmless insertions among what is
+    calm; each against clean texts and against harmless insertions."""
+    made = []
+    conditions = [name for name in run.experiment.conditions if name != run.experiment.base]
+    kinds = list(dict.fromkeys(name.rpartition("-")[0] for name in conditions))
+    attacks = [kind for kind in kinds if kind != HARMLESS]
+    for model in run.experiment.models:
+        scores = {name: _focus_scores(run, model, name) for name in run.experiment.conditions}
+        clean = {CLEAN: scores[run.experiment.base]}
+        texts = [{k: scores[f"{k}-{n}"] for k in kinds} | clean for n in (1, 2)]
+        ways = {
+            "heads as published": focus(*texts, calm=[CLEAN], attack=attacks[0]),
+            "heads chosen against harmless too": focus(
+                *texts, calm=[CLEAN, HARMLESS], attack=attacks[0], fewest=SEVERAL
+            ),
+        }
+        for way, found in ways.items():
+            numbers = np.arange(len(found.of[CLEAN]), dtype=np.float64)
+            made += [
+                Headline(f"{model}, {what}", *_resampled(numbers, statistic), len(numbers), known)
+                for what, statistic, known in _told_apart(way, found, attacks)
+            ]
+    return made
+
+
+def _told_apart(way: str, found: Focus, attacks: list[str]) -> list[tuple[str, Statistic, str]]:
+    """What is said of a choice of heads: a name, a statistic, and what is published."""
+    known = TRACKER if "published" in way else ""
+    every = f"{way} ({found.heads}): AUROC of all attacks against clean"
+    told = [(every, found.apart(CLEAN, attacks), known)]
+    told += [(f"{way}: AUROC of {k} against clean", found.apart(CLEAN, [k]), "") for k in attacks]
+    told += [
+        (f"{way}: AUROC of {what} against {calm}", found.apart(calm, which), "")
+        for what, calm, which in (
+            (HARMLESS, CLEAN, [HARMLESS]),
+            ("all attacks", HARMLESS, attacks),
+        )
+    ]
+    told += [
+        (f"{way}: share of {what} flagged", found.flagged(which), "")
+        for what, which in ((CLEAN, [CLEAN]), (HARMLESS, [HARMLESS]), ("all attacks", attacks))
+    ]
+    return told
+
+
+def _focus_scores(run: Run, model: str, condition: str) -> Floats:
+    """[prompts, heads]: the share of the instruction, of what goes to it and to the data."""
+    where = {"model": model, "condition": condition}
+    instruction, data, inserted = (
+        by_head(run, "mass", **where, keys=key)[0] for key in ("system", "question", "filler")
+    )
+    return shares(instruction, data + inserted if len(inserted) else data)
+
+
+_OF: dict[str, Callable[[Run], list[Headline]]] = {
+    "sinks": _sinks,
+    "induction": _induction,
+    "needle": _needle,
+    "lookback": _lookback,
+    "drift": _drift,
+    "position": _position,
+    "injection": _injection,
+}

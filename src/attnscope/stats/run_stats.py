@@ -1,0 +1,164 @@
+"""Statistics of a whole run, with what it was asked as the defaults: what `attnscope compare`
+prints and a report shows.
+"""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import polars as pl
+
+from attnscope.errors import InputError
+from attnscope.run.store import Run
+from attnscope.spec.claims import Claim, built_in
+from attnscope.spec.experiment import Experiment
+from attnscope.stats.paired import compare
+from attnscope.stats.sensitivity import sensitivity
+from attnscope.stats.verdicts import Verdict, judge
+
+
+def compare_run(
+    run: Run,
+    *,
+    over: str | None = None,
+    pair: tuple[str, str] | str | None = None,
+    combine: str | None = None,
+    normalise: str | None = None,
+    **settings: Any,
+) -> pl.DataFrame:
+    """`compare` on a run. By default over what the pair names; else over its models, if they are
+    two, or every condition against the base. Heads and masses as the experiment says; `settings`
+    as for `compare`. Classes that no prompt has a token of are left out.
+    """
+    asked = run.experiment
+    over = over or _over(asked, pair)
+    pairs = None
+    if over == "model" and (pair == "all" or (pair is None and len(asked.models) == 2)):
+        pairs = list(itertools.combinations(asked.models, 2))
+    elif pair == "all":
+        pairs = list(itertools.combinations(asked.conditions, 2))
+    elif pair is None and over == "condition":
+        pairs = [(asked.base, name) for name in asked.variants]
+        if not pairs:
+            raise InputError(
+                "this run has one model and one condition, so there is nothing to compare; add a "
+                "model or a condition to its experiment"
+            )
+    return compare(
+        _occurring(run.values),
+        over=over,
+        pair=pair,
+        pairs=pairs,
+        combine=combine or asked.combine,
+        normalise=normalise or asked.normalise,
+        prompts=run.prompts,
+        **settings,
+    )
+
+
+def compare_runs(
+    runs: Sequence[Run],
+    *,
+    over: str | None = None,
+    pair: tuple[str, str] | str | None = None,
+    combine: str | None = None,
+    normalise: str | None = None,
+    **settings: Any,
+) -> pl.DataFrame:
+    """The models of several runs against one another, all pairs unless one is named. Models of
+    the same label are told apart by their run's directory. Paired by prompt where the runs asked
+    for the same prompts; otherwise independent groups."""
+    if over not in (None, "model"):
+        raise InputError(f"over {over!r}: several runs are compared over their models")
+    first = runs[0].experiment
+    labels = [label for run in runs for label in run.experiment.models]
+    apart = len(set(labels)) < len(labels)
+    same = all(_prompts(run) == _prompts(runs[0]) for run in runs)
+    names, tables, known, past = [], [], [], 0
+    for run in runs:
+        # Other prompts have other numbers: they do not pair, and what is known of them is theirs.
+        number = pl.col("prompt") + past
+        past += 0 if same else max(run.cells["prompt"], default=-1) + 1
+        known.append(run.prompts.with_columns(number))
+        before = f"{run.path.name}/" if apart else ""
+        names += [f"{before}{label}" for label in run.experiment.models]
+        renamed = pl.concat_str(pl.lit(before), "model").alias("model")
+        tables.append(run.values.with_columns(renamed, number))
+    if len(set(names)) < len(names):
+        raise InputError(f"runs of one name cannot be told apart: {', '.join(names)}")
+    shared = set.intersection(*(set(run.experiment.conditions) for run in runs))
+    if not shared:
+        raise InputError("the runs have no condition of the same name; nothing is compared")
+    values = pl.concat([table.filter(pl.col("condition").is_in(shared)) for table in tables])
+    return compare(
+        _occurring(values),
+        over="model",
+        pair=pair,
+        pairs=list(itertools.combinations(names, 2)) if pair in (None, "all") else None,
+        combine=combine or first.combine,
+        normalise=normalise or first.normalise,
+        prompts=known[0] if same else pl.concat(known, how="diagonal_relaxed"),
+        **settings,
+    )
+
+
+def _prompts(run: Run) -> tuple[object, int]:
+    """What identifies a run's prompts: of a file its digest, since every run has its own copy."""
+    return run.experiment.measured()["prompts"], run.experiment.repeats
+
+
+def _over(asked: Experiment, pair: tuple[str, str] | str | None) -> str:
+    """What differs: what the names of a pair are, else models if they are two."""
+    models, conditions = list(asked.models), list(asked.conditions)
+    if pair is None or isinstance(pair, str):
+        several = len(models) == 2 or (len(models) > 2 and len(conditions) == 1)
+        return "model" if several else "condition"
+    for over, there in (("model", models), ("condition", conditions)):
+        if set(pair) <= set(there):
+            return over
+    wrong = [name for name in pair if name not in models and name not in conditions]
+    if wrong:
+        raise InputError(
+            f"unknown model or condition {wrong[0]!r}; models: {', '.join(models)}; conditions: "
+            f"{', '.join(conditions)}"
+        )
+    raise InputError(
+        f"{pair[0]!r} and {pair[1]!r} are not both models ({', '.join(models)}) nor both "
+        f"conditions ({', '.join(conditions)}); two of a kind are compared"
+    )
+
+
+def _occurring(values: pl.LazyFrame) -> pl.LazyFrame:
+    """Without the classes that no prompt has a token of: what is measured of them is always 0."""
+    by = ["classes", "item"]
+    counted = values.filter(pl.col("measure") == "mass").group_by(by)
+    never = counted.agg(pl.col("tokens").sum().alias("all")).filter(pl.col("all") == 0)
+    never = never.collect().lazy()  # once, however often the rest is asked for
+    absent = values.join(never, on=by, how="anti", nulls_equal=True)
+    targets = never.rename({"item": "target"})
+    return absent.join(targets, on=["classes", "target"], how="anti", nulls_equal=True)
+
+
+def claims_of_run(run: Run) -> tuple[Claim, ...]:
+    """The run's own claims, then the built-in ones with other names."""
+    own = {claim.name for claim in run.claims}
+    return (*run.claims, *(claim for claim in built_in() if claim.name not in own))
+
+
+def judge_run(run: Run, claims: Iterable[Claim] | None = None, **settings: Any) -> list[Verdict]:
+    """Verdicts on a run: on these claims; by default on the run's own, and on the built-in ones
+    that can be judged on it. `settings` as for `judge`."""
+    asked: dict[str, Any] = {"experiment": run.experiment, "prompts": run.prompts}
+    frozen = run.environment.get("claims")
+    every = claims_of_run(run) if claims is None else tuple(claims)
+    verdicts = judge(every, run.values, frozen=frozen, **asked, **settings)
+    if claims is not None:
+        return verdicts
+    own = {claim.name for claim in run.claims}
+    return [v for v in verdicts if v.claim in own or v.verdict != "not measured"]
+
+
+def sensitivity_of_run(run: Run, claim: Claim, **settings: Any) -> pl.DataFrame:
+    """`sensitivity` of a claim on a run; `settings` as for it."""
+    asked: dict[str, Any] = {"experiment": run.experiment, "prompts": run.prompts}
+    return sensitivity(claim, run.values, **asked, **settings)

@@ -1,0 +1,214 @@
+"""The compiled kernel against the reference: taken where it should be, the same on any number of
+threads, and never in the way."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from attnscope.kernels import Rows, Totals, kernel, numba_kernel
+from attnscope.kernels.call import SINGLE
+from made_rows import assert_same, seen_rows, selections
+
+
+def plain(rows: Rows) -> Rows:
+    """These rows as a fused operator leaves them, without what is left to torch."""
+    biases = {"key_bias": None, "distance_bias": None, "links": ()}
+    rows = replace(rows, softcap=None, shrink=None, **biases)
+    lse = kernel("reference")(rows).lse.where(seen_rows(rows), 0.0)
+    return replace(rows, lse=lse.float())
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Rows]]:
+    """The rows that were reduced here."""
+    seen: list[Rows] = []
+    real = numba_kernel.reduce
+
+    def reduce(rows: Rows, reach: torch.Tensor, large: list[list[bool]]) -> Totals:
+        seen.append(rows)
+        return real(rows, reach, large)
+
+    monkeypatch.setattr(numba_kernel, "reduce", reduce)
+    return seen
+
+
+def text(tokens: int, *, heads: int = 4, size: float = 1.0, batch: int = 1, D: int = 8) -> Rows:
+    """A long text: more than one block of keys, and more than one piece of work for a head."""
+    torch.manual_seed(tokens)
+    own = torch.arange(tokens, dtype=torch.int32).expand(batch, -1).contiguous()
+    rows = Rows(
+        q=torch.randn(batch, heads, tokens, D) * size,
+        k=torch.randn(batch, heads // 2, tokens, D),
+        scale=0.3,
+        start=torch.zeros_like(own),
+        stop=own + 1,
+        own=own,
+    )
+    return plain(rows)
+
+
+def test_against_the_reference(taken: list[Rows]) -> None:
+    @settings(max_examples=150, deadline=None)
+    @given(selections(sizes=(2, 2000)))
+    def check(rows: Rows) -> None:
+        rows = plain(rows)
+        taken.clear()
+        assert_same(kernel("streaming")(rows), kernel("reference")(rows), rows)
+        assert bool(taken) == (rows.q.shape[2] > SINGLE)
+
+    check()
+
+
+@pytest.mark.parametrize("size", [1.0, 60.0], ids=["small scores", "large scores"])
+@pytest.mark.parametrize("window", [None, 450], ids=["causal", "windowed"])
+def test_long_texts(taken: list[Rows], size: float, window: int | None) -> None:
+    rows = text(1100, size=size)
+    if window is not None:
+        rows = plain(replace(rows, start=(rows.own - window).clamp(min=0)))
+    assert_same(kernel("streaming")(rows), kernel("reference")(rows), rows)
+    assert len(taken) == 1
+
+
+def same_bytes(one: Totals, other: Totals) -> None:
+    for each in fields(Totals):
+        a, b = getattr(one, each.name), getattr(other, each.name)
+        assert (a is None) == (b is None)
+        assert a is None or torch.equal(a, b), each.name
+
+
+@pytest.fixture(params=["torch's threads", "threads of our own"])
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All work is shared, by threads of either kind."""
+    monkeypatch.setattr(numba_kernel, "WORTH", 0)
+    if request.param == "threads of our own":
+        monkeypatch.setattr(numba_kernel, "_openmp", lambda: None)
+
+
+@pytest.mark.usefixtures("threads")
+def test_the_same_bytes_on_any_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch, taken: list[Rows]
+) -> None:
+    rows = replace(text(700, batch=2), weight=torch.rand(2, 700))
+    found = []
+    for threads in (1, 2, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
+        found.append(kernel("streaming")(rows))
+    same_bytes(found[0], found[1])
+    same_bytes(found[0], found[2])
+    assert len(taken) == 3
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_what_a_thread_raises_is_raised(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    def broken(first: int, *_: object) -> None:
+        if first == 0:
+            raise error
+
+    monkeypatch.setattr(numba_kernel, "code", lambda wide: broken)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with pytest.raises(error):
+        kernel("streaming")(text(90))
+
+
+def test_work_that_is_lost_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal may end a thread's turn before it begins."""
+    monkeypatch.setattr(numba_kernel, "WORTH", 0)
+    monkeypatch.setattr(numba_kernel, "_together", lambda work, threads: None)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with pytest.raises(RuntimeError, match="4 of 4 parts of a layer were not measured"):
+        kernel("streaming")(text(90))
+
+
+def test_the_same_bytes_in_any_batch() -> None:
+    rows = text(90, batch=3)
+    whole = kernel("streaming")(rows)
+    names = ("q", "k", "start", "stop", "own", "lse")
+    for b in range(3):
+        one = replace(rows, **{n: getattr(rows, n)[b : b + 1] for n in names}, cache={})
+        alone = kernel("streaming")(one)
+        for each in ("received", "later", "mass", "entropy", "own", "lse"):
+            assert torch.equal(getattr(alone, each)[0], getattr(whole, each)[b])
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "value"),
+    [("k", (0, 1, 5), torch.nan), ("q", (0, 2, 40), torch.inf), ("lse", (0, 3, 50), torch.nan)],
+)
+def test_what_is_not_finite_comes_out(
+    taken: list[Rows], name: str, there: tuple[int, ...], value: float
+) -> None:
+    rows = text(60)
+    broken = getattr(rows, name).clone()
+    broken[there] = value
+    got = kernel("streaming")(replace(rows, **{name: broken}))
+    heads = {"k": [2, 3], "q": [2], "lse": [3]}[name]
+    for head in range(4):
+        assert bool(got.received[0, head].isfinite().all()) == (head not in heads)
+    assert taken
+
+
+def test_strides_and_16_bits_are_taken(taken: list[Rows]) -> None:
+    rows = text(80)
+    turned = replace(rows, q=rows.q.transpose(1, 2).contiguous().transpose(1, 2))
+    same_bytes(kernel("streaming")(turned), kernel("streaming")(rows))
+    half = plain(replace(rows, q=rows.q.bfloat16(), k=rows.k.half()))
+    assert_same(kernel("streaming")(half), kernel("reference")(half), half)
+    assert len(taken) == 3
+
+
+LEFT: dict[str, Callable[[Rows], Rows]] = {
+    "soft-cap": lambda rows: replace(rows, softcap=20.0),
+    "bias by key": lambda rows: replace(rows, key_bias=torch.zeros(1, 4, 60)),
+    "bias by distance": lambda rows: replace(rows, distance_bias=torch.zeros(4, 3)),
+    "sampled": lambda rows: replace(rows, shrink=torch.ones(1, 30)),
+    "log-sum-exp unknown": lambda rows: replace(rows, lse=None),
+    "parts of rows": lambda rows: replace(rows, lse=rows.lse.double()),
+    "float64": lambda rows: replace(rows, q=rows.q.double(), k=rows.k.double()),
+    "gradients": lambda rows: replace(rows, q=rows.q.clone().requires_grad_()),
+}
+
+
+@pytest.mark.parametrize("what", LEFT)
+def test_what_is_left_to_torch(what: str) -> None:
+    rows = text(60)
+    assert numba_kernel.takes(rows, [[False, False]])
+    assert not numba_kernel.takes(LEFT[what](rows), [[False, False]])
+
+
+def test_torch_does_it_all_where_numba_does_not_work(
+    monkeypatch: pytest.MonkeyPatch, taken: list[Rows]
+) -> None:
+    rows = text(90)
+
+    def broken(wide: bool) -> None:
+        raise ImportError("numba")
+
+    monkeypatch.setattr(numba_kernel, "code", broken)
+    numba_kernel.works.cache_clear()
+    try:
+        assert_same(kernel("streaming")(rows), kernel("reference")(rows), rows)
+    finally:
+        numba_kernel.works.cache_clear()
+    assert not taken
+
+
+def test_code_is_made_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Loops:
+        @staticmethod
+        def build(*, wide: bool, cache: bool) -> str:
+            asked.append(cache)
+            if cache:
+                raise RuntimeError("cannot cache function: no locator available")
+            return "code"
+
+    monkeypatch.setattr(numba_kernel, "_jit", lambda: Loops)
+    assert numba_kernel.code.__wrapped__(False) == "code"
+    assert asked == [True, False]

@@ -1,0 +1,76 @@
+"""Cutting a batch into pieces: every row once, and spans that say who sees what."""
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from attnscope.kernels.tile_plan import Piece, Store, cut, cut_causal, cut_own, even, see
+
+
+@st.composite
+def intervals(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
+    """Any intervals at all, empty ones among them."""
+    B, M, K = draw(st.integers(1, 5)), draw(st.integers(1, 12)), draw(st.integers(1, 12))
+    torch.manual_seed(draw(st.integers(0, 10_000)))
+    bounds = torch.randint(0, K + 1, (2, B, M), dtype=torch.int32).sort(0).values
+    return bounds[0], bounds[1]
+
+
+@settings(max_examples=200, deadline=None)
+@given(intervals(), st.integers(1, 6), st.integers(1, 13))
+def test_pieces_cover_the_batch_and_tell_what_they_see(
+    bounds: tuple[torch.Tensor, torch.Tensor], sequences: int, rows: int
+) -> None:
+    start, stop = bounds
+    times = torch.zeros_like(start)
+    for pieces in cut(start, stop, sequences, rows):
+        for piece in pieces:
+            assert piece.sequences == pieces[0].sequences
+            there = piece.sequences, piece.rows
+            times[there] += 1
+            assert times[there].shape[0] <= sequences
+            assert times[there].shape[1] <= rows
+            everything = see(piece, 0, 12, start, stop, None)[:, 0]
+            assert piece.empty == (not everything.any())
+            if piece.empty:
+                continue
+            seen = everything.flatten(0, 1).any(0).nonzero()[:, 0]
+            assert (piece.low, piece.high) == (int(seen[0]), int(seen[-1]) + 1)
+            for left in range(piece.low, piece.high):
+                for right in range(left + 1, piece.high + 1):
+                    assert piece.clear(left, right) == bool(everything[..., left:right].all())
+    assert (times == 1).all()
+
+
+@given(st.integers(1, 1000), st.integers(0, 1200))
+def test_even_steps_are_no_more_and_no_longer(size: int, step: int) -> None:
+    length = even(size, step)
+    assert 1 <= length <= max(1, step)
+    assert -(-size // length) == -(-size // max(1, min(step, size)))
+
+
+def test_a_store_keeps_what_fits() -> None:
+    store = Store(room=10)
+    kept, lost = torch.zeros(8), torch.zeros(3)
+    assert store.keep("kept", kept)[0] is kept
+    assert store.keep("lost", lost)[0] is lost
+    assert list(store.kept) == ["kept"]
+
+
+@pytest.mark.parametrize(
+    ("B", "M", "sequences", "rows"), [(1, 1, 1, 1), (3, 11, 2, 4), (5, 8, 5, 8)]
+)
+def test_pieces_told_by_arithmetic_are_those_that_are_cut(
+    B: int, M: int, sequences: int, rows: int
+) -> None:
+    def spans(pieces: list[list[Piece]]) -> list[list[tuple[object, ...]]]:
+        names = ("sequences", "rows", "low", "high", "clear_from", "clear_to")
+        return [[tuple(getattr(p, name) for name in names) for p in some] for some in pieces]
+
+    own = torch.arange(M).expand(B, M)
+    seen = cut(torch.zeros_like(own), own + 1, sequences, rows)
+    assert spans(cut_causal(B, M, sequences, rows)) == spans(seen)
+    for first in (0, 7):
+        alone = cut(own + first, own + first + 1, sequences, rows)
+        assert spans(cut_own(first, B, M, sequences, rows)) == spans(alone)

@@ -1,0 +1,224 @@
+"""From a model to verdicts: a small run, measured for real."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from attnscope.errors import AttnscopeWarning, InputError
+from attnscope.experiment.execute import run as carry_out
+from attnscope.figures.verdict_cache import Judged
+from attnscope.run.store import Run, open_run
+from attnscope.spec.claims import built_in, digest
+from attnscope.spec.experiment import made
+from attnscope.stats.robustness import survival
+from attnscope.stats.run_stats import (
+    compare_run,
+    compare_runs,
+    judge_run,
+    sensitivity_of_run,
+)
+from made_models import save_model
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder: Path = tmp_path_factory.mktemp("run")
+    experiment = made(
+        name="fillers",
+        models={"qwen": save_model(folder / "model", layers=3)},
+        prompts={"source": "math", "count": 12},
+        conditions={
+            "base": {},
+            "slashes": {"insert": {"kind": "repeat", "unit": "/", "count": 20}, "by": "ids"},
+            "sentence": {"insert": {"kind": "sentence", "count": 20}, "by": "ids"},
+        },
+        measures=[
+            "mass",
+            "lambda",
+            "even_slope",
+            "spikes",
+            "uniformity",
+            "value_similarity",
+            "affine",
+            "affine_heads",
+            "profile",
+        ],
+    )
+    mine = built_in()[0].model_copy(update={"name": "mine"})
+    carry_out(experiment, folder / "out", claims=[mine])
+    return open_run(folder / "out")
+
+
+def test_every_claim_about_fillers_has_a_verdict(run: Run) -> None:
+    verdicts = {verdict.claim: verdict for verdict in judge_run(run, built_in(), resamples=500)}
+    assert set(verdicts) == {claim.name for claim in built_in()}
+    for name, verdict in verdicts.items():
+        if not {"lambda_ratio", "uniformity", "affine_r2", "affine_heads_r2"} & {
+            part.quantity.measure
+            for claim in built_in()
+            if claim.name == name
+            for part in claim.parts
+        }:
+            assert verdict.verdict == "not measured"
+        else:
+            assert verdict.verdict != "not measured", verdict.reason
+            assert verdict.model == "qwen"
+            assert "n 12" in verdict.reason
+
+
+def test_claims_about_activations_are_judged_on_the_tokens_that_both_have(tmp_path: Path) -> None:
+    """The question's tokens; digits and the like against words, within a prompt."""
+    experiment = made(
+        name="activations",
+        models={"qwen": save_model(tmp_path / "model", layers=1)},
+        prompts={"source": "math", "count": 8},
+        conditions={"base": {}, "slashes": {"insert": {"kind": "repeat", "unit": "/", "count": 9}}},
+        keys=["question"],
+        measures=["activations", "class_near_zero"],
+    )
+    carry_out(experiment, tmp_path / "out")
+    run = open_run(tmp_path / "out")
+    names = ("livelier-activations", "digits-near-zero")
+    claims = [claim for claim in built_in() if claim.name in names]
+    lively, digits = judge_run(run, claims, resamples=500)
+    assert lively.figures is not None
+    assert lively.figures["measure"].to_list() == [
+        *("near_zero", "large", "activation_l1", "activation_l2")
+    ]
+    assert lively.figures["n"].to_list() == [8] * 4
+    assert digits.figures is not None
+    assert digits.figures["against"].to_list() == ["word"] * 3
+    values = run.values.filter(pl.col("measure") == "class_near_zero", condition="base").collect()
+    sides = [values.filter(item=name).sort("prompt")["value"] for name in ("word", "digit")]
+    ratio = (sides[1] / sides[0]).log().mean()
+    assert digits.figures["difference"][0] == pytest.approx(np.exp(ratio))
+
+
+def test_every_condition_is_compared_with_the_base(run: Run) -> None:
+    made = compare_run(run, resamples=500)
+    assert made.select("a", "b").unique(maintain_order=True).rows() == [
+        ("base", "slashes"),
+        ("base", "sentence"),
+    ]
+    assert made["head"].null_count() == made.height  # combined, as the experiment says
+    assert compare_run(run, combine="each", resamples=500).height == 4 * made.height
+    swapped = compare_run(run, pair=("slashes", "sentence"), resamples=500)
+    assert "lambda" in swapped["measure"].to_list()  # both have it
+    assert "lambda" not in made["measure"].to_list()
+    with pytest.raises(InputError, match="unknown model or condition 'other'; models: qwen"):
+        compare_run(run, pair=("qwen", "other"))
+
+
+def test_kinds_of_filler_are_choices(run: Run) -> None:
+    claim = next(claim for claim in built_in() if claim.name == "affine")
+    made = sensitivity_of_run(run, claim, resamples=500)
+    assert made.select("kind", "count", "position").rows() == [
+        ("repeat", 20, "between"),
+        ("sentence", 20, "between"),
+    ]
+    assert survival(made)["choices"].to_list() == [2]
+
+
+def test_every_claim_with_a_choice_has_a_line(run: Run) -> None:
+    lines = Judged(run).survival()
+    # `uniform-filler` compares the only repeat with the only sentence; the rest have both kinds.
+    assert lines["claim"].to_list() == [
+        "mine",
+        "fall",
+        "one-factor",
+        "affine",
+        "affine-heads",
+        "affine-first-layer-only",
+    ]
+    # And for the first three, five shares of spikes.
+    assert lines["choices"].to_list() == [10, 10, 10, 2, 2, 2]
+    assert lines["places"].to_list() == [1] * 6
+    assert (lines["same_verdict"] >= lines["places"]).all()
+    whole = lines.filter(pl.col("same_verdict") == pl.col("verdicts"))
+    assert (whole["survives"] == whole["places"]).all()
+
+
+def test_claims_are_frozen_with_the_run(run: Run) -> None:
+    first = built_in()[0]
+    names = {"mine": first, "later": first, "fall": first}
+    claims = [claim.model_copy(update={"name": name}) for name, claim in names.items()]
+    said = [verdict.frozen for verdict in judge_run(run, claims, resamples=500)]
+    assert said == ["frozen before the run", "came after the run", "frozen before the run"]
+    (verdict,) = judge_run(run, [first], strata="level", resamples=500)
+    assert verdict.frozen == "frozen before the run, its units (level) chosen after it"
+
+
+def test_claims_are_written_down_before_anything_is_measured(tmp_path: Path) -> None:
+    """And stay as they were, whatever claims the run is continued with."""
+    first = built_in()[0]
+    asked = made(
+        name="frozen",
+        models={"qwen": save_model(tmp_path / "model", layers=1)},
+        prompts={"source": "math", "count": 1},
+        measures=["mass"],
+    )
+
+    def nothing(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("nothing is measured")
+
+    with pytest.raises(RuntimeError, match="nothing is measured"):
+        carry_out(asked, tmp_path / "out", claims=[first], executor=nothing)
+    written = json.loads((tmp_path / "out" / "environment.json").read_text())["claims"]
+    assert written[first.name] == digest(first)
+    assert not list((tmp_path / "out").rglob("*.parquet"))
+    changed = first.model_copy(update={"parts": first.parts[:1]})
+    with pytest.warns(AttnscopeWarning):
+        carry_out(asked, tmp_path / "out", claims=[changed])
+    (verdict,) = judge_run(open_run(tmp_path / "out"), [changed])
+    assert verdict.frozen == "changed after the run"
+
+
+def test_runs_are_compared_with_one_another(run: Run, tmp_path: Path) -> None:
+    again = open_run(shutil.copytree(run.path, tmp_path / "again"))
+    made = compare_runs([run, again], resamples=500)
+    assert made.select("a", "b").unique().rows() == [("out/qwen", "again/qwen")]
+    assert (made["difference"] == 0).all()
+    assert made["paired"].all()
+    assert set(made["condition"]) == {"base", "slashes", "sentence"}
+    with pytest.raises(InputError, match="over their models"):
+        compare_runs([run, run], over="condition")
+
+
+def test_runs_of_one_prompt_file_are_paired(run: Run, tmp_path: Path) -> None:
+    """Each run has its own copy of the file; the content identifies the prompts, not the path."""
+    lines = [json.dumps({"question": f"What is {n} plus {n}?"}) + "\n" for n in range(8)]
+    made = []
+    for folder, some in (("one", lines), ("two", lines), ("three", lines[::-1])):
+        (tmp_path / f"{folder}.jsonl").write_text("".join(some))
+        prompts = {"source": "file", "path": str(tmp_path / f"{folder}.jsonl")}
+        asked = run.experiment.changed(prompts=prompts, conditions={"base": {}}, measures=["mass"])
+        carry_out(asked, tmp_path / folder)
+        made.append(open_run(tmp_path / folder))
+    assert compare_runs(made[:2], resamples=500)["paired"].all()
+    assert not compare_runs(made[::2], resamples=500)["paired"].any()
+
+
+def test_runs_of_other_prompts_keep_what_is_known_of_them(run: Run, tmp_path: Path) -> None:
+    """Two runs of other prompts, each asked twice: twelve prompts are six units on either side."""
+    asked = run.experiment.changed(
+        prompts={"source": "math", "count": 6, "seed": 1}, repeats=2, measures=["mass"]
+    )
+    carry_out(asked, tmp_path / "other")
+    other = open_run(tmp_path / "other")
+    made = compare_runs([run, other], resamples=500)
+    assert not made["paired"].any()
+    assert set(made["units"]) == {6}
+    assert set(made["n_b"]) == {12}
+    assert compare_runs([run, other], cluster="level", resamples=500)["units"].max() == 5
+
+
+def test_facts_of_the_prompts_are_units(run: Run) -> None:
+    made = compare_run(run, strata="level", resamples=500)
+    assert made["design_effect"].null_count() < made.height
+    with pytest.raises(InputError, match="unknown fact 'topic' of a prompt; stored with it: level"):
+        compare_run(run, cluster="topic")
