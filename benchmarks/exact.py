@@ -27,7 +27,7 @@ from torch import Tensor
 import attnscope
 from attnscope import kernels
 from attnscope.errors import AttnscopeError
-from attnscope.kernels import Rows, Totals, reference
+from attnscope.kernels import KernelRows, AttentionSums, reference
 from attnscope.prompts.word_list import english
 
 QUERIES = ("all", "last", "sample:64")
@@ -41,12 +41,12 @@ class Torch(ModuleType):
 
     whole: Tensor
 
-    def refine(self, rows: Rows) -> tuple[Tensor, Tensor]:
+    def refine(self, rows: KernelRows) -> tuple[Tensor, Tensor]:
         """Whole rows, of which parts will be asked for."""
         self.whole, lse = self._softmax(rows)
         return lse.double(), torch.zeros(lse.shape[:2])
 
-    def reduce(self, rows: Rows) -> Totals:
+    def reduce(self, rows: KernelRows) -> AttentionSums:
         """The totals of what torch's softmax makes of these rows."""
         start, _, own = rows.bounds()
         if rows.lse is not None and rows.lse.dtype == torch.float64:  # parts of the rows above
@@ -59,7 +59,7 @@ class Torch(ModuleType):
             A, own, start.float(), rows.weight, rows.shrink, rows.group, rows.groups
         )
 
-    def _softmax(self, rows: Rows) -> tuple[Tensor, Tensor]:
+    def _softmax(self, rows: KernelRows) -> tuple[Tensor, Tensor]:
         k = rows.k.repeat_interleave(rows.q.shape[1] // rows.k.shape[1], 1)
         scores = (rows.q @ k.transpose(2, 3) * rows.scale).float()
         if rows.softcap is not None or rows.sinks is not None or rows.key_bias is not None:
@@ -68,7 +68,7 @@ class Torch(ModuleType):
         return torch.softmax(scores, -1).nan_to_num(0.0), scores.logsumexp(-1)
 
 
-def _seen(rows: Rows) -> Tensor:
+def _seen(rows: KernelRows) -> Tensor:
     start, stop, _ = rows.bounds()
     keys = torch.arange(rows.k.shape[2])
     return ((keys >= start[..., None]) & (keys < stop[..., None]))[:, None]

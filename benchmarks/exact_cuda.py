@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.kernels import AttentionCall, Rows, Totals, Visible, kernel, reference
+from attnscope.kernels import AttentionCall, KernelRows, AttentionSums, VisibleRanges, kernel, reference
 from attnscope.kernels.attend import attend
 
 ROUNDING = 4 * torch.finfo(torch.float32).eps
@@ -97,7 +97,7 @@ def cases(file: str) -> dict[str, tuple[Tensor, Tensor, float]]:
     }
 
 
-def softmax(rows: Rows) -> Totals:
+def softmax(rows: KernelRows) -> AttentionSums:
     """What torch's product and softmax in the given type make of these rows."""
     n = rows.q.shape[2]
     k = rows.k.repeat_interleave(rows.q.shape[1] // rows.k.shape[1], 1)
@@ -108,7 +108,7 @@ def softmax(rows: Rows) -> Totals:
     return reference.totals(A, own, start.float(), None, None, None, 0)
 
 
-def compared(rows: Rows) -> tuple[str, float, float, float]:
+def compared(rows: KernelRows) -> tuple[str, float, float, float]:
     """The measure where ours compares worst with torch's: name, both deviations, ratio."""
     wanted, ours, torchs = reference.reduce(rows), kernel("triton")(rows), softmax(rows)
     worst = ("", 0.0, 0.0, -1.0)
@@ -136,10 +136,10 @@ def measure(file: str) -> None:
             n = q.shape[2]
             own = torch.arange(n, device="cuda", dtype=torch.int32)[None]
             bounds = torch.zeros_like(own), own + 1
-            visible = Visible(form="causal", bounds=lambda bounds=bounds: bounds)
+            visible = VisibleRanges(form="causal", bounds=lambda bounds=bounds: bounds)
             call = AttentionCall(layer=0, q=some, k=other, v=other, scale=scale, visible=visible)
             lse = attend(call)[1]
-            rows = Rows(
+            rows = KernelRows(
                 q=some, k=other, scale=scale, causal=True, start=bounds[0], stop=bounds[1],
                 own=own, lse=lse,
             )  # fmt: skip

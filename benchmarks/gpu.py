@@ -25,7 +25,7 @@ from transformers.utils import logging
 
 import attnscope
 from attnscope.capture import pending
-from attnscope.kernels import Rows, kernel, reference
+from attnscope.kernels import KernelRows, kernel, reference
 
 CASES = (
     "7b:1x128,7b:1x1024,7b:1x4096,7b:64x128,7b:8x2048,7b:generate:1x512+64,"
@@ -145,7 +145,7 @@ def check() -> list[str]:
         k = torch.randn(1, 4, n, 128, device="cuda", dtype=torch.bfloat16)
         own = torch.arange(n, device="cuda", dtype=torch.int32)[None]
         start = torch.zeros_like(own) if window is None else (own - window + 1).clamp(min=0)
-        rows = Rows(
+        rows = KernelRows(
             q=q,
             k=k,
             scale=128**-0.5,

@@ -29,7 +29,7 @@ from attnscope.capture import sites
 from attnscope.cli.estimate import estimate
 from attnscope.experiment import model_pass
 from attnscope.experiment.batch_store import BatchStore
-from attnscope.experiment.condition_batch import Padded
+from attnscope.experiment.condition_batch import ConditionBatch
 from attnscope.experiment.execute import run_plan
 from attnscope.experiment.plan import make_plan
 from attnscope.spec.experiment import made
@@ -53,7 +53,7 @@ def plain(model: Any, plan: Any) -> Any:
     with torch.no_grad():
         for batch in of.batches:
             for cells in batch.cells.values():
-                given = Padded(plan.experiment, of, cells).inputs
+                given = ConditionBatch(plan.experiment, of, cells).inputs
                 given = {name: value.to(model.device) for name, value in given.items()}
                 base(**given, use_cache=False)
     return now() - start

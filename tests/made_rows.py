@@ -5,8 +5,8 @@ from dataclasses import fields, replace
 import hypothesis.strategies as st
 import torch
 
-from attnscope.kernels import AttentionCall, Rows, Totals, Visible
-from attnscope.kernels.call import Link
+from attnscope.kernels import AttentionCall, AttentionSums, KernelRows, VisibleRanges
+from attnscope.kernels.call import ScoreBias
 
 
 @st.composite
@@ -44,7 +44,7 @@ def calls(
         k=torch.randn(B, G, K, D),
         v=torch.randn(B, G, K, E),
         scale=draw(st.sampled_from([D**-0.5, 0.3])),
-        visible=Visible(form=form, bounds=lambda: (start.int(), stop.int()), real=real),
+        visible=VisibleRanges(form=form, bounds=lambda: (start.int(), stop.int()), real=real),
         softcap=draw(st.sampled_from([None, 1.0, 20.0])),
         sinks=torch.randn(H) if draw(st.booleans()) else None,
         key_bias=torch.randn(draw(st.sampled_from([1, B])), H, K) if draw(st.booleans()) else None,
@@ -55,10 +55,10 @@ def calls(
     )
 
 
-def rows_of(call: AttentionCall) -> Rows:
+def rows_of(call: AttentionCall) -> KernelRows:
     B, _, Q, _ = call.q.shape
     K = call.k.shape[2]
-    return Rows(
+    return KernelRows(
         q=call.q,
         k=call.k,
         scale=call.scale,
@@ -80,8 +80,9 @@ def selections(
     *,
     sizes: tuple[int, ...] = (2, 2000),
     heads: tuple[int, ...] = (1, 2, 3, 4),
-) -> Rows:
-    """Rows in every legal combination (the docstring of `Rows` lists them): intervals or causal,
+) -> KernelRows:
+    """Rows in every legal combination (the docstring of `KernelRows` lists them): intervals or
+    causal,
     the latter shifted and with or without bounds; holes; single rows; rows that see nothing;
     weighted, sampled in pairs, split into groups, linked."""
     rows = rows_of(draw(calls(sizes=sizes, heads=heads)))
@@ -107,21 +108,21 @@ def selections(
     return rows
 
 
-def _cut_rows(rows: Rows, M: int) -> Rows:
+def _cut_rows(rows: KernelRows, M: int) -> KernelRows:
     """The first M rows."""
     by_row = {name: getattr(rows, name) for name in ("start", "stop", "own", "weight")}
     cut = {n: None if t is None else t[:, :M].contiguous() for n, t in by_row.items()}
     return replace(rows, q=rows.q[:, :, :M], **cut)
 
 
-def _made_causal(rows: Rows, shift: int, *, spelled: bool) -> Rows:
+def _made_causal(rows: KernelRows, shift: int, *, spelled: bool) -> KernelRows:
     """The same queries in order, each with the keys up to its own; holes stay."""
     shift = min(shift, rows.k.shape[2] - rows.q.shape[2])
     rows = replace(rows, causal=True, shift=shift, start=None, stop=None, own=None, cache={})
     return rows.filled() if spelled else rows
 
 
-def visible(rows: Rows) -> torch.Tensor:
+def visible(rows: KernelRows) -> torch.Tensor:
     """bool [B, H, M, K]: which keys each row sees, after holes and links."""
     start, stop, _ = rows.bounds()
     (B, H, M), keys = rows.q.shape[:3], torch.arange(rows.k.shape[2])
@@ -137,20 +138,20 @@ def visible(rows: Rows) -> torch.Tensor:
     return seen
 
 
-def _links(rows: Rows) -> tuple[Link, ...]:
+def _links(rows: KernelRows) -> tuple[ScoreBias, ...]:
     """One that steers all rows; two that hide keys, each from rows that still see another."""
     (B, H, M), K = rows.q.shape[:3], rows.k.shape[2]
-    rows = replace(rows, links=(Link(bias=torch.randn(1, H, K)),))
+    rows = replace(rows, links=(ScoreBias(bias=torch.randn(1, H, K)),))
     for heads in (1, H):
         bias = torch.zeros(B, heads, K).masked_fill(torch.rand(B, heads, K) < 0.3, -torch.inf)
-        hides = Link(bias=bias, queries=torch.ones(B, M, dtype=torch.bool))
+        hides = ScoreBias(bias=bias, queries=torch.ones(B, M, dtype=torch.bool))
         left = visible(replace(rows, links=(*rows.links, hides))).any(-1).all(1)
         queries = left & (torch.rand(B, M) < 0.7) if heads > 1 else left
         rows = replace(rows, links=(*rows.links, replace(hides, queries=queries)))
     return rows.links
 
 
-def seen_rows(rows: Rows) -> torch.Tensor:
+def seen_rows(rows: KernelRows) -> torch.Tensor:
     """bool [B, H, M]: the rows that see anything."""
     return visible(rows).any(-1)
 
@@ -158,12 +159,12 @@ def seen_rows(rows: Rows) -> torch.Tensor:
 TOLERANCE = 2e-5
 
 
-def assert_same(got: Totals, wanted: Totals, rows: Rows) -> None:
+def assert_same(got: AttentionSums, wanted: AttentionSums, rows: KernelRows) -> None:
     seen = seen_rows(rows)
     # Every row's entropy is rounded to float32 around 1, however small it is; the total adds them.
     counted = seen[:, 0].double() if rows.weight is None else seen[:, 0] * rows.weight.double()
     least = {"entropy": float(counted.sum(1).max())}
-    for field in fields(Totals):
+    for field in fields(AttentionSums):
         if field.name in ("drift", "reach"):  # not of the definition, but of the arithmetic
             continue
         a, b = getattr(got, field.name), getattr(wanted, field.name)

@@ -43,7 +43,7 @@ def prompts(batch: int = 2, length: int = N, padding: str = "") -> tuple[torch.T
 def each_alone(
     name: str, ids: torch.Tensor, real: torch.Tensor, places: torch.Tensor | None = None
 ) -> dict[int, torch.Tensor]:
-    """Dense weights [B, H, K, K] of every sequence run alone, eager, without its padding."""
+    """LazyMask weights [B, H, K, K] of every sequence run alone, eager, without its padding."""
     model = build(name, "eager")
     real = real.bool()
     B, K = ids.shape

@@ -11,7 +11,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 
 import attnscope
 from attnscope.capture import hooks, patches, sites
-from attnscope.capture.hook_registry import Seen
+from attnscope.capture.hook_registry import CapturedCall
 from attnscope.capture.layer_activations import hold
 from attnscope.capture.sites import Site
 from attnscope.errors import ModelError, ScopeError
@@ -38,7 +38,7 @@ class Count:
 
     def __init__(self, *, describes: bool) -> None:
         self.describes = describes
-        self.seen: list[Seen] = []
+        self.seen: list[CapturedCall] = []
         self.passes: list[tuple[str, bool]] = []
 
     def begin(self, stack: str, cache: Any) -> None:
@@ -47,7 +47,7 @@ class Count:
     def wants(self, site: Site) -> bool:
         return True
 
-    def see(self, seen: Seen) -> None:
+    def see(self, seen: CapturedCall) -> None:
         self.seen.append(seen)
 
     def end(self, stack: str, *, finished: bool) -> None:

@@ -13,7 +13,7 @@ from families import build
 N = 2048
 
 
-class Largest(TorchDispatchMode):
+class TopK(TorchDispatchMode):
     """Remembers the largest tensor that any operation returns, views included."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ def test_nothing_is_quadratic(name: str, queries: str, padded: bool) -> None:
     if padded:
         real[0, :700] = 0
         real[1, 1900:] = 0
-    with Largest() as largest, attnscope.watch(model, queries=queries) as scope:
+    with TopK() as largest, attnscope.watch(model, queries=queries) as scope:
         model(ids, attention_mask=real)
         scope.received(0)
         scope.average(0)
@@ -69,7 +69,7 @@ def test_short_texts_do_not_add_up(name: str) -> None:
     real = torch.ones_like(ids)
     for n in range(prompts):
         real[n, size - n // 2 :] = 0
-    with Largest() as largest, attnscope.watch(model) as scope:
+    with TopK() as largest, attnscope.watch(model) as scope:
         model(ids, attention_mask=real)
         scope.received(0)
     assert largest.elements < prompts * size * size, largest.where
@@ -92,6 +92,6 @@ def test_what_layers_share_is_let_go_after_the_pass() -> None:
 def test_the_watchman_sees_eager_attention() -> None:
     """Were the test above blind, it would pass for this too."""
     model = build("qwen2", "eager")
-    with Largest() as largest:
+    with TopK() as largest:
         model(torch.randint(5, 97, (1, N)))
     assert largest.elements >= N * N

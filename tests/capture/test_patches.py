@@ -158,8 +158,8 @@ def test_an_error_at_the_end_of_generate_does_not_keep_other_watches_inside_it()
         ran.append(0)
         raise ScopeError("fails", code="made-up")
 
-    failing = generation.Generation(model.model, fail)
-    others = [generation.Generation(model.model, lambda n=n: ran.append(n)) for n in (1, 2)]
+    failing = generation.GenerationTracker(model.model, fail)
+    others = [generation.GenerationTracker(model.model, lambda n=n: ran.append(n)) for n in (1, 2)]
     with generation.listening([others[0], failing, others[1]]):
         with pytest.raises(ScopeError) as error:
             model.generate(IDS, **GREEDY)

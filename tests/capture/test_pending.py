@@ -210,7 +210,7 @@ def test_little_room(room: int, kernels_run: list[int], monkeypatch: pytest.Monk
         generated(model, inputs)
     kernels_run.clear()
     held: list[int] = []
-    plain = watch_hook.Recorder.measure_waiting
+    plain = watch_hook.WatchHook.measure_waiting
 
     def measuring(self: Any) -> None:
         held.append(self.held)
@@ -218,7 +218,7 @@ def test_little_room(room: int, kernels_run: list[int], monkeypatch: pytest.Monk
 
     monkeypatch.setattr(watch_hook, "LITTLE", 0)
     monkeypatch.setattr(watch_hook, "free_memory", lambda device: room)
-    monkeypatch.setattr(watch_hook.Recorder, "measure_waiting", measuring)
+    monkeypatch.setattr(watch_hook.WatchHook, "measure_waiting", measuring)
     with attnscope.watch(model, hold=1.0) as together:
         generated(model, inputs)
     agree(together, at_once)
@@ -394,7 +394,7 @@ def test_what_cannot_be_told_breaks_a_pass_off(monkeypatch: pytest.MonkeyPatch) 
         model(**inputs, past_key_values=past)
         model(inputs["input_ids"][:, :1], past_key_values=past)
         with monkeypatch.context() as patch:
-            patch.setattr(watch_hook.Recorder, "see_later", lambda *_: 1 / 0)
+            patch.setattr(watch_hook.WatchHook, "see_later", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 model(inputs["input_ids"][:, :1], past_key_values=past)
         with pytest.raises(attnscope.errors.ScopeError, match="did not finish"):
@@ -436,7 +436,7 @@ def test_no_step_of_a_generation_holds_what_kernels_cached() -> None:
     model, held = build("gemma3"), []
     with attnscope.watch(model):
         watching = hooks._here.users.here[-1].observer
-        assert isinstance(watching, watch_hook.Recorder)
+        assert isinstance(watching, watch_hook.WatchHook)
 
         def count(module: Any, args: Any, output: Any) -> None:
             frames = {id(f): f for lane in watching.waiting.values() for f in lane.frames}

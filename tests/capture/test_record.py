@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import attnscope
-from attnscope.capture.log_histogram import BOUND, GINI_BOUND, Sketch
+from attnscope.capture.log_histogram import BOUND, GINI_BOUND, LogHistogram
 from attnscope.capture.record import Recording, brown_forsythe, tallying
 from attnscope.errors import InputError, ModelError, ScopeError
 from families import VOCABULARY, build
@@ -30,13 +30,13 @@ def inputs(*, right: bool = True) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": real}
 
 
-Rows = dict[tuple[int, int], list[Any]]
+KernelRows = dict[tuple[int, int], list[Any]]
 """By token: its activations, whole or expert by expert."""
 
 
-def stored(model: Any, given: dict[str, Tensor], point: str, layer: int) -> Rows:
+def stored(model: Any, given: dict[str, Tensor], point: str, layer: int) -> KernelRows:
     """What a layer makes, kept by hooks of our own."""
-    rows: Rows = {}
+    rows: KernelRows = {}
 
     def keep(output: Any) -> None:
         made = (output[0] if isinstance(output, tuple) else output).reshape(B, N, -1)
@@ -75,7 +75,9 @@ def gini(sizes: Any) -> float:
     return float((2 * np.arange(1, n + 1) - n - 1) @ order / (n * order.sum()))
 
 
-def compare(got: Recording, near: Any, rows: Rows, real: Tensor, point: str, layer: int) -> None:
+def compare(
+    got: Recording, near: Any, rows: KernelRows, real: Tensor, point: str, layer: int
+) -> None:
     for c in range(3):
         there = [t for t in rows if CLASSES[t] == c and real[t]]
         each = [np.concatenate(rows[t]) for t in there]
@@ -155,7 +157,7 @@ def test_passes_add_up_and_padding_does_not_count() -> None:
 def test_sketch_within_its_bounds() -> None:
     """Of numbers over many orders of magnitude."""
     numbers = torch.randn(4, 5000).double() * 10 ** (torch.rand(4, 5000).double() * 8 - 5)
-    sketch = Sketch(2)
+    sketch = LogHistogram(2)
     sketch.add(numbers.float(), torch.tensor([0, 0, 1, 1]))
     for g in range(2):
         a = numbers[2 * g : 2 * g + 2].float().double().flatten().numpy()
@@ -279,6 +281,6 @@ def test_padding_may_be_no_number() -> None:
 
 @torch.no_grad()
 def test_infinite_activations_are_counted() -> None:
-    sketch = Sketch(1)
+    sketch = LogHistogram(1)
     sketch.add(torch.tensor([[1.0, torch.inf, -torch.inf]]), torch.tensor([0]))
     assert sketch.count.tolist() == [3.0]

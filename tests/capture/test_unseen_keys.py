@@ -12,7 +12,7 @@ import attnscope
 from attnscope.capture.conservation import check, compare_unseen
 from attnscope.capture.scope import Scope
 from attnscope.errors import ConservationError, ModelError
-from attnscope.kernels import Rows, Totals, kernel, streaming
+from attnscope.kernels import AttentionSums, KernelRows, kernel, streaming
 from families import build
 from made_rows import selections, visible
 
@@ -25,7 +25,7 @@ def test_holds_over_the_made_rows(backend: str) -> None:
 
     @settings(max_examples=100 if fast else 10, phases=[Phase.generate])
     @given(selections(sizes=(2, 2000) if fast else (2,), heads=(1, 2)))
-    def holds(rows: Rows) -> None:
+    def holds(rows: KernelRows) -> None:
         sums = compare_unseen(rows, kernel(backend)(rows))
         if sums.unseen_mass is not None:
             assert not bool(sums.unseen_mass.any())
@@ -38,7 +38,7 @@ def test_finds_every_key_that_no_row_sees() -> None:
 
     @settings(max_examples=150, phases=[Phase.generate])
     @given(selections(sizes=(2,), heads=(1, 2)))
-    def found(rows: Rows) -> None:
+    def found(rows: KernelRows) -> None:
         B, H, _, _ = rows.q.shape
         K = rows.k.shape[2]
         rows = replace(rows, links=rows.links[-1:], cache={})
@@ -47,7 +47,9 @@ def test_finds_every_key_that_no_row_sees() -> None:
             received = torch.zeros(B, H, K)
             received[:, :, key] = 0.5
             none = torch.zeros(B, H)
-            sums = Totals(received=received, later=received, mass=none, entropy=none, own=none)
+            sums = AttentionSums(
+                received=received, later=received, mass=none, entropy=none, own=none
+            )
             sums = compare_unseen(rows, sums)
             mass = none if sums.unseen_mass is None else sums.unseen_mass
             assert torch.equal(mass, 0.5 * unseen[:, :, key])
@@ -57,9 +59,9 @@ def test_finds_every_key_that_no_row_sees() -> None:
 
 def wrong(monkeypatch: pytest.MonkeyPatch, key: int, amount: float) -> None:
     """A kernel that moves attention to a key, and keeps the sum."""
-    right: Callable[[Rows], Totals] = streaming.reduce
+    right: Callable[[KernelRows], AttentionSums] = streaming.reduce
 
-    def reduce(rows: Rows) -> Totals:
+    def reduce(rows: KernelRows) -> AttentionSums:
         sums = right(rows)
         sums.received[..., key] += amount
         return sums
@@ -141,17 +143,17 @@ def test_what_to_try_where_numbers_are_not_finite(dtype: torch.dtype, wider: Any
 
 
 def test_a_layer_is_checked_without_copying_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnscope.capture.sums import LayerTotals
+    from attnscope.capture.sums import LayerAccumulator
 
     scope = run(build("qwen2"))
     scope.received(0)
-    read: list[LayerTotals] = []
-    right = LayerTotals.result
+    read: list[LayerAccumulator] = []
+    right = LayerAccumulator.result
 
-    def result(self: LayerTotals) -> LayerTotals:
+    def result(self: LayerAccumulator) -> LayerAccumulator:
         read.append(self)
         return right(self)
 
-    monkeypatch.setattr(LayerTotals, "result", result)
+    monkeypatch.setattr(LayerAccumulator, "result", result)
     scope._check(torch.float32, 1)
     assert read == [scope._layers[1]]

@@ -164,10 +164,10 @@ def test_attention_stands_beside_the_scores(tasks: Path, found: dict[str, pl.Dat
 
 
 def test_in_a_chat_the_filler_stands_before_the_question() -> None:
-    from attnscope.evaluate.harness import Conditioned
+    from attnscope.evaluate.harness import ConditionedLM
 
     model, tokenizer = attnscope.load(MODEL)
-    lm = Conditioned(model, tokenizer, parse("filler:9"))
+    lm = ConditionedLM(model, tokenizer, parse("filler:9"))
     text = lm.apply_chat_template(
         [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
     )
@@ -178,26 +178,26 @@ def test_in_a_chat_the_filler_stands_before_the_question() -> None:
 @pytest.mark.parametrize("condition", ["filler:9", "knockout:digit", "steer:digit:2"])
 def test_without_a_context_nothing_of_the_prompt_can_be_changed(condition: str) -> None:
     """Else the condition would do nothing, and the difference would be exactly 0."""
-    from attnscope.evaluate.harness import Conditioned
+    from attnscope.evaluate.harness import ConditionedLM
 
     model, tokenizer = attnscope.load(MODEL)
     request = SimpleNamespace(args=("", " 1 + 1 = 2"), task_name="none", doc_id=0)
-    (bare,) = Conditioned(model, tokenizer, parse("baseline")).loglikelihood([request])
+    (bare,) = ConditionedLM(model, tokenizer, parse("baseline")).loglikelihood([request])
     assert bare[0] < 0
     with pytest.raises(InputError) as error:
-        Conditioned(model, tokenizer, parse(condition)).loglikelihood([request])
+        ConditionedLM(model, tokenizer, parse(condition)).loglikelihood([request])
     assert error.value.code == "no-context"
     assert error.value.values["condition"] == condition
     with pytest.raises(InputError) as error:
-        Conditioned(model, tokenizer, parse(condition)).loglikelihood_rolling([])
+        ConditionedLM(model, tokenizer, parse(condition)).loglikelihood_rolling([])
     assert error.value.code == "no-context"
 
 
 def test_a_text_longer_than_the_positions_is_refused() -> None:
-    from attnscope.evaluate.harness import Conditioned
+    from attnscope.evaluate.harness import ConditionedLM
 
     model, tokenizer = attnscope.load(MODEL)
-    lm = Conditioned(model, tokenizer, parse("filler:5000:a"))
+    lm = ConditionedLM(model, tokenizer, parse("filler:5000:a"))
     request = SimpleNamespace(args=("1 + 1 =", " 2"), task_name="none", doc_id=0)
     with pytest.raises(InputError) as error:
         lm.loglikelihood([request])

@@ -65,7 +65,9 @@ class Remote:
 
 
 def crew(plan, tmp_path, mixed=False, **methods):
-    return on_cluster._Crew(Ray(), lambda: Actor(**methods), tmp_path, _Queue(work_of(plan)), mixed)
+    return on_cluster._WorkerPool(
+        Ray(), lambda: Actor(**methods), tmp_path, _Queue(work_of(plan)), mixed
+    )
 
 
 @pytest.mark.parametrize(

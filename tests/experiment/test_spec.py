@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from attnscope.errors import InputError
-from attnscope.spec.conditions import Condition, Cut, Insert, Moved, Replace, Scaled
+from attnscope.spec.conditions import ArmSpec, Condition, Insert, KnockoutSpec, Replace, SteerSpec
 from attnscope.spec.experiment import Experiment, Profiles, made
 from attnscope.spec.experiment_yaml import read_experiment, written
 from attnscope.spec.generate import Generate
@@ -141,9 +141,9 @@ def test_an_error_names_the_line_the_bad_value_and_the_good_ones(
 @pytest.mark.parametrize(
     ("keys", "key", "known"),
     [
-        ("conditions: {base: {}, insert: {knockout: {tokn: a}}}", "tokn", Cut),
-        ("conditions: {base: {}, a: {steer: {factr: 2}}}", "factr", Scaled),
-        ("conditions: {base: {}, a: {arm: {d: 1}}}", "d", Moved),
+        ("conditions: {base: {}, insert: {knockout: {tokn: a}}}", "tokn", KnockoutSpec),
+        ("conditions: {base: {}, a: {steer: {factr: 2}}}", "factr", SteerSpec),
+        ("conditions: {base: {}, a: {arm: {d: 1}}}", "d", ArmSpec),
         ("conditions: {base: {}, a: {insert: {d: 1}}}", "d", Insert),
         ("conditions: {base: {}, a: {replace: {d: 1}}}", "d", Replace),
         ("conditions: {base: {}, insert: {d: 1}}", "d", Condition),

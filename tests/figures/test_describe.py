@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from attnscope.figures.blocks import as_markdown
-from attnscope.figures.describe import TIES, Words, described
+from attnscope.figures.describe import TIES, FigureText, described
 from attnscope.figures.numbers import shown
 from attnscope.stats.paired import OUTCOMES
 from reading_back import plain, section, table_of
@@ -18,7 +18,7 @@ from reading_back import plain, section, table_of
 NUMBER = r"(-?[\d.]+(?:e[+-]?\d+)?)"
 
 
-def random_table(seed: int) -> tuple[pl.DataFrame, Words, pl.DataFrame]:
+def random_table(seed: int) -> tuple[pl.DataFrame, FigureText, pl.DataFrame]:
     """A table of models, layers and classes with ties, nulls and odd names; and differences."""
     rng = random.Random(seed)
     odd = ["a|b", "x_y", "<i>", "star*", "back\\slash", "`tick`", "naïve", "Qwen2.5-7B", "#"]
@@ -65,7 +65,7 @@ def random_table(seed: int) -> tuple[pl.DataFrame, Words, pl.DataFrame]:
             schema_overrides={"low": pl.Float64, "high": pl.Float64, "q": pl.Float64},
         )
     )
-    words = Words(
+    words = FigureText(
         title="A title",
         caption=[],
         models=[],

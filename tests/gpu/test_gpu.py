@@ -10,7 +10,7 @@ import torch
 import transformers as hf
 
 import attnscope
-from attnscope.kernels import AttentionCall, Rows, Visible, kernel, reference
+from attnscope.kernels import AttentionCall, KernelRows, VisibleRanges, kernel, reference
 from attnscope.kernels.attend import attend
 from families import STREAMED, VOCABULARY, build
 
@@ -56,11 +56,11 @@ def test_kernels_against_float64(case: tuple, dtype: torch.dtype) -> None:
         k=k,
         v=v,
         scale=D**-0.5,
-        visible=Visible(form=form, bounds=lambda: bounds),  # type: ignore[arg-type]
+        visible=VisibleRanges(form=form, bounds=lambda: bounds),  # type: ignore[arg-type]
         softcap=softcap,
         sinks=taken,
     )
-    rows = Rows(
+    rows = KernelRows(
         q=q,
         k=k,
         scale=call.scale,

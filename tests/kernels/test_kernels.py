@@ -9,8 +9,8 @@ from hypothesis import Phase, given, settings
 from attnscope import kernels
 from attnscope.kernels import (
     AttentionCall,
-    Rows,
-    Visible,
+    KernelRows,
+    VisibleRanges,
     kernel,
     reference,
     tile_plan,
@@ -18,13 +18,13 @@ from attnscope.kernels import (
 )
 from attnscope.kernels import attend as attention
 from attnscope.kernels.attend import attend
-from attnscope.kernels.call import Link
+from attnscope.kernels.call import ScoreBias
 from made_rows import TOLERANCE, assert_same, calls, rows_of, seen_rows, selections
 
 KNOWN = ["lse known", "lse unknown", "parts of rows"]
 
 
-def told(rows: Rows, known: str) -> Rows:
+def told(rows: KernelRows, known: str) -> KernelRows:
     """These rows with what is known of their log-sum-exp, whole or cut to a part of their keys."""
     if known == "lse unknown":
         return rows
@@ -44,7 +44,7 @@ def told(rows: Rows, known: str) -> Rows:
 def test_against_the_reference(backend: str, known: str) -> None:
     @settings(max_examples=100 if backend == "streaming" else 15, deadline=None)
     @given(selections(sizes=(2, 2000) if backend == "streaming" else (2,)))
-    def check(rows: Rows) -> None:
+    def check(rows: KernelRows) -> None:
         rows = told(rows, known)
         assert_same(kernel(backend)(rows), kernel("reference")(rows), rows)
 
@@ -62,7 +62,7 @@ def test_triton_on_texts_of_many_tiles(known: str, monkeypatch: pytest.MonkeyPat
     # The interpreter is too slow to look for smaller examples of a failure.
     @settings(max_examples=25, deadline=None, phases=[Phase.generate])
     @given(selections(sizes=(2,), heads=(1, 2)))
-    def check(rows: Rows) -> None:
+    def check(rows: KernelRows) -> None:
         rows = told(replace(rows, key_bias=None, distance_bias=None, links=()), known)
         assert_same(triton.reduce(rows), kernel("reference")(rows), rows)
 
@@ -75,7 +75,7 @@ def test_a_layer_with_holes_does_not_use_the_tiles_of_one_without() -> None:
     torch.manual_seed(0)
     B, H, M, D = 2, 2, 100, 8
     own = torch.arange(M, dtype=torch.int32).repeat(B, 1)
-    plain = Rows(
+    plain = KernelRows(
         q=torch.randn(B, H, M, D),
         k=torch.randn(B, H, M, D),
         scale=0.3,
@@ -106,8 +106,8 @@ def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     for name, size in {"BLOCK": 8, "LEAST": 3, "UNCUT": 12, "MASK": 900, "SCORES": 900}.items():
         monkeypatch.setattr(attention, name, size)
     if request.param == "nothing kept":
-        monkeypatch.setattr(tiles, "Store", lambda: tile_plan.Store(room=0))
-        monkeypatch.setattr(attention, "Store", lambda: tile_plan.Store(room=0))
+        monkeypatch.setattr(tiles, "BoundedCache", lambda: tile_plan.BoundedCache(room=0))
+        monkeypatch.setattr(attention, "BoundedCache", lambda: tile_plan.BoundedCache(room=0))
 
 
 @pytest.mark.usefixtures("small")
@@ -115,7 +115,7 @@ def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 def test_texts_cut_into_pieces(known: str) -> None:
     @settings(max_examples=60, deadline=None)
     @given(selections())
-    def check(rows: Rows) -> None:
+    def check(rows: KernelRows) -> None:
         rows = told(rows, known)
         wanted = kernel("reference")(rows)
         assert_same(kernel("streaming")(rows), wanted, rows)
@@ -133,7 +133,7 @@ def test_a_plan_is_not_taken_for_other_rows() -> None:
     """Rows that share a cache and differ in what they count."""
     torch.manual_seed(0)
     stop = torch.arange(1, 9, dtype=torch.int32)[None]
-    rows = Rows(
+    rows = KernelRows(
         q=torch.randn(1, 2, 8, 4),
         k=torch.randn(1, 1, 8, 4),
         scale=0.5,
@@ -151,7 +151,7 @@ def test_a_head_that_leaves_all_to_its_sink(backend: str) -> None:
     """What is left for the keys rounds to nothing, or to less: still numbers, and not negative."""
     torch.manual_seed(0)
     own = torch.arange(6, dtype=torch.int32).repeat(16, 1)
-    rows = Rows(
+    rows = KernelRows(
         q=torch.randn(16, 2, 6, 4) + 9,
         k=torch.randn(16, 1, 6, 4) - 9,
         scale=0.5,
@@ -172,7 +172,7 @@ def test_output_and_log_sum_exp(where: str) -> None:
     check_output(where, 100 if where == "torch" else 20)
 
 
-def links_of(call: AttentionCall) -> tuple[Link, ...]:
+def links_of(call: AttentionCall) -> tuple[ScoreBias, ...]:
     """One that steers all rows, and one that hides keys from rows that still see another."""
     (B, H, Q), K = call.q.shape[:3], call.k.shape[2]
     start, stop = call.visible.start[..., None], call.visible.stop[..., None]
@@ -182,8 +182,8 @@ def links_of(call: AttentionCall) -> tuple[Link, ...]:
         left &= call.visible.real[:, None]
     hides = torch.zeros(B, H, K).masked_fill(hidden & (torch.rand(B, H, 1) < 0.5), -torch.inf)
     return (
-        Link(bias=torch.randn(1, H, K)),
-        Link(bias=hides, queries=left.any(-1) & (torch.rand(B, Q) < 0.5)),
+        ScoreBias(bias=torch.randn(1, H, K)),
+        ScoreBias(bias=hides, queries=left.any(-1) & (torch.rand(B, Q) < 0.5)),
     )
 
 
@@ -221,9 +221,9 @@ def test_output_where_every_score_is_far_below_zero() -> None:
         torch.randn(1, 1, 8, 16),
     )
     start, stop = torch.zeros(1, 8, dtype=torch.int32), torch.arange(1, 9, dtype=torch.int32)[None]
-    visible = Visible(form="interval", bounds=lambda: (start, stop))
+    visible = VisibleRanges(form="interval", bounds=lambda: (start, stop))
     out, lse = triton_attend(AttentionCall(layer=0, q=q, k=k, v=v, scale=0.25, visible=visible))
-    rows = Rows(q=q, k=k, scale=0.25, start=start, stop=stop, own=stop - 1)
+    rows = KernelRows(q=q, k=k, scale=0.25, start=start, stop=stop, own=stop - 1)
     A, _, wanted = reference.weights(rows)
     assert wanted.max() < -100_000
     torch.testing.assert_close(lse.double(), wanted, rtol=1e-6, atol=0)
@@ -257,7 +257,7 @@ def odd(dtype: torch.dtype, D: int, E: int) -> AttentionCall:
     q, k, v = (torch.randn(2, 4, 9, size).to(dtype) for size in (D, D, E))
     start = torch.zeros(2, 9, dtype=torch.int32)
     stop = torch.arange(1, 10, dtype=torch.int32).expand(2, 9).contiguous()
-    visible = Visible(form="causal", bounds=lambda: (start, stop))
+    visible = VisibleRanges(form="causal", bounds=lambda: (start, stop))
     return AttentionCall(layer=0, q=q, k=k, v=v, scale=D**-0.5, visible=visible)
 
 
@@ -289,9 +289,9 @@ def test_layers_that_lie_apart(mask: str, only: int | None) -> None:
     start = torch.zeros_like(own) if causal else (own - 6).clamp(min=0)
     real = torch.arange(Q).expand(B, Q) % 7 != 2 if mask == "holes" else None
     bounds = {"scale": 0.3, "start": start, "stop": own + 1, "own": own, "real": real}
-    lse = [reference.reduce(Rows(q=q[n], k=k[n], **bounds)).lse.float() for n in range(L)]
+    lse = [reference.reduce(KernelRows(q=q[n], k=k[n], **bounds)).lse.float() for n in range(L)]
     some = slice(None) if only is None else slice(only, only + 1)
-    first = Rows(q=q[0][:, :, some], k=k[0], scale=0.3, lse=lse[0][:, :, some], real=real)
+    first = KernelRows(q=q[0][:, :, some], k=k[0], scale=0.3, lse=lse[0][:, :, some], real=real)
     if causal:
         first = replace(first, causal=True, shift=only or 0)
     else:

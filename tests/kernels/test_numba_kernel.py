@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from attnscope.kernels import Rows, Totals, kernel, numba_kernel
+from attnscope.kernels import AttentionSums, KernelRows, kernel, numba_kernel
 from attnscope.kernels.call import SINGLE
 from made_rows import assert_same, seen_rows, selections
 
 
-def plain(rows: Rows) -> Rows:
+def plain(rows: KernelRows) -> KernelRows:
     """These rows as a fused operator leaves them, without what is left to torch."""
     biases = {"key_bias": None, "distance_bias": None, "links": ()}
     rows = replace(rows, softcap=None, shrink=None, **biases)
@@ -22,12 +22,12 @@ def plain(rows: Rows) -> Rows:
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Rows]]:
+def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[KernelRows]]:
     """The rows that were reduced here."""
-    seen: list[Rows] = []
+    seen: list[KernelRows] = []
     real = numba_kernel.reduce
 
-    def reduce(rows: Rows, reach: torch.Tensor, large: list[list[bool]]) -> Totals:
+    def reduce(rows: KernelRows, reach: torch.Tensor, large: list[list[bool]]) -> AttentionSums:
         seen.append(rows)
         return real(rows, reach, large)
 
@@ -35,11 +35,13 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Rows]]:
     return seen
 
 
-def text(tokens: int, *, heads: int = 4, size: float = 1.0, batch: int = 1, D: int = 8) -> Rows:
+def text(
+    tokens: int, *, heads: int = 4, size: float = 1.0, batch: int = 1, D: int = 8
+) -> KernelRows:
     """A long text: more than one block of keys, and more than one piece of work for a head."""
     torch.manual_seed(tokens)
     own = torch.arange(tokens, dtype=torch.int32).expand(batch, -1).contiguous()
-    rows = Rows(
+    rows = KernelRows(
         q=torch.randn(batch, heads, tokens, D) * size,
         k=torch.randn(batch, heads // 2, tokens, D),
         scale=0.3,
@@ -50,10 +52,10 @@ def text(tokens: int, *, heads: int = 4, size: float = 1.0, batch: int = 1, D: i
     return plain(rows)
 
 
-def test_against_the_reference(taken: list[Rows]) -> None:
+def test_against_the_reference(taken: list[KernelRows]) -> None:
     @settings(max_examples=150, deadline=None)
     @given(selections(sizes=(2, 2000)))
-    def check(rows: Rows) -> None:
+    def check(rows: KernelRows) -> None:
         rows = plain(rows)
         taken.clear()
         assert_same(kernel("streaming")(rows), kernel("reference")(rows), rows)
@@ -64,7 +66,7 @@ def test_against_the_reference(taken: list[Rows]) -> None:
 
 @pytest.mark.parametrize("size", [1.0, 60.0], ids=["small scores", "large scores"])
 @pytest.mark.parametrize("window", [None, 450], ids=["causal", "windowed"])
-def test_long_texts(taken: list[Rows], size: float, window: int | None) -> None:
+def test_long_texts(taken: list[KernelRows], size: float, window: int | None) -> None:
     rows = text(1100, size=size)
     if window is not None:
         rows = plain(replace(rows, start=(rows.own - window).clamp(min=0)))
@@ -72,8 +74,8 @@ def test_long_texts(taken: list[Rows], size: float, window: int | None) -> None:
     assert len(taken) == 1
 
 
-def same_bytes(one: Totals, other: Totals) -> None:
-    for each in fields(Totals):
+def same_bytes(one: AttentionSums, other: AttentionSums) -> None:
+    for each in fields(AttentionSums):
         a, b = getattr(one, each.name), getattr(other, each.name)
         assert (a is None) == (b is None)
         assert a is None or torch.equal(a, b), each.name
@@ -89,7 +91,7 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("threads")
 def test_the_same_bytes_on_any_number_of_threads(
-    monkeypatch: pytest.MonkeyPatch, taken: list[Rows]
+    monkeypatch: pytest.MonkeyPatch, taken: list[KernelRows]
 ) -> None:
     rows = replace(text(700, batch=2), weight=torch.rand(2, 700))
     found = []
@@ -141,7 +143,7 @@ def test_the_same_bytes_in_any_batch() -> None:
     [("k", (0, 1, 5), torch.nan), ("q", (0, 2, 40), torch.inf), ("lse", (0, 3, 50), torch.nan)],
 )
 def test_what_is_not_finite_comes_out(
-    taken: list[Rows], name: str, there: tuple[int, ...], value: float
+    taken: list[KernelRows], name: str, there: tuple[int, ...], value: float
 ) -> None:
     rows = text(60)
     broken = getattr(rows, name).clone()
@@ -153,7 +155,7 @@ def test_what_is_not_finite_comes_out(
     assert taken
 
 
-def test_strides_and_16_bits_are_taken(taken: list[Rows]) -> None:
+def test_strides_and_16_bits_are_taken(taken: list[KernelRows]) -> None:
     rows = text(80)
     turned = replace(rows, q=rows.q.transpose(1, 2).contiguous().transpose(1, 2))
     same_bytes(kernel("streaming")(turned), kernel("streaming")(rows))
@@ -162,7 +164,7 @@ def test_strides_and_16_bits_are_taken(taken: list[Rows]) -> None:
     assert len(taken) == 3
 
 
-LEFT: dict[str, Callable[[Rows], Rows]] = {
+LEFT: dict[str, Callable[[KernelRows], KernelRows]] = {
     "soft-cap": lambda rows: replace(rows, softcap=20.0),
     "bias by key": lambda rows: replace(rows, key_bias=torch.zeros(1, 4, 60)),
     "bias by distance": lambda rows: replace(rows, distance_bias=torch.zeros(4, 3)),
@@ -182,7 +184,7 @@ def test_what_is_left_to_torch(what: str) -> None:
 
 
 def test_torch_does_it_all_where_numba_does_not_work(
-    monkeypatch: pytest.MonkeyPatch, taken: list[Rows]
+    monkeypatch: pytest.MonkeyPatch, taken: list[KernelRows]
 ) -> None:
     rows = text(90)
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 
-from attnscope.kernels import Asked, Rows, one_row, reference, tell_rows
-from attnscope.kernels.call import Link
+from attnscope.kernels import KernelRows, PerQueryRequest, one_row, reference, tell_rows
+from attnscope.kernels.call import ScoreBias
 from attnscope.kernels.one_row import renyi2
 from made_rows import selections
 
@@ -18,11 +18,11 @@ CLOSE = 1e-5
 Array = np.ndarray[Any, Any]
 
 
-def asked_of(rows: Rows) -> Asked:
+def asked_of(rows: KernelRows) -> PerQueryRequest:
     B, _, M, _ = rows.q.shape
     K = rows.k.shape[2]
     shares = torch.rand(B, K, 3) * (torch.rand(B, K, 3) < 0.6)
-    return Asked(
+    return PerQueryRequest(
         shares=shares,
         keys=torch.randint(-1, K, (B, M)),
         spans=torch.randint(-3, K + 3, (B, M, 2, 2)),
@@ -31,7 +31,7 @@ def asked_of(rows: Rows) -> Asked:
     )
 
 
-def dense(rows: Rows, asked: Asked) -> dict[str, Array]:
+def dense(rows: KernelRows, asked: PerQueryRequest) -> dict[str, Array]:
     """The same in numpy, entry by entry, from A as the definition has it."""
     A: Array = reference.weights(rows)[0].numpy()
     assert asked.shares is not None
@@ -68,12 +68,12 @@ def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_against_plain_loops(backend: str) -> None:
     @settings(max_examples=20, deadline=None, derandomize=True)
     @given(selections(sizes=(2, 2000)), st.integers(0, 99), st.booleans())
-    def check(rows: Rows, seed: int, linked: bool) -> None:
+    def check(rows: KernelRows, seed: int, linked: bool) -> None:
         torch.manual_seed(seed)
         if linked:
             B, _, M, _ = rows.q.shape
             bias = torch.randn(B, 1, rows.k.shape[2])
-            rows = replace(rows, links=(Link(bias=bias, queries=torch.rand(B, M) < 0.5),))
+            rows = replace(rows, links=(ScoreBias(bias=bias, queries=torch.rand(B, M) < 0.5),))
         asked = asked_of(rows)
         told = tell_rows(backend)(rows, asked)
         for name, wanted in dense(rows, asked).items():
@@ -84,7 +84,7 @@ def test_against_plain_loops(backend: str) -> None:
     check()
 
 
-def check_top(rows: Rows, told: Any) -> None:
+def check_top(rows: KernelRows, told: Any) -> None:
     """Largest first, each at the key it names; ties may name either."""
     A, x = reference.weights(rows)[0], reference.scores(rows)[0]
     k = min(3, A.shape[3])
@@ -111,12 +111,12 @@ def test_masses_by_triton_against_the_definition(classes: int) -> None:
         st.booleans(),
         st.booleans(),
     )
-    def check(rows: Rows, dtype: torch.dtype, known: bool, divided: bool) -> None:
+    def check(rows: KernelRows, dtype: torch.dtype, known: bool, divided: bool) -> None:
         biases = {"key_bias": None, "distance_bias": None, "links": ()}
         rows = replace(rows, q=rows.q.to(dtype), k=rows.k.to(dtype), **biases)
         B, K = rows.k.shape[0], rows.k.shape[2]
         shares = torch.nn.functional.one_hot(torch.randint(0, classes, (B, K)), classes).float()
-        asked = Asked(shares=shares / 3 if divided else shares)
+        asked = PerQueryRequest(shares=shares / 3 if divided else shares)
         wanted = tell_rows("reference")(rows, asked).mass
         lse = reference.weights(rows)[2]
         given = replace(rows, lse=lse.where(lse > -torch.inf, 0.0).float()) if known else rows
@@ -131,9 +131,9 @@ def test_masses_by_triton_against_the_definition(classes: int) -> None:
 def test_rows_that_do_not_add_up_under_the_given_log_sum_exp_drift() -> None:
     torch.manual_seed(0)
     q, k = torch.randn(1, 2, 40, 8), torch.randn(1, 2, 40, 8)
-    rows = Rows(q=q, k=k, scale=0.3, causal=True)
+    rows = KernelRows(q=q, k=k, scale=0.3, causal=True)
     right = reference.weights(rows)[2].float()
-    asked = Asked(shares=torch.ones(1, 40, 1))
+    asked = PerQueryRequest(shares=torch.ones(1, 40, 1))
     told = tell_rows("triton")(replace(rows, lse=right + 0.01), asked)
     assert told.drift is not None
     assert float(told.drift.min()) == pytest.approx(0.01, rel=0.01)
@@ -143,20 +143,20 @@ def test_what_triton_does_not_make_itself_is_told_as_on_any_device() -> None:
     """Scores that float32 rounds, and all that is no mass."""
     torch.manual_seed(0)
     q, k = torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
-    asked = Asked(shares=torch.ones(1, 9, 1) / 2)
-    large = tell_rows("triton")(Rows(q=q * 3000, k=k, scale=1.0, causal=True), asked)
+    asked = PerQueryRequest(shares=torch.ones(1, 9, 1) / 2)
+    large = tell_rows("triton")(KernelRows(q=q * 3000, k=k, scale=1.0, causal=True), asked)
     assert large.drift is None
     torch.testing.assert_close(large.mass, torch.full((1, 2, 9, 1), 0.5))
-    rows = Rows(q=q, k=k, scale=1.0, causal=True)
+    rows = KernelRows(q=q, k=k, scale=1.0, causal=True)
     both = tell_rows("triton")(rows, replace(asked, entropies=True))
-    wanted = tell_rows("reference")(rows, Asked(entropies=True))
+    wanted = tell_rows("reference")(rows, PerQueryRequest(entropies=True))
     assert both.mass is not None
     torch.testing.assert_close(both.entropy, wanted.entropy, rtol=0, atol=CLOSE)
 
 
 def test_renyi_entropy_of_an_even_row_is_its_logarithm() -> None:
     A = torch.full((1, 1, 1, 8), 1 / 8)
-    squares = one_row.of_weights(A, Asked(entropies=True)).squares
+    squares = one_row.of_weights(A, PerQueryRequest(entropies=True)).squares
     assert squares is not None
     assert float(renyi2(squares)) == pytest.approx(np.log(8))
     assert bool(renyi2(torch.zeros(1)).isnan())
@@ -164,7 +164,7 @@ def test_renyi_entropy_of_an_even_row_is_its_logarithm() -> None:
 
 def test_a_sink_that_takes_all_leaves_the_largest_score_known() -> None:
     """The weights round to 0; which key is largest, and its score, do not."""
-    rows = Rows(
+    rows = KernelRows(
         q=torch.ones(1, 1, 1, 4),
         k=torch.tensor([0.0, 2.0, 1.0])[None, None, :, None].expand(1, 1, 3, 4),
         scale=1.0,
@@ -174,7 +174,7 @@ def test_a_sink_that_takes_all_leaves_the_largest_score_known() -> None:
         sinks=torch.tensor([1000.0]),
     )
     for backend in ("reference", "streaming"):
-        told = tell_rows(backend)(rows, Asked(top=1, entropies=True))
+        told = tell_rows(backend)(rows, PerQueryRequest(top=1, entropies=True))
         assert told.top_key.item() == 1
         assert told.top_score.item() == 8.0
         assert told.top_weight.item() == told.entropy.item() == 0.0

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from attnscope.kernels.tile_plan import Piece, Store, cut, cut_causal, cut_own, even, see
+from attnscope.kernels.tile_plan import BoundedCache, Tile, cut, cut_causal, cut_own, even, see
 
 
 @st.composite
@@ -51,7 +51,7 @@ def test_even_steps_are_no_more_and_no_longer(size: int, step: int) -> None:
 
 
 def test_a_store_keeps_what_fits() -> None:
-    store = Store(room=10)
+    store = BoundedCache(room=10)
     kept, lost = torch.zeros(8), torch.zeros(3)
     assert store.keep("kept", kept)[0] is kept
     assert store.keep("lost", lost)[0] is lost
@@ -64,7 +64,7 @@ def test_a_store_keeps_what_fits() -> None:
 def test_pieces_told_by_arithmetic_are_those_that_are_cut(
     B: int, M: int, sequences: int, rows: int
 ) -> None:
-    def spans(pieces: list[list[Piece]]) -> list[list[tuple[object, ...]]]:
+    def spans(pieces: list[list[Tile]]) -> list[list[tuple[object, ...]]]:
         names = ("sequences", "rows", "low", "high", "clear_from", "clear_to")
         return [[tuple(getattr(p, name) for name in names) for p in some] for some in pieces]
 

@@ -11,7 +11,7 @@ import pytest
 
 from attnscope.errors import AttnscopeWarning, InputError
 from attnscope.experiment.execute import run as carry_out
-from attnscope.figures.verdict_cache import Judged
+from attnscope.figures.verdict_cache import VerdictCache
 from attnscope.run.store import Run, open_run
 from attnscope.spec.claims import built_in, digest
 from attnscope.spec.experiment import made
@@ -125,7 +125,7 @@ def test_kinds_of_filler_are_choices(run: Run) -> None:
 
 
 def test_every_claim_with_a_choice_has_a_line(run: Run) -> None:
-    lines = Judged(run).survival()
+    lines = VerdictCache(run).survival()
     # `uniform-filler` compares the only repeat with the only sentence; the rest have both kinds.
     assert lines["claim"].to_list() == [
         "mine",

@@ -6,7 +6,7 @@ import pytest
 
 from attnscope.errors import InputError
 from attnscope.stats.intervals import moments
-from attnscope.stats.resampling import Sources
+from attnscope.stats.resampling import ResamplingUnits
 from attnscope.stats.units import design_effect, explained, intraclass, units
 
 
@@ -112,43 +112,48 @@ FACTS = pl.DataFrame(
 
 
 def test_facts_are_labels() -> None:
-    assert Sources().labels(range(3)) == {"cluster": None, "strata": None}
-    labels = Sources(FACTS, "document", None).labels([0, 5, 23])
+    assert ResamplingUnits().labels(range(3)) == {"cluster": None, "strata": None}
+    labels = ResamplingUnits(FACTS, "document", None).labels([0, 5, 23])
     assert labels["cluster"] is not None
     assert labels["cluster"].tolist() == ["d0", "d1", "d5"]
-    nested = Sources(FACTS, ["author", "document"]).labels([0, 5, 23])["cluster"]
+    nested = ResamplingUnits(FACTS, ["author", "document"]).labels([0, 5, 23])["cluster"]
     assert nested is not None
     assert nested.tolist() == ["a0", "a0", "a2"]
     with pytest.raises(InputError, match="'level' does not lie within 'document'"):
-        Sources(FACTS, ["document", "level"]).labels(range(24))
+        ResamplingUnits(FACTS, ["document", "level"]).labels(range(24))
     with pytest.raises(InputError, match=r"unknown fact 'topic'.*level, document, author"):
-        Sources(FACTS, "topic")
+        ResamplingUnits(FACTS, "topic")
     with pytest.raises(InputError, match=r"unknown fact 'topic'.*none"):
-        Sources(None, "topic")
+        ResamplingUnits(None, "topic")
     with pytest.raises(InputError, match="1 prompts have no 'level', the first is 24"):
-        Sources(FACTS, "level").labels(range(25))
+        ResamplingUnits(FACTS, "level").labels(range(25))
 
 
 def test_a_fact_that_explains_much_is_said() -> None:
     x = sample() + 5 * np.arange(24)[:, None] // 4
-    said = Sources(FACTS).warnings(x, range(24))
+    said = ResamplingUnits(FACTS).warnings(x, range(24))
     assert any("prompts of one document are alike" in one for one in said)
     assert not any("level" in one for one in said)
-    assert not any("document" in one for one in Sources(FACTS, "document").warnings(x, range(24)))
+    assert not any(
+        "document" in one for one in ResamplingUnits(FACTS, "document").warnings(x, range(24))
+    )
 
 
 def test_repeats_of_a_prompt_are_one_unit() -> None:
     again = FACTS.with_columns(pl.Series("repeat_of", [i % 8 for i in range(24)]))
-    made = Sources(again)
+    made = ResamplingUnits(again)
     labels = made.labels([0, 8, 9])["cluster"]
     assert labels is not None
     assert labels.tolist() == ["0", "0", "1"]
     assert made.count(range(24)) == 8
     assert made.said(range(24)) == "in 8 clusters (repeat_of)"
     # Within a cluster they are in its spread; a prompt in two of them is a mistake.
-    assert Sources(again.with_columns(topic=pl.col("repeat_of") % 2), "topic").count(range(24)) == 2
+    assert (
+        ResamplingUnits(again.with_columns(topic=pl.col("repeat_of") % 2), "topic").count(range(24))
+        == 2
+    )
     with pytest.raises(InputError, match="'repeat_of' does not lie within 'document'"):
-        Sources(again, "document").labels(range(24))
+        ResamplingUnits(again, "document").labels(range(24))
     # An author may say it of some prompts only: the others are their own.
     some = FACTS.with_columns(pl.Series("repeat_of", [None, None, 0, *[None] * 21]))
-    assert Sources(some).count(range(24)) == 23
+    assert ResamplingUnits(some).count(range(24)) == 23

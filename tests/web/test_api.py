@@ -500,7 +500,7 @@ def ready(loaded: Any) -> Any:
 
 
 def test_work_that_runs_is_called_off_between_layers(loaded: Any) -> None:
-    from attnscope.web.api_schemas import Wanted
+    from attnscope.web.api_schemas import ViewRequest
     from attnscope.web.jobs import StoppedError
     from attnscope.web.measuring import Watcher, measure
 
@@ -513,16 +513,16 @@ def test_work_that_runs_is_called_off_between_layers(loaded: Any) -> None:
                 raise StoppedError("called off")
 
     with pytest.raises(StoppedError):
-        measure(ready(loaded), Wanted(model=MODEL, text=TEXT), Impatient())
+        measure(ready(loaded), ViewRequest(model=MODEL, text=TEXT), Impatient())
     assert not any(module._forward_pre_hooks for module in loaded[0].modules())
-    assert measure(ready(loaded), Wanted(model=MODEL, text=TEXT)).tokens
+    assert measure(ready(loaded), ViewRequest(model=MODEL, text=TEXT)).tokens
 
 
 def test_layers_of_a_long_text_come_one_by_one(
     loaded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from attnscope.web import measuring
-    from attnscope.web.api_schemas import Wanted
+    from attnscope.web.api_schemas import ViewRequest
 
     monkeypatch.setattr(measuring, "SHORT", 500)
     seen: list[tuple[int, list[float]]] = []
@@ -531,7 +531,7 @@ def test_layers_of_a_long_text_come_one_by_one(
         def measured(self, view: Any) -> None:
             seen.append((len(view.layers), view.shade("received", "all", 0, 1).tolist()))
 
-    made = measuring.measure(ready(loaded), Wanted(model=MODEL, text=TEXT * 80), Early())
+    made = measuring.measure(ready(loaded), ViewRequest(model=MODEL, text=TEXT * 80), Early())
     assert made.read > 1400
     assert [count for count, _ in seen] == list(range(1, made.deep))
     assert len(made.layers) == made.deep

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.capture.geometry import Frame
+from attnscope.capture.geometry import Geometry
 from attnscope.capture.masks import HIDES, lowest
 from attnscope.kernels import AttentionCall
 from attnscope.kernels.call import distance_index, link_bias
 
 
-def split_biases(biases: list[Tensor], frame: Frame, H: int) -> dict[str, Any]:
+def split_biases(biases: list[Tensor], frame: Geometry, H: int) -> dict[str, Any]:
     """Biases [B or 1, H or 1, Q or 1, K] as the arguments of an `AttentionCall`."""
     by_key: list[Tensor] = []
     by_distance: list[Tensor] = []
@@ -56,7 +56,7 @@ def _by_key(bias: Tensor, seen: Tensor) -> Tensor | None:
     return column.masked_fill(column == -math.inf, 0.0) if bool(alike.all()) else None
 
 
-def _by_distance(bias: Tensor, seen: Tensor, frame: Frame) -> Tensor | None:
+def _by_distance(bias: Tensor, seen: Tensor, frame: Geometry) -> Tensor | None:
     """[H or 1, 2 N + 1], where what is added depends on the distance alone: entry `N + d` at `d`
     tokens back. None where it does not."""
     if frame.cross:
@@ -80,7 +80,7 @@ def _total(tensors: list[Tensor]) -> Tensor:
     return total
 
 
-def total_bias(call: AttentionCall, frame: Frame) -> Tensor | None:
+def total_bias(call: AttentionCall, frame: Geometry) -> Tensor | None:
     """[B or 1, H or 1, Q, K]: all that a call adds to its scores."""
     biases = [] if call.bias is None else [call.bias]
     if call.key_bias is not None:
@@ -96,7 +96,7 @@ def total_bias(call: AttentionCall, frame: Frame) -> Tensor | None:
     return _total(biases) if biases else None
 
 
-def additive_mask(call: AttentionCall, frame: Frame, *, last: bool = False) -> Tensor:
+def additive_mask(call: AttentionCall, frame: Geometry, *, last: bool = False) -> Tensor:
     """[B, 1 or H, Q, K]: who sees whom, as eager attention takes it; or the last row of it."""
     order = torch.arange(call.k.shape[2], device=call.q.device)
     rows = slice(-1, None) if last else slice(None)

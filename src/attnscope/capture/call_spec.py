@@ -17,8 +17,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from attnscope.capture import masks
 from attnscope.capture.arguments import parameters, shipped, unanswered
 from attnscope.capture.biases import additive_mask, split_biases, total_bias
-from attnscope.capture.forward_pass import Pass, Terms
-from attnscope.capture.geometry import Frame
+from attnscope.capture.forward_pass import CallSpec, ForwardPass
+from attnscope.capture.geometry import Geometry
 from attnscope.capture.sites import Site
 from attnscope.errors import ModelError
 from attnscope.kernels import AttentionCall
@@ -36,7 +36,7 @@ def agreed(module: nn.Module, eager: Callable[..., Any]) -> bool:
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class ModelCall:
+class AttentionRequest:
     """One call of an attention function. The names of `options` are those of transformers."""
 
     plain: Callable[..., Any]
@@ -54,11 +54,11 @@ class ModelCall:
     """Queries, keys and values before autocast rounds them; `q`, `k` and `v` without it."""
     rounding: torch.dtype | None
     """The type that autocast rounds them to; None without it."""
-    given: Pass = field(init=False)
-    frame: Frame = field(init=False)
+    given: ForwardPass = field(init=False)
+    frame: Geometry = field(init=False)
     call: AttentionCall = field(init=False)
     """As the model made it."""
-    terms: Terms | None = None
+    terms: CallSpec | None = None
     """What it has in common with other calls of its pass; then fused attention does for it."""
 
     @classmethod
@@ -70,7 +70,7 @@ class ModelCall:
         module: nn.Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> "ModelCall":
+    ) -> "AttentionRequest":
         """Name the arguments of a call."""
         options = kwargs
         if len(args) != len(_FIRST):  # most models pass these four by place, and only these
@@ -100,7 +100,7 @@ class ModelCall:
         mask = self.mask.dense.plain if isinstance(self.mask, masks.MaskTensor) else self.mask
         return self.plain(self.module, *self.passed, mask, **self.options)
 
-    def describe(self, site: Site, given: Pass) -> None:
+    def describe(self, site: Site, given: ForwardPass) -> None:
         """Work out the frame and the call; layers that say the same share the answer."""
         self.given = given
         said = self.plain, self.eager, self.implementation, self.mask, site.kind
@@ -119,7 +119,7 @@ class ModelCall:
         self.call = self._made(site, scale, softcap, sinks=sinks, **biases)
         shared = isinstance(self.mask, masks.MaskTensor) and sinks is None and not biases
         if shared and not self.needs_weights(self.call):
-            self.terms = Terms(
+            self.terms = CallSpec(
                 said=said,
                 options=options,
                 shapes=(q.shape, k.shape, v.shape),
@@ -312,7 +312,7 @@ class ModelCall:
         _agreed[self.module] = self.eager
         return True
 
-    def _frame_and_bias(self, site: Site) -> tuple[Frame, Tensor | None]:
+    def _frame_and_bias(self, site: Site) -> tuple[Geometry, Tensor | None]:
         q, k, mask, bias = self.q, self.k, self.mask, None
         past = self.given.past
         if isinstance(mask, masks.MaskTensor):

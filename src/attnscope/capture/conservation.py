@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.capture.sums import Joint, LayerTotals
+from attnscope.capture.sums import LayerAccumulator, StackedSums
 from attnscope.errors import ConservationError, ModelError
-from attnscope.kernels import Rows, Totals
+from attnscope.kernels import AttentionSums, KernelRows
 
 # How far the weights of a row may add up to something other than 1, by the type the model
 # computes in; in 16 bits torch's attention uses a rougher exponential.
@@ -24,14 +24,14 @@ ROUNDINGS = 8
 WIDER = {torch.float16: ["bfloat16", "float32"], torch.bfloat16: ["float32"]}
 
 
-def compare_unseen(rows: Rows, sums: Totals) -> Totals:
+def compare_unseen(rows: KernelRows, sums: AttentionSums) -> AttentionSums:
     """The sums of these rows, or of several layers with the same bounds, with what keys received
     that no row sees. Runs on the device; the result is read with the other checks."""
     unseen = _unseen(rows)
     return sums if unseen is None else received_unseen(sums, unseen)
 
 
-def received_unseen(sums: Totals, unseen: Tensor) -> Totals:
+def received_unseen(sums: AttentionSums, unseen: Tensor) -> AttentionSums:
     """The same, where the keys that no row sees are known, bool [B, 1 or H, K]."""
     H, K = sums.received.shape[1:]
     received = sums.received.reshape(-1, len(unseen), H, K)
@@ -39,7 +39,7 @@ def received_unseen(sums: Totals, unseen: Tensor) -> Totals:
     return replace(sums, unseen_mass=mass.flatten(0, 1), unseen_key=key.flatten(0, 1))
 
 
-def _unseen(rows: Rows) -> Tensor | None:
+def _unseen(rows: KernelRows) -> Tensor | None:
     """bool [B, 1 or H, K]: keys that no row sees; None where that is none of them. Of several
     links, each is taken by itself: a key that only two together hide is not among these."""
     M, K = rows.q.shape[2], rows.k.shape[2]
@@ -125,7 +125,7 @@ def check(
     )
 
 
-def check_joint(joint: Joint, dtype: torch.dtype, what: str) -> None:
+def check_joint(joint: StackedSums, dtype: torch.dtype, what: str) -> None:
     """Layers that were reduced together: what the keys received is the number of queries, every
     row agrees with the log-sum-exp that the model's own attention had, and keys that no query
     sees received nothing."""
@@ -145,7 +145,7 @@ def check_joint(joint: Joint, dtype: torch.dtype, what: str) -> None:
     check(joint.layers, off, reach, dtype, what, unseen)
 
 
-def check_totals(layers: Mapping[int, LayerTotals], dtype: torch.dtype, what: str) -> None:
+def check_totals(layers: Mapping[int, LayerAccumulator], dtype: torch.dtype, what: str) -> None:
     """The same of single layers whose sums are made, with what their sinks took."""
     alike: dict[Any, list[tuple[int, Tensor, Tensor, Tensor, Tensor]]] = {}
     for layer, totals in layers.items():

@@ -24,10 +24,10 @@ from attnscope.capture import masks
 from attnscope.capture.conservation import received_unseen
 from attnscope.capture.coverage import PRODUCTS, modules_around
 from attnscope.capture.families import CHANNELS_FIRST
-from attnscope.capture.forward_pass import Pass
-from attnscope.capture.geometry import Frame, Selection
+from attnscope.capture.forward_pass import ForwardPass
+from attnscope.capture.geometry import Geometry, QuerySelection
 from attnscope.capture.sites import argument
-from attnscope.capture.sums import LayerTotals
+from attnscope.capture.sums import LayerAccumulator
 from attnscope.errors import ConservationError, ModelError
 from attnscope.kernels import reference
 
@@ -41,7 +41,7 @@ _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
 _EXACT = (torch.float32, torch.float64)
 
 
-class _SeeWeights(TorchFunctionMode):
+class _SoftmaxRecorder(TorchFunctionMode):
     """While active, keeps the weights that softmax makes and which of them were not hidden (a
     weight of 0 may be rounding, a score says); and lets sdpa be answered by `attend`."""
 
@@ -146,11 +146,11 @@ def eager_sdpa(
     return (weights.to(value.dtype) @ value).transpose(1, 2), weights
 
 
-class _Looking(threading.local):
+class _HookState(threading.local):
     """The call of a module under way in this thread."""
 
     def __init__(self) -> None:
-        self.seeing: _SeeWeights | None = None
+        self.seeing: _SoftmaxRecorder | None = None
         self.mask: Any = None
         self.text: tuple[int, ...] = ()
         """Batch and tokens, in the order in which the module takes them."""
@@ -171,7 +171,7 @@ def hook(
 
     A copy of the module, which carries the hooks for ever, tells nothing.
     """
-    looking, undo = _Looking(), ExitStack()
+    looking, undo = _HookState(), ExitStack()
 
     def look(this: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if this is module and listens(module):
@@ -180,7 +180,7 @@ def hook(
             shape = next(given).shape
             first = type(module).__name__ in CHANNELS_FIRST
             looking.text = (shape[0], shape[2]) if first else tuple(shape[:2])
-            looking.seeing = _SeeWeights(partial(attend, module))
+            looking.seeing = _SoftmaxRecorder(partial(attend, module))
             looking.seeing.__enter__()  # type: ignore[no-untyped-call]
 
     def look_away(this: nn.Module, args: Any, output: Any) -> None:
@@ -254,7 +254,9 @@ def _unreadable(module: nn.Module, name: str, made: int) -> ModelError:
     )
 
 
-def frame(A: Tensor, mask: Any, given: Pass, seen: Tensor, *, cross: bool = False) -> Frame:
+def frame(
+    A: Tensor, mask: Any, given: ForwardPass, seen: Tensor, *, cross: bool = False
+) -> Geometry:
     """Who could see whom, where a module made A under this mask; `seen` [B, Q, K] are the keys it
     did not hide from all heads.
 
@@ -302,7 +304,7 @@ def frame(A: Tensor, mask: Any, given: Pass, seen: Tensor, *, cross: bool = Fals
     )
 
 
-def _across(A: Tensor, mask: Any, given: Pass) -> Frame:
+def _across(A: Tensor, mask: Any, given: ForwardPass) -> Geometry:
     """The same where the keys are another text's: all of them, less what the mask hides."""
     B, _, Q, K = A.shape
     said = _said(mask, A, replace(given, padding=None, past=None))
@@ -312,7 +314,7 @@ def _across(A: Tensor, mask: Any, given: Pass) -> Frame:
     return said.across(given.past or 0, given.padding)
 
 
-def _said(mask: Any, A: Tensor, given: Pass) -> Frame | None:
+def _said(mask: Any, A: Tensor, given: ForwardPass) -> Geometry | None:
     """What the mask says, as far as it is of a kind we know."""
     B, _, Q, K = A.shape
     if isinstance(mask, masks.MaskTensor):
@@ -325,9 +327,9 @@ def _said(mask: Any, A: Tensor, given: Pass) -> Frame | None:
 
 def reduce(
     A: Tensor,
-    frame: Frame,
-    selection: Selection,
-    layer: LayerTotals,
+    frame: Geometry,
+    selection: QuerySelection,
+    layer: LayerAccumulator,
     groups: int,
     top: int,
     *,

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.capture.coverage import Check
-from attnscope.capture.geometry import Frame
+from attnscope.capture.geometry import Geometry
 from attnscope.capture.sites import argument
 
 _SIMPLE = (float, int, bool, str)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Terms:
+class CallSpec:
     """What a call says beside its tensors, and what that was found to mean."""
 
     said: tuple[Any, ...]
@@ -31,7 +31,7 @@ class Terms:
     """Of queries, keys and values."""
     dtype: torch.dtype
     device: torch.device
-    frame: Frame
+    frame: Geometry
     scale: float
     softcap: float | None
     attend: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]] | None = None
@@ -68,7 +68,7 @@ def same(some: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class Pass:
+class ForwardPass:
     """What a forward pass of a stack was given."""
 
     past: int | None = None
@@ -91,7 +91,7 @@ class Pass:
     """Modules that a change is meant for and that were called."""
     changed: set[nn.Module] = field(default_factory=set)
     """Modules whose call was given to all changes."""
-    terms: list[Terms] = field(default_factory=list)
+    terms: list[CallSpec] = field(default_factory=list)
     """What calls of this pass said; few."""
     check: Check | None = None
     """Of attention that is not intercepted; in the first pass of a model."""
@@ -114,7 +114,7 @@ class Pass:
         self.alike.clear()
 
     @classmethod
-    def of(cls, base: nn.Module, args: Any, kwargs: dict[str, Any]) -> "Pass":
+    def of(cls, base: nn.Module, args: Any, kwargs: dict[str, Any]) -> "ForwardPass":
         """Read the arguments of a call of the base of a stack."""
         named = {
             name: argument(base, name, args, kwargs) if args else kwargs.get(name)

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from attnscope import kernels
 from attnscope.capture.conservation import compare_unseen
-from attnscope.capture.generation import Reply
-from attnscope.capture.geometry import Frame, Selection
+from attnscope.capture.generation import CompletionSpan
+from attnscope.capture.geometry import Geometry, QuerySelection
 from attnscope.capture.kernel_rows import positions, rows_of
 from attnscope.capture.masks import build_frame
 from attnscope.capture.query_selection import Queries, parse, select
 from attnscope.capture.scope import Scope
 from attnscope.capture.stored_rows import keep
-from attnscope.capture.sums import LayerTotals
+from attnscope.capture.sums import LayerAccumulator
 from attnscope.errors import InputError
 from attnscope.kernels import AttentionCall
 from attnscope.kernels.call import WITHOUT_FLOAT64
@@ -107,7 +107,7 @@ def stats(
 
 def _measured(
     call: AttentionCall,
-    frame: Frame,
+    frame: Geometry,
     asked: Queries,
     ids: Tensor | None,
     groups: int,
@@ -116,9 +116,9 @@ def _measured(
     scope = Scope(layers=[0], backend=backend, queries=asked, groups=groups, cross=frame.cross)
     scope._classes = ids
     end = frame.first_query + frame.queries
-    totals = LayerTotals(first=frame.first_real, position=end, keys=frame.keys)
+    totals = LayerAccumulator(first=frame.first_real, position=end, keys=frame.keys)
     scope._layers[0] = totals
-    selection = select(asked, frame, Reply(end, 0), ids, groups)
+    selection = select(asked, frame, CompletionSpan(end, 0), ids, groups)
     if selection is not None:
         _add(call, selection, totals, groups, backend)
     scope._complete = True
@@ -127,7 +127,11 @@ def _measured(
 
 
 def _add(
-    call: AttentionCall, selection: Selection, totals: LayerTotals, groups: int, backend: str
+    call: AttentionCall,
+    selection: QuerySelection,
+    totals: LayerAccumulator,
+    groups: int,
+    backend: str,
 ) -> None:
     frame = selection.frame
     rows = rows_of(call, selection.whole, None, groups)
@@ -189,7 +193,7 @@ def _real(k: Tensor, mask: Any, lengths: Any) -> Tensor | None:
     return None if bool(real.bool().all()) else real.bool()
 
 
-def _frame(q: Tensor, k: Tensor, causal: bool, window: int | None, real: Tensor | None) -> Frame:
+def _frame(q: Tensor, k: Tensor, causal: bool, window: int | None, real: Tensor | None) -> Geometry:
     B, Q, K = q.shape[0], q.shape[2], k.shape[2]
     if window is not None and (isinstance(window, bool) or not isinstance(window, int)):
         raise InputError(f"window={window!r}: how many keys a query sees is a whole number from 1")

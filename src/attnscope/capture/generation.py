@@ -35,7 +35,7 @@ class _Call:
     ends: Tensor | None = None
 
     def end(self) -> Tensor | None:
-        """As in `Reply`; waits for the device, so it is not asked sooner than need be."""
+        """As in `CompletionSpan`; waits for the device, so it is not asked sooner than need be."""
         if self.verdicts and self.start is not None:
             first = self.start + self.chosen - len(self.verdicts)
             over = torch.stack(self.verdicts).cpu()
@@ -82,7 +82,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reply:
+class CompletionSpan:
     """Whose words the tokens of one pass are. Positions are those of the sequence."""
 
     start: int
@@ -101,7 +101,7 @@ class Reply:
         return None if self.call is None else self.call.end()
 
 
-class Generation:
+class GenerationTracker:
     """The `generate` calls of one watched model, and the passes its user runs without them."""
 
     def __init__(self, base: nn.Module, over: Callable[[], None]):
@@ -123,7 +123,7 @@ class Generation:
         self.turn = 0
         self.passes = 0
         """Passes since the last token was chosen."""
-        self._reply: tuple[Any, Reply] | None = None
+        self._reply: tuple[Any, CompletionSpan] | None = None
 
     def concerns(self, model: nn.Module) -> bool:
         """Whether a call of this model, on this thread, runs what is watched."""
@@ -163,7 +163,7 @@ class Generation:
         """The model is about to run once."""
         self.passes += 1
 
-    def reply(self, first: int, queries: int) -> Reply:
+    def reply(self, first: int, queries: int) -> CompletionSpan:
         """Whose words a pass feeds that begins at position `first`."""
         key = first, queries, self.call, self.turn, self.passes
         if self._reply is None or self._reply[0] != key:
@@ -171,7 +171,7 @@ class Generation:
             self._reply = (first, queries, self.call, self.turn, self.passes), told
         return self._reply[1]
 
-    def _told(self, first: int, queries: int) -> Reply:
+    def _told(self, first: int, queries: int) -> CompletionSpan:
         if self.call is not None and first == 0 and self.passes > 1:
             raise ScopeError(
                 "generate runs the model on a second sequence between two tokens of the first "
@@ -182,18 +182,18 @@ class Generation:
         self.pieces = 0 if queries == 1 and first > 0 else 1 if first == 0 else self.pieces + 1
         if self.call is not None:
             start = self.position if self.call.start is None else self.call.start
-            return Reply(start, self.turn, self.call)
+            return CompletionSpan(start, self.turn, self.call)
         # One token after others is how a loop of the user's own feeds what it has just chosen;
         # several at once are a prompt, a piece of one, or the next turn.
         alone = first > 0 and queries == 1
         self.turn += alone
-        return Reply(first if alone else self.position, self.turn)
+        return CompletionSpan(first if alone else self.position, self.turn)
 
 
-class _Overheard(StoppingCriteriaList):  # type: ignore[misc]
+class _TrackedCriteria(StoppingCriteriaList):  # type: ignore[misc]
     """Stopping criteria that also tell the watches what they decide."""
 
-    def __init__(self, prepared: Any, told: list[Generation]):
+    def __init__(self, prepared: Any, told: list[GenerationTracker]):
         super().__init__(prepared)
         self._told = told
 
@@ -205,12 +205,12 @@ class _Overheard(StoppingCriteriaList):  # type: ignore[misc]
 
 
 # Those of all open watches; replaced as a whole, because other threads may iterate over it.
-_listeners: tuple[Generation, ...] = ()
+_listeners: tuple[GenerationTracker, ...] = ()
 _lock = Lock()
 
 
 @contextmanager
-def listening(generations: Iterable[Generation]) -> Iterator[None]:
+def listening(generations: Iterable[GenerationTracker]) -> Iterator[None]:
     """Tell these of the `generate` calls of their models, in the thread that enters the block."""
     told = list(generations)
     for generation in told:
@@ -224,7 +224,7 @@ def listening(generations: Iterable[Generation]) -> Iterator[None]:
 
 
 def _change_listeners(
-    change: Callable[[tuple[Generation, ...]], tuple[Generation, ...]],
+    change: Callable[[tuple[GenerationTracker, ...]], tuple[GenerationTracker, ...]],
 ) -> None:
     global _listeners
     with _lock:
@@ -259,7 +259,7 @@ def _criteria(plain: Callable[..., Any]) -> Callable[..., Any]:
         config = kwargs.get("generation_config", args[0] if args else None)
         for generation in told:
             generation.begin(getattr(config, "num_beams", None) or 1)
-        return _Overheard(prepared, told) if told else prepared
+        return _TrackedCriteria(prepared, told) if told else prepared
 
     return criteria
 

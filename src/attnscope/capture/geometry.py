@@ -1,6 +1,7 @@
 """Who can see whom in one forward pass, and which of those queries were asked for.
 
-A `Frame` is what a mask says; a `Selection` is a frame under a choice of queries. They are shared
+A `Geometry` is what a mask says; a `QuerySelection` is a frame under a choice of queries. They
+are shared
 by all layers that use the mask, and work out on the CPU, only when asked, what they are asked.
 """
 
@@ -13,11 +14,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from attnscope.errors import ScopeError
-from attnscope.kernels.call import Form, Visible
+from attnscope.kernels.call import Form, VisibleRanges
 
 
 @dataclass(eq=False, kw_only=True)
-class Frame:
+class Geometry:
     """The geometry of one attention call: positions, padding, visible intervals."""
 
     batch: int
@@ -41,9 +42,9 @@ class Frame:
     who sees whom. Only the fallback can measure such attention."""
     cross: bool = False
     """Whether the keys are those of another text: then no query has a key of its own."""
-    selections: dict[Any, "Selection | None"] = field(default_factory=dict)
+    selections: dict[Any, "QuerySelection | None"] = field(default_factory=dict)
     """Selections already made, by the choice that made them."""
-    elsewhere: dict[Any, "Frame"] = field(default_factory=dict)
+    elsewhere: dict[Any, "Geometry"] = field(default_factory=dict)
     """The same frame on other devices, for models that are spread over several, and as that of
     another text's queries."""
 
@@ -59,7 +60,7 @@ class Frame:
         return torch.zeros(shape, dtype=torch.int64), stop
 
     @cached_property
-    def visible(self) -> Visible:
+    def visible(self) -> VisibleRanges:
         """The intervals as the kernels take them, on the model's device."""
 
         def bounds() -> tuple[Tensor, Tensor]:
@@ -69,9 +70,9 @@ class Frame:
             )
 
         real = None if self.real_keys is None else self.real_keys.to(self.device, non_blocking=True)
-        return Visible(form=self.form, bounds=bounds, real=real)
+        return VisibleRanges(form=self.form, bounds=bounds, real=real)
 
-    def on(self, device: torch.device) -> "Frame":
+    def on(self, device: torch.device) -> "Geometry":
         """This frame on the given device."""
         if device == self.device:
             return self
@@ -90,11 +91,11 @@ class Frame:
         seen = seen[:, None].to(self.device)
         return seen if self.seen is None else seen & self.seen
 
-    def with_gaps(self, seen: Tensor) -> "Frame":
+    def with_gaps(self, seen: Tensor) -> "Geometry":
         """This frame where who sees whom is no interval."""
         return self._changed(form="interval", bounds=self.intervals, seen=seen)
 
-    def across(self, past: int, padding: Tensor | None) -> "Frame":
+    def across(self, past: int, padding: Tensor | None) -> "Geometry":
         """This frame where the queries are those of another text, which began `past` tokens ago.
 
         `padding` is the mask of that text, [B, tokens], 0 at padding.
@@ -107,7 +108,7 @@ class Frame:
             self.elsewhere[key] = self._changed(first_query=past, real_queries=real, cross=True)
         return self.elsewhere[key]
 
-    def _changed(self, **fields: Any) -> "Frame":
+    def _changed(self, **fields: Any) -> "Geometry":
         """Another frame: what was worked out from this one does not hold for it."""
         return replace(self, selections={}, elsewhere={}, **fields)
 
@@ -159,7 +160,7 @@ class Frame:
         return seen.gather(1, stop) - seen.gather(1, start)
 
 
-def join(frames: list[Frame]) -> Frame:
+def join(frames: list[Geometry]) -> Geometry:
     """Passes that follow one another as one, over the keys of all of them."""
     first, last = frames[0], frames[-1]
     if len(frames) == 1:
@@ -189,9 +190,9 @@ def join(frames: list[Frame]) -> Frame:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Part:
+class RowBlock:
     """Rows a kernel takes in one go, on the device: all queries in order (`index` None) or a
-    gathered few. The fields are those of `Rows`."""
+    gathered few. The fields are those of `KernelRows`."""
 
     rows: int
     index: Tensor | None = None
@@ -208,7 +209,7 @@ class Part:
     group: Tensor | None = None
     cache: dict[Any, Any] = field(default_factory=dict)
 
-    def times(self, n: int) -> "Part":
+    def times(self, n: int) -> "RowBlock":
         """The same rows of every sequence, for a batch `n` times over."""
         if n == 1:
             return self
@@ -218,12 +219,12 @@ class Part:
                 for name in ("index", "start", "stop", "own", "weight", "shrink", "group")
             }
             self.cache["times", n] = replace(self, cache={}, **each)
-        part: Part = self.cache["times", n]
+        part: RowBlock = self.cache["times", n]
         return part
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Exposure:
+class VisibilityCounts:
     """Everything about the counted queries that no score is needed for. On the CPU."""
 
     position: Tensor
@@ -241,13 +242,13 @@ class Exposure:
 
 
 @dataclass(eq=False, kw_only=True)
-class Selection:
+class QuerySelection:
     """The rows to reduce in one pass."""
 
-    frame: Frame
-    whole: Part
+    frame: Geometry
+    whole: RowBlock
     """Every counted row over all it sees."""
-    parts: tuple[Part, ...]
+    parts: tuple[RowBlock, ...]
     """Rows whose totals add up to those of `whole`: just `whole`, unless far keys are sampled."""
     count: Tensor
     """float64 [B]: the number of queries, |Q|."""
@@ -262,7 +263,7 @@ class Selection:
         """Whether the totals are estimates."""
         return self.parts[0] is not self.whole
 
-    def without(self, sequences: Tensor) -> "Selection":
+    def without(self, sequences: Tensor) -> "QuerySelection":
         """This, less the queries of some sequences, bool [B]."""
         counted = self.counted_queries() & ~sequences[:, None]
         return replace(self, counted=counted, count=counted.sum(1).double())
@@ -294,7 +295,7 @@ class Selection:
         return torch.ones(self.frame.batch, self.frame.queries, dtype=torch.bool)
 
     @cached_property
-    def exposure(self) -> Exposure:
+    def exposure(self) -> VisibilityCounts:
         """How often each key could be looked at."""
         frame, counted = self.frame, self.counted_queries()
         groups = torch.zeros(frame.batch, self.groups, dtype=torch.float64)
@@ -303,7 +304,7 @@ class Selection:
             groups = (member & counted[..., None]).sum(1).double()
         position = (frame.positions() * counted).sum(1).double()
         columns = self._by_intervals(counted) if frame.seen is None else self._by_matrix(counted)
-        return Exposure(
+        return VisibilityCounts(
             position=position * torch.nan if frame.cross else position, groups=groups, **columns
         )
 

@@ -11,32 +11,32 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.capture.coverage import Check, checked
-from attnscope.capture.forward_pass import Pass, Terms
-from attnscope.capture.geometry import Frame
+from attnscope.capture.forward_pass import CallSpec, ForwardPass
+from attnscope.capture.geometry import Geometry
 from attnscope.capture.sites import Site, Sites
 from attnscope.kernels import AttentionCall
-from attnscope.kernels.call import Link
+from attnscope.kernels.call import ScoreBias
 
-Change = Callable[[Site, AttentionCall, Frame], AttentionCall]
+Change = Callable[[Site, AttentionCall, Geometry], AttentionCall]
 """From the call a model makes to the call that is made instead."""
 
 
 # Not frozen, which would take as long as a small layer: made once and not changed.
 @dataclass(slots=True, eq=False, kw_only=True)
-class Seen:
+class CapturedCall:
     """One attention of a model, as it was computed."""
 
     site: Site
     values: Tensor | None = None
     """[B, G, K, E], after all changes; None where a module bypasses the interface."""
-    frame: Frame | None = None
+    frame: Geometry | None = None
     """Who could see whom; None, as all that follows, where nobody describes."""
     call: AttentionCall | None = None
     lse: Tensor | None = None
     """float32 [B, H, Q], where the attention gave it away."""
     weights: Tensor | None = None
     """A [B, H, Q, K], only where nothing smaller tells what was done: then the rest is None."""
-    terms: Terms | None = None
+    terms: CallSpec | None = None
     """What the call has in common with others of its pass; None where that was not told."""
     changed: bool = False
     """Whether somebody changed the call."""
@@ -44,7 +44,7 @@ class Seen:
     """Whether learned sinks take part, so that the rows of `weights` may add up to less than 1."""
 
 
-def on_cpu(seen: Seen) -> Seen:
+def on_cpu(seen: CapturedCall) -> CapturedCall:
     """The same attention where it can be measured, if it cannot be where it was computed."""
     assert seen.frame is not None
     frame = seen.frame.on(torch.device("cpu"))
@@ -57,14 +57,16 @@ def on_cpu(seen: Seen) -> Seen:
         if isinstance(value := getattr(seen.call, each.name), Tensor)
     }
     links = tuple(
-        Link(bias=link.bias.cpu(), queries=None if link.queries is None else link.queries.cpu())
+        ScoreBias(
+            bias=link.bias.cpu(), queries=None if link.queries is None else link.queries.cpu()
+        )
         for link in seen.call.links
     )
     call = replace(seen.call, visible=frame.visible, links=links, **moved)
     return replace(seen, frame=frame, call=call, lse=None if seen.lse is None else seen.lse.cpu())
 
 
-Told = tuple[Site, Tensor | None, Tensor | None, Tensor | None]
+DeferredCall = tuple[Site, Tensor | None, Tensor | None, Tensor | None]
 """A call that was made before it is told: queries, keys, log-sum-exp; None where nobody needs
 them."""
 
@@ -81,29 +83,29 @@ class Observer(Protocol):
     def wants(self, site: Site) -> bool:
         """Whether to be told of this site's attention in this pass."""
 
-    def see(self, seen: Seen) -> None:
+    def see(self, seen: CapturedCall) -> None:
         """One attention."""
 
     def end(self, stack: str, *, finished: bool) -> None:
         """The pass is over, or broke off."""
 
 
-class Quick(Observer, Protocol):
+class DeferredObserver(Observer, Protocol):
     """An observer that can be told later, and together, of calls that say what another said."""
 
-    def waits(self, site: Site, terms: Terms) -> tuple[int, bool]:
+    def waits(self, site: Site, terms: CallSpec) -> tuple[int, bool]:
         """Of how many more calls of this pass that say what this site's said it can be told later,
         and whether it needs their tensors at all."""
 
     def looks(self, sites: Collection[Site]) -> list[bool]:
         """Of which of these it ever needs the tensors."""
 
-    def see_later(self, terms: Terms, calls: list[Told]) -> None:
+    def see_later(self, terms: CallSpec, calls: list[DeferredCall]) -> None:
         """Those calls, in order; at the latest when their pass is over."""
 
 
 @dataclass(eq=False, slots=True)
-class User:
+class RegisteredHook:
     """Somebody inside a `with` block."""
 
     sites: Sites
@@ -114,26 +116,28 @@ class User:
     meant: frozenset[nn.Module] = frozenset()
     """The modules that the change must reach."""
     describes: bool = field(init=False)
-    quick: "Quick | None" = field(init=False)
+    quick: "DeferredObserver | None" = field(init=False)
     """The observer, where it does nothing but look and can be told later."""
 
     def __post_init__(self) -> None:
         changes, observer = self.change is not None, self.observer
         self.describes = changes or (observer is not None and observer.describes)
         looks = self.describes and not changes and not self.dense
-        self.quick = cast(Quick, observer) if looks and hasattr(observer, "see_later") else None
+        self.quick = (
+            cast(DeferredObserver, observer) if looks and hasattr(observer, "see_later") else None
+        )
 
 
 @dataclass(eq=False, slots=True)
-class Alike:
+class DeferredGroup:
     """Calls of one pass that say what an earlier one said: made at once, told later."""
 
-    terms: Terms
+    terms: CallSpec
     left: dict[nn.Module, bool]
     """Modules that have not attended yet, and whether anybody needs their tensors."""
     room: int
     """How many calls may wait to be told."""
-    looking: list[tuple[Quick, dict[nn.Module, Site]]]
+    looking: list[tuple[DeferredObserver, dict[nn.Module, Site]]]
     calls: list[tuple[nn.Module, Any, Any, Tensor | None]] = field(default_factory=list)
     """Module, queries, keys and log-sum-exp; references to tensors that nobody needs are weak."""
 
@@ -151,11 +155,11 @@ class Alike:
 
 
 @dataclass(eq=False, slots=True)
-class Users:
+class HookRegistry:
     """Everybody at work in one thread."""
 
-    here: list[User] = field(default_factory=list)
-    passes: dict[nn.Module, Pass] = field(default_factory=dict)
+    here: list[RegisteredHook] = field(default_factory=list)
+    passes: dict[nn.Module, ForwardPass] = field(default_factory=dict)
     """The last pass of every base."""
     task: int = -1
     """The backward pass of autograd that last came to outputs of this thread's passes."""
@@ -163,10 +167,13 @@ class Users:
     """How many of them need frames."""
     interfaces: dict[Any, Callable[..., Any]] = field(default_factory=dict)
     """What models call in this pass, by what they asked for."""
-    crowds: dict[tuple[User, Site], dict[nn.Module, bool] | None] = field(default_factory=dict)
-    """Modules that are looked at by the same users as one of them, as `Alike` has them left."""
+    crowds: dict[tuple[RegisteredHook, Site], dict[nn.Module, bool] | None] = field(
+        default_factory=dict
+    )
+    """Modules that are looked at by the same users as one of them, as `DeferredGroup` has them
+    left."""
 
-    def attending(self, module: nn.Module) -> list[tuple[User, Site]]:
+    def attending(self, module: nn.Module) -> list[tuple[RegisteredHook, Site]]:
         """Who attends to a module, with what they call its place."""
         sites = ((user, user.sites.modules.get(module)) for user in self.here)
         return [(user, site) for user, site in sites if site is not None]
@@ -210,7 +217,7 @@ class Users:
         if given is not None and given.check is not None:
             given.check.end()
 
-    def crowd(self, here: list[tuple[User, Site]]) -> dict[nn.Module, bool] | None:
+    def crowd(self, here: list[tuple[RegisteredHook, Site]]) -> dict[nn.Module, bool] | None:
         """The modules of a stack that the same users look at as at one of them, and whether any
         of these needs their tensors; None where more is done than looking."""
         user, (stack, _, kind) = here[0]
@@ -219,7 +226,7 @@ class Users:
             self.crowds[key] = self._crowd(here)
         return self.crowds[key]
 
-    def _crowd(self, here: list[tuple[User, Site]]) -> dict[nn.Module, bool] | None:
+    def _crowd(self, here: list[tuple[RegisteredHook, Site]]) -> dict[nn.Module, bool] | None:
         (first, (stack, _, kind)), *_ = here
         if any(user.quick is None or site.stack in user.sites.loops for user, site in here):
             return None
@@ -236,14 +243,14 @@ class Users:
             needed = [one or other for one, other in zip(needed, looks, strict=True)]
         return dict(zip(sites, needed, strict=True))
 
-    def enter(self, user: User) -> None:
+    def enter(self, user: RegisteredHook) -> None:
         """Somebody takes part from now on."""
         self.interfaces.clear()
         self.crowds.clear()
         self.describing += user.describes
         self.here.append(user)
 
-    def leave(self, user: User) -> None:
+    def leave(self, user: RegisteredHook) -> None:
         """And no longer."""
         self.interfaces.clear()
         self.crowds.clear()

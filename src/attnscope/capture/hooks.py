@@ -22,19 +22,26 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from attnscope.capture import dense_fallback, masks, patches
-from attnscope.capture.call_spec import ModelCall, agreed
+from attnscope.capture.call_spec import AttentionRequest, agreed
 from attnscope.capture.coverage import Check, name_in
-from attnscope.capture.forward_pass import Pass, Terms, same
-from attnscope.capture.hook_registry import Alike, Change, Observer, Seen, User, Users
+from attnscope.capture.forward_pass import CallSpec, ForwardPass, same
+from attnscope.capture.hook_registry import (
+    CapturedCall,
+    Change,
+    DeferredGroup,
+    HookRegistry,
+    Observer,
+    RegisteredHook,
+)
 from attnscope.capture.sites import Site, Sites, argument
 from attnscope.errors import ModelError
 from attnscope.kernels import AttentionCall
 from attnscope.kernels.attend import attend
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     def __init__(self) -> None:
-        self.users = Users()
+        self.users = HookRegistry()
         self.plain = False
         """Whether lookups give what transformers has."""
 
@@ -47,9 +54,9 @@ class _Here(threading.local):
             self.plain = False
 
 
-_here = _Here()
+_here = _ThreadState()
 _NOTHING = nullcontext()
-_everybody: list[Users] = []
+_everybody: list[HookRegistry] = []
 
 
 @contextmanager
@@ -63,7 +70,7 @@ def install(
 ) -> Iterator[None]:
     """Take part in the attention of these sites, in this thread, inside a `with` block; `layers`
     are those that a change is meant for, all of them by default."""
-    user, users = User(sites, observer, change, dense), _here.users
+    user, users = RegisteredHook(sites, observer, change, dense), _here.users
     if change is not None:
         user.meant = _meant(sites, layers)
     shared: list[tuple[Any, Callable[[], ExitStack]]] = [
@@ -184,7 +191,7 @@ def _get_mask_function(self: AttentionMaskInterface, implementation: str) -> Cal
 
 
 def _attention(
-    users: Users,
+    users: HookRegistry,
     plain: Callable[..., Any],
     eager: Callable[..., Any] | None,
     implementation: str,
@@ -194,7 +201,7 @@ def _attention(
 ) -> Any:
     """What a model calls in place of its attention function."""
     eager = eager or _eager_of(module)
-    asked = ModelCall.read(plain, eager, implementation, module, args, kwargs)
+    asked = AttentionRequest.read(plain, eager, implementation, module, args, kwargs)
     task = torch._C._current_graph_task_id()
     if task != -1:  # gradient checkpointing attends again, in any thread
         users = next((some for some in tuple(_everybody) if some.task == task), users)
@@ -218,7 +225,7 @@ def _attention(
             dense |= user.dense
     if not describes and not any(user.describes for user, _ in here):
         for observer, site in wanting:
-            observer.see(Seen(site=site, values=asked.v))
+            observer.see(CapturedCall(site=site, values=asked.v))
         return asked.plainly()
     asked.describe(here[0][1], given)
     call = _changed(here, asked) if changes else asked.call
@@ -228,7 +235,7 @@ def _attention(
     with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:
         for observer, site in wanting:
             observer.see(
-                Seen(
+                CapturedCall(
                     site=site,
                     values=call.v,
                     frame=asked.frame,
@@ -253,7 +260,11 @@ def _eager_of(module: nn.Module) -> Callable[..., Any]:
 
 
 def _expect(
-    users: Users, given: Pass, here: list[tuple[User, Site]], asked: ModelCall, terms: Terms
+    users: HookRegistry,
+    given: ForwardPass,
+    here: list[tuple[RegisteredHook, Site]],
+    asked: AttentionRequest,
+    terms: CallSpec,
 ) -> None:
     """Let further layers that say the same go without being read, as many as may wait."""
     crowd = None if terms.attend is None else users.crowd(here)
@@ -264,7 +275,7 @@ def _expect(
         assert user.quick is not None
         most, tensors = user.quick.waits(site, terms)
         room, needed = min(room, most), needed or tensors
-    alike: Alike | None = given.alike.get(id(asked.mask))
+    alike: DeferredGroup | None = given.alike.get(id(asked.mask))
     if alike is not None and alike.terms is terms:
         alike.left.pop(asked.module, None)
         alike.room = room
@@ -275,7 +286,7 @@ def _expect(
             left.pop(module, None)
         if asked.implementation == "eager":
             left = {module: n for module, n in left.items() if agreed(module, asked.eager)}
-        alike = given.alike[id(asked.mask)] = Alike(terms, left, room, looking)
+        alike = given.alike[id(asked.mask)] = DeferredGroup(terms, left, room, looking)
         key = asked.implementation, asked.eager
         slow = users.interfaces.get(key)
         if slow is None:
@@ -283,7 +294,7 @@ def _expect(
         users.interfaces[key] = _quick(alike, slow)
 
 
-def _quick(alike: Alike, other: Callable[..., Any]) -> Callable[..., Any]:
+def _quick(alike: DeferredGroup, other: Callable[..., Any]) -> Callable[..., Any]:
     """What further layers call: of one that says what another said nothing is read again.
 
     Written out, because it is all that a layer adds to a pass of a small model.
@@ -321,7 +332,7 @@ def _quick(alike: Alike, other: Callable[..., Any]) -> Callable[..., Any]:
     return attention
 
 
-def _tell(given: Pass) -> None:
+def _tell(given: ForwardPass) -> None:
     """Tell observers of calls that were made and not told yet, before a call that is read."""
     for alike in given.alike.values():
         for module, q, k, lse in alike.calls:
@@ -330,7 +341,7 @@ def _tell(given: Pass) -> None:
             alike.tell()
 
 
-def _changed(here: list[tuple[User, Site]], asked: ModelCall) -> AttentionCall:
+def _changed(here: list[tuple[RegisteredHook, Site]], asked: AttentionRequest) -> AttentionCall:
     """The call that is made instead of the one asked for."""
     call = asked.call
     for user, site in here:
@@ -342,7 +353,7 @@ def _changed(here: list[tuple[User, Site]], asked: ModelCall) -> AttentionCall:
 
 
 def _attend(
-    asked: ModelCall, call: AttentionCall, *, need_lse: bool, dense: bool, seen: bool
+    asked: AttentionRequest, call: AttentionCall, *, need_lse: bool, dense: bool, seen: bool
 ) -> tuple[Any, Tensor | None, Tensor | None]:
     """What the attention function returns; the log-sum-exp of its rows, or the weights where
     nothing smaller tells what was done and somebody has `seen` it."""
@@ -358,12 +369,12 @@ def _attend(
 
 
 def _pass_of(
-    users: Users, here: list[tuple[User, Site]], *, count: bool = True
-) -> tuple[Pass, list[tuple[User, Site]]]:
+    users: HookRegistry, here: list[tuple[RegisteredHook, Site]], *, count: bool = True
+) -> tuple[ForwardPass, list[tuple[RegisteredHook, Site]]]:
     """The pass in which a module attends, and what its users call its place in it: where modules
     are called again and again, each time the next layer."""
     (user, site), *_ = here
-    given = users.passes.get(user.sites.bases[site.stack]) or Pass()
+    given = users.passes.get(user.sites.bases[site.stack]) or ForwardPass()
     if count and site.stack in user.sites.loops:
         turn = given.turns[site.stack]
         given.turns[site.stack] = turn + 1
@@ -390,7 +401,7 @@ def _intercepted(module: nn.Module) -> bool:
     return module in _captured(given)
 
 
-def _captured(given: Pass) -> set[nn.Module]:
+def _captured(given: ForwardPass) -> set[nn.Module]:
     """The modules whose attention of this pass was measured or is about to be."""
     waiting = {call[0] for alike in given.alike.values() for call in alike.calls}
     return {*given.last, *given.captured, *waiting}
@@ -446,7 +457,7 @@ def _bypassed(module: nn.Module, mask: Any, weights: Tensor, shown: Tensor) -> N
     if wanting:
         frame = dense_fallback.frame(weights, mask, given, shown, cross=here[0][1].kind == "cross")
         for observer, site in wanting:
-            observer.see(Seen(site=site, frame=frame, weights=weights))
+            observer.see(CapturedCall(site=site, frame=frame, weights=weights))
 
 
 def _mark_passes(base: nn.Module) -> ExitStack:
@@ -468,7 +479,7 @@ def _mark_passes(base: nn.Module) -> ExitStack:
     return undo
 
 
-def _mark_backward(users: Users, base: nn.Module, output: Any) -> None:
+def _mark_backward(users: HookRegistry, base: nn.Module, output: Any) -> None:
     """Note which backward pass comes to the outputs of a pass, before it comes to its layers:
     layers that are recomputed there belong to the thread of that pass."""
     if isinstance(output, Tensor) and output.requires_grad and users.passing(base):
@@ -502,7 +513,7 @@ def _begin(base: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         return
     cache = argument(base, "past_key_values", args, kwargs)
     users.stop_check(base)
-    given = users.passes[base] = Pass.of(base, args, kwargs)
+    given = users.passes[base] = ForwardPass.of(base, args, kwargs)
     users.interfaces.clear()  # others may have been registered since
     unchecked = users.unchecked(base)
     if unchecked:
@@ -513,9 +524,9 @@ def _begin(base: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
             observer.begin(stack, cache)
 
 
-def given(base: nn.Module) -> Pass:
+def given(base: nn.Module) -> ForwardPass:
     """What the last pass of a base was given, in this thread."""
-    return _here.users.passes.get(base) or Pass()
+    return _here.users.passes.get(base) or ForwardPass()
 
 
 def _end(base: nn.Module, *, finished: bool) -> None:
@@ -539,7 +550,7 @@ def _end(base: nn.Module, *, finished: bool) -> None:
                 observer.end(stack, finished=told)
 
 
-def _refuse_missed(users: Users, base: nn.Module, given: Pass) -> None:
+def _refuse_missed(users: HookRegistry, base: nn.Module, given: ForwardPass) -> None:
     """Raise where a pass ran attention that was not intercepted, or not changed as was meant."""
     check, given.check = given.check, None
     if check is not None:

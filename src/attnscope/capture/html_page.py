@@ -40,7 +40,7 @@ Gaze = Callable[[int, int], NDArray[np.float64]]
 
 
 @dataclass(frozen=True, eq=False)
-class Shown:
+class HtmlPage:
     """What is shown; a notebook displays it by itself."""
 
     html: str
@@ -59,7 +59,7 @@ class Shown:
         Path(path).write_text(head + self.html, encoding="utf-8")
 
 
-def shown(scope: Scope, tokenizer: Any, sequence: int, input_ids: Any) -> Shown:
+def shown(scope: Scope, tokenizer: Any, sequence: int, input_ids: Any) -> HtmlPage:
     """See `Scope.show`."""
     text = text_of(scope, tokenizer, input_ids)
     if isinstance(sequence, bool) or not 0 <= sequence < len(text.tokens):
@@ -82,7 +82,7 @@ def drawn(
     layers: list[int],
     heads: list[NDArray[np.float64]],
     gaze: Gaze | None = None,
-) -> Shown:
+) -> HtmlPage:
     """The page of a text, from what its tokens receive from the average query: [H, K] of every
     layer. What is too much for it is left out, and said in the title."""
     whole, tokens = len(tokens), [visible_text(token) for token in tokens]
@@ -103,7 +103,7 @@ def drawn(
     if gazes is not None:
         more = _page(title, tokens, layers, mean, heads, gazes)
         page = more if len(more) < MOST else page
-    return Shown(page)
+    return HtmlPage(page)
 
 
 def _gazes(gaze: Gaze, layers: list[int], n: int) -> NDArray[np.uint8] | None:

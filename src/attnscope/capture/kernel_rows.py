@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from attnscope.capture.geometry import Part, Selection
-from attnscope.kernels import AttentionCall, Rows
-from attnscope.kernels.call import Link
+from attnscope.capture.geometry import QuerySelection, RowBlock
+from attnscope.kernels import AttentionCall, KernelRows
+from attnscope.kernels.call import ScoreBias
 
 
-def positions(selection: Selection) -> Tensor:
+def positions(selection: QuerySelection) -> Tensor:
     """int64 [B, M]: where the rows stand in the sequence, -1 for those that do not count."""
     frame = selection.frame
     where = selection.rows(frame.positions().expand(frame.batch, -1))
@@ -16,8 +16,8 @@ def positions(selection: Selection) -> Tensor:
 
 
 def rows_of(
-    call: AttentionCall, part: Part, lse: Tensor | None, groups: int, times: int = 1
-) -> Rows:
+    call: AttentionCall, part: RowBlock, lse: Tensor | None, groups: int, times: int = 1
+) -> KernelRows:
     """The rows of a part, gathered where it says so; of a batch that stands there `times` times."""
     q, k, sinks, real = call.q, call.k, call.sinks, call.visible.real
     if q.requires_grad:
@@ -31,7 +31,7 @@ def rows_of(
         lse = None if lse is None else lse.gather(2, index.expand(-1, q.shape[1], -1))
     if real is not None and times > 1:
         real = real.repeat(times, 1)
-    return Rows(
+    return KernelRows(
         q=q,
         k=k.detach() if k.requires_grad else k,
         scale=call.scale,
@@ -55,7 +55,7 @@ def rows_of(
     )
 
 
-def _links(call: AttentionCall, part: Part) -> tuple[Link, ...]:
+def _links(call: AttentionCall, part: RowBlock) -> tuple[ScoreBias, ...]:
     """Of the rows of a part. Changed calls are measured one by one, so the batch is the call's."""
     index = part.index
     if index is None and part.only is not None:

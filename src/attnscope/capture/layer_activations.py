@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from attnscope.capture import hooks, sites
 from attnscope.capture.families import BYPASSING, OUTPUT_PROJECTIONS
-from attnscope.capture.hook_registry import Seen
+from attnscope.capture.hook_registry import CapturedCall
 from attnscope.capture.sites import Site
 from attnscope.errors import InputError, ScopeError
 
@@ -95,7 +95,7 @@ class _Values:
     def wants(self, site: Site) -> bool:
         return site.kind == "self" and site.layer in self.held.layers
 
-    def see(self, seen: Seen) -> None:
+    def see(self, seen: CapturedCall) -> None:
         if seen.values is not None:
             self.held._values[seen.site.layer] = seen.values.detach()
 

@@ -23,7 +23,7 @@ SIDE = math.ceil(math.log(LARGEST / SMALLEST) / _STEP)
 """Bins on each side of zero."""
 
 
-class Sketch:
+class LogHistogram:
     """Histograms of several groups of numbers."""
 
     def __init__(self, groups: int, device: torch.device | str = "cpu"):

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from transformers import masking_utils
 
-from attnscope.capture.geometry import Frame
+from attnscope.capture.geometry import Geometry
 from attnscope.capture.mask_functions import (
     EVALUATED,
     MaskFunction,
@@ -38,8 +38,8 @@ class MaskTensor(torch.Tensor):
     have made, and is made only then.
     """
 
-    frame: Frame
-    dense: "Dense"
+    frame: Geometry
+    dense: "LazyMask"
 
     @classmethod
     def __torch_function__(
@@ -88,7 +88,7 @@ _SAYS_AS_IT_IS = {
 }
 
 
-class Dense:
+class LazyMask:
     """The mask that transformers would have made, made once and only if somebody looks at it."""
 
     def __init__(self, make: MaskBuilder, given: dict[str, Any], dtype: torch.dtype):
@@ -115,7 +115,7 @@ class Dense:
     _spelled: Tensor | None = None
 
 
-def attach(tensor: Tensor, frame: Frame, dense: Dense) -> MaskTensor:
+def attach(tensor: Tensor, frame: Geometry, dense: LazyMask) -> MaskTensor:
     """The tensor as a mask that carries its frame."""
     tagged = tensor.as_subclass(MaskTensor)
     tagged.frame = frame
@@ -133,7 +133,7 @@ def describe(make: MaskBuilder, implementation: str, **given: Any) -> Any:
         return make(**given)
     frame = _frame(**given)
     dtype = given.get("dtype", torch.float32) if implementation == "eager" else torch.bool
-    return attach(_stand_in(dtype, frame.device), frame, Dense(make, given, dtype))
+    return attach(_stand_in(dtype, frame.device), frame, LazyMask(make, given, dtype))
 
 
 @lru_cache(maxsize=16)
@@ -154,7 +154,7 @@ def _frame(
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
     **_: Any,
-) -> Frame:
+) -> Geometry:
     """The frame of a mask; the names are those of transformers."""
     q_offset, kv_offset = int(q_offset), int(kv_offset)
     device = torch.device(device)
@@ -188,10 +188,10 @@ def _causal_frame(
     first_key: int,
     real: Tensor | None,
     device: torch.device,
-) -> Frame:
+) -> Geometry:
     """Each query sees the keys up to its own token; the common case, without a tensor."""
     if real is None and (Q == 1 or (Q == K and first_query == first_key)):
-        return Frame(
+        return Geometry(
             batch=B,
             queries=Q,
             keys=K,
@@ -205,7 +205,7 @@ def _causal_frame(
     return build_frame(start, stop, real, first_query, first_key, K, device)
 
 
-def frame_without_mask(q: Tensor, k: Tensor, *, causal: bool) -> Frame:
+def frame_without_mask(q: Tensor, k: Tensor, *, causal: bool) -> Geometry:
     """The frame of a call that came without a mask, read as sdpa reads it."""
     B, Q, K = q.shape[0], q.shape[2], k.shape[2]
     if causal and Q > 1:
@@ -222,7 +222,7 @@ HIDES_FOR_SURE = -1e6
 
 def frame_of_dense(
     mask: Tensor, q: Tensor, K: int, past: int | None, padding: Tensor | None
-) -> tuple[Frame, Tensor | None]:
+) -> tuple[Geometry, Tensor | None]:
     """The frame of a 4-D mask, boolean or additive, and what it adds to scores, if anything.
 
     `past` is the number of tokens in the cache, `padding` the 2-D mask [B, keys] of the text.
@@ -283,7 +283,7 @@ def build_frame(
     first_key: int,
     K: int,
     device: torch.device,
-) -> Frame:
+) -> Geometry:
     """Fold padding into the intervals and name the form a fused kernel understands."""
     B, Q = start.shape
     holes = real_queries = None
@@ -303,7 +303,7 @@ def build_frame(
             form = "full"
         elif Q == K and first_query == first_key and bool((stop == torch.arange(1, K + 1)).all()):
             form = "causal"
-    return Frame(
+    return Geometry(
         batch=B,
         queries=Q,
         keys=K,

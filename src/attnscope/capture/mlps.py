@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from attnscope.capture.forward_pass import Pass
+from attnscope.capture.forward_pass import ForwardPass
 from attnscope.capture.sites import Sites, argument
 from attnscope.errors import InputError, ModelError
 
@@ -97,7 +97,7 @@ def _experts(name: str, named: dict[str, nn.Module]) -> nn.Module | None:
 
 
 @dataclass(slots=True, eq=False)
-class Text:
+class PassInput:
     """The tokens of the pass under way."""
 
     batch: int = 0
@@ -126,9 +126,9 @@ class Text:
         return self.batch > 0 and threading.get_ident() == self.thread
 
 
-def text_of(base: nn.Module, undo: ExitStack) -> Text:
+def text_of(base: nn.Module, undo: ExitStack) -> PassInput:
     """What a base is given, always of the pass under way in this thread, until undone."""
-    text = Text()
+    text = PassInput()
 
     def begin(this: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if this is not base or threading.get_ident() != text.thread:
@@ -136,7 +136,7 @@ def text_of(base: nn.Module, undo: ExitStack) -> Text:
         given = argument(base, "input_ids", args, kwargs)
         if given is None:
             given = argument(base, "inputs_embeds", args, kwargs)
-        passed = Pass.of(base, args, kwargs)
+        passed = ForwardPass.of(base, args, kwargs)
         mask = argument(base, "attention_mask", args, kwargs)
         if isinstance(mask, Tensor) and mask.ndim != 2:
             raise InputError(
@@ -160,9 +160,9 @@ Take = Callable[[Tensor, Tensor], Tensor | None]
 what takes their place; None to leave them."""
 
 
-def tokens_of(point: Nonlinearity, text: Text, take: Take, undo: ExitStack) -> None:
+def tokens_of(point: Nonlinearity, text: PassInput, take: Take, undo: ExitStack) -> None:
     """Hand over what a non-linearity makes, with the tokens it made it for, until undone."""
-    routed = _Routed()
+    routed = _ExpertOrder()
 
     def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
         if module is not point.module or not text.mine():
@@ -187,7 +187,7 @@ def tokens_of(point: Nonlinearity, text: Text, take: Take, undo: ExitStack) -> N
 
 
 @dataclass(slots=True, eq=False)
-class _Routed:
+class _ExpertOrder:
     """Which tokens the calls of one experts' non-linearity are about, in order."""
 
     calls: list[Tensor] = field(default_factory=list)
@@ -202,7 +202,12 @@ class _Routed:
 
 
 def _route(
-    routed: _Routed, point: Nonlinearity, text: Text, module: nn.Module, args: Any, kwargs: Any
+    routed: _ExpertOrder,
+    point: Nonlinearity,
+    text: PassInput,
+    module: nn.Module,
+    args: Any,
+    kwargs: Any,
 ) -> None:
     """Work out the order in which experts take tokens, from where they were routed."""
     if module is not point.experts or not text.mine():

@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import cache_utils
 
 from attnscope import memory
-from attnscope.capture.forward_pass import Terms
-from attnscope.capture.generation import Reply
-from attnscope.capture.geometry import Frame
+from attnscope.capture.forward_pass import CallSpec
+from attnscope.capture.generation import CompletionSpan
+from attnscope.capture.geometry import Geometry
 from attnscope.capture.sites import Site
 from attnscope.errors import ScopeError
 from attnscope.kernels import AttentionCall
@@ -45,16 +45,16 @@ def bare(call: AttentionCall) -> AttentionCall:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Lane:
+class SiteQueue:
     """The rows of one site that wait, in order."""
 
     site: Site
     call: AttentionCall
     """What all of them share: scale, soft-cap, sinks. Its tensors are not theirs."""
-    reply: Reply
+    reply: CompletionSpan
     steps: bool
     """Whether they are single tokens of one reply, and so may wait for the next."""
-    frames: list[Frame] = field(default_factory=list)
+    frames: list[Geometry] = field(default_factory=list)
     q: list[Tensor] = field(default_factory=list)
     lse: list[Tensor] = field(default_factory=list)
     pieces: list[tuple[int, Tensor]] = field(default_factory=list)
@@ -65,7 +65,9 @@ class Lane:
     """The latest keys, if the cache alone holds them: a weak reference to its tensor, and their
     shape, strides and offset in its storage."""
 
-    def add(self, frame: Frame, q: Tensor, k: Tensor, lse: Tensor, known: int | None = None) -> int:
+    def add(
+        self, frame: Geometry, q: Tensor, k: Tensor, lse: Tensor, known: int | None = None
+    ) -> int:
         """One more call; how many bytes it holds, if that is not known of another like it."""
         self.frames.append(frame)
         self.q.append(q.detach() if q.requires_grad else q)
@@ -86,13 +88,13 @@ class Lane:
         self.held += held
         return held
 
-    def _replaced(self, frame: Frame) -> bool:
+    def _replaced(self, frame: Geometry) -> bool:
         """The keys of a frame may replace the latest, unless some that are needed are gone."""
         before = self.pieces[-2] if len(self.pieces) > 1 else None
         covered = self.frames[0].first_key if before is None else before[0] + before[1].shape[2]
         return frame.first_key <= covered
 
-    def expect(self, frame: Frame, cached: Tensor | None) -> None:
+    def expect(self, frame: Geometry, cached: Tensor | None) -> None:
         """Leave keys to the cache that a call of this frame is about to replace."""
         first, k = self.pieces[-1]
         if cached is None or self.released is not None or not self._replaced(frame):
@@ -150,11 +152,11 @@ class Lane:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Tail:
+class PassQueue:
     """Calls of one pass that differ from the first of them by their tensors alone."""
 
-    terms: Terms
-    first: Lane
+    terms: CallSpec
+    first: SiteQueue
     calls: list[tuple[Site, Tensor, Tensor, Tensor]] = field(default_factory=list)
     """Queries, keys and log-sum-exp of the others."""
     each: int = field(init=False)
@@ -179,9 +181,9 @@ class Tail:
         return q, k, lse
 
 
-def alike(lanes: list[Lane]) -> list[list[Lane]]:
+def alike(lanes: list[SiteQueue]) -> list[list[SiteQueue]]:
     """Lanes that can be measured together."""
-    groups: dict[Any, list[Lane]] = {}
+    groups: dict[Any, list[SiteQueue]] = {}
     told: dict[Any, tuple[Any, ...]] = {}
     for lane in lanes:
         # Lanes of one call's terms are alike as long as their frames are.
@@ -192,7 +194,7 @@ def alike(lanes: list[Lane]) -> list[list[Lane]]:
     return list(groups.values())
 
 
-def together(lanes: list[Lane]) -> tuple[Tensor, Tensor, Tensor]:
+def together(lanes: list[SiteQueue]) -> tuple[Tensor, Tensor, Tensor]:
     """q [L · B, H, Q, D], k [L · B, G, K, D] and lse [L · B, H, Q] of L lanes that are alike."""
     L, S = len(lanes), len(lanes[0].frames)
     k = [lane.keys() for lane in lanes]

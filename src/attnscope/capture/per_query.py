@@ -8,14 +8,14 @@ from torch import Tensor, nan
 
 from attnscope.capture.conservation import check
 from attnscope.capture.stored_rows import binned, bins_of, row_of, tell
-from attnscope.capture.sums import LayerTotals
+from attnscope.capture.sums import LayerAccumulator
 from attnscope.errors import InputError, ScopeError
-from attnscope.kernels import Asked, ByQuery, Totals
+from attnscope.kernels import AttentionSums, PerQueryRequest, PerQueryResult
 from attnscope.kernels.one_row import renyi2
-from attnscope.measures.layer import Single
+from attnscope.measures.layer import PerQuery
 
 
-class Largest(NamedTuple):
+class TopK(NamedTuple):
     """The keys that queries look at most, largest first."""
 
     key: Tensor
@@ -27,16 +27,16 @@ class Largest(NamedTuple):
     are known."""
 
 
-class SingleQueries:
+class PerQueryMixin:
     """The part of a `Scope` that goes query by query. Shapes: Q counted queries."""
 
     backend: str
     _cross: bool
 
-    def _read(self, layer: int) -> tuple[LayerTotals, Totals, Tensor]:
+    def _read(self, layer: int) -> tuple[LayerAccumulator, AttentionSums, Tensor]:
         raise NotImplementedError
 
-    def _seen(self, layer: int) -> LayerTotals:
+    def _seen(self, layer: int) -> LayerAccumulator:
         raise NotImplementedError
 
     def _shares(self, layer: int, class_ids: Any, n: int) -> Tensor:
@@ -55,7 +55,7 @@ class SingleQueries:
         which queries these are, and nan stands where it says -1. With `bin`, means over the
         queries of every so many positions.
         """
-        mass = self._told(layer, Asked(shares=self._shares(layer, class_ids, n))).mass
+        mass = self._told(layer, PerQueryRequest(shares=self._shares(layer, class_ids, n))).mass
         assert mass is not None
         return self._binned(layer, mass, bin)
 
@@ -94,7 +94,7 @@ class SingleQueries:
                 f"key_of asks for key {int(keys.max())}, and there are {most}: 0 … {most - 1}"
             )
         keys = keys.long().to(where.device)
-        weight = self._told(layer, Asked(keys=keys)).weight
+        weight = self._told(layer, PerQueryRequest(keys=keys)).weight
         assert weight is not None
         return self._binned(layer, weight.where(keys[:, None] >= 0, torch.nan), bin)
 
@@ -113,7 +113,7 @@ class SingleQueries:
         begin = totals.first.to(where.device)[:, None].expand_as(where)
         near = torch.maximum(where - recent + 1, begin + first)
         spans = [(begin, begin + first), (near, where + 1), (where * 0, where * 0 + totals.keys)]
-        asked = Asked(spans=torch.stack([torch.stack(span, -1) for span in spans], 2))
+        asked = PerQueryRequest(spans=torch.stack([torch.stack(span, -1) for span in spans], 2))
         told = self._told(layer, asked).spans
         assert told is not None
         sink, close, everything = told.unbind(-1)
@@ -125,22 +125,22 @@ class SingleQueries:
         order 2 Rényi's, -ln sum_j A²."""
         if isinstance(order, bool) or order not in (1, 2):
             raise InputError(f"order={order!r}: entropies are of order 1 (Shannon) or 2 (Rényi)")
-        told = self._told(layer, Asked(entropies=True))
+        told = self._told(layer, PerQueryRequest(entropies=True))
         assert told.entropy is not None
         assert told.squares is not None
         return self._binned(layer, told.entropy if order == 1 else renyi2(told.squares), bin)
 
-    def largest(self, layer: int, k: int = 1) -> Largest:
+    def largest(self, layer: int, k: int = 1) -> TopK:
         """The `k` keys each counted query looks at most, their weights and their scores."""
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise InputError(f"k={k!r}: the number of keys is a whole number from 1")
-        told = self._told(layer, Asked(top=k))
+        told = self._told(layer, PerQueryRequest(top=k))
         assert told.top_key is not None
         assert told.top_weight is not None
         assert told.top_score is not None
-        return Largest(told.top_key, told.top_weight, told.top_score)
+        return TopK(told.top_key, told.top_weight, told.top_score)
 
-    def single(self, layer: int, heads: Sequence[int] | None = None) -> Single:
+    def single(self, layer: int, heads: Sequence[int] | None = None) -> PerQuery:
         """All of this, as measures read it; of some heads, or of all."""
 
         def read(name: str, *asked: Any) -> Any:
@@ -150,7 +150,7 @@ class SingleQueries:
             picked = list(heads)
             return told[:, picked] if isinstance(told, Tensor) else [t[:, picked] for t in told]
 
-        return Single(positions=self.query_positions(layer), read=read)
+        return PerQuery(positions=self.query_positions(layer), read=read)
 
     def _kept(self, layer: int) -> Tensor:
         """Positions of the queries whose rows can be told."""
@@ -162,7 +162,7 @@ class SingleQueries:
             )
         return torch.cat([kept.positions for kept in totals.kept], 1).to(totals.device)
 
-    def _told(self, layer: int, asked: Asked) -> ByQuery:
+    def _told(self, layer: int, asked: PerQueryRequest) -> PerQueryResult:
         self._kept(layer)
         kept = self._seen(layer).kept
         told = tell(kept, asked, self.backend)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnscope.capture.generation import Reply
-from attnscope.capture.geometry import Frame, Part, Selection
+from attnscope.capture.generation import CompletionSpan
+from attnscope.capture.geometry import Geometry, QuerySelection, RowBlock
 from attnscope.errors import InputError
 from attnscope.spec.queries import IN_A_WATCH, parse_queries
 
@@ -32,7 +32,7 @@ class Queries:
     def __str__(self) -> str:
         return f"sample:{self.sample}" if self.name == "sample" else self.name
 
-    def counts_none(self, frame: Frame, reply: Reply) -> bool:
+    def counts_none(self, frame: Geometry, reply: CompletionSpan) -> bool:
         """Whether no query of this pass can count, as is plain without looking closer."""
         if self.mask is not None:
             return frame.first_query >= self.mask.shape[1]
@@ -40,7 +40,7 @@ class Queries:
             return frame.first_query >= reply.start
         return self.name == "generated" and frame.first_query + frame.queries <= reply.start
 
-    def tentative(self, frame: Frame, reply: Reply) -> bool:
+    def tentative(self, frame: Geometry, reply: CompletionSpan) -> bool:
         """Whether a later pass of the same prompt may show that these queries do not count: its
         last token is known once the prompt is over."""
         only_prompt = frame.first_query + frame.queries <= reply.start
@@ -64,8 +64,8 @@ def parse(queries: object, seed: int) -> Queries:
 
 
 def select(
-    queries: Queries, frame: Frame, reply: Reply, classes: Tensor | None, groups: int
-) -> Selection | None:
+    queries: Queries, frame: Geometry, reply: CompletionSpan, classes: Tensor | None, groups: int
+) -> QuerySelection | None:
     """The rows of this pass that count; None where there are none."""
     if queries.name == "last" and classes is None and reply.end is None:
         row = min(reply.start - frame.first_query, frame.queries) - 1
@@ -81,12 +81,12 @@ def select(
         count = counted.sum(1).double()
     group = None if classes is None else _classes(frame, classes)
     whole = _whole(frame, counted, count, group)
-    parts: tuple[Part, ...] = (whole,)
+    parts: tuple[RowBlock, ...] = (whole,)
     # Where a sample would not cost a fraction of a census, a census it is.
     enough = frame.queries > max(4 * queries.sample, 2 * NEAR)
     if queries.name == "sample" and enough and int(count.min()) >= queries.sample:
         parts = _sample(queries, frame, counted, group)
-    return Selection(
+    return QuerySelection(
         frame=frame,
         whole=whole,
         parts=parts,
@@ -97,20 +97,20 @@ def select(
     )
 
 
-def _one_row(frame: Frame, row: int) -> Selection:
+def _one_row(frame: Geometry, row: int) -> QuerySelection:
     """The same row of every sequence, where none has padding: nothing to work out."""
     B, own = frame.batch, row + frame.first_query - frame.first_key
     counted = torch.zeros(B, frame.queries, dtype=torch.bool)
     counted[:, row] = True
     stop = row + 1 if frame.form == "causal" else frame.keys
     if stop == own + 1 and not frame.cross:  # nothing has to be sent to the device
-        whole = Part(rows=1, only=row, causal=True, shift=own)
+        whole = RowBlock(rows=1, only=row, causal=True, shift=own)
     else:
         bounds = torch.tensor([0, stop, frame.keys if frame.cross else own], dtype=torch.int32)
         bounds = bounds.to(frame.device, non_blocking=True)
         start, stop, where = (bound.repeat(B, 1) for bound in bounds)
-        whole = Part(rows=1, only=row, start=start, stop=stop, own=where)
-    return Selection(
+        whole = RowBlock(rows=1, only=row, start=start, stop=stop, own=where)
+    return QuerySelection(
         frame=frame,
         whole=whole,
         parts=(whole,),
@@ -121,7 +121,7 @@ def _one_row(frame: Frame, row: int) -> Selection:
     )
 
 
-def chosen(queries: Queries, frame: Frame, reply: Reply) -> Tensor | None:
+def chosen(queries: Queries, frame: Geometry, reply: CompletionSpan) -> Tensor | None:
     """bool [B, Q] on the CPU: the queries asked for, never padding; None for all of them."""
     positions, real = frame.positions(), frame.real_queries
     if reply.end is not None and int(reply.end.min()) < frame.first_query + frame.queries:
@@ -150,7 +150,7 @@ def _last(which: Tensor) -> Tensor:
     return which & (order == torch.where(which, order, -1).amax(1, keepdim=True))
 
 
-def _masked(mask: Tensor | None, frame: Frame) -> Tensor:
+def _masked(mask: Tensor | None, frame: Geometry) -> Tensor:
     assert mask is not None
     B, Q = frame.batch, frame.queries
     if mask.shape[0] != B or (frame.first_query == 0 and mask.shape[1] < Q):
@@ -164,7 +164,7 @@ def _masked(mask: Tensor | None, frame: Frame) -> Tensor:
     return wanted
 
 
-def _classes(frame: Frame, classes: Tensor) -> Tensor:
+def _classes(frame: Geometry, classes: Tensor) -> Tensor:
     """int64 [B, Q]: the class of each query, -1 beyond the classes given."""
     if classes.shape[0] != frame.batch:
         raise InputError(
@@ -176,11 +176,13 @@ def _classes(frame: Frame, classes: Tensor) -> Tensor:
     return group
 
 
-def _whole(frame: Frame, counted: Tensor | None, count: Tensor, group: Tensor | None) -> Part:
+def _whole(
+    frame: Geometry, counted: Tensor | None, count: Tensor, group: Tensor | None
+) -> RowBlock:
     """All counted rows; gathered where few count, so that the cost goes with their number."""
     if counted is None and frame.form == "causal":
         moved = None if group is None else group.to(frame.device)
-        return Part(rows=frame.queries, causal=True, group=moved)
+        return RowBlock(rows=frame.queries, causal=True, group=moved)
     most = int(count.max())
     if counted is None or 2 * most > frame.queries:
         return _part(frame, None, counted, group)
@@ -190,7 +192,7 @@ def _whole(frame: Frame, counted: Tensor | None, count: Tensor, group: Tensor | 
 
 
 def _part(
-    frame: Frame,
+    frame: Geometry,
     index: Tensor | None,
     counted: Tensor | None,
     group: Tensor | None,
@@ -199,7 +201,7 @@ def _part(
     high: Tensor | None = None,
     weight: Tensor | None = None,
     shrink: Tensor | None = None,
-) -> Part:
+) -> RowBlock:
     """Rows on the device. `low` and `high` [Q] narrow what each row looks at."""
     own = frame.own().expand(frame.batch, -1)
 
@@ -218,7 +220,7 @@ def _part(
     only = None
     if index is not None and index.shape[1] == 1 and bool((index == index[0]).all()):
         only = int(index[0])
-    return Part(
+    return RowBlock(
         rows=start.shape[1],
         only=only,
         index=None if index is None else index.to(device, non_blocking=True),
@@ -232,8 +234,8 @@ def _part(
 
 
 def _sample(
-    queries: Queries, frame: Frame, counted: Tensor | None, group: Tensor | None
-) -> tuple[Part, ...]:
+    queries: Queries, frame: Geometry, counted: Tensor | None, group: Tensor | None
+) -> tuple[RowBlock, ...]:
     """Near keys for every query; far keys for two draws from each of K / 2 strata of positions."""
     B, strata = frame.batch, queries.sample // 2
     generator = torch.Generator().manual_seed(queries.seed + frame.first_query)

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.capture import patches, sites
-from attnscope.capture.log_histogram import Sketch
-from attnscope.capture.mlps import Text, containers, nonlinearities, text_of, tokens_of
-from attnscope.capture.token_sums import FIELDS, Tally, epsilon
+from attnscope.capture.log_histogram import LogHistogram
+from attnscope.capture.mlps import PassInput, containers, nonlinearities, text_of, tokens_of
+from attnscope.capture.token_sums import FIELDS, TokenSums, epsilon
 from attnscope.errors import InputError, ScopeError, unknown
 
 POINTS = ("mlp", "residual")
 
 
 @dataclass(frozen=True, slots=True)
-class Peak:
+class MaxActivation:
     """The activation farthest from zero, and where it was."""
 
     value: float
@@ -38,17 +38,17 @@ class Peak:
 
 
 @dataclass(slots=True, eq=False)
-class _Whole:
+class _RunningTotals:
     """All passes so far, of one point of one layer; by class."""
 
-    sketch: Sketch
+    sketch: LogHistogram
     sums: Tensor
     """float64 [classes, fields]: over tokens."""
     norms: Tensor
     """float64 [classes]: the sum over tokens of their L2 norms."""
     tokens: Tensor
     """float64 [classes]"""
-    largest: list[Peak | None] = field(default_factory=list)
+    largest: list[MaxActivation | None] = field(default_factory=list)
 
 
 class Recording:
@@ -60,7 +60,7 @@ class Recording:
         self.classes = classes
         self.forwards = 0
         """Forward passes recorded."""
-        self._whole: dict[tuple[str, int], _Whole] = {}
+        self._whole: dict[tuple[str, int], _RunningTotals] = {}
 
     def tokens(self, point: str, layer: int) -> Tensor:
         """How many tokens there were."""
@@ -107,14 +107,14 @@ class Recording:
         """[classes, bins]: the share of activations between these edges."""
         return self._of(point, layer).sketch.histogram(torch.as_tensor(edges, dtype=torch.float64))
 
-    def largest(self, point: str, layer: int) -> list[Peak | None]:
+    def largest(self, point: str, layer: int) -> list[MaxActivation | None]:
         """For every class the activation farthest from zero; None where it had no token."""
         return self._of(point, layer).largest
 
-    def _field(self, found: _Whole, name: str) -> Tensor:
+    def _field(self, found: _RunningTotals, name: str) -> Tensor:
         return found.sums[:, FIELDS.index(name)]
 
-    def _of(self, point: str, layer: int) -> _Whole:
+    def _of(self, point: str, layer: int) -> _RunningTotals:
         if point not in self.points:
             raise unknown("point", point, self.points)
         if layer not in self.layers:
@@ -123,14 +123,14 @@ class Recording:
             raise ScopeError("no forward pass was recorded; call the model inside the with block")
         return self._whole[point, layer]
 
-    def _add(self, point: str, layer: int, tally: Tally, text: Text) -> None:
+    def _add(self, point: str, layer: int, tally: TokenSums, text: PassInput) -> None:
         """A pass is over."""
         key, C = (point, layer), self.classes
         if key not in self._whole:
             empty = torch.zeros(C, dtype=torch.float64, device=tally.tokens.device)
             sums = empty.new_zeros(C, len(FIELDS))
-            self._whole[key] = _Whole(
-                Sketch(C, empty.device), sums, empty.clone(), empty.clone(), [None] * C
+            self._whole[key] = _RunningTotals(
+                LogHistogram(C, empty.device), sums, empty.clone(), empty.clone(), [None] * C
             )
         whole = self._whole[key]
         whole.sketch.counts += tally.sketch.counts
@@ -147,7 +147,7 @@ class Recording:
             value, at = float(tally.tokens[best, -1]), int(best)
             old = whole.largest[c]
             if old is None or abs(value) > abs(old.value):
-                whole.largest[c] = Peak(
+                whole.largest[c] = MaxActivation(
                     value,
                     self.forwards,
                     at // text.tokens,
@@ -206,7 +206,7 @@ Limits = dict[int, tuple[Tensor, Tensor]]
 which it is large."""
 
 
-def limits_of(tallies: Mapping[int, Tally]) -> Limits:
+def limits_of(tallies: Mapping[int, TokenSums]) -> Limits:
     """`epsilon`, and the 99th percentile of sizes; sketched."""
     return {
         layer: (epsilon(tally.sketch), tally.sketch.quantile(0.99, absolute=True))
@@ -217,11 +217,11 @@ def limits_of(tallies: Mapping[int, Tally]) -> Limits:
 @contextmanager
 def tallying(
     model: nn.Module, layers: Any = None, limits: Limits | None = None
-) -> Iterator[dict[int, Tally]]:
+) -> Iterator[dict[int, TokenSums]]:
     """The point `mlp` of the last pass, by layer, for those who want every token and sequence by
     itself; counted as near zero or large only where limits are given."""
     found = sites.find(model)
-    tallies: dict[int, Tally] = {}
+    tallies: dict[int, TokenSums] = {}
     with ExitStack() as undo:
         undo.enter_context(patches.uncompiled())
         text = text_of(found.base, undo)
@@ -236,7 +236,7 @@ def tallying(
             if layer not in tallies:
                 own = torch.arange(text.batch)[:, None]
                 group = torch.where(text.real, own, -1).flatten()
-                tallies[layer] = Tally("mlp", layer, group, text.batch, rows.device)
+                tallies[layer] = TokenSums("mlp", layer, group, text.batch, rows.device)
             near, large = (None, None) if limits is None else limits[layer]
             tallies[layer].add(rows, which, near, large)
 
@@ -268,7 +268,7 @@ def _recording(
     ids: Tensor | None,
     near: Mapping[tuple[str, int], Tensor],
 ) -> Iterator[Recording]:
-    tallies: dict[tuple[str, int], Tally] = {}
+    tallies: dict[tuple[str, int], TokenSums] = {}
     with ExitStack() as undo:
         undo.enter_context(patches.uncompiled())
         text = text_of(base, undo)
@@ -276,7 +276,9 @@ def _recording(
         def take(point: str, layer: int, rows: Tensor, which: Tensor) -> None:
             key = point, layer
             if key not in tallies:
-                tallies[key] = Tally(point, layer, _groups(text, ids), held.classes, rows.device)
+                tallies[key] = TokenSums(
+                    point, layer, _groups(text, ids), held.classes, rows.device
+                )
             limit = near.get(key)
             tallies[key].add(rows, which, None if limit is None else limit.to(rows.device), None)
 
@@ -298,7 +300,7 @@ def _recording(
         yield held
 
 
-def _behind(module: nn.Module, take: Any, text: Text, undo: ExitStack) -> None:
+def _behind(module: nn.Module, take: Any, text: PassInput, undo: ExitStack) -> None:
     """What a layer returns: the residual stream."""
 
     def hook(this: nn.Module, args: Any, output: Any) -> None:
@@ -310,7 +312,7 @@ def _behind(module: nn.Module, take: Any, text: Text, undo: ExitStack) -> None:
     undo.callback(module.register_forward_hook(hook).remove)
 
 
-def _groups(text: Text, ids: Tensor | None) -> Tensor:
+def _groups(text: PassInput, ids: Tensor | None) -> Tensor:
     """int64 [tokens of all sequences]: the class of each, -1 for padding."""
     if ids is None:
         return torch.where(text.real, 0, -1).flatten()
@@ -335,7 +337,7 @@ def brown_forsythe(one: Recording, other: Recording, point: str, layer: int) -> 
     return torch.as_tensor(between / (within / (n - 2)))
 
 
-def _spread(sketch: Sketch) -> tuple[Tensor, Tensor, Tensor]:
+def _spread(sketch: LogHistogram) -> tuple[Tensor, Tensor, Tensor]:
     """Count, mean, and sum of squares of the distances from the median, bin by bin."""
     centres = sketch.sums / sketch.counts.where(sketch.counts > 0, torch.nan)
     away = (centres - sketch.quantile(0.5)[:, None]).abs().nan_to_num()

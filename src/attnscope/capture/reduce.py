@@ -13,17 +13,17 @@ from torch import Tensor
 from attnscope import kernels
 from attnscope.capture import dense_fallback
 from attnscope.capture.conservation import compare_unseen
-from attnscope.capture.generation import Reply
-from attnscope.capture.geometry import Frame, Selection
+from attnscope.capture.generation import CompletionSpan
+from attnscope.capture.geometry import Geometry, QuerySelection
 from attnscope.capture.kernel_rows import positions, rows_of
-from attnscope.capture.pending import Lane, Tail, free_memory, large, one_after_another
+from attnscope.capture.pending import PassQueue, SiteQueue, free_memory, large, one_after_another
 from attnscope.capture.query_selection import select
 from attnscope.capture.sampling import audit, whole_rows
 from attnscope.capture.scope import Scope
 from attnscope.capture.stored_rows import keep, keep_weights
-from attnscope.capture.sums import LayerTotals, by_lane, split
+from attnscope.capture.sums import LayerAccumulator, by_lane, split
 from attnscope.errors import ConservationError, ModelError, ScopeError
-from attnscope.kernels import AttentionCall, Totals
+from attnscope.kernels import AttentionCall, AttentionSums
 
 # The share of free memory that queries and keys may take which are kept beyond their pass.
 KEEP = 0.5
@@ -66,7 +66,7 @@ class Reducer:
         """Whether layers are as a rule reduced together without laying them side by side."""
         return self.kernel_for(q) == "triton" and q.element_size() == 2
 
-    def select(self, scope: Scope, frame: Frame, reply: Reply) -> Selection | None:
+    def select(self, scope: Scope, frame: Geometry, reply: CompletionSpan) -> QuerySelection | None:
         """The counted rows of a frame."""
         key = scope._queries, reply
         if key not in frame.selections:
@@ -78,20 +78,20 @@ class Reducer:
     def _target(
         self,
         scope: Scope,
-        totals: LayerTotals,
-        frame: Frame,
-        reply: Reply,
-        selection: Selection | None,
-    ) -> LayerTotals:
+        totals: LayerAccumulator,
+        frame: Geometry,
+        reply: CompletionSpan,
+        selection: QuerySelection | None,
+    ) -> LayerAccumulator:
         """The sums to add the counted rows of a frame to."""
         if selection is None or not scope._queries.tentative(frame, reply):
             return totals
         if totals.tentative is None:
-            totals.tentative = LayerTotals(first=totals.first)
+            totals.tentative = LayerAccumulator(first=totals.first)
             return totals.tentative
         again = selection.count > 0
         if bool(again.all()):
-            totals.tentative = LayerTotals(first=totals.first)
+            totals.tentative = LayerAccumulator(first=totals.first)
         else:
             totals.tentative.drop(again)
         return totals.tentative
@@ -100,9 +100,9 @@ class Reducer:
         self,
         scope: Scope,
         A: Tensor,
-        frame: Frame,
-        totals: LayerTotals,
-        reply: Reply,
+        frame: Geometry,
+        totals: LayerAccumulator,
+        reply: CompletionSpan,
         *,
         sinks: bool,
     ) -> None:
@@ -121,7 +121,7 @@ class Reducer:
                 self._bounded(sums, more)
 
     def reduce(
-        self, lanes: list[Lane], frame: Frame, q: Tensor, k: Tensor, lse: Tensor | None
+        self, lanes: list[SiteQueue], frame: Geometry, q: Tensor, k: Tensor, lse: Tensor | None
     ) -> None:
         """Reduce the rows of lanes that are alike: [L · B, …], lane by lane."""
         first = lanes[0]
@@ -150,7 +150,7 @@ class Reducer:
             return
         self._add(lanes, targets, call, frame, selection, lse, backend)
 
-    def of_layers(self, scope: Scope, tail: Tail, selection: Selection) -> Totals:
+    def of_layers(self, scope: Scope, tail: PassQueue, selection: QuerySelection) -> AttentionSums:
         """The totals of all layers of a pass that waited, [L · B, …], layer by layer."""
         part, first = selection.whole, tail.first
         q, k, lse = tail.tensors()
@@ -167,7 +167,7 @@ class Reducer:
         rows = rows_of(call, part.times(L), torch.cat(lse), scope._groups, L)
         return compare_unseen(rows, kernels.kernel(backend)(rows))
 
-    def _may_owe(self, lanes: list[Lane], selection: Selection, frame: Frame) -> bool:
+    def _may_owe(self, lanes: list[SiteQueue], selection: QuerySelection, frame: Geometry) -> bool:
         """Whether sums can wait until they are read: of a long text whose queries and keys are
         kept anyway, and stay what they are. Who asks for rows alone does not pay for them."""
         scope = self.parts[lanes[0].site.part]
@@ -180,7 +180,9 @@ class Reducer:
             and large(lanes[0].call)
         )
 
-    def _owe(self, scope: Scope, lanes: list[Lane], totals: LayerTotals, what: Any) -> None:
+    def _owe(
+        self, scope: Scope, lanes: list[SiteQueue], totals: LayerAccumulator, what: Any
+    ) -> None:
         layer, dtype = lanes[0].site.layer, self.dtype
         light = [replace(lanes[0], call=what[0])]  # without the values
 
@@ -196,11 +198,11 @@ class Reducer:
 
     def _add(
         self,
-        lanes: list[Lane],
-        targets: list[LayerTotals],
+        lanes: list[SiteQueue],
+        targets: list[LayerAccumulator],
         call: AttentionCall,
-        frame: Frame,
-        selection: Selection,
+        frame: Geometry,
+        selection: QuerySelection,
         lse: Tensor | None,
         backend: str,
     ) -> None:
@@ -228,7 +230,7 @@ class Reducer:
                 taken = torch.exp(lane.call.sinks.detach().double()[:, None] - own_lse)
                 totals.add_sink(taken, selection)
         if self.top:
-            told = kernels.tell_rows(backend)(rows, kernels.Asked(top=self.top))
+            told = kernels.tell_rows(backend)(rows, kernels.PerQueryRequest(top=self.top))
             keys, weights = told.top_key, told.top_weight
             assert keys is not None
             assert weights is not None
@@ -240,8 +242,8 @@ class Reducer:
 
     def _keep(
         self,
-        totals: list[LayerTotals],
-        selection: Selection,
+        totals: list[LayerAccumulator],
+        selection: QuerySelection,
         call: AttentionCall,
         lse: Tensor | None,
     ) -> None:
@@ -260,7 +262,7 @@ class Reducer:
             sums.kept.append(kept)
             self._bounded(sums, more)
 
-    def _bounded(self, totals: LayerTotals, more: int) -> None:
+    def _bounded(self, totals: LayerAccumulator, more: int) -> None:
         """Refuse to keep more than there is room for, as soon as that can be told."""
         if self.keep_room is None:
             self.keep_room = int(KEEP * free_memory(self.device))

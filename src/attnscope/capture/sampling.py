@@ -8,9 +8,9 @@ from torch import Tensor
 
 from attnscope import kernels
 from attnscope.capture.conservation import check
-from attnscope.capture.geometry import Frame, Part
+from attnscope.capture.geometry import Geometry, RowBlock
 from attnscope.capture.kernel_rows import rows_of
-from attnscope.capture.pending import Lane
+from attnscope.capture.pending import SiteQueue
 from attnscope.capture.sums import by_lane
 from attnscope.kernels import AttentionCall
 from attnscope.kernels.call import reach_of
@@ -20,11 +20,11 @@ AUDITED = 4
 
 
 def whole_rows(
-    call: AttentionCall, frame: Frame, lse: Tensor | None, backend: str, times: int
+    call: AttentionCall, frame: Geometry, lse: Tensor | None, backend: str, times: int
 ) -> tuple[Tensor, Tensor]:
     """The log-sum-exp of all queries in float64, and how far the given one was from it."""
     causal = frame.form == "causal"
-    everything = Part(
+    everything = RowBlock(
         rows=frame.queries,
         causal=causal,
         start=None if causal else frame.visible.start,
@@ -39,13 +39,17 @@ def whole_rows(
     return known.double(), torch.zeros(known.shape[:2], device=known.device)
 
 
-def audit(lanes: list[Lane], call: AttentionCall, frame: Frame, lse: Tensor, backend: str) -> None:
+def audit(
+    lanes: list[SiteQueue], call: AttentionCall, frame: Geometry, lse: Tensor, backend: str
+) -> None:
     """A few rows, looked at whole: do they add up to 1 under the log-sum-exp that parts get?"""
     L = len(lanes)
     index = torch.linspace(0, frame.queries - 1, AUDITED).long().expand(frame.batch, -1)
     start, stop = (bound.gather(1, index).int().to(lse.device) for bound in frame.intervals)
     own = frame.own()[index].int().to(lse.device)
-    few = Part(rows=AUDITED, index=index.to(lse.device), start=start, stop=stop, own=own).times(L)
+    few = RowBlock(rows=AUDITED, index=index.to(lse.device), start=start, stop=stop, own=own).times(
+        L
+    )
     rows = rows_of(call, few, lse, 0, L)
     sums = kernels.kernel(backend)(rows)
     assert rows.lse is not None

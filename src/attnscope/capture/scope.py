@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from attnscope.capture.conservation import check_joint, check_totals
-from attnscope.capture.geometry import Exposure, Selection
-from attnscope.capture.per_query import SingleQueries
+from attnscope.capture.geometry import QuerySelection, VisibilityCounts
+from attnscope.capture.per_query import PerQueryMixin
 from attnscope.capture.query_selection import Queries
-from attnscope.capture.sums import Joint, LayerTotals, join_exposures
+from attnscope.capture.sums import LayerAccumulator, StackedSums, join_exposures
 from attnscope.errors import ConservationError, InputError, ModelError, ScopeError, unknown
-from attnscope.kernels import Totals
+from attnscope.kernels import AttentionSums
 from attnscope.measures.flow import flow
 from attnscope.measures.layer import Layer, Sums, mean_over_queries, or_nan
 from attnscope.measures.mass import lift, mass, shares_of
@@ -25,7 +25,7 @@ from attnscope.tokens import DEFAULT, ClassSet
 if TYPE_CHECKING:
     import polars as pl
 
-    from attnscope.capture.html_page import Shown
+    from attnscope.capture.html_page import HtmlPage
 
 _NO_QUERY = {
     "all": "every token is padding",
@@ -34,7 +34,7 @@ _NO_QUERY = {
 }
 
 
-class Scope(SingleQueries):
+class Scope(PerQueryMixin):
     """Results of `attnscope.watch`. Shapes: B sequences, H query heads, K keys (positions).
 
     A forward pass without a cache begins a new sequence and forgets the one before; one that
@@ -63,8 +63,8 @@ class Scope(SingleQueries):
         self._queries = queries
         self._groups = groups
         self._classes: Tensor | None = None
-        self._apart: dict[int, LayerTotals] = {}
-        self._joints: list[Joint] = []
+        self._apart: dict[int, LayerAccumulator] = {}
+        self._joints: list[StackedSums] = []
         """The last pass, where layers were reduced together and nobody has asked for one."""
         self._begun = False
         """Whether a forward pass began."""
@@ -81,10 +81,10 @@ class Scope(SingleQueries):
         """The ids of the tokens, pass by pass; None for a pass that was fed none."""
         self._padding: Tensor | None = None
         """[B, K], 0 at padding: the attention mask of the last pass; None where it had none."""
-        self._exposures: tuple[list[Selection], int, Exposure] | None = None
+        self._exposures: tuple[list[QuerySelection], int, VisibilityCounts] | None = None
 
     @property
-    def _layers(self) -> dict[int, LayerTotals]:
+    def _layers(self) -> dict[int, LayerAccumulator]:
         """The sums of every layer measured so far."""
         for joint in self._joints:
             self._apart |= joint.apart()
@@ -337,14 +337,14 @@ class Scope(SingleQueries):
 
         return frame_of(self, tokenizer, measures, classes, input_ids)
 
-    def show(self, tokenizer: Any, sequence: int = 0, *, input_ids: Any = None) -> "Shown":
+    def show(self, tokenizer: Any, sequence: int = 0, *, input_ids: Any = None) -> "HtmlPage":
         """The text, shaded by what every token receives, with a choice of layer and head: for a
         notebook, or `.save("page.html")`."""
         from attnscope.capture.html_page import shown
 
         return shown(self, tokenizer, sequence, input_ids)
 
-    def _read(self, layer: int) -> tuple[LayerTotals, Totals, Tensor]:
+    def _read(self, layer: int) -> tuple[LayerAccumulator, AttentionSums, Tensor]:
         """The totals of a layer, and |Q| [B] in float64 beside them."""
         totals = self._seen(layer)
         if totals.owed is not None:
@@ -355,7 +355,7 @@ class Scope(SingleQueries):
             raise ScopeError(f"no query counted: {hint}")
         return totals, totals.sums, totals.count().to(totals.sums.received.device)
 
-    def _seen(self, layer: int) -> LayerTotals:
+    def _seen(self, layer: int) -> LayerAccumulator:
         """The totals of a layer; their sums may still be owed."""
         if not self.layers:
             raise ScopeError(
@@ -391,7 +391,7 @@ class Scope(SingleQueries):
         value: Tensor = getattr(self._exposure(totals), name)
         return value.to(sums.received.device)
 
-    def _exposure(self, totals: LayerTotals) -> Exposure:
+    def _exposure(self, totals: LayerAccumulator) -> VisibilityCounts:
         """What could be seen so far; layers under the same masks share the answer."""
         now = totals.selections
         if self._exposures is not None:  # held here, so that no other can take a selection's place

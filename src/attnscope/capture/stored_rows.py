@@ -15,13 +15,13 @@ from torch.nn.functional import pad
 from transformers import cache_utils
 
 from attnscope.errors import InputError, ScopeError
-from attnscope.kernels import Asked, ByQuery, Rows, reference, tell_rows
+from attnscope.kernels import KernelRows, PerQueryRequest, PerQueryResult, reference, tell_rows
 from attnscope.kernels.one_row import of_weights
 
 
 @dataclass(slots=True, eq=False)
-class Keys:
-    """Keys [B, G, K, D] that several passes share, as far as each goes."""
+class SharedKeys:
+    """SharedKeys [B, G, K, D] that several passes share, as far as each goes."""
 
     tensor: Tensor
     version: int = field(init=False)
@@ -31,7 +31,7 @@ class Keys:
         self.hold(self.tensor)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Keys, (self.first(self.tensor.shape[2]),)  # a copy counts anew
+        return SharedKeys, (self.first(self.tensor.shape[2]),)  # a copy counts anew
 
     def hold(self, tensor: Tensor) -> None:
         """Keep these in place of the keys so far, which are their beginning."""
@@ -59,26 +59,26 @@ def _version(tensor: Tensor) -> int:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Kept:
+class StoredRows:
     """The counted rows of one call."""
 
     positions: Tensor
     """int64 [B, M]: those of the queries in the sequence; -1 of a row that does not count."""
     first_key: int
     """Position of key 0."""
-    rows: Rows | None = None
+    rows: KernelRows | None = None
     """Its keys are in `keys`."""
-    keys: Keys | None = None
+    keys: SharedKeys | None = None
     width: int = 0
     """How many of the keys are its own."""
     weights: Tensor | None = None
     """float32 [B, H, M, K], of modules that hand over nothing smaller."""
 
-    def without(self, sequences: Tensor) -> "Kept":
+    def without(self, sequences: Tensor) -> "StoredRows":
         """This, less the rows of some sequences, bool [B]."""
         return replace(self, positions=self.positions.masked_fill(sequences[:, None], -1))
 
-    def tell(self, asked: Asked, backend: str) -> ByQuery:
+    def tell(self, asked: PerQueryRequest, backend: str) -> PerQueryResult:
         """What was asked for of these rows; `asked` counts keys from their first."""
         if self.weights is not None:
             return of_weights(self.weights, asked)
@@ -88,7 +88,7 @@ class Kept:
         return tell_rows(backend)(rows, asked)
 
 
-def row_of(kept: Sequence[Kept], position: int, sequence: int, keys: int) -> Tensor | None:
+def row_of(kept: Sequence[StoredRows], position: int, sequence: int, keys: int) -> Tensor | None:
     """float32 [H, keys]: the weights of one query, 0 on keys it does not see; None if no row is
     its."""
     for each in kept:
@@ -116,14 +116,14 @@ def rewritten(cache: Any) -> bool:
 
 
 def keep(
-    so_far: Sequence[Kept],
-    rows: Rows,
+    so_far: Sequence[StoredRows],
+    rows: KernelRows,
     positions: Tensor,
     first_key: int,
     seen: int,
     *,
     copy: bool,
-) -> tuple[Kept, int]:
+) -> tuple[StoredRows, int]:
     """Rows to be told later, after those so far, and how many bytes they hold. None of them sees a
     key from `seen` on; `copy` the keys where they may be written over."""
     k, seen = rows.k, max(seen, 1)
@@ -137,7 +137,7 @@ def keep(
         )
     # A tensor of inference mode does not count how often it was written to.
     k, q = k.clone() if copy or k.is_inference() else _own(k), _own(rows.q)
-    keys, more = Keys(k), _bytes(q) + _bytes(k)
+    keys, more = SharedKeys(k), _bytes(q) + _bytes(k)
     before = so_far[-1].keys if so_far and so_far[-1].first_key == first_key else None
     if before is not None and not before.changed:
         width = before.tensor.shape[2]
@@ -146,13 +146,15 @@ def keep(
             before.hold(k)
             keys = before
     alone = replace(rows, q=q, k=k[:, :, :0], cache={})
-    kept = Kept(positions=positions, first_key=first_key, rows=alone, keys=keys, width=k.shape[2])
+    kept = StoredRows(
+        positions=positions, first_key=first_key, rows=alone, keys=keys, width=k.shape[2]
+    )
     return kept, more
 
 
-def keep_weights(A: Tensor, positions: Tensor) -> tuple[Kept, int]:
+def keep_weights(A: Tensor, positions: Tensor) -> tuple[StoredRows, int]:
     """The same of rows [B, H, M, K] that are there already."""
-    return Kept(positions=positions, first_key=0, weights=A), _bytes(A)
+    return StoredRows(positions=positions, first_key=0, weights=A), _bytes(A)
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -164,7 +166,7 @@ def _own(tensor: Tensor) -> Tensor:
     return tensor if tensor.untyped_storage().nbytes() <= 2 * _bytes(tensor) else tensor.clone()
 
 
-def tell(kept: Sequence[Kept], asked: Asked, backend: str) -> ByQuery:
+def tell(kept: Sequence[StoredRows], asked: PerQueryRequest, backend: str) -> PerQueryResult:
     """What was asked for, of the rows of all passes in order; nan of those that do not count.
 
     `asked` goes over all of them, and counts keys from the first of the sequence.
@@ -188,7 +190,7 @@ def tell(kept: Sequence[Kept], asked: Asked, backend: str) -> ByQuery:
     return _one_below_the_other(found)
 
 
-def _blank(told: ByQuery, kept: Kept) -> ByQuery:
+def _blank(told: PerQueryResult, kept: StoredRows) -> PerQueryResult:
     """nan, and -1 for a key, in rows that do not count; keys counted from the sequence's first."""
     counts = kept.positions >= 0
     if told.top_key is not None:
@@ -198,7 +200,7 @@ def _blank(told: ByQuery, kept: Kept) -> ByQuery:
     if bool(counts.all()):
         return told
     blank: dict[str, Tensor] = {}
-    for each in fields(ByQuery):
+    for each in fields(PerQueryResult):
         value: Tensor | None = getattr(told, each.name)
         if value is not None and each.name != "top_key":
             shape = counts[:, None] if value.ndim == 3 else counts[:, None, :, None]
@@ -206,11 +208,11 @@ def _blank(told: ByQuery, kept: Kept) -> ByQuery:
     return replace(told, **blank)
 
 
-def _one_below_the_other(found: list[ByQuery]) -> ByQuery:
+def _one_below_the_other(found: list[PerQueryResult]) -> PerQueryResult:
     if len(found) == 1:
         return found[0]
     whole: dict[str, Tensor] = {}
-    for each in fields(ByQuery):
+    for each in fields(PerQueryResult):
         parts = [value for told in found if (value := getattr(told, each.name)) is not None]
         if parts and each.name.startswith("top"):  # early steps may have seen fewer keys
             width = max(part.shape[3] for part in parts)
@@ -218,7 +220,7 @@ def _one_below_the_other(found: list[ByQuery]) -> ByQuery:
             parts = [pad(part, (0, width - part.shape[3]), value=fill) for part in parts]
         if parts:
             whole[each.name] = torch.cat(parts, 2)
-    return ByQuery(**whole)
+    return PerQueryResult(**whole)
 
 
 def _bins(positions: Tensor, bin: int) -> tuple[Tensor, Tensor, int]:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from attnscope.capture.geometry import Exposure, Frame, Selection
-from attnscope.capture.stored_rows import Kept
+from attnscope.capture.geometry import Geometry, QuerySelection, VisibilityCounts
+from attnscope.capture.stored_rows import StoredRows
 from attnscope.errors import ScopeError
-from attnscope.kernels import Totals
+from attnscope.kernels import AttentionSums
 
 BY_KEY = ("received", "later", "variance", "flow")
 BY_HEAD = ("mass", "entropy", "own", "entropy_variance")
@@ -21,7 +21,7 @@ SUMS = BY_KEY + BY_HEAD
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class LayerTotals:
+class LayerAccumulator:
     """Sums over the counted queries so far. Keys are positions of the sequence."""
 
     first: Tensor
@@ -36,26 +36,27 @@ class LayerTotals:
     """Whether more than one pass could have come, or did."""
     turn: int = 0
     """Replies begun so far."""
-    tentative: "LayerTotals | None" = None
+    tentative: "LayerAccumulator | None" = None
     """Sums of what may turn out not to count: the last token of a prompt that may go on."""
-    sums: Totals | None = None
+    sums: AttentionSums | None = None
     """None until a counted query has been seen."""
-    selections: list[Selection] = field(default_factory=list)
+    selections: list[QuerySelection] = field(default_factory=list)
     """What was counted, pass by pass."""
     sink: Tensor | None = None
     """float64 [B, H]: what learned sinks took; None where the layer has none."""
     sink_position: Tensor | None = None
     """float64 [B, H]: the same, times the position of the query."""
     drift: Tensor | None = None
-    """[B, H], as in `Totals`; kept for the conservation check."""
+    """[B, H], as in `AttentionSums`; kept for the conservation check."""
     reach: Tensor | None = None
-    """[B, H], as in `Totals`."""
+    """[B, H], as in `AttentionSums`."""
     unseen: tuple[Tensor, Tensor] | None = None
-    """`unseen_mass` and `unseen_key` of `Totals`, of the call in which the former is largest."""
+    """`unseen_mass` and `unseen_key` of `AttentionSums`, of the call in which the former is
+    largest."""
     sampled: bool = False
     top: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     """For each call: positions of the queries [B, M], their keys and weights [B, H, M, k]."""
-    kept: list[Kept] = field(default_factory=list)
+    kept: list[StoredRows] = field(default_factory=list)
     """The rows of each call, where they are to be told one by one."""
     held: int = 0
     """Bytes that these hold."""
@@ -68,7 +69,7 @@ class LayerTotals:
         if owed is not None:
             owed()
 
-    def follow(self, frame: Frame) -> None:
+    def follow(self, frame: Geometry) -> None:
         """Make sure that a pass with a past follows the one before it."""
         if frame.first_query != self.position:
             raise ScopeError(
@@ -85,7 +86,7 @@ class LayerTotals:
             self.first = torch.where(self.first < 0, frame.first_real, self.first)
             self.begun = bool((self.first >= 0).all())
 
-    def result(self) -> "LayerTotals":
+    def result(self) -> "LayerAccumulator":
         """The sums as they stand over all keys, the tentative ones taken for certain."""
         whole = self
         if self.tentative is not None and self.tentative.sums is not None:
@@ -109,7 +110,7 @@ class LayerTotals:
             self.absorb(self.tentative)
             self.tentative = None
 
-    def absorb(self, other: "LayerTotals") -> None:
+    def absorb(self, other: "LayerAccumulator") -> None:
         """Add another's sums to these."""
         if other.sums is None:
             return
@@ -151,7 +152,7 @@ class LayerTotals:
         counts = [selection.count for selection in self.selections]
         return counts[0] if len(counts) == 1 else torch.stack(counts).sum(0)
 
-    def add(self, totals: Totals, first_key: int) -> None:
+    def add(self, totals: AttentionSums, first_key: int) -> None:
         """Add the sums of some rows; key 0 of these is at position `first_key`."""
         self.drifted(totals.drift, totals.reach)
         if totals.unseen_mass is not None and totals.unseen_key is not None:
@@ -195,7 +196,7 @@ class LayerTotals:
         (mass, key), (more, other) = self.unseen, unseen
         self.unseen = torch.maximum(mass, more), torch.where(more > mass, other, key)
 
-    def add_sink(self, taken: Tensor, selection: Selection) -> None:
+    def add_sink(self, taken: Tensor, selection: QuerySelection) -> None:
         """Add what learned sinks took from each row of a pass, [B, H, M]."""
         counted = selection.rows(selection.counted_queries())[:, None].to(taken.device)
         positions = selection.frame.positions().expand(taken.shape[0], -1)
@@ -210,25 +211,25 @@ class LayerTotals:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Joint:
+class StackedSums:
     """The sums of several layers over one whole pass, as they were reduced: not told apart yet,
     because often nobody asks, and views of tensors cost as much as a layer's arithmetic."""
 
     layers: list[int]
-    sums: Totals
+    sums: AttentionSums
     """[L · B, …], layer by layer."""
-    selection: Selection
+    selection: QuerySelection
     turn: int
     continued: bool
     tentative: bool
-    """As in `LayerTotals`."""
+    """As in `LayerAccumulator`."""
 
-    def apart(self) -> dict[int, LayerTotals]:
+    def apart(self) -> dict[int, LayerAccumulator]:
         """The same by layer."""
         frame = self.selection.frame
         found = {}
         for layer, sums in zip(self.layers, split(self.sums, len(self.layers)), strict=True):
-            totals = found[layer] = LayerTotals(
+            totals = found[layer] = LayerAccumulator(
                 first=frame.first_real,
                 begun=frame.begun,
                 position=frame.first_query + frame.queries,
@@ -237,7 +238,7 @@ class Joint:
                 turn=self.turn,
             )
             if self.tentative:
-                totals.tentative = totals = LayerTotals(first=frame.first_real)
+                totals.tentative = totals = LayerAccumulator(first=frame.first_real)
             totals.add(sums, frame.first_key)
             totals.selections.append(self.selection)
         return found
@@ -248,7 +249,7 @@ def by_lane(tensor: Tensor, n: int) -> tuple[Tensor, ...]:
     return tensor.view(n, tensor.shape[0] // n, *tensor.shape[1:]).unbind(0)
 
 
-def split(sums: Totals, n: int) -> list[Totals]:
+def split(sums: AttentionSums, n: int) -> list[AttentionSums]:
     """The totals of a batch that is `n` batches, one by one."""
     if n == 1:
         return [sums]
@@ -257,10 +258,10 @@ def split(sums: Totals, n: int) -> list[Totals]:
         value = getattr(sums, each.name)
         if value is not None and each.name != "lse":
             parts[each.name] = by_lane(value, n)
-    return [Totals(**{name: value[i] for name, value in parts.items()}) for i in range(n)]
+    return [AttentionSums(**{name: value[i] for name, value in parts.items()}) for i in range(n)]
 
 
-def join_exposures(selections: list[Selection], keys: int) -> Exposure:
+def join_exposures(selections: list[QuerySelection], keys: int) -> VisibilityCounts:
     """The exposures of several passes as one, over this many keys."""
 
     def total(name: str) -> Tensor:
@@ -272,7 +273,7 @@ def join_exposures(selections: list[Selection], keys: int) -> Exposure:
             sums[:, at : at + value.shape[1]] += value
         return sums
 
-    return Exposure(
+    return VisibilityCounts(
         position=torch.stack([s.exposure.position for s in selections]).sum(0),
         eligible=total("eligible"),
         eligible_later=total("eligible_later"),
@@ -282,7 +283,7 @@ def join_exposures(selections: list[Selection], keys: int) -> Exposure:
     )
 
 
-def _copied(sums: Totals) -> Totals:
+def _copied(sums: AttentionSums) -> AttentionSums:
     copies: dict[str, Any] = {}
     for name in SUMS:
         value: Tensor | None = getattr(sums, name)
@@ -290,7 +291,7 @@ def _copied(sums: Totals) -> Totals:
     return replace(sums, **copies)
 
 
-def _resized(sums: Totals, left: int, right: int) -> Totals:
+def _resized(sums: AttentionSums, left: int, right: int) -> AttentionSums:
     def grow(tensor: Tensor) -> Tensor:
         return pad(tensor, (left, right))
 

@@ -7,7 +7,7 @@ where they come from.
 import torch
 from torch import Tensor
 
-from attnscope.capture.log_histogram import Sketch
+from attnscope.capture.log_histogram import LogHistogram
 from attnscope.errors import ModelError
 
 FIELDS = ("width", "near", "large", "absolute", "squares", "sum", "largest")
@@ -18,20 +18,20 @@ CHUNK = 1 << 20
 NEAR, NORMAL = 0.25, 1.4826
 
 
-def epsilon(sketch: Sketch, c: float = NEAR) -> Tensor:
+def epsilon(sketch: LogHistogram, c: float = NEAR) -> Tensor:
     """float64 [groups]: near zero is closer than 1.4826 · c times the median distance of sizes from
     their median, as in `arm`."""
     return NORMAL * c * sketch.deviation()
 
 
-class Tally:
+class TokenSums:
     """The activations of one layer in one pass."""
 
     def __init__(self, point: str, layer: int, group: Tensor, groups: int, device: torch.device):
         """`group` int64 [tokens of all sequences]: -1 for tokens that do not count."""
         self.point, self.layer = point, layer
         self.group = group.to(device)
-        self.sketch = Sketch(groups, device)
+        self.sketch = LogHistogram(groups, device)
         self.tokens = torch.zeros(len(group), len(FIELDS), dtype=torch.float64, device=device)
         self.peak = torch.full((len(group),), -1, dtype=torch.int64, device=device)
         """Which of a token's activations is the farthest from zero."""

@@ -18,7 +18,7 @@ from attnscope.capture.generation import listening
 from attnscope.capture.query_selection import Queries, parse
 from attnscope.capture.scope import Scope
 from attnscope.capture.sites import Site
-from attnscope.capture.watch_hook import Recorder
+from attnscope.capture.watch_hook import WatchHook
 from attnscope.errors import InputError
 
 
@@ -80,7 +80,7 @@ def watch(
             part = parts[site.part] = _empty(site, backend, chosen, ids, groups)
             part._left_out = found.left_out
         part.layers.append(site.layer)
-    recorder = Recorder(found, set(places), parts, backend, device, top=top, keep=keep, hold=hold)
+    recorder = WatchHook(found, set(places), parts, backend, device, top=top, keep=keep, hold=hold)
     return _watching(recorder, found)
 
 
@@ -120,7 +120,7 @@ def _classes(classes: Any) -> tuple[Tensor | None, int]:
 
 
 @contextmanager
-def _watching(recorder: Recorder, found: sites.Sites) -> Iterator[Scope]:
+def _watching(recorder: WatchHook, found: sites.Sites) -> Iterator[Scope]:
     parts, backend = recorder.parts, recorder.reducer.backend
     with (
         listening(recorder.generations.values()),

@@ -11,13 +11,13 @@ import torch
 
 from attnscope.capture import hooks, sites
 from attnscope.capture.cache_guard import guard, release
-from attnscope.capture.forward_pass import Terms
-from attnscope.capture.generation import Generation, Reply
-from attnscope.capture.geometry import Frame, join
-from attnscope.capture.hook_registry import Seen, Told, on_cpu
+from attnscope.capture.forward_pass import CallSpec
+from attnscope.capture.generation import CompletionSpan, GenerationTracker
+from attnscope.capture.geometry import Geometry, join
+from attnscope.capture.hook_registry import CapturedCall, DeferredCall, on_cpu
 from attnscope.capture.pending import (
-    Lane,
-    Tail,
+    PassQueue,
+    SiteQueue,
     alike,
     bare,
     cached_keys,
@@ -30,7 +30,7 @@ from attnscope.capture.reduce import Reducer
 from attnscope.capture.scope import Scope
 from attnscope.capture.sites import Site
 from attnscope.capture.stored_rows import rewritten
-from attnscope.capture.sums import Joint, LayerTotals
+from attnscope.capture.sums import LayerAccumulator, StackedSums
 from attnscope.errors import ModelError, ScopeError
 from attnscope.kernels.call import WITHOUT_FLOAT64
 from attnscope.kernels.tile_plan import even
@@ -39,7 +39,7 @@ from attnscope.kernels.tile_plan import even
 LITTLE = 64 << 20
 
 
-class Recorder:
+class WatchHook:
     """One watch at work: observes the attention of a model and keeps its scopes up to date."""
 
     describes = True
@@ -68,21 +68,21 @@ class Recorder:
             parts, backend, self.device, layers=len(self.measured), top=top, keep=keep
         )
         self.generations = {
-            stack: Generation(base, self.catch_up) for stack, base in found.bases.items()
+            stack: GenerationTracker(base, self.catch_up) for stack, base in found.bases.items()
         }
         self.seen: dict[str, set[Site]] = {}
         """Sites seen in the passes under way, by stack; none between passes (and while gradient
         checkpointing runs layers a second time)."""
         self.begun: set[str] = set()
         """Stacks whose pass under way has shown its first attention."""
-        self.first: dict[Terms, tuple[Lane | None, Reply, int]] = {}
+        self.first: dict[CallSpec, tuple[SiteQueue | None, CompletionSpan, int]] = {}
         """Of the pass under way, by what others say too: the lane of a call that waits, or None
         where it does not count; whose words; and the bytes that such a call holds."""
-        self.tail: Tail | None = None
+        self.tail: PassQueue | None = None
         """Calls of the pass under way that wait to be measured with the first of them."""
-        self.frames: list[Frame] = []
+        self.frames: list[Geometry] = []
         """Those of the passes under way."""
-        self.waiting: dict[Site, Lane] = {}
+        self.waiting: dict[Site, SiteQueue] = {}
         """What is not measured yet."""
         self.hold = hold
         """The share of free memory that they may hold."""
@@ -124,7 +124,7 @@ class Recorder:
         self.seen[site.stack].add(site)
         return site in self.measured
 
-    def see(self, seen: Seen) -> None:
+    def see(self, seen: CapturedCall) -> None:
         """Add one attention to the sums, now or with others."""
         if seen.frame is not None and seen.frame.device.type in WITHOUT_FLOAT64:
             seen = on_cpu(seen)
@@ -164,7 +164,7 @@ class Recorder:
             return
         if not can_wait or large(seen.call):
             self.reducer.reduce(
-                [Lane(site=site, call=seen.call, reply=reply, steps=step)],
+                [SiteQueue(site=site, call=seen.call, reply=reply, steps=step)],
                 frame,
                 seen.call.q,
                 seen.call.k,
@@ -176,7 +176,7 @@ class Recorder:
             return
         lane = self.waiting.get(site)
         if lane is None:
-            lane = Lane(site=site, call=bare(seen.call), reply=reply, steps=step)
+            lane = SiteQueue(site=site, call=bare(seen.call), reply=reply, steps=step)
         self._wait(lane, seen)
 
     def looks(self, sites: Collection[Site]) -> list[bool]:
@@ -185,7 +185,7 @@ class Recorder:
             return [True] * len(sites)
         return [site in self.measured for site in sites]
 
-    def waits(self, site: Site, terms: Terms) -> tuple[int, bool]:
+    def waits(self, site: Site, terms: CallSpec) -> tuple[int, bool]:
         """Of how many calls that say what this site's said it can be told later, and whether any
         of them counts."""
         lane, told = self.waiting.get(site), self.first.get(terms)
@@ -206,7 +206,7 @@ class Recorder:
             most = max(most, self._room())
         return max(0, most - self.held) // each, True
 
-    def see_later(self, terms: Terms, calls: list[Told]) -> None:
+    def see_later(self, terms: CallSpec, calls: list[DeferredCall]) -> None:
         """Calls that differ from one of this pass by their tensors alone wait too, or do not count
         either."""
         self.seen[calls[0][0].stack].update([call[0] for call in calls])
@@ -229,7 +229,7 @@ class Recorder:
                 self._follow(self.parts[site.part], site.layer, frame, reply)
                 if like is None:
                     continue
-                lane = Lane(site=site, call=like.call, reply=reply, steps=like.steps)
+                lane = SiteQueue(site=site, call=like.call, reply=reply, steps=like.steps)
                 self.waiting[site] = lane
             assert q is not None
             assert k is not None
@@ -237,7 +237,9 @@ class Recorder:
             k = k if keys == k.shape[2] else k[:, :, :keys]
             self.held += lane.add(frame, q, k, lse, each)
 
-    def _leads(self, scope: Scope, seen: Seen, terms: Terms, reply: Reply) -> bool:
+    def _leads(
+        self, scope: Scope, seen: CapturedCall, terms: CallSpec, reply: CompletionSpan
+    ) -> bool:
         """Let a call wait that may be the first of a whole pass whose layers are measured without
         telling them apart; False where it cannot be."""
         frame, call = terms.frame, seen.call
@@ -255,14 +257,14 @@ class Recorder:
             or scope._queries.counts_none(frame, reply)
         ):
             return False
-        lane = Lane(site=seen.site, call=bare(call), reply=reply, steps=False)
+        lane = SiteQueue(site=seen.site, call=bare(call), reply=reply, steps=False)
         held = lane.add(frame, call.q, call.k, seen.lse)
         if not self._has_room(held):
             return False
         self.waiting[seen.site] = lane
         self.held = held
         self.first[terms] = lane, reply, held
-        self.tail = Tail(terms=terms, first=lane)
+        self.tail = PassQueue(terms=terms, first=lane)
         return True
 
     def _unroll(self) -> None:
@@ -276,11 +278,11 @@ class Recorder:
             self._follow(scope, like.site.layer, terms.frame, like.reply)
         for site, q, k, lse in tail.calls:
             self._follow(scope, site.layer, terms.frame, like.reply)
-            lane = Lane(site=site, call=like.call, reply=like.reply, steps=False)
+            lane = SiteQueue(site=site, call=like.call, reply=like.reply, steps=False)
             lane.add(terms.frame, q, k, lse)
             self.waiting[site] = lane
 
-    def _wait(self, lane: Lane, seen: Seen) -> None:
+    def _wait(self, lane: SiteQueue, seen: CapturedCall) -> None:
         assert seen.frame is not None
         assert seen.call is not None
         assert seen.lse is not None
@@ -292,7 +294,7 @@ class Recorder:
         if not lane.steps and not self._has_room(self.held):
             self.measure_waiting()
 
-    def _make_way(self, stack: str, frame: Frame, *, step: bool) -> None:
+    def _make_way(self, stack: str, frame: Geometry, *, step: bool) -> None:
         """A pass begins. What waits is joined by a further step of the same reply, measured before
         anything else of the same text, and forgotten before a new one."""
         if frame.first_query == 0:
@@ -407,7 +409,7 @@ class Recorder:
         sums.lse = None  # as large as all the rest: let it go
         scope._apart.pop(layers[0], None)  # which had nothing in it yet
         scope._joints.append(
-            Joint(
+            StackedSums(
                 layers=layers,
                 sums=sums,
                 selection=selection,
@@ -433,10 +435,12 @@ class Recorder:
         release(self.guarded, self)
         self.guarded = None
 
-    def _follow(self, scope: Scope, layer: int, frame: Frame, reply: Reply) -> LayerTotals:
+    def _follow(
+        self, scope: Scope, layer: int, frame: Geometry, reply: CompletionSpan
+    ) -> LayerAccumulator:
         """The sums of a layer, for a pass that continues them or begins a new sequence."""
         if frame.first_query == 0:
-            scope._layers[layer] = LayerTotals(
+            scope._layers[layer] = LayerAccumulator(
                 first=frame.first_real, begun=frame.begun, turn=reply.turn
             )
         elif layer not in scope._layers:
@@ -456,7 +460,7 @@ class Recorder:
         totals.turn = reply.turn
         return totals
 
-    def _measure_alike(self, lanes: list[Lane]) -> None:
+    def _measure_alike(self, lanes: list[SiteQueue]) -> None:
         """Measure lanes that are alike, as many at once as there is room for."""
         step, size = len(lanes), max(lane.size for lane in lanes)
         while step > 1 and not self._has_room(step * size):

@@ -158,12 +158,12 @@ def _seconds(
     """Of a batch, its passes alone and all that is measured: the better of two, or the one that
     took long enough to believe it. Where the model answers there is no telling them apart."""
     from attnscope.experiment.batch import measure_batch
-    from attnscope.experiment.condition_batch import Padded
+    from attnscope.experiment.condition_batch import ConditionBatch
     from attnscope.experiment.forward import forward
 
     def plainly() -> None:
         for cells in batch.cells.values():
-            inputs = Padded(experiment, of_model, cells).inputs
+            inputs = ConditionBatch(experiment, of_model, cells).inputs
             with forward(model, {name: x.to(model.device) for name, x in inputs.items()}, {}):
                 pass
 

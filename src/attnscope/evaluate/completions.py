@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import LogitsProcessorList
 
-from attnscope.evaluate.condition_parser import Way
+from attnscope.evaluate.condition_parser import ConditionProtocol
 from attnscope.evaluate.fit import check_all_fit
 from attnscope.experiment.completion import Drawn, Gumbels, greedily
 from attnscope.tokens import TokenizedPrompt, pad
@@ -23,7 +23,7 @@ WhichSample = tuple[int, int]
 def answers(
     model: Any,
     tokenizer: Any,
-    condition: Way,
+    condition: ConditionProtocol,
     prompts: Sequence[TokenizedPrompt],
     asked: Sequence[WhichSample],
     *,

@@ -17,7 +17,7 @@ from attnscope.experiment.intervene import intervening
 from attnscope.prompts import insert
 from attnscope.prompts.insertion import POSITIONS
 from attnscope.spec.base import checked
-from attnscope.spec.conditions import Condition, Cut
+from attnscope.spec.conditions import Condition, KnockoutSpec
 from attnscope.tokens import DEFAULT, TokenizedPrompt
 from attnscope.tokens.tokenized import PaddedBatch
 
@@ -25,7 +25,7 @@ KINDS = ("baseline", "filler", "arm", "knockout", "steer")
 _ARM = {"c": float, "p1": float, "share": float, "layer": int, "seed": int}
 
 
-class Way(Protocol):
+class ConditionProtocol(Protocol):
     """How something is asked: a condition, or one that is watched."""
 
     @property
@@ -43,7 +43,7 @@ class Way(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WrittenCondition:
+class ParsedCondition:
     """A condition, and the word for it."""
 
     name: str
@@ -53,7 +53,7 @@ class WrittenCondition:
     what: Condition
 
     @property
-    def cut(self) -> Cut | None:
+    def cut(self) -> KnockoutSpec | None:
         """Whose attention is taken, or scaled."""
         return self.what.knockout or self.what.steer
 
@@ -98,7 +98,7 @@ def spelled_out(text: str) -> list[str]:
     return ["".join(some) for some in product(*choices)]
 
 
-def parse(text: str) -> WrittenCondition:
+def parse(text: str) -> ParsedCondition:
     """A condition from how it is written."""
     kind, _, rest = text.partition(":")
     if kind not in KINDS:
@@ -112,7 +112,7 @@ def parse(text: str) -> WrittenCondition:
         said = {"arm": _arm(text, rest)}
     elif kind in ("knockout", "steer"):
         said = {kind: _cut(text, kind, rest)}
-    return WrittenCondition(name=text, kind=kind, what=checked(Condition, said, repr(text)))
+    return ParsedCondition(name=text, kind=kind, what=checked(Condition, said, repr(text)))
 
 
 def _filler(text: str, rest: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import torch
 from attnscope.capture.watch import watch
 from attnscope.errors import InputError
 from attnscope.evaluate.completions import answers
-from attnscope.evaluate.condition_parser import WrittenCondition
+from attnscope.evaluate.condition_parser import ParsedCondition
 from attnscope.evaluate.likelihood import Continued, likelihoods
 from attnscope.tokens import TokenizedPrompt, apply_chat_template, spelled, tokenize
 from attnscope.tokens.regions import Prompt, Region
@@ -37,7 +37,7 @@ LONGEST = 256
 _NEUTRAL = {"top_p": (1, 1.0), "num_beams": (1,), "top_k": (0,), "repetition_penalty": (1, 1.0)}
 
 
-class Conditioned(LM):  # type: ignore[misc]
+class ConditionedLM(LM):  # type: ignore[misc]
     """A model under a condition, as lm-evaluation-harness wants it.
 
         lm = Conditioned(model, tokenizer, parse("filler:55"))
@@ -51,7 +51,7 @@ class Conditioned(LM):  # type: ignore[misc]
         self,
         model: Any,
         tokenizer: Any,
-        condition: WrittenCondition,
+        condition: ParsedCondition,
         *,
         batch: int = 16,
         seed: int = 0,
@@ -196,7 +196,7 @@ class Conditioned(LM):  # type: ignore[misc]
 class _Watched:
     """A condition that keeps what the attention was like."""
 
-    def __init__(self, lm: Conditioned, owner: dict[int, Any]):
+    def __init__(self, lm: ConditionedLM, owner: dict[int, Any]):
         self.lm = lm
         self.owner = owner
         """The request of every text, by the text's id; the texts live as long as this."""
@@ -262,7 +262,7 @@ def _settings(given: Mapping[str, Any]) -> tuple[int, float, tuple[str, ...]]:
 def ask(
     model: Any,
     tokenizer: Any,
-    condition: WrittenCondition,
+    condition: ParsedCondition,
     task: str,
     *,
     problems: int | None,
@@ -274,7 +274,7 @@ def ask(
     import lm_eval
     from lm_eval.tasks import TaskManager
 
-    lm = Conditioned(model, tokenizer, condition, batch=batch, seed=seed)
+    lm = ConditionedLM(model, tokenizer, condition, batch=batch, seed=seed)
     file = Path(task)
     own = file.suffix in (".yaml", ".yml")
     if own and not file.is_file():

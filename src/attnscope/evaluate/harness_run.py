@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from attnscope.errors import InputError
-from attnscope.evaluate.condition_parser import WrittenCondition
+from attnscope.evaluate.condition_parser import ParsedCondition
 from attnscope.evaluate.jsonl import read_lines, replace_whole, written_lines
 from attnscope.evaluate.scores import BASELINE, compared
 from attnscope.loading import load
@@ -27,7 +27,7 @@ def is_harness(task: str) -> bool:
 
 def evaluate_harness(
     asked: Any,
-    conditions: Sequence[WrittenCondition],
+    conditions: Sequence[ParsedCondition],
     out: Path | None,
     *,
     batch: int,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnscope.evaluate.condition_parser import Way
+from attnscope.evaluate.condition_parser import ConditionProtocol
 from attnscope.evaluate.fit import check_all_fit
 from attnscope.tokens import TokenizedPrompt, pad
 
@@ -19,7 +19,12 @@ Continued = tuple[TokenizedPrompt, int]
 
 
 def likelihoods(
-    model: Any, tokenizer: Any, condition: Way, texts: Sequence[Continued], *, batch: int
+    model: Any,
+    tokenizer: Any,
+    condition: ConditionProtocol,
+    texts: Sequence[Continued],
+    *,
+    batch: int,
 ) -> Iterator[list[tuple[int, float, bool]]]:
     """A batch at a time: which text, the log-probability of what is behind its context, and
     whether that is what the model would have said greedily.

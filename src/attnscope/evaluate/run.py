@@ -10,7 +10,7 @@ import polars as pl
 
 from attnscope.errors import InputError
 from attnscope.evaluate.completions import WhichSample, answers
-from attnscope.evaluate.condition_parser import WrittenCondition, parse, spelled_out
+from attnscope.evaluate.condition_parser import ParsedCondition, parse, spelled_out
 from attnscope.evaluate.harness_run import evaluate_harness, is_harness
 from attnscope.evaluate.intervention_effects import effects
 from attnscope.evaluate.jsonl import read_lines, replace_whole, written_lines
@@ -164,7 +164,7 @@ def _prompts(asked: Evaluation, given: Task, tokenizer: Any) -> list[Any]:
 
 def _answer(
     asked: Evaluation,
-    condition: WrittenCondition,
+    condition: ParsedCondition,
     given: Task,
     model: Any,
     tokenizer: Any,

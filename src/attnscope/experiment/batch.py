@@ -18,11 +18,11 @@ import torch
 
 from attnscope.capture.stored_rows import binned, bins_of
 from attnscope.experiment.cells import Batch, Cell
-from attnscope.experiment.condition_batch import Padded
+from attnscope.experiment.condition_batch import ConditionBatch
 from attnscope.experiment.intervene import intervening
-from attnscope.experiment.model_pass import Passed, answered, passed_through
+from attnscope.experiment.model_pass import PassResult, answered, passed_through
 from attnscope.experiment.plan import ModelPlan
-from attnscope.experiment.results import Column, Measured, Profile, Reading, Series
+from attnscope.experiment.results import Column, HeadValues, Measured, Profile, QueryValues
 from attnscope.measures.layer import Array, Layer, side_by_side
 from attnscope.measures.measure import Measure, Numbers
 from attnscope.measures.registry import MEASURES
@@ -35,7 +35,7 @@ def measure_batch(
 ) -> dict[str, Measured]:
     """Every condition of a batch, the base first: one forward pass each, or one answer."""
     wanted = [measure for measure in MEASURES.values() if measure.name in experiment.measures]
-    base: Passed | None = None
+    base: PassResult | None = None
     measured = {}
     for condition, cells in batch.cells.items():
         asked = [measure for measure in wanted if not measure.pair or base is not None]
@@ -55,11 +55,11 @@ def _run(
     model: Any,
     cells: tuple[Cell, ...],
     wanted: list[Measure],
-    base: Passed | None,
-) -> Iterator[Passed]:
+    base: PassResult | None,
+) -> Iterator[PassResult]:
     """One condition: its texts read, or its prompts answered."""
     what = experiment.conditions[cells[0].condition]
-    padded = Padded(experiment, plan, cells)
+    padded = ConditionBatch(experiment, plan, cells)
 
     def changed(batch: PaddedBatch) -> AbstractContextManager[None]:
         return intervening(what, model, plan.tokenizer, batch, experiment.classes.values())
@@ -82,15 +82,17 @@ Layers = list[tuple[int, list[int], Layer]]
 
 
 def _measure(
-    experiment: Experiment, plan: ModelPlan, asked: list[Measure], passed: Passed
+    experiment: Experiment, plan: ModelPlan, asked: list[Measure], passed: PassResult
 ) -> Measured:
-    readings: list[Reading] = []
+    readings: list[HeadValues] = []
     profiles: dict[str, Profile] = {}
-    series: list[Series] = []
+    series: list[QueryValues] = []
     for queries in experiment.queries:
         layers = list(passed.layers(queries))
         joined = side_by_side([layer for _, _, layer in layers])
-        stored = Reading(queries, [(layer, head) for layer, heads, _ in layers for head in heads])
+        stored = HeadValues(
+            queries, [(layer, head) for layer, heads, _ in layers for head in heads]
+        )
         for measure in asked:
             if measure.level == "token":
                 profiles[queries] = _profile(measure, plan, layers)
@@ -102,7 +104,7 @@ def _measure(
                 _add(stored, measure, experiment, [layer for _, _, layer in layers], passed)
             elif queries == experiment.queries[0]:  # every choice of queries makes the same
                 heads = _heads_of_layers(measure, layers)
-                alone = Reading("all", heads)
+                alone = HeadValues("all", heads)
                 _add(alone, measure, experiment, [layer for _, _, layer in layers], passed)
                 readings.append(alone)
         if stored.columns:
@@ -120,11 +122,11 @@ def _heads_of_layers(measure: Measure, layers: Layers) -> list[tuple[int, int | 
 
 
 def _add(
-    reading: Reading,
+    reading: HeadValues,
     measure: Measure,
     experiment: Experiment,
     layers: Sequence[Layer],
-    passed: Passed,
+    passed: PassResult,
 ) -> None:
     """The numbers of a measure, under each of the experiment's choices that it goes over."""
     for columns, view in _views(measure, experiment, passed):
@@ -134,7 +136,7 @@ def _add(
 
 
 def _views(
-    measure: Measure, experiment: Experiment, passed: Passed
+    measure: Measure, experiment: Experiment, passed: PassResult
 ) -> Iterator[tuple[list[Column], dict[str, Any]]]:
     """Each of the experiment's choices that a measure goes over: its columns, and what a layer has
     to see."""
@@ -155,8 +157,8 @@ def _series(
     plan: ModelPlan,
     queries: str,
     layers: Layers,
-    passed: Passed,
-) -> list[Series]:
+    passed: PassResult,
+) -> list[QueryValues]:
     """The numbers of single queries, as means over bins of positions."""
     found = []
     for columns, view in _views(measure, experiment, passed):
@@ -179,7 +181,7 @@ def _series(
         counts = (where >= 0).cpu()
         count.scatter_add_(1, where.cpu().clamp(min=0) // experiment.bin, counts.long())
         found.append(
-            Series(
+            QueryValues(
                 queries, heads, columns, first.numpy(), count.numpy(), torch.cat(parts, 1).numpy()
             )
         )

@@ -18,7 +18,7 @@ from attnscope.tokens import Alignment, TokenizedPrompt
 
 
 @dataclass(frozen=True)
-class Answer:
+class Completion:
     """What a model generated after a prompt."""
 
     ids: tuple[int, ...]
@@ -36,7 +36,7 @@ class Cell:
     tokens: TokenizedPrompt
     alignment: Alignment | None
     """With the base's cell; None in the base itself."""
-    answer: Answer | None = None
+    answer: Completion | None = None
     """There once the model has given it."""
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from attnscope.capture.scope import Scope
 from attnscope.capture.watch import watch
 from attnscope.errors import InputError
-from attnscope.experiment.cells import Answer, Cell
+from attnscope.experiment.cells import Cell, Completion
 from attnscope.experiment.unpad import to_left
 from attnscope.spec.generate import GENERATED, Generate
 from attnscope.tokens import Region, TokenizedPrompt, pad, spelled
@@ -147,7 +147,7 @@ def with_answer(cell: Cell, new: Sequence[int], tokenizer: Any) -> Cell:
     if len(new) > 1:
         fed = spelled(new[:-1], tokenizer)
         longer = _extended(cell.tokens, fed.prompt.text, fed.ids, fed.offsets)
-    return replace(cell, tokens=longer, answer=Answer(tuple(new), text))
+    return replace(cell, tokens=longer, answer=Completion(tuple(new), text))
 
 
 def with_room(cell: Cell, generate: Generate) -> Cell:

@@ -22,7 +22,7 @@ from attnscope.tokens import pad
 from attnscope.tokens.tokenized import Mask
 
 
-class Padded:
+class ConditionBatch:
     """The cells of one condition as a rectangle, and what its tokens are. Padded on the right."""
 
     def __init__(self, experiment: Experiment, plan: ModelPlan, cells: tuple[Cell, ...]):

@@ -14,7 +14,7 @@ from attnscope.capture import sites
 from attnscope.capture.layer_activations import Activations, hold
 from attnscope.capture.record import Limits, limits_of, tallying
 from attnscope.capture.scope import Scope
-from attnscope.capture.token_sums import Tally
+from attnscope.capture.token_sums import TokenSums
 from attnscope.capture.watch import watch
 
 
@@ -28,7 +28,7 @@ def forward(
     activations: bool = False,
     limits: Limits | None = None,
     **options: Any,
-) -> Iterator[tuple[dict[str, Scope], Activations | None, dict[int, Tally]]]:
+) -> Iterator[tuple[dict[str, Scope], Activations | None, dict[int, TokenSums]]]:
     """One scope for each of the choices of queries; the activations, which are held inside the
     `with` alone; and, where there are limits to count them by, what MLPs made."""
     base, inputs = _layers_alone(model, inputs)
@@ -39,7 +39,7 @@ def forward(
         for name, queries in choices.items():
             watching = watch(model, layers=layers, queries=queries, **options)
             scopes[name] = undo.enter_context(watching)
-        tallies: dict[int, Tally] = {}
+        tallies: dict[int, TokenSums] = {}
         if limits is not None:
             tallies = undo.enter_context(tallying(model, layers, limits))
         base(**inputs)

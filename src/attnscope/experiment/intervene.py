@@ -12,7 +12,7 @@ import torch
 from attnscope.interventions.arm import arm
 from attnscope.interventions.knockout import knockout
 from attnscope.interventions.steer import steer
-from attnscope.spec.conditions import Condition, Cut
+from attnscope.spec.conditions import Condition, KnockoutSpec
 from attnscope.tokens import ClassSet
 from attnscope.tokens.tokenized import Mask, PaddedBatch
 
@@ -48,7 +48,9 @@ def intervening(
         yield
 
 
-def _keys(cut: Cut, tokenizer: Any, batch: PaddedBatch, classes: Iterable[ClassSet]) -> Mask:
+def _keys(
+    cut: KnockoutSpec, tokenizer: Any, batch: PaddedBatch, classes: Iterable[ClassSet]
+) -> Mask:
     """[B, N]: the tokens meant."""
     keys = batch.real.copy() if cut.region is None else batch.mask(cut.region, some=True)
     if cut.tokens is None:

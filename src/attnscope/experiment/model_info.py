@@ -15,7 +15,7 @@ from attnscope.loading import find, load_config
 
 
 @dataclass(frozen=True)
-class ModelFacts:
+class ModelInfo:
     """A model by its configuration."""
 
     name: str
@@ -31,13 +31,13 @@ class ModelFacts:
     """One of the zoo's: tiny, and trained by us."""
 
 
-def facts_of(name: str) -> ModelFacts:
+def facts_of(name: str) -> ModelInfo:
     """Ask the configuration and the files, not the weights."""
     source = find(name)
     config = load_config(source.pinned)
     text = config.get_text_config()
     heads = getattr(text, "num_attention_heads", None)
-    return ModelFacts(
+    return ModelInfo(
         name=name,
         pinned=source.pinned,
         revision=source.revision,
@@ -49,7 +49,7 @@ def facts_of(name: str) -> ModelFacts:
     )
 
 
-def chosen(facts: ModelFacts, label: str, what: str, wanted: Any) -> tuple[int, ...] | None:
+def chosen(facts: ModelInfo, label: str, what: str, wanted: Any) -> tuple[int, ...] | None:
     """The layers to measure, or the heads to store; None for all of them. Refuses one that the
     model does not have."""
     if wanted == "all":

@@ -17,16 +17,16 @@ import torch
 from attnscope.capture.layer_activations import Activations
 from attnscope.capture.record import Limits
 from attnscope.capture.scope import Scope
-from attnscope.capture.token_sums import Tally
+from attnscope.capture.token_sums import TokenSums
 from attnscope.errors import InputError
 from attnscope.experiment.cells import Cell
 from attnscope.experiment.completion import answering, with_answer, with_room
-from attnscope.experiment.condition_batch import Padded
+from attnscope.experiment.condition_batch import ConditionBatch
 from attnscope.experiment.forward import forward, thresholds
 from attnscope.experiment.plan import ModelPlan
 from attnscope.experiment.unpad import texts_single, texts_sums
 from attnscope.measures.activation_shape import EDGES
-from attnscope.measures.layer import Against, Array, Layer, Single, Sums
+from attnscope.measures.layer import Array, Baseline, Layer, PerQuery, Sums
 from attnscope.measures.measure import Measure, Need
 from attnscope.spec.experiment import Experiment
 
@@ -36,22 +36,22 @@ _POINTS: set[Need] = {"values", "heads", "outputs"}
 
 
 @dataclass(eq=False, kw_only=True)
-class Passed:
+class PassResult:
     """What one condition showed, and the base it is compared with."""
 
-    padded: Padded
+    padded: ConditionBatch
     sums: dict[str, dict[int, tuple[list[int], Sums]]]
     """By queries and layer."""
-    single: dict[str, dict[int, Single]]
+    single: dict[str, dict[int, PerQuery]]
     """The same, where a measure needs it; there while the pass is."""
     made: Made
     tables: dict[str, Array]
     """By class set: of which class each group of queries is."""
-    base: Passed | None
+    base: PassResult | None
     limits: Limits | None = None
     """What near zero and large mean for each prompt: in the base, and in its variants too."""
 
-    def held(self) -> Passed:
+    def held(self) -> PassResult:
         """What variants are compared with, and no more: not what is only read within a prompt."""
         sums = {
             queries: {
@@ -70,7 +70,7 @@ class Passed:
         for layer, (heads, sums) in self.sums[queries].items():
             pair = None
             if self.base is not None:
-                pair = Against(
+                pair = Baseline(
                     base=self.base.sums[queries][layer][1],
                     twin=self.padded.twin,
                     inserted=self.padded.inserted,
@@ -97,10 +97,10 @@ def passed_through(
     experiment: Experiment,
     plan: ModelPlan,
     model: Any,
-    padded: Padded,
+    padded: ConditionBatch,
     wanted: list[Measure],
-    base: Passed | None,
-) -> Iterator[Passed]:
+    base: PassResult | None,
+) -> Iterator[PassResult]:
     """The forward pass of a condition; what layers made is there inside the `with` alone."""
     needs = {need for measure in wanted for need in measure.needs}
     choices = {name: padded.queries(name) for name in experiment.queries}
@@ -123,7 +123,7 @@ def passed_through(
         activations=bool(needs & _POINTS),
         limits=limits,
     ) as (scopes, held, tallies):
-        yield Passed(
+        yield PassResult(
             padded=padded,
             sums={name: _stored(scopes[name], plan, choices[name]) for name in choices},
             single={
@@ -144,14 +144,14 @@ def answered(
     model: Any,
     cells: tuple[Cell, ...],
     wanted: list[Measure],
-    base: Passed | None,
-) -> Iterator[Passed]:
+    base: PassResult | None,
+) -> Iterator[PassResult]:
     """The same of a model that answers: the prompts and every token that it was fed; without sums
     where none was."""
     assert experiment.generate is not None
     generate = experiment.generate
     needs = {need for measure in wanted for need in measure.needs}
-    longest = Padded(experiment, plan, tuple(with_room(cell, generate) for cell in cells))
+    longest = ConditionBatch(experiment, plan, tuple(with_room(cell, generate) for cell in cells))
     choices = {name: longest.queries(name) for name in experiment.queries}
     with answering(
         model,
@@ -164,8 +164,10 @@ def answered(
         keep="rows" in needs,
     ) as (scopes, answers, left):
         each = zip(cells, answers, strict=True)
-        padded = Padded(experiment, plan, tuple(with_answer(*one, plan.tokenizer) for one in each))
-        found = Passed(padded=padded, sums={}, single={}, made={}, tables={}, base=base)
+        padded = ConditionBatch(
+            experiment, plan, tuple(with_answer(*one, plan.tokenizer) for one in each)
+        )
+        found = PassResult(padded=padded, sums={}, single={}, made={}, tables={}, base=base)
         for name in choices if max(map(len, answers)) > 1 else ():
             stored = _stored(scopes[name], plan, choices[name])
             found.sums[name] = {
@@ -180,7 +182,7 @@ def answered(
         yield found
 
 
-def _seed(experiment: Experiment, padded: Padded) -> int:
+def _seed(experiment: Experiment, padded: ConditionBatch) -> int:
     """Of the queries that are sampled: one for each batch, the same under every condition. One for
     all would draw the same places of every prompt, and what that misses would not average out.
     """
@@ -189,7 +191,7 @@ def _seed(experiment: Experiment, padded: Padded) -> int:
 
 
 def _made(
-    held: Activations | None, points: set[Need], tallies: dict[int, Tally], limits: Limits
+    held: Activations | None, points: set[Need], tallies: dict[int, TokenSums], limits: Limits
 ) -> Made:
     made: Made = {}
     if held is not None:
@@ -222,13 +224,13 @@ def _stored(scope: Scope, plan: ModelPlan, chosen: Any) -> dict[int, tuple[list[
     return found
 
 
-def _single(scope: Scope, plan: ModelPlan, chosen: Any) -> dict[int, Single]:
+def _single(scope: Scope, plan: ModelPlan, chosen: Any) -> dict[int, PerQuery]:
     """By layer: what single queries look at; nan where no token is meant."""
     found = {layer: scope.single(layer, plan.heads) for layer in scope.layers}
     if chosen is not None:
         return found
 
-    def nothing(single: Single, name: str, *asked: Any) -> Any:
+    def nothing(single: PerQuery, name: str, *asked: Any) -> Any:
         told = single.read(name, *asked)
         return told * np.nan if isinstance(told, torch.Tensor) else [t * np.nan for t in told]
 

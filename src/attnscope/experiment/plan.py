@@ -22,7 +22,7 @@ import numpy as np
 
 from attnscope.errors import AttnscopeWarning, InputError, unknown
 from attnscope.experiment.cells import Batch, Cell, batch_of
-from attnscope.experiment.model_info import ModelFacts, chosen, facts_of
+from attnscope.experiment.model_info import ModelInfo, chosen, facts_of
 from attnscope.experiment.prompt_list import facts_told, identified, samples_of
 from attnscope.experiment.variants import Row, rows_of
 from attnscope.loading import load_config, load_tokenizer, model_class
@@ -41,7 +41,7 @@ class ModelPlan:
     """What one model has to do."""
 
     label: str
-    facts: ModelFacts
+    facts: ModelInfo
     tokenizer: Any
     layers: tuple[int, ...] | None
     """None is all of them, as with the heads."""
@@ -110,12 +110,12 @@ def _make_plan(experiment: Experiment) -> Plan:
         }
     )
     experiment = _with_chat_settled(experiment, tokenizers)
-    laid: dict[int, _Laid] = {}  # by tokenizer: the same for all models that have it
+    laid: dict[int, _TokenizedPrompts] = {}  # by tokenizer: the same for all models that have it
     models = []
     for label, tokenizer in tokenizers.items():
         if id(tokenizer) not in laid:
             prompts = [sample.prompt for sample in samples]
-            laid[id(tokenizer)] = _Laid(rows_of(experiment, label, prompts, tokenizer))
+            laid[id(tokenizer)] = _TokenizedPrompts(rows_of(experiment, label, prompts, tokenizer))
             _check_regions(experiment, label, laid[id(tokenizer)].rows)
         models.append(
             _plan_model(experiment, label, facts[label], tokenizer, laid[id(tokenizer)], device)
@@ -143,7 +143,7 @@ def _shared(tokenizers: dict[str, Any]) -> dict[str, Any]:
     return tokenizers
 
 
-class _Laid:
+class _TokenizedPrompts:
     """Every prompt under every condition as one tokenizer writes it, and what is asked of all."""
 
     def __init__(self, rows: list[Row]):
@@ -178,9 +178,9 @@ def _with_chat_settled(experiment: Experiment, tokenizers: dict[str, Any]) -> Ex
 def _plan_model(
     experiment: Experiment,
     label: str,
-    facts: ModelFacts,
+    facts: ModelInfo,
     tokenizer: Any,
-    laid: _Laid,
+    laid: _TokenizedPrompts,
     device: str,
 ) -> ModelPlan:
     layers = chosen(facts, label, "layer", experiment.layers)
@@ -226,7 +226,9 @@ def _plan_model(
     )
 
 
-def _check_fit(experiment: Experiment, label: str, name: str, tokenizer: Any, laid: _Laid) -> None:
+def _check_fit(
+    experiment: Experiment, label: str, name: str, tokenizer: Any, laid: _TokenizedPrompts
+) -> None:
     """Every text within the model's positions and vocabulary, and begun as the model expects."""
     config = load_config(name)
     room = 0

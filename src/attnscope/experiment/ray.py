@@ -64,7 +64,7 @@ def on_ray(
             where = folder if is_far(folder) else folder.absolute()
             given = ray.put((alone, where, threads, load_within))
             kind = ray.remote(**needs)(_Worker)
-            crew = _Crew(ray, lambda: kind.remote(given), folder, _Queue(pending), mixed)
+            crew = _WorkerPool(ray, lambda: kind.remote(given), folder, _Queue(pending), mixed)
             yield from crew.work(min(number, len(pending)))
 
     return measured
@@ -154,7 +154,7 @@ class _Queue:
 
 
 @dataclass(eq=False)
-class _Hand:
+class _WorkerHandle:
     """A worker as the crew sees it."""
 
     actor: Any
@@ -165,14 +165,14 @@ class _Hand:
     """By the answer that is waited for."""
 
 
-class _Crew:
+class _WorkerPool:
     """Hands out the work and takes in what was done."""
 
     def __init__(self, ray: Any, hire: Any, folder: Path, queue: _Queue, mixed: bool = False):
         self.ray, self.hire, self.queue = ray, hire, queue
         self.folder, self.mixed = folder, mixed
         self.known: list[dict[str, Any]] = [{}]  # kinds of nodes, by what is different there
-        self.hands: list[_Hand] = []
+        self.hands: list[_WorkerHandle] = []
         self.lost: Counter[str] = Counter()  # workers, by the batch they were lost over
         self.in_vain = 0  # workers lost in a row
 
@@ -209,9 +209,9 @@ class _Crew:
 
     def _another(self) -> None:
         actor = self.hire()
-        self.hands.append(_Hand(actor, actor.elsewhere.remote()))
+        self.hands.append(_WorkerHandle(actor, actor.elsewhere.remote()))
 
-    def _give(self, hand: _Hand) -> None:
+    def _give(self, hand: _WorkerHandle) -> None:
         busy = Counter(other.label for other in self.hands if other.label is not None)
         while len(hand.doing) < AHEAD:
             work = self.queue.next(hand.label, busy)
@@ -223,7 +223,7 @@ class _Crew:
             measured = hand.actor.measured.options(name=name)
             hand.doing[measured.remote(hand.label, work.batch)] = work
 
-    def _replace(self, hand: _Hand, error: Exception) -> Iterator[Done]:
+    def _replace(self, hand: _WorkerHandle, error: Exception) -> Iterator[Done]:
         """A worker was lost: its work goes to another, unless it is the work that kills."""
         self.hands.remove(hand)
         self.in_vain += 1

@@ -34,7 +34,7 @@ class Column(NamedTuple):
 
 
 @dataclass(eq=False)
-class Reading:
+class HeadValues:
     """The numbers of one condition under one choice of queries."""
 
     queries: str
@@ -59,7 +59,7 @@ class Profile(NamedTuple):
     """By name [B, S, K]."""
 
 
-class Series(NamedTuple):
+class QueryValues(NamedTuple):
     """Numbers for each query of some heads, or for bins of queries."""
 
     queries: str
@@ -78,10 +78,10 @@ class Series(NamedTuple):
 class Measured:
     """The numbers of one condition of a batch."""
 
-    readings: list[Reading]
+    readings: list[HeadValues]
     profiles: dict[str, Profile]
     """By queries; empty if not asked for."""
-    series: list[Series] = field(default_factory=list)
+    series: list[QueryValues] = field(default_factory=list)
     """Of measures at level `query`."""
     cells: tuple[Cell, ...] = ()
     """As they were measured, where that is more than was planned: with the model's answers."""

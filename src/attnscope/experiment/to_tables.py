@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from attnscope.experiment.cells import Cell
 from attnscope.experiment.plan import ModelPlan
-from attnscope.experiment.results import Column, Measured, Series
+from attnscope.experiment.results import Column, Measured, QueryValues
 from attnscope.run.schemas import BY_QUERY, POSITIONS, TOKENS, VALUES
 from attnscope.spec.experiment import Experiment
 from attnscope.tokens import read_vocabulary
@@ -125,7 +125,7 @@ def query_table(label: str, cells: Sequence[Cell], measured: Measured, order: Ro
     return pl.concat(parts), np.array([part.height for part in parts])
 
 
-def _of_series(label: str, cell: Cell, row: int, series: Series) -> pl.DataFrame:
+def _of_series(label: str, cell: Cell, row: int, series: QueryValues) -> pl.DataFrame:
     there = series.positions[row] >= 0
     S, N, C = len(series.heads), int(there.sum()), len(series.columns)
     layers, heads = np.array(series.heads, dtype=np.int16).reshape(-1, 2).T

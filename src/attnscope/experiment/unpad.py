@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.measures.layer import Single, Sums
+from attnscope.measures.layer import PerQuery, Sums
 
 
 def to_left(values: Tensor, left: Tensor, width: int, fill: float = 0) -> Tensor:
@@ -59,7 +59,7 @@ def texts_sums(sums: Sums, left: Tensor, width: int) -> Sums:
     )
 
 
-def texts_single(single: Single, left: Tensor, keys: int) -> Single:
+def texts_single(single: PerQuery, left: Tensor, keys: int) -> PerQuery:
     """Single queries of a batch, by positions in the texts; `keys` are those of the batch."""
     padding = left.to(single.positions)[:, None]
 

@@ -49,7 +49,7 @@ Row = dict[str, tuple[TokenizedPrompt, Alignment | None]]
 
 def rows_of(experiment: Experiment, label: str, prompts: list[Prompt], tokenizer: Any) -> list[Row]:
     """Every prompt under every condition, as this tokenizer writes it."""
-    at = _At()
+    at = _PromptCounter()
     render = partial(_rendered, tokenizer=tokenizer, chat=bool(experiment.chat))
     try:
         if isinstance(experiment.prompts, TokenPrompts):
@@ -57,7 +57,7 @@ def rows_of(experiment: Experiment, label: str, prompts: list[Prompt], tokenizer
             drawn = (_drawn(of, n % of.count, tokenizer) for n in range(len(prompts)))
             bases = list(at.each(drawn))
         else:
-            first = _At()  # who is rendered is ahead of who is tokenised
+            first = _PromptCounter()  # who is rendered is ahead of who is tokenised
             rendered = first.each(_all_rendered(prompts, experiment, tokenizer, first))
             bases = list(at.each(tokenize_all(rendered, tokenizer)))
         wholes, bases = bases, [_cut(base, experiment.cut) for base in bases]
@@ -87,7 +87,7 @@ def rows_of(experiment: Experiment, label: str, prompts: list[Prompt], tokenizer
     return rows
 
 
-class _At:
+class _PromptCounter:
     """The prompt at hand, for errors."""
 
     number = 0
@@ -108,7 +108,7 @@ class _At:
 
 
 def _all_rendered(
-    prompts: list[Prompt], experiment: Experiment, tokenizer: Any, at: _At
+    prompts: list[Prompt], experiment: Experiment, tokenizer: Any, at: _PromptCounter
 ) -> Iterator[Prompt]:
     """The prompts as the model is to read them. Those that end alike go through the template many
     at a time, which is most of the work of a plan."""
@@ -151,7 +151,7 @@ def _inserted(
     bases: list[TokenizedPrompt],
     condition: Condition,
     tokenizer: Any,
-    at: _At,
+    at: _PromptCounter,
 ) -> Iterator[Variant]:
     """Every base, cut already where the experiment cuts, with its filler; by text they are
     tokenised many at a time, which is most of the work of a plan."""

@@ -12,7 +12,7 @@ import polars as pl
 
 from attnscope.figures.caption import layers_said, left_out, prompts_said
 from attnscope.figures.charts.common import nothing, panels, tips
-from attnscope.figures.describe import Words
+from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Figure, FigureNumbers, Request
 from attnscope.figures.near_zero import AFTER, in_panels
 from attnscope.figures.numbers import in_order, means, shown
@@ -120,12 +120,14 @@ def _inset(asked: Request, panel: str, conditions: list[str]) -> list[str]:
     return lines
 
 
-def _words(made: FigureNumbers[tuple[ValueRows, dict[str, list[str]]]], asked: Request) -> Words:
+def _words(
+    made: FigureNumbers[tuple[ValueRows, dict[str, list[str]]]], asked: Request
+) -> FigureText:
     found, insets = made.told
     conditions = made.data["series"].unique(maintain_order=True).to_list()
     inside = made.data.group_by("panel", "series").agg(pl.col("value").sum())["value"].to_list()
     beyond = 1 - min(inside)
-    return Words(
+    return FigureText(
         title="Activations, under one condition and another",
         caption=[
             f"{join(found.sources)}, {layers_said(found.layers)}, {AFTER}",

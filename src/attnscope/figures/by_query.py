@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from attnscope.figures.charts.lines import curves
-from attnscope.figures.describe import Words
+from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Figure, FigureNumbers, Option, Request
 from attnscope.figures.select import AbsentError
 from attnscope.figures.series import Along, along, along_words
@@ -82,7 +82,7 @@ def _across(asked: Request, size: int) -> str:
     return ALONG[asked.options["along"]] + bins
 
 
-def _words(made: FigureNumbers[Along], asked: Request) -> Words:
+def _words(made: FigureNumbers[Along], asked: Request) -> FigureText:
     found, lines, _ = made.told
     answers = asked.options["along"] == "answer"
     what = made.settings["y_title"]

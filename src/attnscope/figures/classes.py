@@ -10,7 +10,7 @@ import polars as pl
 from attnscope.figures.caption import hollow, left_out, measured, prompts_said, shown_of
 from attnscope.figures.charts.common import legend_of
 from attnscope.figures.charts.lines import layer_areas, layer_lines
-from attnscope.figures.describe import Words
+from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import COMBINE, Figure, FigureNumbers, Option, Request
 from attnscope.figures.numbers import between_models, in_order, intervals, means, shown
 from attnscope.figures.select import ValueRows, select
@@ -76,11 +76,11 @@ def by_class(
     )
 
 
-def words(made: FigureNumbers[ValueRows], asked: Request, *, what: str, **said: Any) -> Words:
+def words(made: FigureNumbers[ValueRows], asked: Request, *, what: str, **said: Any) -> FigureText:
     """What the figures of classes over layers say alike; `what` was measured."""
     found = made.told
     interval = made.settings["form"] == "lines" and intervals(made.data)
-    return Words(
+    return FigureText(
         caption=[
             shown_of(asked.run, asked.heads, found),
             f"{what}; {measured(found)}",
@@ -97,7 +97,7 @@ def words(made: FigureNumbers[ValueRows], asked: Request, *, what: str, **said: 
     )
 
 
-def _words(made: FigureNumbers[ValueRows], asked: Request) -> Words:
+def _words(made: FigureNumbers[ValueRows], asked: Request) -> FigureText:
     area = asked.options["form"] == "area"
     what = "Stacked areas" if area else "A line per class, its 95 % interval as a band"
     return words(

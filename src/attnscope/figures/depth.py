@@ -10,7 +10,7 @@ import polars as pl
 from attnscope.figures.caption import heads_said, keys_said, line_caption
 from attnscope.figures.charts.common import series_legend
 from attnscope.figures.charts.lines import layer_lines
-from attnscope.figures.describe import Words
+from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import COMBINE, Figure, FigureNumbers, Request
 from attnscope.figures.numbers import between_models, in_order, means, shown
 from attnscope.figures.select import ValueRows, select
@@ -61,10 +61,10 @@ def _numbers(asked: Request) -> FigureNumbers[ValueRows]:
     )
 
 
-def _words(made: FigureNumbers[ValueRows], asked: Request) -> Words:
+def _words(made: FigureNumbers[ValueRows], asked: Request) -> FigureText:
     found = made.told
     measures = made.data["measure"].unique(maintain_order=True).to_list()
-    return Words(
+    return FigureText(
         title=f"{' and '.join(TITLES[m] for m in measures).capitalize()}, layer by layer",
         caption=line_caption(
             *(asked, made.data, found, heads_said(asked.run, asked.heads, found)),

@@ -25,7 +25,7 @@ TIES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Words:
+class FigureText:
     """What a figure says about itself beyond its numbers."""
 
     title: str
@@ -55,7 +55,7 @@ class Words:
 
 def described(
     data: pl.DataFrame,
-    words: Words,
+    words: FigureText,
     differences: pl.DataFrame | None = None,
     claims: Section | None = None,
     over: str = "prompts",
@@ -91,7 +91,7 @@ def _place(row: Mapping[str, Any], places: Mapping[str, str]) -> str:
     return ", ".join(named)
 
 
-def _parts(data: pl.DataFrame, words: Words) -> list[tuple[str, pl.DataFrame]]:
+def _parts(data: pl.DataFrame, words: FigureText) -> list[tuple[str, pl.DataFrame]]:
     """The parts that have extremes of their own, each with its name in brackets."""
     found = []
     for name, keep in (words.parts or {"": pl.lit(True)}).items():
@@ -106,7 +106,7 @@ def _parts(data: pl.DataFrame, words: Words) -> list[tuple[str, pl.DataFrame]]:
     return found
 
 
-def _extremes(data: pl.DataFrame, words: Words) -> list[str]:
+def _extremes(data: pl.DataFrame, words: FigureText) -> list[str]:
     lines = []
     places = {c: form for c, form in words.places.items() if c not in words.split}
     # What rests on fewer prompts than the rest is told with its n.
@@ -136,7 +136,7 @@ def _extremes(data: pl.DataFrame, words: Words) -> list[str]:
     return lines
 
 
-def _order(data: pl.DataFrame, words: Words) -> list[str]:
+def _order(data: pl.DataFrame, words: FigureText) -> list[str]:
     if words.order is None:
         return []
     others = [c for c in words.places if c != words.order]
@@ -160,7 +160,7 @@ def _order(data: pl.DataFrame, words: Words) -> list[str]:
 
 
 def _differences(
-    found: pl.DataFrame | None, words: Words, over: str
+    found: pl.DataFrame | None, words: FigureText, over: str
 ) -> tuple[list[str], list[Items]]:
     """What holds up, as `compare` finds, and what does not: in general, and one by one."""
     if found is None or found.is_empty():
@@ -198,7 +198,7 @@ def _differences(
     ]
 
 
-def _difference(row: Mapping[str, Any], words: Words) -> str:
+def _difference(row: Mapping[str, Any], words: FigureText) -> str:
     where = _place(row, {c: f for c, f in words.places.items() if c in row})
     said = (
         f"{where}{': ' if where else ''}{visible(row['of'])} minus {visible(row['minus'])} = "

@@ -11,7 +11,7 @@ import polars as pl
 from attnscope.errors import InputError
 from attnscope.figures.caption import keys_said, layers_said, left_out, prompts_said
 from attnscope.figures.charts.matrix import head_matrices
-from attnscope.figures.describe import Words
+from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Figure, FigureNumbers, Option, Request
 from attnscope.figures.head_panels import MEASURE, of_heads
 from attnscope.figures.numbers import LEVEL, Over, in_order, shown
@@ -129,13 +129,13 @@ def _pair(found: ValueRows, base: str, over: str | None) -> tuple[Over, str, str
     )
 
 
-def _words(made: FigureNumbers[Compared], asked: Request) -> Words:
+def _words(made: FigureNumbers[Compared], asked: Request) -> FigureText:
     told, colours, show = made.told, asked.theme.diverging, asked.options["show"]
     found = told.found
     held = "condition" if told.over == "model" else "model"
     classes = f"; class set: {found.classes}" if found.classes else ""
     panels = join(made.data["item"].unique(maintain_order=True).to_list())
-    return Words(
+    return FigureText(
         title=f"{told.measure.capitalize()}: {told.of} against {told.minus}, head by head",
         caption=[
             f"{told.of} minus {told.minus}, {held} {told.fixed}; {layers_said(found.layers)}, "

@@ -17,11 +17,11 @@ import polars as pl
 from attnscope.errors import InputError, unknown
 from attnscope.figures.blocks import Section, as_markdown
 from attnscope.figures.caption import caption, tiny, unfinished
-from attnscope.figures.describe import Words, described
+from attnscope.figures.describe import FigureText, described
 from attnscope.figures.select import AbsentError, Choice
 from attnscope.figures.theme import Style, Theme, theme_named
-from attnscope.figures.verdict_cache import Judged
-from attnscope.stats.resampling import Sources
+from attnscope.figures.verdict_cache import VerdictCache
+from attnscope.stats.resampling import ResamplingUnits
 
 if TYPE_CHECKING:
     from attnscope.run.store import Run
@@ -68,8 +68,8 @@ class Request:
     width: float | None
     """Of the chart, if it was given."""
     options: Mapping[str, Any]
-    judged: Judged
-    sources: Sources
+    judged: VerdictCache
+    sources: ResamplingUnits
     """What intervals and tests resample."""
 
     @property
@@ -118,7 +118,7 @@ class Figure(Generic[T]):
     chart: Callable[..., Any]
     """From the data, a `Style` and the settings to an altair chart; its docstring names the
     columns, so that a table of one's own can be drawn with it."""
-    words: Callable[[FigureNumbers[T], Request], Words]
+    words: Callable[[FigureNumbers[T], Request], FigureText]
     height: float = 240
     """Of a panel, unless told."""
     options: Mapping[str, Option] = field(default_factory=dict)
@@ -220,7 +220,7 @@ def draw(
     *,
     theme: str | Theme = "published",
     dark: bool = False,
-    judged: Judged | None = None,
+    judged: VerdictCache | None = None,
     **given: Any,
 ) -> Drawing:
     """A figure of a run: numbers, then words about them, then a chart of them."""
@@ -232,8 +232,8 @@ def draw(
         theme=theme_named(theme, dark=dark),
         width=given.get("width"),
         options=options,
-        judged=judged or Judged(run, **units),
-        sources=Sources(run.prompts, **units),
+        judged=judged or VerdictCache(run, **units),
+        sources=ResamplingUnits(run.prompts, **units),
     )
     try:
         found = figure.numbers(asked)
@@ -254,7 +254,7 @@ def draw(
 def draw_table(
     name: str,
     data: pl.DataFrame,
-    words: Words,
+    words: FigureText,
     chart: Callable[..., Any],
     *,
     width: float,
@@ -271,7 +271,7 @@ def draw_table(
 def _drawing(
     name: str,
     found: FigureNumbers[Any],
-    words: Words,
+    words: FigureText,
     described_as: tuple[list[Section], str],
     chart: Callable[..., Any],
     style: Style,

@@ -9,7 +9,7 @@ import polars as pl
 
 from attnscope.errors import InputError, unknown
 from attnscope.figures.charts.profile import Y_TITLE, profile_pairs
-from attnscope.figures.describe import Words
+from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Figure, FigureNumbers, Request
 from attnscope.figures.numbers import means, shown
 from attnscope.figures.profiles import (
@@ -88,7 +88,7 @@ def _conditions(asked: Request) -> tuple[str, str]:
     return base, wanted[0]
 
 
-def _words(made: FigureNumbers[Panels], asked: Request) -> Words:
+def _words(made: FigureNumbers[Panels], asked: Request) -> FigureText:
     (base, variant), data, theme = made.told.conditions, made.data, asked.theme
     heads = count(made.told.heads.height, "head")
     over = "λ over all prompts is under Notes where it was measured."

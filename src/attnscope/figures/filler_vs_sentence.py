@@ -11,7 +11,7 @@ import polars as pl
 
 from attnscope.errors import InputError
 from attnscope.figures.charts.profile import Y_TITLE, profile_pairs
-from attnscope.figures.describe import Words
+from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Figure, FigureNumbers, Request
 from attnscope.figures.numbers import differences, shown
 from attnscope.figures.profiles import (
@@ -106,7 +106,7 @@ def _uniformity(made: FigureNumbers[Panels], asked: Request) -> pl.DataFrame | N
     return table.with_columns(pl.lit(said).alias("panel"))
 
 
-def _words(made: FigureNumbers[Panels], asked: Request) -> Words:
+def _words(made: FigureNumbers[Panels], asked: Request) -> FigureText:
     filler, sentence = made.told.conditions
     spans = made.data.filter(pl.col("panel") == SPAN)
     lengths = spans.group_by(*PLACE, "series").agg(pl.col("tokens").sum())

@@ -9,7 +9,7 @@ import polars as pl
 
 from attnscope.figures.caption import left_out, measured, prompts_said, shown_of
 from attnscope.figures.charts.matrix import matrices
-from attnscope.figures.describe import Words
+from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import COMBINE, Figure, FigureNumbers, Request
 from attnscope.figures.numbers import between_models, in_order, means, shown
 from attnscope.figures.select import ValueRows, select
@@ -21,7 +21,7 @@ WRITTEN = 8
 """The most classes whose numbers are written into the cells."""
 
 
-Told = tuple[ValueRows, int, list[str]]
+SensitivityText = tuple[ValueRows, int, list[str]]
 """The rows; how many layers the run has; classes that get exactly nothing, from whomever."""
 
 
@@ -51,7 +51,7 @@ def _chart(frame: pl.DataFrame, style: Style) -> Any:
     )
 
 
-def _numbers(asked: Request) -> FigureNumbers[Told]:
+def _numbers(asked: Request) -> FigureNumbers[SensitivityText]:
     found = select(asked.run, asked.choice, ["flow"], base_only=True)
     total = len(found.layers)
     if asked.choice.layers is None:
@@ -82,9 +82,9 @@ def _in_order(classes: list[str], some: Any) -> list[str]:
     return [name for name in classes if name in set(some)] + sorted(set(some) - set(classes))
 
 
-def _words(made: FigureNumbers[Told], asked: Request) -> Words:
+def _words(made: FigureNumbers[SensitivityText], asked: Request) -> FigureText:
     (found, total, empty), colours = made.told, asked.theme.sequential
-    return Words(
+    return FigureText(
         title="Flow of attention between classes of tokens",
         caption=[
             shown_of(asked.run, asked.heads, found, total),

@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from attnscope.figures.charts.matrix import head_matrices
-from attnscope.figures.describe import Words
+from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Figure, FigureNumbers, Request
 from attnscope.figures.head_panels import MEASURE, OfHeads, heads_caption, means_of_heads
 from attnscope.figures.text_format import count, join
@@ -48,9 +48,9 @@ def _numbers(asked: Request) -> FigureNumbers[OfHeads]:
     return replace(made, settings={"value_title": made.told.measure}, width=width)
 
 
-def _words(made: FigureNumbers[OfHeads], asked: Request) -> Words:
+def _words(made: FigureNumbers[OfHeads], asked: Request) -> FigureText:
     told, colours = made.told, _colours(made.data, asked.theme)
-    return Words(
+    return FigureText(
         title=f"{told.measure.capitalize()} of every head",
         caption=heads_caption(made, asked, interval=False),
         models=told.found.sources,

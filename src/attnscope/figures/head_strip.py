@@ -10,7 +10,7 @@ from dataclasses import replace
 import polars as pl
 
 from attnscope.figures.charts.dots import FEW, MANY, head_strip
-from attnscope.figures.describe import Words
+from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Figure, FigureNumbers, Request
 from attnscope.figures.head_panels import MEASURE, OfHeads, heads_caption, means_of_heads
 from attnscope.figures.numbers import intervals
@@ -36,11 +36,11 @@ def _numbers(asked: Request) -> FigureNumbers[OfHeads]:
     )
 
 
-def _words(made: FigureNumbers[OfHeads], asked: Request) -> Words:
+def _words(made: FigureNumbers[OfHeads], asked: Request) -> FigureText:
     drawn = intervals(made.data) and max(made.data["rank"]) < FEW
     many = max(made.data["rank"]) >= MANY
     layers = "Below: the layer of each head" if many else "Colour: layer"
-    return Words(
+    return FigureText(
         title=f"Heads by their {made.told.measure}",
         caption=[
             *heads_caption(made, asked, interval=drawn),

@@ -10,7 +10,7 @@ import polars as pl
 from attnscope.figures.caption import keys_said, layers_said, left_out, prompts_said
 from attnscope.figures.charts.dots import head_dots
 from attnscope.figures.charts.matrix import head_matrices
-from attnscope.figures.describe import Words
+from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Figure, FigureNumbers, Request
 from attnscope.figures.numbers import in_order, intervals, means, shown
 from attnscope.figures.select import ValueRows, select
@@ -76,9 +76,9 @@ def _numbers(asked: Request) -> FigureNumbers[ValueRows]:
     )
 
 
-def _words(made: FigureNumbers[ValueRows], asked: Request) -> Words:
+def _words(made: FigureNumbers[ValueRows], asked: Request) -> FigureText:
     found, names = made.told, made.data["panel"].unique(maintain_order=True).to_list()
-    return Words(
+    return FigureText(
         title="λ of every head",
         caption=[
             f"{join(found.models)}, {layers_said(found.layers)}, every head by itself",

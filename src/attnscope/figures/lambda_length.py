@@ -12,7 +12,7 @@ from attnscope.errors import InputError
 from attnscope.figures.caption import heads_said, line_caption
 from attnscope.figures.charts.common import series_legend
 from attnscope.figures.charts.lines import lines_over
-from attnscope.figures.describe import Words
+from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import COMBINE, Figure, FigureNumbers, Request
 from attnscope.figures.lambda_heads import NEEDS, TITLE, slope
 from attnscope.figures.numbers import in_order, means, shown
@@ -25,7 +25,7 @@ MOST = 8
 """The most layers shown where none were asked for."""
 
 
-Told = tuple[ValueRows, int, list[str], list[str]]
+SensitivityText = tuple[ValueRows, int, list[str], list[str]]
 """The rows; how many layers the run has; the fillers; conditions whose filler has one length only,
 which are not shown."""
 
@@ -36,7 +36,7 @@ def _chart(frame: pl.DataFrame, style: Style) -> Any:
     return lines_over(frame, style, **x, y_title=TITLE, rule=1.0)
 
 
-def _numbers(asked: Request) -> FigureNumbers[Told]:
+def _numbers(asked: Request) -> FigureNumbers[SensitivityText]:
     found = select(asked.run, asked.choice, ["lambda"])
     total = len(found.layers)
     if asked.choice.layers is None:
@@ -71,10 +71,10 @@ def _numbers(asked: Request) -> FigureNumbers[Told]:
     )
 
 
-def _words(made: FigureNumbers[Told], asked: Request) -> Words:
+def _words(made: FigureNumbers[SensitivityText], asked: Request) -> FigureText:
     found, total, fillers, lone = made.told
     others = f"; not of several lengths, so not shown: {join(lone)}" if lone else ""
-    return Words(
+    return FigureText(
         title="λ against the length of the filler",
         caption=line_caption(
             *(asked, made.data, found, heads_said(asked.run, asked.heads, found)),

@@ -6,7 +6,7 @@ Drawn from `mass` and `uniform`. This module must not know how a mass is measure
 import polars as pl
 
 from attnscope.figures.classes import NEEDS, by_class, chart, words
-from attnscope.figures.describe import Words
+from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import COMBINE, Figure, FigureNumbers, Request
 from attnscope.figures.select import ValueRows
 from attnscope.figures.text_format import number
@@ -26,7 +26,7 @@ def _against_one(frame: pl.DataFrame) -> str:
     )
 
 
-def _words(made: FigureNumbers[ValueRows], asked: Request) -> Words:
+def _words(made: FigureNumbers[ValueRows], asked: Request) -> FigureText:
     return words(
         made,
         asked,

@@ -10,7 +10,7 @@ import altair as alt
 import polars as pl
 
 from attnscope.figures.charts.matrix import head_matrices
-from attnscope.figures.describe import Words
+from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Drawing, draw_table
 from attnscope.figures.numbers import shown
 from attnscope.figures.text_format import join
@@ -26,7 +26,7 @@ def mass_effect(table: pl.DataFrame, *, of: str, **looks: Any) -> Drawing:
     )
     data = shown(mean)
     names = data["class"].unique(maintain_order=True).to_list()
-    words = Words(
+    words = FigureText(
         title=f"Mass and effect, head by head: {of}",
         caption=[
             "Above, the attention of the last prompt token on a class of tokens; below, the change "

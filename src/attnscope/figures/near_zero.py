@@ -11,7 +11,7 @@ import polars as pl
 from attnscope.figures.caption import keys_said, line_caption
 from attnscope.figures.charts.common import series_legend
 from attnscope.figures.charts.dots import side_by_side
-from attnscope.figures.describe import Words
+from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Figure, FigureNumbers, Request
 from attnscope.figures.numbers import differences, in_order, means, shown
 from attnscope.figures.select import ValueRows, select
@@ -66,9 +66,9 @@ def _numbers(asked: Request) -> FigureNumbers[ValueRows]:
     )
 
 
-def _words(made: FigureNumbers[ValueRows], asked: Request) -> Words:
+def _words(made: FigureNumbers[ValueRows], asked: Request) -> FigureText:
     found = made.told
-    return Words(
+    return FigureText(
         title="Activations near zero, class by class",
         caption=line_caption(
             *(asked, made.data, found, AFTER),

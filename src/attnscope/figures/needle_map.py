@@ -12,7 +12,7 @@ import polars as pl
 
 from attnscope.figures.caption import layers_said, left_out, measured, prompts_said
 from attnscope.figures.charts.matrix import matrices
-from attnscope.figures.describe import Words
+from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Figure, FigureNumbers, Option, Request
 from attnscope.figures.head_panels import MEASURE, of_heads
 from attnscope.figures.numbers import in_order, means, shown
@@ -22,7 +22,7 @@ from attnscope.figures.theme import Style
 from attnscope.stats.tables import possible
 
 COMBINE = Option(said="`combine` max, mean", known=("max", "mean"), what="way to combine heads")
-Told = tuple[ValueRows, str]
+SensitivityText = tuple[ValueRows, str]
 """The rows, and the measure."""
 
 
@@ -48,7 +48,7 @@ def _chart(frame: pl.DataFrame, style: Style, *, value_title: str = "Value") -> 
     )
 
 
-def _numbers(asked: Request) -> FigureNumbers[Told]:
+def _numbers(asked: Request) -> FigureNumbers[SensitivityText]:
     known = asked.run.prompts
     if known is None or not {"depth", "length"} <= set(known.columns):
         raise AbsentError("the prompts of this run have no depth and length")
@@ -71,11 +71,11 @@ def _numbers(asked: Request) -> FigureNumbers[Told]:
     )
 
 
-def _words(made: FigureNumbers[Told], asked: Request) -> Words:
+def _words(made: FigureNumbers[SensitivityText], asked: Request) -> FigureText:
     found, measure = made.told
     how = {"max": "the largest of", "mean": "mean over"}[asked.options["combine"]]
     name, colours = measure.replace("_", " "), asked.theme.sequential
-    return Words(
+    return FigureText(
         title=f"{name.capitalize()} by depth and length",
         caption=[
             f"{join(found.sources)}, {layers_said(found.layers)}, {how} all heads of all layers",

@@ -13,7 +13,7 @@ import polars as pl
 from attnscope.figures.text_format import DIGITS
 from attnscope.measures.measure import ANY, Range
 from attnscope.stats.paired import compare
-from attnscope.stats.resampling import Sources
+from attnscope.stats.resampling import ResamplingUnits
 from attnscope.stats.summary import summary
 
 LEVEL = 0.05
@@ -44,7 +44,7 @@ def in_order(frame: pl.DataFrame, **orders: Sequence[Any]) -> pl.DataFrame:
 
 
 def means(
-    values: pl.DataFrame, by: Sequence[str], sources: Sources, within: Range = ANY
+    values: pl.DataFrame, by: Sequence[str], sources: ResamplingUnits, within: Range = ANY
 ) -> pl.DataFrame:
     """Per group: `value`, the mean over prompts, with `low`, `high`, `n` and whether the interval
     is `doubtful`. Intervals end at the possible values, `within`."""
@@ -64,7 +64,7 @@ def differences(
     over: Over,
     pairs: Sequence[tuple[str, str]],
     places: Sequence[str],
-    sources: Sources,
+    sources: ResamplingUnits,
 ) -> pl.DataFrame:
     """Differences of pairs of models or conditions, paired by prompt: a row per place.
 
@@ -82,7 +82,7 @@ def differences(
 
 
 def between_models(
-    values: pl.DataFrame, models: Sequence[str], sources: Sources, **places: Sequence[Any]
+    values: pl.DataFrame, models: Sequence[str], sources: ResamplingUnits, **places: Sequence[Any]
 ) -> pl.DataFrame | None:
     """Every later model less every earlier one, at the places in their order; of one, nothing. Of
     many, each less the first: nobody reads the thousand pairs of a survey, or waits for them."""

@@ -12,7 +12,7 @@ import polars as pl
 
 from attnscope.figures.caption import measured
 from attnscope.figures.charts.lines import curves
-from attnscope.figures.describe import Words
+from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Figure, FigureNumbers, Request
 from attnscope.figures.numbers import in_order
 from attnscope.figures.select import AbsentError, ValueRows, select
@@ -22,7 +22,7 @@ from attnscope.figures.theme import Style
 LINES = ["measured", "even"]
 NUMBERED = re.compile(r"(?!sample:)(?:(?:region|after|predicts):)?\w+:(\d+)(?::\w+)?", re.ASCII)
 """A numbered place: `document:3`, `turn:2:user`, `region:turn:2:assistant`."""
-Told = tuple[ValueRows, str, list[str]]
+SensitivityText = tuple[ValueRows, str, list[str]]
 """The rows of the first place; what is in order, queries or keys; the places."""
 
 
@@ -49,7 +49,7 @@ def _places(asked: Request) -> tuple[str, list[str]]:
     return axis, found[axis]
 
 
-def _numbers(asked: Request) -> FigureNumbers[Told]:
+def _numbers(asked: Request) -> FigureNumbers[SensitivityText]:
     axis, places = _places(asked)
     parts = []
     for number, place in enumerate(places, 1):
@@ -74,7 +74,7 @@ def _numbers(asked: Request) -> FigureNumbers[Told]:
     )
 
 
-def _words(made: FigureNumbers[Told], asked: Request) -> Words:
+def _words(made: FigureNumbers[SensitivityText], asked: Request) -> FigureText:
     found, axis, places = made.told
     # What is in order is named by its ends: every place has its name in the table.
     ends = f"{places[0]} to {places[-1]}"

@@ -12,7 +12,7 @@ import polars as pl
 from attnscope.figures.binning import FINE, PRINT, binned
 from attnscope.figures.caption import pairs_said
 from attnscope.figures.charts.profile import Y_TITLE
-from attnscope.figures.describe import Words
+from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import FigureNumbers, Option, Request
 from attnscope.figures.numbers import in_order, shown
 from attnscope.figures.select import ProfileRows, one, select_profiles
@@ -111,7 +111,7 @@ def _binned(
 
 def profile_words(
     made: FigureNumbers[Panels], asked: Request, *, about: str, more: str = "", **said: Any
-) -> Words:
+) -> FigureText:
     """What such figures say alike; the caption is `about` these conditions, and says `more`."""
     told, found, options = made.told, made.told.found, asked.options
     many, shown_heads = len(found.prompts), told.heads.height
@@ -121,7 +121,7 @@ def profile_words(
         of = f" of {many} in the run" if many > 1 else ", the only one"
         n = f"n = 1: prompt {found.prompts[0]}{of}"
     coarse, fine = told.bins
-    return Words(
+    return FigureText(
         caption=[
             pairs_said(told.heads, options["count_from"]),
             f"{Y_TITLE}: mean over the later queries that see the token; queries: "

@@ -15,7 +15,7 @@ from attnscope.errors import AttnscopeError, InputError, unknown
 if TYPE_CHECKING:
     from attnscope.figures.figure import Drawing, Figure
     from attnscope.figures.theme import Theme
-    from attnscope.figures.verdict_cache import Judged
+    from attnscope.figures.verdict_cache import VerdictCache
     from attnscope.run.store import Run
 
 FIGURES: Mapping[str, str] = {
@@ -69,14 +69,14 @@ def draw(
 
 
 def drawable(
-    run: Run, *, judged: Judged | None = None, **options: Any
+    run: Run, *, judged: VerdictCache | None = None, **options: Any
 ) -> tuple[list[Drawing], dict[str, str]]:
     """Every figure that the run has the numbers for; and for each other one, why not."""
     from attnscope.figures.figure import draw as draw_figure
-    from attnscope.figures.verdict_cache import Judged
+    from attnscope.figures.verdict_cache import VerdictCache
 
     units = {name: options[name] for name in ("cluster", "strata") if name in options}
-    judged = judged or Judged(run, **units)
+    judged = judged or VerdictCache(run, **units)
     drawn, missing = [], {}
     for name in FIGURES:
         try:

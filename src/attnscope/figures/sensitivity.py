@@ -12,7 +12,7 @@ import polars as pl
 
 from attnscope.figures.caption import layers_said, prompts_said
 from attnscope.figures.charts.forest import SHAPES, forest, verdict_colours
-from attnscope.figures.describe import Words
+from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Figure, FigureNumbers, Option, Request
 from attnscope.figures.numbers import intervals
 from attnscope.figures.select import models_in_order
@@ -26,7 +26,7 @@ HEADS = {"mean": "mean over heads", "sum": "sum over heads", "max": "maximum ove
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class SensitivityText:
     """What the words tell of."""
 
     claim: Claim
@@ -38,7 +38,7 @@ class Told:
     """Layers that are not shown."""
 
 
-def _numbers(asked: Request) -> FigureNumbers[Told]:
+def _numbers(asked: Request) -> FigureNumbers[SensitivityText]:
     claim, whole = chosen(asked)
     table, further = selected(whole, asked.choice)
     frame, rows_title = laid_out(table)
@@ -55,11 +55,13 @@ def _numbers(asked: Request) -> FigureNumbers[Told]:
         },
         width={1: 420, 2: 560, 3: 620}.get(several, 680),
         margin=min(label, 400) + 20,
-        told=Told(claim=claim, table=table, models=models, rows_title=rows_title, further=further),
+        told=SensitivityText(
+            claim=claim, table=table, models=models, rows_title=rows_title, further=further
+        ),
     )
 
 
-def _words(made: FigureNumbers[Told], asked: Request) -> Words:
+def _words(made: FigureNumbers[SensitivityText], asked: Request) -> FigureText:
     told, data = made.told, made.data
     claim, table, models = told.claim, told.table, told.models
     part = claim.parts[asked.options["part"]]
@@ -76,7 +78,7 @@ def _words(made: FigureNumbers[Told], asked: Request) -> Words:
         f", dashed lines at {join([f'{b:g}' for b in bounds])} are bounds" if bounds else ""
     )
     normalised = ", columns are normalisations" if data["quantity"].n_unique() > 1 else ""
-    return Words(
+    return FigureText(
         title=f"The claim {claim.name} under every choice",
         caption=[
             f"Claim {claim.name}: {statement}",

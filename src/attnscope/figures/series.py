@@ -12,7 +12,7 @@ import polars as pl
 from attnscope.figures.binning import PRINT
 from attnscope.figures.caption import line_caption
 from attnscope.figures.charts.common import series_legend
-from attnscope.figures.describe import Words
+from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import FigureNumbers, Request
 from attnscope.figures.numbers import in_order, means, shown
 from attnscope.figures.select import ValueRows, select
@@ -85,9 +85,9 @@ def along_words(
     late: str = "",
     why: str = "",
     **said: Any,
-) -> Words:
+) -> FigureText:
     """What they say alike; `x` is the column of places and how one is told."""
-    return Words(
+    return FigureText(
         caption=line_caption(asked, made.data, found, *what, late=late, why=why),
         models=found.sources,
         legend=series_legend(lines, asked.theme),

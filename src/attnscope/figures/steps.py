@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from attnscope.figures.charts.lines import curves
-from attnscope.figures.describe import Words
+from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Figure, FigureNumbers, Request
 from attnscope.figures.series import Along, along, along_words
 from attnscope.figures.text_format import join
@@ -26,7 +26,7 @@ def _numbers(asked: Request) -> FigureNumbers[Along]:
     return along(asked, rows.with_columns(step), "step_mass", "step")
 
 
-def _words(made: FigureNumbers[Along], asked: Request) -> Words:
+def _words(made: FigureNumbers[Along], asked: Request) -> FigureText:
     found, lines, width = made.told
     bins = f" (bins of {width}, by their first)" if width > 1 else ""
     return along_words(

@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from attnscope.figures.charts.dots import side_by_side
-from attnscope.figures.describe import Words
+from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Drawing, draw_table
 from attnscope.figures.numbers import shown
 from attnscope.figures.text_format import join
@@ -27,7 +27,7 @@ def sweep(table: pl.DataFrame, *, of: str, baseline: float, **looks: Any) -> Dra
     n = max(data["n"].to_list(), default=0)
     names = data["panel"].unique(maintain_order=True).to_list()
     none = data["low"].null_count()
-    words = Words(
+    words = FigureText(
         title=f"Sensitivity: {of}",
         caption=[
             f"Score under a condition minus the baseline's {baseline:.3f}, n = {n} problems, "

@@ -10,7 +10,7 @@ import polars as pl
 from attnscope.errors import InputError
 from attnscope.figures.caption import pairs_said
 from attnscope.figures.charts.text import laid_out, shaded_text
-from attnscope.figures.describe import Words
+from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Figure, FigureNumbers, Option, Request
 from attnscope.figures.numbers import shown
 from attnscope.figures.profiles import LEAVE_OUT_FIRST
@@ -24,11 +24,11 @@ MOST = 1_200
 """The most tokens that are drawn."""
 
 
-Told = tuple[ProfileRows, dict[str, Any], int]
+SensitivityText = tuple[ProfileRows, dict[str, Any], int]
 """The profiles; model, layer, head, prompt and condition; how many tokens the prompt has."""
 
 
-def _numbers(asked: Request) -> FigureNumbers[Told]:
+def _numbers(asked: Request) -> FigureNumbers[SensitivityText]:
     by = asked.options["by"]
     found = select_profiles(asked.run, asked.choice, panels=1)
     base = conditions_in_order(asked.run, found.frame["condition"].unique())[0]
@@ -58,10 +58,10 @@ def _numbers(asked: Request) -> FigureNumbers[Told]:
     )
 
 
-def _words(made: FigureNumbers[Told], asked: Request) -> Words:
+def _words(made: FigureNumbers[SensitivityText], asked: Request) -> FigureText:
     found, of, total = made.told
     by, shades = asked.options["by"], asked.theme.sequential
-    return Words(
+    return FigureText(
         title="The text, shaded by attention",
         caption=[
             pairs_said(pl.DataFrame([of])),

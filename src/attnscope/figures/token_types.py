@@ -9,13 +9,13 @@ from attnscope.errors import InputError
 from attnscope.figures.caption import left_out, measured, prompts_said, shown_of
 from attnscope.figures.charts.bars import bars, bars_width
 from attnscope.figures.charts.common import legend_of
-from attnscope.figures.describe import Words
+from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import COMBINE, Figure, FigureNumbers, Option, Request
 from attnscope.figures.numbers import between_models, in_order, intervals, means, shown
 from attnscope.figures.select import ValueRows, select
 from attnscope.figures.text_format import number
 from attnscope.measures.measure import Range
-from attnscope.stats.resampling import Sources
+from attnscope.stats.resampling import ResamplingUnits
 from attnscope.stats.tables import NORMALISE, combine, normalise, possible
 
 PREFERRED = ("hash", "star", "whitespace")
@@ -98,7 +98,7 @@ def _stacked(
     found: ValueRows,
     classes: list[str],
     stacked: bool,
-    sources: Sources,
+    sources: ResamplingUnits,
     within: Range,
 ) -> pl.DataFrame:
     """Means with where each part of a bar begins and ends."""
@@ -123,7 +123,7 @@ def _stacked(
     return shown(frame.with_columns(bar))
 
 
-def _words(made: FigureNumbers[tuple[ValueRows, str]], asked: Request) -> Words:
+def _words(made: FigureNumbers[tuple[ValueRows, str]], asked: Request) -> FigureText:
     (found, how), options = made.told, asked.options
     whiskers = made.settings["whiskers"]
     on = {"total": "; whiskers on the total of a bar", "classes": "; whiskers on each class"}
@@ -133,7 +133,7 @@ def _words(made: FigureNumbers[tuple[ValueRows, str]], asked: Request) -> Words:
         if stacked
         else f"side by side by class: {', '.join(found.items)}"
     )
-    return Words(
+    return FigureText(
         title="Attention by type of token",
         caption=[
             shown_of(asked.run, asked.heads, found),

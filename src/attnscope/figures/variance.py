@@ -11,7 +11,7 @@ from attnscope.errors import InputError
 from attnscope.figures.caption import keys_said, line_caption
 from attnscope.figures.charts.common import series_legend
 from attnscope.figures.charts.lines import layer_lines
-from attnscope.figures.describe import Words
+from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Figure, FigureNumbers, Request
 from attnscope.figures.near_zero import AFTER
 from attnscope.figures.numbers import differences, in_order, means, shown
@@ -63,10 +63,10 @@ def _numbers(asked: Request) -> FigureNumbers[ValueRows]:
     )
 
 
-def _words(made: FigureNumbers[ValueRows], asked: Request) -> Words:
+def _words(made: FigureNumbers[ValueRows], asked: Request) -> FigureText:
     found, base = made.told, asked.run.experiment.base
     names = made.data["series"].unique(maintain_order=True).to_list()
-    return Words(
+    return FigureText(
         title="Variance of activations: what a condition changes, layer by layer",
         caption=line_caption(
             *(asked, made.data, found, AFTER),

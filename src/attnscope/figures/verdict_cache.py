@@ -15,7 +15,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.figures.blocks import Items, Lines, Section, Strong
 from attnscope.spec.claims import Claim
 from attnscope.stats.evidence import measures
-from attnscope.stats.resampling import Sources
+from attnscope.stats.resampling import ResamplingUnits
 from attnscope.stats.robustness import CHOICES, in_a_line
 from attnscope.stats.run_stats import claims_of_run, judge_run, sensitivity_of_run
 from attnscope.stats.verdicts import Verdict
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from attnscope.run.store import Run
 
 
-class Judged:
+class VerdictCache:
     """The claims on one run, its own and the built-in ones: verdicts, and the same again under
     several choices."""
 
@@ -32,7 +32,9 @@ class Judged:
         self._run = run
         self.claims = claims_of_run(run)
         self._own = {claim.name for claim in run.claims}
-        Sources(run.prompts, **units)  # an unknown fact is an error at once, and of no one figure
+        ResamplingUnits(
+            run.prompts, **units
+        )  # an unknown fact is an error at once, and of no one figure
         self._units = units
         self._verdicts: dict[str, list[Verdict]] = {}
         self._choices: dict[str, pl.DataFrame | AttnscopeError] = {}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from attnscope.capture import patches, sites
 from attnscope.capture.checkpointing import backward_inside
-from attnscope.capture.mlps import Nonlinearity, Text, nonlinearities, text_of, tokens_of
+from attnscope.capture.mlps import Nonlinearity, PassInput, nonlinearities, text_of, tokens_of
 from attnscope.errors import InputError, ModelError
 from attnscope.kernels.redistribute import redistribute
 
@@ -117,7 +117,7 @@ def _moving(
 
 
 def _mover(
-    n: int, point: Nonlinearity, text: Text, settings: Settings, seed: int | Sequence[int]
+    n: int, point: Nonlinearity, text: PassInput, settings: Settings, seed: int | Sequence[int]
 ) -> Any:
     def move(rows: Tensor, which: Tensor) -> Tensor:
         seeds = [seed] * text.batch if isinstance(seed, int) else list(seed)

@@ -31,7 +31,7 @@ class Effect:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Moved:
+class NextTokenShift:
     """What comes next, by itself and with a cut."""
 
     before: Tensor
@@ -43,13 +43,13 @@ class Moved:
 
 
 @torch.no_grad()
-def next_token(model: nn.Module, inputs: Mapping[str, Any], **cut: Any) -> Moved:
+def next_token(model: nn.Module, inputs: Mapping[str, Any], **cut: Any) -> NextTokenShift:
     """What the model says next, and what with some attention cut: `cut` as of `knockout`."""
     where = _places(inputs["input_ids"], inputs.get("attention_mask"), None)
-    before = _Said.of(model, inputs, where).next
+    before = _LogProbs.of(model, inputs, where).next
     with knockout(model, **cut):
-        after = _Said.of(model, inputs, where).next
-    return Moved(before=before, after=after, kl=_divergence(before, after))
+        after = _LogProbs.of(model, inputs, where).next
+    return NextTokenShift(before=before, after=after, kl=_divergence(before, after))
 
 
 def _divergence(plain: Tensor, changed: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ def effect(
     B = ids.shape[0]
     where = _places(ids, inputs.get("attention_mask"), answer)
     with watch(model, layers=layers, queries="last") as scope:
-        plain = _Said.of(model, inputs, where)
+        plain = _LogProbs.of(model, inputs, where)
     found = [(layer, scope.entropy(layer).shape[1]) for layer in scope.layers]
     if len({heads for _, heads in found}) > 1 and not together:
         raise InputError(
@@ -109,7 +109,7 @@ def effect(
                 heads=some.repeat_interleave(B, 0),
             )
             with cut:
-                changed = _Said.of(model, wide, where.times(n))
+                changed = _LogProbs.of(model, wide, where.times(n))
             said.append(changed.answer.view(n, B) - plain.answer)
             moved.append(_divergence(plain.next, changed.next.view(n, B, -1)))
     shape = len(found), -1, B
@@ -125,7 +125,7 @@ def _times(value: Any, n: int) -> Any:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Places:
+class _Positions:
     """Where to read what is said: answer tokens, and what predicts the next token."""
 
     ids: Tensor
@@ -134,16 +134,16 @@ class _Places:
     next: Tensor
     """int64 [B]: the position that predicts the next token."""
 
-    def times(self, n: int) -> "_Places":
-        return _Places(*(_times(each, n) for each in (self.ids, self.answer, self.next)))
+    def times(self, n: int) -> "_Positions":
+        return _Positions(*(_times(each, n) for each in (self.ids, self.answer, self.next)))
 
 
-def _places(ids: Tensor, real: Tensor | None, answer: Tensor | None) -> _Places:
+def _places(ids: Tensor, real: Tensor | None, answer: Tensor | None) -> _Positions:
     there = torch.ones_like(ids, dtype=torch.bool) if real is None else real.bool()
     order = torch.arange(ids.shape[1], device=ids.device)
     last = torch.where(there, order, -1).amax(1)
     if answer is None:
-        return _Places(ids, torch.zeros_like(there), last)
+        return _Positions(ids, torch.zeros_like(there), last)
     if answer.shape != ids.shape or answer.dtype != torch.bool:
         raise InputError(
             f"answer is a bool tensor of the shape of input_ids, {list(ids.shape)}; got "
@@ -157,18 +157,18 @@ def _places(ids: Tensor, real: Tensor | None, answer: Tensor | None) -> _Places:
             "every sequence needs an answer with a token before it; sequence "
             f"{int((~answer.any(1) | (first <= before)).nonzero()[0])} has none"
         )
-    return _Places(ids, answer, first - 1)
+    return _Positions(ids, answer, first - 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Said:
+class _LogProbs:
     answer: Tensor
     """float64 [B]: log-probability of the answer."""
     next: Tensor
     """float64 [B, vocabulary]: log-probabilities of the next token."""
 
     @classmethod
-    def of(cls, model: nn.Module, inputs: Mapping[str, Any], where: _Places) -> "_Said":
+    def of(cls, model: nn.Module, inputs: Mapping[str, Any], where: _Positions) -> "_LogProbs":
         predicts = where.answer.roll(-1, 1)
         needed = predicts.any(0)
         needed[where.next] = True

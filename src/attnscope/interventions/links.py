@@ -2,7 +2,8 @@
 
 A change of every attention call of the chosen layers: a number is added to the scores of the
 chosen keys, for the chosen queries, in the chosen heads, and the softmax does the rest. Never
-n × n: who is meant is a row and a column (`kernels.call.Link`); and where every query and every
+n × n: who is meant is a row and a column (`kernels.call.ScoreBias`); and where every query and
+every
 head loses a key, that key is as good as padding, which all kernels know.
 """
 
@@ -19,14 +20,14 @@ from torch.nn.functional import pad
 
 from attnscope.capture import hooks, sites
 from attnscope.capture.checkpointing import backward_inside
-from attnscope.capture.generation import Generation, Reply, listening
-from attnscope.capture.geometry import Frame
-from attnscope.capture.hook_registry import Seen
+from attnscope.capture.generation import CompletionSpan, GenerationTracker, listening
+from attnscope.capture.geometry import Geometry
+from attnscope.capture.hook_registry import CapturedCall
 from attnscope.capture.query_selection import Queries, chosen, parse
 from attnscope.capture.sites import Site
 from attnscope.errors import InputError
-from attnscope.kernels import AttentionCall, Visible
-from attnscope.kernels.call import Link
+from attnscope.kernels import AttentionCall, VisibleRanges
+from attnscope.kernels.call import ScoreBias
 
 
 @contextmanager
@@ -43,7 +44,7 @@ def linking(
             f"this model has {len(found.stacks)} texts, an encoder's and a decoder's, and keys are "
             "those of one of them; change model.get_encoder() or model.get_decoder()"
         )
-    change = Linking(
+    change = ScoreBiasHook(
         queries=asked,
         keys=_keys(keys),
         layers=sites.restrict(found, layers),
@@ -85,7 +86,7 @@ def _heads(heads: Any) -> Tensor | list[int] | None:
     return wanted
 
 
-class Linking:
+class ScoreBiasHook:
     """One intervention at work: a change of calls, told when a pass begins."""
 
     describes = True
@@ -106,11 +107,11 @@ class Linking:
         self.layers = layers
         self.heads = heads
         self.bias = bias
-        self.generation = Generation(base, self._let_go)
-        self.made: dict[Any, tuple[Visible, tuple[Link, ...], Frame]] = {}
+        self.generation = GenerationTracker(base, self._let_go)
+        self.made: dict[Any, tuple[VisibleRanges, tuple[ScoreBias, ...], Geometry]] = {}
         """What layers share in a pass, by what they were given."""
 
-    def __call__(self, site: Site, call: AttentionCall, frame: Frame) -> AttentionCall:
+    def __call__(self, site: Site, call: AttentionCall, frame: Geometry) -> AttentionCall:
         """The change itself."""
         if site.kind != "self" or site.layer not in self.layers:
             return call
@@ -124,7 +125,9 @@ class Linking:
             return call
         return replace(call, visible=visible, links=links)
 
-    def _link(self, call: AttentionCall, frame: Frame) -> tuple[Visible, tuple[Link, ...]]:
+    def _link(
+        self, call: AttentionCall, frame: Geometry
+    ) -> tuple[VisibleRanges, tuple[ScoreBias, ...]]:
         """Whom a call's queries see after this, and what is added to their scores."""
         keys = self._keys_of(frame)
         heads = self._heads_of(call, frame)
@@ -140,16 +143,16 @@ class Linking:
         bias.masked_fill_(keys[:, None] & heads[..., None], self.bias)
         if rows is not None:
             rows = rows.to(device, non_blocking=True)
-        added = Link(bias=bias.to(device, non_blocking=True), queries=rows)
+        added = ScoreBias(bias=bias.to(device, non_blocking=True), queries=rows)
         return call.visible, (*call.links, added)
 
-    def _reply_of(self, frame: Frame) -> Reply:
+    def _reply_of(self, frame: Geometry) -> CompletionSpan:
         """Which tokens of a frame are prompt, and which of them is its last."""
         reply = self.generation.reply(frame.first_query, frame.queries)
         prompt = self.generation.prompt
         if prompt is not None:
             by_role = self.queries.name in ("last", "predicts")
-            return Reply(prompt.end, reply.turn, last=prompt.last if by_role else None)
+            return CompletionSpan(prompt.end, reply.turn, last=prompt.last if by_role else None)
         if self.generation.pieces > 1 and self.queries.name in ("last", "predicts"):
             raise InputError(
                 f"queries={self.queries.name!r}: this pass feeds {frame.queries} tokens after a "
@@ -159,9 +162,9 @@ class Linking:
                 code="prompt-in-pieces",
                 queries=self.queries.name,
             )
-        return Reply(reply.start, reply.turn)
+        return CompletionSpan(reply.start, reply.turn)
 
-    def _keys_of(self, frame: Frame) -> Tensor:
+    def _keys_of(self, frame: Geometry) -> Tensor:
         """bool [B, K]: the keys meant, among those of a frame; tokens beyond the given are not."""
         B, n = self.keys.shape
         prompt, fed = self.generation.prompt, frame.queries
@@ -174,7 +177,7 @@ class Linking:
         there = self.keys[:, frame.first_key : frame.first_key + frame.keys]
         return pad(there, (0, frame.keys - there.shape[1]))
 
-    def _heads_of(self, call: AttentionCall, frame: Frame) -> Tensor:
+    def _heads_of(self, call: AttentionCall, frame: Geometry) -> Tensor:
         """bool [B or 1, H or 1]: the heads meant."""
         H = call.q.shape[1]
         if self.heads is None:
@@ -202,7 +205,7 @@ class Linking:
         """Nothing: this changes, and does not look."""
         return False
 
-    def see(self, seen: Seen) -> None:
+    def see(self, seen: CapturedCall) -> None:
         """Never called."""
 
     def end(self, stack: str, *, finished: bool) -> None:
@@ -213,14 +216,14 @@ class Linking:
         self.made.clear()
 
 
-def _without(visible: Visible, keys: Tensor) -> Visible:
+def _without(visible: VisibleRanges, keys: Tensor) -> VisibleRanges:
     """The same intervals with these keys, bool [B, K], seen by nobody."""
     real = ~keys if visible.real is None else visible.real & ~keys
-    return Visible(form="interval", bounds=lambda: (visible.start, visible.stop), real=real)
+    return VisibleRanges(form="interval", bounds=lambda: (visible.start, visible.stop), real=real)
 
 
 def _refuse_blindness(
-    call: AttentionCall, frame: Frame, rows: Tensor | None, hidden: Tensor
+    call: AttentionCall, frame: Geometry, rows: Tensor | None, hidden: Tensor
 ) -> None:
     """Every query must be left something to look at, after earlier knockouts too.
 
@@ -249,7 +252,7 @@ def _refuse_blindness(
                 )
 
 
-def _left(frame: Frame, visible: Visible, hidden: Tensor) -> Tensor:
+def _left(frame: Geometry, visible: VisibleRanges, hidden: Tensor) -> Tensor:
     """int64 [B, 1 or H, Q]: how many keys each query still sees."""
     if frame.seen is not None:
         return (frame.visibility().cpu() & ~hidden[:, :, None]).sum(-1)

@@ -1,5 +1,7 @@
-"""Attention statistics without the matrix: `reduce(Rows) -> Totals`, sums over rows, in three
-kernels; and `by_query(Rows, Asked) -> ByQuery`, what single rows hold, in three.
+"""Attention statistics without the matrix: `reduce(KernelRows) -> AttentionSums`, sums over rows,
+in three
+kernels; and `by_query(KernelRows, PerQueryRequest) -> PerQueryResult`, what single rows hold, in
+three.
 
 `reference` is the definition (dense, float64), `streaming` runs on any device (on a CPU mostly by
 `compiled`; rows one by one are told by `single`), `triton` on CUDA.
@@ -13,17 +15,23 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import InputError, unknown
-from attnscope.kernels.call import AttentionCall, Rows, Totals, Visible, has_triton
-from attnscope.kernels.one_row import Asked, ByQuery
+from attnscope.kernels.call import (
+    AttentionCall,
+    AttentionSums,
+    KernelRows,
+    VisibleRanges,
+    has_triton,
+)
+from attnscope.kernels.one_row import PerQueryRequest, PerQueryResult
 
 __all__ = [
     "BACKENDS",
-    "Asked",
     "AttentionCall",
-    "ByQuery",
-    "Rows",
-    "Totals",
-    "Visible",
+    "AttentionSums",
+    "KernelRows",
+    "PerQueryRequest",
+    "PerQueryResult",
+    "VisibleRanges",
     "choose",
     "kernel",
     "layers",
@@ -37,7 +45,7 @@ BACKENDS = ("reference", "streaming", "triton")
 class Reduce(Protocol):
     """What a kernel is: the totals of some rows."""
 
-    def __call__(self, rows: Rows) -> Totals: ...
+    def __call__(self, rows: KernelRows) -> AttentionSums: ...
 
 
 def choose(backend: str, device: torch.device) -> str:
@@ -62,7 +70,7 @@ def choose(backend: str, device: torch.device) -> str:
 class Refine(Protocol):
     """The log-sum-exp of whole rows in float64, and how far the given one was from it [B, H]."""
 
-    def __call__(self, rows: Rows) -> tuple[Tensor, Tensor]: ...
+    def __call__(self, rows: KernelRows) -> tuple[Tensor, Tensor]: ...
 
 
 def refine(backend: str) -> Refine:
@@ -80,8 +88,8 @@ class ReduceLayers(Protocol):
     these must be laid side by side first."""
 
     def __call__(
-        self, rows: Rows, q: list[Tensor], k: list[Tensor], lse: list[Tensor], first: int
-    ) -> Totals | None: ...
+        self, rows: KernelRows, q: list[Tensor], k: list[Tensor], lse: list[Tensor], first: int
+    ) -> AttentionSums | None: ...
 
 
 def layers(backend: str) -> ReduceLayers | None:
@@ -91,13 +99,13 @@ def layers(backend: str) -> ReduceLayers | None:
     return cast(ReduceLayers, import_module(f"attnscope.kernels.{backend}").reduce_layers)
 
 
-class TellRows(Protocol):
+class ReducePerQuery(Protocol):
     """What every row holds, of what is asked for."""
 
-    def __call__(self, rows: Rows, asked: Asked) -> ByQuery: ...
+    def __call__(self, rows: KernelRows, asked: PerQueryRequest) -> PerQueryResult: ...
 
 
-def tell_rows(backend: str) -> TellRows:
+def tell_rows(backend: str) -> ReducePerQuery:
     """The `by_query` of a kernel."""
-    home = backend if backend in ("reference", "triton") else "single"
-    return cast(TellRows, import_module(f"attnscope.kernels.{home}").by_query)
+    home = backend if backend in ("reference", "triton") else "one_row"
+    return cast(ReducePerQuery, import_module(f"attnscope.kernels.{home}").by_query)

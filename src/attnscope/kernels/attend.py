@@ -20,12 +20,12 @@ from torch.nn import functional as F
 from attnscope.kernels.autocast import without_autocast
 from attnscope.kernels.call import (
     AttentionCall,
-    Visible,
+    VisibleRanges,
     distance_index,
     has_triton,
     link_bias,
 )
-from attnscope.kernels.tile_plan import Piece, Store, cut, even, see
+from attnscope.kernels.tile_plan import BoundedCache, Tile, cut, even, see
 
 # Queries of one block: at most, at least, and how many are not cut at all.
 BLOCK, LEAST, UNCUT = 256, 64, 192
@@ -252,18 +252,18 @@ def _empty(call: AttentionCall) -> tuple[Tensor, Tensor]:
     return out, call.q.new_zeros((B, H, Q), dtype=torch.float32)
 
 
-def _pieces(visible: Visible, rows: int, most: int) -> list[list[Piece]]:
+def _pieces(visible: VisibleRanges, rows: int, most: int) -> list[list[Tile]]:
     """Pieces of up to `rows` queries of a sequence, up to `most` of several; for all layers."""
     key = "pieces", rows, most
     if key not in visible.cache:
         B, Q = visible.start.shape
         rows = min(rows, Q)
         visible.cache[key] = cut(visible.start, visible.stop, even(B, most // rows), rows)
-    pieces: list[list[Piece]] = visible.cache[key]
+    pieces: list[list[Tile]] = visible.cache[key]
     return pieces
 
 
-def _biases(call: AttentionCall, piece: Piece, dtype: torch.dtype) -> Tensor | None:
+def _biases(call: AttentionCall, piece: Tile, dtype: torch.dtype) -> Tensor | None:
     """All that is added to the scores of a piece, broadcast to [sequences, heads, rows, keys].
 
     The mask alone is of the given type; biases by key or distance are added up in float32.
@@ -292,11 +292,11 @@ def _biases(call: AttentionCall, piece: Piece, dtype: torch.dtype) -> Tensor | N
     return total.expand(B, H, piece.rows.stop - piece.rows.start, -1)
 
 
-def _bias(visible: Visible, piece: Piece, dtype: torch.dtype) -> Tensor | None:
+def _bias(visible: VisibleRanges, piece: Tile, dtype: torch.dtype) -> Tensor | None:
     """[sequences, 1, rows, keys], to add to scores: 0 where seen; None where all see all."""
     if piece.empty or (visible.real is None and piece.clear(piece.low, piece.high)):
         return None
-    store: Store = visible.cache.setdefault("masks", Store())
+    store: BoundedCache = visible.cache.setdefault("masks", BoundedCache())
     key = piece, dtype
     if key in store.kept:
         return store.kept[key][0]
@@ -305,7 +305,7 @@ def _bias(visible: Visible, piece: Piece, dtype: torch.dtype) -> Tensor | None:
     return store.keep(key, bias.masked_fill_(~seen, -math.inf))[0]
 
 
-def _seen(visible: Visible, piece: Piece) -> Tensor:
+def _seen(visible: VisibleRanges, piece: Tile) -> Tensor:
     """bool [sequences, 1, rows, 1]: whether a query sees anything at all."""
     there = piece.sequences, piece.rows
     return (visible.stop[there] > visible.start[there])[:, None, :, None]

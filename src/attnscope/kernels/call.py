@@ -29,7 +29,7 @@ Form = Literal["causal", "full", "interval"]
 
 
 @dataclass(eq=False, kw_only=True)
-class Visible:
+class VisibleRanges:
     """Which keys each query sees: the real keys `j` with `start[b, i] <= j < stop[b, i]`.
 
     Every mask of the models we know is such an interval (causal, windowed, chunked, packed,
@@ -61,16 +61,17 @@ class Visible:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Link:
+class ScoreBias:
     """What somebody adds to the scores of some queries for some keys, in some heads."""
 
     bias: Tensor
     """float32 [B or 1, H or 1, K], added after scale, soft-cap and the model's own biases; -inf
     hides a key. No row that sees anything may lose all it sees."""
     queries: Tensor | None = None
-    """bool [B, Q]: the queries meant; None for all of them. Of `Rows`: [B, M], the rows meant."""
+    """bool [B, Q]: the queries meant; None for all of them. Of `KernelRows`: [B, M], the rows
+    meant."""
 
-    def among(self, index: Tensor | None) -> "Link":
+    def among(self, index: Tensor | None) -> "ScoreBias":
         """The same for gathered rows, int64 [B, M]."""
         if index is None or self.queries is None:
             return self
@@ -90,7 +91,7 @@ class AttentionCall:
     v: Tensor
     """[B, G, K, E]"""
     scale: float
-    visible: Visible
+    visible: VisibleRanges
     softcap: float | None = None
     """Scores become `softcap * tanh(score / softcap)`."""
     sinks: Tensor | None = None
@@ -104,11 +105,11 @@ class AttentionCall:
     """Index among the keys of query 0's own token, for `distance_bias`; the others follow it."""
     bias: Tensor | None = None
     """[B or 1, H or 1, Q, K], added likewise. No kernel takes it: such a call is made densely."""
-    links: tuple[Link, ...] = ()
+    links: tuple[ScoreBias, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Rows:
+class KernelRows:
     """The rows of A that count: a call's queries, chosen, weighted and ready for a kernel.
 
     Every kernel takes every legal combination. Legal are:
@@ -137,7 +138,7 @@ class Rows:
     shift: int = 0
     """Of causal rows: where the own token of the first stands among the keys."""
     start: Tensor | None = None
-    """int32 [B, M]: as in `Visible`; equal to `stop` for a row that does not count."""
+    """int32 [B, M]: as in `VisibleRanges`; equal to `stop` for a row that does not count."""
     stop: Tensor | None = None
     """int32 [B, M]"""
     own: Tensor | None = None
@@ -147,14 +148,14 @@ class Rows:
     that sees nothing. In float32 as a fused operator returns it: rows are whole, and kernels make
     it anew where scores are large. In float64 as `refine` returns it: rows may be parts of rows."""
     real: Tensor | None = None
-    """bool [B, K], as in `Visible`."""
+    """bool [B, K], as in `VisibleRanges`."""
     softcap: float | None = None
     sinks: Tensor | None = None
     key_bias: Tensor | None = None
     """As in `AttentionCall`."""
     distance_bias: Tensor | None = None
     """As in `AttentionCall`; distances are counted from `own`."""
-    links: tuple[Link, ...] = ()
+    links: tuple[ScoreBias, ...] = ()
     weight: Tensor | None = None
     """float32 [B, M]: how many queries a row stands for; None means one each."""
     shrink: Tensor | None = None
@@ -164,14 +165,14 @@ class Rows:
     """int64 [B, M], in `0 … groups - 1` or -1: the class of the query, for flow."""
     groups: int = 0
     cache: dict[Any, Any] = field(default_factory=dict)
-    """As in `Visible`."""
+    """As in `VisibleRanges`."""
 
     @property
     def triangular(self) -> bool:
         """Whether each row sees all keys up to its own: causal, and without a hole."""
         return self.causal and self.real is None
 
-    def filled(self) -> "Rows":
+    def filled(self) -> "KernelRows":
         """These rows with their bounds spelled out; rows with one cache share them."""
         if self.start is not None:
             return self
@@ -185,7 +186,7 @@ class Rows:
         start, stop, own = self.cache[key]
         return replace(self, start=start, stop=stop, own=own)
 
-    def one(self, sequence: int, row: int) -> "Rows":
+    def one(self, sequence: int, row: int) -> "KernelRows":
         """A single row, B = M = 1, by itself."""
         start, stop, own = self.bounds()
         b, m = slice(sequence, sequence + 1), slice(row, row + 1)
@@ -194,13 +195,13 @@ class Rows:
             return None if value is None else value[b] if len(value) > 1 else value
 
         links = [
-            Link(
+            ScoreBias(
                 bias=link.bias[b] if len(link.bias) > 1 else link.bias,
                 queries=None if link.queries is None else link.queries[b, m],
             )
             for link in self.links
         ]
-        return Rows(
+        return KernelRows(
             q=self.q[b, :, m],
             k=self.k[b],
             scale=self.scale,
@@ -226,7 +227,7 @@ class Rows:
 
 # Not frozen, as `AttentionCall`.
 @dataclass(slots=True, eq=False, kw_only=True)
-class Totals:
+class AttentionSums:
     """Sums over the rows that count, each row times its weight."""
 
     received: Tensor
@@ -267,7 +268,7 @@ def distance_index(own: Tensor, left: int, right: int, size: int) -> Tensor:
 
 
 def link_bias(
-    links: tuple[Link, ...], sequences: slice, heads: slice, rows: slice, keys: slice
+    links: tuple[ScoreBias, ...], sequences: slice, heads: slice, rows: slice, keys: slice
 ) -> Tensor | None:
     """float32, broadcast to [sequences, heads, rows, keys]: what links add to these scores."""
     total = None
@@ -280,7 +281,7 @@ def link_bias(
     return total
 
 
-def reach_of(rows: Rows) -> Tensor:
+def reach_of(rows: KernelRows) -> Tensor:
     """float32 [B, G]: no score of these heads is larger than this, nor was it before a soft-cap;
     not finite where a query or key is not."""
     B, G = rows.k.shape[:2]

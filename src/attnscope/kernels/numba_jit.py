@@ -45,7 +45,7 @@ TABLE = [
 ]
 
 
-class Room(NamedTuple):
+class Workspace(NamedTuple):
     """What one thread works in; T is the type of the products, all arrays are flat."""
 
     keys: Any
@@ -454,10 +454,10 @@ def sweep(  # type: ignore[no-untyped-def]
             _columns(room.p, room.p.size // ROWS, room.times, sums[b, h, piece, 0], low, high)
 
 
-def make_room(keys: int, D: int, *, wide: bool) -> Room:
+def make_room(keys: int, D: int, *, wide: bool) -> Workspace:
     """For so many keys."""
     T: Any = np.float64 if wide else np.float32
-    return Room(
+    return Workspace(
         keys=np.empty(keys * D, T),
         q=np.empty(ROWS * D, T),
         scores=np.empty(QUAD * BLOCK, T),
@@ -479,7 +479,7 @@ def build(*, wide: bool, cache: bool) -> Any:
     T = f8 if wide else f4
     room = T, T, T, f4, f4, types.uint8, i4, i4, T, f8, f4
     signature = types.void(
-        i8, i8, T, types.NamedTuple([each[::1] for each in room], Room),
+        i8, i8, T, types.NamedTuple([each[::1] for each in room], Workspace),
         yes, yes[:, :], f4[:, :, :, :], f4[:, :, :, :],
         i4[:, :], i4[:, :], i4[:, :], f4[:, :, :], yes[:, :], f4[:, :], f4[:], i8[:, :],
         f8[:, :, :, :, ::1], f8[:, :, :, ::1], f8[:, :, ::1], f8[:, :, :, ::1],

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.kernels.call import SINGLE, Rows, Totals
+from attnscope.kernels.call import SINGLE, AttentionSums, KernelRows
 
 # Pieces that a sequence is cut into at least, if each has so many rows: work for many cores.
 PIECES, PIECE_ROWS = 64, 512
@@ -33,7 +33,7 @@ WORTH, TURNS = 1 << 24, 8
 STEP = 32
 
 
-def takes(rows: Rows, large: list[list[bool]]) -> bool:
+def takes(rows: KernelRows, large: list[list[bool]]) -> bool:
     """Whether these rows can be reduced here; `large` where products are made in float64."""
     return (
         rows.q.device.type == "cpu"
@@ -77,7 +77,7 @@ def works(wide: bool) -> bool:
     return True
 
 
-def reduce(rows: Rows, reach: Tensor, large: list[list[bool]]) -> Totals:
+def reduce(rows: KernelRows, reach: Tensor, large: list[list[bool]]) -> AttentionSums:
     """All totals of these rows; `reach` [B, H]."""
     B, H, M, D = rows.q.shape
     K = rows.k.shape[2]
@@ -98,7 +98,7 @@ def reduce(rows: Rows, reach: Tensor, large: list[list[bool]]) -> Totals:
     later, others = (sums.sum(2) if pieces > 1 else sums[:, :, 0])[..., :K].unbind(2)
     received = later + others
     own, entropy = scalars[..., :2].sum(2).float().unbind(-1)
-    return Totals(
+    return AttentionSums(
         received=received.float(),
         later=later.float(),
         mass=received.sum(-1).float(),
@@ -111,7 +111,7 @@ def reduce(rows: Rows, reach: Tensor, large: list[list[bool]]) -> Totals:
     )
 
 
-def _arrays(rows: Rows) -> list[Any]:
+def _arrays(rows: KernelRows) -> list[Any]:
     """What the loops are given, with arrays without elements for what is None."""
     B = len(rows.q)
 

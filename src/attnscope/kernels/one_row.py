@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from attnscope.kernels.autocast import without_autocast
-from attnscope.kernels.call import LARGE, Rows, distance_index, link_bias, reach_of
-from attnscope.kernels.tile_plan import Piece, cut, even, see
+from attnscope.kernels.call import LARGE, KernelRows, distance_index, link_bias, reach_of
+from attnscope.kernels.tile_plan import Tile, cut, even, see
 
 # Scores of one block: a few megabytes stay in a CPU's cache; a GPU wants work for every core.
 SCORES = {"cpu": 1 << 19, "cuda": 1 << 26}
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Asked:
+class PerQueryRequest:
     """What to tell of every row."""
 
     shares: Tensor | None = None
@@ -33,7 +33,7 @@ class Asked:
     top: int = 0
     """How many of the largest entries."""
 
-    def part(self, piece: Piece) -> "Asked":
+    def part(self, piece: Tile) -> "PerQueryRequest":
         """The same of the rows of a piece, whose keys begin at its first."""
         rows = piece.sequences, piece.rows
         keys = None if self.keys is None else self.keys[rows] - piece.low
@@ -50,7 +50,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class ByQuery:
+class PerQueryResult:
     """What was asked for, float32; 0 of rows that see nothing."""
 
     mass: Tensor | None = None
@@ -81,7 +81,7 @@ def renyi2(squares: Tensor) -> Tensor:
 
 
 @without_autocast
-def of_weights(A: Tensor, asked: Asked, scores: Tensor | None = None) -> ByQuery:
+def of_weights(A: Tensor, asked: PerQueryRequest, scores: Tensor | None = None) -> PerQueryResult:
     """What was asked for, of rows A [B, H, M, K] that exist; `scores` are -inf where unseen."""
     found: dict[str, Tensor] = {}
     if asked.shares is not None:
@@ -106,13 +106,13 @@ def of_weights(A: Tensor, asked: Asked, scores: Tensor | None = None) -> ByQuery
         found["top_key"] = key.where(score > -torch.inf, -1)
         known = (score > -torch.inf) & (scores is not None)
         found["top_score"] = score.where(known, torch.nan)
-    return ByQuery(
+    return PerQueryResult(
         **{name: value if name == "top_key" else value.float() for name, value in found.items()}
     )
 
 
 @without_autocast
-def by_query(rows: Rows, asked: Asked) -> ByQuery:
+def by_query(rows: KernelRows, asked: PerQueryRequest) -> PerQueryResult:
     """What was asked for of these rows, never more than a few of them at once."""
     found = _nothing(rows, asked)
     if rows.q.shape[2] == 0:
@@ -121,7 +121,7 @@ def by_query(rows: Rows, asked: Asked) -> ByQuery:
         A = _softmax(rows, heads, scores)
         some = of_weights(A, asked.part(piece), scores if asked.top else None)
         there = piece.sequences, heads, piece.rows
-        for each in fields(ByQuery):
+        for each in fields(PerQueryResult):
             got, to = getattr(some, each.name), getattr(found, each.name)
             if to is not None and each.name.startswith("top"):
                 where = piece.low if each.name == "top_key" else 0
@@ -131,7 +131,7 @@ def by_query(rows: Rows, asked: Asked) -> ByQuery:
     return found
 
 
-def _nothing(rows: Rows, asked: Asked) -> ByQuery:
+def _nothing(rows: KernelRows, asked: PerQueryRequest) -> PerQueryResult:
     """What rows hold that see nothing."""
     B, H, M = rows.q.shape[:3]
 
@@ -139,7 +139,7 @@ def _nothing(rows: Rows, asked: Asked) -> ByQuery:
         return torch.full((B, H, M, *last), fill, dtype=torch.float32, device=rows.q.device)
 
     top = min(asked.top, rows.k.shape[2])
-    return ByQuery(
+    return PerQueryResult(
         mass=None if asked.shares is None else new(asked.shares.shape[2]),
         weight=None if asked.keys is None else new(),
         spans=None if asked.spans is None else new(asked.spans.shape[2]),
@@ -151,7 +151,7 @@ def _nothing(rows: Rows, asked: Asked) -> ByQuery:
     )
 
 
-def _blocks(rows: Rows) -> Iterator[tuple[Piece, slice, Tensor]]:
+def _blocks(rows: KernelRows) -> Iterator[tuple[Tile, slice, Tensor]]:
     """Rows of some sequences and heads, with their scores over the keys that any of them sees
     [sequences, heads, rows, keys], -inf where one does not; in float64 where they are large."""
     B, H, M, _ = rows.q.shape
@@ -176,7 +176,7 @@ def _blocks(rows: Rows) -> Iterator[tuple[Piece, slice, Tensor]]:
 
 
 def _scores(
-    rows: Rows, keys: Tensor, piece: Piece, heads: slice, bounds: tuple[Tensor, Tensor, Tensor]
+    rows: KernelRows, keys: Tensor, piece: Tile, heads: slice, bounds: tuple[Tensor, Tensor, Tensor]
 ) -> Tensor:
     start, stop, own = bounds
     q = rows.q[piece.sequences, heads, piece.rows].to(keys.dtype)
@@ -201,7 +201,7 @@ def _scores(
     return x.masked_fill_(~see(piece, low, high, start, stop, rows.real), -torch.inf)
 
 
-def _softmax(rows: Rows, heads: slice, x: Tensor) -> Tensor:
+def _softmax(rows: KernelRows, heads: slice, x: Tensor) -> Tensor:
     """A, with what a learned sink takes left out; 0 in rows that see nothing."""
     most = x.amax(3, keepdim=True)
     sink = None

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from attnscope.kernels.autocast import without_autocast
-from attnscope.kernels.call import Rows, Totals, distance_index, link_bias, reach_of
-from attnscope.kernels.one_row import Asked, ByQuery, of_weights
+from attnscope.kernels.call import AttentionSums, KernelRows, distance_index, link_bias, reach_of
+from attnscope.kernels.one_row import PerQueryRequest, PerQueryResult, of_weights
 
 
-def scores(rows: Rows) -> tuple[Tensor, Tensor]:
+def scores(rows: KernelRows) -> tuple[Tensor, Tensor]:
     """What the softmax takes [B, H, M, K], -inf where V [B, 1, M, K] is 0."""
     per_group = rows.q.shape[1] // rows.k.shape[1]
     k = rows.k.double().repeat_interleave(per_group, dim=1)
@@ -40,7 +40,7 @@ def scores(rows: Rows) -> tuple[Tensor, Tensor]:
     return x.masked_fill(~visible, -torch.inf), visible
 
 
-def weights(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+def weights(rows: KernelRows) -> tuple[Tensor, Tensor, Tensor]:
     """A [B, H, M, K] and V [B, 1, M, K] as the model used them, and the log-sum-exp [B, H, M]."""
     x, visible = scores(rows)
     lse = x.logsumexp(-1)
@@ -52,12 +52,12 @@ def weights(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
     return A, visible, lse
 
 
-def by_query(rows: Rows, asked: Asked) -> ByQuery:
+def by_query(rows: KernelRows, asked: PerQueryRequest) -> PerQueryResult:
     """What was asked for of every row."""
     return of_weights(weights(rows)[0], asked, scores(rows)[0])
 
 
-def reduce(rows: Rows) -> Totals:
+def reduce(rows: KernelRows) -> AttentionSums:
     """All totals of these rows."""
     A, _, lse = weights(rows)
     sums = totals(A, rows.bounds()[2], lse, rows.weight, rows.shrink, rows.group, rows.groups)
@@ -65,7 +65,7 @@ def reduce(rows: Rows) -> Totals:
     return replace(sums, lse=lse, reach=reach)
 
 
-def refine(rows: Rows) -> tuple[Tensor, Tensor]:
+def refine(rows: KernelRows) -> tuple[Tensor, Tensor]:
     """The log-sum-exp of these rows, and how far the given one was from it, at most."""
     assert rows.lse is not None
     _, visible, lse = weights(replace(rows, lse=None))
@@ -82,8 +82,9 @@ def totals(
     shrink: Tensor | None = None,
     group: Tensor | None = None,
     groups: int = 0,
-) -> Totals:
-    """The totals of a matrix A [B, H, M, K] that exists; the arguments are those of `Rows`."""
+) -> AttentionSums:
+    """The totals of a matrix A [B, H, M, K] that exists; the arguments are those of
+    `KernelRows`."""
     keys = torch.arange(A.shape[-1], device=A.device)
     token = own[:, None, :, None]
     each = torch.ones_like(own, dtype=A.dtype) if weight is None else weight.to(A.dtype)
@@ -99,7 +100,7 @@ def totals(
     if group is not None:
         member = group[..., None] == torch.arange(groups, device=A.device)
         flow = torch.einsum("bhmk,bmc->bhck", weighted, member.to(A.dtype)).float()
-    return Totals(
+    return AttentionSums(
         received=weighted.sum(2).float(),
         later=(weighted * (token > keys)).sum(2).float(),
         mass=weighted.sum((2, 3)).float(),

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from attnscope.kernels import numba_kernel
 from attnscope.kernels.autocast import without_autocast
-from attnscope.kernels.call import Rows, Totals, reach_of
-from attnscope.kernels.tile_plan import Piece
+from attnscope.kernels.call import AttentionSums, KernelRows, reach_of
+from attnscope.kernels.tile_plan import Tile
 from attnscope.kernels.tiles import (
-    Cutting,
+    TilePlan,
     blocks,
     dtype_of,
     large_products,
@@ -53,7 +53,7 @@ class PerRow:
 
 
 @without_autocast
-def reduce(rows: Rows) -> Totals:
+def reduce(rows: KernelRows) -> AttentionSums:
     """All totals of these rows, without ever holding more than one tile of scores."""
     reach = reach_of(rows)
     B, H, M, _ = rows.q.shape
@@ -65,7 +65,7 @@ def reduce(rows: Rows) -> Totals:
         return numba_kernel.reduce(rows, reach, large)
     new = rows.q.new_zeros((3, B, H, K), dtype=torch.float32)
     mass, entropy, own = new.new_zeros(3, B, H).unbind()
-    sums = Totals(
+    sums = AttentionSums(
         received=new[0],
         later=new[1],
         mass=mass,
@@ -90,7 +90,7 @@ def reduce(rows: Rows) -> Totals:
     return _finish(rows, plan, sums, each)
 
 
-def _per_row(rows: Rows, dtype: torch.dtype) -> PerRow:
+def _per_row(rows: KernelRows, dtype: torch.dtype) -> PerRow:
     shape = (2, *rows.q.shape[:3])
     own, entropy = rows.q.new_zeros(shape, dtype=torch.float32).unbind()
     total, times = rows.q.new_ones(shape, dtype=torch.float32).unbind()
@@ -100,7 +100,7 @@ def _per_row(rows: Rows, dtype: torch.dtype) -> PerRow:
     return PerRow(below, own, entropy, total, times)
 
 
-def _finish(rows: Rows, plan: Cutting, sums: Totals, each: PerRow) -> Totals:
+def _finish(rows: KernelRows, plan: TilePlan, sums: AttentionSums, each: PerRow) -> AttentionSums:
     """The sums over rows, and the log-sum-exp as the rows themselves say it."""
     own = each.own
     B, H, M = own.shape
@@ -125,7 +125,7 @@ def _finish(rows: Rows, plan: Cutting, sums: Totals, each: PerRow) -> Totals:
 
 
 @without_autocast
-def refine(rows: Rows) -> tuple[Tensor, Tensor]:
+def refine(rows: KernelRows) -> tuple[Tensor, Tensor]:
     """The log-sum-exp of whole rows in float64 [B, H, M], made anew where scores are large or texts
     short, and how far from it the given one was, at most [B, H]."""
     assert rows.lse is not None
@@ -150,14 +150,14 @@ def refine(rows: Rows) -> tuple[Tensor, Tensor]:
 
 
 def _block(
-    rows: Rows,
-    plan: Cutting,
-    sums: Totals,
+    rows: KernelRows,
+    plan: TilePlan,
+    sums: AttentionSums,
     each: PerRow,
     keys: Tensor,
     tiles: Tensor,
-    piece: Piece,
-    owners: Piece,
+    piece: Tile,
+    owners: Tile,
     heads: slice,
 ) -> None:
     """One piece and some heads, against all the keys it sees.
@@ -203,7 +203,7 @@ def _block(
             sums.variance[columns] += gap.sum(2)
 
 
-def _divide(rows: Rows, each: PerRow, there: tuple[slice, slice, slice], p: Tensor) -> Tensor:
+def _divide(rows: KernelRows, each: PerRow, there: tuple[slice, slice, slice], p: Tensor) -> Tensor:
     """Let `times` divide whole rows by what their entries and the sink's add up to. Returns the sum
     of the entries [B, H, M]."""
     seen = total = p.sum(3)
@@ -215,7 +215,7 @@ def _divide(rows: Rows, each: PerRow, there: tuple[slice, slice, slice], p: Tens
     return seen
 
 
-def _own(plan: Cutting, piece: Piece, left: int, right: int) -> tuple[Tensor, ...]:
+def _own(plan: TilePlan, piece: Tile, left: int, right: int) -> tuple[Tensor, ...]:
     """Where rows find their own tokens among these keys [sequences or 1, 1, rows, 1], and a 1 for
     each that does."""
     key: Any = "own", piece, left
@@ -228,7 +228,7 @@ def _own(plan: Cutting, piece: Piece, left: int, right: int) -> tuple[Tensor, ..
     return plan.store.keep(key, own.clamp_(0, right - left - 1), found.float())
 
 
-def _member(rows: Rows, group: Tensor, plan: Cutting, piece: Piece) -> Tensor:
+def _member(rows: KernelRows, group: Tensor, plan: TilePlan, piece: Tile) -> Tensor:
     """float32 [sequences, 1, classes, rows]: 1 where a row is of a class."""
     key = "member", piece
     if key in plan.store.kept:
@@ -238,6 +238,6 @@ def _member(rows: Rows, group: Tensor, plan: Cutting, piece: Piece) -> Tensor:
     return plan.store.keep(key, member)[0]
 
 
-def _shrink(shrink: Tensor, piece: Piece) -> Tensor:
+def _shrink(shrink: Tensor, piece: Tile) -> Tensor:
     """[sequences, 1, strata]"""
     return shrink[piece.sequences, None, piece.rows.start // 2 : piece.rows.stop // 2]

@@ -18,7 +18,7 @@ KEPT = 1 << 21
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class Tile:
     """Some rows of some sequences. Keys `low … high` are seen by any of them, and all of
     `clear_from … clear_to` by all."""
 
@@ -45,7 +45,7 @@ def even(size: int, step: int) -> int:
     return -(-size // count)
 
 
-def cut(start: Tensor, stop: Tensor, sequences: int, rows: int) -> list[list[Piece]]:
+def cut(start: Tensor, stop: Tensor, sequences: int, rows: int) -> list[list[Tile]]:
     """Pieces of up to this many sequences and rows, those of the same sequences in one list."""
     B, M = start.shape
     first = start.where(stop > start, torch.iinfo(start.dtype).max)
@@ -57,7 +57,7 @@ def cut(start: Tensor, stop: Tensor, sequences: int, rows: int) -> list[list[Pie
     stops = torch.stack([stop[:, block].amin(1) for block in blocks])
     return [
         [
-            Piece(some, block, *span)
+            Tile(some, block, *span)
             for block, *span in zip(
                 blocks,
                 lows[:, some].amin(1).tolist(),
@@ -71,19 +71,19 @@ def cut(start: Tensor, stop: Tensor, sequences: int, rows: int) -> list[list[Pie
     ]
 
 
-def cut_causal(B: int, M: int, sequences: int, rows: int) -> list[list[Piece]]:
+def cut_causal(B: int, M: int, sequences: int, rows: int) -> list[list[Tile]]:
     """What `cut` makes of rows that see all keys up to their own token: no tensor is looked at."""
     return [
-        [Piece(some, block, 0, block.stop, 0, block.start + 1) for block in _blocks(M, rows)]
+        [Tile(some, block, 0, block.stop, 0, block.start + 1) for block in _blocks(M, rows)]
         for some in _blocks(B, sequences)
     ]
 
 
-def cut_own(first: int, B: int, M: int, sequences: int, rows: int) -> list[list[Piece]]:
+def cut_own(first: int, B: int, M: int, sequences: int, rows: int) -> list[list[Tile]]:
     """What `cut` makes of rows that see their own token alone, the tokens in order from `first`."""
     own = [(m, first + m.start, first + m.stop) for m in _blocks(M, rows)]
     return [
-        [Piece(some, block, low, high, high - 1, low + 1) for block, low, high in own]
+        [Tile(some, block, low, high, high - 1, low + 1) for block, low, high in own]
         for some in _blocks(B, sequences)
     ]
 
@@ -93,7 +93,7 @@ def _blocks(size: int, step: int) -> list[slice]:
 
 
 def see(
-    piece: Piece, left: int, right: int, start: Tensor, stop: Tensor, real: Tensor | None
+    piece: Tile, left: int, right: int, start: Tensor, stop: Tensor, real: Tensor | None
 ) -> Tensor:
     """bool [sequences, 1, rows, keys]: who of a piece sees which of the keys `left … right`."""
     keys = torch.arange(left, right, device=start.device, dtype=start.dtype)
@@ -105,7 +105,7 @@ def see(
 
 
 @dataclass(slots=True, eq=False)
-class Store:
+class BoundedCache:
     """Tensors that are the same for every layer of a pass, as many as there is room for."""
 
     room: int = KEPT

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.kernels.call import LARGE, SINGLE, Rows, distance_index, link_bias
-from attnscope.kernels.tile_plan import Piece, Store, cut, cut_causal, cut_own, even, see
+from attnscope.kernels.call import LARGE, SINGLE, KernelRows, distance_index, link_bias
+from attnscope.kernels.tile_plan import BoundedCache, Tile, cut, cut_causal, cut_own, even, see
 
 LOG2E = math.log2(math.e)
 
@@ -42,7 +42,7 @@ REFINED = 8192
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Cutting:
+class TilePlan:
     """What is the same for all layers that share these rows."""
 
     given: tuple[Tensor | None, ...]
@@ -58,7 +58,7 @@ class Cutting:
     """Key/value heads of a tile."""
     size: int
     """Elements of a tile."""
-    pieces: list[list[tuple[Piece, Piece]]]
+    pieces: list[list[tuple[Tile, Tile]]]
     """Each piece with another of the same rows, in which a row sees its own token alone."""
     backward: bool
     """No row sees a key after its own token; so, of its own and later keys, it sees its own."""
@@ -66,10 +66,10 @@ class Cutting:
     """Where the tokens of the rows begin, if they stand in order and alike in all sequences."""
     alike: bool
     """Whether all sequences have the same rows: then masks are made for one of them."""
-    store: Store
+    store: BoundedCache
 
 
-def large_products(rows: Rows, reach: Tensor, *, whole: bool) -> list[list[bool]]:
+def large_products(rows: KernelRows, reach: Tensor, *, whole: bool) -> list[list[bool]]:
     """Where products are made in float64, for each sequence and group of heads: where scores may be
     large (or are no numbers), where rows seen in parts must agree with whole ones, and where there
     are so few rows that it costs nothing and no sum over them evens their rounding out."""
@@ -84,14 +84,14 @@ def dtype_of(wide: bool) -> torch.dtype:
     return torch.float64 if wide else torch.float32
 
 
-def plan_of(rows: Rows, *, whole: bool) -> Cutting:
+def plan_of(rows: KernelRows, *, whole: bool) -> TilePlan:
     """How to cut these rows; made once for all layers that share them."""
     B, H, M, _ = rows.q.shape
     G, K = rows.k.shape[1], rows.k.shape[2]
     R = H // G
     key = "streaming", B, H, G, M, K, rows.shift, whole
     given = rows.start, rows.stop, rows.own, rows.real, rows.group
-    made: Cutting | None = rows.cache.get(key)
+    made: TilePlan | None = rows.cache.get(key)
     if made is not None and all(a is b for a, b in zip(made.given, given, strict=True)):
         return made
     room = TILE_WHOLE if whole and K > SHORT else TILE
@@ -121,7 +121,7 @@ def plan_of(rows: Rows, *, whole: bool) -> Cutting:
         owners = cut_own(first, B, M, sequences, step)
     else:
         owners = cut(own, own + 1, sequences, step)
-    made = Cutting(
+    made = TilePlan(
         given=given,
         start=start,
         stop=stop,
@@ -134,7 +134,7 @@ def plan_of(rows: Rows, *, whole: bool) -> Cutting:
         backward=backward,
         first_own=first if in_order else None,
         alike=alike,
-        store=Store(),
+        store=BoundedCache(),
     )
     rows.cache[key] = made
     return made
@@ -150,8 +150,8 @@ def sum_of_rows(times: Tensor, p: Tensor) -> Tensor:
 
 
 def blocks(
-    rows: Rows, plan: Cutting, large: list[list[bool]]
-) -> Iterator[tuple[list[tuple[Piece, Piece]], slice, Tensor]]:
+    rows: KernelRows, plan: TilePlan, large: list[list[bool]]
+) -> Iterator[tuple[list[tuple[Tile, Tile]], slice, Tensor]]:
     """The pieces of some sequences, some heads, and the keys of both [sequences, groups, K, D],
     scaled; in float64 where scores are large."""
     G, D, R = rows.k.shape[1], rows.k.shape[3], rows.q.shape[1] // rows.k.shape[1]
@@ -169,12 +169,12 @@ def blocks(
 
 
 def tiles_of(
-    rows: Rows,
-    plan: Cutting,
+    rows: KernelRows,
+    plan: TilePlan,
     below: Tensor,
     keys: Tensor,
     tiles: Tensor,
-    piece: Piece,
+    piece: Tile,
     heads: slice,
 ) -> Iterator[tuple[int, int, Tensor, Tensor]]:
     """The scores of a piece, tile by tile: from key, to key, what is left of them after `below` is
@@ -217,7 +217,7 @@ def tiles_of(
         yield left, right, x, p
 
 
-def _scores(rows: Rows, q: Tensor, k: Tensor, negative: Tensor | None, x: Tensor) -> None:
+def _scores(rows: KernelRows, q: Tensor, k: Tensor, negative: Tensor | None, x: Tensor) -> None:
     """Scores, less the log-sum-exp where it is known, into `x`."""
     torch.bmm(q, k.transpose(1, 2), out=x.view(len(q), q.shape[1], -1))
     if rows.softcap is not None:
@@ -227,7 +227,7 @@ def _scores(rows: Rows, q: Tensor, k: Tensor, negative: Tensor | None, x: Tensor
 
 
 def _add_biases(
-    rows: Rows, plan: Cutting, piece: Piece, heads: slice, left: int, right: int, x: Tensor
+    rows: KernelRows, plan: TilePlan, piece: Tile, heads: slice, left: int, right: int, x: Tensor
 ) -> None:
     """The biases by key, by distance and of links, into `x` [sequences, heads, rows, keys]."""
     if rows.key_bias is not None:
@@ -249,7 +249,7 @@ def _add_biases(
         x.add_(linked.clamp(min=MASKED))
 
 
-def _hide(rows: Rows, plan: Cutting, piece: Piece, left: int, right: int, x: Tensor) -> None:
+def _hide(rows: KernelRows, plan: TilePlan, piece: Tile, left: int, right: int, x: Tensor) -> None:
     """Mask what a row does not see, on those of the keys `left … right` where there may be any."""
     spans = [(left, right)]
     if rows.real is None:
@@ -261,7 +261,7 @@ def _hide(rows: Rows, plan: Cutting, piece: Piece, left: int, right: int, x: Ten
             x[..., a - left : b - left].add_(_mask(rows, plan, piece, a, b))
 
 
-def _mask(rows: Rows, plan: Cutting, piece: Piece, left: int, right: int) -> Tensor:
+def _mask(rows: KernelRows, plan: TilePlan, piece: Tile, left: int, right: int) -> Tensor:
     """float32 [sequences or 1, 1, rows, keys]: 0 where a row sees a key."""
     key: Any = "mask", piece, left
     if plan.alike and rows.real is None:

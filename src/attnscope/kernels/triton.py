@@ -15,8 +15,8 @@ from torch import Tensor
 
 from attnscope.kernels import one_row, streaming, triton_jit
 from attnscope.kernels.autocast import without_autocast
-from attnscope.kernels.call import LARGE, AttentionCall, Rows, Totals, reach_of
-from attnscope.kernels.one_row import Asked, ByQuery
+from attnscope.kernels.call import LARGE, AttentionCall, AttentionSums, KernelRows, reach_of
+from attnscope.kernels.one_row import PerQueryRequest, PerQueryResult
 from attnscope.kernels.triton_launch import launch
 from attnscope.kernels.triton_tiles import (
     INTERPRETED,
@@ -40,7 +40,7 @@ _TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32:
 
 
 @without_autocast
-def reduce(rows: Rows) -> Totals:
+def reduce(rows: KernelRows) -> AttentionSums:
     """All totals of these rows.
 
     The tiles are float32, and take off a log-sum-exp that a fused operator rounded: nothing beside
@@ -57,13 +57,13 @@ def reduce(rows: Rows) -> Totals:
 
 
 @without_autocast
-def refine(rows: Rows) -> tuple[Tensor, Tensor]:
+def refine(rows: KernelRows) -> tuple[Tensor, Tensor]:
     """The log-sum-exp of whole rows in float64, and how far the given one was from it."""
     return streaming.refine(rows)
 
 
 @without_autocast
-def by_query(rows: Rows, asked: Asked) -> ByQuery:
+def by_query(rows: KernelRows, asked: PerQueryRequest) -> PerQueryResult:
     """What was asked for of every row. Masses are made here, where float32 has the digits of every
     score; all else as on any device, a few whole rows at a time."""
     only_masses = asked.keys is None and asked.spans is None and not (asked.entropies or asked.top)
@@ -77,12 +77,12 @@ def by_query(rows: Rows, asked: Asked) -> ByQuery:
     if rows.lse is None:
         rows = replace(rows, lse=_by_rows(rows, None)[1])
     parts = [_masses(rows, some) for some in torch.split(asked.shares, MOST_CLASSES, 2)]
-    return ByQuery(mass=torch.cat([mass for mass, _ in parts], 3), drift=parts[0][1])
+    return PerQueryResult(mass=torch.cat([mass for mass, _ in parts], 3), drift=parts[0][1])
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of a call under any visibility: soft-cap, sinks and links included."""
-    rows = Rows(
+    rows = KernelRows(
         q=call.q,
         k=call.k,
         scale=call.scale,
@@ -100,8 +100,8 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
 
 
 def reduce_layers(
-    rows: Rows, q: list[Tensor], k: list[Tensor], lse: list[Tensor], first: int = 0
-) -> Totals | None:
+    rows: KernelRows, q: list[Tensor], k: list[Tensor], lse: list[Tensor], first: int = 0
+) -> AttentionSums | None:
     """The totals of several layers [layers · B, …] whose rows are those given but for queries, keys
     and log-sum-exp, taken from where they lie; None where they do not lie alike. The first row is
     query `first` of `q`."""
@@ -129,8 +129,11 @@ def reduce_layers(
 
 
 def _reduce(
-    rows: Rows, table: Tensor | None = None, sequences: int | None = None, lse_h: int | None = None
-) -> Totals:
+    rows: KernelRows,
+    table: Tensor | None = None,
+    sequences: int | None = None,
+    lse_h: int | None = None,
+) -> AttentionSums:
     """With a table, of several layers whose queries, keys and log-sum-exp lie at its addresses."""
     batch, H, M, D = rows.q.shape
     G, K = rows.k.shape[1:3]
@@ -170,7 +173,7 @@ def _reduce(
         out.zero_()
         scalars.zero_()
     mass, entropy, own = (scalars[0] if blocks == 1 else scalars.sum(0)).unbind(-1)
-    return Totals(
+    return AttentionSums(
         received=out[0],
         later=out[1],
         mass=mass,
@@ -182,7 +185,7 @@ def _reduce(
     )
 
 
-def _reduce_groups(rows: Rows) -> Totals:
+def _reduce_groups(rows: KernelRows) -> AttentionSums:
     """Each group of queries by itself, gathered, so that together they cost what all cost."""
     assert rows.group is not None
     assert rows.lse is not None
@@ -214,7 +217,7 @@ def _reduce_groups(rows: Rows) -> Totals:
     names = ("received", "later", "mass", "entropy", "own")
     sums = {name: torch.stack([getattr(p, name) for p in parts]).sum(0) for name in names}
     spread = _reduce(replace(rows, group=None)) if rows.shrink is not None else None
-    return Totals(
+    return AttentionSums(
         **sums,
         lse=rows.lse,
         flow=torch.stack([p.received for p in parts[1:]], 2),
@@ -223,7 +226,7 @@ def _reduce_groups(rows: Rows) -> Totals:
     )
 
 
-def _masses(rows: Rows, shares: Tensor) -> tuple[Tensor, Tensor]:
+def _masses(rows: KernelRows, shares: Tensor) -> tuple[Tensor, Tensor]:
     """float32 [B, H, M, C]: A times the shares [B, K, C], every row divided by its own sum; and how
     far that was from 1 [B, H, M]."""
     B, H, M, D = rows.q.shape
@@ -262,7 +265,7 @@ def _masses(rows: Rows, shares: Tensor) -> tuple[Tensor, Tensor]:
     return mass / whole[..., None], (whole - 1).abs()
 
 
-def _entropy_variance(rows: Rows) -> Tensor:
+def _entropy_variance(rows: KernelRows) -> Tensor:
     """How much the entropy of the sampled rows varies within strata, from some of the strata."""
     assert rows.shrink is not None
     assert rows.lse is not None
@@ -291,7 +294,7 @@ def _entropy_variance(rows: Rows) -> Tensor:
     return (gap.square() * rows.shrink[:, None, pick]).sum(-1) * (strata / len(pick))
 
 
-def _by_rows(rows: Rows, v: Tensor | None) -> tuple[Tensor | None, Tensor]:
+def _by_rows(rows: KernelRows, v: Tensor | None) -> tuple[Tensor | None, Tensor]:
     """Log-sum-exp of each row and, given values, the output."""
     B, H, M, D = rows.q.shape
     G, K = rows.k.shape[1:3]
@@ -319,7 +322,7 @@ def _by_rows(rows: Rows, v: Tensor | None) -> tuple[Tensor | None, Tensor]:
     return out, lse
 
 
-def _stacked(rows: Rows) -> tuple[Tensor | None, Tensor | None]:
+def _stacked(rows: KernelRows) -> tuple[Tensor | None, Tensor | None]:
     """What links add, float32 [links, B, H, K], and to which rows, bool [links, B, M].
 
     Layers under one mask and the same links share it.

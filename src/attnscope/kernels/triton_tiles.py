@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from attnscope.kernels.call import Rows
+from attnscope.kernels.call import KernelRows
 
 FAR = 1 << 30
 # From this many queries on, the descriptors of the tensor copy engine pay for themselves, and
@@ -88,7 +88,7 @@ def blocks(tensor: Tensor, size: int, fill: int) -> Tensor:
     return torch.nn.functional.pad(tensor, (0, short), value=fill).view(B, -1, size)
 
 
-def _shared(rows: Rows, what: str, size: tuple[int, ...], make: Callable[[], Any]) -> Any:
+def _shared(rows: KernelRows, what: str, size: tuple[int, ...], make: Callable[[], Any]) -> Any:
     """What depends on the bounds and on whether there are holes, made once for all layers that
     share both. A layer with holes does not use what was made for one without."""
     key, given = (what, *size, rows.real is None), (rows.start, rows.stop, rows.own)
@@ -98,7 +98,7 @@ def _shared(rows: Rows, what: str, size: tuple[int, ...], make: Callable[[], Any
     return made[1]
 
 
-def extent(rows: Rows, BM: int) -> tuple[Tensor, Tensor]:
+def extent(rows: KernelRows, BM: int) -> tuple[Tensor, Tensor]:
     """For each block of rows: first and one past last key that any of them sees, int32 [B, blocks].
 
     Layers under one mask share it.
@@ -117,7 +117,7 @@ def extent(rows: Rows, BM: int) -> tuple[Tensor, Tensor]:
     return found
 
 
-def ranges(rows: Rows, BM: int, BN: int) -> Tensor:
+def ranges(rows: KernelRows, BM: int, BN: int) -> Tensor:
     """For each block of keys, int32 [B, blocks, 4]: the first block of rows that sees any of
     them, the run of those whose rows all see all of them from further on, and one past the last.
     """
@@ -125,7 +125,7 @@ def ranges(rows: Rows, BM: int, BN: int) -> Tensor:
     return found
 
 
-def _ranges(rows: Rows, BM: int, BN: int) -> Tensor:
+def _ranges(rows: KernelRows, BM: int, BN: int) -> Tensor:
     B, K = rows.q.shape[0], rows.k.shape[2]
     if rows.q.shape[2] <= BM:
         # One block of rows: every key looks at it, and at its bounds. Some thirty launches less.

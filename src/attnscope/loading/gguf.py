@@ -39,7 +39,7 @@ _PLAIN = {0: "float32", 1: "float16", 30: "bfloat16"}
 
 
 @dataclass(frozen=True)
-class Head:
+class GgufHeader:
     """What a file says of itself."""
 
     facts: dict[str, Any]
@@ -63,7 +63,7 @@ class Head:
         return bool(self.facts.get("tokenizer.ggml.add_bos_token", by_default))
 
 
-def read_head(file: Path) -> Head:
+def read_head(file: Path) -> GgufHeader:
     """Read what stands before the weights, and see that the weights are all there."""
     for package in ("gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
@@ -90,7 +90,7 @@ def read_head(file: Path) -> Head:
     return head
 
 
-def _head(raw: mmap.mmap, name: str) -> tuple[Head, int]:
+def _head(raw: mmap.mmap, name: str) -> tuple[GgufHeader, int]:
     """The head, and how long the file must be."""
     from gguf.constants import GGML_QUANT_SIZES
 
@@ -138,7 +138,7 @@ def _head(raw: mmap.mmap, name: str) -> tuple[Head, int]:
         raise ValueError(f"general.alignment is {step!r}")
     exact = next((_PLAIN[k] for k in (30, 1, 0) if k in kinds), "float32")
     dtype = exact if kinds <= set(_PLAIN) else "float32"
-    return Head(found, numbers, blocks, dtype), -(-at // step) * step + end
+    return GgufHeader(found, numbers, blocks, dtype), -(-at // step) * step + end
 
 
 def _string(raw: mmap.mmap, at: int) -> tuple[str, int]:
@@ -199,7 +199,7 @@ def unpacked(file: Path) -> Path:
     return target
 
 
-def _check_sizes(file: Path, head: Head) -> None:
+def _check_sizes(file: Path, head: GgufHeader) -> None:
     """Before anything is built: the sizes in the metadata must fit the tensors. With too few layers
     it would be another model, with too many or too wide ones building it would take hours."""
     of = {
@@ -221,7 +221,7 @@ def _check_sizes(file: Path, head: Head) -> None:
         )
 
 
-def _unpack(file: Path, head: Head, folder: Path) -> None:
+def _unpack(file: Path, head: GgufHeader, folder: Path) -> None:
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
@@ -263,7 +263,7 @@ def load_packed(file: Path, dtype: Any, **options: Any) -> tuple[Any, dict[str, 
     return model, info
 
 
-def _explain(file: Path, head: Head, error: Exception) -> str:
+def _explain(file: Path, head: GgufHeader, error: Exception) -> str:
     said = (str(error).strip() or type(error).__name__).splitlines()[0]
     return (
         f"could not unpack {str(file)!r}, a GGUF of the family {head.architecture!r}: {said}. "

@@ -17,7 +17,7 @@ HEADROOM = 256 << 20
 """Bytes that are left for everything else."""
 
 
-class NoRoomError(ModelError):
+class NotEnoughMemoryError(ModelError):
     """A model that does not fit in memory."""
 
 
@@ -42,7 +42,7 @@ def check_room(numbers: int, width: int, name: str, device: str = "cpu") -> None
     there = memory.free(device)
     needed = numbers * width + HEADROOM
     if there is not None and needed > there:
-        raise NoRoomError(
+        raise NotEnoughMemoryError(
             f"{name} does not fit in memory: {numbers / 1e9:.2f} billion weights of {width} bytes "
             f"need {needed / 1e9:.1f} GB, and {there / 1e9:.1f} GB are free on {device}. Choose a "
             "smaller model, or dtype='bfloat16' for half of it, or end other programs"

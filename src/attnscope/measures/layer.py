@@ -56,7 +56,8 @@ class Sums:
     first: Tensor
     """int64 [B]: position of the first real token."""
     exposed: Callable[[str], Tensor]
-    """What visibility alone decides, by its name: the fields of `capture.frame.Exposure`."""
+    """What visibility alone decides, by its name: the fields of
+    `capture.frame.VisibilityCounts`."""
     sink: Tensor | None = None
     """float64 [B, H]: what learned sinks took; None where the layer has none."""
     sink_position: Tensor | None = None
@@ -117,7 +118,7 @@ class Sums:
 
 
 @dataclass(eq=False, kw_only=True)
-class Single:
+class PerQuery:
     """What single queries look at, where a pass has kept them."""
 
     positions: Tensor
@@ -128,7 +129,7 @@ class Single:
 
 
 @dataclass(eq=False, kw_only=True)
-class Against:
+class Baseline:
     """The base that a variant is compared with, and which tokens are twins."""
 
     base: Sums
@@ -166,8 +167,8 @@ class Layer:
     where a prompt has no such keys."""
     groups: Tensor | None = None
     """float64 [groups, C]: 1 where a group of queries is of a class."""
-    pair: Against | None = None
-    rows: Single | None = None
+    pair: Baseline | None = None
+    rows: PerQuery | None = None
     tokens: NDArray[np.int64] | None = None
     """[B, K]: the ids of the tokens, -1 for padding."""
     following: NDArray[np.int64] | None = None
@@ -178,7 +179,7 @@ class Layer:
     """How many tokens an answer may have."""
 
     @property
-    def single(self) -> Single:
+    def single(self) -> PerQuery:
         """Single queries: there are those for every measure that needs `rows`."""
         assert self.rows is not None
         return self.rows
@@ -194,7 +195,7 @@ class Layer:
         return self.tokens
 
     @property
-    def against(self) -> Against:
+    def against(self) -> Baseline:
         """The base: there is one for every measure that declares `pair`."""
         assert self.pair is not None
         return self.pair

@@ -10,7 +10,7 @@ FILES = (
     *("mass", "flow", "entropy", "effective_tokens", "first_token", "self_mass", "distance"),
     *("sink_mass", "chosen_keys", "renyi2", "by_distance", "largest", "slope", "spikes"),
     *("reshaping", "uniformity", "values", "affine", "activations", "activation_shape"),
-    *("answers", "received", "by_query"),
+    *("completion", "received", "by_query"),
 )
 """Those that declare measures, in the order in which these are listed and measured."""
 

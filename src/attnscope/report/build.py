@@ -21,7 +21,7 @@ from attnscope.figures.numbers import in_order
 from attnscope.figures.page import SORTABLE, figure_html, whole_page
 from attnscope.figures.select import conditions_in_order, models_in_order
 from attnscope.figures.text_format import BUNDLED, count, join
-from attnscope.figures.verdict_cache import Judged
+from attnscope.figures.verdict_cache import VerdictCache
 from attnscope.spec.experiment_yaml import written
 from attnscope.stats.contrast import TESTED
 from attnscope.stats.robustness import not_judged
@@ -52,7 +52,7 @@ def write_report(
 def build(run: Run, *, theme: str | Theme = "published", **units: Any) -> str:
     """The report of a run as HTML; of `units`, `cluster` and `strata` say what is resampled."""
     run.verify()  # a page with gaps is no answer to damage
-    judged = Judged(run, **units)
+    judged = VerdictCache(run, **units)
     try:
         figures, missing = drawable(run, theme=theme, judged=judged, **units)
     except AttnscopeError as error:
@@ -87,7 +87,7 @@ def _labels(run: Run) -> list[str]:
     return models_in_order(run, run.cells["model"].unique())
 
 
-def _first(figures: Sequence[Drawing], judged: Judged) -> int:
+def _first(figures: Sequence[Drawing], judged: VerdictCache) -> int:
     """The figure that shows what was found: of a claim that was decided, else judged, else any."""
     try:
         verdicts = judged.verdicts()
@@ -101,7 +101,7 @@ def _first(figures: Sequence[Drawing], judged: Judged) -> int:
     return 0
 
 
-def _found(judged: Judged, figure: Drawing | None) -> str:
+def _found(judged: VerdictCache, figure: Drawing | None) -> str:
     """The verdicts, and the one figure that shows them."""
     shown = "" if figure is None else figure_html(figure, 0)
     try:
@@ -226,7 +226,7 @@ def _prompts(run: Run) -> str:
     return "\n".join(parts)
 
 
-def _survival(judged: Judged) -> str:
+def _survival(judged: VerdictCache) -> str:
     """A line for every claim that the run has several choices for."""
     lines = judged.survival()
     if lines.is_empty():

@@ -1,4 +1,5 @@
-"""`Plain`: what every part of a question is. Frozen, nothing unknown, nothing converted behind the
+"""`StrictModel`: what every part of a question is. Frozen, nothing unknown, nothing converted
+behind the
 user's back.
 """
 
@@ -14,13 +15,13 @@ Count = Annotated[StrictInt, Field(ge=1, le=MOST)]
 Seed = Annotated[StrictInt, Field(ge=-(2**62), le=2**62)]
 
 
-class Plain(BaseModel):
+class StrictModel(BaseModel):
     """Plain data, checked."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
-P = TypeVar("P", bound=Plain)
+P = TypeVar("P", bound=StrictModel)
 
 
 def checked(kind: type[P], said: Any, whose: str) -> P:

@@ -28,7 +28,7 @@ from pydantic import (
 from attnscope.errors import InputError, unknown
 from attnscope.measures.registry import COLUMNS
 from attnscope.paths import place
-from attnscope.spec.base import Plain, checked
+from attnscope.spec.base import StrictModel, checked
 from attnscope.yaml_file import parse_yaml, read_yaml
 
 PLACEHOLDERS = ("a", "b", "condition", "model", "layer")
@@ -52,7 +52,7 @@ def _layers(value: Any) -> Any:
     return layers
 
 
-class Quantity(Plain):
+class Quantity(StrictModel):
     """What is measured, in the words of the table of values."""
 
     measure: StrictStr
@@ -73,7 +73,7 @@ class Quantity(Plain):
         return self
 
 
-class Comparison(Plain):
+class Comparison(StrictModel):
     """With what: the second of a pair against the first, or the value against a threshold."""
 
     over: Literal["model", "condition", "measure", "layer", "item", "queries", "keys"] | None = None
@@ -105,7 +105,7 @@ class Comparison(Plain):
         return self
 
 
-class Extent(Plain):
+class ClaimScope(StrictModel):
     """Where: which layers, and what becomes of heads."""
 
     layers: Annotated[Literal["all", "each"] | tuple[StrictInt, ...], BeforeValidator(_layers)] = (
@@ -115,7 +115,7 @@ class Extent(Plain):
     heads: Literal["mean", "sum", "max", "each"] = "mean"
 
 
-class Rule(Plain):
+class Rule(StrictModel):
     """What decides, for each row (a layer, or a layer and head), and how many rows it takes.
 
     `interval`: the interval of the comparison excludes equality, and q < level.
@@ -141,14 +141,14 @@ class Rule(Plain):
         return self
 
 
-class ClaimPart(Plain):
+class ClaimPart(StrictModel):
     """One thing that has to hold."""
 
     quantity: Quantity
     comparison: Comparison
     direction: Literal["more", "less"] | None = None
     """Of the value against the threshold, or of the second of the pair against the first."""
-    scope: Extent = Extent()
+    scope: ClaimScope = ClaimScope()
     rule: Rule = Rule()
 
     @model_validator(mode="after")
@@ -160,7 +160,7 @@ class ClaimPart(Plain):
         return self
 
 
-class Claim(Plain):
+class Claim(StrictModel):
     """A named statement with its parts; all of them have to hold."""
 
     name: StrictStr

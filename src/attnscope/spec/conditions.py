@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, StrictBool, StrictInt, StrictStr, m
 from attnscope.errors import InputError, unknown
 from attnscope.prompts.filler import KINDS, Filler
 from attnscope.prompts.insertion import POSITIONS
-from attnscope.spec.base import MOST, Plain, Seed
+from attnscope.spec.base import MOST, Seed, StrictModel
 
 _POSITIONS = (
     f"known: {', '.join(POSITIONS)}, before:REGION, after:REGION, or the number of a character"
@@ -35,7 +35,7 @@ def _position(value: Any) -> Any:
     return value
 
 
-class Insert(Plain):
+class Insert(StrictModel):
     """What is inserted: the fields of `attnscope.prompts.Filler`."""
 
     kind: StrictStr = "repeat"
@@ -57,7 +57,7 @@ class Insert(Plain):
         return Filler(kind=self.kind, count=self.count, unit=self.unit, seed=self.seed + prompt)
 
 
-class Replace(Plain):
+class Replace(StrictModel):
     """Other words: in place of a region, or wherever the prompt says `old`."""
 
     region: StrictStr | None = None
@@ -71,7 +71,7 @@ class Replace(Plain):
         return self
 
 
-class Cut(Plain):
+class KnockoutSpec(StrictModel):
     """Keys that attention is taken from: the tokens of a class, of a region, or of both."""
 
     tokens: StrictStr | None = None
@@ -81,19 +81,19 @@ class Cut(Plain):
     heads: tuple[Annotated[StrictInt, Field(ge=0)], ...] | None = None
 
     @model_validator(mode="after")
-    def _some(self) -> Cut:
+    def _some(self) -> KnockoutSpec:
         if self.tokens is None and self.region is None:
             raise InputError("say whose attention changes: tokens (a class), region, or both")
         return self
 
 
-class Scaled(Cut):
+class SteerSpec(KnockoutSpec):
     """Keys whose attention is scaled, before the softmax divides."""
 
     factor: Annotated[float, Field(gt=0, le=1e6)]
 
 
-class Moved(Plain):
+class ArmSpec(StrictModel):
     """Activations moved away from zero (ARM); what is left out is the family's own."""
 
     c: Annotated[float, Field(gt=0)] | None = None
@@ -103,7 +103,7 @@ class Moved(Plain):
     seed: Seed = 0
 
 
-class Condition(Plain):
+class Condition(StrictModel):
     """How a prompt is changed: by an insertion, or by any of the rest. And what is done to the
     model meanwhile, with a changed prompt or alone."""
 
@@ -122,9 +122,9 @@ class Condition(Plain):
     random: Seed | None = None
     """As many tokens, drawn at random from the vocabulary, prompt n with this seed + n; a
     begin-of-sequence token stays. None of them has a twin."""
-    knockout: Cut | None = None
-    steer: Scaled | None = None
-    arm: Moved | None = None
+    knockout: KnockoutSpec | None = None
+    steer: SteerSpec | None = None
+    arm: ArmSpec | None = None
 
     @model_validator(mode="after")
     def _one_way(self) -> Condition:

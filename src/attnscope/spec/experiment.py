@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StrictBool, StrictStr, model_validator
 
 from attnscope.measures.registry import MEASURES
-from attnscope.spec.base import Count, Plain, Seed, checked
+from attnscope.spec.base import Count, Seed, StrictModel, checked
 from attnscope.spec.conditions import Condition, base_of
 from attnscope.spec.fields import (
     AllOrSome,
@@ -38,7 +38,7 @@ OF_READERS = ("combine", "normalise")
 """Keys that say how numbers are shown; none of the numbers depends on them."""
 
 
-class Profiles(Plain):
+class Profiles(StrictModel):
     """Of which layers and heads `profile` keeps a number per token, of those that are measured."""
 
     layers: Layers = "all"
@@ -50,7 +50,7 @@ class Profiles(Plain):
         return self.heads[label] if isinstance(self.heads, dict) else self.heads
 
 
-class Experiment(Plain):
+class Experiment(StrictModel):
     """Models × prompts × conditions × layers × heads × queries × keys × classes × measures."""
 
     name: Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]

@@ -10,14 +10,14 @@ from typing import Annotated
 from pydantic import Field, StrictBool, StrictInt, model_validator
 
 from attnscope.errors import InputError
-from attnscope.spec.base import Plain, Seed
+from attnscope.spec.base import Seed, StrictModel
 
 GENERATED = "generated"
 """The region of what the model wrote; the queries that are its tokens."""
 LONGEST_ANSWER = 100_000
 
 
-class Generate(Plain):
+class Generate(StrictModel):
     """How every prompt is answered."""
 
     max_new_tokens: Annotated[StrictInt, Field(ge=1, le=LONGEST_ANSWER)] = 32

@@ -12,13 +12,13 @@ from pydantic import Field, StrictInt, StrictStr, model_validator
 from attnscope.errors import InputError, unknown
 from attnscope.prompts.math import LEVELS
 from attnscope.prompts.needle import DEPTHS, LENGTHS
-from attnscope.spec.base import Count, Plain, Seed
+from attnscope.spec.base import Count, Seed, StrictModel
 
 LARGEST_MAP = 99
 """Rows and columns of a spatial map: its cells are their product."""
 
 
-class SpatialPrompts(Plain):
+class SpatialPrompts(StrictModel):
     """Maps with a shape, from `attnscope.prompts.spatial`."""
 
     source: Literal["spatial"] = "spatial"
@@ -29,7 +29,7 @@ class SpatialPrompts(Plain):
     size: Annotated[StrictInt, Field(ge=7, le=LARGEST_MAP)] = 9
 
 
-class MathPrompts(Plain):
+class MathPrompts(StrictModel):
     """Word problems, from `attnscope.prompts.math`."""
 
     source: Literal["math"] = "math"
@@ -51,7 +51,7 @@ class EquationPrompts(MathPrompts):
     source: Literal["equations"] = "equations"  # type: ignore[assignment]
 
 
-class FilePrompts(Plain):
+class FilePrompts(StrictModel):
     """The records of a file, from `attnscope.prompts.datasets`."""
 
     source: Literal["file"] = "file"
@@ -67,7 +67,7 @@ class FilePrompts(Plain):
     """SHA-256 of the file, filled in by a run; one that is given must be right."""
 
 
-class ConversationPrompts(Plain):
+class ConversationPrompts(StrictModel):
     """Conversations of several turns, from `attnscope.prompts.conversations`."""
 
     source: Literal["conversations"] = "conversations"
@@ -83,7 +83,7 @@ class ConversationPrompts(Plain):
     """As of any file."""
 
 
-class NeedlePrompts(Plain):
+class NeedlePrompts(StrictModel):
     """A needle in a haystack, from `attnscope.prompts.needle`."""
 
     source: Literal["needle"] = "needle"
@@ -113,7 +113,7 @@ class NeedlePrompts(Plain):
         return self
 
 
-class DocumentPrompts(Plain):
+class DocumentPrompts(StrictModel):
     """Documents in order and a question, from `attnscope.prompts.documents`."""
 
     source: Literal["documents"] = "documents"
@@ -124,7 +124,7 @@ class DocumentPrompts(Plain):
     """Of each document, at least."""
 
 
-class TokenPrompts(Plain):
+class TokenPrompts(StrictModel):
     """Tokens of the vocabulary, drawn at random, so many times over; never in a chat template.
 
     The regions are `repeat:1`, `repeat:2` … ."""
@@ -148,7 +148,7 @@ Prompts = Annotated[
     Field(discriminator="source"),
 ]
 
-SOURCES: dict[str, type[Plain]] = {
+SOURCES: dict[str, type[StrictModel]] = {
     "spatial": SpatialPrompts,
     "math": MathPrompts,
     "equations": EquationPrompts,

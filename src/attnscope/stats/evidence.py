@@ -14,7 +14,7 @@ from attnscope.spec.claims import Claim, ClaimPart
 from attnscope.stats import tables
 from attnscope.stats.contrast import ContrastSettings, paired_contrast
 from attnscope.stats.intervals import MINIMUM
-from attnscope.stats.resampling import Sources
+from attnscope.stats.resampling import ResamplingUnits
 from attnscope.stats.tables import Matrix, matrix, ranges
 
 ONE_IN = 10
@@ -41,7 +41,7 @@ class Facts:
     first: dict[str, list[str]]
     """Queries, keys and classes, in the order in which the experiment lists them."""
     settings: ContrastSettings
-    sources: Sources
+    sources: ResamplingUnits
 
     def matching(self, selector: str) -> list[str]:
         """The conditions a selector means; at least one, or it was not measured."""

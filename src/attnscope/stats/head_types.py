@@ -18,7 +18,7 @@ LIFT = 3.0
 
 
 @dataclass(frozen=True)
-class Kind:
+class HeadType:
     """A kind of head, and when a head is of it."""
 
     name: str
@@ -28,12 +28,16 @@ class Kind:
 
 
 KINDS = (
-    Kind("induction", "induction", 0.3, "A[i, i - n + 1] on random tokens said twice"),
-    Kind("retrieval", "retrieval", 0.1, "needle tokens generated while looked at most (published)"),
-    Kind("previous-token", "previous", 0.3, "A[i, i - 1]"),
-    Kind("class-specific", "class_mass", 0.2, f"mass of one class with a lift of {LIFT:g} or more"),
-    Kind("local", "local", 0.5, "mass on the 8 tokens up to the query, the first aside"),
-    Kind("sink", "sink", 0.3, "mass on the first token (published)"),
+    HeadType("induction", "induction", 0.3, "A[i, i - n + 1] on random tokens said twice"),
+    HeadType(
+        "retrieval", "retrieval", 0.1, "needle tokens generated while looked at most (published)"
+    ),
+    HeadType("previous-token", "previous", 0.3, "A[i, i - 1]"),
+    HeadType(
+        "class-specific", "class_mass", 0.2, f"mass of one class with a lift of {LIFT:g} or more"
+    ),
+    HeadType("local", "local", 0.5, "mass on the 8 tokens up to the query, the first aside"),
+    HeadType("sink", "sink", 0.3, "mass on the first token (published)"),
 )
 """The most particular first."""
 NONE = "none of these"

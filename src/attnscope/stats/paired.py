@@ -17,7 +17,7 @@ from attnscope.stats.arrays import Floats
 from attnscope.stats.contrast import ContrastSettings, paired_contrast, unpaired_contrast
 from attnscope.stats.correction import corrected
 from attnscope.stats.intervals import MINIMUM, SKEWED
-from attnscope.stats.resampling import Sources
+from attnscope.stats.resampling import ResamplingUnits
 from attnscope.stats.tables import Values, matrix, ranges
 
 Pair = tuple[str, str]
@@ -71,7 +71,7 @@ def compare(
     settings = ContrastSettings(
         level=level, resamples=resamples, seed=seed, families=families, smallest=smallest
     )
-    sources = Sources(prompts, cluster, strata)
+    sources = ResamplingUnits(prompts, cluster, strata)
     chosen = list(pairs) if pairs is not None else _pairs(values, over, pair)
     held = "condition" if over == "model" else "model"
     by = [held, *_IDENTITY]
@@ -191,7 +191,7 @@ def _no_orphans(sides: tuple[pl.DataFrame, pl.DataFrame], pair: Pair, over: str,
 
 
 def _together(
-    sides: list[_Sides], by: list[str], settings: ContrastSettings, sources: Sources
+    sides: list[_Sides], by: list[str], settings: ContrastSettings, sources: ResamplingUnits
 ) -> tuple[pl.DataFrame, dict[str, Any], list[str]]:
     """Pairs of the same prompts: one sample with the columns of all, flipped together."""
     prompts = sorted({prompt for side in sides for prompt in side.prompts[0]})
@@ -215,7 +215,7 @@ def _together(
 
 
 def _apart(
-    sides: list[_Sides], by: list[str], settings: ContrastSettings, sources: Sources
+    sides: list[_Sides], by: list[str], settings: ContrastSettings, sources: ResamplingUnits
 ) -> tuple[pl.DataFrame, dict[str, Any], list[str]]:
     """Pairs of other prompts, each by itself; the correction is over all of them."""
     made, warnings = [], []

@@ -28,7 +28,7 @@ TRACKER = "1.00 and 0.98, Qwen2-1.5B"
 
 
 @dataclass(frozen=True)
-class Headline:
+class PublishedStatistic:
     """One number."""
 
     what: str
@@ -45,7 +45,7 @@ class Headline:
         return f"{self.what}: {self.value:.3g}{interval}, n = {self.n}{beside}"
 
 
-def headlines(run: Run) -> list[Headline]:
+def headlines(run: Run) -> list[PublishedStatistic]:
     """The numbers of a recipe's run; none where it is no recipe's."""
     found = _OF.get(run.experiment.name)
     return [] if found is None else found(run)
@@ -90,27 +90,31 @@ def sink_share(table: Floats) -> float:
     return float((table > SINK).mean())
 
 
-def _sinks(run: Run) -> list[Headline]:
+def _sinks(run: Run) -> list[PublishedStatistic]:
     made = []
     for model in run.experiment.models:
         for condition in run.experiment.conditions:
             table, prompts = by_head(run, "first_token", model=model, condition=condition)
             what = f"{model}, {condition}: share of heads with first-token mass above {SINK}"
             known = "GPT2-XL 0.703, LLaMA3-8B 0.912" if condition == "random" else ""
-            made.append(Headline(what, *_resampled(table, sink_share), len(prompts), known))
+            made.append(
+                PublishedStatistic(what, *_resampled(table, sink_share), len(prompts), known)
+            )
     return made
 
 
-def _induction(run: Run) -> list[Headline]:
+def _induction(run: Run) -> list[PublishedStatistic]:
     made = []
     for model in run.experiment.models:
         table, prompts = by_head(run, "induction", model=model)
         what = f"{model}: share of heads with an induction score above {SINK}"
-        made.append(Headline(what, *_resampled(table, share_above(SINK)), len(prompts), ""))
+        made.append(
+            PublishedStatistic(what, *_resampled(table, share_above(SINK)), len(prompts), "")
+        )
     return made
 
 
-def _needle(run: Run) -> list[Headline]:
+def _needle(run: Run) -> list[PublishedStatistic]:
     """How many needles are found; retrieval heads by those, as published, and by all."""
     made = []
     what = f"share of heads with a retrieval score above {RETRIEVAL}"
@@ -120,14 +124,18 @@ def _needle(run: Run) -> list[Headline]:
         found = np.array([right[prompt] for prompt in prompts])
         of = found[:, None].astype(np.float64)
         several = _resampled(of, lambda some: float(some.mean()))
-        made.append(Headline(f"{model}: share of needles found", *several, len(found), ""))
+        made.append(
+            PublishedStatistic(f"{model}: share of needles found", *several, len(found), "")
+        )
         for where, some, known in (
             ("where the needle was found", table[found], "below 0.05"),
             ("in all prompts", table, ""),
         ):
             if len(some):
                 numbers = _resampled(some, share_above(RETRIEVAL))
-                made.append(Headline(f"{model}: {what}, {where}", *numbers, len(some), known))
+                made.append(
+                    PublishedStatistic(f"{model}: {what}, {where}", *numbers, len(some), known)
+                )
     return made
 
 
@@ -139,7 +147,7 @@ def found_needles(run: Run, model: str) -> dict[int, bool]:
     return {prompt: recalled(text, said[prompt] or "") > 0.5 for prompt, text in wanted.rows()}
 
 
-def _lookback(run: Run) -> list[Headline]:
+def _lookback(run: Run) -> list[PublishedStatistic]:
     made = []
     for model in run.experiment.models:
         for measure, what in (
@@ -148,11 +156,11 @@ def _lookback(run: Run) -> list[Headline]:
         ):
             table, prompts = by_head(run, measure, model=model)
             numbers = _resampled(table, lambda some: float(some.mean()))
-            made.append(Headline(f"{model}: {what}", *numbers, len(prompts), ""))
+            made.append(PublishedStatistic(f"{model}: {what}", *numbers, len(prompts), ""))
     return made
 
 
-def _fall(run: Run, axis: str, published: str) -> list[Headline]:
+def _fall(run: Run, axis: str, published: str) -> list[PublishedStatistic]:
     """Masses by place: the last over the first, and the ends over the middle; as lift, so that
     even attention gives 1."""
     places = list(getattr(run.experiment, axis))
@@ -176,22 +184,22 @@ def _fall(run: Run, axis: str, published: str) -> list[Headline]:
             both = np.stack([ends.mean(1), middle.mean(1)], axis=1)
             numbers = _resampled(both, lambda some: float(some[:, 0].mean() / some[:, 1].mean()))
             what = f"{model}: the ends' lift over the middle's"
-            made.append(Headline(what, *numbers, len(table), published))
+            made.append(PublishedStatistic(what, *numbers, len(table), published))
         for what, statistic in wanted.items():
             numbers = _resampled(table, statistic)
-            made.append(Headline(f"{model}: {what}", *numbers, len(table), ""))
+            made.append(PublishedStatistic(f"{model}: {what}", *numbers, len(table), ""))
     return made
 
 
-def _drift(run: Run) -> list[Headline]:
+def _drift(run: Run) -> list[PublishedStatistic]:
     return _fall(run, "queries", "falls within eight rounds")
 
 
-def _position(run: Run) -> list[Headline]:
+def _position(run: Run) -> list[PublishedStatistic]:
     return _fall(run, "keys", "a U: above 1")
 
 
-def _injection(run: Run) -> list[Headline]:
+def _injection(run: Run) -> list[PublishedStatistic]:
     """The focus score with heads chosen as published, and with harmless insertions among what is
     calm; each against clean texts and against harmless insertions."""
     made = []
@@ -211,7 +219,9 @@ def _injection(run: Run) -> list[Headline]:
         for way, found in ways.items():
             numbers = np.arange(len(found.of[CLEAN]), dtype=np.float64)
             made += [
-                Headline(f"{model}, {what}", *_resampled(numbers, statistic), len(numbers), known)
+                PublishedStatistic(
+                    f"{model}, {what}", *_resampled(numbers, statistic), len(numbers), known
+                )
                 for what, statistic, known in _told_apart(way, found, attacks)
             ]
     return made
@@ -246,7 +256,7 @@ def _focus_scores(run: Run, model: str, condition: str) -> Floats:
     return shares(instruction, data + inserted if len(inserted) else data)
 
 
-_OF: dict[str, Callable[[Run], list[Headline]]] = {
+_OF: dict[str, Callable[[Run], list[PublishedStatistic]]] = {
     "sinks": _sinks,
     "induction": _induction,
     "needle": _needle,

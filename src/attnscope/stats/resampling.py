@@ -22,7 +22,7 @@ then have nearly twice the variance of independent ones."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class ResamplingUnits:
     """Facts of prompts, and which of them say what is resampled."""
 
     facts: pl.DataFrame | None = None

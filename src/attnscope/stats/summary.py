@@ -8,7 +8,7 @@ import polars as pl
 from attnscope.measures.measure import ANY, Range
 from attnscope.stats.arrays import mean_of
 from attnscope.stats.intervals import intervals
-from attnscope.stats.resampling import Sources
+from attnscope.stats.resampling import ResamplingUnits
 from attnscope.stats.tables import IDENTITY, Values, matrix
 from attnscope.stats.units import units
 
@@ -33,7 +33,7 @@ def summary(
     (`tables.possible`): an interval ends there.
     """
     made = matrix(values, by)
-    sample = units(made.x, **Sources(prompts, cluster, strata).labels(made.prompts))
+    sample = units(made.x, **ResamplingUnits(prompts, cluster, strata).labels(made.prompts))
     found = intervals(
         sample.x,
         degrees=sample.degrees,

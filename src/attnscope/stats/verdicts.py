@@ -22,7 +22,7 @@ from attnscope.stats.evidence import (
     missing,
 )
 from attnscope.stats.outcome import outcome_of, part_names, said, sides_of, stated
-from attnscope.stats.resampling import Sources
+from attnscope.stats.resampling import ResamplingUnits
 from attnscope.stats.tables import Values
 
 VERDICTS = ("supported", "contradicted", "undetermined", "not measured")
@@ -89,7 +89,7 @@ def judge(
             what: list(getattr(experiment, what, ())) for what in ("queries", "keys", "classes")
         },
         settings=ContrastSettings(resamples=resamples, seed=seed),
-        sources=Sources(prompts, cluster, strata),
+        sources=ResamplingUnits(prompts, cluster, strata),
     )
     made = [
         replace(verdict, frozen=_frozen(claim, frozen, facts.sources))
@@ -99,7 +99,9 @@ def judge(
     return _without_contradiction(made, claims)
 
 
-def _frozen(claim: Claim, written: Mapping[str, str] | None, sources: Sources) -> str | None:
+def _frozen(
+    claim: Claim, written: Mapping[str, str] | None, sources: ResamplingUnits
+) -> str | None:
     if written is None:
         return None
     if claim.name not in written:

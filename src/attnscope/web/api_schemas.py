@@ -9,9 +9,9 @@ from attnscope.web.jobs import State
 
 ANSWER = 256
 """How many tokens a model may answer with."""
-Kind = Literal["repeat", "word", "random-tokens", "sentence", "lorem"]
+HeadType = Literal["repeat", "word", "random-tokens", "sentence", "lorem"]
 Position = Literal["between", "end", "random", "before-system"]
-FILLERS, POSITIONS = get_args(Kind), get_args(Position)
+FILLERS, POSITIONS = get_args(HeadType), get_args(Position)
 
 
 def _sayable(text: str) -> str:
@@ -40,7 +40,7 @@ class _Body(BaseModel):
 class Fill(_Body):
     """A filler."""
 
-    kind: Kind = "repeat"
+    kind: HeadType = "repeat"
     count: Annotated[int, Field(ge=0, le=4096), WHOLE] = 55
     unit: Annotated[str, Field(min_length=1, max_length=40), AfterValidator(_sayable)] | None = None
     position: Position = "between"
@@ -54,7 +54,7 @@ class Fill(_Body):
         return Filler(kind=self.kind, count=self.count, unit=self.unit, seed=self.seed)
 
 
-class Wanted(_Body):
+class ViewRequest(_Body):
     """A prompt to measure."""
 
     model: Name
@@ -78,7 +78,7 @@ class Followed(_Body):
     """What it looks at, or who looks at it."""
 
 
-class HeadKinds(_Body):
+class HeadTypesRequest(_Body):
     """A model whose heads are to be told apart."""
 
     model: Name

@@ -28,7 +28,7 @@ from attnscope.tokens import (
     read_vocabulary,
     tokenize,
 )
-from attnscope.web.api_schemas import Wanted
+from attnscope.web.api_schemas import ViewRequest
 from attnscope.web.model_cache import Loaded
 from attnscope.web.views import Float32s, View
 
@@ -65,7 +65,7 @@ class Watcher:
         """Another layer of the view can be looked at."""
 
 
-def prepare(loaded: Loaded, asked: Wanted) -> Prepared:
+def prepare(loaded: Loaded, asked: ViewRequest) -> Prepared:
     """The tokens; whatever is wrong with the prompt is said here."""
     if not asked.text.strip():
         raise InputError("the prompt is empty: type something for the model to read")
@@ -80,7 +80,7 @@ def prepare(loaded: Loaded, asked: Wanted) -> Prepared:
     return Prepared(tokens=tokens, pair=pair)
 
 
-def measure(loaded: Loaded, asked: Wanted, watcher: Watcher | None = None) -> View:
+def measure(loaded: Loaded, asked: ViewRequest, watcher: Watcher | None = None) -> View:
     """Run the model once and keep what every picture needs."""
     import torch
 
@@ -124,7 +124,7 @@ def measure(loaded: Loaded, asked: Wanted, watcher: Watcher | None = None) -> Vi
     return view
 
 
-def _begun(loaded: Loaded, asked: Wanted, ready: Prepared) -> View:
+def _begun(loaded: Loaded, asked: ViewRequest, ready: Prepared) -> View:
     """A view of which nothing is measured yet."""
     tokens, twins, filler = ready.tokens, None, []
     if ready.pair is not None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from attnscope import zoo
 from attnscope.errors import ModelError, unknown
-from attnscope.loading.memory_check import NoRoomError
+from attnscope.loading.memory_check import NotEnoughMemoryError
 
 KEPT = 2
 """How many models stay in memory: two are compared."""
@@ -44,7 +44,7 @@ class Loaded:
     """What kind each head is, with and without a search for needles; filled when asked for."""
 
 
-class Shelf:
+class ModelCache:
     """Models by name. Used by one thread at a time."""
 
     def __init__(self, given: Mapping[str, str] | None = None, device: str | None = None):
@@ -91,7 +91,7 @@ class Shelf:
             self._loaded.popitem(last=False)
         try:
             model, tokenizer = self._load(source)
-        except NoRoomError:
+        except NotEnoughMemoryError:
             if not self._loaded:
                 raise
             self._loaded.clear()  # those that nobody looks at now make room

@@ -35,7 +35,7 @@ def _local(address: str) -> bool:
         return False
 
 
-class Guard:
+class SecurityMiddleware:
     """An ASGI application in front of another."""
 
     def __init__(self, app: Any):

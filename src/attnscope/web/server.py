@@ -18,10 +18,10 @@ from attnscope.web import api_schemas as body
 from attnscope.web import attention_rows, downloads
 from attnscope.web.jobs import BusyError, GoneError, Job, Queue
 from attnscope.web.measuring import Watcher, measure, prepare
-from attnscope.web.model_cache import Shelf
+from attnscope.web.model_cache import ModelCache
 from attnscope.web.runs import Runs
-from attnscope.web.security import REPORT_POLICY, Guard
-from attnscope.web.view_cache import Memory
+from attnscope.web.security import REPORT_POLICY, SecurityMiddleware
+from attnscope.web.view_cache import ViewCache
 from attnscope.web.view_routes import Id, Word, attached, compared, kept, sent_as, slices
 from attnscope.web.views import SHADES, View
 
@@ -54,7 +54,7 @@ def create(
     room: int = 8,
 ) -> Any:
     """The application: browse runs in `folder`, offer `models` beside the zoo."""
-    queue, shelf, memory, runs = Queue(room), Shelf(models, device), Memory(), Runs(folder)
+    queue, shelf, memory, runs = Queue(room), ModelCache(models, device), ViewCache(), Runs(folder)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> Any:
@@ -74,7 +74,7 @@ def create(
     compared(app, memory)
     kept(app, memory)
     _runs(app, runs)
-    return Guard(app)
+    return SecurityMiddleware(app)
 
 
 def _errors(app: FastAPI) -> None:
@@ -110,7 +110,7 @@ def _pages(app: FastAPI) -> None:
         return FileResponse(files[name])
 
 
-def _choices(app: FastAPI, shelf: Shelf, runs: Runs, longest: int) -> None:
+def _choices(app: FastAPI, shelf: ModelCache, runs: Runs, longest: int) -> None:
     @app.get("/api/choices")
     def choices() -> dict[str, Any]:
         """What there is to choose from."""
@@ -131,7 +131,7 @@ def _choices(app: FastAPI, shelf: Shelf, runs: Runs, longest: int) -> None:
 class _Told(Watcher):
     """A view that is looked at while it is measured."""
 
-    def __init__(self, job: Job, memory: Memory, tokens: int):
+    def __init__(self, job: Job, memory: ViewCache, tokens: int):
         self._job, self._memory, self._tokens = job, memory, tokens
         self.check = job.check  # type: ignore[method-assign]
 
@@ -146,9 +146,11 @@ class _Told(Watcher):
         )
 
 
-def _measuring(app: FastAPI, queue: Queue, shelf: Shelf, memory: Memory, longest: int) -> None:
+def _measuring(
+    app: FastAPI, queue: Queue, shelf: ModelCache, memory: ViewCache, longest: int
+) -> None:
     @app.post("/api/views", status_code=202)
-    def view(wanted: body.Wanted) -> body.Ticket:
+    def view(wanted: body.ViewRequest) -> body.Ticket:
         """Measure a prompt."""
         if wanted.filler is not None:
             _ = wanted.filler.filler  # what is wrong with it is said at once
@@ -168,7 +170,7 @@ def _measuring(app: FastAPI, queue: Queue, shelf: Shelf, memory: Memory, longest
         return body.Ticket(job=queue.submit(work).id)
 
     @app.post("/api/kinds", status_code=202)
-    def kinds(wanted: body.HeadKinds) -> body.Ticket:
+    def kinds(wanted: body.HeadTypesRequest) -> body.Ticket:
         """What kind of head every head of a model is."""
 
         def work(job: Job) -> dict[str, Any]:
@@ -180,7 +182,7 @@ def _measuring(app: FastAPI, queue: Queue, shelf: Shelf, memory: Memory, longest
         return body.Ticket(job=queue.submit(work).id)
 
 
-def _asking(app: FastAPI, queue: Queue, shelf: Shelf, memory: Memory) -> None:
+def _asking(app: FastAPI, queue: Queue, shelf: ModelCache, memory: ViewCache) -> None:
     @app.post("/api/views/{id}/gaze", status_code=202)
     def follow(id: Id, wanted: body.Followed) -> body.Ticket:
         """What a token looks at, or who looks at it, in one layer."""

@@ -10,7 +10,7 @@ VIEWS, VIEW_BYTES = 24, 1 << 30
 """How many views are remembered, and how much memory they may hold."""
 
 
-class Memory:
+class ViewCache:
     """The views that can still be looked at, oldest forgotten first."""
 
     def __init__(self) -> None:

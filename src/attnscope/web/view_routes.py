@@ -10,7 +10,7 @@ from fastapi import Path as InPath
 from fastapi.responses import Response
 
 from attnscope.web import compare_texts, downloads
-from attnscope.web.view_cache import Memory
+from attnscope.web.view_cache import ViewCache
 from attnscope.web.views import SomeHeads, curve
 
 Id = Annotated[str, InPath(max_length=40, pattern=r"^[A-Za-z0-9_-]+$")]
@@ -41,7 +41,7 @@ def _heads(among: str) -> SomeHeads:
     return [(int(layer), int(head)) for layer, head in pairs]
 
 
-def slices(app: FastAPI, memory: Memory) -> None:
+def slices(app: FastAPI, memory: ViewCache) -> None:
     """What there is of one view."""
 
     @app.get("/api/views/{id}")
@@ -85,7 +85,7 @@ def slices(app: FastAPI, memory: Memory) -> None:
         return {"rows": memory.get(id).class_bars(queries, head)}
 
 
-def compared(app: FastAPI, memory: Memory) -> None:
+def compared(app: FastAPI, memory: ViewCache) -> None:
     """Two views side by side."""
     alignments = compare_texts.Alignments()
 
@@ -118,7 +118,7 @@ def compared(app: FastAPI, memory: Memory) -> None:
         }
 
 
-def kept(app: FastAPI, memory: Memory) -> None:
+def kept(app: FastAPI, memory: ViewCache) -> None:
     """Files to keep."""
 
     @app.get("/api/views/{id}/numbers.csv", response_class=Response, responses=sent_as("text/csv"))

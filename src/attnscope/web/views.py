@@ -17,7 +17,7 @@ from attnscope.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from attnscope.capture.scope import Scope
-    from attnscope.web.api_schemas import Wanted
+    from attnscope.web.api_schemas import ViewRequest
 
 Float32s = NDArray[np.float32]
 SomeHeads = Sequence[tuple[int, int]]
@@ -31,7 +31,7 @@ SHADES = ("received", "average", "lift")
 class View:
     """One prompt as one model saw it. While it is measured, layers come one by one."""
 
-    asked: Wanted
+    asked: ViewRequest
     model: str
     bundled: bool
     tokens: list[str]
