@@ -27,7 +27,7 @@ from torch import Tensor
 import attnscope
 from attnscope import kernels
 from attnscope.errors import AttnscopeError
-from attnscope.kernels import KernelRows, AttentionSums, reference
+from attnscope.kernels import AttentionSums, KernelRows, reference
 from attnscope.prompts.word_list import english
 
 QUERIES = ("all", "last", "sample:64")

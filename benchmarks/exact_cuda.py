@@ -18,7 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.kernels import AttentionCall, KernelRows, AttentionSums, VisibleRanges, kernel, reference
+from attnscope.kernels import (
+    AttentionCall,
+    AttentionSums,
+    KernelRows,
+    VisibleRanges,
+    kernel,
+    reference,
+)
 from attnscope.kernels.attend import attend
 
 ROUNDING = 4 * torch.finfo(torch.float32).eps

@@ -3,11 +3,11 @@
 import shutil
 
 import pytest
+from attnscope.spec.claims import built_in
+from attnscope.spec.experiment import made
 
 from attnscope.errors import AttnscopeError, InputError
 from attnscope.experiment.execute import run
-from attnscope.question.claims import built_in
-from attnscope.question.spec import made
 from attnscope.run.store import open_run
 from run_bytes import bytes_of
 
