@@ -3,12 +3,12 @@
 import shutil
 
 import pytest
-from attnscope.spec.claims import built_in
-from attnscope.spec.experiment import made
 
 from attnscope.errors import AttnscopeError, InputError
 from attnscope.experiment.execute import run
 from attnscope.run.store import open_run
+from attnscope.spec.claims import built_in
+from attnscope.spec.experiment import made
 from run_bytes import bytes_of
 
 FLIPS = 9
