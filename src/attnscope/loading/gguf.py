@@ -263,7 +263,7 @@ def load_packed(file: Path, dtype: Any, **options: Any) -> tuple[Any, dict[str, 
     return model, info
 
 
-def _explain(file: Path, head: GgufHeader, error: Exception) -> str:
+def _explain(file: Path, head: GgufHeader, error: BaseException) -> str:
     said = (str(error).strip() or type(error).__name__).splitlines()[0]
     return (
         f"could not unpack {str(file)!r}, a GGUF of the family {head.architecture!r}: {said}. "
