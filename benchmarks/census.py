@@ -381,8 +381,8 @@ def count(kind: str, runs: Callable[[], None] = lambda: None) -> dict[str, Any]:
     except AttnscopeError as reason:
         if TRACE:
             traceback.print_exc()
-        none = "have no attention to measure" in str(reason)
-        return {"outcome": "no attention" if none else "refused", "reason": _line(reason)}
+        outcome = "no attention" if reason.code == "no-attention" else "refused"
+        return {"outcome": outcome, "code": reason.code, "reason": _line(reason)}
     result: dict[str, Any] = {"backend": _backend(scope), "kinds": sorted(kinds.found)}
     result["output"] = max(_off(watched[name], plain[name], given) for name in plain)
     if not result["output"] <= TOLERANCE:

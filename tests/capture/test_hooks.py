@@ -17,6 +17,7 @@ from attnscope.capture.sites import Site
 from attnscope.errors import ModelError, ScopeError
 from attnscope.kernels import AttentionCall
 from families import VOCABULARY, build
+from support_errors import raises
 
 B, N = 2, 13
 NAMES = ["qwen2", "gemma2", "falcon", "gptj", "bert"]
@@ -182,7 +183,9 @@ def _additive(mask: torch.Tensor) -> torch.Tensor:
 
 def test_what_bypasses_the_interface_cannot_be_changed() -> None:
     found = sites.find(build("falcon"))
-    refused = pytest.raises(ModelError, match="FalconAttention does not go through")
+    refused = raises(
+        ModelError, "intervention-not-applied", module="transformer.h.0.self_attention"
+    )
     with refused, hooks.install(found, change=lambda site, call, frame: call):
         pass
 
@@ -277,7 +280,7 @@ def test_a_cache_is_guarded_until_the_last_watch_leaves(order: list[int]) -> Non
     past = DynamicCache(config=model.config)
     model(**text, past_key_values=past)
     watches[order[0]].__exit__(None, None, None)
-    with pytest.raises(ScopeError, match="num_beams=1"):
+    with raises(ScopeError, "cache-changed", method="reorder_cache"):
         past.reorder_cache(torch.tensor([1, 0]))
     watches[order[1]].__exit__(None, None, None)
     past.reorder_cache(torch.tensor([1, 0]))

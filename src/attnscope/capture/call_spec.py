@@ -214,12 +214,18 @@ class AttentionRequest:
         if call is not self.call and self.unknown:
             raise ModelError(
                 f"{who} tells its attention {what}, which attnscope does not know, so the call "
-                "cannot be changed"
+                "cannot be changed",
+                code="unsupported-argument",
+                module=who,
+                arguments=self.unknown,
             )
         if self.unknown and self.implementation not in ("eager", "sdpa"):
             raise ModelError(
                 f"{who} tells its attention {what}, which attnscope does not know; load it with "
-                "attn_implementation='eager'"
+                "attn_implementation='eager'",
+                code="unsupported-argument",
+                module=who,
+                arguments=self.unknown,
             )
         if call is self.call:
             output = self.plainly()
@@ -270,7 +276,9 @@ class AttentionRequest:
         if lse is None or call.bias is not None or self.frame.seen is not None:
             raise ModelError(
                 f"{type(self.module).__name__} returns its weights without the sinks they stood "
-                "beside; load it with attn_implementation='sdpa'"
+                "beside; load it with attn_implementation='sdpa'",
+                code="weights-without-sinks",
+                module=type(self.module).__name__,
             )
         return weights * torch.sigmoid(lse - call.sinks.float()[:, None])[..., None]
 
@@ -282,7 +290,9 @@ class AttentionRequest:
             return
         raise ModelError(
             f"the attention of {type(self.module).__name__} does more than its arguments say, so "
-            "it can be measured and not changed"
+            "it can be measured and not changed",
+            code="intervention-not-applied",
+            module=type(self.module).__name__,
         )
 
     @torch.no_grad()
@@ -321,7 +331,10 @@ class AttentionRequest:
                 raise ModelError(
                     f"{type(self.module).__name__} uses a mask of {frame.queries} queries and "
                     f"{frame.keys} keys for {q.shape[2]} queries and {k.shape[2]} keys; attnscope "
-                    "cannot tell which keys these are"
+                    "cannot tell which keys these are",
+                    code="unsupported-mask",
+                    mask=(frame.queries, frame.keys),
+                    call=(q.shape[2], k.shape[2]),
                 )
         elif mask is not None:
             frame, bias = masks.frame_of_dense(mask, q, k.shape[2], past, self.given.padding)

@@ -230,7 +230,10 @@ def _unplaced(module: nn.Module, A: Tensor, text: tuple[int, ...]) -> ModelError
     return ModelError(
         f"{type(module).__name__} made attention weights {list(A.shape)} for a text of "
         f"{list(text)}, which are not [batch, heads, queries, keys]; attnscope cannot tell which "
-        "keys these are"
+        "keys these are",
+        code="unsupported-weights-shape",
+        module=type(module).__name__,
+        shape=tuple(A.shape),
     )
 
 
@@ -354,7 +357,9 @@ def reduce(
     elif off > 2e-2:  # nan is found out, and said, at the end of the pass
         raise ConservationError(
             f"a row of attention adds up to 1 only within {off:.3g}; in training, dropout changes "
-            "the weights: call model.eval() first. A softmax with an extra term is not supported"
+            "the weights: call model.eval() first. A softmax with an extra term is not supported",
+            code="row-sum",
+            deviation=off,
         )
     group = None if selection.group is None else selection.rows(selection.group).to(A.device)
     sums = reference.totals(A, own, rowsum.log(), counted.float(), None, group, groups)

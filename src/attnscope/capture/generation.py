@@ -135,7 +135,9 @@ class GenerationTracker:
             raise ScopeError(
                 f"num_beams={beams}: beam search shuffles the sequences of its batch at every "
                 "step, so attention cannot be added up by sequence; generate with num_beams=1, "
-                "or run the finished text through the model once more and measure that"
+                "or run the finished text through the model once more and measure that",
+                code="beam-search",
+                num_beams=beams,
             )
         self.call, self.passes = _Call(), 0
 
@@ -176,7 +178,8 @@ class GenerationTracker:
             raise ScopeError(
                 "generate runs the model on a second sequence between two tokens of the first "
                 "(guidance_scale does), so their attention cannot be told apart; generate "
-                "without it"
+                "without it",
+                code="second-sequence",
             )
         self.position = first + queries
         self.pieces = 0 if queries == 1 and first > 0 else 1 if first == 0 else self.pieces + 1

@@ -232,7 +232,10 @@ def frame_of_dense(
     if rows not in (1, Q) or columns < K or mask.shape[0] not in (1, B):
         raise ModelError(
             f"this model changed its attention mask to shape {list(mask.shape)} on the way to a "
-            f"layer with {Q} queries and {K} keys, which attnscope cannot read"
+            f"layer with {Q} queries and {K} keys, which attnscope cannot read",
+            code="unsupported-mask",
+            mask=tuple(mask.shape),
+            call=(Q, K),
         )
     mask = mask[..., :K]
     if mask.dtype != torch.bool and not mask.is_floating_point():

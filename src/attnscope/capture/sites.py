@@ -86,7 +86,9 @@ def find(model: nn.Module) -> Sites:
     if not isinstance(model, PreTrainedModel):
         raise ModelError(
             f"{type(model).__name__} is not a transformers model; watch the PreTrainedModel "
-            "inside it"
+            "inside it",
+            code="not-a-transformers-model",
+            model=type(model).__name__,
         )
     found = _search(model)
     _refuse_parallel_heads(found)
@@ -303,10 +305,16 @@ def restrict(sites: Sites, layers: Any) -> frozenset[int]:
         if not isinstance(layer, int) or isinstance(layer, bool) or layer not in sites.layers:
             raise InputError(
                 f"layer {layer!r} is not one that attends; this model's are "
-                f"{_ranges(sites.layers)} (counted from 0)"
+                f"{_ranges(sites.layers)} (counted from 0)",
+                code="unknown-layer",
+                value=layer,
+                known=sites.layers,
             )
     if not wanted:
-        raise InputError("layers=[] leaves nothing to measure; leave it out to measure all layers")
+        raise InputError(
+            "layers=[] leaves nothing to measure; leave it out to measure all layers",
+            code="no-layers",
+        )
     return frozenset(wanted)
 
 
