@@ -42,7 +42,7 @@ def tokens(
     factor: Callable[[Array], Array],
     *,
     noise: tuple[float, float] = (0.05, 0.05),
-    even: float = 0.8,
+    uniform: float = 0.8,
     tail: float = 1.0,
 ) -> pl.DataFrame:
     """A variant made of a base token by token: all that is measured of such a pair.
@@ -56,8 +56,8 @@ def tokens(
     variant = truth * factor(rank) * np.exp(noise[1] * rng.normal(size=truth.shape))
     keys = np.ones(truth.shape, dtype=bool)
     found, ratio, r2, _ = slope(base, variant, keys)
-    evens = even * np.exp(0.01 * rng.normal(size=(PROMPTS, 1))) * np.ones((1, HEADS))
-    parts = {"lambda": found, "lambda_ratio": ratio, "lambda_r2": r2, "even_ratio": evens}
+    uniforms = uniform * np.exp(0.01 * rng.normal(size=(PROMPTS, 1))) * np.ones((1, HEADS))
+    parts = {"lambda": found, "lambda_ratio": ratio, "lambda_r2": r2, "uniform_ratio": uniforms}
     made_of = [table(name, value[:, None]) for name, value in parts.items()]
     at, rest, fall, *_ = spikes(base, variant, keys, 0.1)
     for name, value in (("spike_ratio", at), ("rest_ratio", rest), ("spike_fall", fall)):
@@ -111,7 +111,7 @@ def cases() -> list[Case]:
     )
     case(
         "fall",
-        "no fall but the even one",
+        "no fall but the uniform one",
         lambda rng: tokens(rng, steps(0.8, 0.8), tail=1.5),
         False,
     )
@@ -131,10 +131,12 @@ def cases() -> list[Case]:
     )
 
     case("one-factor", "no fall at all", lambda rng: tokens(rng, steps(1, 1)), False)
-    case("one-factor", "no fall but the even one", lambda rng: tokens(rng, steps(0.8, 0.8)), False)
+    case(
+        "one-factor", "no fall but the uniform one", lambda rng: tokens(rng, steps(0.8, 0.8)), False
+    )
     case(
         "one-factor",
-        "one factor, below the even one by 0.05",
+        "one factor, below the uniform one by 0.05",
         lambda rng: tokens(rng, steps(0.8 / 1.05, 0.8 / 1.05)),
         False,
     )

@@ -220,9 +220,9 @@ def number(row: dict[str, Any], A: Array, old: Array | None, cell: Any, base: An
         return float(of_filler.std() / of_filler.mean())
     assert old is not None
     assert base is not None
-    if measure in ("even_slope", "even_ratio"):  # the same of matrices that are even
+    if measure in ("uniform_slope", "uniform_ratio"):  # the same of uniform matrices
         A, old = (np.where(B > 0, 1 / (B > 0).sum(1, keepdims=True), 0.0) for B in (A, old))
-        measure = {"even_slope": "lambda", "even_ratio": "lambda_ratio"}[measure]
+        measure = {"uniform_slope": "lambda", "uniform_ratio": "lambda_ratio"}[measure]
     x, y = paired(row, A, old, cell, base)
     if not len(x):
         return np.nan

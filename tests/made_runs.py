@@ -203,7 +203,7 @@ def _values(
                     | {"classes": "default", "measure": "step_mass", "item": name}
                     | {"target": str(step), "value": float(mass[i]) / step}
                 )
-    for measure in ("entropy", "first_token", "self_mass", "distance", "sink_mass"):
+    for measure in ("entropy", "first_token", "self_mass", "distance", "learned_sink_mass"):
         if measure in measures:
             value = float(random.uniform(0.5, 3) if measure != "first_token" else mass[0])
             made.append(row | {"measure": measure, "value": value})

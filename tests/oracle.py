@@ -38,7 +38,7 @@ def statistics(A: Array, visible: Array, counted: Array, first: int) -> dict[str
         "first_token": np.array(sum(A[i, first] for i in queries) / size),
         "self_mass": np.array(sum(A[i, i] for i in queries) / size),
         "distance": np.array(sum(A[i, j] * (i - j) for i in queries for j in range(n)) / size),
-        "sink_mass": np.array(sum(1 - A[i].sum() for i in queries) / size),
+        "learned_sink_mass": np.array(sum(1 - A[i].sum() for i in queries) / size),
     }
 
 
@@ -82,7 +82,7 @@ def compare(
                 "first_token",
                 "self_mass",
                 "distance",
-                "sink_mass",
+                "learned_sink_mass",
             )
         }
         for b in range(dense.shape[0]):

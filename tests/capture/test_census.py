@@ -68,7 +68,7 @@ def test_the_fallback_minds_sinks_that_stand_beside() -> None:
     with attnscope.watch(model, backend="eager-fallback") as A:
         model(**given)
     assert A.backend == "eager-fallback"
-    assert (A.sink_mass(0) > 0).all()
+    assert (A.learned_sink_mass(0) > 0).all()
     with attnscope.watch(model) as streamed:
         model(**given)
     for layer in A.layers:

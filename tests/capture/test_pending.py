@@ -18,7 +18,7 @@ B, N, NEW = 2, 13, 6
 GREEDY = {"do_sample": False, "pad_token_id": 0}
 WHAT = (
     "received", "average", "eligible", "uniform", "entropy", "first_token", "self_mass",
-    "distance", "sink_mass", "count",
+    "distance", "learned_sink_mass", "count",
 )  # fmt: skip
 
 

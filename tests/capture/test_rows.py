@@ -235,7 +235,15 @@ def test_sums_of_a_long_text_are_made_when_they_are_read(name: str) -> None:
     assert rows.shape == (B, scope.received(0).shape[1], N, C)
     assert scope._layers[0].owed is None
     assert scope._layers[1].owed is not None
-    for read in ("count", "received", "average", "entropy", "self_mass", "sink_mass", "uniform"):
+    for read in (
+        "count",
+        "received",
+        "average",
+        "entropy",
+        "self_mass",
+        "learned_sink_mass",
+        "uniform",
+    ):
         for layer in scope.layers:
             close(getattr(scope, read)(layer), getattr(wanted, read)(layer))
     agree(scope, dense(name, given))

@@ -265,7 +265,14 @@ def test_backends_agree(backend: str, name: str) -> None:
         model(ids, attention_mask=real)
     assert scope.backend == backend
     for layer in scope.layers:
-        for what in ("received", "average", "entropy", "self_mass", "distance", "sink_mass"):
+        for what in (
+            "received",
+            "average",
+            "entropy",
+            "self_mass",
+            "distance",
+            "learned_sink_mass",
+        ):
             torch.testing.assert_close(
                 getattr(scope, what)(layer),
                 getattr(streamed, what)(layer),

@@ -36,7 +36,7 @@ def test_rows_are_those_of_eager_attention(small, folder, tmp_path):
             "entropy",
             "first_token",
             "lambda",
-            "even_slope",
+            "uniform_slope",
             "spikes",
             "uniformity",
             *("profile", "effective_tokens", "reshaping"),
@@ -59,7 +59,7 @@ def test_rows_are_those_of_eager_attention(small, folder, tmp_path):
 
 def test_other_measures_are_those_of_a_scope(small, folder, tmp_path):
     """Flow and the rest against `watch` on single prompts, which is tested by itself."""
-    measures = ["flow", "self_mass", "distance", "sink_mass"]
+    measures = ["flow", "self_mass", "distance", "learned_sink_mass"]
     experiment = small(measures=measures, conditions={"base": {}}, heads=[1, 3], layers=[1])
     run(experiment, tmp_path / "run")
     values = attnscope.open_run(tmp_path / "run").values.collect()

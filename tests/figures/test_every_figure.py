@@ -263,7 +263,7 @@ def test_the_heat_map_marks_what_passes_the_correction() -> None:
     assert few.data["significant"].sum() == 0
 
 
-def test_lift_is_mass_over_even_mass() -> None:
+def test_lift_is_mass_over_uniform_mass() -> None:
     run = rich_run()
     row = drawn("lift").data.row(0, named=True)
     values = run.values.filter(

@@ -105,7 +105,14 @@ def test_families_agree_with_the_cpu(name: str, padding: str | None) -> None:
         model(ids.cuda(), attention_mask=real.cuda())
     assert gpu.backend == "triton"
     for layer in cpu.layers:
-        for what in ("received", "average", "entropy", "distance", "self_mass", "sink_mass"):
+        for what in (
+            "received",
+            "average",
+            "entropy",
+            "distance",
+            "self_mass",
+            "learned_sink_mass",
+        ):
             a, b = getattr(gpu, what)(layer).cpu(), getattr(cpu, what)(layer)
             torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-5, equal_nan=True)
 

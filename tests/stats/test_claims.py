@@ -68,7 +68,7 @@ def falling(ratio: float, spike: float, rest: float, share: float = 0.7) -> list
     """λ, with an even λ of 0.8; the fall at the spikes, at the rest, and the spikes' share."""
     return [
         fillers("lambda_ratio", ratio, heads=6),
-        fillers("even_ratio", 0.8, heads=6),
+        fillers("uniform_ratio", 0.8, heads=6),
         fillers("spike_ratio", spike, heads=6, item="0.1"),
         fillers("rest_ratio", rest, heads=6, item="0.1"),
         fillers("spike_fall", share, heads=6, item="0.1"),
@@ -81,7 +81,7 @@ def falling(ratio: float, spike: float, rest: float, share: float = 0.7) -> list
         (0.6, 0.4, 0.7, 0.7, "supported"),
         (0.6, 0.7, 0.4, 0.7, "contradicted"),  # falls, but not at the spikes
         (0.6, 0.4, 0.7, 0.3, "contradicted"),  # at the spikes, but not mostly
-        (0.8, 0.4, 0.7, 0.7, "contradicted"),  # as far as even attention would
+        (0.8, 0.4, 0.7, 0.7, "contradicted"),  # as far as uniform attention would
         (0.6, 0.48, 0.5, 0.7, "undetermined"),  # at the spikes by about 0.05
     ],
 )
@@ -120,7 +120,7 @@ def test_the_figures_that_decide_are_shown_and_right() -> None:
     ("slope", "ratio", "r2", "spike", "rest", "expected"),
     [
         (0.6, 0.6, 0.97, 0.6, 0.6, "supported"),
-        (0.8, 0.8, 0.97, 0.8, 0.8, "contradicted"),  # as far as even attention would
+        (0.8, 0.8, 0.97, 0.8, 0.8, "contradicted"),  # as far as uniform attention would
         (0.6, 0.6, 0.5, 0.6, 0.6, "contradicted"),  # tokens scatter about the factor
         (0.3, 0.6, 0.97, 0.3, 0.7, "contradicted"),
         (0.6, 0.6, 0.97, 0.3, 0.7, "contradicted"),
@@ -260,7 +260,7 @@ def test_not_measured_says_what_to_measure() -> None:
     said = {verdict.claim: (verdict.verdict, verdict.reason) for verdict in everything}
     assert set(said) == {claim.name for claim in built_in()}
     assert {outcome for outcome, _ in said.values()} == {"not measured"}
-    assert "add 'even_slope' to the experiment's measures" in said["fall"][1]
+    assert "add 'uniform_slope' to the experiment's measures" in said["fall"][1]
     assert "add 'affine'" in said["affine"][1]
     assert "add 'lambda'" in said["fall-beyond-sentence"][1]
     assert "two models are compared, and this run has 1: base" in said["maps"][1]
@@ -517,7 +517,7 @@ def test_a_ratio_that_meets_values_of_0_or_below_decides_nothing() -> None:
             )
             for name, value, item in (
                 ("lambda_ratio", 0.6, None),
-                ("even_ratio", 0.8, None),
+                ("uniform_ratio", 0.8, None),
                 ("spike_ratio", 0.6, "0.1"),
                 ("rest_ratio", 0.6, "0.1"),
             )

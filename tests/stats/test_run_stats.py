@@ -40,7 +40,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         measures=[
             "mass",
             "lambda",
-            "even_slope",
+            "uniform_slope",
             "spikes",
             "uniformity",
             "value_similarity",

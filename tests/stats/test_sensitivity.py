@@ -224,7 +224,7 @@ def test_the_share_of_spikes_is_a_choice() -> None:
 
     def value(name: str, item: str | None) -> Any:
         ratio = {"0.1": 0.4, "0.3": 0.7}.get(str(item), 0.6)
-        mean = {"spike_ratio": ratio, "spike_fall": 0.7, "even_ratio": 0.8}.get(name, 0.7)
+        mean = {"spike_ratio": ratio, "spike_fall": 0.7, "uniform_ratio": 0.8}.get(name, 0.7)
         mean = 0.6 if name == "lambda_ratio" else mean
         return lambda *at: mean + 0.01 * noise(name, item, *at)
 
@@ -233,7 +233,7 @@ def test_the_share_of_spikes_is_a_choice() -> None:
             measured(name, value(name, item), conditions=["slashes"], heads=6, layers=1, item=item)
             for name, items in (
                 ("lambda_ratio", [None]),
-                ("even_ratio", [None]),
+                ("uniform_ratio", [None]),
                 *((n, ["0.1", "0.3"]) for n in ("spike_ratio", "rest_ratio", "spike_fall")),
             )
             for item in items

@@ -210,7 +210,7 @@ def test_a_pair_has_the_librarys_lambda(client: TestClient, view: dict[str, Any]
     assert told["numbers"]["lambda"] == pytest.approx(float(wanted), rel=1e-4)
     assert told["numbers"]["lambda_r2"] == pytest.approx(float(fit), rel=1e-3)
     assert told["numbers"]["tokens"] == size
-    assert 0 < told["numbers"]["even_slope"] < 1
+    assert 0 < told["numbers"]["uniform_slope"] < 1
     assert told["numbers"]["uniformity_b"] > 0
 
 

@@ -265,7 +265,7 @@ def test_compare_with_a_filler(page: Any, address: str) -> None:
     first = page.get_attribute("html", "data-compared")
     for place in ("#curves", "#whole-a", "#whole-b", "#pair-bars"):
         page.wait_for_selector(f"{place} svg")
-    assert "λ under even attention" in page.inner_text("#pair-facts")
+    assert "λ under uniform attention" in page.inner_text("#pair-facts")
     # By a real mouse: curves follow while the button is still down.
     box = page.locator("#count").bounding_box()
     page.mouse.move(box["x"] + box["width"] * 0.1, box["y"] + box["height"] / 2)

@@ -234,7 +234,7 @@ class Scope(PerQueryMixin):
         return mass(self.received_error(layer), shares, self.sums(layer).count).float()
 
     def lift(self, layer: int, class_ids: Any, n: int) -> Tensor:
-        """[B, H, n]: `mass` over what it would be under even attention; 1 is no preference."""
+        """[B, H, n]: `mass` over what it would be under uniform attention; 1 is no preference."""
         sums, shares = self.sums(layer), self._shares(layer, class_ids, n)
         even = mass(self.uniform(layer)[:, None], shares, sums.count)
         return lift(mass(sums.received, shares, sums.count), even).float()
@@ -289,9 +289,9 @@ class Scope(PerQueryMixin):
         """[B, H]: mean over the queries of how far back they look, in tokens."""
         return self.measure("distance", layer)
 
-    def sink_mass(self, layer: int) -> Tensor:
+    def learned_sink_mass(self, layer: int) -> Tensor:
         """[B, H]: mean over the queries of what a learned sink took; 0 in models without one."""
-        return self.measure("sink_mass", layer)
+        return self.measure("learned_sink_mass", layer)
 
     def sums(self, layer: int) -> Sums:
         """What the counted queries add up to: what measures are functions of."""

@@ -1,4 +1,4 @@
-"""Lift over layers: how much more attention a class gets than an even spread would give it.
+"""Lift over layers: how much more attention a class gets than uniform attention would give it.
 
 Drawn from `mass` and `uniform`. This module must not know how a mass is measured.
 """
@@ -42,7 +42,7 @@ def _words(made: FigureNumbers[ValueRows], asked: Request) -> FigureText:
 
 FIGURE = Figure(
     name="lift",
-    shows="mass over what even attention would give",
+    shows="mass over what uniform attention would give",
     needs=NEEDS,
     numbers=lambda asked: by_class(asked, "lift", y_title="Lift (1: no preference)", rule=1.0),
     chart=chart,

@@ -19,7 +19,7 @@ from attnscope.figures.select import AbsentError, ValueRows, select
 from attnscope.figures.series import along_words, mean_lines
 from attnscope.figures.theme import Style
 
-LINES = ["measured", "even"]
+LINES = ["measured", "uniform"]
 NUMBERED = re.compile(r"(?!sample:)(?:(?:region|after|predicts):)?\w+:(\d+)(?::\w+)?", re.ASCII)
 """A numbered place: `document:3`, `turn:2:user`, `region:turn:2:assistant`."""
 SensitivityText = tuple[ValueRows, str, list[str]]
@@ -82,11 +82,11 @@ def _words(made: FigureNumbers[SensitivityText], asked: Request) -> FigureText:
     return along_words(
         *(made, asked, found, LINES, "mean over layers and all heads"),
         f"{len(places)} places, the {axis} in order",
-        f"Mass of all shown classes, not normalised further, and what even attention would give; "
-        f"{measured(whole)}",
+        "Mass of all shown classes, not normalised further, and what uniform attention would "
+        f"give; {measured(whole)}",
         x=("name", "{}"),
         title=f"Mass by place of the {axis}",
-        overview=f"Two lines over {len(places)} places: the mass as measured, and under even "
+        overview=f"Two lines over {len(places)} places: the mass as measured, and under uniform "
         "attention.",
         axes=["x: place, from 1", "y: mass"],
         quantity="mass",
@@ -96,7 +96,7 @@ def _words(made: FigureNumbers[SensitivityText], asked: Request) -> FigureText:
 
 FIGURE = Figure(
     name="order",
-    shows="mass over turns or documents in order, beside even attention",
+    shows="mass over turns or documents in order, beside uniform attention",
     needs="an experiment with `mass` and queries or keys that are numbered turns or documents "
     "(`document:1`, `document:2` …) has them",
     numbers=_numbers,

@@ -42,7 +42,7 @@ def _numbers(asked: Request) -> FigureNumbers[tuple[ValueRows, str]]:
     options = asked.options
     how = options["normalise"] or asked.run.experiment.normalise
     if how not in ADD_UP and (options["uniform"] or options["counts"]):
-        raise InputError(f"{how} has neither token counts nor an even-attention bar")
+        raise InputError(f"{how} has neither token counts nor a uniform-attention bar")
     found = select(asked.run, asked.choice, ["mass"], base_only=True)
     if asked.choice.items is None and set(PREFERRED) <= set(found.items):
         found = found.only(items=PREFERRED)
@@ -139,7 +139,7 @@ def _words(made: FigureNumbers[tuple[ValueRows, str]], asked: Request) -> Figure
             shown_of(asked.run, asked.heads, found),
             f"{WHAT[how]}; {measured(found)}",
             prompts_said(asked, made.data, interval=whiskers != "none") + on.get(whiskers, ""),
-            "Line across a bar: the total under even attention" if options["uniform"] else "",
+            "Line across a bar: the total under uniform attention" if options["uniform"] else "",
             "Numbers above a bar: mean number of tokens per class" if options["counts"] else "",
             *left_out(found),
         ],
@@ -173,7 +173,9 @@ FIGURE = Figure(
             default="total",
         ),
         "counts": Option(said="`counts`", known=(False, True)),
-        "uniform": Option(said="`uniform` (the total under even attention)", known=(False, True)),
+        "uniform": Option(
+            said="`uniform` (the total under uniform attention)", known=(False, True)
+        ),
         "combine": COMBINE,
         "normalise": Option(
             said="`normalise` mass, share (stacked), per-token, lift (side by side)",

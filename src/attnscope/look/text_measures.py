@@ -1,7 +1,7 @@
 """Measure one text: what each token receives, and the mass and lift of each class.
 
 The numbers are those of the definitions. Over layers and heads they are means; the lift is the
-mean mass over the mean mass that even attention would give. `weights` is what a token receives
+mean mass over the mean mass that uniform attention would give. `weights` is what a token receives
 from the average query (from the one query, where one was chosen), so it adds up to 1, less what a
 learned sink takes.
 
@@ -129,7 +129,7 @@ def look(
         )
     names = token_names(tokens, tokenizer)
     asked = None if query is None else _find(query, names)
-    weights, even, visible, heads = _measure(model, tokens, layer, head, asked)
+    weights, uniform, visible, heads = _measure(model, tokens, layer, head, asked)
     table = classes.table(tokenizer).classes[tokens.ids]
     return Look(
         tokens=names,
@@ -137,7 +137,7 @@ def look(
         weights=weights.numpy(),
         visible=visible.numpy(),
         names=classes.names,
-        rows=_rows(classes, shares, weights, even, visible),
+        rows=_rows(classes, shares, weights, uniform, visible),
         title=_title(model, names, layer, head, heads, asked),
         colour=colour,
         query=asked,
@@ -186,7 +186,7 @@ def _measure(
     head: int | None,
     query: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """[K] received, [K] received under even attention (both per query), [K] visible, heads."""
+    """[K] received, [K] received under uniform attention (both per query), [K] visible, heads."""
     import torch
 
     import attnscope
@@ -198,7 +198,7 @@ def _measure(
     inputs = {name: value.to(model.device) for name, value in pad([tokens]).inputs.items()}
     with torch.no_grad(), attnscope.watch(model, layers=layer, queries=queries) as scope:
         model(**inputs)
-    received, even = torch.zeros(2, len(tokens), dtype=torch.float64)
+    received, uniform = torch.zeros(2, len(tokens), dtype=torch.float64)
     visible = torch.zeros(len(tokens), dtype=torch.bool)
     heads = 0
     for number in scope.layers:
@@ -210,17 +210,17 @@ def _measure(
             )
         count = float(scope.count(number)[0]) * len(scope.layers)
         received += (by_head.mean(0) if head is None else by_head[head]) / count
-        even += scope.uniform(number)[0].double().cpu() / count
+        uniform += scope.uniform(number)[0].double().cpu() / count
         visible |= scope.eligible(number)[0].cpu() > 0
-    return received, even, visible, heads
+    return received, uniform, visible, heads
 
 
 def _rows(
-    classes: ClassSet, shares: Tensor, weights: Tensor, even: Tensor, visible: Tensor
+    classes: ClassSet, shares: Tensor, weights: Tensor, uniform: Tensor, visible: Tensor
 ) -> tuple[ClassRow, ...]:
     # Of the average query of the average head: one sequence, one head, one query.
     of_keys, one = shares[None], shares.new_ones(1)
-    found, level = (mass(of[None, None], of_keys, one) for of in (weights, even))
+    found, level = (mass(of[None, None], of_keys, one) for of in (weights, uniform))
     columns = (shares[visible].sum(0), found[0, 0], lift(found, level)[0, 0])
     rows = zip(classes.names, *(column.tolist() for column in columns), strict=True)
     return tuple(ClassRow(*row) for row in rows if row[1] > 0)

@@ -85,7 +85,7 @@ class Sums:
         return numpy_of(self.average)
 
     @cached_property
-    def even(self) -> Array:
+    def uniform(self) -> Array:
         """float64 [B, 1, K]: what `average` would be if every query spread its attention evenly
         over the keys it sees. The same for every head, since visibility alone decides it."""
         could = numpy_of(self.exposed("eligible_later"))
@@ -146,9 +146,9 @@ class Baseline:
         return on_variant(self.base.averages, self.twin)
 
     @cached_property
-    def even(self) -> Array:
-        """[B, 1, K of variant]: the same under even attention."""
-        return on_variant(self.base.even, self.twin)
+    def uniform(self) -> Array:
+        """[B, 1, K of variant]: the same under uniform attention."""
+        return on_variant(self.base.uniform, self.twin)
 
 
 @dataclass(eq=False, kw_only=True)

@@ -21,7 +21,7 @@ def shares_of(class_ids: Tensor, n: int) -> Tensor:
 
 
 def lift(mass: Tensor, uniform: Tensor) -> Tensor:
-    """Mass over the mass under even attention; nan for a class that no query could see."""
+    """Mass over the mass under uniform attention; nan for a class that no query could see."""
     return (mass / uniform).where(uniform > 0, np.nan)
 
 

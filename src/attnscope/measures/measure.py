@@ -27,7 +27,7 @@ class Numbers:
     """[B, heads] or [B, heads, …], at level `query` [B, heads, Q] or [B, heads, Q, …]; nan where a
     number is not defined."""
     uniform: Tensor | Array | None = None
-    """What even attention would give; it may have fewer heads, as may the next."""
+    """What uniform attention would give; it may have fewer heads, as may the next."""
     tokens: Tensor | Array | None = None
     """How many tokens a number is about."""
     error: Tensor | Array | None = None

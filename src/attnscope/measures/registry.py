@@ -8,7 +8,7 @@ from attnscope.measures.measure import ANY, Measure, Range
 
 FILES = (
     *("mass", "flow", "entropy", "effective_tokens", "first_token", "self_mass", "distance"),
-    *("sink_mass", "chosen_keys", "renyi2", "by_distance", "largest", "slope", "spikes"),
+    *("learned_sink_mass", "chosen_keys", "renyi2", "by_distance", "largest", "slope", "spikes"),
     *("reshaping", "uniformity", "values", "affine", "activations", "activation_shape"),
     *("completion", "received", "by_query"),
 )

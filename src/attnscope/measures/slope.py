@@ -46,9 +46,9 @@ def _lambda(layer: Layer) -> Numbers:
     return Numbers(np.stack(found, axis=2), tokens=size[..., None])
 
 
-def _even(layer: Layer) -> Numbers:
+def _uniform(layer: Layer) -> Numbers:
     """The same for every head, and given for each, so that λ can be judged head by head."""
-    factor, means, _, size = slope(layer.against.even, layer.sums.even, layer.keys[:, None])
+    factor, means, _, size = slope(layer.against.uniform, layer.sums.uniform, layer.keys[:, None])
     heads = (layer.sums.received.shape[0], layer.sums.received.shape[1], 2)
     return Numbers(
         np.broadcast_to(np.stack([factor, means], axis=2), heads), tokens=size[..., None]
@@ -70,16 +70,16 @@ LAMBDA = Measure(
     function=_lambda,
 )
 
-EVEN_SLOPE = Measure(
-    name="even_slope",
+UNIFORM_SLOPE = Measure(
+    name="uniform_slope",
     range=POSITIVE,
     about="what λ would be if every query spread its attention evenly over the keys it sees",
     level="head",
     columns={
-        "even_slope": "the slope, `lambda`, under even attention",
-        "even_ratio": "the ratio of means, `lambda_ratio`, under even attention",
+        "uniform_slope": "the slope, `lambda`, under uniform attention",
+        "uniform_ratio": "the ratio of means, `lambda_ratio`, under uniform attention",
     },
     over=frozenset({"keys"}),
     pair=True,
-    function=_even,
+    function=_uniform,
 )

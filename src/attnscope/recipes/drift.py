@@ -2,7 +2,7 @@
 
 Conversations with a persona as the system prompt; the attention of every one of the assistant's
 replies to it. Any text that grows has less left for its beginning, so what counts is the fall
-beside that of even attention.
+beside that of uniform attention.
 """
 
 from typing import Any

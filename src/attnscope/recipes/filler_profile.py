@@ -14,7 +14,7 @@ from attnscope.spec.experiment import Experiment
 HEADS = (0, 1, 7)
 """The heads shown, from 0: those that the paper calls 1, 2 and 8."""
 SLASHES = {"kind": "repeat", "unit": "/", "count": 55}
-MEASURES = ("profile", "lambda", "even_slope", "spikes", "uniformity", "value_similarity")
+MEASURES = ("profile", "lambda", "uniform_slope", "spikes", "uniformity", "value_similarity")
 
 
 def filler_profile(

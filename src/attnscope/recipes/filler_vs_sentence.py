@@ -20,7 +20,7 @@ HEADS = {
     "google/gemma-3-4b-it": 7,
 }
 """The head shown of each model, from 0."""
-MEASURES = ("profile", "uniformity", "value_similarity", "lambda", "even_slope", "spikes")
+MEASURES = ("profile", "uniformity", "value_similarity", "lambda", "uniform_slope", "spikes")
 
 
 def filler_vs_sentence(

@@ -14,7 +14,7 @@ from attnscope.stats.arrays import mean_of
 from attnscope.stats.intervals import MINIMUM, intervals
 
 LIFT = 3.0
-"""A class counts for a head where its mass is at least so many times what even attention gives."""
+"""A class counts for a head if its mass is at least this many times that of uniform attention."""
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ def _lookback(run: Run) -> list[PublishedStatistic]:
 
 def _fall(run: Run, axis: str, published: str) -> list[PublishedStatistic]:
     """Masses by place: the last over the first, and the ends over the middle; as lift, so that
-    even attention gives 1."""
+    uniform attention gives 1."""
     places = list(getattr(run.experiment, axis))
     made = []
     for model in run.experiment.models:

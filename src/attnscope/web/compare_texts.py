@@ -112,21 +112,23 @@ def _runs(a: list[str], b: list[str]) -> list[tuple[int, int]]:
 
 
 def numbers(a: View, b: View, aligned: Aligned, layer: int, head: int | None) -> dict[str, float]:
-    """λ of b on a, what it would be under even attention, and how evenly fillers receive."""
+    """λ of b on a, what it would be under uniform attention, and how evenly fillers receive."""
     ours, theirs = (view.shade("average", "all", layer, head) for view in (a, b))
-    even = [view.even_average[view.at(layer)] for view in (a, b)]
+    uniform = [view.uniform_average[view.at(layer)] for view in (a, b)]
     everything = np.ones(len(aligned.a), dtype=bool)
     factor, means, fit, size = slope(
         ours[aligned.a].astype(np.float64), theirs[aligned.b].astype(np.float64), everything
     )
     expected, *_ = slope(
-        even[0][aligned.a].astype(np.float64), even[1][aligned.b].astype(np.float64), everything
+        uniform[0][aligned.a].astype(np.float64),
+        uniform[1][aligned.b].astype(np.float64),
+        everything,
     )
     told = {
         "lambda": float(factor),
         "lambda_ratio": float(means),
         "lambda_r2": float(fit),
-        "even_slope": float(expected),
+        "uniform_slope": float(expected),
         "tokens": float(size),
     }
     for side, view, values in (("a", a, ours), ("b", b, theirs)):

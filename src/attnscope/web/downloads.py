@@ -93,7 +93,7 @@ def experiment(view: View, layer: int | None = None, head: int | None = None) ->
         where = filler.model_dump(include={"position", "by"})
         insert = filler.model_dump(exclude={"position", "by"}, exclude_none=True)
         conditions[filler.kind] = {"insert": insert, **where}
-        measures += ["lambda", "even_slope", "uniformity"]
+        measures += ["lambda", "uniform_slope", "uniformity"]
     chosen = {"layers": layer, "heads": head}
     repeated = Experiment.model_validate(
         {

@@ -168,19 +168,19 @@ def _add_layers(view: View, scopes: dict[str, Scope], loaded: Loaded, *, keep: b
         for queries, scope in scopes.items():
             _add(view, queries, scope, layer, shares, keep)
         view.average.append(_numpy(average))
-        view.even_average.append(everyone.sums(layer).even[0, 0].astype(np.float32))
+        view.uniform_average.append(everyone.sums(layer).uniform[0, 0].astype(np.float32))
         view.layers.append(layer)  # last: whoever looks meanwhile finds all of it
     return len(view.layers) - before
 
 
 def _add(view: View, queries: str, scope: Scope, layer: int, shares: Float32s, keep: bool) -> None:
-    """Received and even from the average query, and the value of every head, of one layer."""
+    """Add what keys of one layer receive, measured and under uniform attention, and its values."""
     import torch
 
     count = scope.count(layer)[0].clamp(min=1)
     received = scope.received(layer)[0]
     view.received.setdefault(queries, []).append(_numpy(received / count))
-    view.even.setdefault(queries, []).append(_numpy(scope.uniform(layer)[0] / count))
+    view.uniform.setdefault(queries, []).append(_numpy(scope.uniform(layer)[0] / count))
     values = view.values.setdefault(queries, {})
     for name in (*HEAD_VALUES, *(BY_QUERY if keep else ())):
         values.setdefault(name, []).append(_numpy(scope.measure(name, layer)[0]))

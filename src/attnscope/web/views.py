@@ -53,10 +53,10 @@ class View:
     received: dict[str, list[Float32s]] = field(default_factory=dict)
     """For every choice of queries, for every layer, [H, K]: from the average query."""
     average: list[Float32s] = field(default_factory=list)
-    even_average: list[Float32s] = field(default_factory=list)
-    """[K]: what `average` would be under even attention."""
-    even: dict[str, list[Float32s]] = field(default_factory=dict)
-    """[K]: what `received` would be under even attention."""
+    uniform_average: list[Float32s] = field(default_factory=list)
+    """[K]: what `average` would be under uniform attention."""
+    uniform: dict[str, list[Float32s]] = field(default_factory=dict)
+    """[K]: what `received` would be under uniform attention."""
     values: dict[str, dict[str, list[Float32s]]] = field(default_factory=dict)
     """For every choice of queries and every map, for every layer, [H]."""
     likely: list[tuple[str, float]] = field(default_factory=list)
@@ -103,19 +103,19 @@ class View:
         source = self.average if of == "average" else self.received[queries]
         if among:
             rows = [
-                (self._of_head(source[self.at(n)], h, n), self.even[queries][self.at(n)])
+                (self._of_head(source[self.at(n)], h, n), self.uniform[queries][self.at(n)])
                 for n, h in among
             ]
         else:
             places = range(len(self.layers)) if layer is None else [self.at(layer)]
             rows = [
-                (self._of_head(source[n], head, self.layers[n]), self.even[queries][n])
+                (self._of_head(source[n], head, self.layers[n]), self.uniform[queries][n])
                 for n in places
             ]
         total = np.sum([row for row, _ in rows], axis=0, dtype=np.float64)
         if of == "lift":
-            even = np.sum([row for _, row in rows], axis=0, dtype=np.float64)
-            total = np.divide(total, even, out=np.full_like(total, np.nan), where=even > 0)
+            uniform = np.sum([row for _, row in rows], axis=0, dtype=np.float64)
+            total = np.divide(total, uniform, out=np.full_like(total, np.nan), where=uniform > 0)
             return total.astype(np.float32)
         mean: Float32s = np.asarray(total / len(rows), dtype=np.float32)
         return mean

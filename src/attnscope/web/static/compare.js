@@ -133,7 +133,7 @@ export const compare = (host, choices) => {
     const pair = await get("/api/pair", {a: a.id, b: b.id, ...where});
     const n = pair.numbers;
     facts.replaceChildren(fact("λ, second on first", n.lambda, "slope through the origin of the second side’s averages on the first’s, over the tokens both share"),
-      fact("λ under even attention", n.even_slope, "what λ would be if every query spread its attention evenly: the fall that any insertion brings"),
+      fact("λ under uniform attention", n.uniform_slope, "what λ would be if every query spread its attention evenly: the fall that any insertion brings"),
       fact("R² of one factor", n.lambda_r2, "how far that one factor explains the second side"),
       ...sides.flatMap((s, i) => (s.filler.length ? [fact(`filler’s unevenness, ${s.called}`, n[`uniformity_${"ab"[i]}`], "coefficient of variation of the averages over the filler: 0 is even")] : [])));
     aligned.textContent = `${pair.aligned} tokens are the same on both sides${pair.alone.some(Boolean) ? `; ${pair.alone[0]} of the first and ${pair.alone[1]} of the second have no twin and are left out here` : ""}. ${sides.map((s) => `${s.called}: ${s.prompt} tokens${s.filler.length ? `, ${s.filler.length} of filler` : ""}`).join(" · ")}.`;

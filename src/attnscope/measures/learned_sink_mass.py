@@ -4,17 +4,17 @@ from attnscope.measures.layer import Layer, Tensor, mean_over_queries
 from attnscope.measures.measure import SHARE, Measure
 
 
-def sink_mass(layer: Layer) -> Tensor:
+def learned_sink_mass(layer: Layer) -> Tensor:
     """[B, H]: mean over the queries of what a learned sink took; 0 in models without one."""
     sums = layer.sums
     taken = sums.own.new_zeros(sums.own.shape) if sums.sink is None else sums.sink
     return mean_over_queries(taken, sums.count)
 
 
-SINK_MASS = Measure(
-    name="sink_mass",
+LEARNED_SINK_MASS = Measure(
+    name="learned_sink_mass",
     range=SHARE,
     about="mean over the queries of what a learned sink took; 0 in models without one",
     level="head",
-    function=sink_mass,
+    function=learned_sink_mass,
 )
