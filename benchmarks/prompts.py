@@ -2,7 +2,7 @@
 
     python benchmarks/prompts.py [--problems math500.jsonl] [--tokenizers byte-level wordpiece …]
 
-Prints Markdown tables; the committed ones are in docs/benchmarks-prompts.md. Without a file of
+Prints Markdown tables; the committed ones are in docs/benchmarks.md. Without a file of
 problems (JSONL with a field `problem`) the generator of `attnscope.prompts.math` is used.
 """
 

@@ -8,7 +8,7 @@ after it, and their mean is taken: what comes later finds memory and caches warm
 Memory is the resident size as the run goes on. Where other programs run on the machine, processor
 time says more than the clock, with OMP_NUM_THREADS=1 (threads that wait for others take it too):
 that of the main thread, of the writer, and of all threads, those that encode tables among them.
-Prints Markdown; the committed table is in docs/benchmarks-runs.md.
+Prints Markdown; the committed table is in docs/benchmarks.md.
 """
 
 import argparse
