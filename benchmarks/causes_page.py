@@ -44,14 +44,8 @@ def page(out: Path) -> None:
         _section("Checked on these weights", _checks(out)),
     ]
     (DOCS / "causes.md").write_text("\n".join(part for part in parts if part), encoding="utf-8")
-    for name, lines, file in (
-        ("answers", _answers(out, "math"), "findings.md"),
-        ("direct", _direct(out), "findings.md"),
-        ("cut", _cuts(out), "findings.md"),
-        ("harness", _harness_tables(out), "evaluate.md"),
-    ):
-        if lines:
-            put(name, lines, DOCS / file)
+    if harness := _harness_tables(out):
+        put("harness", harness, DOCS / "evaluate.md")
 
 
 def _section(title: str, lines: list[str]) -> str:
