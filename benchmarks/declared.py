@@ -62,7 +62,7 @@ WORDS = {"bound": "so much and no more", "either sign": "heads of either sign"}
 
 def votes(part: ClaimPart) -> bool:
     """Whether the heads of a part are a sample of heads."""
-    return part.rule.vote == "such" and part.scope.heads == "each"
+    return part.rule.share_of == "population" and part.scope.heads == "each"
 
 
 def said(part: ClaimPart) -> str:

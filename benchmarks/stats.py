@@ -117,7 +117,7 @@ def coverage(seed: int) -> Found:
         for name, (x, truth) in distributions(n, seed).items():
             for how, (low, high) in candidates(x, seed).items():
                 yield name, f"{how} {n}", (low <= truth) & (truth <= high)
-            yield name, f"doubtful {n}", intervals(x[:, :300], resamples=500).doubtful
+            yield name, f"unreliable {n}", intervals(x[:, :300], resamples=500).unreliable
 
 
 def coverage_lines(counts: Counts) -> list[str]:
@@ -136,13 +136,13 @@ def coverage_lines(counts: Counts) -> list[str]:
             shares = [counts.all(name, f"{how} {n}")[1] for how in TRIED]
             cells.append(f"**{shares[0]:.1f}** / {' / '.join(f'{s:.0f}' for s in shares[1:])}")
             if n >= 12 and not 93 <= shares[0] <= 97:
-                marked = counts.all(name, f"doubtful {n}")[1]
+                marked = counts.all(name, f"unreliable {n}")[1]
                 outside.append(f"{name}, n = {n}: {shares[0]:.1f} % ({marked:.0f} % marked)")
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    lines += ["", "How many of them the output marks as doubtful, per cent:", ""]
+    lines += ["", "How many of them the output marks as unreliable, per cent:", ""]
     lines += header("values", SIZES)
     for name in names:
-        told = [f"{counts.all(name, f'doubtful {n}')[1]:.0f}" for n in SIZES]
+        told = [f"{counts.all(name, f'unreliable {n}')[1]:.0f}" for n in SIZES]
         lines.append(f"| {name} | {' | '.join(told)} |")
     return [*lines, "", f"Outside 93 to 97 % from 12 prompts on: {'; '.join(outside) or 'none'}."]
 
@@ -459,7 +459,7 @@ SHAPES: dict[str, Callable[[Any, int], Array]] = {
         ((r.random((n, SETS)) < 0.2) * r.exponential(size=(n, SETS)) - 0.2) / 0.6
     ),
 }
-SHIFTS = ((0.5, "0.5, the smallest"), (0.0, "0"))
+SHIFTS = ((0.5, "0.5, the margin"), (0.0, "0"))
 
 
 def equivalence(seed: int) -> Found:
@@ -468,15 +468,15 @@ def equivalence(seed: int) -> Found:
         for shift, said in SHIFTS:
             for n in SIZES[1:]:
                 d = draw(np.random.default_rng([seed, n]), n) + shift
-                how = ContrastSettings(resamples=100, smallest=0.5)
+                how = ContrastSettings(resamples=100, margin=0.5)
                 made = paired_contrast(np.zeros_like(d), d, np.arange(SETS), how)
-                yield f"{name} {said}", str(n), made["p_equal"] < 0.05
+                yield f"{name} {said}", str(n), made["p_equivalence"] < 0.05
 
 
 def equivalence_lines(counts: Counts) -> list[str]:
     sets, _, _ = counts.all("normal 0", "12")
     lines = [
-        f"Called `no difference` or `different, but small`, with a smallest difference of interest "
+        f"Called `no difference` or `different, but small`, with a margin "
         f"of half a standard deviation; per cent of {sets:,} sets.",
         "",
         *header("values | true difference", SIZES[1:]),

@@ -239,6 +239,6 @@ def test_intervals_that_a_few_prompts_dominate_are_said_to_be_doubtful() -> None
     skewed = replace(run, values=run.values.with_columns(one.alias("value")))
     for name in ("token-types", "classes", "depth", "head-strip"):
         figure = draw(skewed, name)
-        assert figure.data["doubtful"].all(), name
+        assert figure.data["unreliable"].all(), name
         there = figure.data.height
-        assert f"{there} of {there} are doubtful, because a few prompts dominate" in figure.caption
+        assert f"{there} of {there} are unreliable" in figure.caption

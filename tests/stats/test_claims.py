@@ -332,7 +332,7 @@ def test_doubtful_intervals_are_said() -> None:
         "affine_r2", lambda m, p, *at: 0.95 - 2.0**p / 5000, conditions=["slashes"], heads=None
     )
     (verdict,) = verdicts("affine", table)
-    assert "interval doubtful" in verdict.reason
+    assert "interval unreliable" in verdict.reason
 
 
 def test_a_verdict_for_every_model_and_condition() -> None:
@@ -458,7 +458,7 @@ def test_how_many_speak_for_such_rows(supports: int, opposes: int, of: int, expe
             "opposes": [n >= of - opposes for n in range(of)],
         }
     )
-    assert outcome_of(part("interval", share=0.5, vote="such"), rows) == expected
+    assert outcome_of(part("interval", share=0.5, share_of="population"), rows) == expected
 
 
 def test_a_minimum_effect_is_what_is_tested() -> None:
@@ -745,7 +745,7 @@ def test_compare_shows_what_was_asked_for(run: Path) -> None:
     assert len(rows("--measure", "mass")) == 6
     assert {r["outcome"] for r in rows("--holds")} == {"different"}
     assert {0, 1} <= {r["layer"] for r in rows("--holds")}
-    small = rows("--smallest", "50%", "--layer", "2")
+    small = rows("--margin", "50%", "--layer", "2")
     assert {r["outcome"] for r in small} <= {"no difference", "different, but small"}
 
 
@@ -754,7 +754,7 @@ def test_compare_says_how_it_was_made(run: Path) -> None:
     made = json.loads(CliRunner().invoke(app, [*options, "--json"]).stdout)
     assert made["settings"] == {
         "families": "each",
-        "smallest": None,
+        "margin": None,
         "level": 0.9,
         "resamples": 500,
         "seed": 7,

@@ -142,9 +142,9 @@ def test_units_that_tell() -> None:
     x = np.column_stack(
         [np.arange(8.0), [0, 0, 0, 0, 1, 2, 3, 4], [7, 0, 7, 0, 7, 7, 7, 1], np.full(8, 0.1)]
     )
-    assert arrays.telling_units(x).tolist() == [8, 8, 3, 0]
+    assert arrays.informative_units(x).tolist() == [8, 8, 3, 0]
     x[[0, 2], 2] = np.nan  # three of six are one value: no more than half
-    assert arrays.telling_units(x)[2] == 6
+    assert arrays.informative_units(x)[2] == 6
 
 
 def test_skewness_is_taken_larger_than_it_looks() -> None:
@@ -161,11 +161,11 @@ def test_doubtful_where_a_few_units_dominate() -> None:
     rng = np.random.default_rng(0)
     normal, one = rng.normal(size=(24, 200)), rng.normal(0, 0.01, (24, 200))
     one[0] += 5
-    assert intervals(normal, resamples=500).doubtful.mean() < 0.02
-    assert intervals(one, resamples=500).doubtful.all()
+    assert intervals(normal, resamples=500).unreliable.mean() < 0.02
+    assert intervals(one, resamples=500).unreliable.all()
     alike = np.where(np.arange(24)[:, None] < 19, 0.0, normal)
-    assert intervals(alike, resamples=500).doubtful.all()
-    assert not intervals(alike, telling=np.full(200, 24), resamples=500).doubtful.all()
+    assert intervals(alike, resamples=500).unreliable.all()
+    assert not intervals(alike, informative=np.full(200, 24), resamples=500).unreliable.all()
 
 
 def test_below_six_units_there_is_no_interval() -> None:
@@ -181,7 +181,7 @@ def test_constant_columns_have_no_interval() -> None:
     made = intervals(x)
     assert np.isnan([made.low, made.high]).all()
     assert np.isnan(bca(x)).all()
-    assert not made.doubtful.any()
+    assert not made.unreliable.any()
     assert np.isnan(intervals_unpaired(x, x + 1).low).all()
     assert np.isnan(two_sided(moments(x))).all()
 

@@ -10,6 +10,7 @@ from attnscope.stats.intervals import intervals, intervals_unpaired, moments, tw
 from attnscope.stats.paired import compare
 from attnscope.stats.permute import relabel
 from made_values import masses, measured
+from support_errors import raises
 
 
 def columns(table: pl.DataFrame, over: str, pair: tuple[str, str], **where: object) -> list:
@@ -50,8 +51,8 @@ def test_every_head_is_what_numpy_and_scipy_say(over: str, seed: int) -> None:
         for name, value in by_hand.items():
             assert row[name] == pytest.approx(value, abs=1e-9), name
         assert row["paired"]
-        assert row["note"].startswith("doubtful interval" if interval.doubtful[0] else "")
-        assert bool(row["note"]) == row["doubtful"] == interval.doubtful[0]
+        assert row["note"].startswith("unreliable interval" if interval.unreliable[0] else "")
+        assert bool(row["note"]) == row["unreliable"] == interval.unreliable[0]
         assert abs(row["p"] - p) < 4.5 * np.sqrt(p * (1 - p) / 999) + 2e-3
         expected_p.setdefault((row[held], row["item"]), []).append((row["p"], row["q"]))
     for family in expected_p.values():  # layers × heads of one item, and no others
@@ -129,7 +130,7 @@ def test_different_prompts_are_compared_as_groups_and_it_says_so() -> None:
 
 def test_fewer_than_six_prompts_have_no_interval_no_p_value_and_say_why() -> None:
     made = compare(masses(prompts=range(5)))
-    for name in ("p", "q", "p_max", "low", "high", "effect_low", "ratio_high", "detectable"):
+    for name in ("p", "q", "p_fwer", "low", "high", "effect_low", "ratio_high", "detectable"):
         assert made[name].null_count() == made.height, name
     assert made["difference"].null_count() == 0
     assert "no interval and no p-value: 5 units, and fewer than 6" in made["note"][0]
@@ -211,7 +212,7 @@ def test_all_pairs_are_corrected_together() -> None:
     same = made.filter(a="a", b="c")
     for name in ("difference", "low", "high", "p"):
         np.testing.assert_allclose(same[name], alone[name], atol=1e-12)
-    assert (same["p_max"] >= alone["p_max"]).all()
+    assert (same["p_fwer"] >= alone["p_fwer"]).all()
     with pytest.raises(InputError, match="pair='a': first and second, or 'all'"):
         compare(table, pair="a")
 
@@ -263,7 +264,7 @@ def test_clusters_are_the_units() -> None:
         .select(table.columns)
     )
     by_hand = compare(means.sort("model", "prompt", "layer", "head"))
-    for name in ("difference", "low", "high", "p", "q", "p_max"):
+    for name in ("difference", "low", "high", "p", "q", "p_fwer"):
         np.testing.assert_allclose(made[name], by_hand[name], atol=1e-9)
 
 
@@ -294,19 +295,19 @@ def test_no_difference_is_a_finding() -> None:
         return 1.0 + shift + 0.02 * float(own)
 
     table = masses(value, prompts=range(40), layers=1, items=["hash"])
-    open_, by_number, by_share = (compare(table, smallest=s) for s in (None, 0.1, "10%"))
+    open_, by_number, by_share = (compare(table, margin=s) for s in (None, 0.1, "10%"))
     assert open_["outcome"].to_list() == ["undetermined", "different", "different"]
-    assert "q_equal" not in open_.columns
+    assert "q_equivalence" not in open_.columns
     for made in (by_number, by_share):
         assert made["outcome"].to_list() == ["no difference", "different, but small", "different"]
-        assert made["smallest"].to_list() == pytest.approx([0.1] * 3, abs=0.01)
+        assert made["margin"].to_list() == pytest.approx([0.1] * 3, abs=0.01)
     # Two one-sided tests agree with the 90 % interval lying within.
     narrow = compare(table, level=0.9)
     inside = (narrow["low"] > -0.1) & (narrow["high"] < 0.1)
-    assert (by_number["p_equal"] < 0.05).to_list() == inside.to_list()
+    assert (by_number["p_equivalence"] < 0.05).to_list() == inside.to_list()
     for bad in (0, -1, "many", "0%"):
-        with pytest.raises(InputError, match="smallest difference of interest"):
-            compare(table, smallest=bad)
+        with raises(InputError, "bad-margin", value=bad):
+            compare(table, margin=bad)
 
 
 def test_a_ratio_needs_means_above_0() -> None:
@@ -348,7 +349,7 @@ def test_two_level_families() -> None:
         compare(table, families="both")
 
 
-def test_prompts_that_all_but_a_few_agree_decide_nothing_and_say_so() -> None:
+def test_few_informative_prompts_decide_nothing() -> None:
     """24 prompts, 20 of one difference: sign flips alone, which ask for symmetry, call it real."""
 
     def value(m: str, p: int, c: str, layer: int, head: int, item: str) -> float:
@@ -357,24 +358,24 @@ def test_prompts_that_all_but_a_few_agree_decide_nothing_and_say_so() -> None:
 
     made = compare(masses(value, prompts=range(24), layers=1, heads=2, items=["hash"]))
     few, all_differ = made.iter_rows(named=True)
-    assert few["telling"] == 4
-    assert few["p"] == few["floor"] == 2**-3
-    assert few["doubtful"]
+    assert few["informative"] == 4
+    assert few["p"] == few["min_p"] == 2**-3
+    assert few["unreliable"]
     assert few["outcome"] == "undetermined"
-    assert "all but 4 of 24 units have one value, so p is no less than 0.13" in few["note"]
-    assert all_differ["telling"] == 24
+    assert "4 of 24" in few["note"]
+    assert all_differ["informative"] == 24
     assert all_differ["outcome"] == "different"
 
 
-def test_skewed_differences_are_doubtful_and_say_so() -> None:
+def test_skewed_differences_are_marked_as_unreliable() -> None:
     def value(m: str, p: int, c: str, layer: int, head: int, item: str) -> float:
         own = 2.0**p if head else 100.0 + p
         return 1.0 + (own if m == "tuned" else 0.0)
 
     made = compare(masses(value, prompts=range(14), layers=1, heads=2, items=["hash"]))
     even, skewed = made.iter_rows(named=True)
-    assert (even["doubtful"], skewed["doubtful"]) == (False, True)
-    assert "very skewed, a few prompts dominate" in skewed["note"]
+    assert (even["unreliable"], skewed["unreliable"]) == (False, True)
+    assert skewed["note"] != (even["note"] or "")
     assert skewed["skew"] > 0.3 > abs(even["skew"])
 
 
@@ -383,6 +384,6 @@ def test_mostly_one_value_is_not_shown_to_be_no_difference() -> None:
         return 1.0 + (0.01 * p if m == "tuned" and p < (3, 12)[head] else 0.0)
 
     table = masses(value, prompts=range(12), layers=1, heads=2, items=["hash"])
-    few, enough = compare(table, smallest=0.5).iter_rows(named=True)
-    assert (few["p_equal"], few["outcome"]) == (1.0, "undetermined")
+    few, enough = compare(table, margin=0.5).iter_rows(named=True)
+    assert (few["p_equivalence"], few["outcome"]) == (1.0, "undetermined")
     assert enough["outcome"] == "different, but small"

@@ -11,7 +11,7 @@ from attnscope.stats import power as room
 from attnscope.stats.contrast import ContrastSettings, paired_contrast
 from attnscope.stats.correction import false_discovery
 from attnscope.stats.permute import sign_flip
-from attnscope.stats.power import detectable, floor, power, prompts_needed, threshold
+from attnscope.stats.power import detectable, min_p, power, prompts_needed, threshold
 
 
 def test_textbook() -> None:
@@ -89,13 +89,13 @@ def test_threshold_is_bonferronis_for_one_effect() -> None:
 
 def test_nothing_is_found_below_the_floor_of_p() -> None:
     """Of 12 signs the rarest p is 2 / 4096, and one head among 784 needs 0.05 / 784."""
-    assert floor(12) == 2 / 2**12
-    assert floor(6, paired=False) == pytest.approx(2 / 924)
+    assert min_p(12) == 2 / 2**12
+    assert min_p(6, paired=False) == pytest.approx(2 / 924)
     assert power(5, 12, tests=784, effects=1) == 0
     assert power(2.5, 12, tests=784, effects=5) == 0
     assert power(5, 16, tests=784, effects=1) > 0.9
     assert prompts_needed(5, tests=784) == 15  # 2 / 2**15 is the first below 0.05 / 784
-    # The maximum is tested by its own permutations: its floor is that of one test.
+    # The maximum is tested by its own permutations: its min_p is that of one test.
     assert power(2.5, 12, tests=784, effects=5, correction="max") > 0.9
     assert power(5, 5) == 0
     with pytest.raises(InputError, match="unknown correction 'holm'; known: fdr, max"):
@@ -105,16 +105,16 @@ def test_nothing_is_found_below_the_floor_of_p() -> None:
 def test_the_floor_in_a_simulation() -> None:
     """Five heads of 784 with effects of 2.5, and 12 prompts: Benjamini–Hochberg finds nothing,
     the step-down maximum nearly all."""
-    found = {"q": 0.0, "p_max": 0.0}
+    found = {"q": 0.0, "p_fwer": 0.0}
     for seed in range(4):
         d = np.random.default_rng(seed).normal(size=(12, 784))
         d[:, :5] += 2.5
         p, stepped = sign_flip(d, family=np.zeros(784, dtype=int))
         found["q"] += (false_discovery(p)[:5] <= 0.05).mean() / 4
-        found["p_max"] += (stepped[:5] <= 0.05).mean() / 4
+        found["p_fwer"] += (stepped[:5] <= 0.05).mean() / 4
     assert found["q"] <= 0.1
     expected = power(2.5, 12, tests=784, effects=5, correction="max")
-    assert found["p_max"] == pytest.approx(expected, abs=0.15)
+    assert found["p_fwer"] == pytest.approx(expected, abs=0.15)
 
 
 def test_clusters() -> None:

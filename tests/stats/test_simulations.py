@@ -67,11 +67,11 @@ def test_where_they_do_not() -> None:
     made = intervals(x, resamples=500)
     there = ~np.isnan(made.low)
     assert 0.8 <= covered(made, truth) <= 0.92  # no interval counts as not covering
-    assert made.doubtful[there].mean() > 0.98
+    assert made.unreliable[there].mean() > 0.98
     x, _ = draw("lognormal", 12)
-    assert intervals(x, resamples=500).doubtful.mean() > 0.65
+    assert intervals(x, resamples=500).unreliable.mean() > 0.65
     x, _ = draw("normal", 12)
-    assert intervals(x, resamples=500).doubtful.mean() < 0.12
+    assert intervals(x, resamples=500).unreliable.mean() < 0.12
 
 
 def test_intervals_of_two_groups_cover_the_truth() -> None:

@@ -9,6 +9,7 @@ from attnscope.errors import InputError
 from attnscope.spec.claims import PLACEHOLDERS, Claim, load_claims
 from attnscope.stats.verdicts import judge
 from made_values import masses, measured
+from support_errors import raises
 
 
 def claim(**given: Any) -> Claim:
@@ -36,6 +37,15 @@ def test_an_unknown_placeholder_is_refused_when_claims_are_loaded(
         load_claims(tmp_path / "claims.yaml")
     assert error.value.code == "unknown-placeholder"
     assert error.value.values == {"value": placeholder, "known": list(PLACEHOLDERS)}
+
+
+def test_the_old_key_of_a_rule_is_refused_with_the_new_one(tmp_path: Path) -> None:
+    (tmp_path / "claims.yaml").write_text(
+        "claims:\n  - name: mine\n    statement: Old.\n    rule: {vote: such}\n"
+        "    quantity: {measure: entropy}\n    comparison: {threshold: 1}\n    direction: more\n"
+    )
+    with raises(InputError, "renamed-key", old="vote", new="share_of"):
+        load_claims(tmp_path / "claims.yaml")
 
 
 def test_the_sides_of_a_claim_over_classes_are_the_classes() -> None:

@@ -34,9 +34,9 @@ Normalise = Annotated[
 Families = Annotated[
     str, typer.Option(help="Corrected: each thing by itself, pooled, or two-level.")
 ]
-Smallest = Annotated[
+Margin = Annotated[
     str | None,
-    typer.Option(help="The smallest difference of interest: a number, or 5% of the first."),
+    typer.Option(help="Smallest difference that counts: a number, or a percentage (5%)."),
 ]
 Holds = Annotated[
     bool, typer.Option("--holds", help="Show only rows whose outcome is not undetermined.")
@@ -61,7 +61,7 @@ def compare(
     cluster: Cluster = None,
     strata: Strata = None,
     families: Families = "each",
-    smallest: Smallest = None,
+    margin: Margin = None,
     level: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
     resamples: Annotated[int, typer.Option(help="At the least.")] = 10_000,
     seed: Annotated[int, typer.Option(help="Of the resamples.")] = 0,
@@ -86,7 +86,7 @@ def compare(
         )
     units = units_of(cluster, strata)
     drawn = {"resamples": resamples, "seed": seed}
-    settings = {**units, "families": families, "smallest": smallest, "level": level, **drawn}
+    settings = {**units, "families": families, "margin": margin, "level": level, **drawn}
     how = {"combine": combine, "normalise": normalise, "over": over, "pair": two, **settings}
     found = [opened(run) for run in runs]
     judged, varied = _claims(found[0], claims, sensitivity)

@@ -147,11 +147,11 @@ def line_caption(
 
 
 def doubt(frame: pl.DataFrame) -> str:
-    """How many intervals are doubtful, or nothing."""
-    if "doubtful" not in frame.columns or not (some := int(frame["doubtful"].sum())):
+    """How many intervals are unreliable, or nothing."""
+    if "unreliable" not in frame.columns or not (some := int(frame["unreliable"].sum())):
         return ""
     there = frame.height - frame["low"].null_count()
-    return f"; {some} of {there} are doubtful, because a few prompts dominate"
+    return f"; {some} of {there} are unreliable, because a few prompts dominate"
 
 
 def pairs_said(pairs: pl.DataFrame, count_from: int = 0) -> str:

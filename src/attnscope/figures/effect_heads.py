@@ -95,7 +95,7 @@ def _numbers(asked: Request) -> FigureNumbers[Compared]:
         items = frame["item"].unique(maintain_order=True).to_list()
     columns = ["item", "layer", "head", "difference", "effect", "low", "high", "n", "p", "q"]
     frame = in_order(frame.sort("layer", "head"), item=items or [measure])
-    frame = shown(frame.select(*columns, "doubtful", "significant"))
+    frame = shown(frame.select(*columns, "unreliable", "significant"))
     tests = frame["q"].count()
     tested = (
         f"Dots: {frame['significant'].sum()} of {count(tests, 'test')} with q < {LEVEL} (p: "

@@ -29,7 +29,7 @@ def _numbers(asked: Request) -> FigureNumbers[OfHeads]:
         for part in made.data.partition_by("panel", maintain_order=True)
     ]
     frame = pl.concat(parts).with_columns(rank, name)
-    columns = ["panel", "rank", "name", "layer", "head", "value", "low", "high", "n", "doubtful"]
+    columns = ["panel", "rank", "name", "layer", "head", "value", "low", "high", "n", "unreliable"]
     width = {1: 560, 2: 720}.get(len(made.told.panels), 840)
     return replace(
         made, data=frame.select(columns), settings={"y_title": made.told.measure}, width=width

@@ -66,7 +66,7 @@ def _numbers(asked: Request) -> FigureNumbers[ValueRows]:
     several = len(found.conditions) > 1
     panel = pl.format("{}, {}", "model", "condition") if several else pl.col("model")
     differs = ((pl.col("low") > 1) | (pl.col("high") < 1)).fill_null(False)
-    columns = ["model", "condition", "layer", "head", "value", "low", "high", "n", "doubtful"]
+    columns = ["model", "condition", "layer", "head", "value", "low", "high", "n", "unreliable"]
     frame = shown(frame.select(panel.alias("panel"), *columns, differs.alias("differs")))
     return FigureNumbers(
         measures=["lambda"],

@@ -61,7 +61,7 @@ def _numbers(asked: Request) -> FigureNumbers[SensitivityText]:
     drawn = frame["filler"].unique().sort().to_list()
     panel = pl.format("{}, {}", "model", "filler") if len(drawn) > 1 else pl.col("model")
     frame = in_order(frame.sort("filler", "layer", "filler_tokens"), model=found.models)
-    columns = ["condition", "filler_tokens", "layer", "value", "low", "high", "n", "doubtful"]
+    columns = ["condition", "filler_tokens", "layer", "value", "low", "high", "n", "unreliable"]
     frame = shown(frame.select(panel.alias("panel"), *columns))
     return FigureNumbers(
         measures=["lambda"],

@@ -47,11 +47,11 @@ def means(
     values: pl.DataFrame, by: Sequence[str], sources: ResamplingUnits, within: Range = ANY
 ) -> pl.DataFrame:
     """Per group: `value`, the mean over prompts, with `low`, `high`, `n` and whether the interval
-    is `doubtful`. Intervals end at the possible values, `within`."""
+    is `unreliable`. Intervals end at the possible values, `within`."""
     defined = values.filter(pl.col("value").is_not_null())
     found = summary(defined, by=list(by), within=within, **sources.settings)
     found = found.rename({"mean": "value"})
-    return found.select(*by, "value", "low", "high", "n", "doubtful")
+    return found.select(*by, "value", "low", "high", "n", "unreliable")
 
 
 def intervals(frame: pl.DataFrame) -> bool:

@@ -136,7 +136,7 @@ def laid_out(table: pl.DataFrame) -> tuple[pl.DataFrame, str]:
     made = in_order(made, panel=list(dict.fromkeys(blocks)))
     columns = ["panel", "choice", "quantity", "model", "layer", "head", *CHOICES]
     columns += ["kind", "count", "position", "against", "scale", "difference", "low", "high", "n"]
-    columns += ["doubtful", "q", "verdict", "changed", "reference", "same_sign", "same_verdict"]
+    columns += ["unreliable", "q", "verdict", "changed", "reference", "same_sign", "same_verdict"]
     always = {"difference", "low", "high", "q", "same_sign", "same_verdict"}
     kept = [c for c in columns if c in always or made[c].null_count() < made.height]
     return shown(made.select(kept)), " · ".join(varied)

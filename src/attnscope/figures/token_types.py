@@ -118,7 +118,7 @@ def _stacked(
     ends = [(pl.col("bottom") + pl.col(end)).alias(f"whisker_{end}") for end in ("low", "high")]
     bar = pl.max_horizontal("top", "whisker_high").max().over("model", "layer").alias("bar")
     columns = ["model", "layer", "class", "value", "low", "high", "n", "tokens", "uniform"]
-    columns.append("doubtful")
+    columns.append("unreliable")
     frame = frame.rename({"item": "class"}).select(*columns, "bottom", "top", *ends)
     return shown(frame.with_columns(bar))
 

@@ -125,12 +125,26 @@ class Rule(StrictModel):
 
     kind: Literal["interval", "significant", "within"] = "interval"
     share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Of the rows. Contradicted where so many rows oppose that this share cannot be reached."""
-    vote: Literal["these", "such"] = "these"
-    """Of `these` rows, counted; or of `such` rows, of which these are a sample: the 95 % bound of
-    the share has to lie above it."""
+    """Share of the rows that must support the claim. If more than 1 - share of them oppose it, the
+    claim is contradicted."""
+    share_of: Literal["measured", "population"] = "measured"
+    """`measured`: count the measured rows. `population`: treat them as a sample; the lower 95 %
+    Clopper-Pearson bound of the share must exceed `share`."""
     level: Annotated[float, Field(gt=0, lt=1)] = 0.05
     bounds: tuple[float, float] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _renamed(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "vote" in data:
+            raise InputError(
+                "the key 'vote' is now 'share_of': write 'share_of: measured' in place of "
+                "'vote: these', and 'share_of: population' in place of 'vote: such'",
+                code="renamed-key",
+                old="vote",
+                new="share_of",
+            )
+        return data
 
     @model_validator(mode="after")
     def _bounded(self) -> "Rule":

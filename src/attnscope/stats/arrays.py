@@ -48,7 +48,7 @@ def check(level: float, resamples: int) -> None:
         raise InputError(f"resamples={resamples!r}: fewer than 100 say nothing about tails")
 
 
-def telling_units(samples: ArrayLike) -> NDArray[np.int64]:
+def informative_units(samples: ArrayLike) -> NDArray[np.int64]:
     """How many units of each column say something: all of them; but where more than half share one
     value, those that differ from it."""
     x = np.sort(as_columns(samples), axis=0)  # nan last, and no two of them are equal

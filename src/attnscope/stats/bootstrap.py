@@ -1,5 +1,5 @@
 """BCa, the bias-corrected and accelerated bootstrap, of many columns at once: not the interval that
-is given, but what tells where that one is doubtful. Knows arrays only.
+is given, but what tells where that one is unreliable. Knows arrays only.
 
 All columns see the same resampled units, so that a resample is a row of counts and the means of all
 columns are one matrix product. Given the same seed, `bca` is scipy's `bootstrap`, at the level that
@@ -29,7 +29,7 @@ def bca(
 ) -> tuple[Floats, Floats]:
     """Bias-corrected and accelerated bootstrap interval (Efron 1987) of each column's mean, from 2
     units on: what scipy gives, at the level `expanded` or (`expand=False`) as it is. Not what
-    `intervals` gives; beside Student's t it tells which of those are doubtful.
+    `intervals` gives; beside Student's t it tells which of those are unreliable.
     """
     x = as_columns(samples)
     check(level, resamples)

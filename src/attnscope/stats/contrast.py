@@ -50,8 +50,8 @@ class ContrastSettings:
     seed: int = 0
     families: str = "each"
     """See `correction.FAMILIES`."""
-    smallest: float | str | None = None
-    """The smallest difference of interest, or "5%" of the first's mean."""
+    margin: float | str | None = None
+    """The smallest difference that counts: a number, or "5%" of the first's mean."""
 
     @property
     def alpha(self) -> float:
@@ -78,7 +78,7 @@ def paired_contrast(
     flips = _flips(family, settings)
     p, stepped = sign_flip(made.parts, family=family, resamples=flips, seed=settings.seed)
     # Where most units have one value, it is the others that decide, whatever that value is.
-    floor = np.maximum(least(made.n, flips), np.minimum(2.0 ** (1 - made.telling), 1.0))
+    min_p = np.maximum(least(made.n, flips), np.minimum(2.0 ** (1 - made.informative), 1.0))
     mean_a, mean_b = mean_of(a), mean_of(b)
     spread = spread_of(d)
     n = both.sum(0)
@@ -92,7 +92,7 @@ def paired_contrast(
         **_of_difference(found, made, settings),
         **ratio_of(a, b, mean_a, mean_b, settings.level, labels),
         **effect_of(d, found.estimate, spread, settings.level, labels),
-        **_tested(p, stepped, found, made.n, floor, family, mean_a, settings),
+        **_tested(p, stepped, found, made.n, min_p, family, mean_a, settings),
         **_sources(d, made, labels),
         "left_out": len(d) - n,
     }
@@ -114,7 +114,7 @@ def unpaired_contrast(
     flips = _flips(family, settings)
     p, stepped = relabel(units_a.x, units_b.x, family=family, resamples=flips, seed=settings.seed)
     fewest = np.minimum(units_a.n, units_b.n)
-    floor = np.full(len(p), 1 / (flips + 1))
+    min_p = np.full(len(p), 1 / (flips + 1))
     made = intervals_unpaired(
         units_a.x,
         units_b.x,
@@ -126,9 +126,9 @@ def unpaired_contrast(
         "difference": found.estimate,
         "low": made.low,
         "high": made.high,
-        "doubtful": made.doubtful,
+        "unreliable": made.unreliable,
         "skew": found.skew,
-        "telling": np.minimum(units_a.telling, units_b.telling),
+        "informative": np.minimum(units_a.informative, units_b.informative),
         "detectable": _detectable(found, fewest, paired=False),
     }
     icc_a, icc_b = _sources(a, units_a, of_a), _sources(b, units_b, of_b)
@@ -142,26 +142,28 @@ def unpaired_contrast(
         **difference,
         **ratio_unpaired(a, b, mean_a, mean_b, settings.level, (of_a, of_b)),
         **effect_unpaired(a, b, mean_b - mean_a, settings.level, (of_a, of_b)),
-        **_tested(p, stepped, found, fewest, floor, family, mean_a, settings),
+        **_tested(p, stepped, found, fewest, min_p, family, mean_a, settings),
         **{name: np.fmax(icc_a[name], icc_b[name]) for name in icc_a},
         "left_out": len(a) + len(b) - n_a - n_b,
     }
 
 
-def smallest_of(smallest: float | str | None, mean_a: Floats) -> Floats | None:
+def margin_of(margin: float | str | None, mean_a: Floats) -> Floats | None:
     """The smallest difference of interest, by column."""
-    if smallest is None:
+    if margin is None:
         return None
     try:
-        relative = isinstance(smallest, str) and smallest.strip().endswith("%")
-        size = float(str(smallest).strip().removesuffix("%"))
+        relative = isinstance(margin, str) and margin.strip().endswith("%")
+        size = float(str(margin).strip().removesuffix("%"))
     except ValueError:
         size = -1.0
         relative = False
     if not (np.isfinite(size) and size > 0):
         raise InputError(
-            f"smallest={smallest!r}: the smallest difference of interest is a number above 0, or a "
-            "share of the first's mean, as 5%"
+            f"margin={margin!r} is no margin; give a number above 0, or a percentage of the "
+            "first's mean such as 5%",
+            code="bad-margin",
+            value=margin,
         )
     return size / 100 * np.abs(mean_a) if relative else np.full(mean_a.shape, size)
 
@@ -178,7 +180,7 @@ def _of_difference(found: Moments, made: Units, settings: ContrastSettings) -> d
     interval = intervals(
         made.x,
         degrees=made.degrees,
-        telling=made.telling,
+        informative=made.informative,
         level=settings.level,
         resamples=settings.resamples,
         seed=settings.seed,
@@ -187,9 +189,9 @@ def _of_difference(found: Moments, made: Units, settings: ContrastSettings) -> d
         "difference": found.estimate,
         "low": interval.low,
         "high": interval.high,
-        "doubtful": interval.doubtful,
+        "unreliable": interval.unreliable,
         "skew": found.skew,
-        "telling": made.telling,
+        "informative": made.informative,
         "detectable": _detectable(found, made.n, paired=True),
     }
 
@@ -212,31 +214,31 @@ def _tested(
     stepped: Floats,
     found: Moments,
     n: NDArray[Any],
-    floor: Floats,
+    min_p: Floats,
     family: ArrayLike,
     mean_a: Floats,
     settings: ContrastSettings,
 ) -> dict[str, Any]:
     """p-values and their corrections. A p is the larger of the permutation test's, which is exact
     for symmetric differences, and that of a t corrected for skewness, which needs no symmetry; and
-    never below its floor."""
-    largest = np.fmax(two_sided(found), floor)
+    never below its min_p."""
+    largest = np.fmax(two_sided(found), min_p)
     enough = n >= MINIMUM
     p, stepped = (np.where(enough, np.fmax(one, largest), np.nan) for one in (p, stepped))
     made: dict[str, Any] = {
         "p": p,
         "q": correction.corrected(p, family, settings.families),
-        "p_max": stepped,
-        "floor": np.where(enough, floor, np.nan),
+        "p_fwer": stepped,
+        "min_p": np.where(enough, min_p, np.nan),
     }
-    if (bound := smallest_of(settings.smallest, mean_a)) is not None:
+    if (bound := margin_of(settings.margin, mean_a)) is not None:
         sides = (one_sided(found, bound, "less"), one_sided(found, -bound, "more"))
         # Where too few units tell anything, nothing is shown to be equal either.
-        equal = np.where(floor > settings.alpha, 1.0, np.maximum(*sides))
+        equal = np.where(min_p > settings.alpha, 1.0, np.maximum(*sides))
         equal = np.where(enough, equal, np.nan)
-        made["smallest"] = bound
-        made["p_equal"] = equal
-        made["q_equal"] = correction.corrected(equal, family, settings.families)
+        made["margin"] = bound
+        made["p_equivalence"] = equal
+        made["q_equivalence"] = correction.corrected(equal, family, settings.families)
     return made
 
 

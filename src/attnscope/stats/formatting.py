@@ -15,15 +15,15 @@ from attnscope.stats.robustness import not_judged, survival
 from attnscope.stats.verdicts import Verdict
 
 _STYLE = {"supported": "green", "contradicted": "red", "undetermined": "yellow"}
-_LEFT_OUT_WHERE_NARROW = ("mean_a", "mean_b", "ratio", "effect", "p", "p_max")
+_LEFT_OUT_WHERE_NARROW = ("mean_a", "mean_b", "ratio", "effect", "p", "p_fwer")
 _HIDDEN = {
-    *("a", "b", "paired", "left_out", "note", "n_a", "n_b", "low", "high", "doubtful", "floor"),
-    *("ratio_low", "ratio_high", "effect_low", "effect_high", "detectable", "smallest"),
-    *("p_equal", "q_equal", "icc", "design_effect", "skew", "telling"),
+    *("a", "b", "paired", "left_out", "note", "n_a", "n_b", "low", "high", "unreliable", "min_p"),
+    *("ratio_low", "ratio_high", "effect_low", "effect_high", "detectable", "margin"),
+    *("p_equivalence", "q_equivalence", "icc", "design_effect", "skew", "informative"),
 }
 # What is the same throughout a table, and so stands above it.
 _KIND = ["measure", "normalise", "queries", "keys", "classes"]
-_CHANCES = ("p", "q", "p_max")
+_CHANCES = ("p", "q", "p_fwer")
 MOST = 200
 """The most rows of a table: of more, those with the largest effects."""
 
@@ -114,7 +114,7 @@ def _comparison(first: str, second: str, rows: pl.DataFrame, narrow: bool, level
     for row in rows.iter_rows(named=True):
         cells = []
         for name in shown:
-            least = name in _CHANCES and (row["p"] or 1) <= (row["floor"] or 0) * (1 + 1e-9)
+            least = name in _CHANCES and (row["p"] or 1) <= (row["min_p"] or 0) * (1 + 1e-9)
             cells.append(_chance(row[name], least) if name in _CHANCES else _figure(row[name]))
             if name == "difference":
                 cells.append(f"{_figure(row['low'])} to {_figure(row['high'])}")

@@ -12,7 +12,7 @@ out there, and there alone. The interval is the hull of two that fail in differe
 docs/statistics.md has the table of coverage by which they were chosen, with the bootstraps that
 were not. Below `MINIMUM` units, and where no two values differ, there is no interval: nan.
 
-An interval is marked as doubtful where the sample shows that a few units dominate: all but a few
+An interval is marked as unreliable where the sample shows that a few units dominate: all but a few
 have the same value, or they are very skewed, or BCa, a bootstrap, disagrees with Student's t.
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from attnscope.stats.arrays import Floats, as_columns, check, telling_units, two_samples
+from attnscope.stats.arrays import Floats, as_columns, check, informative_units, two_samples
 from attnscope.stats.bootstrap import quantiles, quantiles_unpaired
 
 Bools = NDArray[np.bool_]
@@ -30,11 +30,11 @@ Bools = NDArray[np.bool_]
 MINIMUM = 6
 """Units that an interval or a p-value needs: of 5 signs, the rarest pattern and its opposite have
 p = 0.0625, and no interval from so few covers what it says."""
-# BCa and t may differ by this share of t's half width before an interval counts as doubtful.
+# BCa and t may differ by this share of t's half width before an interval counts as unreliable.
 APART = 0.35
 SKEWED = 0.3
-"""The skewness of a mean from which on its interval counts as doubtful: that of the values is then
-above 1 for 12 units, 2.4 for 64."""
+"""If the skewness of a mean is larger, its interval is marked as unreliable. The skewness of the
+values is then above 1 for 12 units, 2.4 for 64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Intervals:
 
     low: Floats
     high: Floats
-    doubtful: Bools
+    unreliable: Bools
     """A few units dominate, so that coverage may not be what the level says: fewer than `MINIMUM`
     differ from a value that most share, or the mean is skewed by more than `SKEWED`, or BCa and
     Student's t disagree by more than `APART` of t's half width."""
@@ -70,18 +70,18 @@ def intervals(
     samples: ArrayLike,
     *,
     degrees: ArrayLike | None = None,
-    telling: ArrayLike | None = None,
+    informative: ArrayLike | None = None,
     level: float = 0.95,
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Intervals:
     """The interval of each column's mean. `degrees` of freedom are n - 1 unless said, and the units
-    that are `telling` those that `telling_units` counts."""
+    that are `informative` those that `informative_units` counts."""
     x = as_columns(samples)
     check(level, resamples)
     found = moments(x, degrees)
     few = (~np.isnan(x)).sum(0) < MINIMUM
-    some = telling_units(x) if telling is None else np.asarray(telling)
+    some = informative_units(x) if informative is None else np.asarray(informative)
     bootstrap = quantiles(x, found.degrees, level, resamples, seed)
     return _marked(found, few, some, bootstrap, level)
 
@@ -99,7 +99,7 @@ def intervals_unpaired(
     check(level, resamples)
     found = moments_unpaired(a, b)
     few = np.minimum((~np.isnan(a)).sum(0), (~np.isnan(b)).sum(0)) < MINIMUM
-    some = np.minimum(telling_units(a), telling_units(b))
+    some = np.minimum(informative_units(a), informative_units(b))
     spread = (found.estimate, found.error, found.degrees)
     bootstrap = quantiles_unpaired(a, b, spread, level, resamples, seed)
     return _marked(found, few, some, bootstrap, level)
@@ -212,7 +212,7 @@ def _back(y: Floats, skew: Floats) -> Floats:
 def _marked(
     found: Moments,
     few: Bools,
-    telling: NDArray[np.int64],
+    informative: NDArray[np.int64],
     bootstrap: tuple[Floats, Floats],
     level: float,
 ) -> Intervals:
@@ -222,5 +222,5 @@ def _marked(
     with np.errstate(invalid="ignore"):
         apart = np.maximum(*(np.abs(b - t) for b, t in zip(bootstrap, plain, strict=True)))
         apart = apart > APART * (plain[1] - plain[0]) / 2
-    dominated = apart | (np.abs(found.skew) > SKEWED) | (telling < MINIMUM)
+    dominated = apart | (np.abs(found.skew) > SKEWED) | (informative < MINIMUM)
     return Intervals(low, high, ~none & dominated)

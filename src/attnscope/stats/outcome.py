@@ -16,7 +16,7 @@ def outcome_of(part: ClaimPart, rows: pl.DataFrame) -> str:
     """Supported, contradicted or undetermined, by how many rows support and oppose."""
     needed = part.rule.share * rows.height
     supports, opposes = int(rows["supports"].sum()), int(rows["opposes"].sum())
-    if part.rule.vote == "such":
+    if part.rule.share_of == "population":
         if _at_least(supports, rows.height) > part.rule.share:
             return "supported"
         return (
@@ -114,13 +114,13 @@ def said(part: ClaimPart, rows: pl.DataFrame, outcome: str, named: str | None = 
         supports, opposes = int(rows["supports"].sum()), int(rows["opposes"].sum())
         what = "layers" if rows["head"].null_count() else "heads"
         share = f"share needed {part.rule.share:g}"
-        if part.rule.vote == "such":
+        if part.rule.share_of == "population":
             least = _at_least(supports, rows.height)
             share = f"so at least {least:.2f} of such {what}, needed {part.rule.share:g}"
             if _at_least(rows.height, rows.height) <= part.rule.share:
                 share += f" (which {rows.height} {what} cannot show, whatever they do)"
-        doubted = int(rows["doubtful"].sum())
-        doubt = f", {doubted} of the intervals doubtful" if doubted else ""
+        doubted = int(rows["unreliable"].sum())
+        doubt = f", {doubted} of the intervals unreliable" if doubted else ""
         return (
             f"{name} ({wanted}): of these {rows.height} {what}, {supports} support and {opposes} "
             f"oppose, {share}, {size}{doubt}{_without_vote(rows, what)}: {outcome}"
@@ -132,14 +132,14 @@ def said(part: ClaimPart, rows: pl.DataFrame, outcome: str, named: str | None = 
         return f"{name}: all {n} values are the same, so there is no interval: {outcome}"
     tested = ""
     if bounds is None:
-        least = row["p"] is not None and row["p"] <= row["floor"] * (1 + 1e-9)
+        least = row["p"] is not None and row["p"] <= row["min_p"] * (1 + 1e-9)
         tested = f", q {'≤ ' if least else ''}{row['q']:.2g}"
     few = ""
     if row["left_out"]:
         few = f", undefined in {row['left_out']} of {row['left_out'] + row['n']} prompts"
     if row["disqualified"]:
         few += f" (more than one in {ONE_IN}), so it decides nothing"
-    doubt = ", interval doubtful" if row["doubtful"] else ""
+    doubt = ", interval unreliable" if row["unreliable"] else ""
     return (
         f"{name} ({wanted}): {row['mean_b']:.4g} against {row['mean_a']:.4g}, {row['scale']} "
         f"{row['difference']:.4g} [{row['low']:.4g}, {row['high']:.4g}]{tested}, "

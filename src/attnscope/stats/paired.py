@@ -41,7 +41,7 @@ def compare(
     cluster: str | Sequence[str] | None = None,
     strata: str | None = None,
     families: str = "each",
-    smallest: float | str | None = None,
+    margin: float | str | None = None,
     level: float = 0.95,
     resamples: int = 10_000,
     seed: int = 0,
@@ -61,15 +61,15 @@ def compare(
     strata      the fact whose values any set of prompts holds in the same proportion
     families    layers × heads of the same thing are a family of tests: corrected "each" by
                 itself, "pooled", or at "two-level"s
-    smallest    the smallest difference of interest, a number or "5%" of the first's mean: with it,
-                no difference is a finding too
+    margin      the smallest difference that counts, a number or "5%" of the first's mean; with a
+                margin, differences are also tested for equivalence
 
     docs/statistics.md says what the columns are.
     """
     if over not in ("model", "condition"):
         raise unknown("comparison over", over, ("model", "condition"))
     settings = ContrastSettings(
-        level=level, resamples=resamples, seed=seed, families=families, smallest=smallest
+        level=level, resamples=resamples, seed=seed, families=families, margin=margin
     )
     sources = ResamplingUnits(prompts, cluster, strata)
     chosen = list(pairs) if pairs is not None else _pairs(values, over, pair)
@@ -232,10 +232,10 @@ def _apart(
     columns = pl.concat([side.columns for side in sides])
     if len(sides) > 1:
         family = family_of(columns, by)
-        for p, q in (("p", "q"), ("p_equal", "q_equal")):
+        for p, q in (("p", "q"), ("p_equivalence", "q_equivalence")):
             if p in figures:
                 figures[q] = corrected(figures[p], family, settings.families)
-        figures["p_max"] = np.minimum(figures["p_max"] * len(sides), 1.0)
+        figures["p_fwer"] = np.minimum(figures["p_fwer"] * len(sides), 1.0)
     return columns, figures, list(dict.fromkeys(warnings))
 
 
@@ -261,8 +261,8 @@ def _outcome(columns: Sequence[str], settings: ContrastSettings) -> pl.Expr:
     found = pl.col("q") <= settings.alpha
     found = (found & ((pl.col("low") > 0) | (pl.col("high") < 0))).fill_null(False)
     small = pl.lit(False)
-    if "q_equal" in columns:
-        small = (pl.col("q_equal") <= settings.alpha).fill_null(False)
+    if "q_equivalence" in columns:
+        small = (pl.col("q_equivalence") <= settings.alpha).fill_null(False)
     return (
         pl.when(found & small)
         .then(pl.lit(OUTCOMES[1]))
@@ -276,26 +276,22 @@ def _outcome(columns: Sequence[str], settings: ContrastSettings) -> pl.Expr:
 
 
 def _doubt() -> pl.Expr:
-    """Why an interval is doubtful."""
+    """Why an interval is unreliable."""
     alike = pl.format(
-        "doubtful interval: all but {} of {} units have one value, so p is no less than {} "
-        "whatever they show; take more",
-        "telling",
+        "unreliable interval: only {} of {} units differ from the most common value, so p cannot "
+        "be below {}; use more prompts",
+        "informative",
         "units",
-        pl.col("floor").round_sig_figs(2),
+        pl.col("min_p").round_sig_figs(2),
     )
     return (
-        pl.when((pl.col("telling") < MINIMUM) & pl.col("paired"))
+        pl.when((pl.col("informative") < MINIMUM) & pl.col("paired"))
         .then(alike)
-        .when(pl.col("telling") < MINIMUM)
-        .then(pl.lit("doubtful interval: most units of a side have one value; take more"))
+        .when(pl.col("informative") < MINIMUM)
+        .then(pl.lit("unreliable interval: most units of a side have the same value; use more"))
         .when(pl.col("skew").abs() > SKEWED)
-        .then(pl.lit("doubtful interval: very skewed, a few prompts dominate; take more"))
-        .otherwise(
-            pl.lit(
-                "doubtful interval: BCa and Student's t disagree, a few prompts dominate; take more"
-            )
-        )
+        .then(pl.lit("unreliable interval: a few extreme prompts decide it; use more prompts"))
+        .otherwise(pl.lit("unreliable interval: BCa and Student's t disagree; use more prompts"))
     )
 
 
@@ -321,7 +317,7 @@ def _note(warnings: list[str]) -> pl.Expr:
                 "effect, and p is 1"
             )
         ),
-        pl.when(pl.col("doubtful")).then(_doubt()),
+        pl.when(pl.col("unreliable")).then(_doubt()),
         pl.when(pl.col("ratio").is_null() & (pl.col("n") > 0)).then(
             pl.lit("no ratio: a mean is not above 0")
         ),

@@ -2,11 +2,11 @@
 comparisons in `paired.py`, before they are run.
 
 A permutation test of a mean has, but for a few per cent, the power of the t-test, which has a
-formula; what it has not is a p below its floor: of n signs the rarest pattern and its opposite
+formula; what it has not is a p below its min_p: of n signs the rarest pattern and its opposite
 have 2 / 2ⁿ. What few units lose beside that, to the correction for skewness and to the signs there
 are, has no formula: it is counted in `DRAWS` samples of normal differences. The correction over
 heads enters as the p-value that a head has to reach, given how many heads have the effect. Where
-that is below the floor, nothing can be found: power is 0.
+that is below the min_p, nothing can be found: power is 0.
 """
 
 import math
@@ -31,7 +31,7 @@ CORRECTIONS = ("fdr", "max")
 """Benjamini–Hochberg, or the step-down maximum."""
 
 
-def floor(units: int, *, paired: bool = True) -> float:
+def min_p(units: int, *, paired: bool = True) -> float:
     """The smallest p that permutations of so many units (a side) can give."""
     if paired:
         return 2.0 ** (1 - units)
@@ -90,8 +90,8 @@ def power(
     shift = of_unit * math.sqrt(units if paired else units / 2)
     spreads = np.sqrt(stats.chi2.ppf(_SHARES, degrees) / degrees)
     samples = _chances(of_unit, units, paired) if units <= FEW else None
-    # The maximum's own permutations say how far its heads have to go: its floor is one test's.
-    least = floor(units, paired=paired)
+    # The maximum's own permutations say how far its heads have to go: its min_p is one test's.
+    least = min_p(units, paired=paired)
     found = 1.0
     for _ in range(1000):  # falls to the largest share that agrees with its own threshold
         reach = threshold(found, level=level, tests=tests, effects=effects, correction=correction)

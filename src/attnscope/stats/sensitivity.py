@@ -210,7 +210,7 @@ def _changed(claim: Claim, chosen: dict[str, Any]) -> Claim:
 
 _SHOWN = (
     *("layer", "head", "measure", "item", "against", "scale", "n", "mean_a", "mean_b"),
-    *("difference", "low", "high", "doubtful", "effect", "p", "q", "supports", "opposes"),
+    *("difference", "low", "high", "unreliable", "effect", "p", "q", "supports", "opposes"),
 )
 _MADE = ("queries", "keys", "classes", "normalise")
 

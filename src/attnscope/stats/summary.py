@@ -26,7 +26,7 @@ def summary(
     within: Range = ANY,
 ) -> pl.DataFrame:
     """One row per combination of `by`: mean over prompts, its interval (low, high), how many
-    prompts have a value (n), how many units they are, and whether the interval is doubtful.
+    prompts have a value (n), how many units they are, and whether the interval is unreliable.
 
     low and high are null for fewer than 6 units, and where no two values differ. `prompts`,
     `cluster` and `strata` are as in `compare`. `within` are the possible values
@@ -37,7 +37,7 @@ def summary(
     found = intervals(
         sample.x,
         degrees=sample.degrees,
-        telling=sample.telling,
+        informative=sample.informative,
         level=level,
         resamples=resamples,
         seed=seed,
@@ -48,5 +48,5 @@ def summary(
         pl.Series("high", np.clip(found.high, *within)).fill_nan(None),
         pl.Series("n", (~np.isnan(made.x)).sum(0).astype(np.int64)),
         pl.Series("units", sample.n.astype(np.int64)),
-        pl.Series("doubtful", found.doubtful),
+        pl.Series("unreliable", found.unreliable),
     )

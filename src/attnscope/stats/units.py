@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attnscope.errors import InputError
-from attnscope.stats.arrays import Floats, as_columns, telling_units
+from attnscope.stats.arrays import Floats, as_columns, informative_units
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Units:
     """[columns], of freedom."""
     n: NDArray[np.int64]
     """[columns]: units with a value."""
-    telling: NDArray[np.int64]
+    informative: NDArray[np.int64]
     """[columns]: of these, where more than half have one value, those that differ from it."""
 
 
@@ -55,8 +55,8 @@ def units(
     there = ~np.isnan(values)
     n = there.sum(0)
     if layers is None:
-        return Units(values, parts, n - 1.0, n, telling_units(parts))
-    return Units(*_within(values, layers), n, telling_units(parts))
+        return Units(values, parts, n - 1.0, n, informative_units(parts))
+    return Units(*_within(values, layers), n, informative_units(parts))
 
 
 def intraclass(samples: ArrayLike, cluster: ArrayLike) -> Floats:
