@@ -7,6 +7,7 @@ import attnscope
 from attnscope.errors import InputError
 from attnscope.interventions.effect import effect
 from families import VOCABULARY, build
+from support_errors import raises
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt2"])
@@ -48,7 +49,7 @@ def test_an_answer_has_something_before_it() -> None:
     keys = torch.arange(5).expand(2, -1) == 2
     answer = torch.zeros(2, 5, dtype=torch.bool)
     answer[0, 3] = True
-    with pytest.raises(InputError, match="sequence 1 has none"):
+    with raises(InputError, "no-answer", sequence=1):
         effect(model, {"input_ids": ids}, keys=keys, answer=answer)
-    with pytest.raises(InputError, match="of the shape of input_ids"):
+    with raises(InputError, "wrong-shape", argument="answer", shape=[2, 4], expected=[2, 5]):
         effect(model, {"input_ids": ids}, keys=keys, answer=answer[:, 1:])

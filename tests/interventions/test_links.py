@@ -11,6 +11,7 @@ import attnscope
 import spelled_out as dense
 from attnscope.errors import InputError, ModelError
 from families import ENCODERS, FALLBACK, VOCABULARY, build
+from support_errors import raises
 
 B, N = 2, 14
 FAMILIES = ["llama", "qwen2", "mistral", "gemma2", "gemma3", "gpt2", "gpt-neox", "gpt-oss", "bert"]
@@ -181,27 +182,28 @@ def test_errors() -> None:
     some = torch.zeros(B, N, dtype=torch.bool)
     some[:, 4] = True
 
-    def fails(what: str, **options: Any) -> None:
-        with pytest.raises(InputError, match=what), attnscope.knockout(model, **options):
+    def fails(code: str, values: dict[str, Any], **options: Any) -> None:
+        with raises(InputError, code, **values), attnscope.knockout(model, **options):
             model(**given)
 
-    fails("no key to change", keys=torch.zeros(B, N, dtype=torch.bool))
-    fails(r"bool tensor \[batch, keys\]; got int64", keys=some.long())
-    fails("layer 7 is not one that attends", keys=some, layers=[7])
-    fails("head 4 does not exist; layer 0 has heads 0–3", keys=some, heads=[4])
-    fails("counted from 0", keys=some, heads=[-1])
-    fails(r"heads=\[\] leaves nothing", keys=some, heads=[])
-    fails("must be", keys=some[:1])
-    fails("must be", keys=some[:, :6])
-    fails("is for measuring", keys=some, queries="sample:4")
-    fails("position 0 of sequence 0 sees in layer 0", keys=~some)
+    fails("no-keys", {}, keys=torch.zeros(B, N, dtype=torch.bool))
+    fails("wrong-shape", {"argument": "keys", "shape": [B, N]}, keys=some.long())
+    fails("unknown-layer", {"value": 7}, keys=some, layers=[7])
+    fails("unknown-head", {"value": 4, "layer": 0}, keys=some, heads=[4])
+    fails("unknown-head", {"value": -1}, keys=some, heads=[-1])
+    fails("no-heads", {}, keys=some, heads=[])
+    fails("wrong-shape", {"shape": [1, N], "expected": [B, N]}, keys=some[:1])
+    fails("wrong-shape", {"shape": [B, 6], "expected": [B, N]}, keys=some[:, :6])
+    fails("unsupported-queries", {"queries": "sample:4"}, keys=some, queries="sample:4")
+    hidden = {"position": 0, "sequence": 0}
+    fails("no-visible-key", hidden | {"layer": 0}, keys=~some)
     first = torch.arange(N).expand(B, -1) == 0
-    fails("position 0 of sequence 0", keys=first, heads=[2], layers=[1])
-    with pytest.raises(InputError, match="use knockout"):
+    fails("no-visible-key", hidden | {"layer": 1}, keys=first, heads=[2], layers=[1])
+    with raises(InputError, "value-out-of-range", argument="factor", value=0):
         attnscope.steer(model, keys=some, factor=0)
     name = next(iter(FALLBACK))
     with (
-        pytest.raises(ModelError, match="can be measured and not changed"),
+        raises(ModelError, "intervention-not-applied"),
         attnscope.knockout(build(name), keys=some),
     ):
         pass
@@ -218,7 +220,7 @@ def test_nested_knockouts_may_not_blind_a_query_together() -> None:
         with (
             attnscope.knockout(model, keys=start, queries=third, heads=heads, layers=2),
             attnscope.knockout(model, keys=rest, queries=third, heads=[0, 1], layers=2),
-            pytest.raises(InputError, match="position 2 of sequence 0 sees in layer 2"),
+            raises(InputError, "no-visible-key", position=2, sequence=0, layer=2),
         ):
             model(**given)
     with (
@@ -241,5 +243,6 @@ def test_a_family_that_does_more_than_its_arguments_say(monkeypatch: pytest.Monk
     monkeypatch.setattr(modeling_qwen2, "eager_attention_forward", other)
     model = build("qwen2", "eager")
     keys = torch.arange(N).expand(B, -1) == 4
-    with pytest.raises(ModelError, match="does more"), attnscope.knockout(model, keys=keys):
+    refused = raises(ModelError, "intervention-not-applied", module="Qwen2Attention")
+    with refused, attnscope.knockout(model, keys=keys):
         model(**inputs())

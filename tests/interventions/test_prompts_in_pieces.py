@@ -9,6 +9,7 @@ from torch import Tensor
 import attnscope
 from attnscope.errors import InputError
 from families import VOCABULARY, build
+from support_errors import raises
 
 B, N, NEW = 2, 13, 6
 BY_ROLE = ["last", "predicts", "generated"]
@@ -103,10 +104,8 @@ def test_a_loop_of_the_users_own(queries: str) -> None:
     model, ids = build("qwen2"), prompt()["input_ids"]
     with attnscope.knockout(model, keys=keys(), queries=queries):
         cache = model(ids[:, :8], use_cache=True).past_key_values
-        with pytest.raises(InputError) as error:
+        with raises(InputError, "prompt-in-pieces", queries=queries):
             model(ids[:, 8:], past_key_values=cache)
-    assert error.value.code == "prompt-in-pieces"
-    assert error.value.values == {"queries": queries}
     with attnscope.knockout(model, keys=keys(), queries="generated"):
         cache = model(ids[:, :8], use_cache=True).past_key_values
         model(ids[:, 8:], past_key_values=cache)  # both are prompt

@@ -18,6 +18,7 @@ from attnscope.measures.chosen_keys import induction_keys
 from attnscope.measures.registry import COLUMNS, MEASURES
 from attnscope.measures.table import lines, markdown
 from families import build
+from support_errors import raises
 
 
 @pytest.mark.parametrize("name", MEASURES)
@@ -62,7 +63,7 @@ def test_a_scope_gives_any_measure_of_a_head_by_name() -> None:
     with torch.no_grad(), attnscope.watch(model) as scope:
         model(input_ids=ids)
     torch.testing.assert_close(scope.measure("effective_tokens", 1), scope.entropy(1).exp())
-    with pytest.raises(InputError, match="unknown measure 'lambda'; known: by_distance, distance"):
+    with raises(InputError, "unknown-measure", value="lambda"):
         scope.measure("lambda", 1)
 
 
@@ -70,7 +71,7 @@ def test_measures_of_single_queries_need_them_kept() -> None:
     model, ids = build("qwen2"), torch.randint(5, 9, (2, 12))
     with torch.no_grad(), attnscope.watch(model) as scope:
         model(input_ids=ids)
-    with pytest.raises(ScopeError, match="keep=True"):
+    with pytest.raises(ScopeError):
         scope.measure("induction", 1)
     with torch.no_grad(), attnscope.watch(model, keep=True) as scope:
         model(input_ids=ids)
@@ -83,7 +84,7 @@ def test_measures_of_single_queries_need_them_kept() -> None:
     embedded = model.get_input_embeddings()(ids)
     with torch.no_grad(), attnscope.watch(model, keep=True) as scope:
         model(inputs_embeds=embedded)
-    with pytest.raises(InputError, match="input_ids"):
+    with raises(InputError, "no-token-ids"):
         scope.measure("induction", 1)
 
 
@@ -102,7 +103,7 @@ def test_classes_by_id_are_shares_of_ones_and_zeros() -> None:
         torch.testing.assert_close(read(0, shares, 3), read(0, classes, 3))
     half = scope.mass(0, shares / 2, 3)
     torch.testing.assert_close(half, scope.mass(0, classes, 3) / 2)
-    with pytest.raises(InputError, match=r"or shares \[2, 12, 4\]; got float32 \[2, 12, 3\]"):
+    with pytest.raises(InputError):
         scope.mass(0, shares, 4)
 
 

@@ -42,7 +42,12 @@ class Settings:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not low < value <= high or math.isinf(value):
                 reach = "above 0" if math.isinf(high) else f"above 0, up to {high}"
-                raise InputError(f"{name}={value!r}: it must be a number {reach}")
+                raise InputError(
+                    f"{name}={value!r}: give a number {reach}",
+                    code="value-out-of-range",
+                    argument=name,
+                    value=value,
+                )
 
 
 PRESETS: dict[str, Settings] = {"gemma": Settings(share=0.25), "other": Settings()}
@@ -79,12 +84,19 @@ def arm(
     found = sites.find(model)
     if len(found.stacks) > 1:
         raise InputError(
-            "this model is an encoder and a decoder; change model.get_encoder() or "
-            "model.get_decoder()"
+            "this model has an encoder and a decoder; apply arm to model.get_encoder() or "
+            "model.get_decoder()",
+            code="more-than-one-stack",
+            stacks=len(found.stacks),
         )
     for each in [seed] if isinstance(seed, int) else seed:
         if isinstance(each, bool) or not isinstance(each, int) or each < 0:
-            raise InputError(f"seed={each!r}: a seed is a whole number from 0")
+            raise InputError(
+                f"seed={each!r}: give a whole number, 0 or larger",
+                code="value-out-of-range",
+                argument="seed",
+                value=each,
+            )
     family = str(getattr(model.config, "model_type", "other"))
     preset = next((s for name, s in PRESETS.items() if family.startswith(name)), PRESETS["other"])
     settings = Settings(
@@ -96,8 +108,10 @@ def arm(
     flat = [point for some in points.values() for point in some]
     if experts := next((point for point in flat if point.experts is not None), None):
         raise ModelError(
-            f"layer {experts.layer} of {type(model).__name__} has experts, of which every token "
-            "sees others; ARM is defined for one MLP that sees all tokens: choose other layers"
+            f"layer {experts.layer} of {type(model).__name__} is a mixture of experts; ARM is "
+            "defined for one MLP that processes all tokens: choose other layers",
+            code="mixture-of-experts",
+            layer=experts.layer,
         )
     return _moving(found.base, flat, settings, seed)
 
@@ -122,7 +136,14 @@ def _mover(
     def move(rows: Tensor, which: Tensor) -> Tensor:
         seeds = [seed] * text.batch if isinstance(seed, int) else list(seed)
         if len(seeds) != text.batch:
-            raise InputError(f"{len(seeds)} seeds were given for a batch of {text.batch}")
+            raise InputError(
+                f"seed has {len(seeds)} numbers and the batch {text.batch} sequences; give one "
+                "number, or one for each sequence",
+                code="wrong-batch-size",
+                argument="seed",
+                size=len(seeds),
+                batch=text.batch,
+            )
         keys = [_key(each, point.layer, n, text.passes) for each in seeds]
         real = text.padding
         return redistribute(

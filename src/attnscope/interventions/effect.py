@@ -90,8 +90,10 @@ def effect(
     found = [(layer, scope.entropy(layer).shape[1]) for layer in scope.layers]
     if len({heads for _, heads in found}) > 1 and not together:
         raise InputError(
-            "the layers of this model have different numbers of heads; ask for the effect of "
-            "layers that are alike, or of all heads of a layer together"
+            "the chosen layers have different numbers of heads; choose layers with the same "
+            "number, or use together=True",
+            code="unequal-head-counts",
+            heads=dict(found),
         )
     said, moved = [], []
     for layer, H in found:
@@ -146,16 +148,23 @@ def _places(ids: Tensor, real: Tensor | None, answer: Tensor | None) -> _Positio
         return _Positions(ids, torch.zeros_like(there), last)
     if answer.shape != ids.shape or answer.dtype != torch.bool:
         raise InputError(
-            f"answer is a bool tensor of the shape of input_ids, {list(ids.shape)}; got "
-            f"{str(answer.dtype).removeprefix('torch.')} {list(answer.shape)}"
+            f"answer must be a bool tensor with the shape of input_ids, {list(ids.shape)}; got "
+            f"{str(answer.dtype).removeprefix('torch.')} {list(answer.shape)}",
+            code="wrong-shape",
+            argument="answer",
+            shape=list(answer.shape),
+            expected=list(ids.shape),
         )
     answer = answer.to(ids.device) & there
     first = torch.where(answer, order, ids.shape[1]).amin(1)
     before = torch.where(there, order, ids.shape[1]).amin(1)
     if not bool(answer.any(1).all()) or bool((first <= before).any()):
+        sequence = int((~answer.any(1) | (first <= before)).nonzero()[0])
         raise InputError(
-            "every sequence needs an answer with a token before it; sequence "
-            f"{int((~answer.any(1) | (first <= before)).nonzero()[0])} has none"
+            f"sequence {sequence} has no answer with a token before it; mark at least one answer "
+            "token in every sequence, after its first token",
+            code="no-answer",
+            sequence=sequence,
         )
     return _Positions(ids, answer, first - 1)
 

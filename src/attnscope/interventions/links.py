@@ -38,11 +38,18 @@ def linking(
     found = sites.find(model)
     asked = parse(queries, 0)
     if asked.name == "sample":
-        raise InputError(f"queries={queries!r} is for measuring; name the queries that are meant")
+        raise InputError(
+            f"queries={queries!r} works for watch only; use 'all', 'last', 'generated', "
+            "'predicts' or a bool tensor [batch, keys]",
+            code="unsupported-queries",
+            queries=queries,
+        )
     if len(found.stacks) > 1:
         raise InputError(
-            f"this model has {len(found.stacks)} texts, an encoder's and a decoder's, and keys are "
-            "those of one of them; change model.get_encoder() or model.get_decoder()"
+            "this model has an encoder and a decoder, each with its own keys; apply the "
+            "intervention to model.get_encoder() or model.get_decoder()",
+            code="more-than-one-stack",
+            stacks=len(found.stacks),
         )
     change = ScoreBiasHook(
         queries=asked,
@@ -64,11 +71,16 @@ def _keys(keys: Any) -> Tensor:
     mask = torch.as_tensor(keys)
     if mask.dtype != torch.bool or mask.ndim != 2:
         raise InputError(
-            "keys is a bool tensor [batch, keys]; got "
-            f"{str(mask.dtype).removeprefix('torch.')} {list(mask.shape)}"
+            "keys must be a bool tensor [batch, keys]; got "
+            f"{str(mask.dtype).removeprefix('torch.')} {list(mask.shape)}",
+            code="wrong-shape",
+            argument="keys",
+            shape=list(mask.shape),
         )
     if not bool(mask.any()):
-        raise InputError("keys is False everywhere: there is no key to change")
+        raise InputError(
+            "keys is False everywhere; set it to True for at least one key", code="no-keys"
+        )
     return mask.detach().cpu()
 
 
@@ -79,10 +91,16 @@ def _heads(heads: Any) -> Tensor | list[int] | None:
         return heads.detach().cpu()
     wanted = [heads] if isinstance(heads, int) else list(heads)
     if not wanted:
-        raise InputError("heads=[] leaves nothing to change; leave it out to change all heads")
+        raise InputError(
+            "heads=[] selects no head; leave heads out to select all of them", code="no-heads"
+        )
     for head in wanted:
         if isinstance(head, bool) or not isinstance(head, int) or head < 0:
-            raise InputError(f"head {head!r}: heads are whole numbers, counted from 0")
+            raise InputError(
+                f"unknown head {head!r}; heads are whole numbers, counted from 0",
+                code="unknown-head",
+                value=head,
+            )
     return wanted
 
 
@@ -155,10 +173,10 @@ class ScoreBiasHook:
             return CompletionSpan(prompt.end, reply.turn, last=prompt.last if by_role else None)
         if self.generation.pieces > 1 and self.queries.name in ("last", "predicts"):
             raise InputError(
-                f"queries={self.queries.name!r}: this pass feeds {frame.queries} tokens after a "
-                "pass of several tokens, so which one is the last of the prompt is not known; "
-                "call generate with prefill_chunk_size, feed the prompt in one pass, or give a "
-                "bool tensor [batch, keys]",
+                f"queries={self.queries.name!r}: this pass adds {frame.queries} tokens after a "
+                "pass of several tokens, so the last token of the prompt is not known; call "
+                "generate with prefill_chunk_size, run the prompt in one pass, or use a bool "
+                "tensor [batch, keys]",
                 code="prompt-in-pieces",
                 queries=self.queries.name,
             )
@@ -172,7 +190,11 @@ class ScoreBiasHook:
         if frame.batch != B or (frame.first_query == 0 and n < fed):
             raise InputError(
                 f"keys has shape {[B, n]}; this forward pass has batch {frame.batch} and "
-                f"{fed} tokens, so it must be [{frame.batch}, {fed}]"
+                f"{fed} tokens, so it must be [{frame.batch}, {fed}]",
+                code="wrong-shape",
+                argument="keys",
+                shape=[B, n],
+                expected=[frame.batch, fed],
             )
         there = self.keys[:, frame.first_key : frame.first_key + frame.keys]
         return pad(there, (0, frame.keys - there.shape[1]))
@@ -186,13 +208,20 @@ class ScoreBiasHook:
             if self.heads.shape != (frame.batch, H):
                 raise InputError(
                     f"heads has shape {list(self.heads.shape)}; layer {call.layer} has {H} heads "
-                    f"in a batch of {frame.batch}, so it must be [{frame.batch}, {H}]"
+                    f"in a batch of {frame.batch}, so it must be [{frame.batch}, {H}]",
+                    code="wrong-shape",
+                    argument="heads",
+                    shape=list(self.heads.shape),
+                    expected=[frame.batch, H],
                 )
             return self.heads
         unknown = [head for head in self.heads if head >= H]
         if unknown:
             raise InputError(
-                f"head {unknown[0]} does not exist; layer {call.layer} has heads 0–{H - 1}"
+                f"unknown head {unknown[0]}; layer {call.layer} has heads 0–{H - 1}",
+                code="unknown-head",
+                value=unknown[0],
+                layer=call.layer,
             )
         return torch.isin(torch.arange(H), torch.tensor(self.heads))[None]
 
@@ -246,9 +275,13 @@ def _refuse_blindness(
             if bool(((left == 0) & who[:, None]).any()):
                 b, _, i = ((left == 0) & who[:, None]).nonzero()[0].tolist()
                 raise InputError(
-                    f"everything that the token at position {frame.first_query + i} of sequence "
-                    f"{b} sees in layer {call.layer} would be knocked out; leave it a key (the "
-                    "first token, itself), or leave it out of queries"
+                    f"the knockout would hide every key from the token at position "
+                    f"{frame.first_query + i} of sequence {b} in layer {call.layer}; leave it a "
+                    "key (for example itself), or remove it from queries",
+                    code="no-visible-key",
+                    position=frame.first_query + i,
+                    sequence=b,
+                    layer=call.layer,
                 )
 
 

@@ -24,8 +24,11 @@ def steer(
     number = isinstance(factor, int | float) and not isinstance(factor, bool)
     if not number or not 0 < factor < math.inf:
         raise InputError(
-            f"factor={factor!r}: attention is scaled by a number above 0 (1 changes nothing; to "
-            "take it away altogether use knockout)"
+            f"factor={factor!r}: give a number above 0 (1 changes nothing; knockout removes the "
+            "attention altogether)",
+            code="value-out-of-range",
+            argument="factor",
+            value=factor,
         )
     bias = math.log(factor)
     return linking(model, bias=bias, queries="all", keys=keys, layers=layers, heads=heads)

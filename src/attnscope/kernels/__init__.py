@@ -57,12 +57,15 @@ def choose(backend: str, device: torch.device) -> str:
     if backend == "triton":
         if not has_triton():
             raise InputError(
-                "backend 'triton' needs the triton package; pip install triton, or use 'auto'"
+                "backend 'triton' needs the triton package; pip install triton, or use 'auto'",
+                code="triton-not-installed",
             )
         if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
             raise InputError(
                 f"backend 'triton' needs a CUDA device, and this model is on {device}; "
-                "use 'streaming' or 'auto'"
+                "use 'streaming' or 'auto'",
+                code="triton-needs-cuda",
+                device=str(device),
             )
     return backend
 

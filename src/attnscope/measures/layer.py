@@ -189,8 +189,9 @@ class Layer:
         """The ids of the tokens, for a measure that goes by them."""
         if self.tokens is None:
             raise InputError(
-                "this measure goes by which tokens are alike, and the model was not fed their ids "
-                "(input_ids) alone"
+                "this measure compares token ids, and this forward pass has none; call the model "
+                "with input_ids, without inputs_embeds",
+                code="no-token-ids",
             )
         return self.tokens
 
