@@ -54,7 +54,7 @@ def insertions(samples: list, kind: str, by: str) -> None:
                 print(f"failed: {kind} {by} problem {n} {position} {what}: {error!r}")
                 continue
             pairs += 1
-            seams += len(pair.alignment.base_seam)
+            seams += len(pair.alignment.base_boundary)
             twins += len(pair.alignment.base)
             inserted += len(pair.alignment.filler)
     seconds = time.perf_counter() - start

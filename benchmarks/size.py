@@ -102,13 +102,13 @@ def store(folder: Path, place: Path, models: int = MODELS, prompts: int = PROMPT
     ]
     words = pl.DataFrame(rows, schema=["layer", "head", "measure"], orient="row")
     with opened(folder, laid.experiment) as directory:
-        directory.write_lines("facts.jsonl", laid.facts)
+        directory.write_lines("metadata.jsonl", laid.metadata)
         entries = {
-            model.label: {"name": model.facts.name, "revision": model.facts.revision,
-                          "architecture": model.facts.architecture, "layers": model.facts.layers,
-                          "heads": model.facts.heads, "bundled": False, "backend": "streaming",
+            model.label: {"name": model.info.name, "revision": model.info.revision,
+                          "architecture": model.info.architecture, "layers": model.info.layers,
+                          "heads": model.info.heads, "bundled": False, "backend": "streaming",
                           "dtype": "float32", "device": "cpu", "parameters": 0,
-                          "kv_heads": model.facts.kv_heads}
+                          "kv_heads": model.info.kv_heads}
             for model in laid.models
         }  # fmt: skip
         directory.write_json("environment.json", describe(laid) | {"models": entries})
@@ -128,7 +128,7 @@ def store(folder: Path, place: Path, models: int = MODELS, prompts: int = PROMPT
                     pl.lit(0).alias("position"), pl.lit(1).alias("id"), pl.lit("x").alias("text"),
                     pl.lit("text").alias("role"),
                 )  # fmt: skip
-                known = {"model": model.label, "filler_tokens": 0, "seam_tokens": 0}
+                known = {"model": model.label, "filler_tokens": 0, "boundary_tokens": 0}
                 made = [[(known | _told(cell)).get(name) for name in CELLS] for cell in cells]
                 tables = {"tokens": _whole(tokens, TOKENS), "values": _whole(values, VALUES)}
                 directory.write_batch(batch.id, made, tables)
@@ -140,7 +140,7 @@ def store(folder: Path, place: Path, models: int = MODELS, prompts: int = PROMPT
 
 def _told(cell: Any) -> dict[str, Any]:
     return {"cell": cell.id, "prompt": cell.prompt, "condition": cell.condition,
-            "tokens": len(cell.tokens), "base_seam_tokens": 0}  # fmt: skip
+            "tokens": len(cell.tokens), "base_boundary_tokens": 0}  # fmt: skip
 
 
 def _whole(frame: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:

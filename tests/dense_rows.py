@@ -66,7 +66,9 @@ def of_activations(row: dict[str, Any], new: Any, old: Any, cell: Any) -> float:
         units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         cosines = units @ units.T
         return float(cosines[~np.eye(len(units), dtype=bool)].mean())
-    aligned = [(p, twin) for p, twin in enumerate(cell["twin"].to_list()) if twin is not None]
+    aligned = [
+        (p, twin) for p, twin in enumerate(cell["aligned_position"].to_list()) if twin is not None
+    ]
     here, there = np.array(aligned).T
     point = 2 if row["measure"].startswith("affine_heads") else 1
     y, x = new[row["layer"]][point][here], old[row["layer"]][point][there]
@@ -181,7 +183,7 @@ def paired(row: dict[str, Any], A: Array, old: Array, cell: Any, base: Any) -> t
     keys = chosen(row["keys"], cell)
     pairs = [
         (x_all[twin], y_all[position])
-        for position, twin in enumerate(cell["twin"].to_list())
+        for position, twin in enumerate(cell["aligned_position"].to_list())
         if twin is not None and keys[position]
     ]
     x, y = np.array([p for p in pairs if np.isfinite(p).all()]).reshape(-1, 2).T

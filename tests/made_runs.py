@@ -77,8 +77,8 @@ def made_run(
                         "cell": f"{m}-{prompt}-{condition}",
                         "tokens": total,
                         "filler_tokens": filler,
-                        "seam_tokens": seams,
-                        "base_seam_tokens": 0,
+                        "boundary_tokens": seams,
+                        "base_boundary_tokens": 0,
                         "generated_tokens": 0,
                         "generated": None,
                     }
@@ -248,16 +248,24 @@ def _tokens(
     seams = 1 if filler else 0
     roles = (
         [("text", i) for i in range(cut)]
-        + [("seam", None)] * seams
+        + [("boundary", None)] * seams
         + [("filler", None)] * filler
-        + [("seam", None)] * seams
+        + [("boundary", None)] * seams
         + [("text", i) for i in range(cut, length)]
     )
     for position, (role, twin) in enumerate(roles):
-        text = "/" if role == "filler" else "\n" if role == "seam" else spread[twin % len(spread)]
+        text = (
+            "/" if role == "filler" else "\n" if role == "boundary" else spread[twin % len(spread)]
+        )
         made.append(
             where
-            | {"position": position, "id": position % 97, "text": text, "twin": twin, "role": role}
+            | {
+                "position": position,
+                "id": position % 97,
+                "text": text,
+                "aligned_position": twin,
+                "role": role,
+            }
             | {"class": classes[position % len(classes)], "regions": ["question"]}
         )
     return made
@@ -306,7 +314,7 @@ def write_run(run: MadeRun, folder: Path) -> Path:
         about = {"threads": 1, "claims": frozen(run.claims), **run.environment}
         directory.write_json("environment.json", about)
         directory.keep_claims(run.claims)
-        directory.write_lines("facts.jsonl", [{} for _ in run.cells["prompt"].unique()])
+        directory.write_lines("metadata.jsonl", [{} for _ in run.cells["prompt"].unique()])
         directory.write_batch(BATCH, [list(row) for row in run.cells.rows()], tables)
         directory.finish(run.experiment, [BATCH])
     return folder

@@ -164,7 +164,7 @@ def _where(shape: Shape) -> str:
 
 def worked(sample: Sample) -> str:
     """The answer to a math problem with the quantities on the way."""
-    first, *rest = sample.facts["quantities"]
+    first, *rest = sample.metadata["quantities"]
     steps = " ".join(f"Then {number}." for number in rest)
     return f"First {first}. {steps} The answer is {sample.answer}."
 

@@ -63,8 +63,8 @@ def test_time_goes_by_the_stand_in(
         for batch in of.batches
         for cells in batch.cells.values()
     )
-    measured = of.facts.layers if layers == "all" else 1
-    wanted = padded * 0.5e-3 * (of.facts.layers + measured)
+    measured = of.info.layers if layers == "all" else 1
+    wanted = padded * 0.5e-3 * (of.info.layers + measured)
     assert found.seconds == pytest.approx(wanted)
 
 

@@ -67,7 +67,7 @@ def test_what_stays_the_same_has_twins(planned, condition, gone, new):
     assert np.array_equal(base.tokens.ids[pair.base], other.tokens.ids[pair.variant])
     assert (np.diff(pair.base) > 0).all()
     assert (np.diff(pair.variant) > 0).all()
-    twins, seams = text_of(base, pair.base), text_of(base, pair.base_seam)
+    twins, seams = text_of(base, pair.base), text_of(base, pair.base_boundary)
     text = other.tokens.prompt.text
     if gone is not None:
         assert gone in base.tokens.prompt.text
@@ -98,7 +98,7 @@ def test_without_bos(planned, tmp_path):
     base, other = planned({"bos": False}, model=llama, chat=False, bos=True)
     assert np.array_equal(base.tokens.ids[1:], other.tokens.ids)
     assert np.array_equal(other.alignment.base, np.arange(1, len(base.tokens)))
-    assert other.alignment.base_seam.tolist() == [0]
+    assert other.alignment.base_boundary.tolist() == [0]
     with pytest.raises(InputError, match="bos: false has nothing to leave out"):
         planned({"bos": False}, model=llama, chat=False)
 
@@ -136,7 +136,7 @@ def test_a_conversation_that_ends_with_the_assistant(planned, tmp_path):
         planned({"system": False}, prompts=prompts, queries="generated")
 
 
-CUT = 45
+KEPT = 45
 
 
 @pytest.mark.parametrize("by", ["text", "ids"])
@@ -145,16 +145,16 @@ def test_an_insertion_goes_into_the_cut_text(planned, by, position):
     """What is compared is the same stretch of text, with the filler and without."""
     condition = {"insert": {"count": 5, "unit": " one"}, "by": by, "position": position}
     (whole, _) = planned({"insert": {"count": 0}})
-    (base, other) = planned(condition, cut=CUT)
-    assert len(whole.tokens) > CUT + 8
-    assert len(base.tokens) == CUT
-    assert np.array_equal(base.tokens.ids, whole.tokens.ids[:CUT])
+    (base, other) = planned(condition, truncate=KEPT)
+    assert len(whole.tokens) > KEPT + 8
+    assert len(base.tokens) == KEPT
+    assert np.array_equal(base.tokens.ids, whole.tokens.ids[:KEPT])
     pair = other.alignment
-    new = len(pair.filler) + len(pair.variant_seam)
+    new = len(pair.filler) + len(pair.variant_boundary)
     assert 4 <= len(pair.filler) <= new <= 9  # the filler and what sets it off, no more
-    assert len(other.tokens) == CUT - len(pair.base_seam) + new
-    assert len(pair.base) >= CUT - 1  # all of the base but for the place itself
-    kept = np.delete(other.tokens.ids, [*pair.filler, *pair.variant_seam])
+    assert len(other.tokens) == KEPT - len(pair.base_boundary) + new
+    assert len(pair.base) >= KEPT - 1  # all of the base but for the place itself
+    kept = np.delete(other.tokens.ids, [*pair.filler, *pair.variant_boundary])
     assert np.array_equal(kept, base.tokens.ids[pair.base])
     text = "" if position == "before-system" else base.tokens.prompt.text[:5]
     assert other.tokens.prompt.text.startswith(text)
@@ -165,7 +165,7 @@ def test_what_is_cut_off_has_no_region(planned):
     after = {"insert": {"count": 5}, "position": "before:question"}
     for keys in ({"conditions": {"base": {}, "other": after}}, {"keys": ["question"]}):
         with pytest.raises(InputError) as error:
-            planned({"insert": {"count": 0}}, **{"cut": 6, **keys})
+            planned({"insert": {"count": 0}}, **{"truncate": 6, **keys})
         assert "question" in str(error.value)
 
 
@@ -173,5 +173,5 @@ def test_a_cut_that_leaves_no_text(planned, tmp_path):
     llama = save_model(tmp_path / "llama", "llama")
     condition = {"insert": {"count": 5}, "position": 0}
     with pytest.raises(InputError) as error:
-        planned(condition, model=llama, cut=1, chat=False, bos=True)
+        planned(condition, model=llama, truncate=1, chat=False, bos=True)
     assert error.value.code == "nothing-to-insert-into"

@@ -35,7 +35,7 @@ def test_one_pass_serves_all_queries_and_class_sets(small: Any, tmp_path: Path) 
     queries = ["all", "last", "after:question"]
     experiment = small(**asked, queries=queries, classes=sets)
     plan = make_plan(experiment).models[0]
-    model, _ = attnscope.load(plan.facts.name)
+    model, _ = attnscope.load(plan.info.name)
     passes: list[Any] = []
     sites.find(model).base.register_forward_pre_hook(lambda *_: passes.append(1))
     batch = plan.batches[0]

@@ -242,7 +242,7 @@ def test_random_tokens_twice_over(small, folder, tmp_path):
 
 
 def test_texts_are_cut_and_drawn_at_random(small):
-    asked = small(cut=20, conditions={"base": {}, "drawn": {"random": 0}}, measures=["mass"])
+    asked = small(truncate=20, conditions={"base": {}, "drawn": {"random": 0}}, measures=["mass"])
     cells = make_plan(asked).models[0].cells()
     assert {len(cell.tokens) for cell in cells} == {20}
     drawn = [cell for cell in cells if cell.condition == "drawn"]

@@ -96,14 +96,14 @@ def test_tokens_are_told_with_their_twins(small, tmp_path):
     opened_run = attnscope.open_run(tmp_path / "run")
     tokens = opened_run.tokens.collect()
     base = tokens.filter(condition="base")
-    assert (base["twin"] == base["position"]).all()
+    assert (base["aligned_position"] == base["position"]).all()
     assert set(base["role"]) == {"text"}
     filler = tokens.filter(condition="filler")
-    twins = filler.filter(pl.col("twin").is_not_null()).join(
-        base, left_on=["prompt", "twin"], right_on=["prompt", "position"]
+    twins = filler.filter(pl.col("aligned_position").is_not_null()).join(
+        base, left_on=["prompt", "aligned_position"], right_on=["prompt", "position"]
     )
     assert (twins["id"] == twins["id_right"]).all()
-    assert (filler["twin"].is_null() == (filler["role"] != "text")).all()
+    assert (filler["aligned_position"].is_null() == (filler["role"] != "text")).all()
     inserted = filler.filter(role="filler").group_by("prompt").agg(pl.col("text").str.join(""))
     assert set(inserted["text"]) == {"/" * 9}
     assert "<|im_start|>" in set(base["text"])  # a special token by its name
@@ -280,10 +280,12 @@ def test_seams_on_both_sides_are_counted(small, tmp_path):
     run(small(), tmp_path / "run")
     cells = attnscope.open_run(tmp_path / "run").cells
     plan = make_plan(small()).models[0]
-    seams = {cell.id: len(cell.alignment.base_seam) for cell in plan.cells() if cell.alignment}
-    stored = dict(cells.filter(condition="filler").select("cell", "base_seam_tokens").iter_rows())
+    seams = {cell.id: len(cell.alignment.base_boundary) for cell in plan.cells() if cell.alignment}
+    stored = dict(
+        cells.filter(condition="filler").select("cell", "base_boundary_tokens").iter_rows()
+    )
     assert stored == seams
-    assert set(cells.filter(condition="base")["base_seam_tokens"]) == {0}
+    assert set(cells.filter(condition="base")["base_boundary_tokens"]) == {0}
 
 
 def test_nothing_to_do_loads_no_model(small, tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from attnscope.spec.conditions import ArmSpec, Condition, Insert, KnockoutSpec, 
 from attnscope.spec.experiment import Experiment, Profiles, made
 from attnscope.spec.experiment_yaml import read_experiment, written
 from attnscope.spec.generate import Generate
+from support_errors import raises
 
 GOOD = """\
 name: slashes
@@ -251,6 +252,25 @@ def test_the_question_of_a_run_of_the_first_format_is_still_good(tmp_path):
     assert experiment.base == "base"
     assert experiment.classes["default"].names
     assert experiment.profiles.heads_of("math-qwen2") == (0, 1, 7)
+
+
+def test_an_old_key_is_refused_with_its_new_name(tmp_path):
+    keys = {"name": "x", "models": ["zoo:math-qwen2"], "prompts": {"source": "math"}}
+    with raises(InputError, "renamed-key", value="cut", new="truncate"):
+        made(**keys, cut=3)
+    (tmp_path / "experiment.yaml").write_text(HEAD + "cut: 3\n")
+    with raises(InputError, "renamed-key", value="cut", new="truncate"):
+        read_experiment(tmp_path / "experiment.yaml")
+
+
+def test_both_spellings_of_normalise(tmp_path):
+    (tmp_path / "experiment.yaml").write_text(HEAD + "normalize: lift\n")
+    experiment = read_experiment(tmp_path / "experiment.yaml")
+    assert experiment.normalise == "lift"
+    assert experiment.changed(normalize="share").normalise == "share"
+    (tmp_path / "experiment.yaml").write_text(HEAD + "normalize: lift\nnormalise: lift\n")
+    with raises(InputError, "key-given-twice", value="normalize"):
+        read_experiment(tmp_path / "experiment.yaml")
 
 
 def test_classes_are_kept_as_rules(tmp_path):

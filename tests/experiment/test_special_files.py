@@ -39,7 +39,7 @@ def read_all(path):
 
 @pytest.mark.parametrize("what", SPECIAL)
 @pytest.mark.parametrize(
-    "name", ["environment.json", "facts.jsonl", "cells/*.json", "cells/*.values.parquet"]
+    "name", ["environment.json", "metadata.jsonl", "cells/*.json", "cells/*.values.parquet"]
 )
 def test_a_special_file_is_neither_waited_for_nor_read(done, experiment, tmp_path, name, what):
     copy = tmp_path / "run"

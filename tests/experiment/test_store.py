@@ -1,5 +1,6 @@
 """Reading a run: frames, SQL, and nothing heavy."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -10,8 +11,10 @@ import pytest
 import attnscope
 from attnscope.errors import InputError
 from attnscope.experiment.execute import run
+from attnscope.run.layout import FORMAT
 from attnscope.run.schemas import POSITIONS, VALUES
 from attnscope.spec.prompt_sources import MathPrompts
+from support_errors import raises
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +108,7 @@ def test_a_run_says_in_a_line_what_it_is(done):
     assert repr(attnscope.open_run(done)) == f"<Run small in {done}: 6 cells>"
 
 
-def test_facts_of_prompts_are_columns(done):
+def test_prompt_metadata_are_columns(done):
     opened = attnscope.open_run(done)
     assert opened.prompts["prompt"].to_list() == [0, 1, 2]
     assert opened.prompts["level"].to_list() == [1, 1, 1]
@@ -191,7 +194,18 @@ def test_a_run_of_an_earlier_version_says_how_to_make_it_again(copy):
         path.unlink()
     (copy / "cells" / "0123456789abcdef01234567.parquet").write_bytes(b"PAR1")
     (copy / "manifest.json").write_text('{"experiment": "x", "cells": []}')
-    with pytest.raises(InputError, match=r"format 1, this version reads 3.*attnscope run"):
+    with raises(InputError, "other-run-format", format=1, known=[FORMAT]):
+        attnscope.open_run(copy)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_run_with_old_column_names_is_refused(copy, finished):
+    (copy / "metadata.jsonl").rename(copy / "facts.jsonl")
+    manifest = copy / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 3}))
+    if not finished:
+        manifest.unlink()
+    with raises(InputError, "other-run-format", format=3):
         attnscope.open_run(copy)
 
 

@@ -106,7 +106,7 @@ def test_the_keys_of_a_lambda_are_said_where_there_are_several() -> None:
 
 def test_an_insertion_of_nothing_is_a_variant() -> None:
     run = made_run(models=("one",), conditions={"base": 0, "empty": 9})
-    cells = run.cells.with_columns(pl.col("filler_tokens", "seam_tokens") * 0)
+    cells = run.cells.with_columns(pl.col("filler_tokens", "boundary_tokens") * 0)
     nothing = {"base": {}, "empty": {"insert": {"kind": "repeat", "unit": "/", "count": 0}}}
     figure = draw(replace(asking(run, conditions=nothing), cells=cells), "effect-heads")
     assert "empty minus base, model one" in figure.caption

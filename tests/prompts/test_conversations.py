@@ -35,7 +35,7 @@ def test_a_file_of_conversations(tmp_path):
     file = tmp_path / "talk.jsonl"
     file.write_text(json.dumps({"messages": TALK, "topic": "weather"}) + "\n")
     (sample,) = read_conversations(file)
-    assert sample.facts == {"topic": "weather"}
+    assert sample.metadata == {"topic": "weather"}
     file.write_text(json.dumps({"chat": TALK}))
     with pytest.raises(InputError, match=r"line 1: there is no field 'messages'.*chat"):
         list(read_conversations(file))

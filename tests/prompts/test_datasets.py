@@ -57,7 +57,7 @@ def test_records_become_prompts(tmp_path: Path, ending: str, write: Callable[[Pa
         assert sample.prompt.names == ("system", "level", "question")
         assert sample.prompt.read("question") == record["problem"]
         assert sample.prompt.read("level") == str(record["level"])
-        assert sample.facts["problem"] == record["problem"]
+        assert sample.metadata["problem"] == record["problem"]
         assert sample.prompt.text.startswith("Be exact.\n\nLevel ")
         assert sample.prompt.text.endswith("\nAnswer in {braces}.")
 

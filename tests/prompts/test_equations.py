@@ -38,7 +38,7 @@ def test_levels_take_turns_and_seeds_differ() -> None:
     assert first == [sample.prompt for sample in equation_samples(20, seed=1)]
     assert first != [sample.prompt for sample in equation_samples(20, seed=2)]
     assert first[0].names == ("system", "question")
-    levels = [sample.facts["level"] for sample in equation_samples(6)]
+    levels = [sample.metadata["level"] for sample in equation_samples(6)]
     assert levels == [1, 2, 3, 4, 5, 1]
 
 

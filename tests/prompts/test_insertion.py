@@ -27,8 +27,8 @@ def check(pair: Pair) -> None:
     """The promise of an alignment, worked out again from ids and characters alone."""
     base, variant, found = pair.base, pair.variant, pair.alignment
     assert base.ids[found.base].tolist() == variant.ids[found.variant].tolist()
-    assert sorted([*found.base, *found.base_seam]) == list(range(len(base)))
-    counted = sorted([*found.variant, *found.filler, *found.variant_seam])
+    assert sorted([*found.base, *found.base_boundary]) == list(range(len(base)))
+    counted = sorted([*found.variant, *found.filler, *found.variant_boundary])
     assert counted == list(range(len(variant)))
     assert (np.diff(found.base) > 0).all()
     assert (np.diff(found.variant) > 0).all()
@@ -59,8 +59,8 @@ def test_every_insertion_is_aligned(tokenizer: Any, kind: str, position: str, by
         check(pair)
         if by == "ids":
             assert len(pair.alignment.filler) == count
-            assert not len(pair.alignment.base_seam)
-            assert not len(pair.alignment.variant_seam)
+            assert not len(pair.alignment.base_boundary)
+            assert not len(pair.alignment.variant_boundary)
         elif count:
             assert len(pair.alignment.filler)
             # Seams are at the edges, never the better part of the prompt.
@@ -123,7 +123,7 @@ def test_between_in_chatml_leaves_no_seam_in_the_base(byte_level: Any) -> None:
     byte_level.chat_template = CHATML
     chat = apply_chat_template(PROMPT, byte_level)
     pair = insert(chat, Filler(), byte_level)
-    assert not len(pair.alignment.base_seam)
+    assert not len(pair.alignment.base_boundary)
     assert "user\n" + "/" * 55 + "\nTom has" in pair.variant.prompt.text
 
 
@@ -134,11 +134,11 @@ def test_seams_are_reported() -> None:
     pair = insert(base, Filler(unit="#", count=2), tokenizer, position=3, separator="")
     assert pair.variant.prompt.text == "a /##/ b"
     found = pair.alignment
-    assert len(found.base_seam) == 1
-    lost = pair.base.offsets[found.base_seam[0]]
+    assert len(found.base_boundary) == 1
+    lost = pair.base.offsets[found.base_boundary[0]]
     assert base.text[slice(*lost)] == " //"
     said = "".join(
-        pair.variant.prompt.text[slice(*o)] for o in pair.variant.offsets[found.variant_seam]
+        pair.variant.prompt.text[slice(*o)] for o in pair.variant.offsets[found.variant_boundary]
     )
     assert "/" in said
     check(pair)

@@ -42,18 +42,18 @@ def test_answers_are_right(level: int) -> None:
         question = sample.prompt.read("question")
         assert sample.answer == str(solve(question))
         assert int(sample.answer) > 0
-        assert len(sample.facts["quantities"]) == level + 1
+        assert len(sample.metadata["quantities"]) == level + 1
         questions.add(question)
     assert len(questions) > 300
 
 
 def test_levels_take_turns_and_add_kinds_of_steps() -> None:
     samples = list(math_samples(500))
-    assert [sample.facts["level"] for sample in samples[:6]] == [1, 2, 3, 4, 5, 1]
+    assert [sample.metadata["level"] for sample in samples[:6]] == [1, 2, 3, 4, 5, 1]
     for level, words in ((2, "times|boxes|percent|together"), (3, "percent|together"), (4, "toge")):
-        told = " ".join(s.prompt.text for s in samples if s.facts["level"] <= level)
+        told = " ".join(s.prompt.text for s in samples if s.metadata["level"] <= level)
         assert not re.search(words, told)
-    told = " ".join(s.prompt.text for s in samples if s.facts["level"] == 5)
+    told = " ".join(s.prompt.text for s in samples if s.metadata["level"] == 5)
     assert all(word in told for word in ("times", "boxes", "percent", "together"))
 
 

@@ -15,9 +15,9 @@ def test_a_needle_stands_at_its_depth():
         document, needle = prompt.spans("document")[0], prompt.spans("needle")[0]
         hay = (document.end - document.start) - (needle.end - needle.start)
         at = (needle.start - document.start) / hay
-        assert at == pytest.approx(sample.facts["depth"], abs=0.15)
+        assert at == pytest.approx(sample.metadata["depth"], abs=0.15)
         words = len(prompt.read("document").split()) - len(prompt.read("needle").split())
-        assert sample.facts["length"] <= words < sample.facts["length"] + 20
+        assert sample.metadata["length"] <= words < sample.metadata["length"] + 20
         assert sample.answer == prompt.read("answer")
         assert prompt.read("answer") in prompt.read("needle")
         assert prompt.text.count(prompt.read("answer")) == 1
@@ -26,13 +26,13 @@ def test_a_needle_stands_at_its_depth():
 
 def test_prompts_take_their_turns():
     samples = list(needle_samples(6, depths=[0, 1], lengths=[20, 40]))
-    assert [(s.facts["depth"], s.facts["length"]) for s in samples[:4]] == [
+    assert [(s.metadata["depth"], s.metadata["length"]) for s in samples[:4]] == [
         (0, 20),
         (1, 20),
         (0, 40),
         (1, 40),
     ]
-    assert samples[4].facts["depth"] == 0
+    assert samples[4].metadata["depth"] == 0
     assert samples[4].prompt.text != samples[0].prompt.text
 
 

@@ -57,18 +57,18 @@ def check(action: str, before: str, after: str) -> bool:
 def test_ten_thousand_samples_state_the_right_result() -> None:
     prompts = set()
     for sample in spatial_samples(10_000, seed=1, size=SIZE):
-        prompt, facts = sample.prompt, sample.facts
-        assert prompt.read("current") == facts["current"]
-        assert prompt.read("target") == facts["target"] == facts["result"]
-        assert sample.answer == facts["action"]
-        assert check(facts["action"], prompt.read("current"), prompt.read("target"))
+        prompt, metadata = sample.prompt, sample.metadata
+        assert prompt.read("current") == metadata["current"]
+        assert prompt.read("target") == metadata["target"] == metadata["result"]
+        assert sample.answer == metadata["action"]
+        assert check(metadata["action"], prompt.read("current"), prompt.read("target"))
         prompts.add(prompt.text)
     assert len(prompts) > 9_000
 
 
 def test_exactly_one_action_is_right_by_the_other_means_too() -> None:
     for sample in spatial_samples(1000, seed=5):
-        current, target = sample.facts["current"], sample.facts["target"]
+        current, target = sample.metadata["current"], sample.metadata["target"]
         assert [action for action in ACTIONS if check(action, current, target)] == [sample.answer]
 
 
@@ -82,10 +82,10 @@ def test_what_does_not_fit_or_halve_is_not_possible() -> None:
 
 def test_drawing_a_map_is_another_task() -> None:
     for sample in spatial_samples(200, seed=2, task="map"):
-        assert sample.answer == sample.facts["result"]
-        assert sample.facts["action"] in sample.prompt.read("question")
-        assert check(sample.facts["action"], sample.prompt.read("current"), sample.answer)
-        assert sample.prompt.read("target") not in (sample.answer, sample.facts["current"])
+        assert sample.answer == sample.metadata["result"]
+        assert sample.metadata["action"] in sample.prompt.read("question")
+        assert check(sample.metadata["action"], sample.prompt.read("current"), sample.answer)
+        assert sample.prompt.read("target") not in (sample.answer, sample.metadata["current"])
 
 
 def test_regions_and_history() -> None:
@@ -95,9 +95,9 @@ def test_regions_and_history() -> None:
         assert prompt.names == ("system", "maps", "target", "current", "history", "question")
         assert prompt.read("target") in prompt.read("maps")
         assert prompt.read("current") in prompt.read("maps")
-        told.add(sample.facts["history"])
-        assert sample.facts["history"] in prompt.read("history")
-        earlier = sample.facts["history"].split(", ")
+        told.add(sample.metadata["history"])
+        assert sample.metadata["history"] in prompt.read("history")
+        earlier = sample.metadata["history"].split(", ")
         assert earlier == ["none"] or set(earlier) <= set(ACTIONS)
         answered = sample.answered()
         assert answered.read("answer") == sample.answer
@@ -117,7 +117,10 @@ def test_seeds_and_splits() -> None:
     assert first[:20] == [sample.prompt.text for sample in spatial_samples(20, seed=1)]
     assert first != [sample.prompt.text for sample in spatial_samples(50, seed=2)]
     train, test = (
-        {(s.facts["current"], s.facts["result"]) for s in spatial_samples(400, seed=9, split=split)}
+        {
+            (s.metadata["current"], s.metadata["result"])
+            for s in spatial_samples(400, seed=9, split=split)
+        }
         for split in ("train", "test")
     )
     assert not train & test

@@ -136,7 +136,7 @@ def test_filler_vs_sentence(folders: dict[str, str], tmp_path: Path) -> None:
     assert set(profiles.rows()) == {(model, 0, head[0]) for model, head in heads.items()}
     inserted = opened.cells.filter(pl.col("condition") != "base")
     assert set(inserted["filler_tokens"]) == {55}
-    assert set(inserted["seam_tokens"]) == {0}
+    assert set(inserted["boundary_tokens"]) == {0}
     sentences = (
         opened.tokens.filter(condition="sentence", role="filler", model="math-qwen2")
         .collect()

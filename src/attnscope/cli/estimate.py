@@ -53,11 +53,11 @@ def estimate(plan: Plan) -> list[Estimate]:
 
 def _estimate(plan: Plan, model: ModelPlan) -> Estimate:
     experiment = plan.experiment
-    config = load_config(model.facts.pinned)
+    config = load_config(model.info.pinned)
     text = config.get_text_config()
     parameters, of_layers = _parameters(config)
     hidden = int(getattr(text, "hidden_size", 0) or 0)
-    layers, heads = model.facts.layers or 0, model.facts.heads or 0
+    layers, heads = model.info.layers or 0, model.info.heads or 0
     measured = layers if model.layers is None else len(model.layers)
     lengths = [cells for batch in model.batches for cells in batch.lengths()]
     largest = max(len(cells) * max(cells) for cells in lengths)
@@ -72,7 +72,7 @@ def _estimate(plan: Plan, model: ModelPlan) -> Estimate:
     working = largest * (hidden * 12 + int(getattr(text, "intermediate_size", 0) or 0) * 2)
     return Estimate(
         label=model.label,
-        name=model.facts.name,
+        name=model.info.name,
         cells=sum(map(len, lengths)),
         batches=len(model.batches),
         passes=passes,

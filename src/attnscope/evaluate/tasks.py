@@ -53,10 +53,10 @@ def _from_file(path: str, count: int) -> list[Sample]:
     for n, sample in enumerate(read(path, template="{question}", fields={"question": "prompt"})):
         if n == count:
             break
-        answer = sample.answer if sample.answer is not None else sample.facts.get("answer")
+        answer = sample.answer if sample.answer is not None else sample.metadata.get("answer")
         if answer is None:
             raise InputError(f"problem {n} of {path} has no field 'answer' to judge answers by")
-        samples.append(Sample(sample.prompt, str(answer), sample.facts))
+        samples.append(Sample(sample.prompt, str(answer), sample.metadata))
     if not samples:
         raise InputError(f"{path} has no problems")
     return samples

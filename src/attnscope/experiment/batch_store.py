@@ -101,8 +101,8 @@ def _row(done: Done, cell: Cell) -> list[Any]:
         "condition": cell.condition,
         "tokens": len(cell.tokens),
         "filler_tokens": 0 if pair is None else len(pair.filler),
-        "seam_tokens": 0 if pair is None else len(pair.variant_seam),
-        "base_seam_tokens": 0 if pair is None else len(pair.base_seam),
+        "boundary_tokens": 0 if pair is None else len(pair.variant_boundary),
+        "base_boundary_tokens": 0 if pair is None else len(pair.base_boundary),
         "generated_tokens": 0 if cell.answer is None else len(cell.answer.ids),
         "generated": None if cell.answer is None else cell.answer.text,
     }

@@ -90,7 +90,7 @@ def run_plan(
         work = [Work(model, batch) for model in plan.models for batch in model.batches]
         ids = [one.batch.id for one in work]
         _refuse_strangers(directory, set(ids))
-        directory.write_lines("facts.jsonl", plan.facts)
+        directory.write_lines("metadata.jsonl", plan.metadata)
         directory.write_plan(ids)
         environment, different = _environment(plan, directory, claims, mixed)
         mine = work if shard is None else shard.mine(work)

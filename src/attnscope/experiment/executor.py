@@ -30,8 +30,8 @@ class Work:
     @property
     def cost(self) -> int:
         """How much there is to compute, roughly: tokens × layers × width²."""
-        facts = self.model.facts
-        return self.batch.tokens * (facts.layers or 1) * (facts.heads or 1) ** 2
+        info = self.model.info
+        return self.batch.tokens * (info.layers or 1) * (info.heads or 1) ** 2
 
 
 @dataclass(frozen=True, eq=False)

@@ -141,7 +141,7 @@ def _of_needles(
     samples = needle_samples(TRIES * prompts, depths=depths, lengths=[NEEDLE_WORDS], seed=seed)
     for number, sample in enumerate(samples):
         prompt = sample.prompt
-        stem = sample.facts["needle"].split(str(sample.answer))[0].rstrip()
+        stem = sample.metadata["needle"].split(str(sample.answer))[0].rstrip()
         asked = Prompt(f"{prompt.text}\n\nAnswer: {stem}", prompt.regions)
         tokens = tokenize(asked, tokenizer)
         ids = torch.from_numpy(tokens.ids[None])

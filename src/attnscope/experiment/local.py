@@ -92,7 +92,7 @@ class Measurer:
         thread.join(self.load_within)
         if errors and isinstance(errors[0], SystemExit):
             raise ModelError(
-                f"the code that loads {of_model.facts.name!r} ended with exit status "
+                f"the code that loads {of_model.info.name!r} ended with exit status "
                 f"{errors[0].code!r}; load the model by itself to see why",
                 code="loader-exited",
                 status=errors[0].code,
@@ -101,7 +101,7 @@ class Measurer:
             raise errors[0]
         if not found:
             raise ModelError(
-                f"{of_model.facts.name!r} was not loaded within {self.load_within:.0f} seconds; is "
+                f"{of_model.info.name!r} was not loaded within {self.load_within:.0f} seconds; is "
                 "its disk or connection there? Allow more with --load-within",
                 code="load-timeout",
                 seconds=self.load_within,
@@ -115,14 +115,14 @@ def _load(plan: Plan, of_model: ModelPlan) -> tuple[Any, dict[str, Any]]:
 
     experiment = plan.experiment
     model, _ = load(
-        of_model.facts.pinned,
+        of_model.info.pinned,
         device=experiment.device,
         dtype=experiment.dtype,
         bos=experiment.bos,
     )
-    if find(of_model.facts.pinned).revision != of_model.facts.revision:
+    if find(of_model.info.pinned).revision != of_model.info.revision:
         raise InputError(
-            f"model {of_model.label!r} ({of_model.facts.name}) changed while it was loaded; start "
+            f"model {of_model.label!r} ({of_model.info.name}) changed while it was loaded; start "
             "again, when it is finished"
         )
     layers = None if of_model.layers is None else list(of_model.layers)

@@ -47,19 +47,19 @@ def describe(plan: Plan, claims: Iterable[Claim] | None = None) -> dict[str, Any
 
 def describe_model(plan: ModelPlan, model: Any, backend: str) -> dict[str, Any]:
     """The entry of a loaded model."""
-    facts = plan.facts
+    info = plan.info
     return {
-        "name": facts.name,
-        "revision": facts.revision,
+        "name": info.name,
+        "revision": info.revision,
         "architecture": type(model).__name__,
-        "layers": facts.layers,
-        "heads": facts.heads,
-        "kv_heads": facts.kv_heads,
+        "layers": info.layers,
+        "heads": info.heads,
+        "kv_heads": info.kv_heads,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": str(model.device),
         "backend": backend,
-        "bundled": facts.bundled,
+        "bundled": info.bundled,
     }
 
 

@@ -31,7 +31,7 @@ class ModelInfo:
     """One of the zoo's: tiny, and trained by us."""
 
 
-def facts_of(name: str) -> ModelInfo:
+def model_info(name: str) -> ModelInfo:
     """Ask the configuration and the files, not the weights."""
     source = find(name)
     config = load_config(source.pinned)
@@ -49,16 +49,16 @@ def facts_of(name: str) -> ModelInfo:
     )
 
 
-def chosen(facts: ModelInfo, label: str, what: str, wanted: Any) -> tuple[int, ...] | None:
+def chosen(info: ModelInfo, label: str, what: str, wanted: Any) -> tuple[int, ...] | None:
     """The layers to measure, or the heads to store; None for all of them. Refuses one that the
     model does not have."""
     if wanted == "all":
         return None
-    there = facts.layers if what == "layer" else facts.heads
+    there = info.layers if what == "layer" else info.heads
     beyond = [n for n in wanted if there is not None and n >= there]
     if beyond:
         raise InputError(
-            f"model {label!r} ({facts.name}) has no {what} {beyond[0]}: it has {what}s 0 to "
+            f"model {label!r} ({info.name}) has no {what} {beyond[0]}: it has {what}s 0 to "
             f"{(there or 0) - 1}"
         )
     return tuple(wanted)

@@ -22,8 +22,8 @@ import numpy as np
 
 from attnscope.errors import AttnscopeWarning, InputError, unknown
 from attnscope.experiment.cells import Batch, Cell, batch_of
-from attnscope.experiment.model_info import ModelInfo, chosen, facts_of
-from attnscope.experiment.prompt_list import facts_told, identified, samples_of
+from attnscope.experiment.model_info import ModelInfo, chosen, model_info
+from attnscope.experiment.prompt_list import identified, prompt_metadata, samples_of
 from attnscope.experiment.variants import Row, rows_of
 from attnscope.loading import load_config, load_tokenizer, model_class
 from attnscope.loading.compatibility import check_fit, warn_without_bos
@@ -41,7 +41,7 @@ class ModelPlan:
     """What one model has to do."""
 
     label: str
-    facts: ModelInfo
+    info: ModelInfo
     tokenizer: Any
     layers: tuple[int, ...] | None
     """None is all of them, as with the heads."""
@@ -69,7 +69,7 @@ class Plan:
     experiment: Experiment
     models: tuple[ModelPlan, ...]
     device: str
-    facts: tuple[dict[str, Any], ...]
+    metadata: tuple[dict[str, Any], ...]
     """What is known of each prompt beside its text."""
 
     @property
@@ -102,11 +102,11 @@ def _make_plan(experiment: Experiment) -> Plan:
     device = chosen_device(experiment.device)
     if experiment.batch_tokens == "auto":
         experiment = experiment.changed(batch_tokens=TOGETHER.get(kind_of(device), 8192))
-    facts = {label: facts_of(name) for label, name in experiment.models.items()}
+    infos = {label: model_info(name) for label, name in experiment.models.items()}
     tokenizers = _shared(
         {
             label: load_tokenizer(of_model.pinned, bos=experiment.bos)
-            for label, of_model in facts.items()
+            for label, of_model in infos.items()
         }
     )
     experiment = _with_chat_settled(experiment, tokenizers)
@@ -118,9 +118,9 @@ def _make_plan(experiment: Experiment) -> Plan:
             laid[id(tokenizer)] = _TokenizedPrompts(rows_of(experiment, label, prompts, tokenizer))
             _check_regions(experiment, label, laid[id(tokenizer)].rows)
         models.append(
-            _plan_model(experiment, label, facts[label], tokenizer, laid[id(tokenizer)], device)
+            _plan_model(experiment, label, infos[label], tokenizer, laid[id(tokenizer)], device)
         )
-    return Plan(experiment, tuple(models), device, tuple(facts_told(experiment, samples)))
+    return Plan(experiment, tuple(models), device, tuple(prompt_metadata(experiment, samples)))
 
 
 def _shared(tokenizers: dict[str, Any]) -> dict[str, Any]:
@@ -178,21 +178,21 @@ def _with_chat_settled(experiment: Experiment, tokenizers: dict[str, Any]) -> Ex
 def _plan_model(
     experiment: Experiment,
     label: str,
-    facts: ModelInfo,
+    info: ModelInfo,
     tokenizer: Any,
     laid: _TokenizedPrompts,
     device: str,
 ) -> ModelPlan:
-    layers = chosen(facts, label, "layer", experiment.layers)
-    heads = chosen(facts, label, "head", experiment.heads_of(label))
-    profile_layers = chosen(facts, label, "layer", experiment.profiles.layers)
-    profile_heads = chosen(facts, label, "head", experiment.profiles.heads_of(label))
+    layers = chosen(info, label, "layer", experiment.layers)
+    heads = chosen(info, label, "head", experiment.heads_of(label))
+    profile_layers = chosen(info, label, "layer", experiment.profiles.layers)
+    profile_heads = chosen(info, label, "head", experiment.profiles.heads_of(label))
     _check_classes(experiment)
-    _check_fit(experiment, label, facts.pinned, tokenizer, laid)
+    _check_fit(experiment, label, info.pinned, tokenizer, laid)
     identity = {
         "format": FORMAT,
         "label": label,
-        "model": {**asdict(facts), "dtype": experiment.dtype, "device": kind_of(device)},
+        "model": {**asdict(info), "dtype": experiment.dtype, "device": kind_of(device)},
         "layers": layers,
         "heads": heads,
         "profiles": [profile_layers, profile_heads],
@@ -202,12 +202,12 @@ def _plan_model(
             include={
                 "bin",
                 "conditions",
-                "cut",
                 "generate",
                 "queries",
                 "keys",
                 "measures",
                 "seed",
+                "truncate",
                 "backend",
             },
         ),
@@ -222,7 +222,7 @@ def _plan_model(
         )
     ]
     return ModelPlan(
-        label, facts, tokenizer, layers, heads, profile_layers, profile_heads, tuple(batches)
+        label, info, tokenizer, layers, heads, profile_layers, profile_heads, tuple(batches)
     )
 
 

@@ -60,7 +60,7 @@ def identified(experiment: Experiment) -> Experiment:
     return experiment.changed(prompts=prompts.model_dump() | {"digest": digest})
 
 
-def facts_told(experiment: Experiment, samples: list[Sample]) -> Iterator[dict[str, Any]]:
+def prompt_metadata(experiment: Experiment, samples: list[Sample]) -> Iterator[dict[str, Any]]:
     """What a source knows, but not what is written in the prompt itself; and which prompts are
     one asked again: repeats say less than others would, so readers make them one unit."""
     told: set[str] = set()
@@ -72,7 +72,7 @@ def facts_told(experiment: Experiment, samples: list[Sample]) -> Iterator[dict[s
         first.setdefault(sample.prompt.text, number)
     for sample in samples:
         again = {} if len(first) == len(samples) else {REPEATS: first[sample.prompt.text]}
-        yield again | {name: fact for name, fact in sample.facts.items() if name not in told}
+        yield again | {name: value for name, value in sample.metadata.items() if name not in told}
 
 
 def samples_of(experiment: Experiment) -> list[Sample]:

@@ -176,12 +176,14 @@ def token_table(label: str, cells: Sequence[Cell], vocabulary: TokenColumns) -> 
         "class": vocabulary.classes[ids],
         "regions": _regions(cells, rows),
         "role": _ROLES[role],
-        "twin": pl.Series(np.where(twin < 0, np.nan, twin), nan_to_null=True).cast(pl.Int32),
+        "aligned_position": pl.Series(np.where(twin < 0, np.nan, twin), nan_to_null=True).cast(
+            pl.Int32
+        ),
     }
     return _frame(TOKENS, _whose(label, cells, rows) | columns), rows
 
 
-_ROLES = pl.Series(["text", "filler", "seam", "generated"])
+_ROLES = pl.Series(["text", "filler", "boundary", "generated"])
 
 
 def _roles_and_twins(cells: Sequence[Cell], rows: Rows, position: Rows) -> tuple[Rows, Rows]:
@@ -191,7 +193,7 @@ def _roles_and_twins(cells: Sequence[Cell], rows: Rows, position: Rows) -> tuple
         own, its_twin = role[end - n : end], twin[end - n : end]
         if cell.alignment is not None:
             own[cell.alignment.filler] = 1
-            own[cell.alignment.variant_seam] = 2
+            own[cell.alignment.variant_boundary] = 2
             its_twin[:] = -1
             its_twin[cell.alignment.variant] = cell.alignment.base
         if cell.answer is not None:  # all but its last token was fed back

@@ -60,7 +60,7 @@ def rows_of(experiment: Experiment, label: str, prompts: list[Prompt], tokenizer
             first = _PromptCounter()  # who is rendered is ahead of who is tokenised
             rendered = first.each(_all_rendered(prompts, experiment, tokenizer, first))
             bases = list(at.each(tokenize_all(rendered, tokenizer)))
-        wholes, bases = bases, [_cut(base, experiment.cut) for base in bases]
+        wholes, bases = bases, [_cut(base, experiment.truncate) for base in bases]
         rows: list[Row] = [{experiment.base: (base, None)} for base in bases]
         for name in experiment.variants:
             condition = experiment.conditions[name]
@@ -69,7 +69,7 @@ def rows_of(experiment: Experiment, label: str, prompts: list[Prompt], tokenizer
             else:
                 changed = (
                     _compared(base, *_changed(prompt, base, condition, n, render, tokenizer),
-                              experiment.cut)
+                              experiment.truncate)
                     for n, (prompt, base) in enumerate(zip(prompts, bases, strict=True))
                 )  # fmt: skip
             for row, variant in zip(rows, at.each(changed), strict=True):
@@ -78,8 +78,8 @@ def rows_of(experiment: Experiment, label: str, prompts: list[Prompt], tokenizer
         hint = ""
         if experiment.chat and not getattr(tokenizer, "chat_template", None):
             hint = ". In an experiment: chat: false (--no-chat)"
-        if experiment.cut is not None:
-            hint += f". Every text is cut to {experiment.cut} tokens ('cut')"
+        if experiment.truncate is not None:
+            hint += f". Every text is truncated to {experiment.truncate} tokens ('truncate')"
         number = getattr(error, "prompt", at.number)
         message = f"model {label!r}, prompt {number}: {error}{hint}"
         raise InputError(message, code=error.code, **error.values) from error
@@ -160,7 +160,7 @@ def _inserted(
     for base in at.each(bases):
         if not base.offsets[:, 1].any():
             raise InputError(
-                "'cut' leaves no text to insert a filler into; cut later",
+                "'truncate' leaves no text to insert a filler into; keep more tokens",
                 code="nothing-to-insert-into",
                 tokens=len(base),
             )

@@ -56,10 +56,14 @@ def _numbers(asked: Request) -> FigureNumbers[Panels]:
         pl.when(is_base).then(pl.lit(WITHOUT)).otherwise(pl.lit(WITH)).alias("series")
     )
     # A base token takes part when its twin is in the variant: seams are left out on both sides.
-    of_token = ["model", "prompt", "layer", "head", "twin"]
-    twins = rows.filter(~is_base & pl.col("twin").is_not_null()).select(of_token).unique()
-    original = rows.filter(pl.col("twin").is_not_null()).join(twins, on=of_token, how="semi")
-    original = original.with_columns(pl.col("twin").alias("position"))
+    of_token = ["model", "prompt", "layer", "head", "aligned_position"]
+    twins = (
+        rows.filter(~is_base & pl.col("aligned_position").is_not_null()).select(of_token).unique()
+    )
+    original = rows.filter(pl.col("aligned_position").is_not_null()).join(
+        twins, on=of_token, how="semi"
+    )
+    original = original.with_columns(pl.col("aligned_position").alias("position"))
     both = {ORIGINAL: original, WHOLE: rows.filter(~is_base)}
     if asked.options["leave_out_first"]:
         both = {panel: part.filter(pl.col("position") > 0) for panel, part in both.items()}

@@ -53,7 +53,9 @@ def rows_of(
     tokens = asked.run.tokens.filter(
         pl.col("condition").is_in(conditions), pl.col("model").is_in(found.models)
     )
-    known = tokens.select(*place, "role", "twin", pl.col("text").alias("token")).collect()
+    known = tokens.select(
+        *place, "role", "aligned_position", pl.col("text").alias("token")
+    ).collect()
     rows = found.frame.join(known, on=place, how="left").rename({"average": "value"})
     if not asked.options["mean"]:
         rows = rows.filter(pl.col("prompt") == found.prompts[0])

@@ -23,7 +23,7 @@ ROLES = ("system", "user", "assistant")
 
 def read_conversations(path: str | Path, field: str = "messages") -> Iterator[Sample]:
     """The conversations of a file (JSONL or Parquet), one a record: a list of messages with a
-    `role` and its `content`, under `field`. Other fields are facts."""
+    `role` and its `content`, under `field`. Other fields are metadata."""
     for where, record in records_of(path):
         try:
             if field not in record:
@@ -33,8 +33,8 @@ def read_conversations(path: str | Path, field: str = "messages") -> Iterator[Sa
             prompt = conversation(record[field])
         except InputError as error:
             raise InputError(f"{where}: {error}") from error
-        facts = {name: fact for name, fact in record.items() if name != field}
-        yield Sample(prompt, None, facts)
+        metadata = {name: value for name, value in record.items() if name != field}
+        yield Sample(prompt, None, metadata)
 
 
 def conversation(messages: Any) -> Prompt:

@@ -19,8 +19,8 @@ def equation_samples(count: int, *, seed: int = 0, level: int | None = None) -> 
     """`count` problems, the same for a seed; of one level, or of all levels in turn. A level has
     one person more than its number.
 
-    The regions are `system` and `question`; `facts` has the `level` and the `quantities` that are
-    added up.
+    The regions are `system` and `question`; `metadata` has the `level` and the `quantities` that
+    are added up.
     """
     return of_levels("equations", _problem, count, seed=seed, level=level)
 
@@ -35,8 +35,8 @@ def _problem(draw: Random, level: int) -> Sample:
     told = " and ".join(clauses)
     question = f"If {told}, then how many {things} do they have together?"
     prompt = compose(SYSTEM, join([("question", question)]))
-    facts = {"level": level, "quantities": tuple(quantities)}
-    return Sample(prompt, str(sum(quantities)), facts)
+    metadata = {"level": level, "quantities": tuple(quantities)}
+    return Sample(prompt, str(sum(quantities)), metadata)
 
 
 def _equation(draw: Random) -> tuple[str, int]:

@@ -30,7 +30,7 @@ _Step = tuple[str, int]
 def math_samples(count: int, *, seed: int = 0, level: int | None = None) -> Iterator[Sample]:
     """`count` problems, the same for a seed; of one level, or of all levels in turn.
 
-    The regions are `system` and `question`; `facts` has the `level` and the `quantities` on the
+    The regions are `system` and `question`; `metadata` has the `level` and the `quantities` on the
     way, from the first to the last.
     """
     return of_levels("math", _problem, count, seed=seed, level=level)

@@ -18,7 +18,7 @@ class Sample:
     prompt: Prompt
     answer: str | None = None
     """The expected answer, where the source knows it."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     """What the source knows besides: a level, an action, the fields of a record."""
 
     def answered(self, separator: str = "\n") -> Prompt:

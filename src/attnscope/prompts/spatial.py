@@ -109,7 +109,7 @@ def spatial_samples(
 
     `task` says what is asked: the `action` that leads to the target, or the `map` that an action
     leads to (the target is then one action further on). The regions are `system`, `maps` (with
-    `target` and `current` inside), `history` and `question`. `facts` has the `action`, the
+    `target` and `current` inside), `history` and `question`. `metadata` has the `action`, the
     `history`, and the `current`, `target` and `result` maps.
     """
     if count < 0:
@@ -199,5 +199,5 @@ def _written(
         ]
     )
     answer = action if task == "action" else maps["result"]
-    facts = {"action": action, "history": told, **maps}
-    return Sample(compose(_SYSTEM, body), answer, facts)
+    metadata = {"action": action, "history": told, **maps}
+    return Sample(compose(_SYSTEM, body), answer, metadata)

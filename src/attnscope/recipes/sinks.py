@@ -26,7 +26,7 @@ def sinks(models: Models = SMOLLM2, prompts: int = 32, seed: int = 0, **keys: An
         prompts={"source": "math", "count": prompts, "seed": seed, "level": 5},
         chat=False,
         bos=bos,
-        cut=64,
+        truncate=64,
         conditions=conditions,
         measures=["first_token"],
     )

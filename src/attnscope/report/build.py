@@ -163,8 +163,8 @@ def _asked(run: Run) -> str:
         pl.len().alias("prompts"),
         pl.col("tokens").mean().alias("mean tokens"),
         pl.col("filler_tokens").mean().alias("mean filler tokens"),
-        pl.col("seam_tokens").mean().alias("mean seam tokens"),
-        pl.col("base_seam_tokens").mean().alias("mean base tokens changed"),
+        pl.col("boundary_tokens").mean().alias("mean boundary tokens"),
+        pl.col("base_boundary_tokens").mean().alias("mean base tokens changed"),
     )
     sums = in_order(sums, model=models, condition=conditions)
     keys = ("prompts", "conditions", "layers", "heads", "queries", "keys", "classes", "measures")

@@ -2,7 +2,7 @@
 
     experiment.yaml             the whole question
     environment.json            where it was measured, and an entry per model
-    facts.jsonl                 what is known of each prompt
+    metadata.jsonl                 what is known of each prompt
     claims.yaml                 the claims of the run's own, if it was begun with any
     plan.json                   the batches that belong to the run, in order
     prompts.*                   the file that the prompts came from, if they came from one
@@ -27,12 +27,13 @@ from attnscope.errors import InputError
 from attnscope.paths import is_far, open_file, read_file
 from attnscope.run.schemas import CELLS, TABLES
 
-FORMAT = 3
-"""Of the directory and its tables; 1 had a file per cell, 2 no answers."""
+FORMAT = 4
+"""Of the directory and its tables. 1 had a file per cell, 2 no completions, 3 other column names
+and `facts.jsonl`."""
 LARGEST = 256 * 2**20
 """Bytes of a JSON file of a run; others are damaged."""
-LARGEST_FACTS = 2**30
-"""Bytes of `facts.jsonl`."""
+LARGEST_METADATA = 2**30
+"""Bytes of `metadata.jsonl`."""
 _NAME = re.compile(rf"([0-9a-f]{{24}})\.(?:json|(?:{'|'.join(TABLES)})\.parquet)")
 
 

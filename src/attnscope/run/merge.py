@@ -16,7 +16,7 @@ from typing import Any
 from attnscope.errors import InputError
 from attnscope.paths import place, read_file
 from attnscope.run.environment import elsewhere, refuse
-from attnscope.run.layout import LARGEST, LARGEST_FACTS, DamageError, read_json, whole_index
+from attnscope.run.layout import LARGEST, LARGEST_METADATA, DamageError, read_json, whole_index
 from attnscope.run.store import no_run, refuse_other_formats
 from attnscope.run.writer import Directory, opened
 from attnscope.spec.experiment import Experiment
@@ -53,7 +53,9 @@ def merge(parts: Sequence[str | Path], folder: str | Path) -> Merged:
         entries = {**here, **{label: one for part in found for label, one in part.models.items()}}
         in_order = {label: entries[label] for label in first.experiment.models if label in entries}
         directory.write_json("environment.json", first.environment | {"models": in_order})
-        directory.write("facts.jsonl", read_file(first.folder / "facts.jsonl", LARGEST_FACTS))
+        directory.write(
+            "metadata.jsonl", read_file(first.folder / "metadata.jsonl", LARGEST_METADATA)
+        )
         if (first.folder / "claims.yaml").is_file():
             directory.write("claims.yaml", read_file(first.folder / "claims.yaml", LARGEST))
         directory.write_plan(first.batches)

@@ -21,8 +21,8 @@ CELLS = pl.Schema(
         **_WHOSE,
         "tokens": pl.Int32(),
         "filler_tokens": pl.Int32(),
-        "seam_tokens": pl.Int32(),
-        "base_seam_tokens": pl.Int32(),
+        "boundary_tokens": pl.Int32(),
+        "base_boundary_tokens": pl.Int32(),
         "generated_tokens": pl.Int32(),
         "generated": pl.String(),
     }
@@ -79,7 +79,7 @@ TOKENS = pl.Schema(
         "class": pl.String(),
         "regions": pl.List(pl.String()),
         "role": pl.String(),
-        "twin": pl.Int32(),
+        "aligned_position": pl.Int32(),
     }
 )
 """One row per token of a cell's prompt: what it is, where it is, and which base token it was."""

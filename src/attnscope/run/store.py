@@ -23,7 +23,7 @@ from attnscope.errors import InputError
 from attnscope.paths import is_far, place, read_file
 from attnscope.run.layout import (
     FORMAT,
-    LARGEST_FACTS,
+    LARGEST_METADATA,
     BatchIndex,
     DamageError,
     Failure,
@@ -96,7 +96,7 @@ class Run:
         """One row per prompt: its number, and what is known of it (a level, a document, the
         fields of its record), a column each.
         """
-        return _facts(self.path / "facts.jsonl")
+        return _metadata(self.path / "metadata.jsonl")
 
     @cached_property
     def claims(self) -> tuple[Claim, ...]:
@@ -247,7 +247,7 @@ def _content(batch: BatchIndex, folder: Path, table: str) -> bytes:
     return content
 
 
-def _facts(path: Path) -> pl.DataFrame:
+def _metadata(path: Path) -> pl.DataFrame:
     try:
         rows = [json.loads(line) for line in _lines(path)]
     except FileNotFoundError:
@@ -264,7 +264,7 @@ def _facts(path: Path) -> pl.DataFrame:
 
 def _lines(path: Path) -> list[str]:
     """Those that have something in them; of all line ends, JSON escapes all but one."""
-    return [line for line in read_file(path, LARGEST_FACTS).decode("utf-8").split("\n") if line]
+    return [line for line in read_file(path, LARGEST_METADATA).decode("utf-8").split("\n") if line]
 
 
 def _column(name: str, values: list[Any]) -> pl.Series:
@@ -298,11 +298,16 @@ def refuse_other_formats(folder: Path) -> None:
         return  # said later, with what to do
     names: Iterable[str] = (path.name for path in (folder / "cells").glob("*.parquet"))
     old = any(name.count(".") == 1 for name in names)
+    if (folder / "facts.jsonl").is_file() and not (folder / "manifest.json").is_file():
+        old, made = True, 3
     if old or ((folder / "manifest.json").is_file() and made != FORMAT):
         raise InputError(
             f"{folder} was made by another version of attnscope (its tables have format {made}, "
-            f"this version reads {FORMAT}). Its question is still good: make it again with "
-            f"attnscope run {folder / 'experiment.yaml'} --out ANOTHER_DIRECTORY"
+            f"this version reads {FORMAT}). Run its experiment again with "
+            f"attnscope run {folder / 'experiment.yaml'} --out ANOTHER_DIRECTORY",
+            code="other-run-format",
+            format=made,
+            known=[FORMAT],
         )
 
 

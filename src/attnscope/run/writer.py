@@ -65,7 +65,7 @@ class Directory:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.beside = ["environment.json", "facts.jsonl", "plan.json"]
+        self.beside = ["environment.json", "metadata.jsonl", "plan.json"]
         """Files that the manifest vouches for beside the batches."""
 
     def prepare(self, experiment: Experiment, *, shared: bool = False) -> None:

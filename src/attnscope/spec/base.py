@@ -24,6 +24,12 @@ class StrictModel(BaseModel):
 P = TypeVar("P", bound=StrictModel)
 
 
+def code_and_values(first: Any) -> dict[str, Any]:
+    """The code and the values of the `InputError` that a validator raised, if it raised one."""
+    cause = first.get("ctx", {}).get("error")
+    return {"code": cause.code, **cause.values} if isinstance(cause, InputError) else {}
+
+
 def checked(kind: type[P], said: Any, whose: str) -> P:
     """What was said, as plain data; what is wrong with it is an `InputError` that says whose."""
     try:
@@ -32,9 +38,5 @@ def checked(kind: type[P], said: Any, whose: str) -> P:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         what = first["msg"].removeprefix("Value error, ")
-        cause = first.get("ctx", {}).get("error")
-        about: dict[str, Any] = (
-            {"code": cause.code, **cause.values} if isinstance(cause, InputError) else {}
-        )
         message = ": ".join(part for part in (whose, where, what) if part)
-        raise InputError(message, **about) from error
+        raise InputError(message, **code_and_values(first)) from error

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StrictStr, model_validator
 
+from attnscope.errors import InputError
 from attnscope.measures.registry import MEASURES
 from attnscope.spec.base import Count, Seed, StrictModel, checked
 from attnscope.spec.conditions import Condition, base_of
@@ -34,8 +35,33 @@ from attnscope.spec.generate import GENERATED, Generate
 from attnscope.spec.prompt_sources import Prompts, TokenPrompts
 from attnscope.spec.queries import parse_queries
 
+RENAMED = {"cut": "truncate"}
+"""Keys that had another name, and today's."""
 OF_READERS = ("combine", "normalise")
 """Keys that say how numbers are shown; none of the numbers depends on them."""
+
+
+def current_keys(data: Any) -> Any:
+    """The keys with today's names: `normalize` is `normalise`; an old key is refused."""
+    if not isinstance(data, dict):
+        return data
+    for old, new in RENAMED.items():
+        if old in data:
+            raise InputError(
+                f"the key {old!r} has a new name: write {new!r}",
+                code="renamed-key",
+                value=old,
+                new=new,
+            )
+    if "normalize" not in data:
+        return data
+    if "normalise" in data:
+        raise InputError(
+            "normalise and normalize are the same key: write one of them",
+            code="key-given-twice",
+            value="normalize",
+        )
+    return {"normalise" if key == "normalize" else key: value for key, value in data.items()}
 
 
 class Profiles(StrictModel):
@@ -64,8 +90,8 @@ class Experiment(StrictModel):
     """Put every prompt into the model's chat template; `auto` does if the models have one."""
     bos: StrictBool = False
     """Begin every text with the begin-of-sequence token, where the tokenizer does not."""
-    cut: Count | None = None
-    """Read the first so many tokens of every text alone."""
+    truncate: Count | None = None
+    """Keep this many tokens from the start of every text."""
     beyond_positions: StrictBool = False
     """Allow prompts longer than a model was made for, where it can compute them at all."""
     generate: Generate | None = None
@@ -105,6 +131,7 @@ class Experiment(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _label(cls, data: Any) -> Any:
+        data = current_keys(data)
         if isinstance(data, dict) and isinstance(data.get("models"), str | list | tuple):
             named = listed(data["models"])
             for name in named:
@@ -230,7 +257,7 @@ class Experiment(StrictModel):
 
     def changed(self, **keys: Any) -> Experiment:
         """The same question but for these keys, checked again."""
-        return made(**{**self.complete(), **keys})
+        return made(**{**self.complete(), **current_keys(keys)})
 
     @property
     def digest(self) -> str:

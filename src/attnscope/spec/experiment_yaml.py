@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from attnscope.errors import InputError
 from attnscope.paths import is_far, place
+from attnscope.spec.base import code_and_values
 from attnscope.spec.conditions import Condition
 from attnscope.spec.experiment import Experiment
 from attnscope.spec.prompt_sources import SOURCES
@@ -37,9 +38,10 @@ def read_experiment(path: str | Path, *, outside: bool = False) -> Experiment:
         return Experiment.model_validate(data)
     except ValidationError as error:
         messages = [_explain(found, data, lines, path) for found in error.errors()]
-        about = next(filter(None, (_unknown_key(found, data) for found in error.errors())), None)
-        code = None if about is None else "unknown-key"
-        raise InputError("\n".join(dict.fromkeys(messages)), code=code, **(about or {})) from error
+        reasons = [_about(found, data) for found in error.errors()]
+        reasons.sort(key=lambda about: about.get("code") != "unknown-key")  # a misspelling first
+        about = next(filter(None, reasons), {})
+        raise InputError("\n".join(dict.fromkeys(messages)), **about) from error
 
 
 def written(experiment: Experiment) -> str:
@@ -96,6 +98,9 @@ def _class_file(name: Any, folder: Path, outside: bool) -> Any:
 def _explain(found: Any, data: dict[Any, Any], lines: dict[Place, int], path: Path) -> str:
     """One complaint of pydantic, in our words, with its line."""
     place = _place(found["loc"], data)
+    about = code_and_values(found)
+    if about.get("code") in ("renamed-key", "key-given-twice"):
+        place = (about["value"],)
     known_place = place
     while known_place and known_place not in lines:
         known_place = known_place[:-1]
@@ -115,6 +120,15 @@ def _explain(found: Any, data: dict[Any, Any], lines: dict[Place, int], path: Pa
     value = _at(place, data)
     said = "" if isinstance(value, dict | list) or repr(value) in message else f" ({value!r})"
     return f"{at}: {name}{said}: {message}" if name else f"{at}: {message}"
+
+
+def _about(found: Any, data: dict[Any, Any]) -> dict[str, Any]:
+    """The code and the values of one error of pydantic."""
+    if wrong := _unknown_key(found, data):
+        return {"code": "unknown-key", **wrong}
+    if found["type"] == "missing":
+        return {"code": "missing-key", "value": ".".join(map(str, _place(found["loc"], data)))}
+    return code_and_values(found)
 
 
 def _unknown_key(found: Any, data: dict[Any, Any]) -> dict[str, Any] | None:

@@ -29,9 +29,9 @@ class Alignment:
     """Their twins: `variant[n]` is the twin of `base[n]`."""
     filler: Indices
     """Variant tokens wholly inside the inserted span."""
-    base_seam: Indices
+    base_boundary: Indices
     """Base tokens without a twin: the insertion changed them."""
-    variant_seam: Indices
+    variant_boundary: Indices
     """Variant tokens that are neither twins nor wholly inserted."""
 
 
@@ -57,8 +57,8 @@ def align(
         base=_both_ends(prefix, suffix, len(base)),
         variant=_both_ends(prefix, suffix, len(variant)),
         filler=middle[inside],
-        base_seam=np.arange(prefix, len(base) - suffix),
-        variant_seam=middle[~inside],
+        base_boundary=np.arange(prefix, len(base) - suffix),
+        variant_boundary=middle[~inside],
     )
     _prove(alignment, base, variant)
     return alignment
@@ -87,8 +87,8 @@ def align_by(base: TokenizedPrompt, variant: TokenizedPrompt, places: Indices) -
         base=twins[:, 0],
         variant=twins[:, 1],
         filler=np.arange(0),
-        base_seam=np.setdiff1d(np.arange(len(base)), twins[:, 0]),
-        variant_seam=np.setdiff1d(np.arange(len(variant)), twins[:, 1]),
+        base_boundary=np.setdiff1d(np.arange(len(base)), twins[:, 0]),
+        variant_boundary=np.setdiff1d(np.arange(len(variant)), twins[:, 1]),
     )
     _prove(alignment, base, variant)
     return alignment
@@ -135,9 +135,9 @@ def _both_ends(prefix: int, suffix: int, length: int) -> Indices:
 
 def _prove(alignment: Alignment, base: TokenizedPrompt, variant: TokenizedPrompt) -> None:
     twins = np.array_equal(base.ids[alignment.base], variant.ids[alignment.variant])
-    counted_base = np.sort(np.concatenate([alignment.base, alignment.base_seam]))
+    counted_base = np.sort(np.concatenate([alignment.base, alignment.base_boundary]))
     counted_variant = np.sort(
-        np.concatenate([alignment.variant, alignment.filler, alignment.variant_seam])
+        np.concatenate([alignment.variant, alignment.filler, alignment.variant_boundary])
     )
     complete = np.array_equal(counted_base, np.arange(len(base))) and np.array_equal(
         counted_variant, np.arange(len(variant))

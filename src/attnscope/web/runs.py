@@ -14,7 +14,7 @@ ROWS = 1_000
 """How many rows of a query are shown."""
 REPORTS = 8
 """How many reports are cached."""
-_READ = ("experiment.yaml", "environment.json", "facts.jsonl", "claims.yaml", "manifest.json")
+_READ = ("experiment.yaml", "environment.json", "metadata.jsonl", "claims.yaml", "manifest.json")
 """The files that a report is made from, beside the batches."""
 
 
