@@ -94,9 +94,11 @@ def main() -> None:
         run(experiment, options.out / folder)
         opened = attnscope.open_run(options.out / folder)
         pair = " → ".join(opened.experiment.models)
-        for verdict in judge_run(opened):
-            if verdict.verdict != "not measured":
-                rows.append(Judged(verdict.model or f"{pair}, layer {verdict.layer}", verdict))
+        rows += [
+            Judged(verdict.model or f"{pair}, layer {verdict.layer}", verdict)
+            for verdict in judge_run(opened)
+            if verdict.verdict != "not measured"
+        ]
         print(folder, flush=True)
     claims = dict.fromkeys(row.verdict.claim for row in rows)
     pairs = [row for row in rows if row.verdict.model is None]

@@ -282,3 +282,21 @@ def test_of_very_many_choices_those_with_the_fewest_changes_are_judged(monkeypat
     assert alone.height == 4 + 3 + 3
     assert found.filter(changes == 2).height == 4 * 3 + 4 * 3 + 3 * 3
     assert in_a_line(found)["not_judged"] == 80 - MOST
+
+
+def test_the_pair_of_a_comparison_over_queries_is_no_choice() -> None:
+    """Rows of one side alone cannot be compared, so such a claim had no rows at all."""
+    over = Claim.model_validate(
+        {
+            "name": "last-queries",
+            "statement": "The last query attends more.",
+            "condition": "base",
+            "quantity": {"measure": "mass"},
+            "comparison": {"over": "queries", "pair": ["last", "all"]},
+            "direction": "more",
+            "scope": {"layers": "all", "heads": "mean"},
+        }
+    )
+    made = sensitivity(over, table(), experiment=ASKED, resamples=300)
+    assert made["queries"].n_unique() == 1
+    assert made["difference"].is_not_null().any()

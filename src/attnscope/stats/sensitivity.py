@@ -60,6 +60,12 @@ def sensitivity(
         looked_at = _looked_at(claim, table, chosen)
         for verdict in judge([_changed(claim, chosen)], looked_at, **settings):
             rows += _rows(verdict, reference, part)
+    if not rows:
+        raise InputError(
+            f"claim {claim.name!r} cannot be judged under any choice of this run",
+            code="claim-without-choices",
+            claim=claim.name,
+        )
     made = pl.DataFrame(rows, schema_overrides=_TYPES, infer_schema_length=None)
     made = made.unique(maintain_order=True)
     made = made.with_columns(pl.lit(further, dtype=pl.Int64()).alias("not_judged"))
@@ -110,6 +116,8 @@ def _there(claim: Claim, table: pl.DataFrame, name: str, asked: Experiment | Non
         return [how for how in NORMALISE if how != "share" or not whole]
     if name == "spikes":
         return _items(claim, table)
+    if any(part.comparison.over == name for part in claim.parts) and name != "condition":
+        return [None]  # the pair of a comparison is no choice
     if name == "keys" and any(quantity.keys is not None for quantity in quantities):
         return [None]  # a claim about a region is about that region
     if name == "condition":
