@@ -17,6 +17,7 @@ from attnscope.evaluate.condition_parser import parse
 from attnscope.evaluate.run import Evaluation, evaluate
 from attnscope.prompts import math_samples
 from attnscope.tokens import DEFAULT
+from support_errors import raises
 
 pytest.importorskip("lm_eval", reason="the extra attnscope[eval] is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the harness and its packages
@@ -208,12 +209,12 @@ def test_tasks_that_are_none(tmp_path: Path) -> None:
     from attnscope.evaluate.harness import _settings
 
     asked = Evaluation(model=MODEL, task=str(tmp_path / "none.yaml"), problems=1)
-    with pytest.raises(InputError, match="there is no file"):
+    with raises(InputError, "file-missing"):
         evaluate(asked, ["baseline"])
     (tmp_path / "bad.yaml").write_text("task: bad\noutput_type: nothing\n")
     asked = Evaluation(model=MODEL, task=str(tmp_path / "bad.yaml"), problems=1)
-    with pytest.raises(InputError, match="lm-evaluation-harness refuses"):
+    with raises(InputError, "task-refused"):
         evaluate(asked, ["baseline"])
     assert _settings({"until": "\n", "do_sample": False, "temperature": 0.7}) == (256, 0.0, ("\n",))
-    with pytest.raises(InputError, match="the task sets num_beams=4"):
+    with raises(InputError, "unsupported-argument", argument="num_beams", value=4):
         _settings({"num_beams": 4})

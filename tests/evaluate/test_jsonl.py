@@ -7,6 +7,7 @@ import pytest
 
 from attnscope.errors import InputError
 from attnscope.evaluate.jsonl import read_lines, replace_whole, written_lines
+from support_errors import raises
 
 # All of these end a line for Python, and none of them for JSON.
 SAID = [{"said": "one\u2028two\u2029three\x85four\x1cfive\nsix"}, {"said": "数 🙂"}]
@@ -28,10 +29,10 @@ def test_a_line_that_was_cut_off_is_taken_away(tmp_path: Path) -> None:
         assert file.read_bytes() == written_lines(SAID[:there])
 
 
-def test_a_damaged_line_is_said(tmp_path: Path) -> None:
+def test_a_damaged_line_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "answers.jsonl"
     file.write_bytes(b'{"said": 1}\n{"sa\n')
-    with pytest.raises(InputError, match=r"answers\.jsonl is damaged"):
+    with raises(InputError, "damaged-file", path=str(file)):
         read_lines(file)
 
 

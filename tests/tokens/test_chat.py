@@ -19,6 +19,7 @@ from attnscope.tokens import (
     tokenize,
     turns_of,
 )
+from support_errors import raises
 
 contents = st.text("ab \n#user<|>é", max_size=12)
 
@@ -45,11 +46,11 @@ def test_regions_round_trip(
     """Each region reads the same after the template, but for blank space that it trimmed."""
     tokenizer = with_template(byte_level, chat_template)
     roles = ["user", "assistant", "user"][: len(turns)]
-    said = list(zip(roles, turns, strict=True))
+    written = list(zip(roles, turns, strict=True))
     if system is not None:
-        said.insert(0, ("system", system))
+        written.insert(0, ("system", system))
     chat = []
-    for n, (role, text) in enumerate(said):
+    for n, (role, text) in enumerate(written):
         text += "."  # a prompt is not empty
         points = st.integers(0, len(text))
         start, end = sorted([data.draw(points), data.draw(points)])
@@ -111,7 +112,7 @@ def test_a_prompt_is_divided_into_turns() -> None:
     assert turns_of(prompt)[1][1].read("question") == "Why?"
 
 
-def test_the_same_words_in_two_turns_are_told_apart(byte_level: Any, chat_template: str) -> None:
+def test_the_same_words_in_two_turns_are_two_regions(byte_level: Any, chat_template: str) -> None:
     chat = [
         ("system", join([("first", "user")])),
         ("user", join([("second", "user")])),
@@ -121,7 +122,7 @@ def test_the_same_words_in_two_turns_are_told_apart(byte_level: Any, chat_templa
     assert rendered.spans("first")[0].end < rendered.spans("second")[0].start
 
 
-def test_many_at_once_are_the_same_as_one_by_one(byte_level: Any, chat_template: str) -> None:
+def test_many_chats_equal_one_chat_at_a_time(byte_level: Any, chat_template: str) -> None:
     tokenizer = with_template(byte_level, chat_template)
     prompts = [
         join([("system", "Be kind."), ("question", "What is 2 + 2?")]),
@@ -144,24 +145,24 @@ def test_one_of_many_that_is_refused_is_refused_in_its_turn(byte_level: Any) -> 
     chats = [turns_of(Prompt(text)) for text in ("one", "two", "bad", "three")]
     rendered = apply_chat_template_to_all(chats, tokenizer)
     assert [next(rendered).text, next(rendered).text] == ["[one]", "[two]"]
-    with pytest.raises(InputError, match="refuses turns of user: no"):
+    with raises(InputError, "chat-template-error", roles=("user",)):
         next(rendered)
 
 
-def test_bad_input_says_what_is_wrong(byte_level: Any) -> None:
+def test_bad_input_is_refused(byte_level: Any) -> None:
     prompt = join([("system", "a"), ("question", "b")])
-    with pytest.raises(InputError, match="has no chat template"):
+    with raises(InputError, "no-chat-template"):
         apply_chat_template(prompt, with_template(byte_level, None))
-    with pytest.raises(InputError, match="no turns"):
+    with raises(InputError, "empty-chat"):
         apply_chat_template([], with_template(byte_level, "x"))
     refusing = "{{ raise_exception('no system role here') }}"
-    with pytest.raises(InputError, match=r"refuses turns of system, user: no system role here"):
+    with raises(InputError, "chat-template-error", roles=("system", "user")):
         apply_chat_template(prompt, with_template(byte_level, refusing))
     for rewriting in ("{{ messages[0].content | upper }}", "{{ messages[1].content }}", "x"):
-        with pytest.raises(InputError, match="rewrites what the turns say"):
+        with raises(InputError, "chat-template-changes-text"):
             apply_chat_template(prompt, with_template(byte_level, rewriting))
     twice = "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}"
-    with pytest.raises(InputError, match="rewrites what the turns say"):
+    with raises(InputError, "chat-template-changes-text"):
         apply_chat_template(prompt, with_template(byte_level, twice))
 
 
@@ -171,25 +172,25 @@ FEW_SECONDS, LITTLE_MEMORY = {"SECONDS": 1}, {"MEMORY": 1 << 28}
 
 
 @pytest.mark.parametrize(
-    ("template", "limits", "said"),
+    ("template", "limits", "exceeded"),
     {
         "loops": (
             "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
             FEW_SECONDS,
-            "does not come to an end within 1 seconds",
+            "seconds",
         ),
-        "computes": ("{{ (10 ** (10 ** 9)) % 7 }}", FEW_SECONDS, "does not come to an end"),
-        "grows": ("{{ 'a' * 10 ** 11 }}", LITTLE_MEMORY, "needs more than 256 MiB"),
+        "computes": ("{{ (10 ** (10 ** 9)) % 7 }}", FEW_SECONDS, "seconds"),
+        "grows": ("{{ 'a' * 10 ** 11 }}", LITTLE_MEMORY, "memory"),
         "doubles": (
             "{% set n = namespace(x='ab') %}{% for a in range(60) %}"
             "{% set n.x = n.x ~ n.x %}{% endfor %}",
             LITTLE_MEMORY,
-            "needs more than 256 MiB",
+            "memory",
         ),
         "writes": (
             "{% for a in range(99999) %}{{ messages[0].content }}{% endfor %}",
             {},
-            "writes more than 1,0[0-9,]+ characters",
+            "characters",
         ),
     }.values(),
     ids=["loops", "computes", "grows", "doubles", "writes"],
@@ -198,7 +199,7 @@ def test_a_template_without_end_is_refused(
     byte_level: Any,
     template: str,
     limits: dict[str, int],
-    said: str,
+    exceeded: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if "MEMORY" in limits and sys.platform != "linux":
@@ -206,7 +207,7 @@ def test_a_template_without_end_is_refused(
     for name, limit in (NO_LIMIT | limits).items():
         monkeypatch.setattr(template_check, name, limit)
     prompt = Prompt("Which way does the arrow point now?")
-    with pytest.raises(InputError, match=f"chat template ({said}).*--no-chat"):
+    with raises(InputError, "chat-template-limit", limit=exceeded):
         apply_chat_template(prompt, with_template(byte_level, template))
 
 

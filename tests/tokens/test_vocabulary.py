@@ -12,23 +12,24 @@ from transformers import PreTrainedTokenizerFast
 from attnscope.errors import InputError
 from attnscope.tokens import read_vocabulary
 from made_tokenizers import KINDS, made
+from support_errors import raises
 
 
 @settings(max_examples=20, deadline=None)
 @given(text=st.text("abc XYZ12 #*/\n\té日👍", min_size=1, max_size=30))
-def test_tokens_say_what_was_written(tokenizer: Any, text: str) -> None:
+def test_token_texts_follow_the_written_text(tokenizer: Any, text: str) -> None:
     """Whole characters appear in the tokens' texts, in order; pieces of them as U+FFFD."""
     texts = read_vocabulary(tokenizer).texts
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    said = "".join(texts[id] for id in ids).replace("\ufffd", "")
+    decoded = "".join(texts[id] for id in ids).replace("\ufffd", "")
     written = "".join(text.split())
     remaining = iter(written)
     unknown = getattr(tokenizer, "unk_token_id", None) in ids
     # A subsequence of what was written, and all of its ASCII, where nothing was unknown.
-    assert all(letter in remaining for letter in "".join(said.split()))
+    assert all(letter in remaining for letter in "".join(decoded.split()))
     if not unknown:
-        ascii_said = [letter for letter in said if letter.isascii() and not letter.isspace()]
-        assert ascii_said == [letter for letter in written if letter.isascii()]
+        kept = [letter for letter in decoded if letter.isascii() and not letter.isspace()]
+        assert kept == [letter for letter in written if letter.isascii()]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_tokens_added_by_hand_are_plain_text() -> None:
     assert read_vocabulary(tokenizer).texts[-1] == "é!"
 
 
-def test_special_tokens_say_nothing(tokenizer: Any) -> None:
+def test_special_tokens_have_no_text(tokenizer: Any) -> None:
     vocabulary = read_vocabulary(tokenizer)
     assert tokenizer.get_vocab()["<|im_start|>"] in vocabulary.special
     assert {vocabulary.texts[id] for id in vocabulary.special} == {""}
@@ -75,5 +76,5 @@ def test_special_tokens_say_nothing(tokenizer: Any) -> None:
 
 def test_a_tokenizer_without_offsets_is_refused() -> None:
     slow = SimpleNamespace(is_fast=False)
-    with pytest.raises(InputError, match=r"SimpleNamespace gives no character offsets.*fast one"):
+    with raises(InputError, "slow-tokenizer", tokenizer="SimpleNamespace"):
         read_vocabulary(slow)  # type: ignore[arg-type]

@@ -94,7 +94,11 @@ def spelled_out(text: str) -> list[str]:
     parts = re.split(r"([:,=@])", text)
     choices = [part.split("|") for part in parts]
     if any("" in some for some in choices if len(some) > 1):
-        raise InputError(f"{text!r}: there is nothing on one side of a bar")
+        raise InputError(
+            f"{text!r}: every bar | needs a value on both sides, as in arm:c=0.05|0.25",
+            code="bad-condition",
+            condition=text,
+        )
     return ["".join(some) for some in product(*choices)]
 
 
@@ -105,7 +109,11 @@ def parse(text: str) -> ParsedCondition:
         raise unknown("condition", kind, KINDS)
     said: dict[str, Any] = {}
     if kind == "baseline" and rest:
-        raise InputError(f"{text!r}: the baseline takes nothing")
+        raise InputError(
+            f"{text!r}: the baseline has no settings; write 'baseline'",
+            code="bad-condition",
+            condition=text,
+        )
     if kind == "filler":
         said = _filler(text, rest)
     elif kind == "arm":
@@ -119,9 +127,13 @@ def _filler(text: str, rest: str) -> dict[str, Any]:
     rest, _, position = rest.partition("@")
     count, _, unit = rest.partition(":")
     if count and not count.isdigit():
-        raise InputError(f"{text!r}: a filler is written filler:COUNT:UNIT, as filler:55:/")
+        raise InputError(
+            f"{text!r}: write a filler as filler:COUNT:UNIT, for example filler:55:/",
+            code="bad-condition",
+            condition=text,
+        )
     if position and position not in POSITIONS:
-        raise unknown(f"position in {text!r}:", position, POSITIONS)
+        raise unknown("position", position, POSITIONS)
     put = {"kind": "repeat", "count": int(count or 55), "unit": unit or None}
     return {"insert": put, "position": position or "between"}
 
@@ -146,7 +158,11 @@ def _cut(text: str, kind: str, rest: str) -> dict[str, Any]:
     if kind == "steer":
         return found | {"factor": _value(text, "factor", factor, float)}
     if factor:
-        raise InputError(f"{text!r}: a knockout is written knockout:CLASS or knockout:CLASS@REGION")
+        raise InputError(
+            f"{text!r}: write a knockout as knockout:CLASS or knockout:CLASS@REGION",
+            code="bad-condition",
+            condition=text,
+        )
     return found
 
 
@@ -154,4 +170,10 @@ def _value(text: str, name: str, value: str, kind: Any) -> Any:
     try:
         return kind(value)
     except ValueError:
-        raise InputError(f"{text!r}: {name} is {value!r}, and must be a number") from None
+        raise InputError(
+            f"{text!r}: {name} is {value!r}; it must be a number",
+            code="not-a-number",
+            condition=text,
+            name=name,
+            value=value,
+        ) from None

@@ -26,7 +26,9 @@ try:
     from lm_eval.api.model import LM
 except ImportError as error:
     raise InputError(
-        "tasks of lm-evaluation-harness need the package lm-eval: pip install 'attnscope[eval]'"
+        "tasks of lm-evaluation-harness need the package lm-eval: pip install 'attnscope[eval]'",
+        code="missing-package",
+        package="lm-eval",
     ) from error
 
 QUESTION = "question"
@@ -94,7 +96,10 @@ class ConditionedLM(LM):  # type: ignore[misc]
         heads, of the attention from where its answer begins; columns task, document, layer,
         measure, item, value."""
         if not self.rows:
-            raise InputError("no request was answered yet, so there is no attention to tell of")
+            raise InputError(
+                "the harness has sent no request yet, so there is no attention to return",
+                code="no-requests",
+            )
         return pl.concat(self.rows)
 
     def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
@@ -173,8 +178,8 @@ class ConditionedLM(LM):  # type: ignore[misc]
         nothing, and the difference from the baseline would be 0 by construction."""
         if self.condition.what.insert is not None or self.condition.cut is not None:
             raise InputError(
-                f"condition {self.condition.name!r} changes the context, and the task asks for the "
-                "likelihood of a text without one; use baseline and arm, or another task",
+                f"condition {self.condition.name!r} changes the context, but the task scores a "
+                "text without context; use baseline and arm, or another task",
                 code="no-context",
                 condition=self.condition.name,
             )
@@ -253,8 +258,11 @@ def _settings(given: Mapping[str, Any]) -> tuple[int, float, tuple[str, ...]]:
     for name, value in said.items():
         if value is not None and value not in _NEUTRAL.get(name, ()):
             raise InputError(
-                f"the task sets {name}={value!r} for generation, which answers here do not have; "
-                "known: until, max_gen_toks, do_sample, temperature"
+                f"the task sets {name}={value!r} for generation, which attnscope does not support; "
+                "supported: until, max_gen_toks, do_sample, temperature",
+                code="unsupported-argument",
+                argument=name,
+                value=value,
             )
     return int(longest), temperature, until
 
@@ -278,7 +286,11 @@ def ask(
     file = Path(task)
     own = file.suffix in (".yaml", ".yml")
     if own and not file.is_file():
-        raise InputError(f"there is no file {task}; give a YAML file of a task, or lm-eval:NAME")
+        raise InputError(
+            f"there is no file {task}; give a YAML file of a task, or lm-eval:NAME",
+            code="file-missing",
+            path=task,
+        )
     try:
         found = lm_eval.simple_evaluate(
             model=lm,
@@ -289,7 +301,11 @@ def ask(
             task_manager=TaskManager(include_defaults=not own),
         )
     except (KeyError, ValueError, FileNotFoundError) as error:
-        raise InputError(f"lm-evaluation-harness refuses the task {task!r}: {error}") from error
+        raise InputError(
+            f"lm-evaluation-harness refuses the task {task!r}: {error}",
+            code="task-refused",
+            task=task,
+        ) from error
     return dict(found or {}), lm.attention
 
 
@@ -315,7 +331,10 @@ def scored(results: Mapping[str, Any]) -> list[dict[str, Any]]:
                     }
                 )
     if not rows:
-        raise InputError("the task has no score of single documents, so nothing can be compared")
+        raise InputError(
+            "the task has no score per document, so conditions cannot be compared",
+            code="no-document-scores",
+        )
     return rows
 
 

@@ -38,7 +38,12 @@ def evaluate_harness(
     from attnscope.evaluate.harness import ask, scored
 
     if asked.samples > 1 or asked.level is not None:
-        raise InputError("a task of lm-evaluation-harness says itself what is asked how often")
+        raise InputError(
+            "a task of lm-evaluation-harness sets samples and level itself; leave them out",
+            code="unsupported-argument",
+            samples=asked.samples,
+            level=asked.level,
+        )
     rows, seen = _kept(out)
     model: Any = None
     tokenizer: Any = None

@@ -66,5 +66,9 @@ def effects(
         if progress is not None:
             progress("effects", n + 1, len(prompts))
     if not rows:
-        raise InputError(f"no prompt has a token of {', '.join(classes)}: there is nothing to cut")
+        raise InputError(
+            f"no prompt has a token of {', '.join(classes)}; choose other classes",
+            code="no-token-in-classes",
+            classes=tuple(classes),
+        )
     return pl.DataFrame(rows)

@@ -22,7 +22,10 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in whole.split(b"\n")[:-1]]
     except ValueError as error:
         raise InputError(
-            f"{file} is damaged ({error}); choose another directory, or delete it to ask again"
+            f"{file} is damaged ({error}); choose another directory, or delete the file to "
+            "generate its completions again",
+            code="damaged-file",
+            path=str(file),
         ) from error
 
 

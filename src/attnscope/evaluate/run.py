@@ -44,13 +44,24 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         if self.samples < 1:
-            raise InputError(f"samples={self.samples}: every problem needs an answer")
+            raise InputError(
+                f"samples={self.samples}: it must be at least 1",
+                code="bad-samples",
+                samples=self.samples,
+            )
         if not 0 <= self.temperature < 100:
-            raise InputError(f"temperature={self.temperature}: it must be from 0 to 100")
+            raise InputError(
+                f"temperature={self.temperature}: it must be at least 0 and below 100",
+                code="bad-temperature",
+                temperature=self.temperature,
+            )
         if self.samples > 1 and self.temperature == 0:
             raise InputError(
-                f"{self.samples} samples at temperature 0 are one answer {self.samples} times; "
-                "give a temperature, as 0.8"
+                f"{self.samples} samples at temperature 0 are {self.samples} times the same "
+                "completion; give a temperature such as 0.8",
+                code="bad-temperature",
+                temperature=self.temperature,
+                samples=self.samples,
             )
 
 
@@ -68,7 +79,11 @@ def evaluate(
     written = dict.fromkeys(text for word in conditions for text in spelled_out(word))
     parsed = [parse(text) for text in written]
     if BASELINE not in [one.kind for one in parsed]:
-        raise InputError("conditions are compared with the baseline, which is not among them")
+        raise InputError(
+            f"conditions are compared with {BASELINE!r}; add it to the conditions",
+            code="no-baseline",
+            conditions=list(written),
+        )
     if is_harness(asked.task):
         _begin(asked, out)
         found = evaluate_harness(asked, parsed, out, batch=batch, progress=progress)
@@ -135,8 +150,10 @@ def _begin(asked: Evaluation, out: Path | None) -> None:
         replace_whole(told, said)
     elif told.read_bytes() != said:
         raise InputError(
-            f"{out} has the answers of another evaluation ({told.name} says which); choose another "
-            "directory, or ask what it asked"
+            f"{out} contains another evaluation (its settings: {told.name}); choose another "
+            "directory, or use the same settings",
+            code="other-evaluation",
+            path=str(out),
         )
 
 

@@ -16,7 +16,10 @@ def pass_at(k: int, samples: int, right: int) -> float:
     unbiased."""
     if not 1 <= k <= samples:
         raise InputError(
-            f"pass@{k} needs at least {k} samples of every problem; there are {samples}"
+            f"pass@{k} needs at least {k} samples of every problem; there are {samples}",
+            code="too-few-samples",
+            k=k,
+            samples=samples,
         )
     return 1.0 - comb(samples - right, k) / comb(samples, k)
 

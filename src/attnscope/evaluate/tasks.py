@@ -32,9 +32,16 @@ def task(name: str, count: int, *, seed: int = SEED, level: int | None = None) -
     the white space around it.
     """
     if count < 1:
-        raise InputError(f"{count} problems: at least one is needed")
+        raise InputError(
+            f"problems={count}: it must be at least 1", code="bad-problems", problems=count
+        )
     if level is not None and name != "math":
-        raise InputError(f"level={level} is of the task math, not of {name}")
+        raise InputError(
+            f"level={level}: only the task math has levels, not {name}; leave it out",
+            code="unsupported-argument",
+            level=level,
+            task=name,
+        )
     if name == "math":
         problems = list(math_samples(count, seed=seed, level=level))
         return Task(name=name, samples=problems, right=_number, longest=64)
@@ -55,10 +62,15 @@ def _from_file(path: str, count: int) -> list[Sample]:
             break
         answer = sample.answer if sample.answer is not None else sample.metadata.get("answer")
         if answer is None:
-            raise InputError(f"problem {n} of {path} has no field 'answer' to judge answers by")
+            raise InputError(
+                f"problem {n} of {path} has no field 'answer'; add the right answer",
+                code="missing-field",
+                field="answer",
+                problem=n,
+            )
         samples.append(Sample(sample.prompt, str(answer), sample.metadata))
     if not samples:
-        raise InputError(f"{path} has no problems")
+        raise InputError(f"{path} has no problems", code="empty-file", path=path)
     return samples
 
 

@@ -144,6 +144,8 @@ def _prove(alignment: Alignment, base: TokenizedPrompt, variant: TokenizedPrompt
     )
     if not (twins and complete):
         raise AttnscopeError(
-            "an alignment lost a token or paired two different ones: a bug of attnscope, "
-            f"please report it with this prompt: {variant.prompt.text[:200]!r}"
+            "an alignment lost a token or paired two different ones. This is a bug of attnscope; "
+            f"please report it with this prompt: {variant.prompt.text[:200]!r}",
+            code="bad-alignment",
+            text=variant.prompt.text,
         )

@@ -73,7 +73,10 @@ def _through(
         render.beforehand(chats)
     for turns in chats:
         if not turns:
-            raise InputError("the chat has no turns; give at least one, such as a user's question")
+            raise InputError(
+                "the chat has no turns; give at least one, such as a user's question",
+                code="empty-chat",
+            )
         roles = tuple(role for role, _ in turns)
         text, content_at = _follow([turn.text for _, turn in turns], partial(render, roles))
         regions = []
@@ -102,7 +105,9 @@ class _Rendering:
             name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
             raise InputError(
                 f"tokenizer {name!r} has no chat template; use the prompt as it is, or set "
-                "tokenizer.chat_template"
+                "tokenizer.chat_template",
+                code="no-chat-template",
+                tokenizer=name,
             )
 
     def __call__(self, roles: tuple[str, ...], contents: list[str]) -> str:
@@ -116,7 +121,9 @@ class _Rendering:
             raise
         except Exception as error:  # whatever the template's author raises, in Jinja or through it
             raise InputError(
-                f"the chat template refuses turns of {', '.join(roles)}: {error}"
+                f"the chat template refuses turns of {', '.join(roles)}: {error}",
+                code="chat-template-error",
+                roles=roles,
             ) from error
 
     def beforehand(self, chats: Sequence[Sequence[Turn]]) -> None:
@@ -191,8 +198,11 @@ def turn_spans(prompt: Prompt) -> list[tuple[str, int, int]]:
     for n, (role, region) in enumerate(roles):
         if region.start < position:
             raise InputError(
-                f"region {region.name!r} at {region.start} lies inside the turn before it; "
-                "turns follow one another"
+                f"region {region.name!r} at character {region.start} starts inside the turn "
+                "before it; turns must not overlap",
+                code="overlapping-turns",
+                region=region.name,
+                start=region.start,
             )
         if role == "system" and n == 0:
             add("system", 0, region.end)
@@ -224,8 +234,9 @@ def _follow(
         if text == plain and len(found) == 2 * len(contents):
             return plain, [(found[2 * n], found[2 * n + 1], skip) for n, skip in enumerate(skips)]
     raise InputError(
-        "the chat template rewrites what the turns say (it leaves one out, repeats or changes it), "
-        "so regions cannot be followed through it; render the text yourself and mark its regions"
+        "the chat template leaves out, repeats or changes the text of a turn, so attnscope cannot "
+        "locate the regions in its output; render the text yourself and mark its regions",
+        code="chat-template-changes-text",
     )
 
 
@@ -250,7 +261,11 @@ def _unused_mark(contents: list[str]) -> int:
     highest = max((ord(max(content)) for content in wide), default=0)
     first = max(_FIRST_MARK, highest + 1)
     if first + wanted > 0x10FFFE:
-        raise InputError("the prompt uses the last private-use characters of Unicode; leave them")
+        raise InputError(
+            "the prompt contains the last private-use characters of Unicode, which attnscope needs "
+            "as marks; remove them",
+            code="no-unused-character",
+        )
     return first
 
 

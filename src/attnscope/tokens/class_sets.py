@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import InputError, unknown
-from attnscope.tokens.classes import ClassSet, TokenClass
+from attnscope.tokens.classes import ClassSet, TokenClass, unknown_in_class
 from attnscope.yaml_file import read_yaml
 
 _CONJUNCTIONS = (
@@ -86,13 +86,15 @@ def load_classes(source: str | Path | ClassSet) -> ClassSet:
         return NAMED[str(source)]
     path = Path(source)
     if not os.path.isfile(path):  # of any text: pathlib's raises where a name is too long
-        raise InputError(
-            f"unknown class set {str(source)!r}: neither a file nor one of {', '.join(NAMED)}"
-        )
+        raise unknown("class set", str(source), [*NAMED, "a YAML file"])
     content, _ = read_yaml(path)
     entries = content.get("classes") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not entries:
-        raise InputError(f"{path}: expected a list of classes under 'classes'")
+        raise InputError(
+            f"{path}: expected a list of classes under 'classes'",
+            code="bad-class-file",
+            path=str(path),
+        )
     try:
         return class_set(entries)
     except InputError as error:
@@ -108,13 +110,21 @@ def _entry(entry: Any) -> TokenClass:
     if isinstance(entry, str):
         return DEFAULT.classes[DEFAULT.index(entry)]
     if not isinstance(entry, dict) or "name" not in entry:
-        raise InputError(f"a class is a name or a mapping with a name, not {entry!r}")
+        raise InputError(
+            f"a class is a name or a mapping with a name, not {entry!r}",
+            code="bad-class",
+            entry=entry,
+        )
     for field, value in entry.items():
         if field not in _EXPECTED:
-            raise unknown(f"field of class {entry['name']!r}:", field, _EXPECTED)
+            raise unknown_in_class(entry["name"], "field", field, _EXPECTED)
         if not _fits(field, value):
             raise InputError(
-                f"class {entry['name']!r}: {field} is {value!r}; expected {_EXPECTED[field]}"
+                f"class {entry['name']!r}: {field} is {value!r}; expected {_EXPECTED[field]}",
+                code="bad-class-field",
+                token_class=entry["name"],
+                field=field,
+                value=value,
             )
     return TokenClass(**entry)
 

@@ -74,29 +74,42 @@ class TokenClass:
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise InputError("a token class needs a name, such as 'hash'")
+            raise InputError("a token class needs a name, such as 'hash'", code="missing-name")
         given = [rule for rule in _RULES if getattr(self, rule) is not None]
         if len(given) != 1:
             raise InputError(
                 f"class {self.name!r} has {len(given)} rules ({', '.join(given) or 'none'}); "
-                f"give exactly one of {', '.join(_RULES)}"
+                f"give exactly one of {', '.join(_RULES)}",
+                code="number-of-rules",
+                token_class=self.name,
+                rules=given,
             )
         if self.judgement not in JUDGEMENTS:
-            raise unknown(f"judgement of class {self.name!r}:", self.judgement, JUDGEMENTS)
+            raise unknown_in_class(self.name, "judgement", self.judgement, JUDGEMENTS)
         if self.every is not None and self.every not in EVERY:
-            raise unknown(f"value of 'every' in class {self.name!r}:", self.every, EVERY)
+            raise unknown_in_class(self.name, "every", self.every, EVERY)
         if self.strip and self.judgement == "fraction":
             raise InputError(
-                f"class {self.name!r}: a fraction counts every character, so strip cannot be set"
+                f"class {self.name!r}: judgement 'fraction' counts every character, so strip "
+                "cannot be true",
+                code="strip-with-fraction",
+                token_class=self.name,
             )
         if self.characters == "" or self.pattern == "":
-            raise InputError(f"class {self.name!r} has an empty rule; say what it takes")
+            raise InputError(
+                f"class {self.name!r} has an empty rule; give at least one character or a pattern",
+                code="empty-rule",
+                token_class=self.name,
+            )
         if self.token_ids is not None:
             object.__setattr__(self, "token_ids", frozenset(self.token_ids))
             if not self.token_ids or min(self.token_ids) < 0:
                 raise InputError(
-                    f"class {self.name!r}: token_ids must be one or more ids from 0 on, "
-                    f"not {sorted(self.token_ids)}"
+                    f"class {self.name!r}: token_ids must be one or more ids of at least 0, "
+                    f"not {sorted(self.token_ids)}",
+                    code="bad-token-ids",
+                    token_class=self.name,
+                    token_ids=sorted(self.token_ids),
                 )
         if self.words is not None:
             self._check_words()
@@ -106,7 +119,10 @@ class TokenClass:
                 regex.compile(self.pattern)
             except regex.error as error:
                 raise InputError(
-                    f"class {self.name!r}: the pattern {self.pattern!r} does not compile: {error}"
+                    f"class {self.name!r}: the pattern {self.pattern!r} does not compile: {error}",
+                    code="bad-pattern",
+                    token_class=self.name,
+                    pattern=self.pattern,
                 ) from error
 
     @cached_property
@@ -119,16 +135,16 @@ class TokenClass:
         words = self.words
         if isinstance(words, str) or not words or self.judgement != "pure":
             raise InputError(
-                f"class {self.name!r}: words is a list of one or more words, such as ['no', 'not'],"
-                f" for whole tokens (judgement pure), not {words!r} (judgement {self.judgement})",
+                f"class {self.name!r}: words must be a list of one or more words, such as "
+                f"['no', 'not'], with judgement 'pure', not {words!r} with {self.judgement!r}",
                 code="bad-words",
                 words=words,
             )
         wrong = [word for word in words if not isinstance(word, str) or not word.strip()]
         if wrong:
             raise InputError(
-                f"class {self.name!r}: {wrong[0]!r} is no word; in YAML, 'true', 'false',"
-                " 'null' and numbers need quotes to be words",
+                f"class {self.name!r}: {wrong[0]!r} is not a word; in YAML, write the words true, "
+                "false, null and numbers in quotes",
                 code="bad-words",
                 words=words,
             )
@@ -187,6 +203,12 @@ class TokenClass:
         )
 
 
+def unknown_in_class(name: str, what: str, value: object, known: Iterable[object]) -> InputError:
+    """The error for a value of a class that is outside a known set."""
+    error = unknown(what, value, known)
+    return InputError(f"class {name!r}: {error}", code=error.code, token_class=name, **error.values)
+
+
 def _check_repeats(name: str, pattern: str) -> None:
     counts = [int(n[:9]) for n in regex.findall(r"(?<=\{[\d,\s]*)\d+(?=[\d,\s]*\})", pattern)]
     if math.prod(max(count, 1) for count in counts) > _MOST_REPEATS:
@@ -219,15 +241,24 @@ class ClassSet:
     def __post_init__(self) -> None:
         object.__setattr__(self, "classes", tuple(self.classes))
         if not self.classes:
-            raise InputError("the class set is empty: give it at least one class")
+            raise InputError(
+                "the class set is empty: give it at least one class", code="empty-class-set"
+            )
         if len(set(self.names)) < len(self.names):
             twice = sorted({name for name in self.names if self.names.count(name) > 1})
-            raise InputError(f"class {twice[0]!r} is in the set twice; a name is used once")
+            raise InputError(
+                f"class {twice[0]!r} is in the set twice; give every class a name of its own",
+                code="duplicate-class",
+                token_class=twice[0],
+            )
         for earlier, later in zip(self.classes, self.classes[1:], strict=False):
             if earlier.every == "token":
                 raise InputError(
-                    f"class {later.name!r} stands behind {earlier.name!r}, which takes every "
-                    "token that is left: move it in front"
+                    f"class {later.name!r} comes after {earlier.name!r}, which takes every "
+                    f"remaining token; move {later.name!r} before it",
+                    code="unreachable-class",
+                    token_class=later.name,
+                    after=earlier.name,
                 )
 
     def __len__(self) -> int:
@@ -294,8 +325,10 @@ class ClassSet:
         if table.weights is not None:
             divided = [c.name for c in self.classes if c.judgement == "fraction"]
             raise InputError(
-                f"class {divided[0]!r} is judged by fraction, so a token has shares of several "
-                "classes and no single one; use weights(...) instead of ids(...)"
+                f"class {divided[0]!r} has judgement 'fraction', so one token can belong to "
+                "several classes; use weights(...) instead of ids(...)",
+                code="fraction-class",
+                token_class=divided[0],
             )
         found = table.classes[_checked(input_ids, len(table.classes))]
         if attention_mask is not None:
@@ -339,8 +372,11 @@ def _real(attention_mask: Any, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     mask = _array(attention_mask)
     if mask.shape != shape:
         raise InputError(
-            f"the attention mask has the shape {mask.shape}, and the token ids {shape}; they must "
-            "be the same"
+            f"the attention mask has the shape {mask.shape}, but the token ids have {shape}; the "
+            "shapes must be equal",
+            code="mask-shape",
+            mask=mask.shape,
+            ids=shape,
         )
     return np.asarray(mask != 0)
 
@@ -348,12 +384,19 @@ def _real(attention_mask: Any, shape: tuple[int, ...]) -> NDArray[np.bool_]:
 def _checked(input_ids: Any, known: int) -> NDArray[np.int64]:
     ids = _array(input_ids)
     if ids.dtype.kind not in "iu":
-        raise InputError(f"token ids must be whole numbers, not {ids.dtype}")
+        raise InputError(
+            f"token ids must be whole numbers, not {ids.dtype}",
+            code="bad-token-ids",
+            dtype=str(ids.dtype),
+        )
     if ids.size and (ids.min() < 0 or ids.max() >= known):
         wrong = ids.min() if ids.min() < 0 else ids.max()
         raise InputError(
             f"token id {wrong} is outside the tokenizer's vocabulary (0 to {known - 1}); "
-            "is this the tokenizer of the model that the ids come from?"
+            "use the tokenizer of the model that the ids are for",
+            code="unknown-token-id",
+            value=int(wrong),
+            vocabulary=known,
         )
     return ids
 
@@ -374,8 +417,10 @@ def _classify(classes: ClassSet, vocabulary: Vocabulary) -> ClassTable:
             left = [id for id in left if found[id] < 0]
     if (found < 0).all():
         raise InputError(
-            f"the class set ({', '.join(classes.names)}) takes no token of this vocabulary, so "
-            "there is nothing to measure; check its rules, or end it with 'every: token'"
+            f"the class set ({', '.join(classes.names)}) matches no token of this vocabulary, so "
+            "there is nothing to measure; check its rules, or end it with 'every: token'",
+            code="no-token-in-classes",
+            classes=classes.names,
         )
     return ClassTable(classes.names, found, weights)
 

@@ -25,11 +25,17 @@ class Region:
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise InputError("a region needs a name, such as 'system' or 'question'")
+            raise InputError(
+                "a region needs a name, such as 'system' or 'question'", code="missing-name"
+            )
         if not 0 <= self.start <= self.end:
             raise InputError(
                 f"region {self.name!r} from {self.start} to {self.end}: "
-                "it must start at 0 or later and not end before it starts"
+                "the start must be at least 0, and the end must not be before the start",
+                code="bad-region",
+                region=self.name,
+                start=self.start,
+                end=self.end,
             )
 
     def moved(self, by: int) -> Region:
@@ -50,18 +56,27 @@ class Prompt:
 
     def __post_init__(self) -> None:
         if not self.text:
-            raise InputError("the prompt is empty: give it at least one character of text")
+            raise InputError(
+                "the prompt is empty: give it at least one character of text", code="empty-prompt"
+            )
         try:
             self.text.encode()
         except UnicodeEncodeError as error:
             raise InputError(
-                f"the prompt has half a character (a lone surrogate) at {error.start}; remove it"
+                f"the prompt contains a lone surrogate (half of a character) at {error.start}; "
+                "remove it",
+                code="lone-surrogate",
+                position=error.start,
             ) from error
         for region in self.regions:
             if region.end > len(self.text):
                 raise InputError(
                     f"region {region.name!r} ends at character {region.end}, "
-                    f"but the prompt has {len(self.text)}"
+                    f"but the prompt has {len(self.text)} characters",
+                    code="region-outside-prompt",
+                    region=region.name,
+                    end=region.end,
+                    length=len(self.text),
                 )
         ordered = sorted(self.regions, key=lambda r: (r.start, -r.end))
         object.__setattr__(self, "regions", tuple(ordered))
@@ -100,7 +115,10 @@ class Prompt:
         """
         if not 0 <= at <= len(self.text):
             raise InputError(
-                f"cannot insert at character {at}: the prompt has characters 0 to {len(self.text)}"
+                f"cannot insert at character {at}: the position must be from 0 to {len(self.text)}",
+                code="position-outside-prompt",
+                position=at,
+                length=len(self.text),
             )
         moved = []
         for r in self.regions:

@@ -96,15 +96,18 @@ def check_ends(
         ).returncode
     except subprocess.TimeoutExpired:
         ended = -1
-    what = {
-        _TOO_LONG: f"writes more than {most:,} characters for {len(said):,}",
-        _TOO_LARGE: f"needs more than {MEMORY >> 20:,} MiB",
+    exceeded = {
+        _TOO_LONG: ("characters", f"writes more than {most:,} characters for {len(said):,}"),
+        _TOO_LARGE: ("memory", f"needs more than {MEMORY >> 20:,} MiB of memory"),
     }.get(ended)
     if ended < 0:
-        what = f"does not come to an end within {SECONDS} seconds"
-    if what is not None:
+        exceeded = "seconds", f"does not end within {SECONDS} seconds"
+    if exceeded is not None:
+        limit, what = exceeded
         raise InputError(
-            f"the model's chat template {what}, so it is not used: it is damaged or hostile. Use "
-            "the prompt as it is (chat: false, --no-chat), or set tokenizer.chat_template"
+            f"the model's chat template {what}, so attnscope refuses it: it is damaged or hostile. "
+            "Use the prompt as it is (chat: false, --no-chat), or set tokenizer.chat_template",
+            code="chat-template-limit",
+            limit=limit,
         )
     _ended.add(template)

@@ -73,7 +73,11 @@ def tokenize(
     """
     require_fast(tokenizer)
     if max_length is not None and max_length < 1:
-        raise InputError(f"max_length is {max_length}; it must be at least 1 token")
+        raise InputError(
+            f"max_length is {max_length}; it must be at least 1 token",
+            code="bad-max-length",
+            max_length=max_length,
+        )
     encoded = tokenizer(
         prompt.text,
         add_special_tokens=not prompt.complete,
@@ -150,7 +154,11 @@ def _tokenized(
     so_far = np.concatenate([[0], np.cumsum(wrong)])
     for prompt, start, end in zip(prompts, ends[:-1].tolist(), ends[1:].tolist(), strict=True):
         if start == end:
-            raise InputError(f"the tokenizer makes no tokens of this prompt: {prompt.text[:80]!r}")
+            raise InputError(
+                f"the tokenizer makes no tokens of this prompt: {prompt.text[:80]!r}",
+                code="no-tokens",
+                text=prompt.text,
+            )
         of_prompt, offsets = flat[start:end], spans[start:end]
         if so_far[end] > so_far[start]:
             _divide_runs_of_bytes(prompt.text, offsets)
@@ -251,7 +259,7 @@ def pad(
     """
     rows = tuple(rows)
     if not rows:
-        raise InputError("there are no prompts to put into a batch")
+        raise InputError("a batch needs at least one prompt", code="empty-batch")
     side = side or getattr(tokenizer, "padding_side", "right")
     if side not in _SIDES:
         raise unknown("padding side", side, _SIDES)

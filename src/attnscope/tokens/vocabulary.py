@@ -63,9 +63,11 @@ def require_fast(tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuse a tokenizer without character offsets: regions could not be followed through it."""
     if not getattr(tokenizer, "is_fast", False):
         raise InputError(
-            f"tokenizer {type(tokenizer).__name__} gives no character offsets, so regions and "
-            "alignments cannot be followed through it; load a fast one, for instance with "
-            "AutoTokenizer.from_pretrained(name), or convert it to a tokenizer.json"
+            f"tokenizer {type(tokenizer).__name__} gives no character offsets, so attnscope cannot "
+            "locate regions in its tokens; load a fast one, for instance with "
+            "AutoTokenizer.from_pretrained(name), or convert it to a tokenizer.json",
+            code="slow-tokenizer",
+            tokenizer=type(tokenizer).__name__,
         )
 
 
@@ -93,7 +95,10 @@ def _special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
 def _read_vocabulary(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
     pieces: dict[str, int] = tokenizer.get_vocab()
     if not pieces:
-        raise InputError("the tokenizer has an empty vocabulary: there are no tokens to classify")
+        raise InputError(
+            "the tokenizer has an empty vocabulary: there are no tokens to classify",
+            code="empty-vocabulary",
+        )
     special = _special_ids(tokenizer)
     # Added tokens are matched in the raw text, so their content is never in the model's code.
     added = {id: token.content for id, token in tokenizer.added_tokens_decoder.items()}
@@ -150,7 +155,9 @@ def _steps(component: Any) -> list[dict[str, Any]]:
         state = json.loads(component.__getstate__())
     except Exception as error:  # a component written in Python cannot say what it does
         raise InputError(
-            f"cannot read how this tokenizer writes its vocabulary ({component!r}): {error}"
+            f"cannot read how this tokenizer encodes its vocabulary ({component!r}): {error}",
+            code="unreadable-tokenizer",
+            component=repr(component),
         ) from error
     flat: list[dict[str, Any]] = []
     pending = [state]
