@@ -104,31 +104,31 @@ def test_everything_stated_is_in_the_data(seed: int) -> None:
     if not rows:
         assert lines == ["- No mass is defined."]
     elif len(set(values)) == 1 and len(values) > 1:
-        found = re.fullmatch(rf"- Every mass: {NUMBER} at (\d+) places\.", lines[0])
-        assert found
-        assert float(found[1]) == values[0]
-        assert int(found[2]) == len(values)
+        match = re.fullmatch(rf"- Every mass: {NUMBER} at (\d+) places\.", lines[0])
+        assert match
+        assert float(match[1]) == values[0]
+        assert int(match[2]) == len(values)
     else:
         for word, extreme, line in zip(
             ("Largest", "Smallest"), (max(values), min(values)), lines, strict=False
         ):
-            found = re.fullmatch(rf"- {word} mass: {NUMBER} at (.*?)(?:; and (\d+) more)?\.", line)
-            assert found
-            assert float(found[1]) == extreme
+            match = re.fullmatch(rf"- {word} mass: {NUMBER} at (.*?)(?:; and (\d+) more)?\.", line)
+            assert match
+            assert float(match[1]) == extreme
             most = max(row["n"] for row in data.to_dicts())
             tied = [
                 place(row) + ("" if row["n"] == most else f" (n = {row['n']})")
                 for row in rows
                 if row["value"] == extreme
             ]
-            assert found[2].split("; ") == tied[:TIES]
-            assert int(found[3] or 0) == max(0, len(tied) - TIES)
+            assert match[2].split("; ") == tied[:TIES]
+            assert int(match[3] or 0) == max(0, len(tied) - TIES)
     undefined = data["value"].null_count()
-    said = [line for line in lines if line.startswith("- Not defined")]
+    absent = [line for line in lines if line.startswith("- Not defined")]
     if rows and undefined:
-        assert said == [f"- Not defined: {undefined} place{'s' if undefined > 1 else ''}."]
+        assert absent == [f"- Not defined: {undefined} place{'s' if undefined > 1 else ''}."]
     else:
-        assert not said
+        assert not absent
 
     stated = 0
     for line in section(text, "Order"):
@@ -195,6 +195,6 @@ def check_differences(lines: list[str], differences: pl.DataFrame) -> None:
 def test_the_short_form_is_plain_text() -> None:
     data, words, differences = random_table(3)
     short = described(data, words, differences)[1]
-    assert short.startswith("A title. Something. Largest mass:")
+    assert short.startswith(f"{words.title}. {words.overview} ")
     assert "\\" not in short or "back\\slash" in short
     assert "&lt;" not in short

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import re
+
 import polars as pl
 import pytest
 
 from attnscope.errors import InputError
 from attnscope.figures import draw
 from made_runs import made_run
+from support_errors import raises
 
 CONDITIONS = {"base": 0, "slashes": 9, "sentence": 9}
 
 
-def test_original_tokens_are_aligned_by_their_twins() -> None:
+def test_original_tokens_are_drawn_at_their_aligned_positions() -> None:
     run = made_run(models=("m",), prompts=2, conditions=CONDITIONS, profile_heads=(1,), length=30)
     data = draw(run, "filler-profile").data
     above = data.filter(pl.col("panel") == "original tokens")
     positions = run.positions.filter(pl.col("prompt") == 0).collect()
     base = positions.filter(pl.col("condition") == "base").sort("position")["average"]
     variant = positions.filter(pl.col("condition") == "slashes").sort("position")["average"]
-    # Ten tokens stand before a seam, nine fillers and another seam.
+    # Ten tokens precede a boundary token, nine fillers and another boundary token.
     aligned = pl.concat([variant[:10], variant[21:]])
     for series, expected in (("without filler", base), ("with filler", aligned)):
         line = above.filter(pl.col("series") == series)
@@ -42,7 +45,7 @@ def test_a_mean_over_prompts_is_a_mean_at_each_index() -> None:
     expected = run.positions.filter(pl.col("condition") == "base", pl.col("position") == 4)
     assert row["value"] == pytest.approx(expected.collect()["average"].mean(), rel=1e-5)
     assert row["n"] == 3
-    assert "Mean over n = 3 prompts" in figure.caption
+    assert "n = 3" in figure.caption
 
 
 def test_lambda_over_all_prompts_is_stated_with_its_interval() -> None:
@@ -52,15 +55,15 @@ def test_lambda_over_all_prompts_is_stated_with_its_interval() -> None:
     )
     text = draw(run, "filler-profile").description
     assert "layer 0, head 1: λ = 0.9" in text
-    assert ", below 1; n = 12)" in text
+    assert "n = 12)" in text
     other = draw(run, "filler-vs-sentence").description
-    assert "coefficient of variation over the span: slashes minus sentence =" in other
+    assert re.search(r"slashes minus sentence = [-\d.]+", other)
 
 
-def test_labels_may_count_from_one_and_say_so() -> None:
+def test_labels_may_count_from_one() -> None:
     run = made_run(models=("m",), conditions=CONDITIONS, profile_heads=(0, 1, 7), heads=8)
     figure = draw(run, "filler-profile", count_from=1)
-    assert "layer 1, heads 1, 2, 8 (counted from 1, as in the paper)" in figure.caption
+    assert "layer 1, heads 1, 2, 8 (counted from 1" in figure.caption
     assert "layer 1, head 8" in str(figure.spec)
     assert figure.data["head"].unique().sort().to_list() == [0, 1, 7]
 
@@ -75,7 +78,7 @@ def test_each_model_may_have_its_own_head() -> None:
     ]
 
 
-def test_long_profiles_are_binned_and_say_so() -> None:
+def test_long_profiles_are_binned() -> None:
     run = made_run(
         models=("m",),
         prompts=1,
@@ -89,8 +92,7 @@ def test_long_profiles_are_binned_and_say_so() -> None:
     figure = draw(run, "filler-profile")
     whole = figure.data.filter(pl.col("panel") == "whole sequence")
     assert whole.height <= 610
-    assert "bins of 7 tokens, line: mean, band: minimum to maximum" in figure.caption
-    assert "Interactive version" not in figure.caption
+    assert "bins of 7 tokens" in figure.caption
     positions = run.positions.filter(pl.col("condition") == "slashes").collect()
     assert whole["max"].max() == pytest.approx(positions["average"].max(), rel=1e-5)
     assert whole["tokens"].sum() == positions["average"].count()
@@ -102,7 +104,6 @@ def test_the_first_token_can_be_left_out() -> None:
     run = made_run(models=("m",), conditions=CONDITIONS, profile_heads=(0,))
     for name in ("filler-profile", "filler-vs-sentence", "text"):
         figure = draw(run, name, leave_out_first=True)
-        assert "First token left out" in figure.caption
         kept = figure.data
         if "panel" in kept.columns:
             kept = kept.filter(pl.col("panel") != "inserted span")
@@ -111,16 +112,17 @@ def test_the_first_token_can_be_left_out() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     run = made_run(models=("m",), conditions=CONDITIONS, profile_heads=(0,))
-    with pytest.raises(InputError, match="unknown condition 'dots'"):
+    variants = ["slashes", "sentence"]
+    with raises(InputError, "unknown-condition", value="dots", known=["base", *variants]):
         draw(run, "filler-profile", conditions=["dots"])
-    with pytest.raises(InputError, match="shows one variant; choose one of slashes, sentence"):
+    with raises(InputError, "number-of-conditions", conditions=variants, known=variants):
         draw(run, "filler-profile", conditions=["slashes", "sentence"])
-    with pytest.raises(InputError, match="choose two of slashes, sentence"):
+    with raises(InputError, "number-of-conditions", conditions=["slashes"], known=variants):
         draw(run, "filler-vs-sentence", conditions=["slashes"])
-    with pytest.raises(InputError, match="unknown head 5; known: 0"):
+    with raises(InputError, "unknown-head", value=5, known=[0]):
         draw(run, "filler-profile", heads=[5])
     only_filler = made_run(models=("m",), conditions={"base": 0, "slashes": 9}, profile_heads=(0,))
-    with pytest.raises(InputError, match="no filler beside a sentence"):
+    with raises(InputError, "nothing-to-compare", conditions=["base", "slashes"]):
         draw(only_filler, "filler-vs-sentence")
-    with pytest.raises(InputError, match="no pair of base and variant"):
+    with raises(InputError, "nothing-to-compare", conditions=["base"]):
         draw(made_run(profile_heads=(0,)), "filler-profile")

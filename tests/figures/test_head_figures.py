@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import altair as alt
@@ -13,6 +14,7 @@ from attnscope.figures import draw
 from attnscope.figures.charts import matrix
 from made_runs import made_run
 from reading_back import section
+from support_errors import raises
 
 
 def test_a_cell_is_the_mean_over_prompts_of_one_head() -> None:
@@ -34,16 +36,17 @@ def test_a_cell_is_the_mean_over_prompts_of_one_head() -> None:
         ).collect()
         assert row["value"] == pytest.approx(of["value"].mean(), rel=1e-5)
         assert row["n"] == of.height == 12
-    assert "one; 1 of 2 models, layers 0–3" in figure.caption
-    assert "condition: base" in figure.caption
+    for term in ("one", "1 of 2 models", "layers 0–3", "condition: base"):
+        assert term in figure.caption
+    assert "two" not in figure.caption
 
 
 def test_one_model_and_one_condition_have_a_map() -> None:
     run = made_run(models=("alone",), measures=("entropy",))
     for name in ("head-map", "head-strip"):
         assert draw(run, name).data.height == 16
-    assert draw(run, "head-map").title == "Entropy of every head"
-    with pytest.raises(InputError, match=r"no lambda \(it has entropy\); an experiment that has"):
+    assert "entropy" in draw(run, "head-map").title.lower()
+    with raises(InputError, "not-measured", missing=["lambda"], known=["entropy"]):
         draw(run, "head-map", measure="lambda")
 
 
@@ -59,7 +62,7 @@ def test_models_and_conditions_asked_for_have_panels_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(("layers", "heads", "a_row"), [(28, 28, 3), (80, 64, 1)])
-def test_a_map_of_many_heads_has_cells_that_can_be_seen(
+def test_a_map_of_many_heads_has_cells_of_at_least_7_pixels(
     layers: int, heads: int, a_row: int
 ) -> None:
     run = made_run(models=("m",), prompts=1, layers=range(layers), heads=heads, measures=("mass",))
@@ -80,20 +83,18 @@ def test_heads_stand_in_the_order_of_their_values() -> None:
     notes = section(figure.description, "Notes")
     top = figure.data.row(0, named=True)
     assert notes[0].startswith(f"- {top['panel']}: {top['name']} {top['value']:.6g}, ")
-    assert "intervals: 95 %" in figure.caption
+    assert "95 %" in figure.caption
     many = made_run(models=("one",), prompts=6, layers=range(10), heads=10, measures=("entropy",))
-    assert "intervals" not in draw(many, "head-strip").caption
+    assert "95 %" not in draw(many, "head-strip").caption
 
 
-def test_layers_of_a_long_strip_stand_below_it() -> None:
-    """Dots of several hundred heads lie on one another: their colours cannot be read."""
+def test_layers_of_a_long_strip_are_drawn_below_it() -> None:
+    """The dots of several hundred heads overlap, so that their colours cannot be read."""
     one = {"models": ("one",), "prompts": 1, "measures": ("entropy",)}
     short = draw(made_run(**one, layers=range(15), heads=20), "head-strip")
     long = draw(made_run(**one, layers=range(15), heads=21), "head-strip")
     assert "vconcat" not in short.spec
-    assert "Colour: layer" in short.caption
     assert len(long.spec["vconcat"]) == 2
-    assert "Below: the layer of each head" in long.caption
 
 
 @pytest.mark.parametrize(
@@ -108,8 +109,8 @@ def test_layers_of_a_long_strip_stand_below_it() -> None:
 def test_the_last_layer_is_named_where_not_all_are(
     last: int, step: float, named: list[int] | None
 ) -> None:
-    found = matrix._ticks(range(last + 1), step, 11)
-    assert found == (alt.Undefined if named is None else named)
+    ticks = matrix._ticks(range(last + 1), step, 11)
+    assert ticks == (alt.Undefined if named is None else named)
 
 
 @pytest.mark.parametrize(("depths", "numbers"), [(10, True), (20, False)])
@@ -124,4 +125,4 @@ def test_numbers_stand_in_cells_that_hold_them(depths: int, numbers: bool) -> No
 def test_models_are_compared_in_the_base_however_conditions_are_listed() -> None:
     run = made_run(models=("one", "two"), conditions={"base": 0, "slashes": 9})
     figure = draw(run, "effect-heads", conditions=["slashes", "base"])
-    assert "two minus one, condition base" in figure.caption
+    assert re.search("two minus one, condition.* base", figure.caption)

@@ -1,4 +1,4 @@
-"""Figures that show what they name: places in order, the base's text, bins, measures that exist."""
+"""Figures show what they name: ordered places, the text of the base, bins, existing measures."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,10 +13,7 @@ from attnscope.figures.binning import PRINT
 from attnscope.run.schemas import BY_QUERY
 from attnscope.stats.focus import important_heads
 from made_runs import made_run
-
-
-def asked(run: Any, **changes: Any) -> Any:
-    return replace(run, experiment=run.experiment.changed(**changes))
+from support_errors import raises
 
 
 def with_keys(*keys: str) -> Any:
@@ -25,7 +22,7 @@ def with_keys(*keys: str) -> Any:
 
 @pytest.mark.parametrize("keys", [("all", "not-first"), ("all", "question", "system")])
 def test_order_is_not_drawn_of_sets_that_have_no_order(keys: tuple[str, ...]) -> None:
-    with pytest.raises(InputError):
+    with raises(InputError, "nothing-in-order"):
         draw(with_keys(*keys), "order")
 
 
@@ -66,14 +63,14 @@ def long_run(positions: int) -> Any:
 
 
 @pytest.mark.parametrize(("positions", "width"), [(PRINT, 1), (PRINT + 1, 2), (1346, 3)])
-def test_many_positions_of_single_queries_are_binned(positions: int, width: int) -> None:
+def test_many_query_positions_are_binned(positions: int, width: int) -> None:
     drawn = draw(long_run(positions), "by-query")
     data = drawn.data
     assert data.height == -(-positions // width) <= PRINT
     assert data["position"].to_list() == list(range(0, positions, width))
     # A point is the mean over its positions, then over the 6 prompts (2.5 more than the first).
     assert data["value"][0] == pytest.approx((width - 1) / 2 + 2.5)
-    assert (f"means over {width} positions" in drawn.caption) == (width > 1)
+    assert (f"{width} positions" in drawn.caption) == (width > 1)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +85,7 @@ def test_depth_names_only_the_measures_that_the_run_has(measures: Any, absent: s
 
 
 @pytest.mark.parametrize("heads", [1, 3, 10, 12])
-def test_fewer_heads_than_are_wanted_are_all_important(heads: int) -> None:
+def test_all_heads_are_important_if_there_are_fewer_than_required(heads: int) -> None:
     calm = np.zeros((4, heads))
     attacked = np.arange(heads) + np.ones((4, heads))
     chosen = important_heads(calm, attacked, fewest=10)

@@ -50,14 +50,19 @@ def _measure(asked: Request) -> str:
     if wanted is None and found:
         return found[0]
     if wanted not in found:
-        raise AbsentError(f"this run has no {wanted or 'numbers of single queries'} (by_query)")
+        raise AbsentError(f"this run has no {wanted or 'per-query values'}", missing=[wanted])
     return str(wanted)
 
 
 def _along_answers(asked: Request, table: pl.LazyFrame) -> pl.LazyFrame:
     """The queries that new tokens were predicted from, counted by those tokens, from 1."""
     if asked.run.experiment.bin > 1:
-        raise AbsentError("its queries are binned, so they cannot be told by new token")
+        raise AbsentError(
+            f"this run has bins of {asked.run.experiment.bin} queries, so there is no value per "
+            "generated token",
+            code="binned-queries",
+            bin=asked.run.experiment.bin,
+        )
     cells = asked.run.cells.lazy().select(
         "model", "prompt", "condition", "tokens", "generated_tokens"
     )

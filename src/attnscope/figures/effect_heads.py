@@ -123,9 +123,12 @@ def _pair(found: ValueRows, base: str, over: str | None) -> tuple[Over, str, str
     if over != "model" and len(variants) > 1:
         return "condition", variants[1], variants[0]
     raise InputError(
-        "a difference needs two models or two conditions; here are models "
-        f"{', '.join(found.models)} and conditions {', '.join(found.conditions)}; `head-map` shows "
-        "the values of one"
+        "a difference needs two models or two conditions; this choice has the models "
+        f"{', '.join(found.models)} and the conditions {', '.join(found.conditions)}; `head-map` "
+        "shows the values of one",
+        code="nothing-to-compare",
+        models=found.models,
+        conditions=found.conditions,
     )
 
 
@@ -181,11 +184,8 @@ FIGURE = Figure(
         "over": Option(
             said="`over` model, condition",
             known=(None, "model", "condition"),
-            what="comparison over",
         ),
-        "show": Option(
-            said="`show` difference, effect", known=tuple(SHOW), what="quantity to show"
-        ),
+        "show": Option(said="`show` difference, effect", known=tuple(SHOW)),
     },
     claims=("maps", "map-characters"),
 )

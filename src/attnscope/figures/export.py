@@ -81,8 +81,10 @@ def write(path: Path, content: bytes) -> None:
             raise
     except OSError as error:
         raise InputError(
-            f"cannot write {path}: {error.strerror}; choose another folder with --out, or make "
-            "room or permission there"
+            f"cannot write {path}: {error.strerror}; choose another folder with --out, or check "
+            "its free space and permissions",
+            code="cannot-write",
+            path=str(path),
         ) from error
 
 

@@ -40,21 +40,17 @@ class Option:
     known: tuple[Any, ...] | None = None
     """What it may be; None: the figure checks it."""
     default: Any = None
-    what: str | None = None
-    """What an error calls it, where its name alone would not do."""
 
     def read(self, name: str, value: Any) -> Any:
         """The value, checked."""
         # By type too: to Python, True is 1.
         same = [k for k in self.known or () if type(k) is type(value) and k == value]
         if self.known is not None and not same:
-            raise unknown(self.what or name, value, [k for k in self.known if k is not None])
+            raise unknown(name, value, [k for k in self.known if k is not None])
         return value
 
 
-COMBINE = Option(
-    said="`combine` mean, sum, max", known=(None, "mean", "sum", "max"), what="way to combine heads"
-)
+COMBINE = Option(said="`combine` mean, sum, max", known=(None, "mean", "sum", "max"))
 """How heads become one number; None: as the experiment says."""
 
 
@@ -200,11 +196,21 @@ def _read(figure: Figure[Any], given: Mapping[str, Any]) -> tuple[Choice, dict[s
     for name in given:
         if name not in (*figure.options, *chosen, *LOOKS, *UNITS):
             known = [*figure.options, *sorted(chosen), *sorted(LOOKS), *UNITS, "theme", "dark"]
-            raise unknown(f"option of {figure.name}", name, known)
+            raise InputError(
+                f"unknown option {name!r} of {figure.name}; known: {', '.join(known)}",
+                code="unknown-option",
+                value=name,
+                known=known,
+            )
     for name in ("width", "height"):
         size = given.get(name)
         if size is not None and not (isinstance(size, int | float) and 20 <= size <= 20_000):
-            raise InputError(f"{name} must be between 20 and 20,000 pixels, not {size!r}")
+            raise InputError(
+                f"{name} must be between 20 and 20,000 pixels, not {size!r}",
+                code="bad-size",
+                option=name,
+                value=size,
+            )
     options = {
         name: option.read(name, given[name])
         if name in given
@@ -238,7 +244,7 @@ def draw(
     try:
         found = figure.numbers(asked)
     except AbsentError as error:
-        raise InputError(f"{error}; {figure.needs}") from None
+        raise InputError(f"{error}; {figure.needs}", code=error.code, **error.values) from None
     words = figure.words(found, asked)
     words = replace(words, title=given.get("title") or words.title)
     found = replace(found, width=asked.width or found.width)

@@ -68,7 +68,12 @@ def _numbers(asked: Request) -> FigureNumbers[Panels]:
     if asked.options["leave_out_first"]:
         both = {panel: part.filter(pl.col("position") > 0) for panel, part in both.items()}
     if original.is_empty():
-        raise InputError(f"no token of {variant!r} has a twin in {base!r}: nothing can be aligned")
+        raise InputError(
+            f"no token of {variant!r} has an aligned position in {base!r}; choose another "
+            "condition",
+            code="nothing-aligned",
+            condition=variant,
+        )
     return panels_of(asked, found, both, [base, variant], [WITHOUT, WITH])
 
 
@@ -79,7 +84,9 @@ def _conditions(asked: Request) -> tuple[str, str]:
     variants = [c for c in names if c != base]
     if base not in names or not variants:
         raise AbsentError(
-            f"this run has no pair of base and variant (conditions: {', '.join(names)})"
+            f"this run has no pair of base and variant (conditions: {', '.join(names)})",
+            code="nothing-to-compare",
+            conditions=names,
         )
     if asked.choice.conditions is None:
         return base, variants[0]
@@ -88,7 +95,13 @@ def _conditions(asked: Request) -> tuple[str, str]:
         if name not in variants:
             raise unknown("condition", name, names)
     if len(wanted) != 1:
-        raise InputError(f"filler-profile shows one variant; choose one of {', '.join(variants)}")
+        raise InputError(
+            f"filler-profile shows one variant, not {len(wanted)}; choose one of "
+            f"{', '.join(variants)}",
+            code="number-of-conditions",
+            conditions=wanted,
+            known=variants,
+        )
     return base, wanted[0]
 
 

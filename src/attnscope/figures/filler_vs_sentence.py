@@ -78,8 +78,11 @@ def _two(asked: Request) -> list[str]:
         wanted = [c for c in asked.choice.conditions if c in variants]
         if len(wanted) != 2:
             raise InputError(
-                "filler-vs-sentence shows two conditions that insert something; choose two of "
-                f"{', '.join(variants) or 'none in this run'}"
+                "filler-vs-sentence shows two conditions that insert something; choose two of: "
+                f"{', '.join(variants) or 'none in this run'}",
+                code="number-of-conditions",
+                conditions=wanted,
+                known=variants,
             )
         return wanted
     inserts = {name: what.insert for name, what in asked.run.experiment.conditions.items()}
@@ -88,7 +91,9 @@ def _two(asked: Request) -> list[str]:
     filler = [c for c in variants if c not in sentence]
     if not sentence or not filler:
         raise AbsentError(
-            f"this run has no filler beside a sentence (conditions: {', '.join(names)})"
+            f"this run has no pair of filler and sentence (conditions: {', '.join(names)})",
+            code="nothing-to-compare",
+            conditions=names,
         )
     return [filler[0], sentence[0]]
 

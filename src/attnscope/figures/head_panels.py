@@ -36,10 +36,16 @@ def of_heads(asked: Request, *, base_only: bool = False) -> tuple[ValueRows, str
     measure = asked.options["measure"] or ("mass" if "mass" in known else "entropy")
     if measure not in known:
         wanted = asked.options["measure"] or "mass"
-        raise AbsentError(f"this run has no {wanted} (it has {', '.join(known)})")
+        raise AbsentError(
+            f"this run has no {wanted} (it has {', '.join(known)})", missing=[wanted], known=known
+        )
     found = select(asked.run, asked.choice, [measure], base_only=base_only)
     if found.frame["head"].is_null().all():
-        raise InputError(f"{measure} has no heads: it is a number of the whole layer")
+        raise InputError(
+            f"{measure} is one number per layer and has no values per head; choose another measure",
+            code="no-heads",
+            measure=measure,
+        )
     return found, measure
 
 

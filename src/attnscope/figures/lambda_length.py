@@ -56,7 +56,9 @@ def _numbers(asked: Request) -> FigureNumbers[SensitivityText]:
     if frame.is_empty():
         raise InputError(
             "this run has filler of one length only; an experiment with the same filler in several "
-            "lengths (conditions with another `count` each) has them"
+            "lengths (conditions with different `count`) has them",
+            code="one-length-only",
+            conditions=found.conditions,
         )
     drawn = frame["filler"].unique().sort().to_list()
     panel = pl.format("{}, {}", "model", "filler") if len(drawn) > 1 else pl.col("model")

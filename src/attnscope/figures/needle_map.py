@@ -21,7 +21,7 @@ from attnscope.figures.text_format import join
 from attnscope.figures.theme import Style
 from attnscope.stats.tables import possible
 
-COMBINE = Option(said="`combine` max, mean", known=("max", "mean"), what="way to combine heads")
+COMBINE = Option(said="`combine` max, mean", known=("max", "mean"))
 SensitivityText = tuple[ValueRows, str]
 """The rows, and the measure."""
 
@@ -51,7 +51,10 @@ def _chart(frame: pl.DataFrame, style: Style, *, value_title: str = "Value") -> 
 def _numbers(asked: Request) -> FigureNumbers[SensitivityText]:
     known = asked.run.prompts
     if known is None or not {"depth", "length"} <= set(known.columns):
-        raise AbsentError("the prompts of this run have no depth and length")
+        raise AbsentError(
+            "the prompts of this run have no metadata columns depth and length",
+            missing=["depth", "length"],
+        )
     found, measure = of_heads(asked, base_only=True)
     of = pl.col("value").max() if asked.options["combine"] == "max" else pl.col("value").mean()
     rows = found.frame.filter(pl.col("value").is_not_null())

@@ -45,7 +45,10 @@ def _places(asked: Request) -> tuple[str, list[str]]:
         found[axis] = [name for _, name in sorted(longest)]
     axis = max(found, key=lambda one: len(found[one]))
     if len(found[axis]) < 2:
-        raise AbsentError("this run has no queries or keys that are numbered places in order")
+        raise AbsentError(
+            "this run has no two numbered queries or keys such as document:1 and document:2",
+            code="nothing-in-order",
+        )
     return axis, found[axis]
 
 

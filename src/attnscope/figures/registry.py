@@ -85,7 +85,11 @@ def drawable(
             missing[name] = str(error)
     if not drawn:
         reasons = "; ".join(f"{name}: {why}" for name, why in missing.items())
-        raise InputError(f"this run has nothing to draw: {reasons}")
+        raise InputError(
+            f"no figure can be drawn from this run: {reasons}",
+            code="nothing-to-draw",
+            missing=list(missing),
+        )
     return drawn, missing
 
 

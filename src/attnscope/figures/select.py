@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 class AbsentError(InputError):
-    """The run has not measured this; a figure adds which experiment does."""
+    """The run does not have these numbers; the figure adds which experiment has them."""
+
+    code = "not-measured"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +48,11 @@ class Choice:
             if one or isinstance(value, int):
                 object.__setattr__(self, field.name, (value,))
             elif value is not None and not isinstance(value, str) and len(value) == 0:
-                raise InputError(f"{field.name} is empty; leave it out to show everything")
+                raise InputError(
+                    f"{field.name} is empty; leave it out to show everything",
+                    code="empty-choice",
+                    option=field.name,
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +210,7 @@ def select(
     columns = ["model", "condition", "queries", "keys", "classes", "layer", "head", "item"]
     known = _different(lazy.select(columns))
     if known.is_empty():
-        raise AbsentError(f"this run has no {' or '.join(measures)}")
+        raise AbsentError(f"this run has no {' or '.join(measures)}", missing=list(measures))
     axes = _Axes(run, choice, known, _different(lazy.select("prompt")))
     if base_only and choice.conditions is None:
         axes.conditions = axes.conditions[:1]
@@ -219,8 +225,9 @@ def select(
     frame = lazy.filter(kept).with_columns(pl.col("value").fill_nan(None)).collect()
     if frame.is_empty():
         raise InputError(
-            "nothing is left of the run by this choice of models, conditions, layers, heads, "
-            "prompts, queries and keys together; leave one of them out"
+            "no row has this combination of models, conditions, layers, heads, prompts, queries "
+            "and keys; leave one of them out",
+            code="empty-selection",
         )
     absent: list[str] = []
     if choice.items is None and "mass" in measures:
@@ -229,8 +236,10 @@ def select(
         frame = frame.filter(pl.col("item").is_in(items))
     if frame["value"].null_count() == frame.height:
         raise InputError(
-            f"every chosen value of {' or '.join(measures)} is undefined (null or NaN): "
-            "there is nothing to draw"
+            f"every chosen value of {' or '.join(measures)} is undefined (null or NaN), so there "
+            "is nothing to draw; choose other layers, prompts or classes",
+            code="all-undefined",
+            measures=list(measures),
         )
     selection = ValueRows(
         frame=frame,
@@ -304,7 +313,7 @@ def select_profiles(
     columns = ["model", "condition", "queries", "layer", "head", "prompt"]
     known = run.positions.select(columns).unique(maintain_order=True).collect()
     if known.is_empty():
-        raise AbsentError("this run has no profiles (positions)")
+        raise AbsentError("this run has no profile", missing=["profile"])
     axes = _Axes(run, choice, known, known)
     pairs = known.filter(axes.kept()).select("model", "layer", "head").unique()
     order = {m: i for i, m in enumerate(axes.models)}
@@ -313,8 +322,9 @@ def select_profiles(
     total = pairs.height
     if total == 0:
         raise InputError(
-            "this choice of models, conditions, layers, heads, prompts and queries has no profile; "
-            "leave one of them out"
+            "no profile has this combination of models, conditions, layers, heads, prompts and "
+            "queries; leave one of them out",
+            code="empty-selection",
         )
     if axes.heads is None:
         if per_model is not None:

@@ -30,9 +30,17 @@ def chosen(asked: Request) -> tuple[Claim, pl.DataFrame]:
     """
     claim, part, file = (asked.options[name] for name in ("claim", "part", "claims"))
     if asked.choice.items is not None:
-        raise InputError("sensitivity shows a claim, which names its own classes: leave items out")
+        raise InputError(
+            "sensitivity shows a claim, and the claim names its classes; leave items out",
+            code="conflicting-options",
+            option="items",
+        )
     if claim is None and part:
-        raise InputError(f"part {part!r} of which claim? Name it: claim=…")
+        raise InputError(
+            f"part={part!r} needs the name of its claim; add claim=…",
+            code="missing-claim",
+            part=part,
+        )
     known = asked.judged.claims if file is None else load_claims(str(file))
     candidates = [one for one in known if claim is None or one.name == claim]
     if isinstance(claim, Claim):
@@ -51,10 +59,15 @@ def chosen(asked: Request) -> tuple[Claim, pl.DataFrame]:
             return one, table
         if claim is not None:
             raise AbsentError(
-                f"claim {one.name!r} has one choice only in this run, so there is nothing to "
-                "survive"
+                f"this run has only one choice for the claim {one.name!r}, so there is nothing to "
+                "compare",
+                code="one-choice-only",
+                claim=one.name,
             )
-    raise AbsentError("this run has no claim that can be judged under more than one choice")
+    raise AbsentError(
+        "this run has no claim that can be judged under more than one choice",
+        code="one-choice-only",
+    )
 
 
 def _judged(asked: Request, claim: Claim) -> pl.DataFrame:
@@ -104,7 +117,10 @@ def selected(table: pl.DataFrame, choice: Choice) -> tuple[pl.DataFrame, int]:
         kept = only(column, values, there or ["none: this claim has no such choice"])
         table = table.filter(pl.col(column).is_in(kept))
     if table.is_empty():
-        raise InputError("nothing is left of the claim's choices; leave one of the options out")
+        raise InputError(
+            "no row of the claim has this combination of options; leave one of them out",
+            code="empty-selection",
+        )
     layers = table["layer"].drop_nulls().unique().sort().to_list()
     rows = table.select("model", "queries", "keys", "classes", "condition", "spikes").n_unique()
     few = evenly(layers, max(2, ROWS // rows)) if choice.layers is None else layers

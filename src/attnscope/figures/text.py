@@ -47,7 +47,11 @@ def _numbers(asked: Request) -> FigureNumbers[SensitivityText]:
     if asked.options["leave_out_first"]:
         full = full.filter(pl.col("position") > 0)
     if full["value"].drop_nulls().is_empty():
-        raise InputError(f"no token of this prompt has a defined {by}: there is nothing to shade")
+        raise InputError(
+            f"no token of prompt {of['prompt']} has a defined {by}; choose another prompt or head",
+            code="all-undefined",
+            measures=[by],
+        )
     frame = shown(laid_out(full.head(MOST), asked.width or 780, asked.theme))
     columns = ["position", "token", "class", "role", "value"]
     return FigureNumbers(
@@ -110,7 +114,7 @@ FIGURE = Figure(
     chart=shaded_text,
     words=_words,
     options={
-        "by": Option(said="`by` average, received", known=tuple(BY), what="quantity to shade by"),
+        "by": Option(said="`by` average, received", known=tuple(BY)),
         "leave_out_first": LEAVE_OUT_FIRST,
     },
 )

@@ -177,7 +177,12 @@ def theme_named(theme: str | Theme, *, dark: bool = False) -> Theme:
     if isinstance(theme, Theme):
         return theme.on(dark=dark or theme.dark)
     if not isinstance(theme, str):
-        raise InputError(f"theme must be a Theme or one of {', '.join(THEMES)}, not {theme!r}")
+        raise InputError(
+            f"theme must be a Theme or one of {', '.join(THEMES)}, not {theme!r}",
+            code="unknown-theme",
+            value=theme,
+            known=list(THEMES),
+        )
     if theme not in THEMES:
         raise unknown("theme", theme, THEMES)
     return THEMES[theme].on(dark=dark)

@@ -42,7 +42,12 @@ def _numbers(asked: Request) -> FigureNumbers[tuple[ValueRows, str]]:
     options = asked.options
     how = options["normalise"] or asked.run.experiment.normalise
     if how not in ADD_UP and (options["uniform"] or options["counts"]):
-        raise InputError(f"{how} has neither token counts nor a uniform-attention bar")
+        raise InputError(
+            f"the options counts and uniform do not work with normalise={how!r}; use "
+            f"{' or '.join(ADD_UP)}, or leave them out",
+            code="conflicting-options",
+            normalise=how,
+        )
     found = select(asked.run, asked.choice, ["mass"], base_only=True)
     if asked.choice.items is None and set(PREFERRED) <= set(found.items):
         found = found.only(items=PREFERRED)
@@ -180,7 +185,6 @@ FIGURE = Figure(
         "normalise": Option(
             said="`normalise` mass, share (stacked), per-token, lift (side by side)",
             known=(None, *NORMALISE),
-            what="normalisation",
         ),
     },
     claims=("maps", "map-characters"),

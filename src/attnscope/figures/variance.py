@@ -40,8 +40,10 @@ def _numbers(asked: Request) -> FigureNumbers[ValueRows]:
     variants = [c for c in found.conditions if c != base]
     if base not in found.conditions or not variants:
         raise InputError(
-            "a change of variance needs the base and another condition; here are "
-            f"{', '.join(found.conditions)}"
+            "a change of variance needs the base and another condition; the conditions here: "
+            f"{', '.join(found.conditions)}",
+            code="nothing-to-compare",
+            conditions=found.conditions,
         )
     places = ["model", "prompt", "layer"]
     before = found.frame.filter(pl.col("condition") == base).select(*places, old="value")
