@@ -266,7 +266,7 @@ def weights_kept(model: Any) -> Iterator[dict[Any, torch.Tensor]]:
 
     def keep(module: Any, weights: Any) -> None:
         site = found.modules[module]
-        if site.stack in found.loops:  # called again as the next layer
+        if site.stack in found.shared_stacks:  # called again as the next layer
             site = sites.Site(site.stack, turns[site.stack])
         kept.setdefault(site, weights)
         turns[site.stack] += 1
@@ -294,7 +294,7 @@ def weights_kept(model: Any) -> Iterator[dict[Any, torch.Tensor]]:
                 weights = weights.softmax(-1)
             keep(module, weights)
 
-    hooks = [module.register_forward_hook(take) for module in found.bypassing]
+    hooks = [module.register_forward_hook(take) for module in found.non_interface]
     AttentionInterface.get_interface = get
     try:
         yield kept
@@ -323,7 +323,7 @@ def received(weights: torch.Tensor, rows: torch.Tensor, keys: torch.Tensor) -> t
 class Kinds:
     """An observer that notes which kinds of attention a model has."""
 
-    describes = True
+    needs_geometry = True
 
     def __init__(self) -> None:
         self.found: set[str] = set()
@@ -338,12 +338,12 @@ class Kinds:
         self.found.add(site.part)
         return True
 
-    def see(self, seen: Any) -> None:
+    def on_call(self, seen: Any) -> None:
         """Note what kind it is."""
-        frame, call = seen.frame, seen.call
+        frame, call = seen.geometry, seen.call
         if frame.seen is not None:
             self.found.add("sparse")
-        elif frame.queries == frame.keys and not seen.frame.cross:
+        elif frame.queries == frame.keys and not seen.geometry.cross:
             start, stop = frame.intervals
             if int((stop - start)[0].max()) < frame.keys:
                 self.found.add("window")
@@ -372,11 +372,11 @@ def count(kind: str, runs: Callable[[], None] = lambda: None) -> dict[str, Any]:
             traceback.print_exc()
         return {"outcome": "no model", "reason": _line(reason)}
     runs()
-    if not sites.attends(model):
+    if not sites.has_attention(model):
         return {"outcome": "no attention"}
     kinds = Kinds()
     try:
-        with attnscope.watch(model) as scope, hooks.install(sites.find(model), observer=kinds):
+        with attnscope.watch(model) as scope, hooks.register(sites.find(model), observer=kinds):
             watched = outputs(model(**given))
     except AttnscopeError as reason:
         if TRACE:

@@ -36,7 +36,7 @@ SCALARS = ("mass", "entropy", "own")
 class Tensors:
     """An observer that keeps queries, keys and scale of every layer."""
 
-    describes = True
+    needs_geometry = True
 
     def __init__(self) -> None:
         self.kept: dict[int, Any] = {}
@@ -48,7 +48,7 @@ class Tensors:
         """Every site."""
         return True
 
-    def see(self, seen: Any) -> None:
+    def on_call(self, seen: Any) -> None:
         """Keep one layer, if its queries see all before them."""
         if seen.call.visible.form == "causal":
             self.kept[seen.site.layer] = seen.call.q, seen.call.k, seen.call.scale
@@ -70,7 +70,7 @@ def keep(file: str, folders: list[str]) -> None:
     for folder in folders:
         model = hf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         ids, seen = text_of(hf.AutoTokenizer.from_pretrained(folder), TOKENS), Tensors()
-        with hooks.install(sites.find(model), observer=seen):
+        with hooks.register(sites.find(model), observer=seen):
             model(ids, use_cache=False)
         reach = {
             layer: float(q.norm(dim=-1).max() * k.norm(dim=-1).max() * scale)

@@ -48,7 +48,7 @@ def now() -> Any:
 
 def plain(model: Any, plan: Any) -> Any:
     """Seconds for the same batches without anybody watching."""
-    base, of = sites.find(model).base, plan.models[0]
+    base, of = sites.find(model).base_model, plan.models[0]
     start = now()
     with torch.no_grad():
         for batch in of.batches:

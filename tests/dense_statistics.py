@@ -180,7 +180,7 @@ class Case:
 class Collect:
     """An observer that keeps queries, keys and the scale of every layer."""
 
-    describes = True
+    needs_geometry = True
 
     def __init__(self) -> None:
         self.q: dict[int, list[Tensor]] = {}
@@ -194,7 +194,7 @@ class Collect:
         """All layers."""
         return True
 
-    def see(self, seen: Any) -> None:
+    def on_call(self, seen: Any) -> None:
         """One attention call."""
         self.q.setdefault(seen.site.layer, []).append(seen.call.q.detach().clone())
         self.k[seen.site.layer] = seen.call.k.detach().clone()
@@ -208,7 +208,7 @@ class Collect:
 def dense(case: Case, intervention: str) -> dict[int, Tensor]:
     """A [B, H, Q, K] in float64 by layer, from the queries and keys of a pass of its own."""
     found = Collect()
-    with case.changed(intervention), hooks.install(sites.find(case.model), observer=found):
+    with case.changed(intervention), hooks.register(sites.find(case.model), observer=found):
         case.run()
     weights = {}
     for layer, parts in found.q.items():

@@ -104,7 +104,7 @@ def test_the_model_is_left_as_it_was() -> None:
     assert AttentionInterface.get_interface is not before
     assert not context.__exit__(RuntimeError, RuntimeError("from inside"), None)
     assert AttentionInterface.get_interface is before
-    assert not patches._done
+    assert not patches._active
     for module in model.modules():
         assert not module._forward_hooks
         assert not module._forward_pre_hooks
@@ -125,7 +125,7 @@ def test_two_records_leave_in_any_order() -> None:
     two(**text)
     assert b.values(0).shape[1] == 4
     second_record.__exit__(None, None, None)
-    assert not patches._done
+    assert not patches._active
 
 
 @torch.no_grad()

@@ -37,8 +37,8 @@ def first(output: Any) -> torch.Tensor:
 class Count:
     """An observer that counts."""
 
-    def __init__(self, *, describes: bool) -> None:
-        self.describes = describes
+    def __init__(self, *, needs_geometry: bool) -> None:
+        self.needs_geometry = needs_geometry
         self.seen: list[CapturedCall] = []
         self.passes: list[tuple[str, bool]] = []
 
@@ -48,7 +48,7 @@ class Count:
     def wants(self, site: Site) -> bool:
         return True
 
-    def see(self, seen: CapturedCall) -> None:
+    def on_call(self, seen: CapturedCall) -> None:
         self.seen.append(seen)
 
     def end(self, stack: str, *, finished: bool) -> None:
@@ -73,7 +73,7 @@ def test_several_watches_leave_in_any_order(name: str, order: list[int]) -> None
     model(**text)
     for leaving in order:
         watches[leaving].__exit__(None, None, None)
-        assert (leaving != order[-1]) == bool(patches._done)
+        assert (leaving != order[-1]) == bool(patches._active)
         if leaving != order[-1]:  # those who stay go on watching
             model(**text)
     for scope, alone in zip(scopes, wanted, strict=True):
@@ -92,19 +92,19 @@ def test_one_attention_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
         return honest(call, **more)
 
     monkeypatch.setattr(hooks, "attend", counted)
-    model, one, two = build("qwen2"), Count(describes=True), Count(describes=True)
+    model, one, two = build("qwen2"), Count(needs_geometry=True), Count(needs_geometry=True)
     found = sites.find(model)
     with (
-        hooks.install(found, observer=one),
+        hooks.register(found, observer=one),
         attnscope.watch(model),
         attnscope.watch(model.model),
-        hooks.install(found, observer=two),
+        hooks.register(found, observer=two),
     ):
         model(**inputs())
     assert calls == [0, 1, 2]
     assert [seen.site for seen in one.seen] == [Site("decoder", layer) for layer in range(3)]
     for a, b in zip(one.seen, two.seen, strict=True):
-        assert a.frame is b.frame
+        assert a.geometry is b.geometry
         assert a.lse is b.lse is not None
     assert one.passes == two.passes == [("decoder", True)]
 
@@ -112,9 +112,9 @@ def test_one_attention_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
 @torch.no_grad()
 def test_who_describes_nothing_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hooks, "attend", lambda *_: 1 / 0)
-    model, text, one = build("qwen2"), inputs(), Count(describes=False)
+    model, text, one = build("qwen2"), inputs(), Count(needs_geometry=False)
     plain = first(model(**text))
-    with hooks.install(sites.find(model), observer=one):
+    with hooks.register(sites.find(model), observer=one):
         assert torch.equal(first(model(**text)), plain)
     assert [seen.values is not None for seen in one.seen] == [True] * 3
 
@@ -138,8 +138,8 @@ def test_changes_come_before_attention_and_in_order() -> None:
         model(**text)
         values = held.values(0)
     with (
-        hooks.install(found, change=double),
-        hooks.install(found, change=drop),
+        hooks.register(found, change=double),
+        hooks.register(found, change=drop),
         hold(model) as held,
         attnscope.watch(model) as scope,
     ):
@@ -164,7 +164,7 @@ def test_a_changed_bias_goes_all_the_way(implementation: str) -> None:
     def knock(site: Site, call: AttentionCall, frame: Any) -> AttentionCall:
         return replace(call, bias=away)
 
-    with hooks.install(sites.find(model), change=knock), attnscope.watch(model) as scope:
+    with hooks.register(sites.find(model), change=knock), attnscope.watch(model) as scope:
         changed = first(model(**text))
     mask = torch.ones(B, 1, N, N, dtype=torch.bool).tril() & (away == 0)
     mask = mask & text["attention_mask"].bool()[:, None, None]
@@ -183,10 +183,8 @@ def _additive(mask: torch.Tensor) -> torch.Tensor:
 
 def test_what_bypasses_the_interface_cannot_be_changed() -> None:
     found = sites.find(build("falcon"))
-    refused = raises(
-        ModelError, "intervention-not-applied", module="transformer.h.0.self_attention"
-    )
-    with refused, hooks.install(found, change=lambda site, call, frame: call):
+    refused = raises(ModelError, "intervention-not-applied")
+    with refused, hooks.register(found, change=lambda site, call, frame: call):
         pass
 
 
@@ -251,7 +249,7 @@ def test_two_threads_watch_one_model(name: str) -> None:
         assert scope is not None
         for layer in alone.layers:
             assert torch.equal(scope.received(layer), alone.received(layer))
-    assert not patches._done
+    assert not patches._active
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -335,7 +335,7 @@ def test_another_version_of_the_mask_builders(monkeypatch: pytest.MonkeyPatch, c
     model, ids = build("mistral"), tokens()
     with attnscope.watch(model) as wanted:
         model(ids)
-    mask_functions._known.cache_clear()
+    mask_functions._builders.cache_clear()
     if change == "gone":
         monkeypatch.delattr(masking_utils, "chunked_overlay")
     else:
@@ -344,7 +344,7 @@ def test_another_version_of_the_mask_builders(monkeypatch: pytest.MonkeyPatch, c
         with attnscope.watch(model) as scope:
             model(ids)
     finally:
-        mask_functions._known.cache_clear()
+        mask_functions._builders.cache_clear()
     torch.testing.assert_close(scope.received(1), wanted.received(1), rtol=0, atol=1e-6)
     assert torch.equal(scope.eligible(1), wanted.eligible(1))
 

@@ -167,8 +167,8 @@ def test_one_part_must_be_chosen() -> None:
 
 def test_sites() -> None:
     found = find(t5())
-    assert found.places[:2] == [Site("decoder", 0, "cross"), Site("decoder", 0, "self")]
-    assert len(found.places) == 9
+    assert found.all_sites[:2] == [Site("decoder", 0, "cross"), Site("decoder", 0, "self")]
+    assert len(found.all_sites) == 9
     assert found.stacks == ["decoder", "encoder"]
     assert find(bart().get_encoder()).places == [Site("encoder", n) for n in range(3)]
 

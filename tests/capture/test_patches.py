@@ -88,7 +88,7 @@ def test_blocks_left_in_any_order_and_thread_leave_all_as_it_was(
         still_open = position == 0
         assert (eval_frame._stance.stance == "force_eager") == still_open
     assert touched(model) == before
-    assert not patches._done
+    assert not patches._active
 
 
 def test_a_block_left_by_an_error_leaves_all_as_it_was() -> None:
@@ -160,7 +160,7 @@ def test_an_error_at_the_end_of_generate_does_not_keep_other_watches_inside_it()
 
     failing = generation.GenerationTracker(model.model, fail)
     others = [generation.GenerationTracker(model.model, lambda n=n: ran.append(n)) for n in (1, 2)]
-    with generation.listening([others[0], failing, others[1]]):
+    with generation.tracking_generate([others[0], failing, others[1]]):
         with pytest.raises(ScopeError) as error:
             model.generate(IDS, **GREEDY)
         assert error.value.code == "made-up"

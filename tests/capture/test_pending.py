@@ -375,8 +375,10 @@ def test_a_step_that_breaks_off_is_not_counted() -> None:
 def test_a_pass_that_breaks_off_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls that were to be told of when it is over are let go with it."""
     model, inputs, calls = build("qwen2"), prompts(), []
-    honest = hooks._quick
-    monkeypatch.setattr(hooks, "_quick", lambda *given: calls.append(given[0]) or honest(*given))
+    honest = hooks._fast_attention
+    monkeypatch.setattr(
+        hooks, "_fast_attention", lambda *given: calls.append(given[0]) or honest(*given)
+    )
     hook = model.model.layers[2].register_forward_pre_hook(lambda *_: 1 / 0)
     with attnscope.watch(model):
         with pytest.raises(ZeroDivisionError):
@@ -394,7 +396,7 @@ def test_what_cannot_be_told_breaks_a_pass_off(monkeypatch: pytest.MonkeyPatch) 
         model(**inputs, past_key_values=past)
         model(inputs["input_ids"][:, :1], past_key_values=past)
         with monkeypatch.context() as patch:
-            patch.setattr(watch_hook.WatchHook, "see_later", lambda *_: 1 / 0)
+            patch.setattr(watch_hook.WatchHook, "on_deferred_calls", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 model(inputs["input_ids"][:, :1], past_key_values=past)
         with pytest.raises(attnscope.errors.ScopeError, match="did not finish"):
@@ -435,7 +437,7 @@ def test_no_step_of_a_generation_holds_what_kernels_cached() -> None:
     """Gemma 3 has two kinds of masks: frames of both are released after every step."""
     model, held = build("gemma3"), []
     with attnscope.watch(model):
-        watching = hooks._here.users.here[-1].observer
+        watching = hooks._local.registry.hooks[-1].observer
         assert isinstance(watching, watch_hook.WatchHook)
 
         def count(module: Any, args: Any, output: Any) -> None:

@@ -417,7 +417,7 @@ def test_a_mask_moved_or_copied_keeps_its_frame() -> None:
     mask = described(2, 5, attention_mask=torch.ones(2, 5, dtype=torch.bool))
     for moved in (mask.to("cpu", torch.bool), mask.clone(), mask.contiguous(), mask.detach()):
         assert isinstance(moved, masks.MaskTensor)
-        assert moved.frame is mask.frame
+        assert moved.geometry is mask.geometry
 
 
 def test_whoever_looks_at_a_mask_sees_the_one_of_transformers() -> None:
@@ -494,7 +494,7 @@ def test_mask_functions_we_do_not_know_are_asked() -> None:
 
     known = masking_utils.and_masks(masking_utils.causal_mask_function, every_third_start)
     mask = described(1, 9, mask_function=known)
-    start, stop = mask.frame.intervals
+    start, stop = mask.geometry.intervals
     assert start[0].tolist() == [0, 0, 0, 3, 3, 3, 6, 6, 6]
     assert stop[0].tolist() == list(range(1, 10))
 

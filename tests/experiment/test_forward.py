@@ -37,7 +37,7 @@ def test_one_pass_serves_all_queries_and_class_sets(small: Any, tmp_path: Path) 
     plan = make_plan(experiment).models[0]
     model, _ = attnscope.load(plan.info.name)
     passes: list[Any] = []
-    sites.find(model).base.register_forward_pre_hook(lambda *_: passes.append(1))
+    sites.find(model).base_model.register_forward_pre_hook(lambda *_: passes.append(1))
     batch = plan.batches[0]
     together = measure_batch(experiment, plan, model, batch)
     assert len(passes) == len(experiment.conditions)

@@ -14,7 +14,7 @@ from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 # What these say, the mask has said already, or it changes nothing that is computed.
-_SAID = {
+_REDUNDANT = {
     "cache_position",
     "deterministic",
     "enable_gqa",
@@ -27,15 +27,15 @@ _SAID = {
     "use_cache",
 }
 _KNOWN = {"dropout", "scaling", "is_causal", "softcap", "s_aux", "position_bias"}
-_ANSWERED = _KNOWN | _SAID
+_SUPPORTED = _KNOWN | _REDUNDANT
 
 
-def unanswered(function: Callable[..., Any], options: Mapping[str, Any]) -> list[str]:
+def unsupported_kwargs(function: Callable[..., Any], options: Mapping[str, Any]) -> list[str]:
     """The names of arguments that we do not know and the function heeds."""
     return [
         name
         for name, value in options.items()
-        if name not in _ANSWERED and value is not None and heeds(function, name)
+        if name not in _SUPPORTED and value is not None and reads_kwarg(function, name)
     ]
 
 
@@ -46,7 +46,7 @@ def parameters(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1024)
-def heeds(function: Callable[..., Any], name: str) -> bool:
+def reads_kwarg(function: Callable[..., Any], name: str) -> bool:
     """Whether an attention function can make anything of an argument of this name."""
     if name in parameters(function):
         return True
@@ -55,13 +55,13 @@ def heeds(function: Callable[..., Any], name: str) -> bool:
         return True
     if function is sdpa_attention_forward:
         return name in code.co_consts
-    swallowed = [
+    catch_all = [
         parameter.name
         for parameter in inspect.signature(function).parameters.values()
         if parameter.kind is parameter.VAR_KEYWORD
     ]
     # A function that never reads what it swallowed cannot heed it.
-    return any(step.argval in swallowed for step in dis.get_instructions(code))
+    return any(step.argval in catch_all for step in dis.get_instructions(code))
 
 
 _SHIPPED = (
@@ -72,10 +72,10 @@ _SHIPPED = (
 )
 
 
-def shipped(function: Any) -> bool:
+def is_shipped(function: Any) -> bool:
     """Whether an attention function is one that transformers ships, or ours in place of torch's;
     a name does not tell, because anything may be registered under it."""
     if isinstance(function, partial):  # a kernel that was chosen in advance
         function = function.func
-    own = getattr(function, "__module__", "") == "attnscope.capture.dense_fallback"
-    return own or any(function is known for known in _SHIPPED)
+    ours = getattr(function, "__module__", "") == "attnscope.capture.dense_fallback"
+    return ours or any(function is known for known in _SHIPPED)

@@ -9,68 +9,69 @@ import torch
 from torch import Tensor
 
 from attnscope.capture.geometry import Geometry
-from attnscope.capture.masks import HIDES, lowest
+from attnscope.capture.masks import MASK_THRESHOLD, mask_floor
 from attnscope.kernels import AttentionCall
 from attnscope.kernels.call import distance_index, link_bias
 
 
-def split_biases(biases: list[Tensor], frame: Geometry, H: int) -> dict[str, Any]:
+def split_biases(biases: list[Tensor], geometry: Geometry, H: int) -> dict[str, Any]:
     """Biases [B or 1, H or 1, Q or 1, K] as the arguments of an `AttentionCall`."""
     by_key: list[Tensor] = []
     by_distance: list[Tensor] = []
-    seen = frame.visibility()
-    biases = [bias[..., : frame.keys] for bias in biases]
+    visible = geometry.visibility()
+    biases = [bias[..., : geometry.keys] for bias in biases]
     for bias in biases:
-        if _hides_unsurely(bias):
+        if _ambiguous_mask(bias):
             return {"bias": _total(biases)}
-        column = _by_key(bias, seen)
-        table = None if column is not None else _by_distance(bias, seen, frame)
+        column = _by_key(bias, visible)
+        table = None if column is not None else _by_distance(bias, visible, geometry)
         if column is not None:
             by_key.append(column.expand(-1, H, -1))
         elif table is not None and not by_distance:
             by_distance.append(table.expand(H, -1))
         else:
             return {"bias": _total(biases)}
-    found: dict[str, Any] = {}
+    kwargs: dict[str, Any] = {}
     if by_key:
-        found["key_bias"] = _total(by_key)
+        kwargs["key_bias"] = _total(by_key)
     if by_distance:
-        found["distance_bias"] = by_distance[0]
-    return found
+        kwargs["distance_bias"] = by_distance[0]
+    return kwargs
 
 
-def _hides_unsurely(bias: Tensor) -> bool:
+def _ambiguous_mask(bias: Tensor) -> bool:
     """Whether it hides keys by numbers that a large score could make up for."""
-    return bool(((bias <= HIDES) & (bias > lowest(bias))).any())
+    return bool(((bias <= MASK_THRESHOLD) & (bias > mask_floor(bias))).any())
 
 
-def _by_key(bias: Tensor, seen: Tensor) -> Tensor | None:
+def _by_key(bias: Tensor, visible: Tensor) -> Tensor | None:
     """[B or 1, H or 1, K], where every query that sees a key adds the same to its score.
 
-    `bias` is [B or 1, H or 1, Q or 1, K], `seen` bool [B, H or 1, Q, K]; None where it is not so.
+    `bias` is [B or 1, H or 1, Q or 1, K], `visible` bool [B, H or 1, Q, K].
+    None if queries differ.
     """
     if bias.shape[2] == 1:
         return bias[:, :, 0]
-    column = bias.masked_fill(~seen, -math.inf).amax(2)
-    alike = (bias == column[:, :, None]) | ~seen
-    return column.masked_fill(column == -math.inf, 0.0) if bool(alike.all()) else None
+    column = bias.masked_fill(~visible, -math.inf).amax(2)
+    equal = (bias == column[:, :, None]) | ~visible
+    return column.masked_fill(column == -math.inf, 0.0) if bool(equal.all()) else None
 
 
-def _by_distance(bias: Tensor, seen: Tensor, frame: Geometry) -> Tensor | None:
+def _by_distance(bias: Tensor, visible: Tensor, geometry: Geometry) -> Tensor | None:
     """[H or 1, 2 N + 1], where what is added depends on the distance alone: entry `N + d` at `d`
     tokens back. None where it does not."""
-    if frame.cross:
+    if geometry.cross:
         return None
-    H, N = bias.shape[1], frame.keys + frame.queries
-    own = frame.own().to(bias.device)
-    index = own[:, None] - torch.arange(frame.keys, device=bias.device) + N
+    H, N = bias.shape[1], geometry.keys + geometry.queries
+    position = geometry.own().to(bias.device)
+    index = position[:, None] - torch.arange(geometry.keys, device=bias.device) + N
     table = torch.full((H, 2 * N + 1), -math.inf, dtype=bias.dtype, device=bias.device)
-    shown = bias.masked_fill(~seen, -math.inf).amax(0)
-    if shown.shape[0] != H:  # heads that see different keys
+    visible_bias = bias.masked_fill(~visible, -math.inf).amax(0)
+    if visible_bias.shape[0] != H:  # heads that see different keys
         return None
-    table.scatter_reduce_(1, index.flatten().expand(H, -1), shown.flatten(1), "amax")
-    alike = (bias == table[:, index]) | ~seen
-    return table.masked_fill(table == -math.inf, 0.0) if bool(alike.all()) else None
+    table.scatter_reduce_(1, index.flatten().expand(H, -1), visible_bias.flatten(1), "amax")
+    equal = (bias == table[:, index]) | ~visible
+    return table.masked_fill(table == -math.inf, 0.0) if bool(equal.all()) else None
 
 
 def _total(tensors: list[Tensor]) -> Tensor:
@@ -80,34 +81,34 @@ def _total(tensors: list[Tensor]) -> Tensor:
     return total
 
 
-def total_bias(call: AttentionCall, frame: Geometry) -> Tensor | None:
+def total_bias(call: AttentionCall, geometry: Geometry) -> Tensor | None:
     """[B or 1, H or 1, Q, K]: all that a call adds to its scores."""
     biases = [] if call.bias is None else [call.bias]
     if call.key_bias is not None:
         biases.append(call.key_bias[:, :, None])
     if call.distance_bias is not None:
-        own = torch.arange(frame.queries, device=call.q.device) + call.first
-        index = distance_index(own, 0, call.k.shape[2], call.distance_bias.shape[1])
+        position = torch.arange(geometry.queries, device=call.q.device) + call.first
+        index = distance_index(position, 0, call.k.shape[2], call.distance_bias.shape[1])
         biases.append(call.distance_bias[None, :, index])
-    every = slice(None)
-    linked = link_bias(call.links, every, every, every, every)
+    everything = slice(None)
+    linked = link_bias(call.links, everything, everything, everything, everything)
     if linked is not None:
         biases.append(linked)
     return _total(biases) if biases else None
 
 
-def additive_mask(call: AttentionCall, frame: Geometry, *, last: bool = False) -> Tensor:
+def additive_mask(call: AttentionCall, geometry: Geometry, *, last: bool = False) -> Tensor:
     """[B, 1 or H, Q, K]: who sees whom, as eager attention takes it; or the last row of it."""
     order = torch.arange(call.k.shape[2], device=call.q.device)
     rows = slice(-1, None) if last else slice(None)
     start, stop = call.visible.start[:, rows, None], call.visible.stop[:, rows, None]
-    seen = (order >= start) & (order < stop)
+    visible = (order >= start) & (order < stop)
     if call.visible.real is not None:
-        seen = seen & call.visible.real[:, None]
-    seen = seen[:, None]
-    if frame.seen is not None:
-        seen = seen & frame.seen[:, :, rows]
-    lowest = torch.finfo(call.q.dtype).min
-    return torch.zeros(seen.shape, dtype=call.q.dtype, device=seen.device).masked_fill(
-        ~seen, lowest
+        visible = visible & call.visible.real[:, None]
+    visible = visible[:, None]
+    if geometry.seen is not None:
+        visible = visible & geometry.seen[:, :, rows]
+    mask_floor = torch.finfo(call.q.dtype).min
+    return torch.zeros(visible.shape, dtype=call.q.dtype, device=visible.device).masked_fill(
+        ~visible, mask_floor
     )

@@ -11,13 +11,13 @@ from attnscope.errors import ScopeError
 
 # A cache whose rows are shuffled (beam search) or cut (assisted generation) between steps no longer
 # matches the sums so far. Never a wrong number: say so at once.
-_SHUFFLES = ("reorder_cache", "crop", "batch_select_indices", "batch_repeat_interleave")
-_guards: dict[int, set[Any]] = {}
+_MUTATORS = ("reorder_cache", "crop", "batch_select_indices", "batch_repeat_interleave")
+_owners: dict[int, set[Any]] = {}
 """Who guards a cache, by its id: several watches may, and leave in any order."""
 _lock = Lock()
 
 
-def guard(cache: Any, who: Any) -> None:
+def guard_cache(cache: Any, owner: Any) -> None:
     """Refuse whatever shuffles a cache, until the last who guards it lets go.
 
     Its class is patched and not the cache itself: copies of it stay free.
@@ -26,33 +26,33 @@ def guard(cache: Any, who: Any) -> None:
         return
     patches.acquire(("cache", type(cache)), partial(_patch, type(cache)))
     with _lock:
-        _guards.setdefault(id(cache), set()).add(who)
+        _owners.setdefault(id(cache), set()).add(owner)
 
 
-def release(cache: Any, who: Any) -> None:
+def unguard_cache(cache: Any, owner: Any) -> None:
     """Give a cache its own methods back, once nobody guards it."""
     if cache is None:
         return
     with _lock:
-        left = _guards[id(cache)]
-        left.discard(who)
-        if not left:
-            del _guards[id(cache)]
+        owners = _owners[id(cache)]
+        owners.discard(owner)
+        if not owners:
+            del _owners[id(cache)]
     patches.release(("cache", type(cache)))
 
 
-def _patch(kind: type) -> ExitStack:
+def _patch(cache_class: type) -> ExitStack:
     undo = ExitStack()
-    for method in _SHUFFLES:
-        if hasattr(kind, method):
-            patches.replace_method(undo, kind, method, partial(_refusing, method))
+    for method in _MUTATORS:
+        if hasattr(cache_class, method):
+            patches.replace_method(undo, cache_class, method, partial(_guarded, method))
     return undo
 
 
-def _refusing(method: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+def _guarded(method: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def refuse(cache: Any, *args: Any, **kwargs: Any) -> Any:
-        if id(cache) not in _guards:
-            return plain(cache, *args, **kwargs)
+        if id(cache) not in _owners:
+            return original(cache, *args, **kwargs)
         raise ScopeError(
             f"the cache was reordered or cut while watched ({method}), so attention can no longer "
             "be added up by sequence; generate with num_beams=1 and without an assistant model",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from attnscope.capture import masks
-from attnscope.capture.arguments import parameters, shipped, unanswered
+from attnscope.capture.arguments import is_shipped, parameters, unsupported_kwargs
 from attnscope.capture.biases import additive_mask, split_biases, total_bias
 from attnscope.capture.forward_pass import CallSpec, ForwardPass
 from attnscope.capture.geometry import Geometry
@@ -26,20 +26,20 @@ from attnscope.kernels.attend import attend, prepared
 from attnscope.kernels.autocast import autocast_dtype, round_as_autocast, without_autocast
 
 # Modules whose eager attention was asked and agreed, with the function.
-_agreed: WeakKeyDictionary[nn.Module, Callable[..., Any]] = WeakKeyDictionary()
-_FIRST = ("query", "key", "value", "attention_mask")
+_verified: WeakKeyDictionary[nn.Module, Callable[..., Any]] = WeakKeyDictionary()
+_POSITIONAL = ("query", "key", "value", "attention_mask")
 
 
-def agreed(module: nn.Module, eager: Callable[..., Any]) -> bool:
+def eager_verified(module: nn.Module, eager: Callable[..., Any]) -> bool:
     """Whether the eager attention of a module's family was asked and said what we computed."""
-    return _agreed.get(module) is eager
+    return _verified.get(module) is eager
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class AttentionRequest:
     """One call of an attention function. The names of `options` are those of transformers."""
 
-    plain: Callable[..., Any]
+    original: Callable[..., Any]
     """The function the model was loaded with."""
     eager: Callable[..., Any]
     """The one of its family that returns weights."""
@@ -50,21 +50,21 @@ class AttentionRequest:
     v: Tensor
     mask: Any
     options: dict[str, Any]
-    passed: tuple[Tensor, Tensor, Tensor]
+    unrounded: tuple[Tensor, Tensor, Tensor]
     """Queries, keys and values before autocast rounds them; `q`, `k` and `v` without it."""
     rounding: torch.dtype | None
     """The type that autocast rounds them to; None without it."""
-    given: ForwardPass = field(init=False)
-    frame: Geometry = field(init=False)
+    forward_pass: ForwardPass = field(init=False)
+    geometry: Geometry = field(init=False)
     call: AttentionCall = field(init=False)
     """As the model made it."""
-    terms: CallSpec | None = None
+    spec: CallSpec | None = None
     """What it has in common with other calls of its pass; then fused attention does for it."""
 
     @classmethod
-    def read(
+    def parse(
         cls,
-        plain: Callable[..., Any],
+        original: Callable[..., Any],
         eager: Callable[..., Any],
         implementation: str,
         module: nn.Module,
@@ -73,16 +73,19 @@ class AttentionRequest:
     ) -> "AttentionRequest":
         """Name the arguments of a call."""
         options = kwargs
-        if len(args) != len(_FIRST):  # most models pass these four by place, and only these
-            order = [*_FIRST, *list(parameters(plain))[5:]]
+        if len(args) != len(_POSITIONAL):  # most models pass these four by place, and only these
+            order = [*_POSITIONAL, *list(parameters(original))[5:]]
             options = dict(zip(order, args, strict=False)) | kwargs
-            args = (*(options.pop(name) for name in _FIRST[:3]), options.pop(_FIRST[3], None))
+            args = (
+                *(options.pop(name) for name in _POSITIONAL[:3]),
+                options.pop(_POSITIONAL[3], None),
+            )
         q, k, v, mask = args
-        passed, rounding = (q, k, v), autocast_dtype(q.device)
+        unrounded, rounding = (q, k, v), autocast_dtype(q.device)
         if rounding is not None:
-            q, k, v = (round_as_autocast(tensor, rounding) for tensor in passed)
+            q, k, v = (round_as_autocast(tensor, rounding) for tensor in unrounded)
         return cls(
-            plain=plain,
+            original=original,
             eager=eager,
             implementation=implementation,
             module=module,
@@ -91,83 +94,89 @@ class AttentionRequest:
             v=v,
             mask=mask,
             options=options,
-            passed=passed,
+            unrounded=unrounded,
             rounding=rounding,
         )
 
-    def plainly(self) -> Any:
+    def call_original(self) -> Any:
         """What the model would have got."""
-        mask = self.mask.dense.plain if isinstance(self.mask, masks.MaskTensor) else self.mask
-        return self.plain(self.module, *self.passed, mask, **self.options)
+        mask = self.mask.lazy.original if isinstance(self.mask, masks.MaskTensor) else self.mask
+        return self.original(self.module, *self.unrounded, mask, **self.options)
 
-    def describe(self, site: Site, given: ForwardPass) -> None:
+    def interpret(self, site: Site, forward_pass: ForwardPass) -> None:
         """Work out the frame and the call; layers that say the same share the answer."""
-        self.given = given
-        said = self.plain, self.eager, self.implementation, self.mask, site.kind
+        self.forward_pass = forward_pass
+        signature = self.original, self.eager, self.implementation, self.mask, site.kind
         q, k, v, options = self.q, self.k, self.v, self.options
-        for terms in given.terms:
-            if terms.cover(said, options, q, k, v):
-                self.frame, self.terms = terms.frame, terms
-                self.call = self._made(site, terms.scale, terms.softcap)
+        for spec in forward_pass.specs:
+            if spec.matches(signature, options, q, k, v):
+                self.geometry, self.spec = spec.geometry, spec
+                self.call = self._build_call(site, spec.scale, spec.softcap)
                 return
-        self._refuse_strangers()
-        self.frame, soft = self._frame_and_bias(site)
+        self._check_implementation()
+        self.geometry, mask_bias = self._geometry_and_bias(site)
         softcap, sinks = self._softcap_and_sinks()
         scale = options.get("scaling")
         scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-        biases = self._biases([self._added(soft), self._added(options.get("position_bias"))])
-        self.call = self._made(site, scale, softcap, sinks=sinks, **biases)
-        shared = isinstance(self.mask, masks.MaskTensor) and sinks is None and not biases
-        if shared and not self.needs_weights(self.call):
-            self.terms = CallSpec(
-                said=said,
+        biases = self._biases(
+            [self._rounded_bias(mask_bias), self._rounded_bias(options.get("position_bias"))]
+        )
+        self.call = self._build_call(site, scale, softcap, sinks=sinks, **biases)
+        is_shared = isinstance(self.mask, masks.MaskTensor) and sinks is None and not biases
+        if is_shared and not self.needs_weights(self.call):
+            self.spec = CallSpec(
+                signature=signature,
                 options=options,
                 shapes=(q.shape, k.shape, v.shape),
                 dtype=q.dtype,
                 device=q.device,
-                frame=self.frame,
+                geometry=self.geometry,
                 scale=scale,
                 softcap=softcap,
-                attend=self._prepared(),
+                attend=self._bind_attention(),
             )
-            given.terms.append(self.terms)
+            forward_pass.specs.append(self.spec)
 
-    def _prepared(self) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]] | None:
+    def _bind_attention(
+        self,
+    ) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]] | None:
         """Attention for calls of this pass that say the same; None where each must be read."""
         learns = any(tensor.requires_grad for tensor in (self.q, self.k, self.v))
         if self.dropout or learns or self.rounding is not None:
             return None
-        attend, keys = prepared(self.call), self.frame.keys
+        attend, keys = prepared(self.call), self.geometry.keys
         if keys == self.k.shape[2]:
             return attend
         return lambda q, k, v: attend(q, k[:, :, :keys], v[:, :, :keys])
 
-    def _made(self, site: Site, scale: float, softcap: float | None, **more: Any) -> AttentionCall:
-        frame, k, v = self.frame, self.k, self.v
-        keys = frame.keys
+    def _build_call(
+        self, site: Site, scale: float, softcap: float | None, **more: Any
+    ) -> AttentionCall:
+        geometry, k, v = self.geometry, self.k, self.v
+        keys = geometry.keys
         return AttentionCall(
             layer=site.layer,
             q=self.q,
             k=k if keys == k.shape[2] else k[:, :, :keys],
             v=v if keys == v.shape[2] else v[:, :, :keys],
             scale=scale,
-            visible=frame.visible,
+            visible=geometry.visible,
             softcap=softcap,
-            first=frame.first_query - frame.first_key,
+            first=geometry.first_query - geometry.first_key,
             **more,
         )
 
-    def _added(self, bias: Tensor | None) -> Tensor | None:
+    def _rounded_bias(self, bias: Tensor | None) -> Tensor | None:
         """What is added to scores; sdpa takes it as a mask, which autocast rounds too."""
         if bias is None or self.rounding is None or self.implementation != "sdpa":
             return bias
         return round_as_autocast(bias, self.rounding).to(bias.dtype)
 
-    def _refuse_strangers(self) -> None:
-        own = self.implementation == "eager" and self.plain is self.eager
-        if own or shipped(self.plain):
+    def _check_implementation(self) -> None:
+        is_own = self.implementation == "eager" and self.original is self.eager
+        if is_own or is_shipped(self.original):
             return
-        function = getattr(self.plain, "__qualname__", type(self.plain).__name__)
+        function = getattr(self.original, "__qualname__", type(self.original).__name__)
         raise ModelError(
             f"this model was loaded with attn_implementation={self.implementation!r}, which is "
             f"registered as {function}, a function that transformers does not ship; attnscope "
@@ -190,59 +199,59 @@ class AttentionRequest:
 
     def needs_weights(self, call: AttentionCall) -> bool:
         """Whether only the weights themselves tell what this call does."""
-        if self.terms is not None and call is self.call:
+        if self.spec is not None and call is self.call:
             return False
-        trained = torch.is_grad_enabled() and any(
+        has_trained_bias = torch.is_grad_enabled() and any(
             bias is not None and bias.requires_grad for bias in (call.key_bias, call.distance_bias)
         )
         return bool(
             call.bias is not None
-            or trained  # fused attention has no gradient for what is added to scores
-            or self.frame.seen is not None
-            or self.unknown
-            or (self.implementation == "eager" and self.given.attentions)
+            or has_trained_bias  # fused attention has no gradient for what is added to scores
+            or self.geometry.seen is not None
+            or self.unsupported
+            or (self.implementation == "eager" and self.forward_pass.output_attentions)
         )
 
     @property
-    def unknown(self) -> list[str]:
+    def unsupported(self) -> list[str]:
         """Arguments that we do not know and the model's function heeds."""
-        return unanswered(self.plain, self.options)
+        return unsupported_kwargs(self.original, self.options)
 
-    def densely(self, call: AttentionCall) -> tuple[Any, Tensor]:
+    def call_dense(self, call: AttentionCall) -> tuple[Any, Tensor]:
         """What the attention function returns, and the weights [B, H, Q, K]."""
-        who, what = type(self.module).__name__, ", ".join(self.unknown)
-        if call is not self.call and self.unknown:
+        module, names = type(self.module).__name__, ", ".join(self.unsupported)
+        if call is not self.call and self.unsupported:
             raise ModelError(
-                f"{who} tells its attention {what}, which attnscope does not know, so the call "
-                "cannot be changed",
+                f"{module} passes {names} to its attention function; attnscope does not support "
+                "this, so it cannot change the call; choose other layers",
                 code="unsupported-argument",
-                module=who,
-                arguments=self.unknown,
+                module=module,
+                arguments=self.unsupported,
             )
-        if self.unknown and self.implementation not in ("eager", "sdpa"):
+        if self.unsupported and self.implementation not in ("eager", "sdpa"):
             raise ModelError(
-                f"{who} tells its attention {what}, which attnscope does not know; load it with "
-                "attn_implementation='eager'",
+                f"{module} passes {names} to its attention function; attnscope does not support "
+                "this; load the model with attn_implementation='eager'",
                 code="unsupported-argument",
-                module=who,
-                arguments=self.unknown,
+                module=module,
+                arguments=self.unsupported,
             )
         if call is self.call:
-            output = self.plainly()
+            output = self.call_original()
             weights = output[1] if self.implementation == "eager" else self._weights(call)
         else:
-            out, weights = self._eagerly(
+            out, weights = self._call_eager(
                 call.q,
                 call.k,
                 call.v,
-                additive_mask(call, self.frame),
+                additive_mask(call, self.geometry),
                 scaling=call.scale,
                 softcap=call.softcap,
                 s_aux=call.sinks,
-                position_bias=total_bias(call, self.frame),
+                position_bias=total_bias(call, self.geometry),
             )
             output = out, weights if self.implementation == "eager" else None
-        return output, self._beside_sinks(call, weights.detach()[..., : call.k.shape[2]])
+        return output, self._apply_sink(call, weights.detach()[..., : call.k.shape[2]])
 
     @torch.no_grad()
     @without_autocast
@@ -250,15 +259,15 @@ class AttentionRequest:
         """The weights of a call as the model made it."""
         q, k, v, mask = self.q, self.k, self.v, self.mask
         if not isinstance(mask, Tensor) or not mask.is_floating_point():
-            k, v, mask = call.k, call.v, additive_mask(call, self.frame)
+            k, v, mask = call.k, call.v, additive_mask(call, self.geometry)
         else:
-            mask = self._added(mask)
+            mask = self._rounded_bias(mask)
         if self.rounding is not None:  # sdpa rounds its tensors, and no score
             q, k, v = (tensor.float() for tensor in (q, k, v))
-        weights: Tensor = self._eagerly(q, k, v, mask, scaling=call.scale)[1]
+        weights: Tensor = self._call_eager(q, k, v, mask, scaling=call.scale)[1]
         return weights
 
-    def _eagerly(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **options: Any) -> Any:
+    def _call_eager(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **options: Any) -> Any:
         """Ask the family's eager attention, which takes additive masks."""
         options = self.options | options
         bias = options.get("position_bias")
@@ -266,14 +275,14 @@ class AttentionRequest:
             mask = mask + bias
         return self.eager(self.module, q, k, v, mask, **options)
 
-    def _beside_sinks(self, call: AttentionCall, weights: Tensor) -> Tensor:
+    def _apply_sink(self, call: AttentionCall, weights: Tensor) -> Tensor:
         """The weights beside a sink. Some families scale the output instead, and return them as
         they are without."""
-        whole = (weights.sum(-1) - 1).abs().max() < 1e-6
-        if call.sinks is None or not bool(whole):
+        sums_to_one = (weights.sum(-1) - 1).abs().max() < 1e-6
+        if call.sinks is None or not bool(sums_to_one):
             return weights
         _, lse = attend(replace(call, sinks=None))
-        if lse is None or call.bias is not None or self.frame.seen is not None:
+        if lse is None or call.bias is not None or self.geometry.seen is not None:
             raise ModelError(
                 f"{type(self.module).__name__} returns its weights without the sinks they stood "
                 "beside; load it with attn_implementation='sdpa'",
@@ -282,11 +291,11 @@ class AttentionRequest:
             )
         return weights * torch.sigmoid(lse - call.sinks.float()[:, None])[..., None]
 
-    def refuse_to_change(self) -> None:
+    def check_can_change(self) -> None:
         """Raise where the family does more than its call says: such attention can be measured, by
         asking it, and not changed."""
-        asked = self.implementation != "eager" or agreed(self.module, self.eager)
-        if asked or self.needs_weights(self.call) or self.agrees(attend(self.call)[0]):
+        verified = self.implementation != "eager" or eager_verified(self.module, self.eager)
+        if verified or self.needs_weights(self.call) or self.eager_matches(attend(self.call)[0]):
             return
         raise ModelError(
             f"the attention of {type(self.module).__name__} does more than its arguments say, so "
@@ -296,76 +305,85 @@ class AttentionRequest:
         )
 
     @torch.no_grad()
-    def agrees(self, out: Tensor) -> bool:
+    def eager_matches(self, out: Tensor) -> bool:
         """Whether the family's eager attention, asked about one row, says what we computed.
 
         Asked once for every module: a family may do more than its arguments say.
         """
         call, visible = self.call, self.call.visible
-        if self.implementation != "eager" or agreed(self.module, self.eager):
+        if self.implementation != "eager" or eager_verified(self.module, self.eager):
             return True
-        looking = visible.stop[:, -1] > visible.start[:, -1]
-        if self.dropout or not bool(looking.any()):
+        sees_a_key = visible.stop[:, -1] > visible.start[:, -1]
+        if self.dropout or not bool(sees_a_key.any()):
             return True
         if self.mask is None or isinstance(self.mask, masks.MaskTensor):
-            mask = additive_mask(call, self.frame, last=True)
+            mask = additive_mask(call, self.geometry, last=True)
         else:
             mask = self.mask[:, :, -1:, : call.k.shape[2]]
         options = {"scaling": call.scale}
         if (bias := self.options.get("position_bias")) is not None:
             options["position_bias"] = bias[:, :, -1:, : call.k.shape[2]]
-        theirs = self._eagerly(self.q[:, :, -1:], call.k, call.v, mask, **options)[0][:, 0]
-        off = (theirs - out[:, :, -1])[looking].abs().max()
-        close = 1e-3 if out.dtype in (torch.float32, torch.float64) else 3e-2
-        if not bool(off <= close * theirs[looking].abs().max().clamp(min=1)):
+        expected = self._call_eager(self.q[:, :, -1:], call.k, call.v, mask, **options)[0][:, 0]
+        deviation = (expected - out[:, :, -1])[sees_a_key].abs().max()
+        tolerance = 1e-3 if out.dtype in (torch.float32, torch.float64) else 3e-2
+        if not bool(deviation <= tolerance * expected[sees_a_key].abs().max().clamp(min=1)):
             return False
-        _agreed[self.module] = self.eager
+        _verified[self.module] = self.eager
         return True
 
-    def _frame_and_bias(self, site: Site) -> tuple[Geometry, Tensor | None]:
+    def _geometry_and_bias(self, site: Site) -> tuple[Geometry, Tensor | None]:
         q, k, mask, bias = self.q, self.k, self.mask, None
-        past = self.given.past
+        past = self.forward_pass.past
         if isinstance(mask, masks.MaskTensor):
-            frame = mask.frame.on(q.device)
-            if frame.queries != q.shape[2] or frame.keys > k.shape[2] or frame.batch != q.shape[0]:
+            geometry = mask.geometry.on(q.device)
+            if (
+                geometry.queries != q.shape[2]
+                or geometry.keys > k.shape[2]
+                or geometry.batch != q.shape[0]
+            ):
                 raise ModelError(
-                    f"{type(self.module).__name__} uses a mask of {frame.queries} queries and "
-                    f"{frame.keys} keys for {q.shape[2]} queries and {k.shape[2]} keys; attnscope "
-                    "cannot tell which keys these are",
+                    f"{type(self.module).__name__} uses a mask of {geometry.queries} queries and "
+                    f"{geometry.keys} keys for {q.shape[2]} queries and {k.shape[2]} keys, so "
+                    "attnscope cannot identify the keys; choose other layers",
                     code="unsupported-mask",
-                    mask=(frame.queries, frame.keys),
+                    mask=(geometry.queries, geometry.keys),
                     call=(q.shape[2], k.shape[2]),
                 )
         elif mask is not None:
-            frame, bias = masks.frame_of_dense(mask, q, k.shape[2], past, self.given.padding)
+            geometry, bias = masks.geometry_of_dense(
+                mask, q, k.shape[2], past, self.forward_pass.padding
+            )
         else:
             causal = self.options.get("is_causal")
             if causal is None:
                 causal = bool(getattr(self.module, "is_causal", True))
             # Eager attention hides nothing that no mask hides.
             causal = causal and self.implementation != "eager"
-            frame = masks.frame_without_mask(q, k, causal=causal)
+            geometry = masks.geometry_without_mask(q, k, causal=causal)
         if site.kind == "cross":
-            frame = frame.across(past or 0, self.given.padding)
-        return frame, bias
+            geometry = geometry.across(past or 0, self.forward_pass.padding)
+        return geometry, bias
 
     def _biases(self, biases: list[Tensor | None]) -> dict[str, Any]:
         """What is added to scores: by key and by distance as far as it goes, or else as it is.
 
         Layers share their biases, and the answer.
         """
-        given = [bias for bias in biases if bias is not None]
-        if not given:
+        present = [bias for bias in biases if bias is not None]
+        if not present:
             return {}
-        key = tuple(map(id, (self.frame, *given)))
-        if key not in self.given.biases:
-            found = self.given.biases[key] = split_biases(given, self.frame, self.q.shape[1])
-            found["of"] = given, self.frame  # which must not be forgotten while their ids count
-        return {name: bias for name, bias in self.given.biases[key].items() if name != "of"}
+        key = tuple(map(id, (self.geometry, *present)))
+        if key not in self.forward_pass.biases:
+            split = self.forward_pass.biases[key] = split_biases(
+                present, self.geometry, self.q.shape[1]
+            )
+            # Keeps these objects alive, because the key is made of their ids.
+            split["of"] = present, self.geometry
+        return {name: bias for name, bias in self.forward_pass.biases[key].items() if name != "of"}
 
     def _softcap_and_sinks(self) -> tuple[float | None, Tensor | None]:
         softcap, sinks = self.options.get("softcap"), self.options.get("s_aux")
-        if self.plain is sdpa_attention_forward and (softcap is not None or sinks is not None):
+        if self.original is sdpa_attention_forward and (softcap is not None or sinks is not None):
             # Old versions of transformers let sdpa drop them: measure what the model does.
             warnings.warn(
                 f"{type(self.module).__name__} has a soft-cap or sinks, and sdpa, which this model "

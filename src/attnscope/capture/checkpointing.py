@@ -28,7 +28,7 @@ def backward_inside(
             undo.callback(base.register_forward_pre_hook(block.begin).remove)
             undo.callback(base.register_forward_hook(block.end).remove)
         for module in set(modules):
-            undo.callback(module.register_forward_pre_hook(block.look).remove)
+            undo.callback(module.register_forward_pre_hook(block.note_reentrant).remove)
         try:
             yield
         finally:
@@ -45,33 +45,33 @@ class _Block:
         self.thread = get_ident()
         self.grad = False
         """Whether the pass under way began with gradients."""
-        self.again = False
+        self.recomputes = False
         """Whether layers of it will run again."""
 
     def __deepcopy__(self, memo: Any) -> "_Block":
         return self
 
-    def concerns(self, base: nn.Module) -> bool:
+    def applies_to(self, base: nn.Module) -> bool:
         return self.open and get_ident() == self.thread and base in self.bases
 
     def begin(self, base: nn.Module, args: Any) -> None:
-        if self.concerns(base):
+        if self.applies_to(base):
             self.grad = torch.is_grad_enabled() and base.training
-            self.again = self.grad and _recomputes(base, self.changes)
+            self.recomputes = self.grad and _recomputes(base, self.changes)
 
-    def look(self, module: nn.Module, args: Any) -> None:
+    def note_reentrant(self, module: nn.Module, args: Any) -> None:
         # Reentrant checkpointing runs layers without gradients the first time.
         if get_ident() == self.thread and self.changes and self.grad:
-            self.again |= not torch.is_grad_enabled()
+            self.recomputes |= not torch.is_grad_enabled()
 
     def end(self, base: nn.Module, args: Any, output: Any) -> None:
-        if self.concerns(base):
-            for tensor in _tensors(output) if self.again else ():
+        if self.applies_to(base):
+            for tensor in _tensors(output) if self.recomputes else ():
                 if tensor.requires_grad:
-                    tensor.register_hook(self.check)  # type: ignore[no-untyped-call]
-            self.grad = self.again = False
+                    tensor.register_hook(self.check_open)  # type: ignore[no-untyped-call]
+            self.grad = self.recomputes = False
 
-    def check(self, _: Tensor) -> None:
+    def check_open(self, _: Tensor) -> None:
         if not self.open:
             raise ModelError(
                 "gradient checkpointing runs the layers again in the backward pass, and the "

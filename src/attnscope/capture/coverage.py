@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from attnscope.capture.families import TOWERS
+from attnscope.capture.families import MODALITY_TOWERS
 from attnscope.capture.sites import Sites
 from attnscope.errors import ModelError
 
@@ -30,7 +30,7 @@ _FUSED = {
 }
 # What these return is no longer a score or a weight of attention.
 _PROJECTIONS = {"linear", "mm", "addmm", "conv1d", "conv2d", "layer_norm", "rms_norm"}
-_PARTS = {"cat", "concat", "pad", "__getitem__"}
+_SLICES = {"cat", "concat", "pad", "__getitem__"}
 _CALL = nn.Module._call_impl.__code__
 
 
@@ -38,7 +38,7 @@ _CALL = nn.Module._call_impl.__code__
 _checked: WeakKeyDictionary[nn.Module, set[tuple[int, str]]] = WeakKeyDictionary()
 
 
-def checked(sites: Sites, stack: str) -> bool:
+def is_checked(sites: Sites, stack: str) -> bool:
     """Whether a pass of this stack was checked, of the model as it is."""
     return (sites.structure, stack) in _checked.get(sites.model, ())
 
@@ -58,29 +58,29 @@ class Check:
     def begin(self) -> None:
         """The pass begins."""
         for module in self.sites:
-            hook = module.register_forward_pre_hook(self._note)
+            hook = module.register_forward_pre_hook(self._record_run)
             self._undo.callback(hook.remove)
-        self._undo.enter_context(_Count(self))
+        self._undo.enter_context(_AttentionCounter(self))
 
     def end(self) -> None:
         """The pass is over, or was aborted."""
         self._undo.close()
 
-    def miss(self, chain: list[nn.Module]) -> None:
+    def add_missed(self, chain: list[nn.Module]) -> None:
         """An attention call was not intercepted; `chain` are the modules around it, innermost
         first."""
         if chain:
             self.missed.append(chain[0])
 
-    def _note(self, module: nn.Module, args: Any) -> None:
+    def _record_run(self, module: nn.Module, args: Any) -> None:
         self.ran.append(module)
 
-    def judge(self, sites: Sites, stack: str, captured: set[nn.Module]) -> None:
+    def raise_if_missed(self, sites: Sites, stack: str, captured: set[nn.Module]) -> None:
         """Raise for the first attention call that was not intercepted, if there is one."""
-        left_out = [module for module in self.ran if module not in captured]
-        for module in (*self.missed, *left_out):
+        not_captured = [module for module in self.ran if module not in captured]
+        for module in (*self.missed, *not_captured):
             name = name_in(sites.model, module)
-            if not TOWERS.search(name):
+            if not MODALITY_TOWERS.search(name):
                 raise _error(name, module)
         _checked.setdefault(sites.model, set()).add((sites.structure, stack))
 
@@ -101,7 +101,7 @@ def _error(name: str, module: nn.Module) -> ModelError:
     )
 
 
-class _Count(TorchFunctionMode):
+class _AttentionCounter(TorchFunctionMode):
     """Finds attention among the functions of torch that a pass calls.
 
     A softmax is one of attention where its argument was made from a product of two activations.
@@ -111,45 +111,45 @@ class _Count(TorchFunctionMode):
     def __init__(self, check: Check):
         super().__init__()
         self.check = check
-        self.fixed: Any = WeakIdKeyDictionary()
+        self.constants: Any = WeakIdKeyDictionary()
         """Parameters, buffers and what was made from these alone."""
         self.products: Any = WeakIdKeyDictionary()
         """Products of two activations, and what was made from these."""
         for tensor in (*check.base.parameters(), *check.base.buffers()):
-            self.fixed[tensor] = True
+            self.constants[tensor] = True
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "").split(".")[0]
-        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         fused = name in _FUSED or "scaled_dot_product" in name or "flash_att" in name
-        if given and (
-            (fused and given[0] not in self.fixed)
-            or (name in _SOFTMAX and given[0] in self.products)
+        if inputs and (
+            (fused and inputs[0] not in self.constants)
+            or (name in _SOFTMAX and inputs[0] in self.products)
         ):
             chain = modules_around(self.check.base)
             if chain is not None:
-                self.check.miss(chain)
-        made = func(*args, **kwargs)
-        if isinstance(made, Tensor) and made.ndim and given:
-            self._follow(name, given, made)
-        return made
+                self.check.add_missed(chain)
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor) and result.ndim and inputs:
+            self._propagate(name, inputs, result)
+        return result
 
-    def _follow(self, name: str, given: list[Tensor], made: Tensor) -> None:
-        if all(tensor in self.fixed for tensor in given):
-            self.fixed[made] = True
+    def _propagate(self, name: str, inputs: list[Tensor], result: Tensor) -> None:
+        if all(tensor in self.constants for tensor in inputs):
+            self.constants[result] = True
         elif name in PRODUCTS:
-            if made.ndim >= 3 and not any(tensor in self.fixed for tensor in given[-2:]):
-                self.products[made] = True
+            if result.ndim >= 3 and not any(tensor in self.constants for tensor in inputs[-2:]):
+                self.products[result] = True
         elif name not in _PROJECTIONS:
-            size = made.numel()
+            size = result.numel()
             if any(
-                tensor in self.products and (name in _PARTS or tensor.numel() <= size)
-                for tensor in given
+                tensor in self.products and (name in _SLICES or tensor.numel() <= size)
+                for tensor in inputs
             ):
-                self.products[made] = True
+                self.products[result] = True
 
 
 def modules_around(base: nn.Module | None = None) -> list[nn.Module] | None:

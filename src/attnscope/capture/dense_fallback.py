@@ -31,8 +31,8 @@ from attnscope.capture.sums import LayerAccumulator
 from attnscope.errors import ConservationError, ModelError
 from attnscope.kernels import reference
 
-Listens = Callable[[nn.Module], bool]
-Tell = Callable[[nn.Module, Any, Tensor, Tensor], None]
+ModuleFilter = Callable[[nn.Module], bool]
+OnWeights = Callable[[nn.Module, Any, Tensor, Tensor], None]
 Attend = Callable[..., Tensor]
 """From a module and the arguments of a call of torch's sdpa to what that returns."""
 
@@ -50,10 +50,10 @@ class _SoftmaxRecorder(TorchFunctionMode):
         self.attend = attend
         self.calls = 0
         """Of sdpa."""
-        self.found: list[tuple[Tensor, Tensor]] = []
-        self.changed: float | None = None
+        self.softmaxes: list[tuple[Tensor, Tensor]] = []
+        self.deviation: float | None = None
         """How far what multiplies the values is from the softmax; None before that product."""
-        self.kept = 1.0
+        self.kept_share = 1.0
         """The share of weights that dropout keeps."""
 
     def __torch_function__(
@@ -64,47 +64,51 @@ class _SoftmaxRecorder(TorchFunctionMode):
             self.calls += 1
             return self.attend(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if self.found and self.changed is None and name in PRODUCTS:
+        if self.softmaxes and self.deviation is None and name in PRODUCTS:
             tensors = tree_leaves((args, kwargs))
-            self.changed = self._off([t for t in tensors if isinstance(t, Tensor)])
-        if self.found and name == "dropout" and kwargs.get("training", True):
-            self.kept = 1 - kwargs.get("p", args[1] if len(args) > 1 else 0.5)
-        made = func(*args, **kwargs)
-        if func in _SOFTMAX and made.ndim in (3, 4) and modules_around() is not None:
+            self.deviation = self._deviation([t for t in tensors if isinstance(t, Tensor)])
+        if self.softmaxes and name == "dropout" and kwargs.get("training", True):
+            self.kept_share = 1 - kwargs.get("p", args[1] if len(args) > 1 else 0.5)
+        result = func(*args, **kwargs)
+        if func in _SOFTMAX and result.ndim in (3, 4) and modules_around() is not None:
             scores = args[0] if args else kwargs["input"]
-            self.found.append((made.detach(), scores.detach() > masks.HIDES))
-        return made
+            self.softmaxes.append((result.detach(), scores.detach() > masks.MASK_THRESHOLD))
+        return result
 
-    def used_others(self, returned: Any) -> bool:
+    def used_other_weights(self, returned: Any) -> bool:
         """Whether the values were multiplied by other weights than the softmax made; where that
         product was not seen, whether others were returned."""
-        if self.changed is None and isinstance(returned, Tensor):
-            self.changed = self._off([returned])
-        return self.changed is not None and not self.changed <= 1
+        if self.deviation is None and isinstance(returned, Tensor):
+            self.deviation = self._deviation([returned])
+        return self.deviation is not None and not self.deviation <= 1
 
-    def _off(self, factors: list[Tensor]) -> float | None:
+    def _deviation(self, factors: list[Tensor]) -> float | None:
         """How far these are from the weights, over queries that see a key; None where no factor
         has a row for every query of every head."""
-        A, shown = self.found[-1]
+        A, not_hidden = self.softmaxes[-1]
         rows = A.numel() // A.shape[-1]
-        offs = []
+        deviations = []
         for factor in factors:
             if factor.ndim < 3 or factor.shape[-2] != A.shape[-2]:
                 continue
             if factor.numel() // factor.shape[-1] != rows:
                 continue
             if factor.shape[-1] != A.shape[-1]:
-                offs.append(math.inf)
+                deviations.append(math.inf)
                 continue
-            theirs = factor.detach().reshape(A.shape).float() * self.kept
-            off = ((theirs - A.float()) * shown.any(-1, keepdim=True)).abs().nan_to_num(0)
-            if self.kept < 1:
-                off = off * (theirs != 0)
-            offs.append(off.max().item() / (1e-5 if factor.dtype in _EXACT else 1e-2))
-        return min(offs, default=None)
+            factor_weights = factor.detach().reshape(A.shape).float() * self.kept_share
+            deviation = (
+                ((factor_weights - A.float()) * not_hidden.any(-1, keepdim=True))
+                .abs()
+                .nan_to_num(0)
+            )
+            if self.kept_share < 1:
+                deviation = deviation * (factor_weights != 0)
+            deviations.append(deviation.max().item() / (1e-5 if factor.dtype in _EXACT else 1e-2))
+        return min(deviations, default=None)
 
 
-def plain_sdpa(
+def original_sdpa(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -150,20 +154,20 @@ class _HookState(threading.local):
     """The call of a module under way in this thread."""
 
     def __init__(self) -> None:
-        self.seeing: _SoftmaxRecorder | None = None
+        self.recorder: _SoftmaxRecorder | None = None
         self.mask: Any = None
-        self.text: tuple[int, ...] = ()
+        self.input_shape: tuple[int, ...] = ()
         """Batch and tokens, in the order in which the module takes them."""
 
 
 def hook(
     module: nn.Module,
-    listens: Listens,
-    tell: Tell,
+    is_watched: ModuleFilter,
+    on_weights: OnWeights,
     attend: Attend,
     *,
-    intercepted: Listens,
-    name: Callable[[nn.Module], str],
+    intercepted: ModuleFilter,
+    name_of: Callable[[nn.Module], str],
 ) -> ExitStack:
     """Tell of the weights this module makes where somebody listens, and let its calls of sdpa be
     answered by `attend`, until undone. A call that went through the interface is `intercepted`
@@ -171,52 +175,52 @@ def hook(
 
     A copy of the module, which carries the hooks for ever, tells nothing.
     """
-    looking, undo = _HookState(), ExitStack()
+    state, undo = _HookState(), ExitStack()
 
-    def look(this: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        if this is module and listens(module):
-            looking.mask = argument(module, "attention_mask", args, kwargs)
-            given = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-            shape = next(given).shape
+    def start(this: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if this is module and is_watched(module):
+            state.mask = argument(module, "attention_mask", args, kwargs)
+            tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+            shape = next(tensors).shape
             first = type(module).__name__ in CHANNELS_FIRST
-            looking.text = (shape[0], shape[2]) if first else tuple(shape[:2])
-            looking.seeing = _SoftmaxRecorder(partial(attend, module))
-            looking.seeing.__enter__()  # type: ignore[no-untyped-call]
+            state.input_shape = (shape[0], shape[2]) if first else tuple(shape[:2])
+            state.recorder = _SoftmaxRecorder(partial(attend, module))
+            state.recorder.__enter__()  # type: ignore[no-untyped-call]
 
-    def look_away(this: nn.Module, args: Any, output: Any) -> None:
-        if this is module and looking.seeing is not None:
-            looking.seeing.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    def stop(this: nn.Module, args: Any, output: Any) -> None:
+        if this is module and state.recorder is not None:
+            state.recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
-    def take(this: nn.Module, args: Any, output: Any) -> None:
-        if this is not module or looking.seeing is None:
+    def collect(this: nn.Module, args: Any, output: Any) -> None:
+        if this is not module or state.recorder is None:
             return
-        seeing, looking.seeing = looking.seeing, None
-        calls, seen = seeing.calls, seeing.found
-        if (calls or intercepted(module)) and not seen:
+        recorder, state.recorder = state.recorder, None
+        calls, softmaxes = recorder.calls, recorder.softmaxes
+        if (calls or intercepted(module)) and not softmaxes:
             return  # its attention was seen as it was called
         A = output[1] if isinstance(output, tuple) and len(output) > 1 else None
-        shown = None
-        if len(seen) == 1:
-            if seeing.used_others(A):
-                raise _changed_after(module, name(module))
-            A, shown = seen[0]
+        not_hidden = None
+        if len(softmaxes) == 1:
+            if recorder.used_other_weights(A):
+                raise _weights_changed_error(module, name_of(module))
+            A, not_hidden = softmaxes[0]
         if calls or not isinstance(A, Tensor) or A.ndim not in (3, 4):
-            raise _unreadable(module, name(module), calls + len(seen))
+            raise _not_captured_error(module, name_of(module), calls + len(softmaxes))
         if A.ndim == 3:  # heads and sequences in one
             heads: int = getattr(module, "num_heads", 1)
             A = A.reshape(-1, heads, *A.shape[1:])
-        seen_by_any = A > 0 if shown is None else shown.reshape(A.shape) | (A > 0)
-        if not {A.shape[0], A.shape[2]} <= set(looking.text):
-            raise _unplaced(module, A, looking.text)
-        tell(module, looking.mask, A.detach(), seen_by_any.any(1))
+        visible = A > 0 if not_hidden is None else not_hidden.reshape(A.shape) | (A > 0)
+        if not {A.shape[0], A.shape[2]} <= set(state.input_shape):
+            raise _shape_error(module, A, state.input_shape)
+        on_weights(module, state.mask, A.detach(), visible.any(1))
 
-    undo.callback(module.register_forward_pre_hook(look, with_kwargs=True).remove)
-    undo.callback(module.register_forward_hook(look_away, always_call=True).remove)
-    undo.callback(module.register_forward_hook(take).remove)
+    undo.callback(module.register_forward_pre_hook(start, with_kwargs=True).remove)
+    undo.callback(module.register_forward_hook(stop, always_call=True).remove)
+    undo.callback(module.register_forward_hook(collect).remove)
     return undo
 
 
-def _changed_after(module: nn.Module, name: str) -> ModelError:
+def _weights_changed_error(module: nn.Module, name: str) -> ModelError:
     return ModelError(
         f"{type(module).__name__} changes its attention weights after the softmax (gates, a "
         f"renormalised top-k, a softmax with an extra term), so what it uses cannot be read "
@@ -226,22 +230,22 @@ def _changed_after(module: nn.Module, name: str) -> ModelError:
     )
 
 
-def _unplaced(module: nn.Module, A: Tensor, text: tuple[int, ...]) -> ModelError:
+def _shape_error(module: nn.Module, A: Tensor, input_shape: tuple[int, ...]) -> ModelError:
     return ModelError(
         f"{type(module).__name__} made attention weights {list(A.shape)} for a text of "
-        f"{list(text)}, which are not [batch, heads, queries, keys]; attnscope cannot tell which "
-        "keys these are",
+        f"{list(input_shape)}, which are not [batch, heads, queries, keys]; attnscope cannot "
+        "tell which keys these are",
         code="unsupported-weights-shape",
         module=type(module).__name__,
         shape=tuple(A.shape),
     )
 
 
-def _unreadable(module: nn.Module, name: str, made: int) -> ModelError:
+def _not_captured_error(module: nn.Module, name: str, count: int) -> ModelError:
     """For a module of which no single matrix of weights could be read."""
     reason = (
-        f"made {made} matrices of attention weights in one call, and attnscope reads one"
-        if made
+        f"made {count} matrices of attention weights in one call, and attnscope reads one"
+        if count
         else "does not call the attention interface of transformers, and neither "
         "scaled_dot_product_attention nor softmax of torch, so its weights cannot be read"
     )
@@ -253,52 +257,60 @@ def _unreadable(module: nn.Module, name: str, made: int) -> ModelError:
         "attn_implementation='eager' where its code has that",
         code="attention-not-captured",
         module=name,
-        matrices=made,
+        matrices=count,
     )
 
 
-def frame(
-    A: Tensor, mask: Any, given: ForwardPass, seen: Tensor, *, cross: bool = False
+def geometry_of_weights(
+    A: Tensor, mask: Any, forward_pass: ForwardPass, visible: Tensor, *, cross: bool = False
 ) -> Geometry:
-    """Who could see whom, where a module made A under this mask; `seen` [B, Q, K] are the keys it
-    did not hide from all heads.
+    """The geometry of a call that made weights A under this mask.
+
+    `visible` [B, Q, K] marks the keys that the module did not hide from all heads.
 
     The mask may be one we do not understand, and the module may hide more than it says: how far
     back and ahead any query was let look, over all rows, tells a window and causality.
     """
     if cross:
-        return _across(A, mask, given)
+        return _cross_geometry(A, mask, forward_pass)
     B, _, Q, K = A.shape
-    first = K - Q if given.past is None else given.past
-    said = _said(mask, A, given)
-    if said is not None:
+    first = K - Q if forward_pass.past is None else forward_pass.past
+    mask_geometry = _mask_geometry(mask, A, forward_pass)
+    if mask_geometry is not None:
         rows = torch.ones(B, Q, dtype=torch.bool)
-        if said.real_queries is not None:
-            rows = said.real_queries
-        hidden = ~said.visibility().to(A.device).any(1)
-        if bool((seen & hidden & rows[..., None].to(A.device)).any()):
-            said = None  # it means something else
+        if mask_geometry.real_queries is not None:
+            rows = mask_geometry.real_queries
+        hidden = ~mask_geometry.visibility().to(A.device).any(1)
+        if bool((visible & hidden & rows[..., None].to(A.device)).any()):
+            mask_geometry = None  # it means something else
         else:
-            seen = seen & ~hidden & rows[..., None].to(A.device)
-            first = said.first_query
+            visible = visible & ~hidden & rows[..., None].to(A.device)
+            first = mask_geometry.first_query
     padding = None
-    if said is None and given.padding is not None and not bool(given.padding.all()):
-        padding = given.padding[:, :K].bool().cpu()
+    if (
+        mask_geometry is None
+        and forward_pass.padding is not None
+        and not bool(forward_pass.padding.all())
+    ):
+        padding = forward_pass.padding[:, :K].bool().cpu()
         # A padding query sees nothing, whatever eager attention made of its row.
         real = padding.to(A.device)
-        seen = seen & real[:, first : first + Q, None] & real[:, None]
-    own, order = torch.arange(first, first + Q, device=A.device), torch.arange(K, device=A.device)
-    back = torch.where(seen, own[:, None] - order, -K).amax().item()
-    ahead = torch.where(seen, order - own[:, None], -K).amax().item()
-    at = own.cpu()
+        visible = visible & real[:, first : first + Q, None] & real[:, None]
+    position = torch.arange(first, first + Q, device=A.device)
+    order = torch.arange(K, device=A.device)
+    back = torch.where(visible, position[:, None] - order, -K).amax().item()
+    ahead = torch.where(visible, order - position[:, None], -K).amax().item()
+    at = position.cpu()
     start = (at - int(back)).clamp(0, K).expand(B, Q)
     stop = (at + int(ahead) + 1).clamp(0, K).expand(B, Q)
-    if said is None:
-        return masks.build_frame(start, torch.maximum(stop, start), padding, first, 0, K, A.device)
-    low, high = said.intervals
+    if mask_geometry is None:
+        return masks.build_geometry(
+            start, torch.maximum(stop, start), padding, first, 0, K, A.device
+        )
+    low, high = mask_geometry.intervals
     start, stop = torch.maximum(start, low), torch.minimum(stop, high)
     return replace(
-        said,
+        mask_geometry,
         form="interval",
         bounds=(start, torch.maximum(stop, start)),
         selections={},
@@ -307,30 +319,30 @@ def frame(
     )
 
 
-def _across(A: Tensor, mask: Any, given: ForwardPass) -> Geometry:
+def _cross_geometry(A: Tensor, mask: Any, forward_pass: ForwardPass) -> Geometry:
     """The same where the keys are another text's: all of them, less what the mask hides."""
     B, _, Q, K = A.shape
-    said = _said(mask, A, replace(given, padding=None, past=None))
-    if said is None:
+    mask_geometry = _mask_geometry(mask, A, replace(forward_pass, padding=None, past=None))
+    if mask_geometry is None:
         bounds = torch.zeros(B, Q, dtype=torch.int64), torch.full((B, Q), K)
-        said = masks.build_frame(*bounds, None, 0, 0, K, A.device)
-    return said.across(given.past or 0, given.padding)
+        mask_geometry = masks.build_geometry(*bounds, None, 0, 0, K, A.device)
+    return mask_geometry.across(forward_pass.past or 0, forward_pass.padding)
 
 
-def _said(mask: Any, A: Tensor, given: ForwardPass) -> Geometry | None:
+def _mask_geometry(mask: Any, A: Tensor, forward_pass: ForwardPass) -> Geometry | None:
     """What the mask says, as far as it is of a kind we know."""
     B, _, Q, K = A.shape
     if isinstance(mask, masks.MaskTensor):
-        fits = (mask.frame.batch, mask.frame.queries, mask.frame.keys) == (B, Q, K)
-        return mask.frame if fits and mask.frame.first_key == 0 else None
+        fits = (mask.geometry.batch, mask.geometry.queries, mask.geometry.keys) == (B, Q, K)
+        return mask.geometry if fits and mask.geometry.first_key == 0 else None
     if isinstance(mask, Tensor) and mask.ndim == 4 and mask.shape[-1] == K:
-        return masks.frame_of_dense(mask, A, K, given.past, given.padding)[0]
+        return masks.geometry_of_dense(mask, A, K, forward_pass.past, forward_pass.padding)[0]
     return None
 
 
 def reduce(
     A: Tensor,
-    frame: Geometry,
+    geometry: Geometry,
     selection: QuerySelection,
     layer: LayerAccumulator,
     groups: int,
@@ -341,33 +353,34 @@ def reduce(
     """Add one layer's matrix to its totals, and give its counted rows [B, H, M, K]. Samples are not
     drawn: the matrix is there anyway."""
     counted = selection.rows(selection.counted_queries()).to(A.device)
-    own = selection.rows(frame.own().expand(frame.batch, -1)).to(A.device)
+    self_key = selection.rows(geometry.own().expand(geometry.batch, -1)).to(A.device)
     if selection.whole.only is not None:
         A = A[:, :, selection.whole.only : selection.whole.only + 1]
     elif selection.whole.index is not None:
         index = selection.whole.index[:, None, :, None]
         A = A.gather(2, index.expand(-1, A.shape[1], -1, A.shape[3]))
     A = A.float().masked_fill(~counted[:, None, :, None], 0.0)  # which may be anything, nan too
-    if frame.real_keys is not None:
-        A = A * frame.real_keys[:, None, None].to(A.device)
+    if geometry.real_keys is not None:
+        A = A * geometry.real_keys[:, None, None].to(A.device)
     rowsum = A.sum(-1)
-    off = ((rowsum - 1).abs() * counted[:, None]).max().item()
+    deviation = ((rowsum - 1).abs() * counted[:, None]).max().item()
     if has_sinks:
         layer.add_sink(1 - rowsum, selection)
-    elif off > 2e-2:  # nan is found out, and said, at the end of the pass
+    elif deviation > 2e-2:  # nan is found out, and said, at the end of the pass
         raise ConservationError(
-            f"a row of attention adds up to 1 only within {off:.3g}; in training, dropout changes "
-            "the weights: call model.eval() first. A softmax with an extra term is not supported",
+            f"a row of attention weights adds up to 1 only within {deviation:.3g}; dropout changes "
+            "the weights in training, so call model.eval() first; a softmax with an extra term is "
+            "not supported",
             code="row-sum",
-            deviation=off,
+            deviation=deviation,
         )
     group = None if selection.group is None else selection.rows(selection.group).to(A.device)
-    sums = reference.totals(A, own, rowsum.log(), counted.float(), None, group, groups)
-    seen = selection.visibility().to(A.device).any(2)
-    layer.add(received_unseen(sums, ~seen), 0)
+    sums = reference.totals(A, self_key, rowsum.log(), counted.float(), None, group, groups)
+    visible = selection.visibility().to(A.device).any(2)
+    layer.add(received_unseen(sums, ~visible), 0)
     layer.selections.append(selection)
     if top:
         weights, keys = A.topk(min(top, A.shape[-1]))
         keys = keys.where(weights > 0, -1)
-        layer.top.append((own.where(counted, -1), keys, weights))
+        layer.top.append((self_key.where(counted, -1), keys, weights))
     return A

@@ -16,20 +16,20 @@ CROSS_ATTENTION = re.compile(
 )
 
 # Towers that stand beside a text go by names like these.
-TOWERS = re.compile(r"vision|image|img_|audio|speech|visual", re.IGNORECASE)
+MODALITY_TOWERS = re.compile(r"vision|image|img_|audio|speech|visual", re.IGNORECASE)
 
 # Named attention, and are none themselves.
 NOT_ATTENTION = {"FunnelAttentionStructure", "RwkvSelfAttention"}
 
 # Modules that are called again and again in one pass, each time as the next layer: by class, how
 # many layers a configuration makes of them.
-LOOPS: dict[str, Callable[[Any], int]] = {
+SHARED_MODULES: dict[str, Callable[[Any], int]] = {
     "AlbertAttention": lambda c: c.num_hidden_layers * c.inner_group_num,
     "HrmTextAttention": lambda c: c.H_cycles * (c.L_cycles + 1) * c.num_layers_per_stack,
 }
 
 # Classes whose modules have no layer number of their own, or share one: counted as they stand.
-IN_ORDER = {"FunnelRelMultiheadAttention"}
+NUMBERED_BY_ORDER = {"FunnelRelMultiheadAttention"}
 
 # Modules that are given their text as [batch, size, tokens].
 CHANNELS_FIRST = {"SqueezeBertSelfAttention"}
@@ -48,17 +48,17 @@ class Family:
     """From the attention module and what the projection made to [B, G, K, E]."""
 
 
-def _gptj_values(module: Any, made: Tensor) -> Tensor:
-    return made.view(*made.shape[:2], -1, module.head_dim).transpose(1, 2)
+def _gptj_values(module: Any, projected: Tensor) -> Tensor:
+    return projected.view(*projected.shape[:2], -1, module.head_dim).transpose(1, 2)
 
 
-def _bloom_values(module: Any, made: Tensor) -> Tensor:
-    values: Tensor = module._reshape(made)[2]
+def _bloom_values(module: Any, projected: Tensor) -> Tensor:
+    values: Tensor = module._reshape(projected)[2]
     return values
 
 
-def _falcon_values(module: Any, made: Tensor) -> Tensor:
-    values: Tensor = module._split_heads(made)[2]
+def _falcon_values(module: Any, projected: Tensor) -> Tensor:
+    values: Tensor = module._split_heads(projected)[2]
     return values.transpose(1, 2)
 
 
@@ -67,7 +67,7 @@ _BLOOM = Family(projection="query_key_value", values=_bloom_values)
 _FALCON = Family(projection="query_key_value", values=_falcon_values)
 
 # By the name of the attention module's class.
-BYPASSING: dict[str, Family] = {
+NON_INTERFACE: dict[str, Family] = {
     "BloomAttention": _BLOOM,
     "FalconAttention": _FALCON,
     "FalconFlashAttention2": _FALCON,

@@ -12,7 +12,7 @@ from attnscope.capture.conservation import compare_unseen
 from attnscope.capture.generation import CompletionSpan
 from attnscope.capture.geometry import Geometry, QuerySelection
 from attnscope.capture.kernel_rows import positions, rows_of
-from attnscope.capture.masks import build_frame
+from attnscope.capture.masks import build_geometry
 from attnscope.capture.query_selection import Queries, parse, select
 from attnscope.capture.scope import Scope
 from attnscope.capture.stored_rows import keep
@@ -201,7 +201,7 @@ def _frame(q: Tensor, k: Tensor, causal: bool, window: int | None, real: Tensor 
         raise InputError(f"window={window!r} is from 1 on, and goes with causal=True")
     start, stop = torch.zeros(B, Q, dtype=torch.int64), torch.full((B, Q), K)
     if not causal:
-        frame = build_frame(start, stop, real, max(K - Q, 0), 0, K, q.device)
+        frame = build_geometry(start, stop, real, max(K - Q, 0), 0, K, q.device)
         return frame if Q == K else frame.across(0, None)
     if Q > K:
         raise InputError(
@@ -211,7 +211,7 @@ def _frame(q: Tensor, k: Tensor, causal: bool, window: int | None, real: Tensor 
     own = torch.arange(K - Q, K).expand(B, Q)
     if window is not None:
         start = (own - window + 1).clamp(min=0)
-    return build_frame(start, own + 1, real, K - Q, 0, K, q.device)
+    return build_geometry(start, own + 1, real, K - Q, 0, K, q.device)
 
 
 def _queries(queries: Any) -> Queries:

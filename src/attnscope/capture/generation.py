@@ -28,19 +28,19 @@ class _Call:
 
     start: int | None = None
     """Where its reply began; None before its first token."""
-    chosen: int = 0
+    n_chosen: int = 0
     """Tokens chosen so far."""
-    verdicts: list[Tensor] = field(default_factory=list)
+    finished_flags: list[Tensor] = field(default_factory=list)
     """bool [B] for each of the last ones, where nobody has looked yet: did it end its sequence?"""
     ends: Tensor | None = None
 
     def end(self) -> Tensor | None:
         """As in `CompletionSpan`; waits for the device, so it is not asked sooner than need be."""
-        if self.verdicts and self.start is not None:
-            first = self.start + self.chosen - len(self.verdicts)
-            over = torch.stack(self.verdicts).cpu()
-            self.verdicts = []
-            ends = torch.where(over.any(0), over.int().argmax(0) + first, NEVER)
+        if self.finished_flags and self.start is not None:
+            first = self.start + self.n_chosen - len(self.finished_flags)
+            finished = torch.stack(self.finished_flags).cpu()
+            self.finished_flags = []
+            ends = torch.where(finished.any(0), finished.int().argmax(0) + first, NEVER)
             self.ends = ends if self.ends is None else torch.minimum(self.ends, ends)
         ended = self.ends is not None and bool((self.ends < NEVER).any())
         return self.ends if ended else None
@@ -66,18 +66,18 @@ class Prompt:
 
     @classmethod
     def of(
-        cls, model: Any, ids: Tensor, cache: Any = None, inputs_embeds: Any = None, **given: Any
+        cls, model: Any, ids: Tensor, cache: Any = None, inputs_embeds: Any = None, **kwargs: Any
     ) -> "Prompt":
         """Read the arguments of a decoding method of transformers."""
-        decodes = model.config.is_encoder_decoder
-        mask = given.get("decoder_attention_mask" if decodes else "attention_mask")
+        is_encoder_decoder = model.config.is_encoder_decoder
+        mask = kwargs.get("decoder_attention_mask" if is_encoder_decoder else "attention_mask")
         end = ids.shape[1]
-        if inputs_embeds is not None and not decodes:
+        if inputs_embeds is not None and not is_encoder_decoder:
             end = inputs_embeds.shape[1]
         elif cache is not None:  # where only new tokens are given, the mask is longer
-            config = given.get("generation_config")
-            whole = getattr(config, "_mask_length", -1) if mask is None else mask.shape[1]
-            end += 0 if whole == end else int(cache.get_seq_length())
+            config = kwargs.get("generation_config")
+            full = getattr(config, "_mask_length", -1) if mask is None else mask.shape[1]
+            end += 0 if full == end else int(cache.get_seq_length())
         return cls(end, mask if mask is not None and mask.shape[1] == end else None)
 
 
@@ -104,9 +104,9 @@ class CompletionSpan:
 class GenerationTracker:
     """The `generate` calls of one watched model, and the passes its user runs without them."""
 
-    def __init__(self, base: nn.Module, over: Callable[[], None]):
+    def __init__(self, base: nn.Module, on_end: Callable[[], None]):
         self.base = base
-        self.over = over
+        self.on_end = on_end
         """Called when a `generate` call is over."""
         self.thread: int | None = None
         """The thread that entered the block."""
@@ -116,16 +116,16 @@ class GenerationTracker:
         """The one whose stopping criteria are overheard."""
         self.prompt: Prompt | None = None
         """Of the outermost `generate` call."""
-        self.pieces = 0
+        self.prefill_passes = 0
         """Passes of several tokens, one after the other: of one prompt, perhaps."""
         self.position = 0
         """How many tokens of the sequence have been fed."""
         self.turn = 0
         self.passes = 0
         """Passes since the last token was chosen."""
-        self._reply: tuple[Any, CompletionSpan] | None = None
+        self._span_cache: tuple[Any, CompletionSpan] | None = None
 
-    def concerns(self, model: nn.Module) -> bool:
+    def tracks(self, model: nn.Module) -> bool:
         """Whether a call of this model, on this thread, runs what is watched."""
         return get_ident() == self.thread and any(part is self.base for part in model.modules())
 
@@ -145,35 +145,35 @@ class GenerationTracker:
         """A `generate` call is over, or broke off."""
         self.depth -= 1
         if self.depth == 0:
-            self.prompt, self.pieces = None, 0
+            self.prompt, self.prefill_passes = None, 0
         if self.depth == 0 and self.call is not None:
             self.call = None
-            self.over()
+            self.on_end()
 
-    def hear(self, verdict: Tensor) -> None:
+    def on_token(self, finished: Tensor) -> None:
         """The next token is chosen, and this is what the stopping criteria say of it."""
         if self.call is None:
             return
         if self.call.start is None:
             self.call.start = self.position
             self.turn += 1
-        self.call.verdicts.append(verdict)
-        self.call.chosen += 1
+        self.call.finished_flags.append(finished)
+        self.call.n_chosen += 1
         self.passes = 0
 
     def begin_pass(self) -> None:
         """The model is about to run once."""
         self.passes += 1
 
-    def reply(self, first: int, queries: int) -> CompletionSpan:
+    def span(self, first: int, queries: int) -> CompletionSpan:
         """Whose words a pass feeds that begins at position `first`."""
         key = first, queries, self.call, self.turn, self.passes
-        if self._reply is None or self._reply[0] != key:
-            told = self._told(first, queries)
-            self._reply = (first, queries, self.call, self.turn, self.passes), told
-        return self._reply[1]
+        if self._span_cache is None or self._span_cache[0] != key:
+            span = self._make_span(first, queries)
+            self._span_cache = (first, queries, self.call, self.turn, self.passes), span
+        return self._span_cache[1]
 
-    def _told(self, first: int, queries: int) -> CompletionSpan:
+    def _make_span(self, first: int, queries: int) -> CompletionSpan:
         if self.call is not None and first == 0 and self.passes > 1:
             raise ScopeError(
                 "generate runs the model on a second sequence between two tokens of the first "
@@ -182,56 +182,58 @@ class GenerationTracker:
                 code="second-sequence",
             )
         self.position = first + queries
-        self.pieces = 0 if queries == 1 and first > 0 else 1 if first == 0 else self.pieces + 1
+        self.prefill_passes = (
+            0 if queries == 1 and first > 0 else 1 if first == 0 else self.prefill_passes + 1
+        )
         if self.call is not None:
             start = self.position if self.call.start is None else self.call.start
             return CompletionSpan(start, self.turn, self.call)
         # One token after others is how a loop of the user's own feeds what it has just chosen;
         # several at once are a prompt, a piece of one, or the next turn.
-        alone = first > 0 and queries == 1
-        self.turn += alone
-        return CompletionSpan(first if alone else self.position, self.turn)
+        is_decode_step = first > 0 and queries == 1
+        self.turn += is_decode_step
+        return CompletionSpan(first if is_decode_step else self.position, self.turn)
 
 
 class _TrackedCriteria(StoppingCriteriaList):  # type: ignore[misc]
     """Stopping criteria that also tell the watches what they decide."""
 
-    def __init__(self, prepared: Any, told: list[GenerationTracker]):
-        super().__init__(prepared)
-        self._told = told
+    def __init__(self, criteria_list: Any, trackers: list[GenerationTracker]):
+        super().__init__(criteria_list)
+        self._trackers = trackers
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-        verdict = super().__call__(input_ids, scores, **kwargs)
-        for generation in self._told:
-            generation.hear(verdict)
-        return verdict
+        finished = super().__call__(input_ids, scores, **kwargs)
+        for tracker in self._trackers:
+            tracker.on_token(finished)
+        return finished
 
 
 # Those of all open watches; replaced as a whole, because other threads may iterate over it.
-_listeners: tuple[GenerationTracker, ...] = ()
+_trackers: tuple[GenerationTracker, ...] = ()
 _lock = Lock()
 
 
 @contextmanager
-def listening(generations: Iterable[GenerationTracker]) -> Iterator[None]:
+def tracking_generate(trackers: Iterable[GenerationTracker]) -> Iterator[None]:
     """Tell these of the `generate` calls of their models, in the thread that enters the block."""
-    told = list(generations)
-    for generation in told:
-        generation.thread = get_ident()
+    trackers = list(trackers)
+    for tracker in trackers:
+        tracker.thread = get_ident()
     with patches.applied("generate", _patch_generate):
-        _change_listeners(lambda before: (*before, *told))
+        _update_trackers(lambda before: (*before, *trackers))
         try:
             yield
         finally:
-            _change_listeners(lambda before: tuple(g for g in before if g not in told))
+            _update_trackers(lambda before: tuple(g for g in before if g not in trackers))
 
 
-def _change_listeners(
+def _update_trackers(
     change: Callable[[tuple[GenerationTracker, ...]], tuple[GenerationTracker, ...]],
 ) -> None:
-    global _listeners
+    global _trackers
     with _lock:
-        _listeners = change(_listeners)
+        _trackers = change(_trackers)
 
 
 def _patch_generate() -> ExitStack:
@@ -243,38 +245,38 @@ def _patch_generate() -> ExitStack:
     return undo
 
 
-def _generate(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _generate(original: Callable[..., Any]) -> Callable[..., Any]:
     def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
         with ExitStack() as ends:  # all of them end, also where the end of one raises
-            for generation in _listeners:
-                if generation.concerns(model):
-                    generation.depth += 1
-                    ends.callback(generation.end)
-            return plain(model, *args, **kwargs)
+            for tracker in _trackers:
+                if tracker.tracks(model):
+                    tracker.depth += 1
+                    ends.callback(tracker.end)
+            return original(model, *args, **kwargs)
 
     return generate
 
 
-def _criteria(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _criteria(original: Callable[..., Any]) -> Callable[..., Any]:
     def criteria(model: Any, *args: Any, **kwargs: Any) -> Any:
-        prepared = plain(model, *args, **kwargs)
-        told = [g for g in _listeners if g.depth > 0 and g.concerns(model)]
+        criteria_list = original(model, *args, **kwargs)
+        trackers = [g for g in _trackers if g.depth > 0 and g.tracks(model)]
         config = kwargs.get("generation_config", args[0] if args else None)
-        for generation in told:
-            generation.begin(getattr(config, "num_beams", None) or 1)
-        return _TrackedCriteria(prepared, told) if told else prepared
+        for tracker in trackers:
+            tracker.begin(getattr(config, "num_beams", None) or 1)
+        return _TrackedCriteria(criteria_list, trackers) if trackers else criteria_list
 
     return criteria
 
 
-def _decoding(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _decoding(original: Callable[..., Any]) -> Callable[..., Any]:
     """A decoding method, whose arguments say what the prompt is before any of it is fed."""
 
     def decode(model: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        for generation in _listeners:
-            if generation.depth == 1 and generation.concerns(model):
+        for tracker in _trackers:
+            if tracker.depth == 1 and tracker.tracks(model):
                 cache = kwargs.get("past_key_values")
-                generation.prompt = Prompt.of(model, input_ids, cache, **kwargs)
-        return plain(model, input_ids, *args, **kwargs)
+                tracker.prompt = Prompt.of(model, input_ids, cache, **kwargs)
+        return original(model, input_ids, *args, **kwargs)
 
     return decode

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from attnscope.capture import dense_fallback, masks, patches
-from attnscope.capture.call_spec import AttentionRequest, agreed
+from attnscope.capture.call_spec import AttentionRequest, eager_verified
 from attnscope.capture.coverage import Check, name_in
-from attnscope.capture.forward_pass import CallSpec, ForwardPass, same
+from attnscope.capture.forward_pass import CallSpec, ForwardPass, same_options
 from attnscope.capture.hook_registry import (
     CapturedCall,
     Change,
@@ -41,26 +41,26 @@ from attnscope.kernels.attend import attend
 
 class _ThreadState(threading.local):
     def __init__(self) -> None:
-        self.users = HookRegistry()
-        self.plain = False
+        self.registry = HookRegistry()
+        self.use_original = False
         """Whether lookups give what transformers has."""
 
     @contextmanager
-    def plainly(self) -> Iterator[None]:
-        self.plain = True
+    def original_lookups(self) -> Iterator[None]:
+        self.use_original = True
         try:
             yield
         finally:
-            self.plain = False
+            self.use_original = False
 
 
-_here = _ThreadState()
+_local = _ThreadState()
 _NOTHING = nullcontext()
-_everybody: list[HookRegistry] = []
+_all_registries: list[HookRegistry] = []
 
 
 @contextmanager
-def install(
+def register(
     sites: Sites,
     *,
     observer: Observer | None = None,
@@ -70,50 +70,52 @@ def install(
 ) -> Iterator[None]:
     """Take part in the attention of these sites, in this thread, inside a `with` block; `layers`
     are those that a change is meant for, all of them by default."""
-    user, users = RegisteredHook(sites, observer, change, dense), _here.users
+    hook, registry = RegisteredHook(sites, observer, change, dense), _local.registry
     if change is not None:
-        user.meant = _meant(sites, layers)
+        hook.required = _required_modules(sites, layers)
     shared: list[tuple[Any, Callable[[], ExitStack]]] = [
         patches.UNCOMPILED,
-        ("lookups", _take_over_lookups),
+        ("lookups", _patch_lookups),
     ]
-    shared += [(base, partial(_mark_passes, base)) for base in set(sites.bases.values())]
-    shared += [(m, partial(_hook, m)) for m in (sites.hooked if user.describes else ())]
-    for module in user.meant:
-        base = sites.bases[sites.modules[module].stack]
-        shared.append(((module, "runs"), partial(_note_runs, module, base)))
-    taken = []
+    shared += [
+        (base, partial(_hook_forward_pass, base)) for base in set(sites.base_models.values())
+    ]
+    shared += [(m, partial(_hook_module, m)) for m in (sites.hooked if hook.needs_geometry else ())]
+    for module in hook.required:
+        base = sites.base_models[sites.modules[module].stack]
+        shared.append(((module, "runs"), partial(_hook_runs, module, base)))
+    acquired = []
     try:
-        for key, do in shared:
-            patches.acquire(key, do)
-            taken.append(key)
-        users.enter(user)
-        _everybody.append(users)
+        for key, apply in shared:
+            patches.acquire(key, apply)
+            acquired.append(key)
+        registry.add(hook)
+        _all_registries.append(registry)
         try:
             yield
         finally:
-            _everybody.remove(users)
-            users.leave(user)
+            _all_registries.remove(registry)
+            registry.remove(hook)
     finally:
-        for key in reversed(taken):
+        for key in reversed(acquired):
             patches.release(key)
 
 
-def _meant(sites: Sites, layers: Collection[int] | None) -> frozenset[nn.Module]:
+def _required_modules(sites: Sites, layers: Collection[int] | None) -> frozenset[nn.Module]:
     """The modules that a change of these layers must reach."""
-    meant = frozenset(
+    required = frozenset(
         module
         for module, (stack, layer, kind) in sites.modules.items()
-        if stack in sites.loops or layers is None or (layer in layers and kind == "self")
+        if stack in sites.shared_stacks or layers is None or (layer in layers and kind == "self")
     )
-    for module in meant & sites.bypassing:
+    for module in required & sites.non_interface:
         raise _not_applied(
             sites.model,
             module,
             "does not go through the attention interface of transformers, so its attention can be "
             "measured and not changed; choose other layers",
         )
-    return meant
+    return required
 
 
 def _not_applied(model: nn.Module, module: nn.Module, reason: str) -> ModelError:
@@ -125,74 +127,74 @@ def _not_applied(model: nn.Module, module: nn.Module, reason: str) -> ModelError
     )
 
 
-def _take_over_lookups() -> ExitStack:
+def _patch_lookups() -> ExitStack:
     undo = ExitStack()
     undo.callback(setattr, AttentionInterface, "get_interface", AttentionInterface.get_interface)
     AttentionInterface.get_interface = _get_interface
-    for name, ours in (("get", _get_or_default), ("__getitem__", _get_item)):
+    for name, wrapped in (("get", _get_or_default), ("__getitem__", _get_item)):
         undo.callback(delattr, AttentionInterface, name)
-        setattr(AttentionInterface, name, ours)
+        setattr(AttentionInterface, name, wrapped)
     undo.callback(delattr, AttentionMaskInterface, "__getitem__")
     AttentionMaskInterface.__getitem__ = _get_mask_function
     return undo
 
 
-_get_plain_interface = AttentionInterface.get_interface
-_get_plain_item = AttentionInterface.__getitem__
-_get_plain_mask_function = AttentionMaskInterface.__getitem__
+_original_get_interface = AttentionInterface.get_interface
+_original_get_item = AttentionInterface.__getitem__
+_original_get_mask_function = AttentionMaskInterface.__getitem__
 
 
 def _get_interface(
     self: AttentionInterface, implementation: str, default: Callable[..., Any]
 ) -> Callable[..., Any]:
-    users = _here.users
-    known: Callable[..., Any] | None = users.interfaces.get((implementation, default))
+    registry = _local.registry
+    known: Callable[..., Any] | None = registry.interfaces.get((implementation, default))
     if known is not None:
         return known
-    with _here.plainly():
-        plain = _get_plain_interface(self, implementation, default)
-    ours: Callable[..., Any] = _ours(plain, default, implementation)
-    return ours
+    with _local.original_lookups():
+        original = _original_get_interface(self, implementation, default)
+    wrapped: Callable[..., Any] = _wrap(original, default, implementation)
+    return wrapped
 
 
 def _get_or_default(self: AttentionInterface, implementation: str, default: Any = None) -> Any:
     """`ALL_ATTENTION_FUNCTIONS.get`, with which code of one's own may find its function."""
     try:
-        plain = _get_plain_item(self, implementation)
+        original = _original_get_item(self, implementation)
     except KeyError:
-        plain = default
-    if _here.plain or plain is None:
-        return plain
-    return _ours(plain, default, implementation)
+        original = default
+    if _local.use_original or original is None:
+        return original
+    return _wrap(original, default, implementation)
 
 
 def _get_item(self: AttentionInterface, implementation: str) -> Any:
     """`ALL_ATTENTION_FUNCTIONS[…]`, likewise; it does not name the family's eager attention."""
-    plain = _get_plain_item(self, implementation)
-    return plain if _here.plain else _ours(plain, None, implementation)
+    original = _original_get_item(self, implementation)
+    return original if _local.use_original else _wrap(original, None, implementation)
 
 
-def _ours(plain: Any, default: Any, implementation: str) -> Any:
+def _wrap(original: Any, default: Any, implementation: str) -> Any:
     """What a model is given in place of the attention function it asked for."""
-    users = _here.users
-    if not users.here and torch._C._current_graph_task_id() == -1:
-        return plain
-    ours = partial(_attention, users, plain, default, implementation)
-    if users.here and default is not None:
-        users.interfaces[implementation, default] = ours
-    return ours
+    registry = _local.registry
+    if not registry.hooks and torch._C._current_graph_task_id() == -1:
+        return original
+    wrapped = partial(_attention, registry, original, default, implementation)
+    if registry.hooks and default is not None:
+        registry.interfaces[implementation, default] = wrapped
+    return wrapped
 
 
 def _get_mask_function(self: AttentionMaskInterface, implementation: str) -> Callable[..., Any]:
-    plain: Callable[..., Any] = _get_plain_mask_function(self, implementation)
-    if not _here.users.describing:
-        return plain
-    return partial(masks.describe, plain, implementation)
+    original: Callable[..., Any] = _original_get_mask_function(self, implementation)
+    if not _local.registry.n_needs_geometry:
+        return original
+    return partial(masks.build_tagged_mask, original, implementation)
 
 
 def _attention(
-    users: HookRegistry,
-    plain: Callable[..., Any],
+    registry: HookRegistry,
+    original: Callable[..., Any],
     eager: Callable[..., Any] | None,
     implementation: str,
     module: nn.Module,
@@ -201,116 +203,134 @@ def _attention(
 ) -> Any:
     """What a model calls in place of its attention function."""
     eager = eager or _eager_of(module)
-    asked = AttentionRequest.read(plain, eager, implementation, module, args, kwargs)
+    request = AttentionRequest.parse(original, eager, implementation, module, args, kwargs)
     task = torch._C._current_graph_task_id()
     if task != -1:  # gradient checkpointing attends again, in any thread
-        users = next((some for some in tuple(_everybody) if some.task == task), users)
-    here = users.attending(module)
-    if not here:
-        for check in users.checks():
-            check.miss([module])
-        return asked.plainly()
-    given, here = _pass_of(users, here)
-    wanting: list[tuple[Observer, Site]] = []
-    describes = changes = dense = False
-    _tell(given)
-    again = given.again(module, *asked.passed[:2])
-    for user, site in here:
-        observer = user.observer
-        if user.change is not None:
+        registry = next(
+            (other for other in tuple(_all_registries) if other.backward_task == task), registry
+        )
+    hook_sites = registry.hooks_for_module(module)
+    if not hook_sites:
+        for check in registry.running_checks():
+            check.add_missed([module])
+        return request.call_original()
+    forward_pass, hook_sites = _forward_pass_of(registry, hook_sites)
+    observers: list[tuple[Observer, Site]] = []
+    needs_geometry = changes = dense = False
+    _deliver_deferred(forward_pass)
+    repeated = forward_pass.is_repeat(module, *request.unrounded[:2])
+    for hook, site in hook_sites:
+        observer = hook.observer
+        if hook.change is not None:
             changes = True
-        if observer is not None and not again and observer.wants(site):
-            wanting.append((observer, site))
-            describes |= observer.describes
-            dense |= user.dense
-    if not describes and not any(user.describes for user, _ in here):
-        for observer, site in wanting:
-            observer.see(CapturedCall(site=site, values=asked.v))
-        return asked.plainly()
-    asked.describe(here[0][1], given)
-    call = _changed(here, asked) if changes else asked.call
+        if observer is not None and not repeated and observer.wants(site):
+            observers.append((observer, site))
+            needs_geometry |= observer.needs_geometry
+            dense |= hook.dense
+    if not needs_geometry and not any(hook.needs_geometry for hook, _ in hook_sites):
+        for observer, site in observers:
+            observer.on_call(CapturedCall(site=site, values=request.v))
+        return request.call_original()
+    request.interpret(hook_sites[0][1], forward_pass)
+    call = _rewrite_call(hook_sites, request) if changes else request.call
     if changes:
-        given.changed.add(module)
-    output, lse, weights = _attend(asked, call, need_lse=describes, dense=dense, seen=bool(wanting))
+        forward_pass.changed.add(module)
+    output, lse, weights = _attend(
+        request, call, need_lse=needs_geometry, dense=dense, observed=bool(observers)
+    )
     with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:
-        for observer, site in wanting:
-            observer.see(
+        for observer, site in observers:
+            observer.on_call(
                 CapturedCall(
                     site=site,
                     values=call.v,
-                    frame=asked.frame,
+                    geometry=request.geometry,
                     call=call if weights is None else None,
                     lse=lse,
                     weights=weights,
-                    terms=asked.terms if call is asked.call else None,
-                    changed=call is not asked.call,
+                    spec=request.spec if call is request.call else None,
+                    changed=call is not request.call,
                     sinks=call.sinks is not None,
                 )
             )
-        if asked.terms is not None and lse is not None and not again and call is asked.call:
-            _expect(users, given, here, asked, asked.terms)
+        if request.spec is not None and lse is not None and not repeated and call is request.call:
+            _install_fast_path(registry, forward_pass, hook_sites, request, request.spec)
     return output
 
 
 def _eager_of(module: nn.Module) -> Callable[..., Any]:
     """The eager attention of a module's family, by the name that transformers gives it."""
-    code = getattr(module.forward, "__globals__", {})
-    found: Callable[..., Any] = code.get("eager_attention_forward", dense_fallback.eager_sdpa)
-    return found
+    module_globals = getattr(module.forward, "__globals__", {})
+    eager: Callable[..., Any] = module_globals.get(
+        "eager_attention_forward", dense_fallback.eager_sdpa
+    )
+    return eager
 
 
-def _expect(
-    users: HookRegistry,
-    given: ForwardPass,
-    here: list[tuple[RegisteredHook, Site]],
-    asked: AttentionRequest,
-    terms: CallSpec,
+def _install_fast_path(
+    registry: HookRegistry,
+    forward_pass: ForwardPass,
+    hook_sites: list[tuple[RegisteredHook, Site]],
+    request: AttentionRequest,
+    spec: CallSpec,
 ) -> None:
     """Let further layers that say the same go without being read, as many as may wait."""
-    crowd = None if terms.attend is None else users.crowd(here)
-    if crowd is None:
+    module_group = None if spec.attend is None else registry.module_group(hook_sites)
+    if module_group is None:
         return
-    room, needed = sys.maxsize, False
-    for user, site in here:
-        assert user.quick is not None
-        most, tensors = user.quick.waits(site, terms)
-        room, needed = min(room, most), needed or tensors
-    alike: DeferredGroup | None = given.alike.get(id(asked.mask))
-    if alike is not None and alike.terms is terms:
-        alike.left.pop(asked.module, None)
-        alike.room = room
-    elif alike is None and room > 0:
-        looking = [(user.quick, user.sites.modules) for user, _ in here if user.quick is not None]
-        left = crowd.copy() if needed else dict.fromkeys(crowd, False)
-        for module in given.last:
-            left.pop(module, None)
-        if asked.implementation == "eager":
-            left = {module: n for module, n in left.items() if agreed(module, asked.eager)}
-        alike = given.alike[id(asked.mask)] = DeferredGroup(terms, left, room, looking)
-        key = asked.implementation, asked.eager
-        slow = users.interfaces.get(key)
-        if slow is None:
-            slow = partial(_attention, users, asked.plain, asked.eager, asked.implementation)
-        users.interfaces[key] = _quick(alike, slow)
+    limit, needed = sys.maxsize, False
+    for hook, site in hook_sites:
+        assert hook.deferred_observer is not None
+        hook_limit, needs_tensors = hook.deferred_observer.queue_limit(site, spec)
+        limit, needed = min(limit, hook_limit), needed or needs_tensors
+    group: DeferredGroup | None = forward_pass.deferred_groups.get(id(request.mask))
+    if group is not None and group.spec is spec:
+        group.remaining.pop(request.module, None)
+        group.limit = limit
+    elif group is None and limit > 0:
+        observers = [
+            (hook.deferred_observer, hook.sites.modules)
+            for hook, _ in hook_sites
+            if hook.deferred_observer is not None
+        ]
+        remaining = module_group.copy() if needed else dict.fromkeys(module_group, False)
+        for module in forward_pass.last_qk:
+            remaining.pop(module, None)
+        if request.implementation == "eager":
+            remaining = {
+                module: n
+                for module, n in remaining.items()
+                if eager_verified(module, request.eager)
+            }
+        group = forward_pass.deferred_groups[id(request.mask)] = DeferredGroup(
+            spec, remaining, limit, observers
+        )
+        key = request.implementation, request.eager
+        original = registry.interfaces.get(key)
+        if original is None:
+            original = partial(
+                _attention, registry, request.original, request.eager, request.implementation
+            )
+        registry.interfaces[key] = _fast_attention(group, original)
 
 
-def _quick(alike: DeferredGroup, other: Callable[..., Any]) -> Callable[..., Any]:
+def _fast_attention(group: DeferredGroup, original: Callable[..., Any]) -> Callable[..., Any]:
     """What further layers call: of one that says what another said nothing is read again.
 
     Written out, because it is all that a layer adds to a pass of a small model.
     """
-    terms, left = alike.terms, alike.left
-    attend, known, options = terms.attend, terms.said[3], terms.options
-    (q_shape, k_shape, v_shape), dtype, device = terms.shapes, terms.dtype, terms.device
+    spec, remaining = group.spec, group.remaining
+    attend, known, options = spec.attend, spec.signature[3], spec.options
+    (q_shape, k_shape, v_shape), dtype, device = spec.shapes, spec.dtype, spec.device
     kind, is_autocast_enabled = device.type, torch.is_autocast_enabled
     assert attend is not None
 
-    def attention(module: nn.Module, *args: Any, **given: Any) -> Any:
+    def attention(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 4:
             q, k, v, mask = args
             if (
                 mask is known
-                and module in left
+                and module in remaining
                 and q.shape == q_shape
                 and k.shape == k_shape
                 and v.shape == v_shape
@@ -318,96 +338,98 @@ def _quick(alike: DeferredGroup, other: Callable[..., Any]) -> Callable[..., Any
                 and q.device == device
                 and not (q.requires_grad or k.requires_grad or v.requires_grad)
                 and not is_autocast_enabled(kind)
-                and len(alike.calls) < alike.room
-                and same(options, given)
+                and len(group.calls) < group.limit
+                and same_options(options, kwargs)
             ):
                 out, lse = attend(q, k, v)
-                if left.pop(module):
-                    alike.calls.append((module, q, k, lse))
+                if remaining.pop(module):
+                    group.calls.append((module, q, k, lse))
                 else:
-                    alike.calls.append((module, ref(q), ref(k), None))
+                    group.calls.append((module, ref(q), ref(k), None))
                 return out.transpose(1, 2).contiguous(), None
-        return other(module, *args, **given)
+        return original(module, *args, **kwargs)
 
     return attention
 
 
-def _tell(given: ForwardPass) -> None:
+def _deliver_deferred(forward_pass: ForwardPass) -> None:
     """Tell observers of calls that were made and not told yet, before a call that is read."""
-    for alike in given.alike.values():
-        for module, q, k, lse in alike.calls:
-            given.last[module] = (q, k) if lse is None else (ref(q), ref(k))
-        if alike.calls:
-            alike.tell()
+    for group in forward_pass.deferred_groups.values():
+        for module, q, k, lse in group.calls:
+            forward_pass.last_qk[module] = (q, k) if lse is None else (ref(q), ref(k))
+        if group.calls:
+            group.deliver()
 
 
-def _changed(here: list[tuple[RegisteredHook, Site]], asked: AttentionRequest) -> AttentionCall:
+def _rewrite_call(
+    hook_sites: list[tuple[RegisteredHook, Site]], request: AttentionRequest
+) -> AttentionCall:
     """The call that is made instead of the one asked for."""
-    call = asked.call
-    for user, site in here:
-        if user.change is not None:
-            call = user.change(site, call, asked.frame)
-    if call is not asked.call:
-        asked.refuse_to_change()
+    call = request.call
+    for hook, site in hook_sites:
+        if hook.change is not None:
+            call = hook.change(site, call, request.geometry)
+    if call is not request.call:
+        request.check_can_change()
     return call
 
 
 def _attend(
-    asked: AttentionRequest, call: AttentionCall, *, need_lse: bool, dense: bool, seen: bool
+    request: AttentionRequest, call: AttentionCall, *, need_lse: bool, dense: bool, observed: bool
 ) -> tuple[Any, Tensor | None, Tensor | None]:
     """What the attention function returns; the log-sum-exp of its rows, or the weights where
-    nothing smaller tells what was done and somebody has `seen` it."""
-    changed = call is not asked.call
-    if not dense and not asked.needs_weights(call):
-        out, lse = attend(call, dropout=asked.dropout, need_lse=need_lse)
-        if changed or asked.agrees(out):
+    nothing smaller tells what was done and somebody has `observed` it."""
+    changed = call is not request.call
+    if not dense and not request.needs_weights(call):
+        out, lse = attend(call, dropout=request.dropout, need_lse=need_lse)
+        if changed or request.eager_matches(out):
             return (out.transpose(1, 2).contiguous(), None), lse, None
-    if not changed and not seen:
-        return asked.plainly(), None, None
-    output, weights = asked.densely(call)
+    if not changed and not observed:
+        return request.call_original(), None, None
+    output, weights = request.call_dense(call)
     return output, None, weights
 
 
-def _pass_of(
-    users: HookRegistry, here: list[tuple[RegisteredHook, Site]], *, count: bool = True
+def _forward_pass_of(
+    registry: HookRegistry, hook_sites: list[tuple[RegisteredHook, Site]], *, count: bool = True
 ) -> tuple[ForwardPass, list[tuple[RegisteredHook, Site]]]:
     """The pass in which a module attends, and what its users call its place in it: where modules
     are called again and again, each time the next layer."""
-    (user, site), *_ = here
-    given = users.passes.get(user.sites.bases[site.stack]) or ForwardPass()
-    if count and site.stack in user.sites.loops:
-        turn = given.turns[site.stack]
-        given.turns[site.stack] = turn + 1
-        here = [(user, Site(site.stack, turn)) for user, site in here]
-    return given, here
+    (hook, site), *_ = hook_sites
+    forward_pass = registry.passes.get(hook.sites.base_models[site.stack]) or ForwardPass()
+    if count and site.stack in hook.sites.shared_stacks:
+        layer = forward_pass.loop_counts[site.stack]
+        forward_pass.loop_counts[site.stack] = layer + 1
+        hook_sites = [(hook, Site(site.stack, layer)) for hook, site in hook_sites]
+    return forward_pass, hook_sites
 
 
-def _hook(module: nn.Module) -> ExitStack:
+def _hook_module(module: nn.Module) -> ExitStack:
     return dense_fallback.hook(
-        module, _listens, _bypassed, _called, intercepted=_intercepted, name=_name
+        module, _is_watched, _on_weights, _on_sdpa, intercepted=_intercepted, name_of=_module_name
     )
 
 
-def _name(module: nn.Module) -> str:
+def _module_name(module: nn.Module) -> str:
     """The name of a module in the model that is watched."""
-    (user, _), *_ = _here.users.attending(module)
-    return name_in(user.sites.model, module)
+    (hook, _), *_ = _local.registry.hooks_for_module(module)
+    return name_in(hook.sites.model, module)
 
 
 def _intercepted(module: nn.Module) -> bool:
     """Whether a module went through the interface in this pass."""
-    users = _here.users
-    given, _ = _pass_of(users, users.attending(module), count=False)
-    return module in _captured(given)
+    registry = _local.registry
+    forward_pass, _ = _forward_pass_of(registry, registry.hooks_for_module(module), count=False)
+    return module in _captured(forward_pass)
 
 
-def _captured(given: ForwardPass) -> set[nn.Module]:
+def _captured(forward_pass: ForwardPass) -> set[nn.Module]:
     """The modules whose attention of this pass was measured or is about to be."""
-    waiting = {call[0] for alike in given.alike.values() for call in alike.calls}
-    return {*given.last, *given.captured, *waiting}
+    deferred = {call[0] for group in forward_pass.deferred_groups.values() for call in group.calls}
+    return {*forward_pass.last_qk, *forward_pass.captured, *deferred}
 
 
-def _called(
+def _on_sdpa(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -421,8 +443,8 @@ def _called(
     """What a module calls in place of torch's sdpa, where it does so by itself; the names are
     torch's."""
     output, _ = _attention(
-        _here.users,
-        dense_fallback.plain_sdpa,
+        _local.registry,
+        dense_fallback.original_sdpa,
         dense_fallback.eager_sdpa,
         "sdpa",
         module,
@@ -435,133 +457,135 @@ def _called(
         scaling=scale,
         enable_gqa=enable_gqa,
     )
-    made: Tensor = output.transpose(1, 2)
-    return made
+    result: Tensor = output.transpose(1, 2)
+    return result
 
 
-def _listens(module: nn.Module) -> bool:
+def _is_watched(module: nn.Module) -> bool:
     """Whether anybody in this thread has an eye on a module that bypasses the interface."""
-    return any(user.describes for user, _ in _here.users.attending(module))
+    return any(hook.needs_geometry for hook, _ in _local.registry.hooks_for_module(module))
 
 
-def _bypassed(module: nn.Module, mask: Any, weights: Tensor, shown: Tensor) -> None:
+def _on_weights(module: nn.Module, mask: Any, weights: Tensor, visible: Tensor) -> None:
     """The weights of a module that does not go through the interface."""
-    users = _here.users
-    given, here = _pass_of(users, users.attending(module))
-    given.captured.add(module)
-    wanting = [
-        (user.observer, site)
-        for user, site in here
-        if user.observer is not None and user.describes and user.observer.wants(site)
+    registry = _local.registry
+    forward_pass, hook_sites = _forward_pass_of(registry, registry.hooks_for_module(module))
+    forward_pass.captured.add(module)
+    observers = [
+        (hook.observer, site)
+        for hook, site in hook_sites
+        if hook.observer is not None and hook.needs_geometry and hook.observer.wants(site)
     ]
-    if wanting:
-        frame = dense_fallback.frame(weights, mask, given, shown, cross=here[0][1].kind == "cross")
-        for observer, site in wanting:
-            observer.see(CapturedCall(site=site, frame=frame, weights=weights))
+    if observers:
+        geometry = dense_fallback.geometry_of_weights(
+            weights, mask, forward_pass, visible, cross=hook_sites[0][1].kind == "cross"
+        )
+        for observer, site in observers:
+            observer.on_call(CapturedCall(site=site, geometry=geometry, weights=weights))
 
 
-def _mark_passes(base: nn.Module) -> ExitStack:
+def _hook_forward_pass(base: nn.Module) -> ExitStack:
     undo = ExitStack()
 
     # A copy of the model carries these for ever; functions, because methods would be copied too.
     def begin(this: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if this is base:
-            _begin(base, args, kwargs)
+            _start_pass(base, args, kwargs)
 
     def end(this: nn.Module, args: Any, output: Any) -> None:
         if this is base:
-            _end(base, finished=output is not None)
+            _end_pass(base, finished=output is not None)
             if torch.is_grad_enabled():
-                _mark_backward(_here.users, base, output)
+                _mark_backward(_local.registry, base, output)
 
     undo.callback(base.register_forward_pre_hook(begin, with_kwargs=True).remove)
     undo.callback(base.register_forward_hook(end, always_call=True).remove)
     return undo
 
 
-def _mark_backward(users: HookRegistry, base: nn.Module, output: Any) -> None:
+def _mark_backward(registry: HookRegistry, base: nn.Module, output: Any) -> None:
     """Note which backward pass comes to the outputs of a pass, before it comes to its layers:
     layers that are recomputed there belong to the thread of that pass."""
-    if isinstance(output, Tensor) and output.requires_grad and users.passing(base):
+    if isinstance(output, Tensor) and output.requires_grad and registry.observed_stacks(base):
 
         def mark(gradient: Tensor) -> None:
-            users.task = torch._C._current_graph_task_id()
+            registry.backward_task = torch._C._current_graph_task_id()
 
         output.register_hook(mark)  # type: ignore[no-untyped-call]
     elif isinstance(output, dict | tuple | list):
         for part in output.values() if isinstance(output, dict) else output:
-            _mark_backward(users, base, part)
+            _mark_backward(registry, base, part)
 
 
-def _note_runs(module: nn.Module, base: nn.Module) -> ExitStack:
+def _hook_runs(module: nn.Module, base: nn.Module) -> ExitStack:
     """Note when a module that a change is meant for runs."""
     undo = ExitStack()
 
     def note(this: nn.Module, args: Any) -> None:
-        given = _here.users.passes.get(base)
-        if this is module and given is not None:
-            given.ran.add(module)
+        forward_pass = _local.registry.passes.get(base)
+        if this is module and forward_pass is not None:
+            forward_pass.ran.add(module)
 
     undo.callback(module.register_forward_pre_hook(note).remove)
     return undo
 
 
-def _begin(base: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-    users = _here.users
-    passing = users.passing(base)
-    if not passing:
+def _start_pass(base: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    registry = _local.registry
+    observed_stacks = registry.observed_stacks(base)
+    if not observed_stacks:
         return
     cache = argument(base, "past_key_values", args, kwargs)
-    users.stop_check(base)
-    given = users.passes[base] = ForwardPass.of(base, args, kwargs)
-    users.interfaces.clear()  # others may have been registered since
-    unchecked = users.unchecked(base)
-    if unchecked:
-        given.check = Check(base, users.modules_of(base))
-        given.check.begin()
-    for observer, stack in passing:
+    registry.stop_check(base)
+    forward_pass = registry.passes[base] = ForwardPass.of(base, args, kwargs)
+    registry.interfaces.clear()  # others may have been registered since
+    unchecked_stacks = registry.unchecked_stacks(base)
+    if unchecked_stacks:
+        forward_pass.check = Check(base, registry.sites_of_base(base))
+        forward_pass.check.begin()
+    for observer, stack in observed_stacks:
         if observer is not None:
             observer.begin(stack, cache)
 
 
-def given(base: nn.Module) -> ForwardPass:
+def last_pass(base: nn.Module) -> ForwardPass:
     """What the last pass of a base was given, in this thread."""
-    return _here.users.passes.get(base) or ForwardPass()
+    return _local.registry.passes.get(base) or ForwardPass()
 
 
-def _end(base: nn.Module, *, finished: bool) -> None:
-    users = _here.users
-    given, passing = users.passes.get(base), users.passing(base)
-    told = False
-    users.stop_check(base)
+def _end_pass(base: nn.Module, *, finished: bool) -> None:
+    registry = _local.registry
+    forward_pass, observed_stacks = registry.passes.get(base), registry.observed_stacks(base)
+    delivered = False
+    registry.stop_check(base)
     try:
-        if given is not None and finished:
-            _refuse_missed(users, base, given)
+        if forward_pass is not None and finished:
+            _check_coverage(registry, base, forward_pass)
             with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:
-                for alike in given.alike.values():
-                    if alike.calls:
-                        alike.tell()
-        told = finished
+                for group in forward_pass.deferred_groups.values():
+                    if group.calls:
+                        group.deliver()
+        delivered = finished
     finally:  # what could not be told breaks a pass off too
-        if given is not None:
-            given.let_go()
-        for observer, stack in passing:
+        if forward_pass is not None:
+            forward_pass.clear()
+        for observer, stack in observed_stacks:
             if observer is not None:
-                observer.end(stack, finished=told)
+                observer.end(stack, finished=delivered)
 
 
-def _refuse_missed(users: HookRegistry, base: nn.Module, given: ForwardPass) -> None:
+def _check_coverage(registry: HookRegistry, base: nn.Module, forward_pass: ForwardPass) -> None:
     """Raise where a pass ran attention that was not intercepted, or not changed as was meant."""
-    check, given.check = given.check, None
+    check, forward_pass.check = forward_pass.check, None
     if check is not None:
-        captured = _captured(given)
-        for sites, stack in users.unchecked(base):
-            check.judge(sites, stack, captured)
-    for user in users.here:
-        missing = user.meant & given.ran - given.changed
-        for module in (module for module in user.sites.modules if module in missing):
+        captured = _captured(forward_pass)
+        for sites, stack in registry.unchecked_stacks(base):
+            check.raise_if_missed(sites, stack, captured)
+    for hook in registry.hooks:
+        missing = hook.required & forward_pass.ran - forward_pass.changed
+        for module in (module for module in hook.sites.modules if module in missing):
             raise _not_applied(
-                user.sites.model,
+                hook.sites.model,
                 module,
                 "ran its attention without the intervention; load the model with "
                 "attn_implementation='sdpa', or choose other layers",

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from attnscope.capture import hooks, sites
-from attnscope.capture.families import BYPASSING, OUTPUT_PROJECTIONS
+from attnscope.capture.families import NON_INTERFACE, OUTPUT_PROJECTIONS
 from attnscope.capture.hook_registry import CapturedCall
 from attnscope.capture.sites import Site
 from attnscope.errors import InputError, ScopeError
@@ -78,13 +78,13 @@ def hold(model: nn.Module, layers: Any = None) -> AbstractContextManager[Activat
     its new tokens.
     """
     found = sites.find(model)
-    return _recording(found, Activations(sorted(sites.restrict(found, layers))))
+    return _recording(found, Activations(sorted(sites.validate_layers(found, layers))))
 
 
 class _Values:
     """Keeps the value vectors of the last pass; needs no description of who sees whom."""
 
-    describes = False
+    needs_geometry = False
 
     def __init__(self, held: Activations):
         self.held = held
@@ -95,7 +95,7 @@ class _Values:
     def wants(self, site: Site) -> bool:
         return site.kind == "self" and site.layer in self.held.layers
 
-    def see(self, seen: CapturedCall) -> None:
+    def on_call(self, seen: CapturedCall) -> None:
         if seen.values is not None:
             self.held._values[seen.site.layer] = seen.values.detach()
 
@@ -107,13 +107,13 @@ class _Values:
 def _recording(found: sites.Sites, held: Activations) -> Iterator[Activations]:
     with ExitStack() as undo:
         undo.callback(held._forget)
-        undo.enter_context(hooks.install(found, observer=_Values(held)))
-        base = found.base
+        undo.enter_context(hooks.register(found, observer=_Values(held)))
+        base = found.base_model
         parents = {child: module for module in base.modules() for child in module.children()}
         for module, site in found.modules.items():
             if site.kind == "self" and site.layer in held.layers:
                 _take_outputs(module, parents.get(module), site.layer, held, undo)
-                if module in found.bypassing:
+                if module in found.non_interface:
                     _take_projected_values(module, site.layer, held, undo)
         yield held
 
@@ -143,7 +143,7 @@ def _take_projected_values(
     module: nn.Module, layer: int, held: Activations, undo: ExitStack
 ) -> None:
     """Families without the interface: from the projection that makes their value vectors."""
-    family = BYPASSING.get(type(module).__name__)
+    family = NON_INTERFACE.get(type(module).__name__)
     if family is None:
         return
 

@@ -18,7 +18,7 @@ Interval = tuple[Tensor, Tensor]
 
 FAR = 1 << 30
 # Elements of a mask evaluated at a time where its function is not one we know.
-EVALUATED = 1 << 20
+MAX_EVALUATED = 1 << 20
 
 
 class _UnknownMaskError(Exception):
@@ -27,21 +27,21 @@ class _UnknownMaskError(Exception):
 
 def is_causal(function: MaskFunction, length: int) -> bool:
     """Whether a mask function says no more than "not the future" for texts of this length."""
-    read = _known().get(getattr(function, "__code__", None))
-    if read is _causal:
+    reader = _builders().get(getattr(function, "__code__", None))
+    if reader is _causal:
         return True
-    if read is _all_of:
-        (parts,) = _closed_over(function)
-        plain = [p for p in parts if not _reaches(p, length)]
-        return len(plain) == 1 and is_causal(plain[0], length)
+    if reader is _all_of:
+        (parts,) = _closure_values(function)
+        others = [p for p in parts if not _covers_all(p, length)]
+        return len(others) == 1 and is_causal(others[0], length)
     return False
 
 
-def _reaches(function: MaskFunction, length: int) -> bool:
+def _covers_all(function: MaskFunction, length: int) -> bool:
     """Whether this is a window as long as the text, which hides nothing."""
-    if _known().get(getattr(function, "__code__", None)) is not _window:
+    if _builders().get(getattr(function, "__code__", None)) is not _window:
         return False
-    (window,) = _closed_over(function)
+    (window,) = _closure_values(function)
     return bool(window >= length)
 
 
@@ -60,25 +60,25 @@ def intervals(
     And who sees whom, [B, 1, Q, K], where there are gaps between them.
     """
     queries = torch.arange(q_offset, q_offset + Q).expand(B, -1)
-    seen = None
+    visible = None
     try:
         start, stop = _interval(function, queries)
     except _UnknownMaskError:
-        ask = partial(_ask, function, B, K, kv_offset, use_vmap, device)
-        step = max(1, EVALUATED // (B * K))
+        evaluate = partial(_evaluate, function, B, K, kv_offset, use_vmap, device)
+        step = max(1, MAX_EVALUATED // (B * K))
         parts = [
-            bounds_of(ask(q_offset + first, min(step, Q - first))[:, 0])
+            bounds_of(evaluate(q_offset + first, min(step, Q - first))[:, 0])
             for first in range(0, Q, step)
         ]
         start = torch.cat([low for low, _, _ in parts], 1) + kv_offset
         stop = torch.cat([high for _, high, _ in parts], 1) + kv_offset
-        if not all(whole for _, _, whole in parts):
-            seen = ask(q_offset, Q)
+        if not all(contiguous for _, _, contiguous in parts):
+            visible = evaluate(q_offset, Q)
     start = (start - kv_offset).clamp(0, K)
-    return start, torch.maximum((stop - kv_offset).clamp(0, K), start), seen
+    return start, torch.maximum((stop - kv_offset).clamp(0, K), start), visible
 
 
-def _ask(
+def _evaluate(
     function: MaskFunction,
     B: int,
     K: int,
@@ -89,7 +89,7 @@ def _ask(
     rows: int,
 ) -> Tensor:
     """bool [B, 1, rows, K]: what a mask function we do not know says of some rows."""
-    seen: Tensor = masking_utils.sdpa_mask(
+    visible: Tensor = masking_utils.sdpa_mask(
         batch_size=B,
         q_length=rows,
         kv_length=K,
@@ -100,18 +100,18 @@ def _ask(
         use_vmap=use_vmap,
         device=device,
     )
-    return seen
+    return visible
 
 
 def _interval(function: MaskFunction, queries: Tensor) -> Interval:
     """First and one past last visible key of each query [B, Q], in absolute positions."""
-    read = _known().get(getattr(function, "__code__", None))
-    if read is None:
+    reader = _builders().get(getattr(function, "__code__", None))
+    if reader is None:
         raise _UnknownMaskError
-    return read(queries, *_closed_over(function))
+    return reader(queries, *_closure_values(function))
 
 
-def _closed_over(function: MaskFunction) -> list[Any]:
+def _closure_values(function: MaskFunction) -> list[Any]:
     """The values a closure was made with."""
     return [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
 
@@ -140,8 +140,8 @@ def _chunk(i: Tensor, chunk_size: int, left_padding: Tensor) -> Interval:
 
 def _packed(i: Tensor, packed_sequence_mask: Tensor) -> Interval:
     ids = packed_sequence_mask.cpu().contiguous()  # never decreases along the sequence
-    mine = ids.gather(1, i)
-    return torch.searchsorted(ids, mine), torch.searchsorted(ids, mine, right=True)
+    own_ids = ids.gather(1, i)
+    return torch.searchsorted(ids, own_ids), torch.searchsorted(ids, own_ids, right=True)
 
 
 def _all_of(i: Tensor, mask_functions: tuple[MaskFunction, ...]) -> Interval:
@@ -154,7 +154,7 @@ def _all_of(i: Tensor, mask_functions: tuple[MaskFunction, ...]) -> Interval:
 
 # Closures share one code object however often they are made, so a code object names a builder.
 # Which builder, what it closes over (in the order of the closure), and how to read it.
-_SOME = torch.zeros(1, dtype=torch.int64)
+_EXAMPLE = torch.zeros(1, dtype=torch.int64)
 _BUILDERS: list[tuple[Callable[[], MaskFunction], tuple[str, ...], Callable[..., Interval]]] = [
     (lambda: masking_utils.causal_mask_function, (), _causal),
     (lambda: masking_utils.bidirectional_mask_function, (), _everything),
@@ -165,12 +165,12 @@ _BUILDERS: list[tuple[Callable[[], MaskFunction], tuple[str, ...], Callable[...,
         _two_sided_window,
     ),
     (
-        lambda: masking_utils.chunked_overlay(1, _SOME),
+        lambda: masking_utils.chunked_overlay(1, _EXAMPLE),
         ("chunk_size", "left_padding"),
         _chunk,
     ),
     (
-        lambda: masking_utils.packed_sequence_mask_function(_SOME),
+        lambda: masking_utils.packed_sequence_mask_function(_EXAMPLE),
         ("packed_sequence_mask",),
         _packed,
     ),
@@ -179,27 +179,27 @@ _BUILDERS: list[tuple[Callable[[], MaskFunction], tuple[str, ...], Callable[...,
 
 
 @cache
-def _known() -> dict[Any, Callable[..., Interval]]:
+def _builders() -> dict[Any, Callable[..., Interval]]:
     """The builders of this version of transformers that are as we know them.
 
     One that is gone, or closes over something else, is not among them: its masks are asked.
     """
-    known: dict[Any, Callable[..., Interval]] = {}
-    for build, closed_over, read in _BUILDERS:
+    builders: dict[Any, Callable[..., Interval]] = {}
+    for make, closure_names, reader in _BUILDERS:
         try:
-            code: Any = build().__code__
+            code: Any = make().__code__
         except (AttributeError, TypeError):
             continue
-        if code.co_freevars == closed_over:
-            known[code] = read
-    return known
+        if code.co_freevars == closure_names:
+            builders[code] = reader
+    return builders
 
 
-def bounds_of(seen: Tensor) -> tuple[Tensor, Tensor, bool]:
+def bounds_of(visible: Tensor) -> tuple[Tensor, Tensor, bool]:
     """First and one past last True of each row of [B, rows, K]; whether there are no gaps."""
-    order = torch.arange(seen.shape[-1], device=seen.device)
-    start = torch.where(seen, order, seen.shape[-1]).amin(-1).cpu()
-    stop = torch.where(seen, order + 1, 0).amax(-1).cpu()
-    count = seen.sum(-1).cpu()
-    whole = bool(((stop - start) == count)[count > 0].all())
-    return start, torch.maximum(stop, start), whole
+    order = torch.arange(visible.shape[-1], device=visible.device)
+    start = torch.where(visible, order, visible.shape[-1]).amin(-1).cpu()
+    stop = torch.where(visible, order + 1, 0).amax(-1).cpu()
+    count = visible.sum(-1).cpu()
+    contiguous = bool(((stop - start) == count)[count > 0].all())
+    return start, torch.maximum(stop, start), contiguous

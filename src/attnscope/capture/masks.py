@@ -18,7 +18,7 @@ from transformers import masking_utils
 
 from attnscope.capture.geometry import Geometry
 from attnscope.capture.mask_functions import (
-    EVALUATED,
+    MAX_EVALUATED,
     MaskFunction,
     bounds_of,
     intervals,
@@ -38,8 +38,8 @@ class MaskTensor(torch.Tensor):
     have made, and is made only then.
     """
 
-    frame: Geometry
-    dense: "LazyMask"
+    geometry: Geometry
+    lazy: "LazyMask"
 
     @classmethod
     def __torch_function__(
@@ -51,35 +51,42 @@ class MaskTensor(torch.Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         mask = args[0] if args and isinstance(args[0], MaskTensor) else None
-        if mask is not None and func in _MOVES:
+        if mask is not None and func in _PRESERVING_OPS:
             with torch._C.DisableTorchFunctionSubclass():
                 moved = func(mask.as_subclass(Tensor), *args[1:], **kwargs)
-            if moved.dtype == mask.dense.dtype:
-                return attach(moved, mask.frame, mask.dense)
-        if mask is not None and func in _SAYS:
-            return _SAYS[func](mask.dense, *args[1:], **kwargs)
-        if func in _SAYS_AS_IT_IS:
+            if moved.dtype == mask.lazy.dtype:
+                return tag(moved, mask.geometry, mask.lazy)
+        if mask is not None and func in _ATTRIBUTES:
+            return _ATTRIBUTES[func](mask.lazy, *args[1:], **kwargs)
+        if func in _PLACEHOLDER_OPS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        args, kwargs = tree_map_only(MaskTensor, _made, (args, kwargs))
+        args, kwargs = tree_map_only(MaskTensor, _materialize, (args, kwargs))
         return func(*args, **kwargs)
 
 
-def _made(mask: MaskTensor) -> Tensor:
+def _materialize(mask: MaskTensor) -> Tensor:
     with torch._C.DisableTorchFunctionSubclass():
-        return mask.dense.tensor().to(mask.device)
+        return mask.lazy.tensor().to(mask.device)
 
 
-_MOVES = {Tensor.to, Tensor.contiguous, Tensor.clone, Tensor.detach, Tensor.cuda, Tensor.cpu}
-_SAYS: dict[Any, Callable[..., Any]] = {
-    Tensor.shape.__get__: lambda dense: dense.shape,  # type: ignore[attr-defined]
-    Tensor.dtype.__get__: lambda dense: dense.dtype,  # type: ignore[attr-defined]
-    Tensor.ndim.__get__: lambda dense: len(dense.shape),  # type: ignore[attr-defined]
-    Tensor.dim: lambda dense: len(dense.shape),
-    Tensor.size: lambda dense, dim=None: dense.shape if dim is None else dense.shape[dim],
-    Tensor.is_floating_point: lambda dense: dense.dtype.is_floating_point,
+_PRESERVING_OPS = {
+    Tensor.to,
+    Tensor.contiguous,
+    Tensor.clone,
+    Tensor.detach,
+    Tensor.cuda,
+    Tensor.cpu,
 }
-_SAYS_AS_IT_IS = {
+_ATTRIBUTES: dict[Any, Callable[..., Any]] = {
+    Tensor.shape.__get__: lambda lazy: lazy.shape,  # type: ignore[attr-defined]
+    Tensor.dtype.__get__: lambda lazy: lazy.dtype,  # type: ignore[attr-defined]
+    Tensor.ndim.__get__: lambda lazy: len(lazy.shape),  # type: ignore[attr-defined]
+    Tensor.dim: lambda lazy: len(lazy.shape),
+    Tensor.size: lambda lazy, dim=None: lazy.shape if dim is None else lazy.shape[dim],
+    Tensor.is_floating_point: lambda lazy: lazy.dtype.is_floating_point,
+}
+_PLACEHOLDER_OPS = {
     Tensor.device.__get__,
     Tensor.is_cuda.__get__,  # type: ignore[attr-defined]
     Tensor.requires_grad.__get__,  # type: ignore[attr-defined]
@@ -91,58 +98,58 @@ _SAYS_AS_IT_IS = {
 class LazyMask:
     """The mask that transformers would have made, made once and only if somebody looks at it."""
 
-    def __init__(self, make: MaskBuilder, given: dict[str, Any], dtype: torch.dtype):
-        self.make = make
-        self.given = given
+    def __init__(self, build: MaskBuilder, kwargs: dict[str, Any], dtype: torch.dtype):
+        self.build = build
+        self.kwargs = kwargs
         self.dtype = dtype
-        self.shape = torch.Size((given["batch_size"], 1, given["q_length"], given["kv_length"]))
+        self.shape = torch.Size((kwargs["batch_size"], 1, kwargs["q_length"], kwargs["kv_length"]))
 
     @cached_property
-    def plain(self) -> Any:
+    def original(self) -> Any:
         """Just what the model would have been given: None where its attention needs no mask."""
-        return self.make(**self.given)
+        return self.build(**self.kwargs)
 
     def tensor(self) -> Tensor:
         """The same, spelled out."""
-        if isinstance(self.plain, Tensor):
-            return self.plain
-        if self._spelled is None:
-            whole = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-            self._spelled = self.make(**self.given | whole)
-        spelled: Tensor = self._spelled
-        return spelled
+        if isinstance(self.original, Tensor):
+            return self.original
+        if self._tensor is None:
+            no_skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+            self._tensor = self.build(**self.kwargs | no_skips)
+        result: Tensor = self._tensor
+        return result
 
-    _spelled: Tensor | None = None
+    _tensor: Tensor | None = None
 
 
-def attach(tensor: Tensor, frame: Geometry, dense: LazyMask) -> MaskTensor:
+def tag(tensor: Tensor, geometry: Geometry, lazy: LazyMask) -> MaskTensor:
     """The tensor as a mask that carries its frame."""
     tagged = tensor.as_subclass(MaskTensor)
-    tagged.frame = frame
-    tagged.dense = dense
+    tagged.geometry = geometry
+    tagged.lazy = lazy
     return tagged
 
 
-def describe(make: MaskBuilder, implementation: str, **given: Any) -> Any:
-    """What transformers calls in place of a mask builder of its own, `make`.
+def build_tagged_mask(build: MaskBuilder, implementation: str, **kwargs: Any) -> Any:
+    """What transformers calls in place of a mask builder of its own, `build`.
 
-    The names of what is `given` are those of transformers.
+    The names of what is `kwargs` are those of transformers.
     """
-    attention_mask: Tensor | None = given.get("attention_mask")
+    attention_mask: Tensor | None = kwargs.get("attention_mask")
     if attention_mask is not None and attention_mask.ndim != 2:
-        return make(**given)
-    frame = _frame(**given)
-    dtype = given.get("dtype", torch.float32) if implementation == "eager" else torch.bool
-    return attach(_stand_in(dtype, frame.device), frame, LazyMask(make, given, dtype))
+        return build(**kwargs)
+    geometry = _geometry_of_mask(**kwargs)
+    dtype = kwargs.get("dtype", torch.float32) if implementation == "eager" else torch.bool
+    return tag(_placeholder(dtype, geometry.device), geometry, LazyMask(build, kwargs, dtype))
 
 
 @lru_cache(maxsize=16)
-def _stand_in(dtype: torch.dtype, device: torch.device) -> Tensor:
+def _placeholder(dtype: torch.dtype, device: torch.device) -> Tensor:
     """What a mask is as a tensor; nobody sees its numbers."""
     return torch.ones(1, 1, 1, 1, dtype=dtype, device=device)
 
 
-def _frame(
+def _geometry_of_mask(
     *,
     batch_size: int,
     q_length: int,
@@ -165,9 +172,9 @@ def _frame(
     if is_causal(mask_function, q_offset + q_length - kv_offset):
         # Keys of a static cache that do not exist yet are seen by nobody, and cut.
         kv_length = min(kv_length, q_offset + q_length - kv_offset)
-        bounds = seen = None
+        bounds = visible = None
     else:
-        start, stop, seen = intervals(
+        start, stop, visible = intervals(
             mask_function, batch_size, q_length, kv_length, q_offset, kv_offset, use_vmap, device
         )
         bounds = start, stop
@@ -175,12 +182,12 @@ def _frame(
     if real is not None and bool(real[:, : kv_offset + kv_length].all()):
         real = None
     if bounds is None:
-        return _causal_frame(batch_size, q_length, kv_length, q_offset, kv_offset, real, device)
-    frame = build_frame(*bounds, real, q_offset, kv_offset, kv_length, device)
-    return frame if seen is None else frame.with_gaps(seen[..., :kv_length])
+        return _causal_geometry(batch_size, q_length, kv_length, q_offset, kv_offset, real, device)
+    geometry = build_geometry(*bounds, real, q_offset, kv_offset, kv_length, device)
+    return geometry if visible is None else geometry.with_gaps(visible[..., :kv_length])
 
 
-def _causal_frame(
+def _causal_geometry(
     B: int,
     Q: int,
     K: int,
@@ -202,25 +209,25 @@ def _causal_frame(
         )
     start = torch.zeros(B, Q, dtype=torch.int64)
     stop = torch.arange(first_query - first_key + 1, first_query - first_key + Q + 1).expand(B, Q)
-    return build_frame(start, stop, real, first_query, first_key, K, device)
+    return build_geometry(start, stop, real, first_query, first_key, K, device)
 
 
-def frame_without_mask(q: Tensor, k: Tensor, *, causal: bool) -> Geometry:
+def geometry_without_mask(q: Tensor, k: Tensor, *, causal: bool) -> Geometry:
     """The frame of a call that came without a mask, read as sdpa reads it."""
     B, Q, K = q.shape[0], q.shape[2], k.shape[2]
     if causal and Q > 1:
-        return _causal_frame(B, Q, min(Q, K), 0, 0, None, q.device)
+        return _causal_geometry(B, Q, min(Q, K), 0, 0, None, q.device)
     bounds = torch.zeros(B, Q, dtype=torch.int64), torch.full((B, Q), K)
-    return build_frame(*bounds, None, max(K - Q, 0), 0, K, q.device)
+    return build_geometry(*bounds, None, max(K - Q, 0), 0, K, q.device)
 
 
 # An additive mask hides a key from here on down. Weights are computed with the number itself,
 # unless it is so low that no score makes up for it.
-HIDES = -1e4
-HIDES_FOR_SURE = -1e6
+MASK_THRESHOLD = -1e4
+MASK_CERTAIN = -1e6
 
 
-def frame_of_dense(
+def geometry_of_dense(
     mask: Tensor, q: Tensor, K: int, past: int | None, padding: Tensor | None
 ) -> tuple[Geometry, Tensor | None]:
     """The frame of a 4-D mask, boolean or additive, and what it adds to scores, if anything.
@@ -243,16 +250,16 @@ def frame_of_dense(
     first = K - Q if past is None else past
     boolean = mask.dtype == torch.bool
     bounds, gaps, bias = [], False, None
-    sure = -math.inf if boolean else lowest(mask)
-    step = max(1, EVALUATED // (K * mask.shape[1]))
+    floor = -math.inf if boolean else mask_floor(mask)
+    step = max(1, MAX_EVALUATED // (K * mask.shape[1]))
     for low in range(0, rows, step):
-        some = mask[:, :, low : low + step]
-        seen = some if boolean else some > HIDES
-        if not boolean and bias is None and bool(((some != 0) & (some > sure)).any()):
+        block = mask[:, :, low : low + step]
+        visible = block if boolean else block > MASK_THRESHOLD
+        if not boolean and bias is None and bool(((block != 0) & (block > floor)).any()):
             bias = mask
-        alike = mask.shape[1] == 1 or bool((seen == seen[:, :1]).all())
-        start, stop, whole = bounds_of(seen.any(1))
-        gaps = gaps or not whole or not alike
+        same_for_heads = mask.shape[1] == 1 or bool((visible == visible[:, :1]).all())
+        start, stop, contiguous = bounds_of(visible.any(1))
+        gaps = gaps or not contiguous or not same_for_heads
         bounds.append((start, stop))
     start, stop = (torch.cat(side, 1).expand(B, Q) for side in zip(*bounds, strict=True))
     # The rest of a static cache is seen by nobody, and cut.
@@ -260,25 +267,25 @@ def frame_of_dense(
     real = None
     if padding is not None and not bool(padding.all()):
         real = torch.ones(B, max(K, first + Q), dtype=torch.bool)
-        known = min(padding.shape[1], real.shape[1])
-        real[:, :known] = padding[:, :known].bool().cpu()
-    frame = build_frame(start, stop, real, first, 0, K, q.device)
-    looking = stop > start
-    if not bool(looking.all()):  # who sees nothing is padding too
-        if frame.real_queries is not None:
-            looking = looking & frame.real_queries
-        frame = replace(frame, real_queries=looking)
+        length = min(padding.shape[1], real.shape[1])
+        real[:, :length] = padding[:, :length].bool().cpu()
+    geometry = build_geometry(start, stop, real, first, 0, K, q.device)
+    sees_a_key = stop > start
+    if not bool(sees_a_key.all()):  # who sees nothing is padding too
+        if geometry.real_queries is not None:
+            sees_a_key = sees_a_key & geometry.real_queries
+        geometry = replace(geometry, real_queries=sees_a_key)
     if gaps:
-        frame = frame.with_gaps((mask if boolean else mask > HIDES)[..., :K])
-    return frame, bias
+        geometry = geometry.with_gaps((mask if boolean else mask > MASK_THRESHOLD)[..., :K])
+    return geometry, bias
 
 
-def lowest(mask: Tensor) -> float:
+def mask_floor(mask: Tensor) -> float:
     """What hides a key whatever its score: this number, or less."""
-    return max(HIDES_FOR_SURE, torch.finfo(mask.dtype).min)
+    return max(MASK_CERTAIN, torch.finfo(mask.dtype).min)
 
 
-def build_frame(
+def build_geometry(
     start: Tensor,
     stop: Tensor,
     real: Tensor | None,

@@ -38,7 +38,7 @@ class Nonlinearity:
 
 def containers(model: nn.Module, found: Sites) -> dict[int, nn.Module]:
     """The module of every layer that attends: the step of the list its attention stands in."""
-    if found.loops:
+    if found.shared_stacks:
         raise ModelError(
             f"{type(model).__name__} runs the same modules as one layer after the other, so what "
             "each layer makes cannot be told apart"

@@ -12,31 +12,31 @@ from typing import Any
 import torch
 
 _lock = threading.RLock()
-_done: dict[Any, tuple[int, ExitStack]] = {}
+_active: dict[Any, tuple[int, ExitStack]] = {}
 """By key: how many users a change has, and how to undo it."""
 
 
-def acquire(key: Any, do: Callable[[], ExitStack]) -> None:
+def acquire(key: Any, apply: Callable[[], ExitStack]) -> None:
     """One more user of a change; the first one makes it."""
     with _lock:
-        count, undo = _done[key] if key in _done else (0, do())
-        _done[key] = count + 1, undo
+        count, undo = _active[key] if key in _active else (0, apply())
+        _active[key] = count + 1, undo
 
 
 def release(key: Any) -> None:
     """One user less; with the last one the change is undone."""
     with _lock:
-        count, undo = _done.pop(key)
+        count, undo = _active.pop(key)
         if count > 1:
-            _done[key] = count - 1, undo
+            _active[key] = count - 1, undo
         else:
             undo.close()
 
 
 @contextmanager
-def applied(key: Any, do: Callable[[], ExitStack]) -> Iterator[None]:
+def applied(key: Any, apply: Callable[[], ExitStack]) -> Iterator[None]:
     """A change, inside a `with` block."""
-    acquire(key, do)
+    acquire(key, apply)
     try:
         yield
     finally:
@@ -66,16 +66,16 @@ def replace_method(
     Callers may hold the new method after that, so it has to work for ever. A patch that others put
     above it meanwhile stays.
     """
-    original, own = getattr(owner, name), name in vars(owner)
-    ours = wraps(original)(make(original))
+    original, defined_here = getattr(owner, name), name in vars(owner)
+    replacement = wraps(original)(make(original))
 
     def restore() -> None:
-        if vars(owner).get(name) is not ours:
+        if vars(owner).get(name) is not replacement:
             return
-        if own:
+        if defined_here:
             setattr(owner, name, original)
         else:
             delattr(owner, name)
 
-    setattr(owner, name, ours)
+    setattr(owner, name, replacement)
     undo.callback(restore)

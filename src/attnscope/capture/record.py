@@ -195,10 +195,10 @@ def record(
             "classes is an int tensor [batch, tokens] with -1 for no class; got "
             f"{str(ids.dtype).removeprefix('torch.')} {list(ids.shape)}"
         )
-    chosen = sites.restrict(found, layers)
+    chosen = sites.validate_layers(found, layers)
     held = Recording(wanted, sorted(chosen), 1 if ids is None else max(int(ids.max()) + 1, 1))
     taps = _taps(model, found, wanted, chosen)
-    return _recording(found.base, held, taps, ids, near or {})
+    return _recording(found.base_model, held, taps, ids, near or {})
 
 
 Limits = dict[int, tuple[Tensor, Tensor]]
@@ -224,13 +224,13 @@ def tallying(
     tallies: dict[int, TokenSums] = {}
     with ExitStack() as undo:
         undo.enter_context(patches.uncompiled())
-        text = text_of(found.base, undo)
+        text = text_of(found.base_model, undo)
 
         def begin(this: nn.Module, args: Any) -> None:
-            if this is found.base and text.mine():
+            if this is found.base_model and text.mine():
                 tallies.clear()
 
-        undo.callback(found.base.register_forward_pre_hook(begin).remove)
+        undo.callback(found.base_model.register_forward_pre_hook(begin).remove)
 
         def take(layer: int, rows: Tensor, which: Tensor) -> None:
             if layer not in tallies:
@@ -240,7 +240,9 @@ def tallying(
             near, large = (None, None) if limits is None else limits[layer]
             tallies[layer].add(rows, which, near, large)
 
-        for layer, some in nonlinearities(model, found, sites.restrict(found, layers)).items():
+        for layer, some in nonlinearities(
+            model, found, sites.validate_layers(found, layers)
+        ).items():
             for one in some:
                 tokens_of(one, text, partial(take, layer), undo)
         yield tallies

@@ -11,7 +11,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from attnscope.capture.families import CROSS_ATTENTION, IN_ORDER, LOOPS, NOT_ATTENTION, TOWERS
+from attnscope.capture.families import (
+    CROSS_ATTENTION,
+    MODALITY_TOWERS,
+    NOT_ATTENTION,
+    NUMBERED_BY_ORDER,
+    SHARED_MODULES,
+)
 from attnscope.errors import InputError, ModelError
 
 Kind = Literal["self", "cross"]
@@ -39,18 +45,18 @@ class Sites:
 
     modules: dict[nn.Module, Site]
     """Module to place."""
-    bases: dict[str, nn.Module]
+    base_models: dict[str, nn.Module]
     """For every stack the innermost model around it: one call of that is one forward pass."""
-    bypassing: frozenset[nn.Module]
+    non_interface: frozenset[nn.Module]
     """The modules that do not go through the attention interface of transformers."""
     hooked: frozenset[nn.Module]
     """These, and the modules that may: which way they go is known when they run."""
-    loops: dict[str, int]
+    shared_stacks: dict[str, int]
     """Stacks whose modules are called again and again, each time as the next layer: how many
     layers that makes."""
-    places: list[Site]
+    all_sites: list[Site]
     """All sites, in order."""
-    uniform: bool
+    single_stack: bool
     """Whether they are all of one stack and kind, each called once a pass."""
     model: nn.Module
     """The model they are the sites of."""
@@ -60,10 +66,10 @@ class Sites:
     """A hash of the model's modules, their classes and their `forward`."""
 
     @property
-    def base(self) -> nn.Module:
+    def base_model(self) -> nn.Module:
         """The innermost model around the only stack of self-attention."""
         (stack,) = self.stacks
-        return self.bases[stack]
+        return self.base_models[stack]
 
     @property
     def stacks(self) -> list[str]:
@@ -73,12 +79,12 @@ class Sites:
     @property
     def layers(self) -> list[int]:
         """The layers that attend, in order."""
-        return sorted({site.layer for site in self.places})
+        return sorted({site.layer for site in self.all_sites})
 
 
-def attends(model: nn.Module) -> bool:
+def has_attention(model: nn.Module) -> bool:
     """Whether anything in the model looks like attention."""
-    return any(_looks_like_attention(module) for module in model.modules())
+    return any(_is_attention(module) for module in model.modules())
 
 
 def find(model: nn.Module) -> Sites:
@@ -90,9 +96,9 @@ def find(model: nn.Module) -> Sites:
             code="not-a-transformers-model",
             model=type(model).__name__,
         )
-    found = _search(model)
-    _refuse_parallel_heads(found)
-    return found
+    sites = _search(model)
+    _refuse_parallel_heads(sites)
+    return sites
 
 
 def _refuse_parallel_heads(sites: Sites) -> None:
@@ -102,8 +108,8 @@ def _refuse_parallel_heads(sites: Sites) -> None:
     for weight in (weight for weight in weights if hasattr(weight, "device_mesh")):
         mesh: Any = weight.device_mesh
         names = mesh.mesh_dim_names or ("",)
-        for name, place in zip(names, weight.placements, strict=False):
-            if place.is_shard() and "dp" not in name and (name or not _fully_sharded(sites)):
+        for name, placement in zip(names, weight.placements, strict=False):
+            if placement.is_shard() and "dp" not in name and (name or not _fully_sharded(sites)):
                 ranks = max(ranks, mesh.size(names.index(name)))
     if ranks > 1:
         raise ModelError(
@@ -124,7 +130,7 @@ def _fully_sharded(sites: Sites) -> bool:
 def device_of(sites: Sites) -> torch.device:
     """Where the first attention layer computes."""
     module = next(
-        (module for module, site in sites.modules.items() if site == sites.places[0]), None
+        (module for module, site in sites.modules.items() if site == sites.all_sites[0]), None
     )
     if module is None:  # one that is called again and again
         module = min(sites.modules, key=sites.modules.__getitem__)
@@ -143,7 +149,7 @@ def device_of(sites: Sites) -> torch.device:
 
 def _search(model: PreTrainedModel) -> Sites:
     named = _named_modules(model)
-    attention = [name for name, module in named.items() if _looks_like_attention(module)]
+    attention = [name for name, module in named.items() if _is_attention(module)]
     if not attention:
         raise ModelError(
             f"{type(model).__name__} has no attention layers that attnscope can see: no class "
@@ -154,36 +160,38 @@ def _search(model: PreTrainedModel) -> Sites:
     interface = {name for name in attention if _uses_interface(named[name])}
     alone = {name for name in attention if _names(named[name]) & _ATTENTION}
     everything = _stacks(attention, interface, alone)
-    stacks = _of_the_text(model, everything)
+    stacks = _text_stacks(model, everything)
     sites: dict[str, Site] = {}
-    bases: dict[str, str] = {}
-    loops: dict[str, int] = {}
+    base_models: dict[str, str] = {}
+    shared_stacks: dict[str, int] = {}
     for prefix, names in stacks.items():
         stack = _stack(prefix, named[names[0]])
-        loop = LOOPS.get(type(named[names[0]]).__name__)
-        if stack in bases and loop is None:
+        loop = SHARED_MODULES.get(type(named[names[0]]).__name__)
+        if stack in base_models and loop is None:
             raise _too_many(model, stacks)
         if loop is not None:
-            loops[stack] = loop(model.config)
-        found = _numbered(names, named, stack)
-        if loop is None and len(set(found.values())) < len(found):
+            shared_stacks[stack] = loop(model.config)
+        numbered = _numbered(names, named, stack)
+        if loop is None and len(set(numbered.values())) < len(numbered):
             raise _too_many(model, stacks)
-        sites |= found
-        bases[stack] = _innermost_model(named, [n for n, s in sites.items() if s.stack == stack])
+        sites |= numbered
+        base_models[stack] = _innermost_model(
+            named, [n for n, s in sites.items() if s.stack == stack]
+        )
     if all(site.kind == "cross" for site in sites.values()):
         raise _too_many(model, everything)
-    places = {site for site in sites.values() if site.stack not in loops}
-    for stack, layers in loops.items():
-        places |= {Site(stack, layer) for layer in range(layers)}
-    kinds = {(site.stack, site.kind) for site in sites.values()}
+    all_sites = {site for site in sites.values() if site.stack not in shared_stacks}
+    for stack, layers in shared_stacks.items():
+        all_sites |= {Site(stack, layer) for layer in range(layers)}
+    stacks_by_kind = {(site.stack, site.kind) for site in sites.values()}
     return Sites(
         modules={named[name]: site for name, site in sites.items()},
-        bases={stack: named[name] for stack, name in bases.items()},
-        bypassing=frozenset(named[n] for n in sites if not _names(named[n]) & _INTERFACE),
+        base_models={stack: named[name] for stack, name in base_models.items()},
+        non_interface=frozenset(named[n] for n in sites if not _names(named[n]) & _INTERFACE),
         hooked=frozenset(named[n] for n in sites if not _always_calls_interface(named[n])),
-        loops=loops,
-        places=sorted(places),
-        uniform=len(kinds) == 1 and not loops,
+        shared_stacks=shared_stacks,
+        all_sites=sorted(all_sites),
+        single_stack=len(stacks_by_kind) == 1 and not shared_stacks,
         model=model,
         left_out=tuple(prefix for prefix in everything if prefix not in stacks),
         structure=_structure(named),
@@ -212,29 +220,31 @@ def _stacks(attention: list[str], interface: set[str], alone: set[str]) -> dict[
     for name in attention:
         stacks.setdefault(_list_of_layers(name), []).append(name)
     for prefix, names in stacks.items():
-        chosen = [name for name in names if name in interface]
-        others = [name for name in names if name in alone or not chosen]
-        if len(chosen) < len(names):
-            inside = tuple(f"{name}." for name in chosen)
+        selected = [name for name in names if name in interface]
+        others = [name for name in names if name in alone or not selected]
+        if len(selected) < len(names):
+            inside = tuple(f"{name}." for name in selected)
             others = [
                 n
                 for n in others
                 if not any(o.startswith(f"{n}.") for o in attention) and not n.startswith(inside)
             ]
-            chosen = [name for name in names if name in {*chosen, *others}]
-        stacks[prefix] = chosen
+            selected = [name for name in names if name in {*selected, *others}]
+        stacks[prefix] = selected
     return {prefix: names for prefix, names in stacks.items() if names}
 
 
-def _of_the_text(model: PreTrainedModel, stacks: dict[str, list[str]]) -> dict[str, list[str]]:
+def _text_stacks(model: PreTrainedModel, stacks: dict[str, list[str]]) -> dict[str, list[str]]:
     """Without towers that stand beside the text."""
     if len(stacks) > 1:
-        text = {prefix: names for prefix, names in stacks.items() if not TOWERS.search(prefix)}
+        text = {
+            prefix: names for prefix, names in stacks.items() if not MODALITY_TOWERS.search(prefix)
+        }
         stacks = text or stacks
-    looping = all(
-        type(model.get_submodule(names[0])).__name__ in LOOPS for names in stacks.values()
+    all_shared = all(
+        type(model.get_submodule(names[0])).__name__ in SHARED_MODULES for names in stacks.values()
     )
-    if len(stacks) == 1 or looping or getattr(model.config, "is_encoder_decoder", False):
+    if len(stacks) == 1 or all_shared or getattr(model.config, "is_encoder_decoder", False):
         return stacks
     decoder: Any = model.get_decoder() if hasattr(model, "get_decoder") else None
     inside = set(decoder.modules()) if decoder is not None else set()
@@ -296,12 +306,12 @@ def _stack(prefix: str, module: nn.Module) -> str:
     return "decoder" if causal else "encoder"
 
 
-def restrict(sites: Sites, layers: Any) -> frozenset[int]:
+def validate_layers(sites: Sites, layers: Any) -> frozenset[int]:
     """The layers to measure: all of them, or those asked for."""
     if layers is None:
         return frozenset(sites.layers)
-    wanted = [layers] if isinstance(layers, int) else list(layers)
-    for layer in wanted:
+    layers_asked = [layers] if isinstance(layers, int) else list(layers)
+    for layer in layers_asked:
         if not isinstance(layer, int) or isinstance(layer, bool) or layer not in sites.layers:
             raise InputError(
                 f"layer {layer!r} is not one that attends; this model's are "
@@ -310,20 +320,20 @@ def restrict(sites: Sites, layers: Any) -> frozenset[int]:
                 value=layer,
                 known=sites.layers,
             )
-    if not wanted:
+    if not layers_asked:
         raise InputError(
             "layers=[] leaves nothing to measure; leave it out to measure all layers",
             code="no-layers",
         )
-    return frozenset(wanted)
+    return frozenset(layers_asked)
 
 
-def chosen(sites: Sites, layers: Any) -> list[Site]:
+def select_sites(sites: Sites, layers: Any) -> list[Site]:
     """The sites of the layers to measure."""
     if layers is None:
-        return sites.places
-    measured = restrict(sites, layers)
-    return [site for site in sites.places if site.layer in measured]
+        return sites.all_sites
+    measured = validate_layers(sites, layers)
+    return [site for site in sites.all_sites if site.layer in measured]
 
 
 def argument(module: nn.Module, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -339,24 +349,28 @@ _ATTENTION = {"scaled_dot_product_attention", "softmax"}
 
 def _uses_interface(module: nn.Module) -> bool:
     """Whether the code of a module's class or its own calls the attention interface."""
-    own = _own_forward(module)
+    instance_forward = _own_forward(module)
     names = _names_in(type(module).forward)
-    return bool((names if own is None else names | _names_of(own)) & _INTERFACE)
+    return bool(
+        (names if instance_forward is None else names | _names_of(instance_forward)) & _INTERFACE
+    )
 
 
 def _always_calls_interface(module: nn.Module) -> bool:
     """Whether a module's code leaves even eager attention to the interface."""
-    own = _own_forward(module)
-    names = _names_in(type(module).forward) if own is None else _names_of(own)
+    instance_forward = _own_forward(module)
+    names = (
+        _names_in(type(module).forward) if instance_forward is None else _names_of(instance_forward)
+    )
     return {"ALL_ATTENTION_FUNCTIONS", "get_interface"} <= names
 
 
 def _names(module: nn.Module) -> frozenset[str]:
     """The names that the methods of a module use."""
-    own = _own_forward(module)
+    instance_forward = _own_forward(module)
     cls: Any = type(module)
-    found = _names_in_class(cls)
-    return found if own is None else found | _names_of(own)
+    names = _names_in_class(cls)
+    return names if instance_forward is None else names | _names_of(instance_forward)
 
 
 @lru_cache(maxsize=1024)
@@ -379,8 +393,8 @@ def _names_in(forward: Callable[..., Any]) -> frozenset[str]:
 
 def _own_forward(module: nn.Module) -> Any:
     """A `forward` that was set on the instance, None where the class's is used."""
-    own = module.__dict__.get("forward")
-    return getattr(own, "__func__", own)
+    instance_forward = module.__dict__.get("forward")
+    return getattr(instance_forward, "__func__", instance_forward)
 
 
 def _structure(named: dict[str, nn.Module]) -> int:
@@ -389,7 +403,7 @@ def _structure(named: dict[str, nn.Module]) -> int:
     return hash((tuple(named), classes, forwards, frozenset((c, c.forward) for c in classes)))
 
 
-def _looks_like_attention(module: nn.Module) -> bool:
+def _is_attention(module: nn.Module) -> bool:
     name = type(module).__name__
     return ("Attention" in name or _uses_interface(module)) and name not in NOT_ATTENTION
 
@@ -397,16 +411,18 @@ def _looks_like_attention(module: nn.Module) -> bool:
 def _numbered(names: list[str], named: dict[str, nn.Module], stack: str) -> dict[str, Site]:
     """The sites of a stack. Modules carry the index in the list of layers; where several carry
     the same, or they carry none, their names do."""
-    kinds: list[Kind] = ["cross" if CROSS_ATTENTION.search(name) else "self" for name in names]
+    kind_of_each: list[Kind] = [
+        "cross" if CROSS_ATTENTION.search(name) else "self" for name in names
+    ]
     numbers = [getattr(named[name], "layer_idx", None) for name in names]
     carried = all(isinstance(number, int) for number in numbers)
-    if not carried or len(set(zip(kinds, numbers, strict=True))) < len(names):
+    if not carried or len(set(zip(kind_of_each, numbers, strict=True))) < len(names):
         numbers = [_number_in(name) for name in names]
-    if type(named[names[0]]).__name__ in IN_ORDER:
+    if type(named[names[0]]).__name__ in NUMBERED_BY_ORDER:
         numbers = list(range(len(names)))
     return {
         name: Site(stack, int(number or 0), kind)
-        for name, number, kind in zip(names, numbers, kinds, strict=True)
+        for name, number, kind in zip(names, numbers, kind_of_each, strict=True)
     }
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from attnscope import kernels
 from attnscope.capture import hooks, sites
 from attnscope.capture.checkpointing import backward_inside
-from attnscope.capture.generation import listening
+from attnscope.capture.generation import tracking_generate
 from attnscope.capture.query_selection import Queries, parse
 from attnscope.capture.scope import Scope
 from attnscope.capture.sites import Site
@@ -55,7 +55,7 @@ def watch(
               (the layers of a pass, the steps of a reply); 0 measures each at once
     """
     found = sites.find(model)
-    places = sites.chosen(found, layers)
+    places = sites.select_sites(found, layers)
     chosen = parse(queries, seed)
     _check(top, keep, hold)
     if keep and chosen.name == "sample":
@@ -123,9 +123,9 @@ def _classes(classes: Any) -> tuple[Tensor | None, int]:
 def _watching(recorder: WatchHook, found: sites.Sites) -> Iterator[Scope]:
     parts, backend = recorder.parts, recorder.reducer.backend
     with (
-        listening(recorder.generations.values()),
-        backward_inside(found.bases.values(), (), changes=False),
-        hooks.install(found, observer=recorder, dense=backend == "eager-fallback"),
+        tracking_generate(recorder.generations.values()),
+        backward_inside(found.base_models.values(), (), changes=False),
+        hooks.register(found, observer=recorder, dense=backend == "eager-fallback"),
     ):
         try:
             yield _whole(parts, backend)

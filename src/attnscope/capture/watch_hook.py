@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from attnscope.capture import hooks, sites
-from attnscope.capture.cache_guard import guard, release
+from attnscope.capture.cache_guard import guard_cache, unguard_cache
 from attnscope.capture.forward_pass import CallSpec
 from attnscope.capture.generation import CompletionSpan, GenerationTracker
 from attnscope.capture.geometry import Geometry, join
@@ -42,7 +42,7 @@ LITTLE = 64 << 20
 class WatchHook:
     """One watch at work: observes the attention of a model and keeps its scopes up to date."""
 
-    describes = True
+    needs_geometry = True
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class WatchHook:
         self.parts = parts
         """By part: a stack, or "cross"."""
         self.measured = measured
-        self.everything = len(measured) == len(found.places)
-        self.bases = found.bases
+        self.everything = len(measured) == len(found.all_sites)
+        self.bases = found.base_models
         self.device = device
         self.apart = bool(top or keep)
         """Whether more is read of layers than their sums."""
@@ -68,7 +68,8 @@ class WatchHook:
             parts, backend, self.device, layers=len(self.measured), top=top, keep=keep
         )
         self.generations = {
-            stack: GenerationTracker(base, self.catch_up) for stack, base in found.bases.items()
+            stack: GenerationTracker(base, self.catch_up)
+            for stack, base in found.base_models.items()
         }
         self.seen: dict[str, set[Site]] = {}
         """Sites seen in the passes under way, by stack; none between passes (and while gradient
@@ -124,12 +125,12 @@ class WatchHook:
         self.seen[site.stack].add(site)
         return site in self.measured
 
-    def see(self, seen: CapturedCall) -> None:
+    def on_call(self, seen: CapturedCall) -> None:
         """Add one attention to the sums, now or with others."""
-        if seen.frame is not None and seen.frame.device.type in WITHOUT_FLOAT64:
+        if seen.geometry is not None and seen.geometry.device.type in WITHOUT_FLOAT64:
             seen = on_cpu(seen)
-        assert seen.frame is not None
-        site, frame = seen.site, seen.frame
+        assert seen.geometry is not None
+        site, frame = seen.site, seen.geometry
         if not self.frames or self.frames[-1] is not frame:
             self.frames.append(frame)
         can_wait = seen.lse is not None and not seen.changed and self.hold > 0
@@ -137,7 +138,7 @@ class WatchHook:
         if lane is not None and can_wait and site.stack in self.begun:
             self._wait(lane, seen)  # a further step, like those before it
             return
-        reply = self.generations[site.stack].reply(frame.first_query, frame.queries)
+        reply = self.generations[site.stack].span(frame.first_query, frame.queries)
         step = frame.queries == 1 and frame.first_query >= reply.start
         if site.stack not in self.begun:
             self.begun.add(site.stack)
@@ -145,13 +146,13 @@ class WatchHook:
             for scope in self._of(site.stack):
                 if frame.first_query == 0:
                     scope._fed = []
-                given = hooks.given(self.bases[site.stack])
+                given = hooks.last_pass(self.bases[site.stack])
                 scope._fed.append(given.tokens)
                 scope._padding = given.padding
         elif lane is not None:
             self.measure_waiting()
         scope = self.parts[site.part]
-        if seen.terms is not None and can_wait and self._leads(scope, seen, seen.terms, reply):
+        if seen.spec is not None and can_wait and self._leads(scope, seen, seen.spec, reply):
             return
         totals = self._follow(scope, site.layer, frame, reply)
         if seen.weights is not None:
@@ -159,8 +160,8 @@ class WatchHook:
             return
         assert seen.call is not None
         if scope._queries.counts_none(frame, reply):
-            if seen.terms is not None and can_wait:
-                self.first[seen.terms] = None, reply, 0
+            if seen.spec is not None and can_wait:
+                self.first[seen.spec] = None, reply, 0
             return
         if not can_wait or large(seen.call):
             self.reducer.reduce(
@@ -179,23 +180,23 @@ class WatchHook:
             lane = SiteQueue(site=site, call=bare(seen.call), reply=reply, steps=step)
         self._wait(lane, seen)
 
-    def looks(self, sites: Collection[Site]) -> list[bool]:
+    def needs_tensors(self, sites: Collection[Site]) -> list[bool]:
         """Which of these are measured."""
         if self.everything:
             return [True] * len(sites)
         return [site in self.measured for site in sites]
 
-    def waits(self, site: Site, terms: CallSpec) -> tuple[int, bool]:
+    def queue_limit(self, site: Site, terms: CallSpec) -> tuple[int, bool]:
         """Of how many calls that say what this site's said it can be told later, and whether any
         of them counts."""
         lane, told = self.waiting.get(site), self.first.get(terms)
-        if self.hold == 0 or terms.frame.device.type in WITHOUT_FLOAT64:
+        if self.hold == 0 or terms.geometry.device.type in WITHOUT_FLOAT64:
             return 0, True
         if lane is not None and lane.steps:
             for other in self.waiting.values() if len(lane.frames) > 1 else ():
                 if other.frames[-1] is lane.frames[-2]:
                     cache = self.cache.get(other.site.stack)
-                    other.expect(terms.frame, cached_keys(cache, other.site.layer))
+                    other.expect(terms.geometry, cached_keys(cache, other.site.layer))
             return sys.maxsize, True
         if told is None:
             return 0, True
@@ -206,7 +207,7 @@ class WatchHook:
             most = max(most, self._room())
         return max(0, most - self.held) // each, True
 
-    def see_later(self, terms: CallSpec, calls: list[DeferredCall]) -> None:
+    def on_deferred_calls(self, terms: CallSpec, calls: list[DeferredCall]) -> None:
         """Calls that differ from one of this pass by their tensors alone wait too, or do not count
         either."""
         self.seen[calls[0][0].stack].update([call[0] for call in calls])
@@ -221,7 +222,7 @@ class WatchHook:
             if self.held + tail.each > LITTLE and not self._has_room(self.held + tail.each):
                 self.measure_waiting()
             return
-        frame, (like, reply, each) = terms.frame, self.first[terms]
+        frame, (like, reply, each) = terms.geometry, self.first[terms]
         keys = frame.keys
         for site, q, k, lse in measured:
             lane = self.waiting.get(site)
@@ -242,7 +243,7 @@ class WatchHook:
     ) -> bool:
         """Let a call wait that may be the first of a whole pass whose layers are measured without
         telling them apart; False where it cannot be."""
-        frame, call = terms.frame, seen.call
+        frame, call = terms.geometry, seen.call
         if (
             self.waiting
             or self.apart
@@ -275,22 +276,22 @@ class WatchHook:
         like, terms = tail.first, tail.terms
         scope = self.parts[like.site.part]
         if like.site.layer not in scope._layers:
-            self._follow(scope, like.site.layer, terms.frame, like.reply)
+            self._follow(scope, like.site.layer, terms.geometry, like.reply)
         for site, q, k, lse in tail.calls:
-            self._follow(scope, site.layer, terms.frame, like.reply)
+            self._follow(scope, site.layer, terms.geometry, like.reply)
             lane = SiteQueue(site=site, call=like.call, reply=like.reply, steps=False)
-            lane.add(terms.frame, q, k, lse)
+            lane.add(terms.geometry, q, k, lse)
             self.waiting[site] = lane
 
     def _wait(self, lane: SiteQueue, seen: CapturedCall) -> None:
-        assert seen.frame is not None
+        assert seen.geometry is not None
         assert seen.call is not None
         assert seen.lse is not None
         self.waiting[lane.site] = lane
-        each = lane.add(seen.frame, seen.call.q, seen.call.k, seen.lse)
+        each = lane.add(seen.geometry, seen.call.q, seen.call.k, seen.lse)
         self.held += each
-        if seen.terms is not None:
-            self.first[seen.terms] = lane, lane.reply, each
+        if seen.spec is not None:
+            self.first[seen.spec] = lane, lane.reply, each
         if not lane.steps and not self._has_room(self.held):
             self.measure_waiting()
 
@@ -398,7 +399,7 @@ class WatchHook:
             return False
         if not (self.reducer.in_place(tail.first.q[0]) or self._has_room(tail.size)):
             return False
-        first, frame = tail.first, tail.terms.frame
+        first, frame = tail.first, tail.terms.geometry
         selection = self.reducer.select(scope, frame, first.reply)
         layers = [first.site.layer, *(site.layer for site, *_ in tail.calls)]
         if selection is None or selection.sampled:
@@ -428,11 +429,11 @@ class WatchHook:
         if cache is not self.guarded:
             self.release_cache()
             self.guarded = cache
-            guard(cache, self)
+            guard_cache(cache, self)
 
     def release_cache(self) -> None:
         """Give the watched cache its own methods back."""
-        release(self.guarded, self)
+        unguard_cache(self.guarded, self)
         self.guarded = None
 
     def _follow(

@@ -57,7 +57,7 @@ def thresholds(model: Any, inputs: dict[str, Any], layers: list[int] | None) -> 
 
 
 def _layers_alone(model: Any, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    base = sites.find(model).base
+    base = sites.find(model).base_model
     if "use_cache" in inspect.signature(base.forward).parameters:
         inputs = {**inputs, "use_cache": False}
     return base, inputs

@@ -104,7 +104,7 @@ def arm(
         p1=preset.p1 if p1 is None else p1,
         share=(preset.share if c is None else None) if share is None else share,
     )
-    points = nonlinearities(model, found, sites.restrict(found, layers))
+    points = nonlinearities(model, found, sites.validate_layers(found, layers))
     flat = [point for some in points.values() for point in some]
     if experts := next((point for point in flat if point.experts is not None), None):
         raise ModelError(
@@ -113,7 +113,7 @@ def arm(
             code="mixture-of-experts",
             layer=experts.layer,
         )
-    return _moving(found.base, flat, settings, seed)
+    return _moving(found.base_model, flat, settings, seed)
 
 
 @contextmanager

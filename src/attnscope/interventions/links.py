@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 
 from attnscope.capture import hooks, sites
 from attnscope.capture.checkpointing import backward_inside
-from attnscope.capture.generation import CompletionSpan, GenerationTracker, listening
+from attnscope.capture.generation import CompletionSpan, GenerationTracker, tracking_generate
 from attnscope.capture.geometry import Geometry
 from attnscope.capture.hook_registry import CapturedCall
 from attnscope.capture.query_selection import Queries, chosen, parse
@@ -54,15 +54,15 @@ def linking(
     change = ScoreBiasHook(
         queries=asked,
         keys=_keys(keys),
-        layers=sites.restrict(found, layers),
+        layers=sites.validate_layers(found, layers),
         heads=_heads(heads),
         bias=bias,
-        base=found.base,
+        base=found.base_model,
     )
     with (
-        listening([change.generation]),
-        backward_inside([found.base], found.modules, changes=True),
-        hooks.install(found, observer=change, change=change, layers=change.layers),
+        tracking_generate([change.generation]),
+        backward_inside([found.base_model], found.modules, changes=True),
+        hooks.register(found, observer=change, change=change, layers=change.layers),
     ):
         yield
 
@@ -107,7 +107,7 @@ def _heads(heads: Any) -> Tensor | list[int] | None:
 class ScoreBiasHook:
     """One intervention at work: a change of calls, told when a pass begins."""
 
-    describes = True
+    needs_geometry = True
 
     def __init__(
         self,
@@ -166,12 +166,12 @@ class ScoreBiasHook:
 
     def _reply_of(self, frame: Geometry) -> CompletionSpan:
         """Which tokens of a frame are prompt, and which of them is its last."""
-        reply = self.generation.reply(frame.first_query, frame.queries)
+        reply = self.generation.span(frame.first_query, frame.queries)
         prompt = self.generation.prompt
         if prompt is not None:
             by_role = self.queries.name in ("last", "predicts")
             return CompletionSpan(prompt.end, reply.turn, last=prompt.last if by_role else None)
-        if self.generation.pieces > 1 and self.queries.name in ("last", "predicts"):
+        if self.generation.prefill_passes > 1 and self.queries.name in ("last", "predicts"):
             raise InputError(
                 f"queries={self.queries.name!r}: this pass adds {frame.queries} tokens after a "
                 "pass of several tokens, so the last token of the prompt is not known; call "
@@ -234,7 +234,7 @@ class ScoreBiasHook:
         """Nothing: this changes, and does not look."""
         return False
 
-    def see(self, seen: CapturedCall) -> None:
+    def on_call(self, seen: CapturedCall) -> None:
         """Never called."""
 
     def end(self, stack: str, *, finished: bool) -> None:

@@ -196,9 +196,9 @@ def _weigh(folder: Path) -> int:
 
 
 def _must_attend(model: Any) -> None:
-    from attnscope.capture.sites import attends
+    from attnscope.capture.sites import has_attention
 
-    if not attends(model):
+    if not has_attention(model):
         raise ModelError(
             f"{type(model).__name__} has no attention layers that attnscope can see; models "
             "without attention (Mamba, RWKV …) have no attention to measure"
