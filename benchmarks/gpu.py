@@ -242,8 +242,8 @@ def check_rows() -> list[str]:
         classes = torch.randint(-1, 8, (1, n), device="cuda")
         few = torch.zeros(1, n, dtype=torch.bool)
         few[:, ::97] = True
-        wanted = attnscope.stats(q, k, window=window, queries=few, backend="reference")
-        got = attnscope.stats(q, k, window=window, backend="triton")
+        wanted = attnscope.from_tensors(q, k, window=window, queries=few, backend="reference")
+        got = attnscope.from_tensors(q, k, window=window, backend="triton")
         at = wanted.query_positions()[0]
         off = (got.rows(classes, 8)[:, :, at] - wanted.rows(classes, 8)).abs().max().item()
         assert off < 1e-5, (n, window, off)

@@ -15,11 +15,11 @@ PUBLIC = [
     "AttnscopeError",
     "Scope",
     "arm",
+    "from_tensors",
     "knockout",
     "load",
     "open_run",
     "record",
-    "stats",
     "steer",
     "watch",
 ]

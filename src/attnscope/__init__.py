@@ -1,14 +1,14 @@
-"""attnscope tells where a language model's attention goes.
+"""attnscope measures where the attention of a transformer language model goes.
 
-Importing this package imports nothing heavy: each public name is fetched from its module the
-first time it is used.
+`import attnscope` loads no heavy package: each public name is imported from its module when it is
+first used.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attnscope.capture.from_tensors import stats as stats
+    from attnscope.capture.from_tensors import from_tensors as from_tensors
     from attnscope.capture.record import record as record
     from attnscope.capture.scope import Scope as Scope
     from attnscope.capture.watch import watch as watch
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0.dev0"
 
-_HOME = {
+_MODULES = {
     "AttnscopeError": "attnscope.errors",
     "Scope": "attnscope.capture.scope",
     "arm": "attnscope.interventions.arm",
+    "from_tensors": "attnscope.capture.from_tensors",
     "knockout": "attnscope.interventions.knockout",
     "load": "attnscope.loading",
     "open_run": "attnscope.run.store",
     "record": "attnscope.capture.record",
-    "stats": "attnscope.stats",
     "steer": "attnscope.interventions.steer",
     "watch": "attnscope.capture.watch",
 }
+"""Public name → the module that defines it."""
 
-__all__ = list(_HOME)
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'attnscope' has no attribute {name!r}; it has {__all__}")
-    home = import_module(_HOME[name])
-    return home if name == "stats" else getattr(home, name)  # a room that can be called
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return ["__version__", *sorted(__all__)]

@@ -16,10 +16,20 @@ from collections.abc import Iterable
 
 
 class AttnscopeError(Exception):
-    """The base class: `except AttnscopeError` catches everything attnscope raises on purpose.
+    """The base class of all errors that attnscope raises on purpose.
 
-    `code` is a stable name such as "unknown-layer"; `values` holds the offending values, which
-    are attributes of the error too.
+    Args:
+        message: Names the wrong value, lists the right ones and says what to do.
+        code: A stable name such as "unknown-layer"; default: that of the class.
+        **values: The wrong values by name. They are in `values`, and attributes of the error.
+
+    Example:
+        >>> import torch, attnscope
+        >>> try:
+        ...     attnscope.from_tensors(torch.randn(2, 3), torch.randn(2, 3))
+        ... except attnscope.AttnscopeError as error:
+        ...     print(error.code, error.values)
+        wrong-shape {'argument': 'q', 'got': 'float32 [2, 3]'}
     """
 
     code = "error"
@@ -69,3 +79,11 @@ def unknown(what: str, value: object, known: Iterable[object]) -> InputError:
         value=value,
         known=known,
     )
+
+
+def describe(value: object) -> str:
+    """The dtype and shape of a tensor or array as a message shows them; else the class."""
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    if dtype is None or shape is None:
+        return type(value).__name__
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"

@@ -125,7 +125,7 @@ def test_fires_where_a_knockout_is_not_measured(
 def test_of_tensors_alone() -> None:
     q = torch.randn(2, 2, TOKENS, 8)
     real = padded("left")["attention_mask"]
-    assert not bool(attnscope.stats(q, q, mask=real).received()[1, :, :5].any())
+    assert not bool(attnscope.from_tensors(q, q, mask=real).received()[1, :, :5].any())
 
 
 @pytest.mark.parametrize(

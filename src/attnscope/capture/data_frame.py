@@ -57,13 +57,18 @@ def text_of(
     ids = scope.tokens if input_ids is None else input_ids
     if ids is None:
         raise ScopeError(
-            "the model was not fed the ids of these keys (inputs_embeds, or a prefix before them); "
-            "give them: input_ids=…, int [batch, keys]"
+            "the model did not get the token ids of these keys (it got inputs_embeds, or a "
+            "prefix before them); give them as input_ids, int [batch, keys]",
+            code="no-token-ids",
         )
     ids = np.asarray(ids.cpu() if hasattr(ids, "cpu") else ids)
     if list(ids.shape) != wanted or ids.dtype.kind not in "iu":
         raise InputError(
-            f"input_ids is an int array {wanted} ([batch, keys]); got {ids.dtype} {list(ids.shape)}"
+            f"input_ids must be an int array {wanted} ([batch, keys]); got {ids.dtype} "
+            f"{list(ids.shape)}",
+            code="wrong-shape",
+            argument="input_ids",
+            got=f"{ids.dtype} {list(ids.shape)}",
         )
     real = np.arange(totals.keys) >= totals.first.numpy()[:, None]
     for selection in totals.selections:
@@ -88,8 +93,10 @@ def frame_of(
             raise unknown("measure", name, sorted(known))
         if tokenizer is None and name in (*BY_CLASS, "rows"):
             raise InputError(
-                f"{name!r} goes by classes of tokens, so it needs the tokenizer: "
-                "to_frame(tokenizer, …)"
+                f"{name!r} is measured for classes of tokens, so it needs the tokenizer: "
+                "to_frame(tokenizer, …)",
+                code="needs-tokenizer",
+                measure=name,
             )
     names = [measures] if isinstance(measures, str) else list(measures)
     text = None if tokenizer is None else text_of(scope, tokenizer, input_ids, classes)

@@ -1,8 +1,9 @@
-"""`stats`: the numbers of a scope for plain queries and keys, where there is no model to watch."""
+"""`from_tensors`: the numbers of a scope from query and key tensors, without a model."""
 
 import inspect
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,14 +18,18 @@ from attnscope.capture.query_selection import Queries, parse, select
 from attnscope.capture.scope import Scope
 from attnscope.capture.stored_rows import keep
 from attnscope.capture.sums import LayerAccumulator
-from attnscope.errors import InputError
+from attnscope.errors import InputError, describe
 from attnscope.kernels import AttentionCall
 from attnscope.kernels.call import WITHOUT_FLOAT64
 
+KernelName = Literal["auto", "reference", "streaming", "triton"]
 
-class Stats:
-    """What attention did, as a `Scope` tells it, without a layer to name: `received()`,
-    `mass(class_ids, n)`, `rows(class_ids, n)`, `measure("entropy")` and all the others."""
+
+class TensorScope:
+    """The results of `from_tensors`: the methods of a `Scope` without their argument `layer`.
+
+    For example `received()`, `mass(class_ids, n)`, `rows(class_ids, n)`, `measure("entropy")`.
+    """
 
     def __init__(self, scope: Scope):
         self._scope = scope
@@ -33,57 +38,77 @@ class Stats:
     def __getattr__(self, name: str) -> Any:
         if name == "measure":
             return lambda measure: self._scope.measure(measure, 0)
-        if name not in _READINGS:
-            raise AttributeError(f"stats have no {name!r}; they have {', '.join(dir(self))}")
+        if name not in _METHODS:
+            raise AttributeError(f"TensorScope has no {name!r}; it has {', '.join(dir(self))}")
         return partial(getattr(self._scope, name), 0)
 
     def __dir__(self) -> list[str]:
-        return sorted([*_READINGS, "backend", "measure"])
+        return sorted([*_METHODS, "backend", "measure"])
 
     def __repr__(self) -> str:
-        return repr(self._scope).replace("<Scope of 1 layers,", "<Stats of")
+        return repr(self._scope).replace("<Scope of 1 layers,", "<TensorScope of")
 
 
-_READINGS = {
+_METHODS = {
     name
     for name, method in inspect.getmembers(Scope, inspect.isfunction)
     if not name.startswith("_") and list(inspect.signature(method).parameters)[1:2] == ["layer"]
 }
+"""The methods of `Scope` whose first argument is `layer`."""
 
 
-def stats(
+def from_tensors(
     q: Tensor,
     k: Tensor,
     *,
     scale: float | None = None,
     causal: bool = True,
     window: int | None = None,
-    mask: Any = None,
-    lengths: Any = None,
+    mask: Tensor | None = None,
+    lengths: Tensor | Sequence[int] | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
-    queries: Any = "all",
-    classes: Any = None,
-    backend: str = "auto",
-) -> Stats:
-    """Where attention goes, from queries [batch, heads, queries, size] and keys
-    [batch, key/value heads, keys, size], never n × n.
+    queries: str | Tensor = "all",
+    classes: Tensor | None = None,
+    backend: KernelName = "auto",
+) -> TensorScope:
+    """Measure attention from query and key tensors, without a model.
 
-        found = attnscope.stats(q, k, scale=0.125)
-        found.received()                       # [batch, heads, keys]
-        found.rows(class_ids, n)               # [batch, heads, queries, n]
+    The memory grows with the number of keys, never with queries × keys. With `causal=True` the
+    queries are the last tokens of the keys, as in a decode step.
 
-    scale     what scores are multiplied by; 1 / sqrt(size) by default
-    causal    whether a query sees the keys up to its own alone. The queries are the last of the
-              keys: all of them, or those of a decoding step. Otherwise every query sees every
-              key; where there are not as many keys as queries, those are another text's
-    window    how many keys a query sees, its own included (with `causal`)
-    mask      bool or int [batch, keys], 0 at padding; or `lengths`, int [batch], where the padding
-              is at the end
-    softcap, sinks   as in the models that have them: cap · tanh(score / cap), and a score [heads]
-              without a key
-    queries   "all", "last", or a bool tensor [batch, keys]
-    classes   int [batch, keys], -1 for none, for `flow`
+    Args:
+        q: Queries, float [batch, heads, queries, size].
+        k: Keys, float [batch, KV heads, keys, size], same dtype and device as `q`. The number of
+            heads of `q` is a multiple of that of `k`.
+        scale: Factor of the dot products; default: 1 / sqrt(size).
+        causal: Whether a query sees only keys up to its own token. With False every query sees
+            every key.
+        window: Number of keys a query sees, its own included (sliding window); default: no limit.
+        mask: Bool or int [batch, keys], 0 at padding; default: no padding.
+        lengths: Int [batch], number of tokens of each sequence that is padded on the right; give
+            it in place of `mask`.
+        softcap: Scores become softcap · tanh(score / softcap); default: off.
+        sinks: Learned sink scores, one for each head [heads]; default: none.
+        queries: Which queries count: "all", "last", or a bool tensor [batch, keys].
+        classes: Int [batch, keys], -1 for no class; needed for `flow`.
+        backend: "auto", "reference", "streaming" or "triton".
+
+    Returns:
+        The methods of a `Scope` without the argument `layer`.
+
+    Raises:
+        InputError: A tensor has the wrong shape or dtype, or an option has an unknown value.
+        ModelError: The queries or keys contain NaN or infinite numbers.
+
+    Example:
+        >>> import torch, attnscope
+        >>> q, k = torch.randn(1, 8, 50, 64), torch.randn(1, 2, 50, 64)
+        >>> found = attnscope.from_tensors(q, k, window=32)
+        >>> found.received().shape  # [batch, heads, keys]
+        torch.Size([1, 8, 50])
+        >>> found.measure("entropy").shape  # [batch, heads]
+        torch.Size([1, 8])
     """
     q, k = _checked(q, k)
     if q.device.type in WITHOUT_FLOAT64:
@@ -102,7 +127,9 @@ def stats(
         softcap=softcap,
         sinks=_sinks(sinks, q),
     )
-    return Stats(_measured(call, frame, asked, ids, groups, kernels.choose(backend, q.device)))
+    return TensorScope(
+        _measured(call, frame, asked, ids, groups, kernels.choose(backend, q.device))
+    )
 
 
 def _measured(
@@ -150,21 +177,36 @@ def _add(
 def _checked(q: Any, k: Any) -> tuple[Tensor, Tensor]:
     for name, tensor in {"q": q, "k": k}.items():
         if not isinstance(tensor, Tensor) or tensor.ndim != 4 or not tensor.is_floating_point():
-            got = type(tensor).__name__
-            if isinstance(tensor, Tensor):
-                got = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-            raise InputError(f"{name} is a float tensor [batch, heads, tokens, size]; got {got}")
+            got = describe(tensor)
+            raise InputError(
+                f"{name} must be a float tensor [batch, heads, tokens, size]; got {got}",
+                code="wrong-shape",
+                argument=name,
+                got=got,
+            )
     if q.device != k.device or q.dtype != k.dtype:
         raise InputError(
-            f"q is {q.dtype} on {q.device} and k is {k.dtype} on {k.device}; they must be alike"
+            f"q is {q.dtype} on {q.device} and k is {k.dtype} on {k.device}; dtype and device "
+            "must be the same",
+            code="tensors-differ",
+            q=f"{q.dtype} on {q.device}",
+            k=f"{k.dtype} on {k.device}",
         )
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or q.shape[1] % k.shape[1]:
         raise InputError(
             f"q is {list(q.shape)} and k is {list(k.shape)}; batch and size must be equal, and the "
-            "heads of q a multiple of those of k"
+            "number of heads of q a multiple of that of k",
+            code="tensors-differ",
+            q=list(q.shape),
+            k=list(k.shape),
         )
     if 0 in q.shape or 0 in k.shape:
-        raise InputError(f"q is {list(q.shape)} and k is {list(k.shape)}: there is nothing in them")
+        raise InputError(
+            f"q is {list(q.shape)} and k is {list(k.shape)}; every size must be at least 1",
+            code="empty-tensor",
+            q=list(q.shape),
+            k=list(k.shape),
+        )
     return q.detach(), k.detach()
 
 
@@ -172,14 +214,24 @@ def _real(k: Tensor, mask: Any, lengths: Any) -> Tensor | None:
     """bool [B, K] on the CPU; None where nothing is padding."""
     B, K = k.shape[0], k.shape[2]
     if mask is not None and lengths is not None:
-        raise InputError("give either mask or lengths: both say what is padding")
+        raise InputError(
+            "mask and lengths both define the padding; give one of them", code="mask-and-lengths"
+        )
     if lengths is not None:
         sizes = torch.as_tensor(lengths).cpu()
         if list(sizes.shape) != [B] or sizes.is_floating_point() or sizes.dtype == torch.bool:
-            raise InputError(f"lengths is an int tensor [{B}]; got {list(sizes.shape)}")
+            raise InputError(
+                f"lengths must be an int tensor [{B}]; got {describe(sizes)}",
+                code="wrong-shape",
+                argument="lengths",
+                got=describe(sizes),
+            )
         if int(sizes.min()) < 1 or int(sizes.max()) > K:
             raise InputError(
-                f"lengths must lie in 1 … {K}; found {int(sizes.min())} … {int(sizes.max())}"
+                f"lengths must lie in 1 … {K}; got {int(sizes.min())} … {int(sizes.max())}",
+                code="out-of-range",
+                argument="lengths",
+                value=[int(sizes.min()), int(sizes.max())],
             )
         mask = torch.arange(K) < sizes[:, None]
     if mask is None:
@@ -187,8 +239,11 @@ def _real(k: Tensor, mask: Any, lengths: Any) -> Tensor | None:
     real = torch.as_tensor(mask).cpu()
     if list(real.shape) != [B, K] or real.is_floating_point():
         raise InputError(
-            f"mask is a bool or int tensor [{B}, {K}] ([batch, keys]), 0 at padding; got "
-            f"{str(real.dtype).removeprefix('torch.')} {list(real.shape)}"
+            f"mask must be a bool or int tensor [{B}, {K}] ([batch, keys]), 0 at padding; got "
+            f"{describe(real)}",
+            code="wrong-shape",
+            argument="mask",
+            got=describe(real),
         )
     return None if bool(real.bool().all()) else real.bool()
 
@@ -196,17 +251,30 @@ def _real(k: Tensor, mask: Any, lengths: Any) -> Tensor | None:
 def _frame(q: Tensor, k: Tensor, causal: bool, window: int | None, real: Tensor | None) -> Geometry:
     B, Q, K = q.shape[0], q.shape[2], k.shape[2]
     if window is not None and (isinstance(window, bool) or not isinstance(window, int)):
-        raise InputError(f"window={window!r}: how many keys a query sees is a whole number from 1")
+        raise InputError(
+            f"window={window!r} must be a whole number from 1: how many keys a query sees",
+            code="bad-number",
+            argument="window",
+            value=window,
+        )
     if window is not None and (window < 1 or not causal):
-        raise InputError(f"window={window!r} is from 1 on, and goes with causal=True")
+        raise InputError(
+            f"window={window!r} must be at least 1, and needs causal=True",
+            code="bad-number" if window < 1 else "window-not-causal",
+            argument="window",
+            value=window,
+        )
     start, stop = torch.zeros(B, Q, dtype=torch.int64), torch.full((B, Q), K)
     if not causal:
         frame = build_geometry(start, stop, real, max(K - Q, 0), 0, K, q.device)
         return frame if Q == K else frame.across(0, None)
     if Q > K:
         raise InputError(
-            f"{Q} queries and {K} keys: with causal=True the queries are the last of the keys; "
-            "give the keys that came before them too, or causal=False for another text's"
+            f"{Q} queries and {K} keys: with causal=True the queries are the last tokens of the "
+            "keys. Give the keys of all tokens, or causal=False for the keys of another text",
+            code="more-queries-than-keys",
+            queries=Q,
+            keys=K,
         )
     own = torch.arange(K - Q, K).expand(B, Q)
     if window is not None:
@@ -218,8 +286,10 @@ def _queries(queries: Any) -> Queries:
     asked = parse(queries, 0)
     if asked.name not in ("all", "last", "mask"):
         raise InputError(
-            f"queries={queries!r} goes with a model that is watched; here: 'all', 'last', or a "
-            "bool tensor [batch, keys]"
+            f"queries={queries!r} needs a model (watch); from_tensors takes 'all', 'last', or a "
+            "bool tensor [batch, keys]",
+            code="unknown-queries",
+            value=queries,
         )
     return asked
 
@@ -229,5 +299,10 @@ def _sinks(sinks: Any, q: Tensor) -> Tensor | None:
         return None
     given = torch.as_tensor(sinks, device=q.device)
     if list(given.shape) != [q.shape[1]]:
-        raise InputError(f"sinks is one score for each of {q.shape[1]} heads; got {given.shape}")
+        raise InputError(
+            f"sinks must be one score for each of {q.shape[1]} heads; got {describe(given)}",
+            code="wrong-shape",
+            argument="sinks",
+            got=describe(given),
+        )
     return given.detach()

@@ -336,8 +336,9 @@ class QuerySelection:
         seen = frame.visibility().cpu() & counted[:, None, :, None]
         if seen.shape[1] > 1:
             raise ScopeError(
-                "every head of this model sees keys of its own, so what depends on who could look "
-                "(average, eligible, uniform, lift) is not defined for a key; received is"
+                "the heads of this model have different masks, so results that depend on which "
+                "queries see a key (average, eligible, uniform, lift) are not defined; received is",
+                code="masks-by-head",
             )
         one = seen[:, 0].double()
         share = one / one.sum(-1, keepdim=True).clamp(min=1)

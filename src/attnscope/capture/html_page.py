@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.capture.data_frame import text_of
-from attnscope.errors import InputError, ScopeError
+from attnscope.errors import InputError, ScopeError, unknown
 from attnscope.tokens.visible import STRONGEST, visible_text
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def shown(scope: Scope, tokenizer: Any, sequence: int, input_ids: Any) -> HtmlPa
     """See `Scope.show`."""
     text = text_of(scope, tokenizer, input_ids)
     if isinstance(sequence, bool) or not 0 <= sequence < len(text.tokens):
-        raise InputError(f"there is no sequence {sequence!r}; there are 0 … {len(text.tokens) - 1}")
+        raise unknown("sequence", sequence, range(len(text.tokens)))
     there = np.flatnonzero(text.real[sequence])
     tokens = [text.tokens[sequence][n] for n in there]
     heads = _weights(scope, sequence, there)

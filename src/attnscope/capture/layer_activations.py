@@ -19,7 +19,7 @@ from attnscope.capture import hooks, sites
 from attnscope.capture.families import NON_INTERFACE, OUTPUT_PROJECTIONS
 from attnscope.capture.hook_registry import CapturedCall
 from attnscope.capture.sites import Site
-from attnscope.errors import InputError, ScopeError
+from attnscope.errors import ScopeError, unknown
 
 
 class Activations:
@@ -50,11 +50,19 @@ class Activations:
 
     def _held(self, held: dict[int, Tensor], layer: int, what: str) -> Tensor:
         if layer not in self.layers:
-            raise InputError(f"layer {layer!r} is not recorded; recorded: {self.layers}")
+            raise unknown("layer", layer, self.layers)
         if not self._complete:
-            raise ScopeError("no forward pass was recorded; call the model inside the with block")
+            raise ScopeError(
+                "no forward pass was recorded; call the model inside the with block",
+                code="no-forward-pass",
+            )
         if layer not in held:
-            raise ScopeError(f"layer {layer} made no {what} that attnscope can see")
+            raise ScopeError(
+                f"attnscope found no {what} of layer {layer}",
+                code="no-activations",
+                layer=layer,
+                what=what,
+            )
         return held[layer]
 
     def _forget(self) -> None:

@@ -40,8 +40,10 @@ def containers(model: nn.Module, found: Sites) -> dict[int, nn.Module]:
     """The module of every layer that attends: the step of the list its attention stands in."""
     if found.shared_stacks:
         raise ModelError(
-            f"{type(model).__name__} runs the same modules as one layer after the other, so what "
-            "each layer makes cannot be told apart"
+            f"{type(model).__name__} uses the same modules for several layers, so their "
+            "activations cannot be assigned to a layer",
+            code="shared-modules",
+            model=type(model).__name__,
         )
     names = {module: name for name, module in model.named_modules()}
     layers: dict[int, nn.Module] = {}
@@ -70,17 +72,22 @@ def nonlinearities(
                 continue
             if module in taken:
                 raise ModelError(
-                    f"layers {taken[module]} and {layer} of {type(model).__name__} share their "
-                    f"non-linearity, {name}, so what each makes cannot be told apart"
+                    f"layers {taken[module]} and {layer} of {type(model).__name__} share the "
+                    f"non-linearity {name}, so its activations cannot be assigned to a layer",
+                    code="shared-modules",
+                    model=type(model).__name__,
+                    module=name,
                 )
             taken[module] = layer
             points[layer].append(Nonlinearity(layer, name, module, _experts(name, named)))
         if not points[layer]:
             looked = [name for name, part in named.items() if name and part not in attention]
             raise ModelError(
-                f"layer {layer} of {type(model).__name__} has no MLP with a non-linearity that "
-                f"attnscope can see; looked at {', '.join(looked[:12])}: none is of "
-                f"{' or '.join(_HOMES)}"
+                f"layer {layer} of {type(model).__name__} has no MLP with a non-linearity from "
+                f"{' or '.join(_HOMES)}; its modules: {', '.join(looked[:12])}",
+                code="no-nonlinearity",
+                layer=layer,
+                modules=looked,
             )
     return points
 
@@ -140,8 +147,11 @@ def text_of(base: nn.Module, undo: ExitStack) -> PassInput:
         mask = argument(base, "attention_mask", args, kwargs)
         if isinstance(mask, Tensor) and mask.ndim != 2:
             raise InputError(
-                f"attention_mask has shape {list(mask.shape)}; give it as [batch, tokens], which "
-                "says what is padding"
+                f"attention_mask has shape {list(mask.shape)}; it must be [batch, tokens], 0 at "
+                "padding",
+                code="wrong-shape",
+                argument="attention_mask",
+                got=list(mask.shape),
             )
         text.batch, text.tokens = given.shape[:2]
         text.past = passed.past or 0
@@ -175,7 +185,10 @@ def tokens_of(point: Nonlinearity, text: PassInput, take: Take, undo: ExitStack)
         else:
             raise ModelError(
                 f"{point.name} in layer {point.layer} was called with {len(rows)} rows for "
-                f"{text.batch} × {text.tokens} tokens, so attnscope cannot tell whose they are"
+                f"{text.batch} × {text.tokens} tokens, so its rows cannot be assigned to tokens",
+                code="rows-not-tokens",
+                layer=point.layer,
+                rows=len(rows),
             )
         made = take(rows, which)
         return None if made is None else made.view(output.shape)
@@ -195,8 +208,10 @@ class _ExpertOrder:
     def next(self, rows: int) -> Tensor:
         if not self.calls or len(self.calls[0]) != rows:
             raise ModelError(
-                "the experts of this model call their non-linearity in an order that attnscope "
-                "does not know, so it cannot tell whose activations these are"
+                "the experts of this model call their non-linearity in an unknown order, so their "
+                "activations cannot be assigned to tokens",
+                code="unknown-expert-order",
+                rows=rows,
             )
         return self.calls.pop(0)
 
@@ -216,8 +231,10 @@ def _route(
     how = getattr(getattr(module, "config", None), "_experts_implementation", None) or "eager"
     if index is None or how not in ("eager", "batched_mm", "grouped_mm"):
         raise ModelError(
-            f"{type(module).__name__} (experts implementation {how!r}) is not one whose tokens "
-            "attnscope can follow; load the model with experts_implementation='eager'"
+            f"attnscope does not support {type(module).__name__} with experts implementation "
+            f"{how!r}; load the model with experts_implementation='eager'",
+            code="unsupported-experts",
+            value=how,
         )
     top = index.shape[-1]
     flat = index.reshape(-1)

@@ -9,7 +9,7 @@ from torch import Tensor, nan
 from attnscope.capture.conservation import check
 from attnscope.capture.stored_rows import binned, bins_of, row_of, tell
 from attnscope.capture.sums import LayerAccumulator
-from attnscope.errors import InputError, ScopeError
+from attnscope.errors import InputError, ScopeError, describe, unknown
 from attnscope.kernels import AttentionSums, PerQueryRequest, PerQueryResult
 from attnscope.kernels.one_row import renyi2
 from attnscope.measures.layer import PerQuery
@@ -64,13 +64,16 @@ class PerQueryMixin:
         that it does not see. Needs `watch(…, keep=True)`."""
         where = self._kept(layer)
         if not 0 <= sequence < len(where):
-            raise InputError(f"there is no sequence {sequence}; there are 0 to {len(where) - 1}")
+            raise unknown("sequence", sequence, range(len(where)))
         totals = self._seen(layer)
         found = row_of(totals.kept, query, sequence, totals.keys)
         if found is None:
             raise InputError(
-                f"no query at position {query} of sequence {sequence} was counted; "
-                "query_positions says which were"
+                f"the query at position {query} of sequence {sequence} was not counted; "
+                f"query_positions({layer}) lists the counted ones",
+                code="query-not-counted",
+                query=query,
+                sequence=sequence,
             )
         return found
 
@@ -85,13 +88,18 @@ class PerQueryMixin:
         most = self._seen(layer).keys
         if keys.shape != where.shape or keys.is_floating_point() or keys.dtype == torch.bool:
             raise InputError(
-                f"key_of is an int tensor {list(where.shape)}, a key for each of "
-                f"query_positions({layer}), -1 for none; got "
-                f"{str(keys.dtype).removeprefix('torch.')} {list(keys.shape)}"
+                f"key_of must be an int tensor {list(where.shape)}, a key for each of "
+                f"query_positions({layer}), -1 for none; got {describe(keys)}",
+                code="wrong-shape",
+                argument="key_of",
+                got=describe(keys),
             )
         if keys.numel() and int(keys.max()) >= most:
             raise InputError(
-                f"key_of asks for key {int(keys.max())}, and there are {most}: 0 … {most - 1}"
+                f"key_of must lie below {most}, the number of keys; got {int(keys.max())}",
+                code="out-of-range",
+                argument="key_of",
+                value=int(keys.max()),
             )
         keys = keys.long().to(where.device)
         weight = self._told(layer, PerQueryRequest(keys=keys)).weight
@@ -105,10 +113,19 @@ class PerQueryMixin:
         the `recent` ones up to itself (less those), and to the rest."""
         for name, value in {"first": first, "recent": recent}.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise InputError(f"{name}={value!r}: a number of tokens is a whole number from 0")
+                raise InputError(
+                    f"{name}={value!r} must be a whole number from 0: a number of tokens",
+                    code="bad-number",
+                    argument=name,
+                    value=value,
+                )
         where = self._kept(layer)
         if self._cross:
-            raise ScopeError("in cross-attention no key is a query's own: there is no distance")
+            raise ScopeError(
+                "in cross-attention queries and keys belong to two texts, so they have no distance",
+                code="cross-attention",
+                measure="by_distance",
+            )
         totals = self._seen(layer)
         begin = totals.first.to(where.device)[:, None].expand_as(where)
         near = torch.maximum(where - recent + 1, begin + first)
@@ -124,7 +141,7 @@ class PerQueryMixin:
         """[B, H, Q]: the entropy of every counted query in nats: Shannon's, -sum_j A ln A, or of
         order 2 Rényi's, -ln sum_j A²."""
         if isinstance(order, bool) or order not in (1, 2):
-            raise InputError(f"order={order!r}: entropies are of order 1 (Shannon) or 2 (Rényi)")
+            raise unknown("order", order, ("1 (Shannon)", "2 (Rényi)"))
         told = self._told(layer, PerQueryRequest(entropies=True))
         assert told.entropy is not None
         assert told.squares is not None
@@ -133,7 +150,12 @@ class PerQueryMixin:
     def largest(self, layer: int, k: int = 1) -> TopK:
         """The `k` keys each counted query looks at most, their weights and their scores."""
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise InputError(f"k={k!r}: the number of keys is a whole number from 1")
+            raise InputError(
+                f"k={k!r} must be a whole number from 1: a number of keys",
+                code="bad-number",
+                argument="k",
+                value=k,
+            )
         told = self._told(layer, PerQueryRequest(top=k))
         assert told.top_key is not None
         assert told.top_weight is not None
@@ -158,7 +180,8 @@ class PerQueryMixin:
         if not totals.kept:
             self._read(layer)  # says so where no query counted
             raise ScopeError(
-                "what single queries look at must be kept beforehand: watch(model, keep=True)"
+                "per-query results need stored queries and keys: watch(model, keep=True)",
+                code="queries-not-kept",
             )
         return torch.cat([kept.positions for kept in totals.kept], 1).to(totals.device)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnscope.capture.generation import CompletionSpan
 from attnscope.capture.geometry import Geometry, QuerySelection, RowBlock
-from attnscope.errors import InputError
+from attnscope.errors import InputError, describe
 from attnscope.spec.queries import IN_A_WATCH, parse_queries
 
 # Sampling: attention is strongest close to the diagonal and hardest to sample there, so keys less
@@ -52,14 +52,18 @@ def parse(queries: object, seed: int) -> Queries:
     if isinstance(queries, Tensor):
         if queries.dtype != torch.bool or queries.ndim != 2:
             raise InputError(
-                "a query mask is a bool tensor [batch, keys]; got "
-                f"{str(queries.dtype).removeprefix('torch.')} {list(queries.shape)}"
+                f"a query mask must be a bool tensor [batch, keys]; got {describe(queries)}",
+                code="wrong-shape",
+                argument="queries",
+                got=describe(queries),
             )
         return Queries("mask", mask=queries.detach().cpu())
     try:
         asked = parse_queries(queries, IN_A_WATCH)
     except InputError as error:
-        raise InputError(f"{error}, or a bool tensor [batch, keys]") from None
+        raise InputError(
+            f"{error}, or a bool tensor [batch, keys]", code=error.code, **error.values
+        ) from None
     return Queries(asked.kind, sample=asked.sample, seed=seed)
 
 
@@ -156,7 +160,10 @@ def _masked(mask: Tensor | None, frame: Geometry) -> Tensor:
     if mask.shape[0] != B or (frame.first_query == 0 and mask.shape[1] < Q):
         raise InputError(
             f"the query mask has shape {list(mask.shape)}; this forward pass has "
-            f"batch {B} and {Q} tokens, so it must be [{B}, {Q}]"
+            f"batch {B} and {Q} tokens, so it must be [{B}, {Q}]",
+            code="wrong-shape",
+            argument="queries",
+            got=list(mask.shape),
         )
     wanted = torch.zeros(B, Q, dtype=torch.bool)
     known = min(max(mask.shape[1] - frame.first_query, 0), Q)
@@ -168,7 +175,11 @@ def _classes(frame: Geometry, classes: Tensor) -> Tensor:
     """int64 [B, Q]: the class of each query, -1 beyond the classes given."""
     if classes.shape[0] != frame.batch:
         raise InputError(
-            f"classes has {classes.shape[0]} rows, and the batch has {frame.batch} sequences"
+            f"classes has {classes.shape[0]} rows, and the batch has {frame.batch} sequences; it "
+            "must be [batch, keys]",
+            code="wrong-shape",
+            argument="classes",
+            got=list(classes.shape),
         )
     group = torch.full((frame.batch, frame.queries), -1, dtype=torch.int64)
     known = min(max(classes.shape[1] - frame.first_query, 0), frame.queries)

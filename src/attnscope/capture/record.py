@@ -5,11 +5,11 @@ residual stream behind the layer. Sums are exact (float64), quantiles and the Gi
 from a sketch with a stated bound. Must not know what is concluded from them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,10 @@ from attnscope.capture import patches, sites
 from attnscope.capture.log_histogram import LogHistogram
 from attnscope.capture.mlps import PassInput, containers, nonlinearities, text_of, tokens_of
 from attnscope.capture.token_sums import FIELDS, TokenSums, epsilon
-from attnscope.errors import InputError, ScopeError, unknown
+from attnscope.errors import InputError, ScopeError, describe, unknown
 
-POINTS = ("mlp", "residual")
+Point = Literal["mlp", "residual"]
+POINTS: tuple[Point, ...] = ("mlp", "residual")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,9 @@ class Recording:
     def quantile(self, point: str, layer: int, q: float, *, absolute: bool = False) -> Tensor:
         """A quantile of activations, or of their sizes; to within `sketch.BOUND` of itself."""
         if not 0 <= q <= 1:
-            raise InputError(f"q={q!r}: a quantile is a share from 0 to 1")
+            raise InputError(
+                f"q={q!r} must be a number from 0 to 1", code="bad-number", argument="q", value=q
+            )
         return self._of(point, layer).sketch.quantile(q, absolute=absolute)
 
     def histogram(self, point: str, layer: int, edges: Any) -> Tensor:
@@ -118,9 +121,12 @@ class Recording:
         if point not in self.points:
             raise unknown("point", point, self.points)
         if layer not in self.layers:
-            raise InputError(f"layer {layer!r} is not recorded; recorded: {self.layers}")
+            raise unknown("layer", layer, self.layers)
         if (point, layer) not in self._whole:
-            raise ScopeError("no forward pass was recorded; call the model inside the with block")
+            raise ScopeError(
+                "no forward pass was recorded; call the model inside the with block",
+                code="no-forward-pass",
+            )
         return self._whole[point, layer]
 
     def _add(self, point: str, layer: int, tally: TokenSums, text: PassInput) -> None:
@@ -158,42 +164,70 @@ class Recording:
 
 def record(
     model: nn.Module,
-    points: Any = POINTS,
-    layers: Any = None,
+    points: Point | Iterable[Point] = POINTS,
+    layers: int | Iterable[int] | None = None,
     *,
-    classes: Any = None,
+    classes: Tensor | None = None,
     near: Mapping[tuple[str, int], Tensor] | None = None,
 ) -> AbstractContextManager[Recording]:
-    """Statistics of what a model's layers make, inside a `with` block.
+    """Record statistics of the activations of a model's layers, inside a `with` block.
 
-        with attnscope.record(model, points="mlp") as activations:
-            model(**inputs)                  # any number of passes add up
-        activations.near_zero("mlp", layer)  # [classes]
+    All forward passes of the block add up. The memory does not grow with the text.
 
-    points    "mlp" (after the non-linearity), "residual" (behind the layer), or both
-    layers    in the model's own numbering; all that attend by default
-    classes   int [batch, tokens], -1 for tokens that do not count: statistics of each class by
-              itself. For passes over whole texts
-    near      what near zero is, as {(point, layer): [classes]}: `epsilon` of another recording, so
-              that both are held against one threshold
+    Args:
+        model: A transformers model with one stack of layers.
+        points: "mlp" (after the non-linearity of the MLP), "residual" (the residual stream after
+            the layer), or both; default: both.
+        layers: The layers to record, in the model's own numbering; default: all with attention.
+        classes: Int [batch, tokens], -1 for tokens that do not count: statistics for each class.
+            For passes over whole texts. Default: one class with all tokens.
+        near: The size below which an activation is near zero, {(point, layer): [classes]};
+            usually `epsilon` of another recording. Default: the recording's own `epsilon`.
+
+    Returns:
+        A context manager that gives a `Recording`.
+
+    Raises:
+        InputError: An argument has a wrong value, or the model has an encoder and a decoder.
+        ModelError: The model has no MLP that can be recorded, or an activation is NaN.
+
+    Example:
+        >>> import attnscope
+        >>> model, tokenizer = attnscope.load("zoo:spatial-phys")
+        >>> inputs = tokenizer("The ball is left of the box.", return_tensors="pt")
+        >>> with attnscope.record(model, points="mlp", layers=[0]) as activations:
+        ...     _ = model(**inputs)
+        >>> activations.tokens("mlp", 0).tolist()  # [classes]
+        [8.0]
+        >>> 0 < float(activations.near_zero("mlp", 0)) < 1
+        True
     """
     found = sites.find(model)
     if len(found.stacks) > 1:
         raise InputError(
-            "this model is an encoder and a decoder; record model.get_encoder() or "
-            "model.get_decoder()"
+            "this model has an encoder and a decoder; record model.get_encoder() or "
+            "model.get_decoder()",
+            code="encoder-decoder",
+            stacks=list(found.stacks),
         )
     wanted = (points,) if isinstance(points, str) else tuple(points)
     for point in wanted:
         if point not in POINTS:
             raise unknown("point", point, POINTS)
     if not wanted:
-        raise InputError(f"points=[] leaves nothing to record; known: {', '.join(POINTS)}")
+        raise InputError(
+            f"points=[] records nothing; known: {', '.join(POINTS)}",
+            code="no-points",
+            known=list(POINTS),
+        )
     ids = None if classes is None else torch.as_tensor(classes)
     if ids is not None and (ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool):
         raise InputError(
-            "classes is an int tensor [batch, tokens] with -1 for no class; got "
-            f"{str(ids.dtype).removeprefix('torch.')} {list(ids.shape)}"
+            "classes must be an int tensor [batch, tokens] with -1 for no class; got "
+            f"{describe(ids)}",
+            code="wrong-shape",
+            argument="classes",
+            got=describe(ids),
         )
     chosen = sites.validate_layers(found, layers)
     held = Recording(wanted, sorted(chosen), 1 if ids is None else max(int(ids.max()) + 1, 1))
@@ -322,7 +356,10 @@ def _groups(text: PassInput, ids: Tensor | None) -> Tensor:
     if there.shape != (text.batch, text.tokens):
         raise InputError(
             f"classes has shape {list(ids.shape)}; this forward pass has batch {text.batch} and "
-            f"{text.tokens} tokens"
+            f"{text.tokens} tokens",
+            code="wrong-shape",
+            argument="classes",
+            got=list(ids.shape),
         )
     return torch.where(text.real, there.long().cpu(), -1).flatten()
 

@@ -270,8 +270,10 @@ class Reducer:
         held = sum(each.held for part in self.parts.values() for each in part._layers.values())
         if (need := max(held, totals.held * self.layers)) > self.keep_room:
             raise ScopeError(
-                f"keep=True: queries and keys of {self.layers} layers come to {need / 2**30:.2f} "
-                f"GiB so far, and {self.keep_room / 2**30:.2f} GiB may be held, half of what was "
-                "free; "
-                "measure fewer layers (layers=[…]) or fewer queries (queries='last', or a mask)"
+                f"keep=True: queries and keys of {self.layers} layers need {need / 2**30:.2f} GiB "
+                f"so far; the limit is {self.keep_room / 2**30:.2f} GiB, half of the free memory. "
+                "Measure fewer layers (layers=[…]) or fewer queries (queries='last', or a mask)",
+                code="not-enough-memory",
+                need=need,
+                limit=self.keep_room,
             )

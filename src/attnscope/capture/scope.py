@@ -13,7 +13,14 @@ from attnscope.capture.geometry import QuerySelection, VisibilityCounts
 from attnscope.capture.per_query import PerQueryMixin
 from attnscope.capture.query_selection import Queries
 from attnscope.capture.sums import LayerAccumulator, StackedSums, join_exposures
-from attnscope.errors import ConservationError, InputError, ModelError, ScopeError, unknown
+from attnscope.errors import (
+    ConservationError,
+    InputError,
+    ModelError,
+    ScopeError,
+    describe,
+    unknown,
+)
 from attnscope.kernels import AttentionSums
 from attnscope.measures.flow import flow
 from attnscope.measures.layer import Layer, Sums, mean_over_queries, or_nan
@@ -35,11 +42,43 @@ _NO_QUERY = {
 
 
 class Scope(PerQueryMixin):
-    """Results of `attnscope.watch`. Shapes: B sequences, H query heads, K keys (positions).
+    """The results of `attnscope.watch`. Do not create one yourself.
 
-    A forward pass without a cache begins a new sequence and forgets the one before; one that
-    continues a cache (every step of `generate`) adds to it. Results are float32 on the layer's
-    own device. Padding is neither query nor key: its columns are 0 (nan in `average`).
+    Shapes: B sequences, H query heads, K keys (positions), Q counted queries. Results are float32
+    on the device of the layer. Padding counts neither as query nor as key: its columns are 0 (nan
+    in `average`).
+
+    A forward pass without a KV cache deletes the results of the pass before. A pass that continues
+    a cache (every decode step of `generate`) adds to them.
+
+    Args:
+        layers: The measured layers, in the model's own numbering.
+        backend: The kernel that computes the sums.
+        queries: Which queries count.
+        groups: The number of classes of queries, for `flow`; 0 without classes.
+        stack: The stack of layers that is measured: "decoder" or "encoder".
+        cross: Whether this is cross-attention.
+
+    Raises:
+        InputError: By its methods: a layer was not measured, or an argument has a wrong value.
+        ScopeError: By its methods: no forward pass was measured, or it did not finish, or the
+            result needs an option that `watch` did not get, such as `keep=True`.
+        ConservationError: By its methods: the attention weights of a layer do not add up.
+
+    Example:
+        >>> import attnscope
+        >>> model, tokenizer = attnscope.load("zoo:spatial-phys")
+        >>> inputs = tokenizer("The ball is left of the box.", return_tensors="pt")
+        >>> with attnscope.watch(model, layers=0, keep=True) as scope:
+        ...     _ = model(**inputs)
+        >>> scope.layers, scope.count(0).tolist()
+        ([0], [8.0])
+        >>> scope.entropy(0).shape  # [batch, heads]
+        torch.Size([1, 12])
+        >>> scope.row(0, query=7).shape  # [heads, keys]
+        torch.Size([12, 8])
+        >>> scope.to_frame(tokenizer, measures=["received"]).height  # 12 heads × 8 tokens
+        96
     """
 
     def __init__(
@@ -247,9 +286,17 @@ class Scope(PerQueryMixin):
         """
         sums = self.sums(layer)
         if self._cross:
-            raise ScopeError("in cross-attention queries and keys are two texts: there is no flow")
+            raise ScopeError(
+                "in cross-attention queries and keys belong to two texts, so flow between classes "
+                "of one text is not defined",
+                code="cross-attention",
+                measure="flow",
+            )
         if sums.flow is None or self._classes is None:
-            raise ScopeError("flow needs the classes beforehand: watch(model, classes=class_ids)")
+            raise ScopeError(
+                "flow needs the classes before the forward pass: watch(model, classes=class_ids)",
+                code="no-classes",
+            )
         ids = torch.full((len(sums.first), sums.received.shape[-1]), -1, dtype=torch.int64)
         known = min(self._classes.shape[1], ids.shape[1])
         ids[:, :known] = self._classes[:, :known]
@@ -352,37 +399,46 @@ class Scope(PerQueryMixin):
             totals = self._seen(layer)
         if totals.sums is None:
             hint = _NO_QUERY.get(self._queries.name, "the query mask selects no real token")
-            raise ScopeError(f"no query counted: {hint}")
+            raise ScopeError(
+                f"no query counted: {hint}", code="no-query-counted", queries=str(self._queries)
+            )
         return totals, totals.sums, totals.count().to(totals.sums.received.device)
 
     def _seen(self, layer: int) -> LayerAccumulator:
         """The totals of a layer; their sums may still be owed."""
         if not self.layers:
             raise ScopeError(
-                "this model attends to more than one text; read one part of it: "
-                + ", ".join(f"scope[{part!r}]" for part in self._parts)
+                "this model has several attention parts; read one of them: "
+                + ", ".join(f"scope[{part!r}]" for part in self._parts),
+                code="several-parts",
+                parts=list(self._parts),
             )
         if isinstance(layer, bool) or layer not in self.layers:
-            known = ", ".join(map(str, self.layers))
-            raise InputError(f"layer {layer!r} was not measured; measured: {known}")
+            raise unknown("layer", layer, self.layers)
         if not self._complete and self._begun and layer not in self._early:
-            raise ScopeError("the last forward pass did not finish, so there is nothing to read")
+            raise ScopeError(
+                "the last forward pass did not finish, so it has no results", code="pass-unfinished"
+            )
         if self._unread is not None:
             self._unread()
         if not self._checked:  # before layers are told apart, which makes it dearer
             self._verify()
         if layer not in self._layers:
             raise ScopeError(
-                "nothing measured yet: no forward pass was seen in the thread that opened the "
-                "watch; call the model inside the with block, and where a thread of its own "
-                "generates (as with a streamer), open the watch in that thread"
+                "no forward pass was measured in the thread that opened the watch; call the model "
+                "inside the with block. If another thread generates (as with a streamer), open "
+                "the watch in that thread",
+                code="no-forward-pass",
             )
         totals = self._layers[layer].result()
         mask = self._queries.mask
         if mask is not None and mask.shape[1] > totals.keys and not totals.continued:
             raise InputError(
-                f"the query mask has {mask.shape[1]} columns, and there were {totals.keys} keys; "
-                f"it must be [{mask.shape[0]}, {totals.keys}]"
+                f"the query mask has {mask.shape[1]} columns, and the pass had {totals.keys} keys; "
+                f"it must be [{mask.shape[0]}, {totals.keys}]",
+                code="wrong-shape",
+                argument="queries",
+                got=list(mask.shape),
             )
         return totals
 
@@ -411,14 +467,19 @@ class Scope(PerQueryMixin):
             return ids.to(device)
         if list(ids.shape) != wanted or ids.is_floating_point() or ids.dtype == torch.bool:
             raise InputError(
-                f"class_ids is an int tensor {wanted} ([batch, keys]) or shares "
-                f"{[*wanted, n]}; got "
-                f"{str(ids.dtype).removeprefix('torch.')} {list(ids.shape)}"
+                f"class_ids must be an int tensor {wanted} ([batch, keys]) or float shares "
+                f"{[*wanted, n]}; got {describe(ids)}",
+                code="wrong-shape",
+                argument="class_ids",
+                got=describe(ids),
             )
         if ids.numel() and (int(ids.max()) >= n or int(ids.min()) < -1):
             raise InputError(
                 f"class_ids must lie in -1 … {n - 1} for n={n}; "
-                f"found {int(ids.min())} … {int(ids.max())}"
+                f"got {int(ids.min())} … {int(ids.max())}",
+                code="out-of-range",
+                argument="class_ids",
+                value=[int(ids.min()), int(ids.max())],
             )
         return shares_of(ids.long().to(device), n)
 

@@ -226,7 +226,12 @@ def _one_below_the_other(found: list[PerQueryResult]) -> PerQueryResult:
 def _bins(positions: Tensor, bin: int) -> tuple[Tensor, Tensor, int]:
     """For each row, its bin and whether it counts; and how many bins there are."""
     if isinstance(bin, bool) or not isinstance(bin, int) or bin < 1:
-        raise InputError(f"bin={bin!r}: a bin holds a whole number of positions from 1")
+        raise InputError(
+            f"bin={bin!r} must be a whole number from 1: how many positions a bin has",
+            code="bad-number",
+            argument="bin",
+            value=bin,
+        )
     which = positions.clamp(min=0) // bin
     return which, positions >= 0, int(which.max()) + 1
 

@@ -74,13 +74,17 @@ class LayerAccumulator:
         if frame.first_query != self.position:
             raise ScopeError(
                 f"this forward pass continues at token {frame.first_query}, but {self.position} "
-                "tokens were seen so far; run the whole sequence inside the with block"
+                "tokens were measured so far; run the whole sequence inside the with block",
+                code="tokens-missing",
+                position=frame.first_query,
+                measured=self.position,
             )
         if not frame.cross and frame.first_key + frame.keys > frame.first_query + frame.queries:
             raise ScopeError(
-                "some keys of this model are no tokens of this text (compressed blocks, or another "
-                "text's), so its decoding steps cannot be added up key by key; watch one pass over "
-                "the whole text instead"
+                "some keys of this model are not tokens of this text (compressed blocks, or keys "
+                "of another text), so its decode steps cannot be added up by key; measure one "
+                "forward pass over the whole text",
+                code="keys-not-tokens",
             )
         if not self.begun:
             self.first = torch.where(self.first < 0, frame.first_real, self.first)

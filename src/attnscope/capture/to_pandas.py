@@ -17,7 +17,9 @@ class LabelledFrame(pl.DataFrame):
             pandas = import_module("pandas")
         except ImportError:
             raise InputError(
-                "to_pandas() needs the pandas package: pip install pandas; or stay with polars"
+                "to_pandas() needs the pandas package: pip install pandas; or use the polars frame",
+                code="package-missing",
+                package="pandas",
             ) from None
         if args or kwargs:
             return super().to_pandas(*args, **kwargs)

@@ -1,12 +1,12 @@
-"""`watch`: measure a model's attention while it runs, and leave the model as it was.
+"""`watch`: measures the attention of a model while it runs, without changing the model.
 
-The output comes from torch's own fused attention; the statistics from a second, streamed pass
-over queries and keys.
+The outputs come from torch's fused attention. The statistics come from a second, streamed pass over
+queries and keys.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,16 +19,18 @@ from attnscope.capture.query_selection import Queries, parse
 from attnscope.capture.scope import Scope
 from attnscope.capture.sites import Site
 from attnscope.capture.watch_hook import WatchHook
-from attnscope.errors import InputError
+from attnscope.errors import InputError, describe
+
+WatchBackend = Literal["auto", "reference", "streaming", "triton", "eager-fallback"]
 
 
 def watch(
     model: nn.Module,
-    layers: Any = None,
-    queries: Any = "all",
-    backend: str = "auto",
+    layers: int | Iterable[int] | None = None,
+    queries: str | Tensor = "all",
+    backend: WatchBackend = "auto",
     *,
-    classes: Any = None,
+    classes: Tensor | None = None,
     top: int = 0,
     keep: bool = False,
     seed: int = 0,
@@ -36,23 +38,47 @@ def watch(
 ) -> AbstractContextManager[Scope]:
     """Measure where the attention of a transformers model goes, inside a `with` block.
 
-        with attnscope.watch(model) as scope:
-            model(**inputs)                  # or model.generate(**inputs)
-        scope.received(layer)
+    The model and its outputs stay the same. A forward pass without a KV cache starts a new
+    measurement; a pass that continues a cache (every decode step of `generate`) adds to it.
 
-    layers    which layers to measure, in the model's own numbering; all of them by default
-    queries   which tokens' attention counts: "all", "last" (prompt token), "generated" (and
-              fed back), "predicts" (what a new token was predicted from: the last prompt token
-              and the generated ones), "sample:K" (K queries spread over the text: estimates,
-              with standard errors), or a bool tensor [batch, keys], used as far as it goes
-    backend   "auto", or "reference", "streaming", "triton", "eager-fallback"
-    classes   int [batch, keys], -1 for none: also tell attention *from* these classes, for `flow`
-    top       also keep, for each counted query, this many keys it looks at most
-    keep      also keep queries and keys, as large as a key/value cache, so that `rows`, `weight`
-              and all else that is told query by query can be asked for afterwards
-    seed      of "sample:K"
-    hold      the share of free memory that short calls may hold until they are measured together
-              (the layers of a pass, the steps of a reply); 0 measures each at once
+    Args:
+        model: A transformers model, or a part of it such as `model.get_encoder()`.
+        layers: The layers to measure, in the model's own numbering; default: all.
+        queries: The tokens whose attention counts. "all"; "last": the last prompt token;
+            "generated": the generated tokens that the model read; "predicts": the last prompt
+            token and the generated ones, from which new tokens were predicted; "sample:K": K
+            queries spread over the text, which gives estimates with standard errors; or a bool
+            tensor [batch, keys], where later tokens do not count.
+        backend: "auto", "reference", "streaming", "triton", or "eager-fallback".
+        classes: Int [batch, keys], -1 for no class. Needed for `Scope.flow`, which splits
+            attention by the class of the query.
+        top: Store this many keys with the largest weights for every counted query; default: 0.
+        keep: Store queries and keys (as large as a KV cache), so that `Scope.rows`,
+            `Scope.weight` and every other per-query result can be computed after the pass.
+        seed: Seed of "sample:K".
+        hold: Share of free memory that pending calls may use before they are measured together
+            (layers of a pass, decode steps); 0 measures each call at once. Default: 1/256.
+
+    Returns:
+        A context manager that gives a `Scope`, which can be read during and after the block.
+
+    Raises:
+        InputError: An argument has a wrong value, or an encoder–decoder model is measured with
+            a query mask or classes.
+        ModelError: The model cannot be measured; raised by a forward pass too.
+        ScopeError: A forward pass continues a KV cache that was filled before the block.
+        ConservationError: The attention weights of a layer do not add up.
+
+    Example:
+        >>> import attnscope
+        >>> model, tokenizer = attnscope.load("zoo:spatial-phys")
+        >>> inputs = tokenizer("The ball is left of the box.", return_tensors="pt")
+        >>> with attnscope.watch(model, layers=[0, 1]) as scope:
+        ...     _ = model(**inputs)  # or model.generate(**inputs)
+        >>> scope.received(0).shape  # [batch, heads, keys]
+        torch.Size([1, 12, 8])
+        >>> float(scope.received(0).sum(-1).mean().round())  # each of the 8 queries gives 1
+        8.0
     """
     found = sites.find(model)
     places = sites.select_sites(found, layers)
@@ -60,27 +86,30 @@ def watch(
     _check(top, keep, hold)
     if keep and chosen.name == "sample":
         raise InputError(
-            f"queries={queries!r} estimates from some queries, and keep=True is for what each of "
-            "them looks at; choose them yourself: a bool tensor [batch, keys]"
+            f"queries={queries!r} gives estimates from a sample of queries; keep=True stores "
+            "single queries. To store some queries, choose them with a bool tensor [batch, keys]",
+            code="keep-with-sample",
+            queries=queries,
         )
     ids, groups = _classes(classes)
     if len(found.stacks) > 1 and (chosen.mask is not None or ids is not None):
         raise InputError(
-            f"this model has {len(found.stacks)} texts, an encoder's and a decoder's, and a query "
-            "mask or classes are for one of them; watch them side by side: with "
-            "watch(model.get_encoder(), …) as encoder, watch(model.get_decoder(), …) as decoder"
+            "this model has an encoder and a decoder, each with its own text; a query mask or "
+            "classes belong to one text. Measure both parts: with watch(model.get_encoder(), …) "
+            "as encoder, watch(model.get_decoder(), …) as decoder",
+            code="encoder-decoder",
+            stacks=list(found.stacks),
         )
     device = sites.device_of(found)
-    if backend != "eager-fallback":
-        backend = kernels.choose(backend, device)
+    kernel = backend if backend == "eager-fallback" else kernels.choose(backend, device)
     parts: dict[str, Scope] = {}
     for site in places:
         part = parts.get(site.part)
         if part is None:
-            part = parts[site.part] = _empty(site, backend, chosen, ids, groups)
+            part = parts[site.part] = _empty(site, kernel, chosen, ids, groups)
             part._left_out = found.left_out
         part.layers.append(site.layer)
-    recorder = WatchHook(found, set(places), parts, backend, device, top=top, keep=keep, hold=hold)
+    recorder = WatchHook(found, set(places), parts, kernel, device, top=top, keep=keep, hold=hold)
     return _watching(recorder, found)
 
 
@@ -100,11 +129,24 @@ def _empty(site: Site, backend: str, queries: Queries, ids: Tensor | None, group
 
 def _check(top: Any, keep: Any, hold: Any) -> None:
     if isinstance(top, bool) or not isinstance(top, int) or top < 0:
-        raise InputError(f"top={top!r}: the number of keys to keep is a whole number from 0")
+        raise InputError(
+            f"top={top!r} must be a whole number from 0: how many keys to store for each query",
+            code="bad-number",
+            argument="top",
+            value=top,
+        )
     if isinstance(hold, bool) or not isinstance(hold, int | float) or not 0 <= hold <= 1:
-        raise InputError(f"hold={hold!r}: a share of free memory is a number from 0 to 1")
+        raise InputError(
+            f"hold={hold!r} must be a number from 0 to 1: the share of free memory for pending "
+            "calls",
+            code="bad-number",
+            argument="hold",
+            value=hold,
+        )
     if not isinstance(keep, bool):
-        raise InputError(f"keep={keep!r}: whether to keep queries and keys is True or False")
+        raise InputError(
+            f"keep={keep!r} must be True or False", code="not-boolean", argument="keep", value=keep
+        )
 
 
 def _classes(classes: Any) -> tuple[Tensor | None, int]:
@@ -113,8 +155,11 @@ def _classes(classes: Any) -> tuple[Tensor | None, int]:
     ids = torch.as_tensor(classes)
     if ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool or ids.numel() == 0:
         raise InputError(
-            "classes is an int tensor [batch, keys] with -1 for no class; got "
-            f"{str(ids.dtype).removeprefix('torch.')} {list(ids.shape)}"
+            "classes must be an int tensor [batch, keys] with -1 for no class; got "
+            f"{describe(ids)}",
+            code="wrong-shape",
+            argument="classes",
+            got=describe(ids),
         )
     return ids.long().cpu(), max(int(ids.max()) + 1, 1)
 

@@ -446,8 +446,9 @@ class WatchHook:
             )
         elif layer not in scope._layers:
             raise ScopeError(
-                "this forward pass continues a cache that was filled before the with block; "
-                "run the whole sequence inside it"
+                "this forward pass continues a KV cache that was filled before the with block; "
+                "run the whole sequence inside the block",
+                code="cache-from-before",
             )
         totals = scope._layers[layer]
         if frame.first_query > 0:

@@ -6,7 +6,7 @@ which is never waited for; what is computed there is `kernels.redistribute`.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -58,7 +58,7 @@ p1 are published, and these are their middles."""
 def arm(
     model: nn.Module,
     *,
-    layers: Any = 0,
+    layers: int | Iterable[int] | None = 0,
     c: float | None = None,
     p1: float | None = None,
     share: float | None = None,
@@ -66,20 +66,41 @@ def arm(
 ) -> AbstractContextManager[None]:
     """Redistribute the activations nearest to zero, inside a `with` block.
 
-        with attnscope.arm(model, seed=1):
-            model.generate(**inputs)
+    This is the Activation Redistribution Module (ARM, arXiv 2510.01032). It changes the
+    activations after the non-linearity of an MLP. It works on each sequence alone, over its real
+    tokens of one forward pass.
 
-    In every sequence, over its real tokens of one forward pass: ε = 1.4826 · MAD · c, where MAD is
-    the median distance of |a| from its median; the share of |a| < ε, but at least 0.02 and at most
-    0.25, is moved, smallest |a| first (all that are equal to the last one too). Each keeps its
-    sign: from 0 on it gets a uniform amount of [0, p1-th percentile of a] added (nothing, where
-    that is not above 0), below 0 of [min a, 0].
+    Let ε = 1.4826 · MAD · c, where MAD is the median distance of abs(a) from its median. The share
+    of activations with abs(a) < ε is moved, but at least 2 % and at most 25 %. Those with the
+    smallest abs(a) are moved first, with all that equal the last of them. Each keeps its sign.
+    An activation of 0 or above gets a uniform amount in [0, p1-th percentile of a]; it stays the
+    same where that percentile is not above 0. One below 0 gets a uniform amount in [min a, 0].
 
-    layers    the layers whose MLPs are changed; the first by default, as published
-    c, p1, share
-              `Settings`; by default those of the model's family
-    seed      of the amounts, the same for every sequence, or one for each: a sequence alone and in
-              any batch is moved alike. Steps of `generate` draw anew
+    Args:
+        model: A transformers model with one stack of layers.
+        layers: The layers whose MLPs are changed; default: 0, as published.
+        c: Factor of ε; default: that of the model's family in `PRESETS`.
+        p1: Percentile that limits the added amount; default: that of the model's family.
+        share: Share of activations to move, in place of `c`; default: that of the family.
+        seed: Seed of the amounts: one for all sequences, or one for each. A sequence alone and in
+            a batch gets the same amounts. Every decode step of `generate` draws new ones.
+
+    Returns:
+        A context manager. The model is unchanged after the block.
+
+    Raises:
+        InputError: An argument has a wrong value, or the model has an encoder and a decoder.
+        ModelError: The model has no MLP that can be changed, or it has packed experts.
+
+    Example:
+        >>> import attnscope
+        >>> model, tokenizer = attnscope.load("zoo:spatial-phys")
+        >>> inputs = tokenizer("The ball is left of the box.", return_tensors="pt")
+        >>> before = model(**inputs).logits
+        >>> with attnscope.arm(model, seed=1):
+        ...     inside = model(**inputs).logits
+        >>> bool((inside == before).all()), bool((model(**inputs).logits == before).all())
+        (False, True)
     """
     found = sites.find(model)
     if len(found.stacks) > 1:

@@ -1,30 +1,54 @@
 """`knockout`: some queries can no longer look at some keys."""
 
 import math
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from attnscope.interventions.links import linking
 
 
 def knockout(
-    model: nn.Module, *, keys: Any, queries: Any = "all", layers: Any = None, heads: Any = None
+    model: nn.Module,
+    *,
+    keys: Tensor,
+    queries: str | Tensor = "all",
+    layers: int | Iterable[int] | None = None,
+    heads: int | Iterable[int] | Tensor | None = None,
 ) -> AbstractContextManager[None]:
-    """Cut the attention of some queries to some keys, inside a `with` block.
+    """Remove the attention of some queries to some keys, inside a `with` block.
 
-        hash = DEFAULT.ids(ids, tokenizer) == DEFAULT.index("hash")
-        with attnscope.knockout(model, keys=hash, queries="last"):
-            model(**inputs)                  # or model.generate(**inputs)
+    This is attention knockout (ablation). The scores of these keys become -inf, so the weights of
+    the other keys add up to 1. A `watch` inside the block measures the remaining attention.
+    Blocks can be nested.
 
-    The scores of these keys become -inf, so the rest of a row adds up to 1 again. A watch inside
-    the block measures the attention that is left. Blocks nest.
+    Args:
+        model: A transformers model.
+        keys: Bool [batch, keys], the keys to hide. Tokens after the last column stay visible.
+        queries: The queries that no longer see them: "all"; "last": the last prompt token;
+            "generated"; "predicts": the last prompt token and the generated ones; or a bool
+            tensor [batch, keys]. Default: "all".
+        layers: The layers to change, in the model's own numbering; default: all.
+        heads: The heads to change, numbered from 0, or a bool tensor [batch, heads] with a choice
+            for each sequence; default: all.
 
-    keys      bool tensor [batch, keys]; tokens that come later (generated ones) are not meant
-    queries   "all", "last" (prompt token), "generated", "predicts", or a bool tensor like `keys`
-    layers    in the model's own numbering; all of them by default
-    heads     counted from 0; all of them by default. A bool tensor [batch, heads] says it for every
-              sequence by itself
+    Returns:
+        A context manager. The model is unchanged after the block.
+
+    Raises:
+        InputError: An argument has a wrong shape or value, or a query would see no key.
+        ModelError: The attention of this model cannot be changed.
+
+    Example:
+        >>> import attnscope
+        >>> model, tokenizer = attnscope.load("zoo:spatial-phys")
+        >>> inputs = tokenizer("The ball is left of the box.", return_tensors="pt")
+        >>> ball = inputs.input_ids == inputs.input_ids[0, 1]
+        >>> with attnscope.knockout(model, keys=ball, queries="last"):
+        ...     with attnscope.watch(model, queries="last") as scope:
+        ...         _ = model(**inputs)
+        >>> float(scope.received(0)[0, :, 1].sum())  # the last token no longer attends to it
+        0.0
     """
     return linking(model, bias=-math.inf, queries=queries, keys=keys, layers=layers, heads=heads)

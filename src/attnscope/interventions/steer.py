@@ -1,25 +1,54 @@
 """`steer`: some keys get more attention, or less."""
 
 import math
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from attnscope.errors import InputError
 from attnscope.interventions.links import linking
 
 
 def steer(
-    model: nn.Module, *, keys: Any, factor: float, layers: Any = None, heads: Any = None
+    model: nn.Module,
+    *,
+    keys: Tensor,
+    factor: float,
+    layers: int | Iterable[int] | None = None,
+    heads: int | Iterable[int] | Tensor | None = None,
 ) -> AbstractContextManager[None]:
     """Scale the attention on some keys up or down, inside a `with` block.
 
-        with attnscope.steer(model, keys=question, factor=3.0, layers=range(10, 20)):
-            model.generate(**inputs)
+    ln(factor) is added to the scores of these keys. Before the softmax normalizes, each of them
+    has `factor` times its weight. A `watch` inside the block measures the changed attention.
 
-    The logarithm of `factor` is added to the scores of these keys: before the softmax divides, each
-    of them weighs `factor` times as much. `keys`, `layers` and `heads` are those of `knockout`.
+    Args:
+        model: A transformers model.
+        keys: Bool [batch, keys], the keys to scale. Tokens after the last column stay the same.
+        factor: A number above 0; 1 changes nothing. To remove keys, use `knockout`.
+        layers: The layers to change, in the model's own numbering; default: all.
+        heads: The heads to change, numbered from 0, or a bool tensor [batch, heads] with a choice
+            for each sequence; default: all.
+
+    Returns:
+        A context manager. The model is unchanged after the block.
+
+    Raises:
+        InputError: An argument has a wrong shape or value.
+        ModelError: The attention of this model cannot be changed.
+
+    Example:
+        >>> import attnscope
+        >>> model, tokenizer = attnscope.load("zoo:spatial-phys")
+        >>> inputs = tokenizer("The ball is left of the box.", return_tensors="pt")
+        >>> ball = inputs.input_ids == inputs.input_ids[0, 1]
+        >>> with attnscope.watch(model, layers=0) as before:
+        ...     _ = model(**inputs)
+        >>> with attnscope.steer(model, keys=ball, factor=3.0), attnscope.watch(model) as after:
+        ...     _ = model(**inputs)
+        >>> bool((after.received(0)[0, :, 1] > before.received(0)[0, :, 1]).all())
+        True
     """
     number = isinstance(factor, int | float) and not isinstance(factor, bool)
     if not number or not 0 < factor < math.inf:

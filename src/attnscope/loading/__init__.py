@@ -38,27 +38,41 @@ def load(
     trust_remote_code: bool = False,
     unpickle: bool = False,
 ) -> tuple[Any, Any]:
-    """A model in evaluation mode and its tokenizer.
+    """Load a model in evaluation mode, and its tokenizer.
 
-        model, tokenizer = attnscope.load("zoo:spatial-phys")             # a bundled tiny model
-        model, tokenizer = attnscope.load("zoo:smollm2")                  # a real one, fetched once
-        model, tokenizer = attnscope.load("Qwen/Qwen2.5-0.5B-Instruct")   # a hub id
-        model, tokenizer = attnscope.load("path/to/folder")               # or a local folder
-        model, tokenizer = attnscope.load("path/to/file.gguf")            # or a GGUF file
-        model, tokenizer = attnscope.load("BASE", adapter="FOLDER")       # with a PEFT adapter
+    Gated models need your own token: `hf auth login`, or the variable HF_TOKEN.
 
-    adapter  a PEFT adapter, merged into the model; "BASE+ADAPTER" as a name means the same
-    revision a branch, tag or commit of a hub id; "OWNER/MODEL@REVISION" means the same
-    device   where to put the model: "cpu", "cuda", "cuda:1", "mps", or "auto" to spread it over
-             all devices (needs accelerate); by default the first GPU there is, else the CPU
-    dtype    "auto" (as the weights are stored, but float32 on a CPU), "float32", "bfloat16",
-             "float16"
-    bos      let the tokenizer begin every text with its begin-of-sequence token, where it does not
-             by itself and the model was trained with it
-    trust_remote_code   run the Python code in the model's own repository: anything could be in it
-    unpickle            read weights that are pickled where there are no safetensors
+    Args:
+        name: A bundled model ("zoo:spatial-phys"), a model that is downloaded once
+            ("zoo:smollm2"), a hub id ("Qwen/Qwen2.5-0.5B-Instruct"), a local folder, or a GGUF
+            file. "BASE+ADAPTER" and "OWNER/MODEL@REVISION" work too.
+        adapter: A PEFT adapter to merge into the model; default: none.
+        revision: A branch, tag or commit of a hub id; default: the main branch.
+        device: "cpu", "cuda", "cuda:1", "mps", or "auto" to spread the model over all devices
+            (needs accelerate). Default: the first GPU, otherwise the CPU.
+        dtype: "auto", "float32", "bfloat16" or "float16". "auto" is the dtype of the stored
+            weights, but float32 on a CPU.
+        bos: Whether the tokenizer adds the begin-of-sequence token that the model was trained
+            with, where it does not by default.
+        trust_remote_code: Whether to run the Python code of the model's repository. Such code can
+            do anything.
+        unpickle: Whether to read pickled weights where there are no safetensors. Pickled files
+            can run code.
 
-    Gated models need the user's own token (`hf auth login`, or the HF_TOKEN variable).
+    Returns:
+        The transformers model and its tokenizer.
+
+    Raises:
+        InputError: An argument has a wrong value, or there is no such model.
+        ModelError: The model cannot be loaded, or it has no attention.
+
+    Example:
+        >>> import attnscope
+        >>> model, tokenizer = attnscope.load("zoo:spatial-phys", dtype="float32")
+        >>> model.config.num_hidden_layers
+        28
+        >>> tokenizer("The ball is left of the box.", return_tensors="pt").input_ids.shape
+        torch.Size([1, 8])
     """
     import torch
 

@@ -184,7 +184,27 @@ class Run:
 
 
 def open_run(folder: str | Path) -> Run:
-    """Open a run directory, finished or not."""
+    """Open a run directory, finished or not, and read its tables.
+
+    Args:
+        folder: A directory that `attnscope run` or `attnscope reproduce` wrote, or its address in
+            an object store.
+
+    Returns:
+        A `Run`. Its tables (`values`, `positions`, `tokens` …) are polars frames, read when they
+        are first used. `complete` is False while cells are missing.
+
+    Raises:
+        InputError: The folder is no run, has another format, or its files were changed.
+
+    Example:
+        >>> import attnscope
+        >>> run = attnscope.open_run("runs/example")
+        >>> run.complete
+        True
+        >>> run.values.filter(measure="entropy").collect().height > 0
+        True
+    """
     folder = place(folder)
     asked = folder / "experiment.yaml"
     if not asked.is_file():
