@@ -134,12 +134,21 @@ def test_only_what_measures_loads_a_model_library() -> None:
     assert out.stdout.strip() == "[]"
 
 
+def lines_of(function: ast.FunctionDef) -> int:
+    """The lines of a function without its docstring, which may be long where it is public."""
+    docstring = 0
+    if ast.get_docstring(function) is not None:
+        first = function.body[0]
+        docstring = (first.end_lineno or 0) - first.lineno + 1
+    return (function.end_lineno or 0) - function.lineno + 1 - docstring
+
+
 def test_functions_are_short() -> None:
     long = {
         f"{path.relative_to(SOURCE).as_posix()}: {node.name}"
         for _, path in modules()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno + 1 > LONGEST
+        if isinstance(node, ast.FunctionDef) and lines_of(node) > LONGEST
     }
     assert long == LONGER.keys()
 

@@ -13,6 +13,7 @@ from attnscope.capture import patches, sites
 from attnscope.capture.layer_activations import hold
 from attnscope.errors import InputError, ScopeError
 from families import FAMILIES, VOCABULARY, build
+from support_errors import raises
 
 B, N = 2, 13
 
@@ -108,7 +109,7 @@ def test_the_model_is_left_as_it_was() -> None:
     for module in model.modules():
         assert not module._forward_hooks
         assert not module._forward_pre_hooks
-    with pytest.raises(ScopeError, match="no forward pass"):
+    with raises(ScopeError, "no-forward-pass"):
         held.values(0)
 
 
@@ -132,7 +133,7 @@ def test_two_records_leave_in_any_order() -> None:
 def test_a_new_pass_forgets_the_one_before() -> None:
     model = build("qwen2")
     with hold(model, layers=[1]) as held:
-        with pytest.raises(ScopeError, match="no forward pass"):
+        with raises(ScopeError, "no-forward-pass"):
             held.outputs(1)
         model(**inputs())
         old = held.outputs(1)
@@ -140,7 +141,7 @@ def test_a_new_pass_forgets_the_one_before() -> None:
         assert held.outputs(1).shape[:2] == (1, 5)
         assert held.values(1).shape[0::2] == (1, 5)
         assert old.shape[:2] == (B, N)
-        with pytest.raises(InputError, match=r"layer 0 is not recorded; recorded: \[1\]"):
+        with raises(InputError, "unknown-layer", value=0, known=[1]):
             held.values(0)
 
 
@@ -151,7 +152,7 @@ def test_a_pass_that_fails_leaves_nothing_to_read() -> None:
         model(**inputs())
         with pytest.raises(IndexError):
             model(torch.full((1, 3), VOCABULARY + 1))
-        with pytest.raises(ScopeError, match="no forward pass"):
+        with raises(ScopeError, "no-forward-pass"):
             held.values(0)
 
 

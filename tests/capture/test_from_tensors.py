@@ -1,4 +1,4 @@
-"""`attnscope.stats`: plain queries and keys, against a dense softmax."""
+"""`attnscope.from_tensors`: query and key tensors, compared with a dense softmax."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 import attnscope
 import oracle
 from attnscope.errors import InputError, ModelError
+from support_errors import raises
 
 B, H, G, K, D = 2, 4, 2, 15, 8
 

@@ -425,7 +425,7 @@ def test_a_watch_that_saw_no_pass_of_its_thread_says_so() -> None:
         thread.join()
     assert len(replies) == 1
     assert repr(scope).endswith("no forward pass yet>")
-    with pytest.raises(ScopeError, match="no forward pass was seen in the thread that opened the"):
+    with raises(ScopeError, "no-forward-pass"):
         scope.received(0)
 
 
@@ -486,7 +486,7 @@ def test_no_token_was_fed_back() -> None:
     model, (ids, _) = build("qwen2"), prompts()
     with attnscope.watch(model, queries="generated") as scope:
         model.generate(ids, max_new_tokens=1, **GREEDY)
-    with pytest.raises(ScopeError, match="ask for queries='predicts'"):
+    with raises(ScopeError, "no-query-counted", queries="generated"):
         scope.received(0)
-    with pytest.raises(InputError, match="layer 7 was not measured"):
+    with raises(InputError, "unknown-layer", value=7):
         scope.received(7)

@@ -12,6 +12,7 @@ import attnscope
 from attnscope.capture import reduce, sampling
 from attnscope.errors import ConservationError, ModelError
 from attnscope.kernels import reference
+from support_errors import raises
 
 MEASURES = ("received", "average", "entropy", "self_mass", "first_token", "distance")
 
@@ -202,7 +203,7 @@ def test_a_fault_is_caught(
     ids = tokens(600 if queries.startswith("sample") else 60)
     with (
         torch.no_grad(),
-        pytest.raises(ConservationError, match="layer 0"),
+        raises(ConservationError, "conservation", layer=0),
         attnscope.watch(model, queries=queries, backend="streaming"),
     ):
         model(ids, use_cache=False)
@@ -216,7 +217,7 @@ def test_a_model_that_computes_nan_is_said_to(backend: str, queries: str) -> Non
     ids = tokens(600 if queries.startswith("sample") else 30)
     with (
         torch.no_grad(),
-        pytest.raises(ModelError, match="layer 1: the model computed NaN"),
+        raises(ModelError, "not-finite", layer=1),
         attnscope.watch(model, queries=queries, backend=backend),
     ):
         model(ids, use_cache=False)

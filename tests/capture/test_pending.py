@@ -11,8 +11,9 @@ import transformers as hf
 import attnscope
 from attnscope.capture import hooks, reduce, watch_hook
 from attnscope.capture import query_selection as choosing
-from attnscope.errors import InputError
+from attnscope.errors import InputError, ScopeError
 from families import FAMILIES, VOCABULARY, build
+from support_errors import raises
 
 B, N, NEW = 2, 13, 6
 GREEDY = {"do_sample": False, "pad_token_id": 0}
@@ -363,7 +364,7 @@ def test_a_step_that_breaks_off_is_not_counted() -> None:
         with pytest.raises(ZeroDivisionError):
             model(inputs["input_ids"][:, :1], past_key_values=past)
         hook.remove()
-        with pytest.raises(attnscope.errors.ScopeError, match="did not finish"):
+        with raises(ScopeError, "pass-unfinished"):
             scope.received(0)
         model(**inputs)
     with attnscope.watch(model) as alone:
@@ -399,13 +400,13 @@ def test_what_cannot_be_told_breaks_a_pass_off(monkeypatch: pytest.MonkeyPatch) 
             patch.setattr(watch_hook.WatchHook, "on_deferred_calls", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 model(inputs["input_ids"][:, :1], past_key_values=past)
-        with pytest.raises(attnscope.errors.ScopeError, match="did not finish"):
+        with raises(ScopeError, "pass-unfinished"):
             scope.received(0)
 
 
 @pytest.mark.parametrize("hold", [-0.1, 1.5, "much", True])
 def test_bad_hold(hold: Any) -> None:
-    with pytest.raises(InputError, match="a share of free memory is a number from 0 to 1"):
+    with raises(InputError, "bad-number", argument="hold", value=hold):
         attnscope.watch(build("qwen2"), hold=hold)
 
 

@@ -15,6 +15,7 @@ from attnscope.capture.log_histogram import BOUND, GINI_BOUND, LogHistogram
 from attnscope.capture.record import Recording, brown_forsythe, tallying
 from attnscope.errors import InputError, ModelError, ScopeError
 from families import VOCABULARY, build
+from support_errors import raises
 
 B, N = 2, 11
 CLASSES = torch.arange(N).expand(B, -1) % 3 - 0
@@ -198,25 +199,23 @@ def test_brown_forsythe() -> None:
 @torch.no_grad()
 def test_errors() -> None:
     model, given = build("qwen2"), inputs()
-    with pytest.raises(InputError, match="unknown point 'mpl'; known: mlp, residual"):
+    with raises(InputError, "unknown-point", value="mpl"):
         attnscope.record(model, "mpl")
-    with pytest.raises(InputError, match="layer 9 is not one that attends"):
+    with raises(InputError, "unknown-layer", value=9):
         attnscope.record(model, layers=[9])
-    with pytest.raises(InputError, match="int tensor"):
+    with raises(InputError, "wrong-shape", argument="classes"):
         attnscope.record(model, classes=torch.zeros(2, 3))
-    with pytest.raises(
-        ModelError, match=r"no MLP with a non-linearity .* looked at .*mlp\.experts"
-    ):
+    with raises(ModelError, "no-nonlinearity", layer=0):
         attnscope.record(build("gpt-oss"), "mlp")
     with attnscope.record(model, "mlp", layers=[1]) as got:
-        with pytest.raises(ScopeError, match="no forward pass was recorded"):
+        with raises(ScopeError, "no-forward-pass"):
             got.l1("mlp", 1)
         model(**given)
-    with pytest.raises(InputError, match="layer 0 is not recorded"):
+    with raises(InputError, "unknown-layer", value=0, known=[1]):
         got.l1("mlp", 0)
-    with pytest.raises(InputError, match="unknown point 'residual'"):
+    with raises(InputError, "unknown-point", value="residual"):
         got.l1("residual", 1)
-    refused = pytest.raises(InputError, match="classes has shape")
+    refused = raises(InputError, "wrong-shape", argument="classes")
     with refused, attnscope.record(model, classes=CLASSES[:1]):
         model(**given)
 

@@ -167,7 +167,7 @@ def _page(
         "at": at,
         "heads": [len(of) for of in heads],
         "bytes": b64encode(shades.tobytes()).decode(),
-        "gaze": "" if gazes is None else b64encode(gazes.tobytes()).decode(),
+        "row": "" if gazes is None else b64encode(gazes.tobytes()).decode(),
         "colour": colour,
     }
     layer_choice = _options([("mean", ""), *((str(layer), i) for i, layer in enumerate(layers))])
@@ -204,7 +204,7 @@ def _script(id: str, data: dict[str, Any]) -> str:
     return (
         "(function(){"
         f"const root=document.getElementById({json.dumps(id)}),d={json.dumps(data)};"
-        "const raw=atob(d.bytes),far=atob(d.gaze),[ls,hs]=root.querySelectorAll('select'),"
+        "const raw=atob(d.bytes),far=atob(d.row),[ls,hs]=root.querySelectorAll('select'),"
         "[bar,text,told]=root.querySelectorAll(':scope > div'),note=bar.lastElementChild,"
         "tokens=[...text.children],n=tokens.length;let chosen=null;"
         "const show=(of,full,what)=>{note.textContent='0 to '+full+' or more';"
@@ -222,13 +222,13 @@ def _script(id: str, data: dict[str, Any]) -> str:
         "r=d.at[l-1]+(hs.value===''?0:1+(+hs.value));}else{hs.value='';}"
         "hs.disabled=!l||chosen!==null;"
         "if(chosen===null){show(i=>raw.charCodeAt(r*n+i)/255*d.full[r],d.full[r],'');"
-        "if(d.gaze)told.textContent='Click a token to see what it looks at (mean of heads).';"
+        "if(d.row)told.textContent='Click a token to see what it looks at (mean of heads).';"
         "}else{const w=look(l),most=Math.max(...w.slice(1))||w[0]||1;"
         "show(i=>w[i],+most.toPrecision(3),'looked at with ');"
         f"told.textContent='The {LOOKED} tokens that token '+chosen+' looks at most, mean of heads"
         "'+(l?', layer '+ls.selectedOptions[0].text:', mean of layers')+'. Click it again to go "
         "back.';}}"
-        "tokens.forEach((t,i)=>{if(!d.gaze)return;t.tabIndex=0;t.style.cursor='pointer';"
+        "tokens.forEach((t,i)=>{if(!d.row)return;t.tabIndex=0;t.style.cursor='pointer';"
         "t.onclick=()=>{chosen=chosen===i?null:i;paint();};"
         "t.onkeydown=(e)=>{if(e.key==='Enter')t.onclick();};});"
         "ls.onchange=paint;hs.onchange=paint;paint();})();"
