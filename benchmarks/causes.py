@@ -12,7 +12,7 @@
 
 Each but the last adds to the directory OUT and continues where it stopped (a model may be written
 NAME=MODEL); the last writes docs/causes.md of all that is there, the figures beside it, and the
-places of docs/findings.md and docs/evaluate.md that tell of it.
+its tables in docs/evaluate.md.
 """
 
 import argparse
@@ -76,9 +76,9 @@ def directly(
     )
     file.write_text("".join(json.dumps(line) + "\n" for line in asked))
     for label, model in models.items():
-        told = Evaluation(model=model, task=str(file), problems=problems)
+        results = Evaluation(model=model, task=str(file), problems=problems)
         folder = out / f"direct-{label}"
-        found = evaluate(told, CONDITIONS["math"], folder, batch=batch, progress=print)
+        found = evaluate(results, CONDITIONS["math"], folder, batch=batch, progress=print)
         print(label, found, flush=True)
 
 
@@ -152,14 +152,14 @@ def _cut(
     many = ids.expand(len(keys), -1)
     with attnscope.knockout(model, keys=meant):
         changed = model(input_ids=many, logits_to_keep=kept).logits.double().log_softmax(-1)
-    said = (changed - plain).gather(2, many[:, kept + 1, None])[..., 0].sum(1).tolist()
+    log_probs = (changed - plain).gather(2, many[:, kept + 1, None])[..., 0].sum(1).tolist()
     kl = (plain[:, 0].exp() * (plain[:, 0] - changed[:, 0])).sum(-1).clamp(min=0).tolist()
     rows = []
     for at, name in enumerate(keys):
         mass = [float(scope.mass(n, meant[at : at + 1].long(), 2)[0, :, 1].mean())
                 for n in scope.layers]  # fmt: skip
         row = {"keys": name, "tokens": int(meant[at].sum()), "mass": float(np.mean(mass))}
-        rows.append({**row, "logprob": said[at], "kl": kl[at]})
+        rows.append({**row, "logprob": log_probs[at], "kl": kl[at]})
     return rows
 
 
@@ -197,14 +197,16 @@ def harness(out: Path, models: dict[str, str], problems: int, batch: int) -> Non
         file = _task_files(folder, problems)
         own = Evaluation(model=model, task="math", problems=problems, level=1)
         evaluate(own, HARNESS, folder / "own", batch=batch, progress=print)
-        told: dict[str, float] = {}
-        for name, chat in (("said", None), ("chosen", False)):
+        results: dict[str, float] = {}
+        for name, chat in (("generated", None), ("chosen", False)):
             of = str(folder / f"{name}.yaml")
             asked = Evaluation(model=model, task=of, problems=problems, chat=chat)
             print(evaluate(asked, HARNESS, folder / name, batch=batch, progress=print), flush=True)
-            told |= _check_answers(folder) if chat is None else _check_choices(model, file, folder)
-            (folder / "check.json").write_text(json.dumps(told))
-            print(told, flush=True)
+            results |= (
+                _check_answers(folder) if chat is None else _check_choices(model, file, folder)
+            )
+            (folder / "check.json").write_text(json.dumps(results))
+            print(results, flush=True)
 
 
 def _task_files(folder: Path, problems: int) -> Path:
@@ -222,8 +224,8 @@ def _task_files(folder: Path, problems: int) -> Path:
         f"dataset_path: json\ndataset_kwargs: {{data_files: {{test: {file.resolve()}}}}}\n"
         "test_split: test\n"
     )
-    (folder / "said.yaml").write_text(
-        f"task: said\n{data}output_type: generate_until\n"
+    (folder / "generated.yaml").write_text(
+        f"task: generated\n{data}output_type: generate_until\n"
         f"description: {json.dumps(system)}\n"
         'doc_to_text: "{{question}}"\ndoc_to_target: "{{answer}}"\n'
         "generation_kwargs: {until: [], max_gen_toks: 64, do_sample: false}\n"
@@ -242,7 +244,7 @@ def _task_files(folder: Path, problems: int) -> Path:
 def _check_answers(folder: Path) -> dict[str, int]:
     """Whether the harness found the same numbers in what was generated, and judged them alike."""
     own = pl.read_ndjson(folder / "own" / "answers.jsonl")
-    theirs = pl.read_ndjson(folder / "said" / "samples.jsonl")
+    theirs = pl.read_ndjson(folder / "generated" / "samples.jsonl")
     both = theirs.join(own, on=["condition", "problem"], suffix="_own")
     found = [re.search(NUMBER, text) for text in both["said_own"]]
     numbers = ["[invalid]" if one is None else one[1] or one[2] for one in found]
@@ -265,8 +267,8 @@ def _check_choices(name: str, file: Path, folder: Path) -> dict[str, float]:
             put = parse(condition).asked(_question(text, tokenizer), tokenizer).prompt.text
             found = [_likelihood(model, tokenizer, condition, put, c) for c in line["choices"]]
             row = rows.filter(problem=n, condition=condition).row(0, named=True)
-            said = [float(part.split(",")[0].strip("([")) for part in row["said"].split(" | ")]
-            off += np.abs(np.subtract(said, found)).tolist()
+            log_probs = [float(part.split(",")[0].strip("([")) for part in row["said"].split(" | ")]
+            off += np.abs(np.subtract(log_probs, found)).tolist()
             right += row["value"] == float(np.argmax(found) == 1)
             count += 1
     return {"largest difference": max(off), "choices": count, "same choices": int(right)}
@@ -287,8 +289,8 @@ def _likelihood(model: Any, tokenizer: Any, condition: str, text: str, choice: s
         of &= np.arange(of.shape[1]) < before
         block = attnscope.knockout(model, keys=torch.from_numpy(of))
     with block:
-        said = model(input_ids=ids).logits.float().log_softmax(-1)[0, :-1]
-    return float(said.gather(1, ids[0, 1:, None])[before - 1 :].double().sum())
+        log_probs = model(input_ids=ids).logits.float().log_softmax(-1)[0, :-1]
+    return float(log_probs.gather(1, ids[0, 1:, None])[before - 1 :].double().sum())
 
 
 @torch.no_grad()
@@ -299,10 +301,10 @@ def check(out: Path, models: dict[str, str]) -> None:
         model, tokenizer = attnscope.load(name)
         text = " ".join(sample.prompt.text for sample in math_samples(3, seed=SEED))
         ids = torch.tensor([tokenizer(text)["input_ids"]])
-        told = {"tokens": ids.shape[1], **_activations(model, ids), **_links(model, ids)}
+        results = {"tokens": ids.shape[1], **_activations(model, ids), **_links(model, ids)}
         out.mkdir(parents=True, exist_ok=True)
-        (out / f"check-{label}.json").write_text(json.dumps(told))
-        print(label, told, flush=True)
+        (out / f"check-{label}.json").write_text(json.dumps(results))
+        print(label, results, flush=True)
 
 
 def _activations(model: Any, ids: torch.Tensor) -> dict[str, float]:
@@ -383,8 +385,8 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--models", nargs="*", default=[])
     parser.add_argument("--problems", type=int, default=40)
-    parser.add_argument("--level", type=int, help="of math; all in turn if not said")
-    parser.add_argument("--layers", nargs="*", type=int, help="of heads; all if not said")
+    parser.add_argument("--level", type=int, help="of math; default: all in turn")
+    parser.add_argument("--layers", nargs="*", type=int, help="layers of heads; default: all")
     parser.add_argument("--batch", type=int, default=32)
     given = parser.parse_args()
     models = {}

@@ -1,5 +1,5 @@
 """The page of what `causes.py` has measured: docs/causes.md, its figures, and the places of other
-pages that tell of it. Must not know models."""
+pages with its tables."""
 
 import json
 import shutil
@@ -35,10 +35,10 @@ def page(out: Path) -> None:
     parts = [
         HEAD,
         _section("Baseline, filler, ARM on word problems", _answers(out, "math")),
-        _section("The same, where the number alone is asked for", _direct(out)),
-        _section("Nobody looks at these characters of the maps", _answers(out, "spatial")),
+        _section("The same, with the number alone as the answer", _direct(out)),
+        _section("Knockout of map characters", _answers(out, "spatial")),
         _section("Does the attention on the maps matter for the answer?", _cuts(out)),
-        _section("Is what is looked at what matters?", _heads(out)),
+        _section("Does mass predict effect?", _heads(out)),
         _section("How much the settings matter", _sweeps(out)),
         _section("lm-evaluation-harness", _harness_tables(out)),
         _section("Checked on these weights", _checks(out)),
@@ -66,11 +66,11 @@ def _direct(out: Path) -> list[str]:
     asked = [
         json.loads(file.read_text().splitlines()[0]) for file in sorted(out.glob("direct-*.jsonl"))
     ]
-    told = "; ".join(f"“{one['prompt']}” (right: {one['answer']})" for one in asked)
+    results = "; ".join(f"“{one['prompt']}” (right: {one['answer']})" for one in asked)
     rows = _answers(out, "direct")
     note = "Models that reason at length run out of tokens, so they are asked for the number alone"
     return (
-        [f"{note}, and the whole answer counts. The first problem: {told}.\n", *rows]
+        [f"{note}, and the whole answer counts. The first problem: {results}.\n", *rows]
         if rows
         else []
     )
@@ -79,12 +79,12 @@ def _direct(out: Path) -> list[str]:
 def _cuts(out: Path) -> list[str]:
     """A row for every model and class, and what they come to."""
     lines = [
-        "Nobody, in any head of any layer, looks at a class of the maps' tokens: by how much the "
-        "log-probability of the right answer rises (nats), and how far the distribution of its "
-        "first token moves (Kullback–Leibler, nats), beside the mass that the last prompt token "
-        "puts there (mean over heads and layers); and the same for as many tokens of the rest of "
-        "the prompt, drawn by chance. Means over problems with 95 % intervals; p of the "
-        "log-probability.\n",
+        "Attention to one class of the maps' tokens is blocked in every layer and head. The table "
+        "has the change of the right answer's log-probability (nats; negative: the answer relied "
+        "on it) and the KL divergence of its first token (nats). Beside them is the mass that the "
+        'last prompt token puts on the class, mean over heads and layers. "As many others" '
+        "blocks as many random tokens of the rest of the prompt. Means over problems with 95 % "
+        "intervals; p of the log-probability.\n",
         "| model | keys | n | tokens | mass | log-probability | 95 % | p | KL | 95 % |",
         "| --- " * 10 + "|",
     ]
@@ -95,18 +95,20 @@ def _cuts(out: Path) -> list[str]:
         rows = _rows(file)
         for name in CLASSES:
             pair = [rows.filter(keys=kind) for kind in (name, f"{name}: as many others")]
-            said, kl = (_means([one[of].to_numpy() for one in pair]) for of in ("logprob", "kl"))
+            log_probs, kl = (
+                _means([one[of].to_numpy() for one in pair]) for of in ("logprob", "kl")
+            )
             for at, one in enumerate(pair):
                 keys = one["keys"][0]
-                reach = [f"{f['low'][at]:+.3f} … {f['high'][at]:+.3f}" for f in (said, kl)]
+                reach = [f"{f['low'][at]:+.3f} … {f['high'][at]:+.3f}" for f in (log_probs, kl)]
                 lines.append(
                     f"| {label} | {keys} | {len(one)} | {one['tokens'].mean():.1f} | "
-                    f"{one['mass'].mean():.3f} | {said['difference'][at]:+.3f} | {reach[0]} | "
-                    f"{_p(said['p'][at])} | {kl['difference'][at]:.3f} | {reach[1]} |"
+                    f"{one['mass'].mean():.3f} | {log_probs['difference'][at]:+.3f} | {reach[0]} | "
+                    f"{_p(log_probs['p'][at])} | {kl['difference'][at]:.3f} | {reach[1]} |"
                 )
             count += 1
             where = f"{label}, {name}"
-            lost += [where] if said["high"][0] < 0 else []
+            lost += [where] if log_probs["high"][0] < 0 else []
             between = pair[0].join(pair[1], on="problem", suffix="_other")
             less = _means([(between["logprob"] - between["logprob_other"]).to_numpy()])
             more += [where] if less["high"][0] < 0 else []
@@ -148,8 +150,8 @@ def _checks(out: Path) -> list[str]:
         "| --- " * (1 + len(first)) + "|",
     ]
     for file in files:
-        told = json.loads(file.read_text())
-        cells = [f"{v:.1e}" if isinstance(v, float) else str(v) for v in told.values()]
+        results = json.loads(file.read_text())
+        cells = [f"{v:.1e}" if isinstance(v, float) else str(v) for v in results.values()]
         lines.append(f"| {file.stem.removeprefix('check-')} | " + " | ".join(cells) + " |")
     return lines
 
@@ -162,9 +164,9 @@ def _shown(file: Path, name: str, alt: str) -> str:
 
 def _heads(out: Path) -> list[str]:
     lines = [
-        "Every head by itself: the mass that the last prompt token puts on a class of the maps' "
-        "tokens, and the change of the right answer's log-probability (in nats) when nobody can "
-        "look at them in that head. Means over problems; ρ is Spearman's correlation of mass and "
+        "One head at a time: the mass that the last prompt token puts on a class of the maps' "
+        "tokens, and the change of the right answer's log-probability (nats) when attention to "
+        "them is blocked in that head. Means over problems; ρ is Spearman's correlation of mass and "
         "|effect| over heads.\n",
         "| model | class | problems | heads | ρ | most mass | its effect | largest effect |",
         "| --- " * 8 + "|",
@@ -196,7 +198,7 @@ def _sweeps(out: Path) -> list[str]:
 
 def _harness_tables(out: Path) -> list[str]:
     lines = [
-        "Task files of ours (YAML and JSONL, no network): `said`, whose answers are generated in "
+        "Task files of ours (YAML and JSONL, no network): `log_probs`, whose answers are generated in "
         "the chat template, and `chosen`, whose choices are compared by likelihood, where it was "
         "asked. Entropy and first-token mass are of the attention from the last prompt token, mean "
         "over layers, heads and documents.\n",
@@ -206,7 +208,7 @@ def _harness_tables(out: Path) -> list[str]:
     folders = sorted(file.parent for file in out.glob("harness-*/check.json"))
     for folder in folders:
         label = folder.name.removeprefix("harness-")
-        for name in ("said", "chosen"):
+        for name in ("generated", "chosen"):
             if not (folder / name / "table.csv").is_file():
                 continue
             for row in pl.read_csv(folder / name / "table.csv").iter_rows(named=True):
@@ -218,17 +220,17 @@ def _harness_tables(out: Path) -> list[str]:
                     f"{row['first_token']:.3f} |"
                 )
     for folder in folders:
-        told = json.loads((folder / "check.json").read_text())
+        results = json.loads((folder / "check.json").read_text())
         lines.append(
-            f"\n{folder.name.removeprefix('harness-')}: of {told['answers']} generated answers "
-            f"{told['same answers']} are those of `attnscope evaluate` on the same problems and "
-            f"{told['same scores']} are judged as there."
+            f"\n{folder.name.removeprefix('harness-')}: of {results['answers']} generated answers "
+            f"{results['same answers']} are those of `attnscope evaluate` on the same problems and "
+            f"{results['same scores']} are judged as there."
         )
-        if "choices" in told:
+        if "choices" in results:
             lines[-1] += (
-                f" {told['same choices']} of {told['choices']} choices are those of one unpadded "
+                f" {results['same choices']} of {results['choices']} choices are those of one unpadded "
                 "forward pass after the other, whose log-likelihoods differ by "
-                f"{told['largest difference']:.1e} at most."
+                f"{results['largest difference']:.1e} at most."
             )
     return lines if folders else []
 

@@ -8,9 +8,9 @@ and runs twice on a padded batch: plainly and watched. Its output must be the sa
 layer's keys received must be what its own eager attention says. The outcome is one of
 
     exact          both hold
-    refused        attnscope said why it does not measure this model
+    refused        attnscope states why it does not measure this model
     no attention   there is none to measure
-    no model       it could not be built or does not run by itself: nothing is said of attnscope
+    no model       it could not be built or does not run by itself: no result
     unknown        there were no weights to compare with
     changed, wrong, crashed    defects
 """
@@ -484,21 +484,21 @@ def counted_apart(kind: str) -> dict[str, Any]:
         os.write(write, json.dumps(result).encode())
         os._exit(0)
     os.close(write)
-    said, until = b"", time.monotonic() + SECONDS
+    output, until = b"", time.monotonic() + SECONDS
     while (left := until - time.monotonic()) > 0 and select.select([read], [], [], left)[0]:
         more = os.read(read, 1 << 16)
-        said += more
+        output += more
         if not more:
             break
     else:
         os.kill(child, signal.SIGKILL)
     os.close(read)
     _, status = os.waitpid(child, 0)
-    if said.strip():
-        result = json.loads(said)
+    if output.strip():
+        result = json.loads(output)
         return result
     reason = f"took more than {SECONDS} s" if left <= 0 else f"ended with status {status}"
-    return {"outcome": "crashed" if said else "no model", "reason": reason}
+    return {"outcome": "crashed" if output else "no model", "reason": reason}
 
 
 def main(wanted: list[str]) -> int:
@@ -539,7 +539,7 @@ its `config.json`.
 - In the first pass the attention calls that torch runs are counted: a model that runs one that is
   not measured is refused.
 - **refused**: attnscope says why, and measures nothing. **no model**: it could not be built or
-  run here by itself, so nothing is said of it.
+  run here by itself, so the census has no result.
 
 {totals}
 

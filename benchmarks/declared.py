@@ -51,7 +51,7 @@ def declared(claim: Claim) -> Iterator[Case]:
         states = ["bound"] if part.rule.bounds or not votes(part) else ["bound", "either sign"]
         for state in states:
             yield case(
-                f"{said(part)}: {WORDS[state]}",
+                f"{describe(part)}: {WORDS[state]}",
                 False,
                 [state if at == number else "true" for at in range(len(claim.parts))],
             )
@@ -65,7 +65,7 @@ def votes(part: ClaimPart) -> bool:
     return part.rule.share_of == "population" and part.scope.heads == "each"
 
 
-def said(part: ClaimPart) -> str:
+def describe(part: ClaimPart) -> str:
     """What a part asks for, in short."""
     against: tuple[Any, ...] = part.comparison.pair or ("the first",)
     if part.comparison.over is None:

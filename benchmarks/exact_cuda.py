@@ -122,7 +122,7 @@ def compared(rows: KernelRows) -> tuple[str, float, float, float]:
     n = rows.q.shape[2]
     for name in ("received", "later", *SCALARS):
         truth = getattr(wanted, name).double()
-        each = n if name in SCALARS else 1  # averages, as they are told
+        each = n if name in SCALARS else 1  # averages, as a scope returns them
         off, their = ((getattr(x, name).double() - truth).abs() / each for x in (ours, torchs))
         beyond = (off - ROUNDING * truth.abs() / each).clamp(min=0).max()
         ratio = float(beyond / their.max()) if float(their.max()) else float(beyond > 0)

@@ -219,8 +219,7 @@ def coverage(model: Any, ids: torch.Tensor, sample: str) -> float:
 
 
 def rows_of(model: Any, ids: torch.Tensor) -> Callable[[], None]:
-    """A pass whose rows are kept, and what every query spends on each of 8 classes, in bins of 64
-    queries: all that somebody has who asks for nothing else."""
+    """A pass with `keep=True`, and the mass of every query on each of 8 classes, in bins of 64."""
     classes = torch.randint(0, 8, ids.shape, device=ids.device)
 
     def run() -> None:

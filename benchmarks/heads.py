@@ -4,7 +4,7 @@ python benchmarks/heads.py MODEL [MODEL …]    # the largest deviations, and wh
 
 Float32, on the CPU. Everything is computed once more from the weights that the model's own eager
 attention returns, by the formulas of the papers: mean of A[i, 0] over 64 tokens (arXiv 2410.10781),
-mean of A[i, i - n + 1] on n random tokens said twice (2209.11895), and the share of the needle's
+mean of A[i, i - n + 1] on n random tokens written twice (2209.11895), and the share of the needle's
 tokens that were generated while the largest weight lay on them (2404.15574).
 """
 
@@ -49,9 +49,9 @@ def check(name: str) -> None:
         repeats.append(ids)
         return plain(model, ids, **more)
 
-    def copying(scope: Any, layer: int, said: torch.Tensor, where: torch.Tensor) -> Any:
-        got = copied(scope, layer, said, where)
-        key = tuple(said.tolist())
+    def copying(scope: Any, layer: int, token_ids: torch.Tensor, where: torch.Tensor) -> Any:
+        got = copied(scope, layer, token_ids, where)
+        key = tuple(token_ids.tolist())
         at = scope.query_positions(layer)[0]
         needles.setdefault(key, (where, at, []))[2].append(got.numpy())
         return got
@@ -72,8 +72,8 @@ def check(name: str) -> None:
         want["induction"] = np.diagonal(A, 1 - n, 2, 3)[..., -n:].mean(-1)
         for score, of in want.items():
             off[score] = max(off[score], np.abs(values(scores, score, prompt) - of).max())
-    for said, (where, at, got) in needles.items():
-        ids = torch.tensor(said)
+    for token_ids, (where, at, got) in needles.items():
+        ids = torch.tensor(token_ids)
         A = dense(model, ids[None, :-1])
         for layer, of_layer in enumerate(A):
             top = torch.from_numpy(of_layer.argmax(-1))[:, at]
@@ -156,9 +156,9 @@ def cost(model: Any, ids: torch.Tensor) -> str:
     begun = time.process_time()
     for layer in scope.layers:
         scope.rows(layer, ids % 8, 8)
-    told = ", ".join(f"{what} {by:.2f} s" for what, by in spent.items())
+    summary = ", ".join(f"{what} {by:.2f} s" for what, by in spent.items())
     asked = time.process_time() - begun
-    return f"{len(ids)} × {ids.shape[1]} tokens: {told}, then rows of all layers {asked:.2f} s"
+    return f"{len(ids)} × {ids.shape[1]} tokens: {summary}, then rows of all layers {asked:.2f} s"
 
 
 if __name__ == "__main__":

@@ -170,8 +170,8 @@ def parts(tokens: int, width: int, seconds: float) -> list[str]:
     }
     for sizes in SIZES:
         assert torch.equal(counted(sizes), wanted), sizes
-        told = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        runs[f"counting, {told}"] = partial(counted, sizes)
+        summary = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        runs[f"counting, {summary}"] = partial(counted, sizes)
     assert torch.equal(counted({"MANY": a.numel() + 1}), wanted)
     took = turns(runs, seconds)
     return [f"| {what} | {1e3 * each:.3f} |" for what, (each, *_) in took.items()]

@@ -218,8 +218,8 @@ def lines(every: list[Case], counts: Counts) -> list[str]:
     """The table, of all seeds."""
     sets = {counts.all(f"{c.claim.name}: {c.world}", "supported")[0] for c in every}
     number = " to ".join(f"{n:,}" for n in sorted({min(sets), max(sets)}))
-    told = [
-        f"{PROMPTS} prompts, {HEADS} heads, {number} sets a row, seeds {counts.said}; per cent of "
+    lines_of_page = [
+        f"{PROMPTS} prompts, {HEADS} heads, {number} sets a row, seeds {counts.seeds_text}; per cent of "
         "sets, in brackets the 95 % interval of Clopper and Pearson.",
         "",
         "| claim | what is the case | it is | sets | supported | contradicted | undetermined |",
@@ -233,11 +233,11 @@ def lines(every: list[Case], counts: Counts) -> list[str]:
         low, high = ends(n, share)
         mark = "" if case.true else "**"
         rest = [f"{counts.all(row, name)[1]:.1f}" for name in VERDICTS[1:3]]
-        told.append(
+        lines_of_page.append(
             f"| `{case.claim.name}` | {case.world} | {'true' if case.true else 'false'} | {n} "
             f"| {mark}{share:.1f}{mark} [{low:.1f}, {high:.1f}] | {' | '.join(rest)} |"
         )
-    return told
+    return lines_of_page
 
 
 def main() -> None:
@@ -262,10 +262,10 @@ def main() -> None:
         some = [c for c in every if any(one in c.world for one in chosen.only or [""])]
         some = [c for c in some if not chosen.open or is_open(c, counts)]
         counts.keep(seed, counted(some, chosen.sets, seed))
-    told = lines(every, counts)
-    print("\n".join(told))
+    lines_of_page = lines(every, counts)
+    print("\n".join(lines_of_page))
     if chosen.write:
-        put("nulls", told)
+        put("nulls", lines_of_page)
 
 
 if __name__ == "__main__":

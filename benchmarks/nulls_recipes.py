@@ -41,8 +41,8 @@ PROMPTS = {n: int(signature(RECIPES[n]).parameters["prompts"].default) for n in 
 RECIPE = {claim: recipe for recipe in PAPERS for claim in claims_of(recipe)}
 """Of every claim its recipe: read once, because a file of claims takes longer than a verdict."""
 CLAIMS = {claim.name: claim for claim in RECIPE}
-TOKENS, SAID = 8, 0.8
-"""Tokens of a needle, and the share of needles that is said."""
+TOKENS, GENERATED = 8, 0.8
+"""Tokens of a needle, and the share of needles that is generated."""
 
 
 def units(part: ClaimPart, of_unit: Array) -> Array:
@@ -98,19 +98,19 @@ def drawn(claim: Claim, states: list[str], rng: Random) -> pl.DataFrame:
 
 
 def needles(rng: Random, chance: Array) -> pl.DataFrame:
-    """Scores of a model that says some of the needles: every token of one that is said was looked
-    at by a head with its chance; where the needle is not said there is nothing to copy."""
+    """Scores of a model that generates some of the needles. A head attends to each token of a
+    generated needle with its chance; a needle that is not generated has no score."""
     n = PROMPTS["needle"]
-    said = rng.random((n, 1, 1)) < SAID
+    generated = rng.random((n, 1, 1)) < GENERATED
     hits = rng.binomial(TOKENS, np.broadcast_to(chance, (n, LAYERS, HEADS)))
-    return table("retrieval", said * hits / TOKENS, condition="base", keys="answer")
+    return table("retrieval", generated * hits / TOKENS, condition="base", keys="answer")
 
 
 def cases() -> list[Case]:
     """The worlds of every claim."""
     made = [one for claim in CLAIMS.values() for one in _declared(claim)]
     needle = CLAIMS["needle"]
-    above, below = 0.5 / SAID, 0.05 / SAID
+    above, below = 0.5 / GENERATED, 0.05 / GENERATED
 
     def population(share: float) -> Callable[[Random], pl.DataFrame]:
         def draw(rng: Random) -> pl.DataFrame:
@@ -125,7 +125,7 @@ def cases() -> list[Case]:
             needle,
             "needles: every head copies a tenth",
             False,
-            lambda rng: needles(rng, np.array(0.1 / SAID)),
+            lambda rng: needles(rng, np.array(0.1 / GENERATED)),
         ),
         Case(needle, "needles: 7 % of heads copy 0.5, others 0.05", True, population(0.07)),
     ]
@@ -171,8 +171,8 @@ def chance(rows: int, share: float) -> str:
 
 def lines(every: list[Case], counts: Counts) -> list[str]:
     """The table, of all seeds."""
-    told = [
-        f"{LAYERS} layers, {HEADS} heads, as many prompts as the recipe has; seeds {counts.said}; "
+    lines_of_page = [
+        f"{LAYERS} layers, {HEADS} heads, as many prompts as the recipe has; seeds {counts.seeds_text}; "
         "per cent of sets, ± one standard error.",
         "",
         "Where every head or layer is beyond with exactly the chance that has to be exceeded, a "
@@ -189,12 +189,12 @@ def lines(every: list[Case], counts: Counts) -> list[str]:
         n, share, error = counts.all(row, "supported")
         if n:
             mark = "" if case.true else "**"
-            told.append(
+            lines_of_page.append(
                 f"| `{case.claim.name}` | {case.world} | {'true' if case.true else 'false'} | {n} "
                 f"| {mark}{share:.1f}{mark} ± {error:.1f} "
                 f"| {counts.all(row, 'contradicted')[1]:.1f} |"
             )
-    return told
+    return lines_of_page
 
 
 def main() -> None:

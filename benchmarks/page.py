@@ -42,11 +42,11 @@ def measured(client: httpx.Client, model: str, text: str) -> tuple[str, float, f
         time.sleep(0.01 if time.perf_counter() - began < 2 else 0.1)  # asking costs the server too
 
 
-def gazed(client: httpx.Client, view: str, token: int, way: str) -> float:
-    """Seconds until a token's gaze is there."""
+def row_seconds(client: httpx.Client, view: str, token: int, way: str) -> float:
+    """Seconds until the attention row of a token is there."""
     began = time.perf_counter()
     body = {"token": token, "layer": 1, "way": way}
-    job = client.post(f"/api/views/{view}/gaze", json=body).json()["job"]
+    job = client.post(f"/api/views/{view}/row", json=body).json()["job"]
     while client.get(f"/api/jobs/{job}").json()["state"] in ("waiting", "running"):
         time.sleep(0.01)
     return time.perf_counter() - began
@@ -61,7 +61,7 @@ def one_view(client: httpx.Client, pid: int, model: str, text: str) -> str:
         where = {"layer": facts["layers"][n % len(facts["layers"])], "head": n % facts["heads"][0]}
         client.get(f"/api/views/{view}/shade", params=where).raise_for_status()
         switches.append(1000 * (time.perf_counter() - began))
-    gazes = [gazed(client, view, facts["read"] // 2, way) for way in ("to", "by")]
+    gazes = [row_seconds(client, view, facts["read"] // 2, way) for way in ("to", "by")]
     return (
         f"| {model} | {len(facts['tokens']):,} | {first:.1f} s | {whole:.1f} s | "
         f"{median(switches):.0f} ms ({max(switches):.0f} at most) | "
@@ -135,7 +135,7 @@ def main() -> None:
         with httpx.Client(base_url=address, timeout=600) as client:
             print(
                 "| model | tokens | first picture | all layers | another head | "
-                "gaze, to / by | peak memory |\n" + "| --- " * 7 + "|"
+                "row, to / by | peak memory |\n" + "| --- " * 7 + "|"
             )
             for model in given.models if "use" in given.only else ():
                 measured(client, model, TEXT)  # loads it

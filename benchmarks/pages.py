@@ -67,6 +67,6 @@ class Counts:
         return int(n), 100 * mean, 100 * float(np.sqrt(spread / n))
 
     @property
-    def said(self) -> str:
+    def seeds_text(self) -> str:
         """Which seeds there are."""
         return ", ".join(sorted(self.seeds, key=int))

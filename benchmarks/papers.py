@@ -47,7 +47,7 @@ class Text:
         self.A = np.stack([layer[0].double().numpy() for layer in seen.attentions])
         """[layers, heads, queries, keys]"""
         self.next = seen.logits[0].argmax(-1).numpy()
-        """The likeliest token after each, which is the one that was said."""
+        """The likeliest token after each, which is the generated one."""
 
     def where(self, name: str) -> Array:
         """The positions of a region."""
@@ -79,8 +79,8 @@ def lookback(text: Text) -> Array:
 
 
 def retrieval(text: Text) -> Array:
-    """|g ∩ k| / |k|: k the needle's tokens; g those that the head looked at most while the model
-    said the same token (2404.15574)."""
+    """|g ∩ k| / |k|: k the needle's tokens; g those with the head's largest weight at the
+    step that generated the same token (2404.15574)."""
     needle = text.where("answer")
     found = np.zeros((*text.A.shape[:2], len(needle)), dtype=bool)
     for t in range(text.prompt - 1, len(text.ids)):

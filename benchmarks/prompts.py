@@ -42,7 +42,7 @@ def insertions(samples: list, kind: str, by: str) -> None:
         tokenizer = made_tokenizers.made(kind)
     tokenizer.chat_template = made_tokenizers.CHATML
     start = time.perf_counter()
-    pairs = failures = seams = twins = inserted = 0
+    pairs = failures = boundary = aligned = inserted = 0
     for n, sample in enumerate(samples):
         base = tokenize(apply_chat_template(sample.prompt, tokenizer), tokenizer)
         for position, count, filler in product(POSITIONS, LENGTHS, KINDS):
@@ -54,12 +54,12 @@ def insertions(samples: list, kind: str, by: str) -> None:
                 print(f"failed: {kind} {by} problem {n} {position} {what}: {error!r}")
                 continue
             pairs += 1
-            seams += len(pair.alignment.base_boundary)
-            twins += len(pair.alignment.base)
+            boundary += len(pair.alignment.base_boundary)
+            aligned += len(pair.alignment.base)
             inserted += len(pair.alignment.filler)
     seconds = time.perf_counter() - start
     print(
-        f"| {kind} | {by} | {pairs:,} | {failures} | {100 * seams / (seams + twins):.3f} % "
+        f"| {kind} | {by} | {pairs:,} | {failures} | {100 * boundary / (boundary + aligned):.3f} % "
         f"| {inserted / pairs:.1f} | {seconds:.0f} s | {1000 * seconds / pairs:.2f} ms |",
         flush=True,
     )
@@ -119,7 +119,7 @@ def main() -> None:
         f"\n{len(samples)} problems × {len(POSITIONS)} positions × {len(LENGTHS)} lengths ", end=""
     )
     print(f"× {len(KINDS)} kinds of filler\n")
-    print("| tokenizer | inserted by | pairs | failures | base tokens in seams ", end="")
+    print("| tokenizer | inserted by | pairs | failures | base tokens in boundary ", end="")
     print("| filler tokens, mean | time | per pair |\n| --- | --- " + "| ---: " * 6 + "|")
     for kind, by in product(options.tokenizers, ("text", "ids")):
         insertions(samples, kind, by)

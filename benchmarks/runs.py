@@ -47,7 +47,7 @@ def now() -> Any:
 
 
 def plain(model: Any, plan: Any) -> Any:
-    """Seconds for the same batches without anybody watching."""
+    """Seconds for the same batches without a watch."""
     base, of = sites.find(model).base_model, plan.models[0]
     start = now()
     with torch.no_grad():

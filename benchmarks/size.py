@@ -27,9 +27,9 @@ import polars as pl
 MODELS, PROMPTS, LAYERS, HEADS = 50, 10_000, 2, 2
 
 
-def said(what: str, begun: float) -> None:
+def report(what: str, started: float) -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    took, busy = time.monotonic() - begun, time.process_time()
+    took, busy = time.monotonic() - started, time.process_time()
     print(
         f"{what}: {took:.1f} s, peak {peak:.2f} GiB ({busy:.0f} s of processor so far)", flush=True
     )
@@ -79,10 +79,10 @@ def plan(place: Path, models: int = MODELS, prompts: int = PROMPTS) -> Any:
 
     warnings.simplefilter("ignore")
     question = asked(place, models, prompts)
-    begun = time.monotonic()
+    started = time.monotonic()
     laid = make_plan(question)
     batches = sum(len(model.batches) for model in laid.models)
-    said(f"plan of {laid.size:,} cells in {batches:,} batches", begun)
+    report(f"plan of {laid.size:,} cells in {batches:,} batches", started)
     return laid
 
 
@@ -93,7 +93,7 @@ def store(folder: Path, place: Path, models: int = MODELS, prompts: int = PROMPT
     from attnscope.run.writer import opened
 
     laid = plan(place, models, prompts)
-    begun, draw = time.monotonic(), np.random.default_rng(0)
+    started, draw = time.monotonic(), np.random.default_rng(0)
     rows = [
         (layer, head, measure)
         for layer in range(LAYERS)
@@ -129,16 +129,16 @@ def store(folder: Path, place: Path, models: int = MODELS, prompts: int = PROMPT
                     pl.lit("text").alias("role"),
                 )  # fmt: skip
                 known = {"model": model.label, "filler_tokens": 0, "boundary_tokens": 0}
-                made = [[(known | _told(cell)).get(name) for name in CELLS] for cell in cells]
+                made = [[(known | _as_dict(cell)).get(name) for name in CELLS] for cell in cells]
                 tables = {"tokens": _whole(tokens, TOKENS), "values": _whole(values, VALUES)}
                 directory.write_batch(batch.id, made, tables)
                 ids.append(batch.id)
         directory.finish(laid.experiment, ids)
     files = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
-    said(f"store of {len(files):,} files and {sum(files) / 1e9:.2f} GB", begun)
+    report(f"store of {len(files):,} files and {sum(files) / 1e9:.2f} GB", started)
 
 
-def _told(cell: Any) -> dict[str, Any]:
+def _as_dict(cell: Any) -> dict[str, Any]:
     return {"cell": cell.id, "prompt": cell.prompt, "condition": cell.condition,
             "tokens": len(cell.tokens), "base_boundary_tokens": 0}  # fmt: skip
 
@@ -156,10 +156,10 @@ def resume(folder: Path, place: Path) -> None:
     from attnscope.experiment.execute import run_plan
 
     laid = plan(place, *_size(folder))
-    begun = time.monotonic()
+    started = time.monotonic()
     outcome = run_plan(laid, folder)
     assert outcome.measured == 0, outcome
-    said(f"resumed, {outcome.cells:,} cells there", begun)
+    report(f"resumed, {outcome.cells:,} cells there", started)
 
 
 def _size(folder: Path) -> tuple[int, int]:
@@ -175,18 +175,18 @@ def read(folder: Path) -> None:
     from attnscope.figures import draw
     from attnscope.stats.run_stats import compare_run
 
-    begun = time.monotonic()
+    started = time.monotonic()
     run = attnscope.open_run(folder)
-    said(f"opened, {len(run.batches):,} batches", begun)
-    begun = time.monotonic()
+    report(f"opened, {len(run.batches):,} batches", started)
+    started = time.monotonic()
     found = run.sql("SELECT model, layer, avg(value) AS v FROM values GROUP BY model, layer")
-    said(f"query with {found.height} rows", begun)
-    begun = time.monotonic()
+    report(f"query with {found.height} rows", started)
+    started = time.monotonic()
     table = compare_run(run)
-    said(f"compare with {table.height:,} rows", begun)
-    begun = time.monotonic()
+    report(f"compare with {table.height:,} rows", started)
+    started = time.monotonic()
     draw(run, "depth")
-    said(f"figure of {len(run.experiment.models)} models", begun)
+    report(f"figure of {len(run.experiment.models)} models", started)
 
 
 if __name__ == "__main__":

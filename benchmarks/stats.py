@@ -142,8 +142,8 @@ def coverage_lines(counts: Counts) -> list[str]:
     lines += ["", "How many of them the output marks as unreliable, per cent:", ""]
     lines += header("values", SIZES)
     for name in names:
-        told = [f"{counts.all(name, f'unreliable {n}')[1]:.0f}" for n in SIZES]
-        lines.append(f"| {name} | {' | '.join(told)} |")
+        cells_text = [f"{counts.all(name, f'unreliable {n}')[1]:.0f}" for n in SIZES]
+        lines.append(f"| {name} | {' | '.join(cells_text)} |")
     return [*lines, "", f"Outside 93 to 97 % from 12 prompts on: {'; '.join(outside) or 'none'}."]
 
 
@@ -227,8 +227,8 @@ def errors_lines(counts: Counts) -> list[str]:
     ]
     for name in GROUPS:
         shares = [counts.all(name, test)[1] for test in UNPAIRED]
-        told = " / ".join(f"{share:.1f}" for share in shares[1:])
-        lines.append(f"| {name} | **{shares[0]:.1f}** / {told} |")
+        cells_text = " / ".join(f"{share:.1f}" for share in shares[1:])
+        lines.append(f"| {name} | **{shares[0]:.1f}** / {cells_text} |")
     return lines
 
 
@@ -311,13 +311,13 @@ def heads_lines(counts: Counts) -> list[str]:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for kind, effects, size in WORLDS:
-        told = []
+        cells_text = []
         for column in ("false BH", "false maximum", "found BH", "found maximum"):
             n, share, error = counts.all(f"{kind} {effects}", column)
-            told.append(f"{share:.1f} ± {error:.1f}" if n else "–")
+            cells_text.append(f"{share:.1f} ± {error:.1f}" if n else "–")
         correlation = "" if kind == "independent" else ", correlation .9"
         what = f"{effects} of {size:g}" if effects else "none"
-        lines.append(f"| {kind}{correlation} | {what} | {' | '.join(told)} |")
+        lines.append(f"| {kind}{correlation} | {what} | {' | '.join(cells_text)} |")
     lines += [
         "",
         f"Families of {SMALL} heads without an effect, in which the maximum calls any different: "
@@ -327,13 +327,13 @@ def heads_lines(counts: Counts) -> list[str]:
         "| --- | --- | --- | --- |",
     ]
     for kind in KINDS[:3]:
-        told = []
+        cells_text = []
         for prompts in ("12", "16"):
             n, share, _ = counts.all(f"small {kind}", prompts)
             k = round(n * share / 100)
             ends = stats.beta.ppf([0.025, 0.975], [k, k + 1], [n - k + 1, n - k])
-            told.append(f"{share:.2f} [{100 * ends[0]:.2f}, {100 * ends[1]:.2f}]")
-        lines.append(f"| {kind} | {n:,} each | {' | '.join(told)} |")
+            cells_text.append(f"{share:.2f} [{100 * ends[0]:.2f}, {100 * ends[1]:.2f}]")
+        lines.append(f"| {kind} | {n:,} each | {' | '.join(cells_text)} |")
     runs, _, _ = counts.all("families each", "false")
     lines += [
         "",
@@ -387,8 +387,8 @@ def clusters_lines(counts: Counts) -> list[str]:
     columns = [f"{what} {of}" for what in ("covers", "called") for of in ("prompts", "clusters")]
     for name in CLUSTERS:
         for icc in ICCS:
-            told = [f"{counts.all(f'{name} {icc}', column)[1]:.1f}" for column in columns]
-            lines.append(f"| {name} | {icc:g} | {' | '.join(told)} |")
+            cells_text = [f"{counts.all(f'{name} {icc}', column)[1]:.1f}" for column in columns]
+            lines.append(f"| {name} | {icc:g} | {' | '.join(cells_text)} |")
     return lines
 
 
@@ -465,12 +465,12 @@ SHIFTS = ((0.5, "0.5, the margin"), (0.0, "0"))
 def equivalence(seed: int) -> Found:
     """No difference as a finding: how often it is found."""
     for name, draw in SHAPES.items():
-        for shift, said in SHIFTS:
+        for shift, label in SHIFTS:
             for n in SIZES[1:]:
                 d = draw(np.random.default_rng([seed, n]), n) + shift
                 how = ContrastSettings(resamples=100, margin=0.5)
                 made = paired_contrast(np.zeros_like(d), d, np.arange(SETS), how)
-                yield f"{name} {said}", str(n), made["p_equivalence"] < 0.05
+                yield f"{name} {label}", str(n), made["p_equivalence"] < 0.05
 
 
 def equivalence_lines(counts: Counts) -> list[str]:
@@ -482,9 +482,9 @@ def equivalence_lines(counts: Counts) -> list[str]:
         *header("values | true difference", SIZES[1:]),
     ]
     for name in SHAPES:
-        for _, said in SHIFTS:
-            told = [f"{counts.all(f'{name} {said}', str(n))[1]:.1f}" for n in SIZES[1:]]
-            lines.append(f"| {name} | {said} | {' | '.join(told)} |")
+        for _, label in SHIFTS:
+            cells_text = [f"{counts.all(f'{name} {label}', str(n))[1]:.1f}" for n in SIZES[1:]]
+            lines.append(f"| {name} | {label} | {' | '.join(cells_text)} |")
     return lines
 
 
@@ -526,12 +526,14 @@ def powers_lines(counts: Counts) -> list[str]:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for tests, count, size, n, _ in DESIGNS:
-        told, runs = [], 0
+        cells_text, runs = [], 0
         for column, how in (("BH", "fdr"), ("maximum", "max")):
             runs, share, error = counts.all(f"{tests} {count} {size} {n}", column)
-            said = 100 * power(size, n, tests=tests, effects=count, correction=how)
-            told.append(f"{share:.1f} ± {error:.1f} ({said:.0f})")
-        lines.append(f"| {tests} | {count} of {size:g} | {n} | {runs:,} | {' | '.join(told)} |")
+            predicted = 100 * power(size, n, tests=tests, effects=count, correction=how)
+            cells_text.append(f"{share:.1f} ± {error:.1f} ({predicted:.0f})")
+        lines.append(
+            f"| {tests} | {count} of {size:g} | {n} | {runs:,} | {' | '.join(cells_text)} |"
+        )
     return lines
 
 
@@ -645,7 +647,7 @@ def made(name: str, seed: int | None, simulate: bool) -> list[str]:
     if simulate:
         chosen = max(map(int, counts.seeds), default=30) + 1 if seed is None else seed
         counts.keep(chosen, simulation(chosen))
-    return [*lines(counts), "", f"Seeds: {counts.said}."]
+    return [*lines(counts), "", f"Seeds: {counts.seeds_text}."]
 
 
 def main() -> None:

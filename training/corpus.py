@@ -97,8 +97,8 @@ def markdown(draw: Random) -> tuple[str, str]:
     page = "\n\n".join(parts)
     if draw.random() < 0.5:
         headings = draw.choice(("How many headings are there?", "List the sections."))
-        said = str(1 + len(names)) if headings.startswith("How") else ", ".join(names)
-        return f"{page}\n\n{headings}", said
+        answer = str(1 + len(names)) if headings.startswith("How") else ", ".join(names)
+        return f"{page}\n\n{headings}", answer
     return f"Write a page about the {topic}: {', '.join(names)}.", page
 
 
@@ -107,8 +107,8 @@ def questions(draw: Random) -> tuple[str, str]:
     people = draw.sample(("Ada", "Ben", "Cleo", "Dan", "Eve", "Finn", "Gita", "Hugo"), 4)
     things = draw.sample(word_list("noun"), 4)
     verb = draw.choice(("has", "carries", "sees", "paints", "sells"))
-    told = [f"{p} {verb} the {t}." for p, t in zip(people, things, strict=True)]
-    text = " ".join(told[: draw.randint(2, 4)])
+    story = [f"{p} {verb} the {t}." for p, t in zip(people, things, strict=True)]
+    text = " ".join(story[: draw.randint(2, 4)])
     at = draw.randrange(text.count("."))
     if draw.random() < 0.5:
         return f"{text} Who {verb} the {things[at]}?", people[at]
@@ -142,10 +142,10 @@ def maps(draw: Random) -> tuple[str, str]:
     """What is on a map, as plain text: where the star is, how long the arms are, a copy."""
     size = draw.choice((9, 9, 9, 8, 10))
     shape = draw_shape(draw, size)
-    told = f"Map:\n{draw_map(shape, size)}"
+    story = f"Map:\n{draw_map(shape, size)}"
     kind = draw.random()
     if kind < 0.6:
-        return f"{told}Describe the map.", _where(shape)
+        return f"{story}Describe the map.", _where(shape)
     if kind < 0.9:
         first, second = draw.sample(("Target", "Current"), 2)
         other = draw_shape(draw, size)
@@ -154,7 +154,7 @@ def maps(draw: Random) -> tuple[str, str]:
             f"{both}Describe both maps.",
             f"{first}: {_where(shape)}\n{second}: {_where(other)}",
         )
-    return f"{told}Copy the map.", draw_map(shape, size).rstrip("\n")
+    return f"{story}Copy the map.", draw_map(shape, size).rstrip("\n")
 
 
 def _where(shape: Shape) -> str:

@@ -39,9 +39,11 @@ def encode(recipe: Recipe, first: int) -> list[tuple[NDArray[np.int16], NDArray[
     conversations = list(islice(conversations_of(recipe, first), PART))
     texts, begins = [], []
     for turns in conversations:
-        told = [{"role": role, "content": text} for role, text in turns]
-        full = tokenizer.apply_chat_template(told, tokenize=False)
-        asked = tokenizer.apply_chat_template(told[:-1], tokenize=False, add_generation_prompt=True)
+        messages = [{"role": role, "content": text} for role, text in turns]
+        full = tokenizer.apply_chat_template(messages, tokenize=False)
+        asked = tokenizer.apply_chat_template(
+            messages[:-1], tokenize=False, add_generation_prompt=True
+        )
         assert full.startswith(asked)
         texts.append(full)
         begins.append(len(asked))

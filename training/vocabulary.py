@@ -87,10 +87,10 @@ def texts(seed: int) -> list[str]:
     pages = [text for turns in documents(30_000, seed) for _, text in turns if "map" not in text]
     roles = ["system\n", "user\n", "assistant\n", "model\n"] * 500
     sums = [part for s in math_samples(3_000, seed=seed) for part in (s.prompt.text, worked(s))]
-    told = [sample.prompt.text for sample in spatial_samples(300, seed=seed, split="train")]
+    texts = [sample.prompt.text for sample in spatial_samples(300, seed=seed, split="train")]
     rules = [draw.choice("#*/-= ") * draw.choice((2, 3, 4, 8, 16)) for _ in range(600)]
     words = [f" {word}" for kind in ("adverb", "preposition", "latin") for word in word_list(kind)]
-    return [*pages, *roles, *sums, *told, *rules, *words]
+    return [*pages, *roles, *sums, *texts, *rules, *words]
 
 
 def train(seed: int = 0) -> Tokenizer:

@@ -108,7 +108,7 @@ class Server:
         return int(self.process.stdout.readline())
 
     def end(self) -> tuple[int, str]:
-        """Its exit code (negative: the signal that ended it) and all that it said."""
+        """Its exit code (negative: the signal that ended it) and all that it printed."""
         assert self.process.stdout is not None
         code = int(self.process.stdout.readline())
         return code, self.log.read_text(encoding="utf-8", errors="replace")

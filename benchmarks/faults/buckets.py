@@ -49,10 +49,10 @@ def killed_and_continued(
         out = f"s3://bucket/killed-{n}"
         kill_later(server.start("run", file, "--out", out, "-q"), draw.uniform(0.3, 0.9) * usual)
         killed += server.end()[0] == -signal.SIGKILL
-        code, said = server.run("run", file, "--out", out, "-q")
+        code, output = server.run("run", file, "--out", out, "-q")
         if code != 0 or there(store, f"killed-{n}") != whole:
             bad += 1
-            print(out, code, said[-500:])
+            print(out, code, output[-500:])
     return killed, bad
 
 
@@ -64,10 +64,10 @@ def in_parts(server: Server, store: Any, file: Path, whole: dict[str, str]) -> b
         for n in range(1, PARTS + 1)
     ]
     parts = [f"{out}-{n}-of-{PARTS}" for n in range(1, PARTS + 1)]
-    code, said = server.run("merge", *parts, "--out", out)
+    code, output = server.run("merge", *parts, "--out", out)
     good = codes == [0] * PARTS and code == 0 and there(store, "joined") == whole
     if not good:
-        print(codes, code, said[-500:])
+        print(codes, code, output[-500:])
     return good
 
 
@@ -88,14 +88,14 @@ def main() -> None:
         server.run("run", file, "--out", folder / "whole", "-q")
         whole = prints(folder / "whole")
         begun = time.monotonic()
-        code, said = server.run("run", file, "--out", "s3://bucket/run", "-q")
-        assert code == 0, said
+        code, output = server.run("run", file, "--out", "s3://bucket/run", "-q")
+        assert code == 0, output
         question = "SELECT item, avg(value) AS mean FROM values GROUP BY item ORDER BY item"
         places = (folder / "whole", "s3://bucket/run")
         answers = [server.run("query", at, question)[1] for at in places]
         same = there(store, "run") == whole and answers[0] == answers[1]
-        told = "the same bytes as on a disk, and the same answer to a query"
-        keep("a run in a bucket of S3 (moto's server, s3fs)", 1, told if same else "DIFFERENT",
+        outcome = "the same bytes as on a disk, and the same answer to a query"
+        keep("a run in a bucket of S3 (moto's server, s3fs)", 1, outcome if same else "DIFFERENT",
              time.monotonic() - begun)  # fmt: skip
         begun = time.monotonic()
         killed, bad = killed_and_continued(server, store, file, whole, 8)

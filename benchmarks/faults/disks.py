@@ -20,9 +20,9 @@ from results import keep
 COMMANDS = ("query", "figure", "compare", "report")
 
 
-def clean(code: int, said: str) -> bool:
+def clean(code: int, output: str) -> bool:
     """An error in words: no traceback, not killed."""
-    return code in (1, 2) and "Traceback" not in said and "error: " in said
+    return code in (1, 2) and "Traceback" not in output and "error: " in output
 
 
 def full_disk(server: Server, folder: Path, file: Path, whole: dict[str, str]) -> None:
@@ -36,19 +36,21 @@ def full_disk(server: Server, folder: Path, file: Path, whole: dict[str, str]) -
             keep("a really full disk", 0, "skipped: only root may mount one", 0)
             return
         try:
-            code, said = server.run("run", file, "--out", place / "run", "-q")
-            refused = clean(code, said) and "full" in said and "continues where it stopped" in said
+            code, output = server.run("run", file, "--out", place / "run", "-q")
+            refused = (
+                clean(code, output) and "full" in output and "continues where it stopped" in output
+            )
             subprocess.run(["mount", "-o", "remount,size=16m", str(place)], check=True)
             again, _ = server.run("run", file, "--out", place / "run", "-q")
             same = again == 0 and prints(place / "run") == whole
             good += (refused or code == 0) and same
             if not (refused or code == 0) or not same:
-                print(f"{size}k: {code}, {said[-500:]}; again {again}")
+                print(f"{size}k: {code}, {output[-500:]}; again {again}")
         finally:
             subprocess.run(["umount", str(place)], check=True)
-    told = "one line that says so; more room, and the same command ends with the same bytes"
+    outcome = "one line that names it; with more space the same command ends with the same bytes"
     keep("a really full disk (tmpfs of 16 to 256 KB)", len(sizes),
-         told if good == len(sizes) else f"{len(sizes) - good} WRONG",
+         outcome if good == len(sizes) else f"{len(sizes) - good} WRONG",
          time.monotonic() - begun)  # fmt: skip
 
 
@@ -65,17 +67,17 @@ def read_only(server: Server, folder: Path, file: Path, whole: dict[str, str]) -
         some = next((place / "run" / "cells").glob("*.values.parquet"))
         some.unlink()  # so that there is something to do
         subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
-        code, said = server.run("run", file, "--out", place / "run", "-q")
-        good += clean(code, said) and "read-only" in said
-        code, said = server.run("run", file, "--out", place / "new", "-q")
-        good += clean(code, said) and "read-only" in said
+        code, output = server.run("run", file, "--out", place / "run", "-q")
+        good += clean(code, output) and "read-only" in output
+        code, output = server.run("run", file, "--out", place / "new", "-q")
+        good += clean(code, output) and "read-only" in output
         subprocess.run(["mount", "-o", "remount,rw", str(place)], check=True)
-        code, said = server.run("run", file, "--out", place / "run", "-q")
+        code, output = server.run("run", file, "--out", place / "run", "-q")
         good += code == 0 and prints(place / "run") == whole
     finally:
         subprocess.run(["umount", str(place)], check=True)
-    told = "one line that says so; writable again, mended to the same bytes"
-    keep("a read-only directory", 2, told if good == 3 else f"{3 - good} WRONG",
+    outcome = "one line that says so; writable again, mended to the same bytes"
+    keep("a read-only directory", 2, outcome if good == 3 else f"{3 - good} WRONG",
          time.monotonic() - begun)  # fmt: skip
 
 
@@ -107,23 +109,23 @@ def damaged(
         victim.write_bytes(how(victim.read_bytes(), draw))
         command = draw.choice(COMMANDS)
         words = ["query", out, "SELECT * FROM values"] if command == "query" else [command, out]
-        code, said = server.run(*words)
+        code, output = server.run(*words)
         read = prints(out).get(str(victim.relative_to(out))) == whole[str(victim.relative_to(out))]
         needed = victim.suffix != ".parquet" or "values" in victim.name
-        noticed = clean(code, said) or read or (code == 0 and not needed)
+        noticed = clean(code, output) or read or (code == 0 and not needed)
         again, after = server.run("run", file, "--out", out, "-q")
         mended = again == 0 and all(prints(out).get(name) == one for name, one in whole.items())
         refused = clean(again, after) and victim.suffix in (".yaml", ".json")
         if not noticed or not (mended or refused):
             bad += 1
-            print(victim.name, command, code, said[-300:], again, after[-300:])
+            print(victim.name, command, code, output[-300:], again, after[-300:])
         shutil.rmtree(out)
-    told = "noticed by whoever reads it; measured again, or refused with what to do"
-    keep(what, times, told if not bad else f"{bad} WRONG", time.monotonic() - begun)
+    outcome = "noticed when it is read; measured again, or refused with what to do"
+    keep(what, times, outcome if not bad else f"{bad} WRONG", time.monotonic() - begun)
 
 
 def two_runners(folder: Path, file: Path, whole: dict[str, str], rounds: int) -> None:
-    """At once, in one directory: alone, one is told to wait; as shards, both work."""
+    """At once, in one directory: alone, one is refused; as shards, both work."""
     begun, servers, bad = time.monotonic(), [Server(folder), Server(folder)], 0
     for n in range(rounds):
         out = folder / f"two-{n}"
@@ -132,25 +134,25 @@ def two_runners(folder: Path, file: Path, whole: dict[str, str], rounds: int) ->
             part = ["--shard", f"{number}/2"] if shards else []
             server.start("run", file, "--out", out, "-q", *part)
         ends = [server.end() for server in servers]
-        good = [code == 0 or (clean(code, said) and "another process" in said)
-                for code, said in ends]  # fmt: skip
+        good = [code == 0 or (clean(code, output) and "another process" in output)
+                for code, output in ends]  # fmt: skip
         done = any(code == 0 for code, _ in ends) and prints(out) == whole
         if not all(good) or not done or (shards and any(code for code, _ in ends)):
             bad += 1
-            print(shards, [(code, said[-300:]) for code, said in ends])
+            print(shards, [(code, output[-300:]) for code, output in ends])
         shutil.rmtree(out)
     for server in servers:
         server.close()
-    told = "one works and the other is told so, or both as shards: always the same bytes"
-    keep("two runners at once", rounds, told if not bad else f"{bad} WRONG",
+    outcome = "one works and the other is refused, or both as shards: always the same bytes"
+    keep("two runners at once", rounds, outcome if not bad else f"{bad} WRONG",
          time.monotonic() - begun)  # fmt: skip
 
 
 def main() -> None:
     folder = Path(tempfile.mkdtemp())
     file, server = write_experiment(folder), Server(folder)
-    code, said = server.run("run", file, "--out", folder / "whole", "-q")
-    assert code == 0, said
+    code, output = server.run("run", file, "--out", folder / "whole", "-q")
+    assert code == 0, output
     whole = prints(folder / "whole")
     full_disk(server, folder, file, whole)
     read_only(server, folder, file, whole)

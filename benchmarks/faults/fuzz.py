@@ -1,4 +1,4 @@
-"""Inputs that nobody meant, by the thousand: whatever comes in, an answer or an error in words.
+"""Thousands of random inputs: whatever comes in, an answer or an error in words.
 
     python benchmarks/faults/fuzz.py TARGET SECONDS [SEED]
 
@@ -261,8 +261,8 @@ def texts(folder: Path) -> Callable[[Draw], Any]:
             position=draw.choice((a, "before:question", "after:question", "random")),
             by=draw.choice(("text", "ids")),
         )
-        twins = pair.base.ids[pair.alignment.base] == pair.variant.ids[pair.alignment.variant]
-        assert twins.all()
+        aligned = pair.base.ids[pair.alignment.base] == pair.variant.ids[pair.alignment.variant]
+        assert aligned.all()
 
     return one
 
@@ -412,10 +412,10 @@ def main(target: str, seconds: float, seed: int) -> None:
     took = time.monotonic() - begun
     print(f"{target}: {tried:,}, of which {refused:,} refused; {tried / took:,.0f} a second")
     bad = sum(failures.values())
-    told = "no traceback, no hang, nothing written elsewhere"
+    outcome = "no traceback, no hang, nothing written elsewhere"
     if bad or written:
-        told = f"WRONG: {bad} failures, files written: {sorted(written)[:3]}"
-    keep(f"fuzzing: {CALLED[target]}", tried, told, took)
+        outcome = f"WRONG: {bad} failures, files written: {sorted(written)[:3]}"
+    keep(f"fuzzing: {CALLED[target]}", tried, outcome, took)
 
 
 if __name__ == "__main__":

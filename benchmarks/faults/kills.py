@@ -60,8 +60,8 @@ def main(number: int) -> None:
     while not (folder / "whole" / "cells").exists():
         time.sleep(0.002)
     first = time.monotonic()
-    code, said = server.end()
-    assert code == 0, said
+    code, output = server.end()
+    assert code == 0, output
     usual, writing = time.monotonic() - start, time.monotonic() - first
     whole = prints(folder / "whole")
     draw = random.Random(os.getpid())
@@ -74,13 +74,13 @@ def main(number: int) -> None:
             kill_later(pid, draw.random() * writing, out / "cells")
         else:
             kill_later(pid, draw.random() * usual)
-        code, said = server.end()
+        code, output = server.end()
         if code == -signal.SIGKILL:
             killed += 1
             stages.add(len(list(out.rglob("*"))))
         elif code != 0:
             bad += 1
-            print("exit code", code, said)
+            print("exit code", code, output)
         if found := wrong(out, whole):
             bad += 1
             print("wrong bytes", found)
@@ -88,16 +88,16 @@ def main(number: int) -> None:
             bad += 1
             print("cannot be read")
         if (out / "manifest.json").is_file() or draw.random() < 0.2:
-            code, said = server.run("run", file, "--out", out, "-q")
+            code, output = server.run("run", file, "--out", out, "-q")
             same = code == 0 and prints(out) == whole
             bad += not same
             rounds += 1
             shutil.rmtree(out)
     server.close()
     shutil.rmtree(folder)
-    told = f"{rounds} runs resumed from {len(stages)} stages, every one with the same bytes"
-    told = told if not bad else f"{bad} WRONG"
-    keep("`run`, and shards of it, killed (SIGKILL) at random", killed, told,
+    outcome = f"{rounds} runs resumed from {len(stages)} stages, every one with the same bytes"
+    outcome = outcome if not bad else f"{bad} WRONG"
+    keep("`run`, and shards of it, killed (SIGKILL) at random", killed, outcome,
          time.monotonic() - begun)  # fmt: skip
 
 

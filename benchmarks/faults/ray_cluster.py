@@ -88,8 +88,8 @@ def far(folder: Path) -> None:
     begun = time.monotonic()
     assert start(file, f"file://{folder}/run", "--ray", "--workers", "2").wait() == 0
     ok = prints(folder / "run") == expected
-    told = "the same bytes as in one process" if ok else "DIFFERENT"
-    keep("ray: two workers that write to an address", 1, told, time.monotonic() - begun)
+    outcome = "the same bytes as in one process" if ok else "DIFFERENT"
+    keep("ray: two workers that write to an address", 1, outcome, time.monotonic() - begun)
 
 
 def worker(folder: Path) -> None:
@@ -104,8 +104,8 @@ def worker(folder: Path) -> None:
             killed += 1
     code = process.wait()
     ok = code == 0 and killed > 0 and prints(folder / "run") == expected
-    told = "the run finished with the same bytes" if ok else f"exit code {code}, or DIFFERENT"
-    keep("ray: worker killed (SIGKILL)", killed, told, time.monotonic() - begun)
+    outcome = "the run finished with the same bytes" if ok else f"exit code {code}, or DIFFERENT"
+    keep("ray: worker killed (SIGKILL)", killed, outcome, time.monotonic() - begun)
 
 
 def driver(folder: Path) -> None:
@@ -121,8 +121,8 @@ def driver(folder: Path) -> None:
         time.sleep(0.1)
     code = start(file, folder / "run", "--ray", "--workers", "2").wait()
     ok = code == 0 and prints(folder / "run") == expected
-    told = f"stopped after {there} batches; continued to the same bytes" if ok else "DIFFERENT"
-    keep("ray: driver and head killed (SIGKILL)", 1, told, time.monotonic() - begun)
+    outcome = f"stopped after {there} batches; continued to the same bytes" if ok else "DIFFERENT"
+    keep("ray: driver and head killed (SIGKILL)", 1, outcome, time.monotonic() - begun)
 
 
 def speed(folder: Path, prompts: int = 12_000) -> None:

@@ -38,8 +38,10 @@ def write_table() -> None:
     if fuzzed:
         tried, seconds = (sum(one[key] for one in fuzzed) for key in ("tried", "seconds"))
         wrong = sum("WRONG" in one["result"] for one in fuzzed)
-        told = "no traceback, no hang, nothing written elsewhere" if not wrong else f"{wrong} WRONG"
-        rows.append(f"| **fuzzing, all of it** | **{tried:,}** | {told} | {seconds:,.0f} |")
+        outcome = (
+            "no traceback, no hang, nothing written elsewhere" if not wrong else f"{wrong} WRONG"
+        )
+        rows.append(f"| **fuzzing, all of it** | **{tried:,}** | {outcome} | {seconds:,.0f} |")
     table = ["| what | times | outcome | seconds |", "| --- | --- | --- | --- |", *rows]
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)

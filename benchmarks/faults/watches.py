@@ -41,8 +41,10 @@ def main(number: int) -> None:
     same = torch.equal(before, after)
     grown = memory[-1] - memory[0]
     flat = grown < 5
-    told = f"{memory[0]:.0f} MB after 100, {memory[-1]:.0f} after all; outputs the same to the bit"
-    keep("watches in one process", number, told if same and flat else f"WRONG: {told}",
+    outcome = (
+        f"{memory[0]:.0f} MB after 100, {memory[-1]:.0f} after all; outputs the same to the bit"
+    )
+    keep("watches in one process", number, outcome if same and flat else f"WRONG: {outcome}",
          time.monotonic() - begun)  # fmt: skip
 
 
