@@ -166,7 +166,8 @@ def _heads(out: Path) -> list[str]:
     lines = [
         "One head at a time: the mass that the last prompt token puts on a class of the maps' "
         "tokens, and the change of the right answer's log-probability (nats) when attention to "
-        "them is blocked in that head. Means over problems; ρ is Spearman's correlation of mass and "
+        "them is blocked in that head. Means over problems; ρ is Spearman's correlation of "
+        "mass and "
         "|effect| over heads.\n",
         "| model | class | problems | heads | ρ | most mass | its effect | largest effect |",
         "| --- " * 8 + "|",
@@ -198,7 +199,8 @@ def _sweeps(out: Path) -> list[str]:
 
 def _harness_tables(out: Path) -> list[str]:
     lines = [
-        "Task files of ours (YAML and JSONL, no network): `log_probs`, whose answers are generated in "
+        "Task files of ours (YAML and JSONL, no network): `log_probs`, whose answers are "
+        "generated in "
         "the chat template, and `chosen`, whose choices are compared by likelihood, where it was "
         "asked. Entropy and first-token mass are of the attention from the last prompt token, mean "
         "over layers, heads and documents.\n",
@@ -228,7 +230,8 @@ def _harness_tables(out: Path) -> list[str]:
         )
         if "choices" in results:
             lines[-1] += (
-                f" {results['same choices']} of {results['choices']} choices are those of one unpadded "
+                f" {results['same choices']} of {results['choices']} choices are those of "
+                f"one unpadded "
                 "forward pass after the other, whose log-likelihoods differ by "
                 f"{results['largest difference']:.1e} at most."
             )

@@ -219,7 +219,8 @@ def lines(every: list[Case], counts: Counts) -> list[str]:
     sets = {counts.all(f"{c.claim.name}: {c.world}", "supported")[0] for c in every}
     number = " to ".join(f"{n:,}" for n in sorted({min(sets), max(sets)}))
     lines_of_page = [
-        f"{PROMPTS} prompts, {HEADS} heads, {number} sets a row, seeds {counts.seeds_text}; per cent of "
+        f"{PROMPTS} prompts, {HEADS} heads, {number} sets a row, seeds {counts.seeds_text}; "
+        f"per cent of "
         "sets, in brackets the 95 % interval of Clopper and Pearson.",
         "",
         "| claim | what is the case | it is | sets | supported | contradicted | undetermined |",

@@ -172,7 +172,8 @@ def chance(rows: int, share: float) -> str:
 def lines(every: list[Case], counts: Counts) -> list[str]:
     """The table, of all seeds."""
     lines_of_page = [
-        f"{LAYERS} layers, {HEADS} heads, as many prompts as the recipe has; seeds {counts.seeds_text}; "
+        f"{LAYERS} layers, {HEADS} heads, as many prompts as the recipe has; seeds "
+        f"{counts.seeds_text}; "
         "per cent of sets, ± one standard error.",
         "",
         "Where every head or layer is beyond with exactly the chance that has to be exceeded, a "
