@@ -199,11 +199,10 @@ def _sweeps(out: Path) -> list[str]:
 
 def _harness_tables(out: Path) -> list[str]:
     lines = [
-        "Task files of ours (YAML and JSONL, no network): `log_probs`, whose answers are "
-        "generated in "
-        "the chat template, and `chosen`, whose choices are compared by likelihood, where it was "
-        "asked. Entropy and first-token mass are of the attention from the last prompt token, mean "
-        "over layers, heads and documents.\n",
+        "Our own task files (YAML and JSONL): `generated`, whose completions are generated in the "
+        "chat template, and `chosen`, whose choices are compared by likelihood. Entropy and "
+        "first-token mass are of the last prompt token's attention, mean over layers, heads and "
+        "documents.\n",
         "| model | task | condition | n | score | difference | 95 % | entropy | first token |",
         "| --- " * 9 + "|",
     ]

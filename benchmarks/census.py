@@ -448,7 +448,7 @@ def compared(
 
 def _backend(scope: Any) -> str:
     used = {scope[part].backend for part in scope.parts if scope[part]._layers}  # which ran
-    return "streamed" if used == {"streaming"} else "fallback" if len(used) == 1 else "both"
+    return "streamed" if used == {"streaming"} else "fallback" if len(used) == 1 else "mixed"
 
 
 def _off(got: torch.Tensor, wanted: torch.Tensor, given: dict[str, Any]) -> float:
@@ -518,28 +518,23 @@ def main(wanted: list[str]) -> int:
 
 
 OPENING = """# Models
-Made by `make census`: every causal language model, masked language model and sequence-to-sequence
-model that transformers {version} knows, built from its configuration, shrunk, with random weights,
-in a process of its own, run plainly and watched on a padded batch of {B} × {N} tokens (torch
-{torch}, CPU, float64 where the model runs so). Look yours up by its `model_type`, the word in
-its `config.json`.
+`make census` writes this page. It builds every causal language model, masked language model and
+sequence-to-sequence model that transformers {version} knows, from a small configuration with random
+weights. Each model runs in a process of its own, plain and watched, on a padded batch of {B} × {N}
+tokens (torch {torch}, CPU, float64 where the model supports it). Search for your model by the
+`model_type` of its `config.json`.
 
-- **exact**: the watched output is the plain one and every layer's `received` is what the model's
-  own eager attention says, each within {tolerance:g} (largest deviations in the table).
-- **streamed**: never n × n. **fallback**: one layer's matrix at a time, and `scope.backend` says
-  so. **both**: some parts so, some so. The fallback is for modules whose own code multiplies
-  queries and keys and makes that matrix whether watched or not, without the attention interface
-  (BLOOM and MPT with their ALiBi, GPT-J …), so that there is nothing to stream; and for attention
-  that nothing smaller than a matrix describes (sparse by index, by content). Falcon calls torch's
-  fused attention by itself, which is seen: it is streamed, its ALiBi too. ALiBi that comes as an
-  additive mask through the interface is streamed in any family, under padding on either side.
-- Of models of text and images or sound (`CLIPModel`, LLaVA, Qwen2-VL …) the text's layers alone are
-  measured; `repr(scope)` names the lists of layers that are not (`without vision_model…`). A tower
-  that is a model of its own can be watched by itself.
-- In the first pass the attention calls that torch runs are counted: a model that runs one that is
-  not measured is refused.
-- **refused**: attnscope says why, and measures nothing. **no model**: it could not be built or
-  run here by itself, so the census has no result.
+- **exact**: the watched output equals the plain one, and every layer's `received` equals that of
+  the model's own eager attention, within {tolerance:g}. The table has the largest deviations.
+- **streamed**: attnscope builds no n × n matrix. **fallback**: it reads the matrix that the model
+  builds anyway, one layer at a time. **mixed**: some attention modules are streamed, others use the
+  fallback. Modules that compute their own softmax (BLOOM, MPT, GPT-J …) and attention that is
+  sparse by index or content need the fallback.
+- Of models with images or sound (`CLIPModel`, LLaVA, Qwen2-VL …) only the text layers are measured.
+  `repr(scope)` names the layers that are not. Watch a vision tower by itself if it is a model.
+- In the first pass, attnscope counts the attention calls that torch runs. A model with a call that
+  is not measured is refused.
+- **refused**: an error states the reason. **no model**: the model could not be built or run here.
 
 {totals}
 
