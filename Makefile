@@ -10,10 +10,10 @@ BENCH_VENV := .venv-bench
 help:
 	@echo "make demo    the published figures on SmolLM2 (fetched once) and on the bundled models"
 	@echo "make test    the test suite"
-	@echo "make check   formatting, lint, types, import ladder, pinned versions"
+	@echo "make check   formatting, lint, types, package layers, words, pinned versions"
 	@echo "make format  apply formatting and safe fixes"
 	@echo "make census  every model transformers knows, watched and compared: docs/models.md"
-	@echo "make faults  killed, full disks, damage, lost workers, fuzzing: docs/reliability.md"
+	@echo "make faults  kills, full disks, damage, lost workers, fuzzing: docs/reliability.md"
 	@echo "make bench   the CPU benchmark, against plain sdpa, eager and TransformerLens"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -27,7 +27,7 @@ demo: $(STAMP)
 	@if $(BIN)/attnscope models --get smollm2; then \
 	  $(BIN)/attnscope reproduce --real --prompts 16 --out runs/smollm2; \
 	else \
-	  echo "without SmolLM2: going on with the bundled tiny models alone"; \
+	  echo "no SmolLM2: using the bundled tiny models only"; \
 	fi
 	$(BIN)/attnscope reproduce --out runs
 
