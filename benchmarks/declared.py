@@ -87,7 +87,7 @@ def condition_of(selector: str) -> str:
 
 def default_of(claim: Claim) -> str:
     """The condition of what is not compared over conditions."""
-    of_pairs = all(COLUMNS[m].pair for part in claim.parts for m in measures(part))
+    of_pairs = all(COLUMNS[m].compares_to_base for part in claim.parts for m in measures(part))
     return condition_of(claim.condition or ("variant" if of_pairs else "base"))
 
 
@@ -154,7 +154,7 @@ def drawn(claim: Claim, states: list[str], rng: Random) -> pl.DataFrame:
         value = mean * alike * np.exp(OWN * rng.normal(size=alike.shape) - OWN**2 / 2)
         if COLUMNS[measure].level == "layer":
             value = value[:, :1]
-        about, classes = quantity[measure], "classes" in COLUMNS[measure].over
+        about, classes = quantity[measure], "classes" in COLUMNS[measure].per
         names = [item] if not classes else (item or "all").split("+")
         made_of += [
             table(

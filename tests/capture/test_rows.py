@@ -77,7 +77,7 @@ def agree(scope: Any, attentions: list[torch.Tensor]) -> None:
 
 
 def distances(scope: Any, layer: int, rows: torch.Tensor, where: torch.Tensor) -> None:
-    first = scope.sums(layer).first[:, None, None, None]
+    first = scope.sums(layer).first_token[:, None, None, None]
     order, own = torch.arange(rows.shape[3]), where[:, None, :, None]
     sink = (order >= first) & (order < first + 2)
     recent = (order > own - 4) & (order <= own) & ~sink

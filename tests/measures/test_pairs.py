@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from attnscope.measures.layer import on_variant
+from attnscope.measures.layer import align_to_variant
 from attnscope.measures.slope import slope as slope_of
 from attnscope.measures.spikes import SHARES, spikes
 from attnscope.measures.uniformity import uniformity
@@ -168,7 +168,7 @@ def test_no_fit_where_nothing_varies():
     assert np.isnan(fit).all()
 
 
-def test_scatter_lowers_the_fit_where_slope_and_ratio_would_not_tell():
+def test_scatter_lowers_the_fit_and_not_slope_and_ratio():
     draw = np.random.default_rng(0)
     base = draw.lognormal(size=(1, 1, 4000))
     variant = 0.6 * base * np.exp(draw.normal(size=base.shape) - 0.5)
@@ -178,9 +178,9 @@ def test_scatter_lowers_the_fit_where_slope_and_ratio_would_not_tell():
     assert fit.item() < 0.9
 
 
-def test_twins_bring_the_base_to_the_variant():
+def test_averages_of_the_base_are_aligned_to_the_variant():
     base = np.array([[[0.1, 0.2, 0.3]]])
-    moved = on_variant(base, np.array([[0, -1, -1, 1, 2]]))
+    moved = align_to_variant(base, np.array([[0, -1, -1, 1, 2]]))
     np.testing.assert_array_equal(moved, [[[0.1, np.nan, np.nan, 0.2, 0.3]]])
 
 

@@ -26,9 +26,9 @@ def test_a_declaration_is_whole(name: str) -> None:
     measure = MEASURES[name]
     assert measure.name == name
     assert measure.needs <= set(get_args(declared.Need))
-    assert measure.over <= set(get_args(declared.Over))
+    assert measure.per <= set(get_args(declared.Per))
     assert measure.level in get_args(declared.Level)
-    assert all([measure.about, *measure.columns.values()])
+    assert all([measure.description, *measure.columns.values()])
     assert bool(measure.items) == (measure.default is not None)
     assert measure.default is None or measure.default in measure.items
 

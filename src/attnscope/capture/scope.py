@@ -297,12 +297,12 @@ class Scope(PerQueryMixin):
                 "flow needs the classes before the forward pass: watch(model, classes=class_ids)",
                 code="no-classes",
             )
-        ids = torch.full((len(sums.first), sums.received.shape[-1]), -1, dtype=torch.int64)
+        ids = torch.full((len(sums.first_token), sums.received.shape[-1]), -1, dtype=torch.int64)
         known = min(self._classes.shape[1], ids.shape[1])
         ids[:, :known] = self._classes[:, :known]
         shares = shares_of(ids.to(sums.flow.device), self._groups)
         each = torch.eye(self._groups, dtype=torch.float64, device=sums.flow.device)
-        return flow(sums.flow, shares, sums.exposed("groups"), each).float()
+        return flow(sums.flow, shares, sums.visibility("groups"), each).float()
 
     def measure(self, name: str, layer: int) -> Tensor:
         """[B, H]: any measure by its name that is one number per head; [B, H, columns] where it is
@@ -350,17 +350,17 @@ class Scope(PerQueryMixin):
         return Sums(
             count=count,
             received=sums.received[..., :K],
-            later=later,
+            received_later=later,
             entropy=sums.entropy,
-            own=own,
-            first=totals.first,
-            exposed=partial(self._exposed, layer),
+            self_mass=own,
+            first_token=totals.first,
+            visibility=partial(self._exposed, layer),
             sink=totals.sink,
             sink_position=totals.sink_position,
             flow=None if sums.flow is None else sums.flow[..., :K],
             error=None if sums.variance is None else self.received_error(layer),
             entropy_error=None if sums.entropy_variance is None else sums.entropy_variance.sqrt(),
-            seen_alike=(*map(id, totals.selections), K),
+            group_key=(*map(id, totals.selections), K),
         )
 
     def to_frame(

@@ -23,7 +23,7 @@ from attnscope.experiment.intervene import intervening
 from attnscope.experiment.model_pass import PassResult, answered, passed_through
 from attnscope.experiment.plan import ModelPlan
 from attnscope.experiment.results import Column, HeadValues, Measured, Profile, QueryValues
-from attnscope.measures.layer import Array, Layer, side_by_side
+from attnscope.measures.layer import Array, Layer, stack_layers
 from attnscope.measures.measure import Measure, Numbers
 from attnscope.measures.registry import MEASURES
 from attnscope.spec.experiment import Experiment
@@ -38,7 +38,7 @@ def measure_batch(
     base: PassResult | None = None
     measured = {}
     for condition, cells in batch.cells.items():
-        asked = [measure for measure in wanted if not measure.pair or base is not None]
+        asked = [measure for measure in wanted if not measure.compares_to_base or base is not None]
         with _run(experiment, plan, model, cells, wanted, base) as passed:
             measured[condition] = _measure(experiment, plan, asked, passed)
             if experiment.generate is not None:
@@ -89,7 +89,7 @@ def _measure(
     series: list[QueryValues] = []
     for queries in experiment.queries:
         layers = list(passed.layers(queries))
-        joined = side_by_side([layer for _, _, layer in layers])
+        joined = stack_layers([layer for _, _, layer in layers])
         stored = HeadValues(
             queries, [(layer, head) for layer, heads, _ in layers for head in heads]
         )
@@ -98,7 +98,7 @@ def _measure(
                 profiles[queries] = _profile(measure, plan, layers)
             elif measure.level == "query":
                 series += _series(measure, experiment, plan, queries, layers, passed)
-            elif measure.needs <= {"sums", "flow"} and not measure.pair:
+            elif measure.needs <= {"sums", "flow"} and not measure.compares_to_base:
                 _add(stored, measure, experiment, joined, passed)
             elif "sums" in measure.needs:
                 _add(stored, measure, experiment, [layer for _, _, layer in layers], passed)
@@ -117,7 +117,9 @@ def _heads_of_layers(measure: Measure, layers: Layers) -> list[tuple[int, int | 
     if measure.level == "layer":
         return [(layer, None) for layer, _, _ in layers]
     return [
-        (layer, head) for layer, _, seen in layers for head in range(seen.made["values"].shape[1])
+        (layer, head)
+        for layer, _, seen in layers
+        for head in range(seen.recorded["values"].shape[1])
     ]
 
 
@@ -140,8 +142,8 @@ def _views(
 ) -> Iterator[tuple[list[Column], dict[str, Any]]]:
     """Each of the experiment's choices that a measure goes over: its columns, and what a layer has
     to see."""
-    by_class = measure.over & {"classes", "class pairs"}
-    for keys in experiment.keys if "keys" in measure.over else ("all",):
+    by_class = measure.per & {"classes", "class pairs"}
+    for keys in experiment.keys if "keys" in measure.per else ("all",):
         for label in experiment.classes if by_class else (None,):
             view: dict[str, Any] = {"keys": passed.padded.keys(keys)}
             if label is not None:
@@ -171,7 +173,7 @@ def _series(
             heads += [(layer, stored[n]) for n in kept]
             value = torch.as_tensor(measure.numbers(_viewed(seen, view)).value)[:, kept]
             counted = seen.sums.count > 0  # else nobody is meant
-            where = seen.single.positions.where(counted[:, None], -1)
+            where = seen.per_query.positions.where(counted[:, None], -1)
             value = value.flatten(3) if value.ndim > 3 else value[..., None]
             parts.append(binned(value, where, experiment.bin).cpu())
         if not heads:
@@ -205,9 +207,9 @@ def _columns(
     if label is not None:
         names = experiment.classes[label].names
         items = [(c, None) for c in names]
-        if "class pairs" in measure.over:
+        if "class pairs" in measure.per:
             items = [(c, d) for c in names for d in names]
-        if "steps" in measure.over and experiment.generate is not None:
+        if "steps" in measure.per and experiment.generate is not None:
             steps = range(1, experiment.generate.max_new_tokens + 1)
             items = [(c, str(step)) for c in names for step in steps]
     return [Column(keys, label, name, *item) for item in items for name in measure.columns]
@@ -239,7 +241,7 @@ def _profile(measure: Measure, plan: ModelPlan, layers: Layers) -> Profile:
     for layer, stored, seen in layers:
         kept = [n for n, head in enumerate(stored) if plan.keeps(layer, head)]
         heads += [(layer, stored[n]) for n in kept]
-        of_kept = replace(seen, sums=seen.sums.of_heads(kept))
+        of_kept = replace(seen, sums=seen.sums.select_heads(kept))
         parts.append(torch.as_tensor(measure.numbers(of_kept).value).cpu())
     found = torch.cat(parts, dim=1).float().numpy()
     return Profile(heads, {name: found[..., n].copy() for n, name in enumerate(measure.columns)})

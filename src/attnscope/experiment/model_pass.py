@@ -71,23 +71,23 @@ class PassResult:
             pair = None
             if self.base is not None:
                 pair = Baseline(
-                    base=self.base.sums[queries][layer][1],
-                    twin=self.padded.twin,
+                    sums=self.base.sums[queries][layer][1],
+                    aligned_position=self.padded.twin,
                     inserted=self.padded.inserted,
-                    made=self.base.made.get(layer, {}),
+                    recorded=self.base.made.get(layer, {}),
                 )
             yield (
                 layer,
                 heads,
                 Layer(
                     sums=sums,
-                    made=self.made.get(layer, {}),
-                    pair=pair,
+                    recorded=self.made.get(layer, {}),
+                    base=pair,
                     rows=self.single.get(queries, {}).get(layer),
                     tokens=self.padded.tokens,
-                    following=self.padded.following,
-                    begins=self.padded.begins,
-                    steps=self.padded.steps,
+                    next_token=self.padded.following,
+                    completion_start=self.padded.begins,
+                    max_new_tokens=self.padded.steps,
                 ),
             )
 
@@ -219,8 +219,8 @@ def _stored(scope: Scope, plan: ModelPlan, chosen: Any) -> dict[int, tuple[list[
                 f"model {plan.label!r} has no head {beyond[0]} in layer {layer}: "
                 f"it has heads 0 to {there - 1}"
             )
-        sums = sums.of_heads(heads)
-        found[layer] = heads, sums if chosen is not None else sums.of_nobody()
+        sums = sums.select_heads(heads)
+        found[layer] = heads, sums if chosen is not None else sums.empty_copy()
     return found
 
 

@@ -40,7 +40,7 @@ def texts_sums(sums: Sums, left: Tensor, width: int) -> Sums:
     padding = left.to(sums.count)
 
     def exposed(name: str) -> Tensor:
-        value = sums.exposed(name)
+        value = sums.visibility(name)
         if name == "position":
             return value - sums.count.to(value) * left.to(value)
         return value if name == "groups" else _moved(value, left, width, 0, 1)
@@ -52,9 +52,9 @@ def texts_sums(sums: Sums, left: Tensor, width: int) -> Sums:
     return replace(
         sums,
         received=_moved(sums.received, left, width, 0, 2),
-        later=_moved(sums.later, left, width, 0, 2),
-        first=sums.first - left.to(sums.first),
-        exposed=exposed,
+        received_later=_moved(sums.received_later, left, width, 0, 2),
+        first_token=sums.first_token - left.to(sums.first_token),
+        visibility=exposed,
         sink_position=sink,
     )
 

@@ -292,7 +292,7 @@ def _cut(tokens: TokenizedPrompt, most: int | None) -> TokenizedPrompt:
 
 def _say_unaligned(experiment: Experiment, label: str, rows: list[Row]) -> None:
     """Conditions whose tokens have no twins: nothing can be compared token by token there."""
-    if not any(MEASURES[measure].pair for measure in experiment.measures):
+    if not any(MEASURES[measure].compares_to_base for measure in experiment.measures):
         return
     for name in experiment.variants:
         alone = [n for n, row in enumerate(rows) if (pair := row[name][1]) and not len(pair.base)]

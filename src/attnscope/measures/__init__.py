@@ -1,1 +1,1 @@
-"""The words of the definitions, one idea per file: its function, and its declaration."""
+"""The measures: each file has the function of one quantity and its declaration."""

@@ -1,7 +1,7 @@
-"""How what comes out of the MLP's non-linearity is spread: a histogram, and how unequal it is.
+"""The distribution of MLP activations: a histogram and the Gini coefficient.
 
-The sums cover all tokens of a text (`capture/log_histogram.py`). Values are in units of the
-*base's* 99th percentile of sizes, so that prompts and conditions share one axis.
+`capture/log_histogram.py` sums over all tokens of a text. Values are in units of the base's 99th
+percentile of absolute values, so that prompts and conditions share one axis.
 """
 
 from attnscope.measures.layer import Layer, Tensor
@@ -11,22 +11,22 @@ __all__ = ["EDGES", "GINI", "HISTOGRAM"]
 
 STEP = 0.05
 EDGES = tuple(round(STEP * n, 2) for n in range(-20, 21))
-"""Where bins begin and end, as shares of the base's 99th percentile of sizes."""
+"""Edges of the bins, in units of the base's 99th percentile of absolute values."""
 
 
 def _bins(layer: Layer) -> Tensor:
-    return layer.made["histogram"][:, None, :-1]
+    return layer.recorded["histogram"][:, None, :-1]
 
 
 def _gini(layer: Layer) -> Tensor:
-    return layer.made["histogram"][:, -1:]
+    return layer.recorded["histogram"][:, -1:]
 
 
 HISTOGRAM = Measure(
     name="activation_histogram",
     range=SHARE,
-    about="share of the activations between two places, in units of the base's 99th percentile of "
-    "sizes; the item is where the bin begins",
+    description="share of activations in a bin; `item` is the lower edge of the bin, in units of "
+    "the base's 99th percentile of absolute values",
     level="layer",
     needs=frozenset({"activations"}),
     items=tuple(f"{edge:.2f}" for edge in EDGES[:-1]),
@@ -37,8 +37,8 @@ HISTOGRAM = Measure(
 GINI = Measure(
     name="activation_gini",
     range=SHARE,
-    about="how unequal the sizes of activations are: 0 if all are equal, 1 if one has it all; to "
-    "within 0.005",
+    description="Gini coefficient of the absolute activations: 0 if all are equal, near 1 if few "
+    "are large; accurate to 0.005",
     level="layer",
     needs=frozenset({"activations"}),
     function=_gini,

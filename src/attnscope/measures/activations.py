@@ -1,8 +1,8 @@
-"""What comes out of the MLP's non-linearity: how much of it is near zero, and how large it is.
+"""MLP activations after the non-linearity: how many are near zero, and how large they are.
 
-Made of sums that were taken for every token as the layer ran (`capture/token_sums.py`): how many
-activations it has, how many are near zero and how many large by the thresholds of the *base*, and
-the sums of their sizes, squares and selves.
+`capture/token_sums.py` takes six sums per token while the layer runs: the number of activations,
+how many are near zero, how many are large (by the thresholds of the base), and the sums of their
+absolute values, squares and values.
 """
 
 from attnscope.measures.layer import Layer, Tensor, or_nan
@@ -26,7 +26,7 @@ def _numbers(tokens: Tensor, shares: Tensor) -> Tensor:
 def _of_keys(layer: Layer) -> Numbers:
     import torch
 
-    tokens = layer.made["activations"].double()
+    tokens = layer.recorded["activations"].double()
     keys = torch.from_numpy(layer.keys).to(tokens.device).double()[..., None]
     keys = keys.expand(*tokens.shape[:2], 1)
     return Numbers(_numbers(tokens, keys), tokens=keys.sum(1, keepdim=True))
@@ -34,7 +34,7 @@ def _of_keys(layer: Layer) -> Numbers:
 
 def _of_classes(layer: Layer) -> Numbers:
     assert layer.shares is not None
-    tokens, shares = layer.made["activations"].double(), layer.shares.double()
+    tokens, shares = layer.recorded["activations"].double(), layer.shares.double()
     value = _numbers(tokens, shares.to(tokens.device))[..., :1]
     return Numbers(value[:, None, :, 0], tokens=shares.nan_to_num().sum(1, keepdim=True))
 
@@ -46,17 +46,17 @@ ACTIVATIONS = Measure(
         "large": SHARE,
         **dict.fromkeys(("activation_l1", "activation_l2", "activation_variance"), POSITIVE),
     },
-    about="what comes out of the MLP's non-linearity, over the tokens that count",
+    description="MLP activations after the non-linearity, over the chosen tokens",
     level="layer",
     needs=frozenset({"activations"}),
-    over=frozenset({"keys"}),
+    per=frozenset({"keys"}),
     columns={
-        "near_zero": "share of activations nearer to zero than the base's ε: 1.4826 · 0.25 times "
-        "the median distance of sizes from their median",
-        "large": "share of activations farther from zero than the base's 99th percentile of sizes",
-        "activation_l1": "mean over tokens of the L1 norm of their activations",
-        "activation_l2": "mean over tokens of the L2 norm of their activations",
-        "activation_variance": "variance of the activations around their mean",
+        "near_zero": "share of activations with an absolute value below the base's ε = 1.4826 · "
+        "0.25 · MAD (median absolute deviation of the absolute values)",
+        "large": "share of activations with an absolute value above the base's 99th percentile",
+        "activation_l1": "L1 norm of a token's activations, mean over tokens",
+        "activation_l2": "L2 norm of a token's activations, mean over tokens",
+        "activation_variance": "variance of the activations",
     },
     function=_of_keys,
 )
@@ -64,9 +64,9 @@ ACTIVATIONS = Measure(
 CLASS_ACTIVATIONS = Measure(
     name="class_near_zero",
     range=SHARE,
-    about="share of the activations of a class's tokens that are near zero, as in near_zero",
+    description="near_zero over the tokens of one class",
     level="layer",
     needs=frozenset({"activations"}),
-    over=frozenset({"keys", "classes"}),
+    per=frozenset({"keys", "classes"}),
     function=_of_classes,
 )

@@ -1,7 +1,7 @@
-"""The affine fit: are the attention outputs with an insertion an affine image of those without?
+"""The affine fit: are attention outputs with an insertion an affine function of those without?
 
-Of the layer's output, after the output projection, and of its heads' outputs side by side, before
-it: the projection mixes heads, so that one may fit where the other does not.
+`affine` fits the layer's output after the output projection, `affine_heads` the concatenated
+outputs of the heads before it. The projection mixes heads, so only one of the two may fit.
 """
 
 import math
@@ -23,7 +23,7 @@ class Affine:
     shift: Tensor
     """σ, float64 [D]"""
     r2: float
-    """Share of the variation of `new` around its mean that the fit explains."""
+    """Share of the variance of `new` that the fit explains."""
     tokens: int
 
     @property
@@ -33,9 +33,9 @@ class Affine:
 
 
 def affine_fit(old: Tensor, new: Tensor) -> Affine:
-    """Fit the outputs of aligned tokens, [tokens, D] each, row by row twins.
+    """Fit the outputs of aligned tokens, [tokens, D] each, row by row aligned.
 
-    nan where it is not determined: fewer than two tokens, or outputs that do not vary.
+    nan if the fit is not determined: fewer than two tokens, or constant outputs.
     """
     import torch
 
@@ -58,11 +58,13 @@ def affine_fit(old: Tensor, new: Tensor) -> Affine:
 
 def _reader(point: str) -> Callable[[Layer], Numbers]:
     def read(layer: Layer) -> Numbers:
-        old, new = (made[point].float().cpu() for made in (layer.against.made, layer.made))
+        old, new = (
+            tensors[point].float().cpu() for tensors in (layer.baseline.recorded, layer.recorded)
+        )
         fits = []
-        for row, twin in enumerate(layer.against.twin):
-            there = np.flatnonzero(twin >= 0)
-            fits.append(affine_fit(old[row, twin[there]], new[row, there]))
+        for row, aligned in enumerate(layer.baseline.aligned_position):
+            at = np.flatnonzero(aligned >= 0)
+            fits.append(affine_fit(old[row, aligned[at]], new[row, at]))
         value = np.array([[[fit.slope, fit.sigma, fit.r2]] for fit in fits])
         return Numbers(value, tokens=np.array([[[float(fit.tokens)]] for fit in fits]))
 
@@ -71,32 +73,32 @@ def _reader(point: str) -> Callable[[Layer], Numbers]:
 
 def _columns(prefix: str, what: str) -> dict[str, str]:
     return {
-        f"{prefix}_lambda": f"λ of the least squares `new ≈ λ · old + σ` on {what}",
+        f"{prefix}_lambda": f"λ of the least-squares fit `new ≈ λ · old + σ` on {what}",
         f"{prefix}_sigma": "‖σ‖ of the same fit",
-        f"{prefix}_r2": "the share of the variation that it explains",
+        f"{prefix}_r2": "share of the variance that the fit explains",
     }
 
 
 AFFINE = Measure(
     name="affine",
     range={"affine_sigma": POSITIVE, "affine_r2": (-math.inf, 1.0)},
-    about="an affine fit of the layer's attention output, after the output projection",
+    description="an affine fit of the layer's attention output, after the output projection",
     level="layer",
     needs=frozenset({"outputs"}),
     columns=_columns("affine", "the outputs of aligned tokens, after the output projection"),
-    pair=True,
+    compares_to_base=True,
     function=_reader("outputs"),
 )
 
 AFFINE_HEADS = Measure(
     name="affine_heads",
     range={"affine_heads_sigma": POSITIVE, "affine_heads_r2": (-math.inf, 1.0)},
-    about="an affine fit of the heads' outputs side by side, before the output projection",
+    description="an affine fit of the heads' concatenated outputs, before the output projection",
     level="layer",
     needs=frozenset({"heads"}),
     columns=_columns(
         "affine_heads", "the heads' outputs of aligned tokens, before the output projection"
     ),
-    pair=True,
+    compares_to_base=True,
     function=_reader("heads"),
 )

@@ -1,4 +1,7 @@
-"""Weight on one key of every query: the token before it, and the one that came after its like."""
+"""Weight on one key of every query: the previous token, or the induction token.
+
+The induction token follows the latest earlier occurrence of the query's token.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,46 +11,48 @@ from attnscope.measures.measure import SHARE, Measure, Numbers
 
 
 def induction_keys(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[B, K]: for every position the one after the last earlier occurrence of its token; -1 where
-    there is none. Tokens below 0 are padding: they occur nowhere, and come after nothing."""
+    """[B, K]: for every position, the position after the latest earlier occurrence of its token.
+
+    -1 if there is none. Tokens below 0 are padding and are skipped.
+    """
     keys = np.full(tokens.shape, -1, dtype=np.int64)
-    for row, found in zip(tokens, keys, strict=True):
+    for row, out in zip(tokens, keys, strict=True):
         real = np.flatnonzero(row >= 0)
         order = np.argsort(row[real], kind="stable")
         again = row[real][order[1:]] == row[real][order[:-1]]
-        found[real[order[1:][again]]] = real[order[:-1][again] + 1]
+        out[real[order[1:][again]]] = real[order[:-1][again] + 1]
     return keys
 
 
 def previous_keys(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[B, K]: for every position the one of the real token before it; -1 where there is none."""
+    """[B, K]: for every position, that of the previous real token; -1 if there is none."""
     order = np.where(tokens >= 0, np.arange(tokens.shape[1]), -1)
     before = np.maximum.accumulate(order, axis=1)
     return np.pad(before[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
 
 
 def _mean(layer: Layer, key_of: Tensor) -> Numbers:
-    """Over the queries that have such a key, and how many those are."""
-    weight = layer.single.read("weight", key_of)
+    """Mean weight over the queries that have such a key, and the number of these queries."""
+    weight = layer.per_query.read("weight", key_of)
     return Numbers(weight.nanmean(-1), tokens=(~weight.isnan()).sum(-1))
 
 
 def previous_key_of(layer: Layer) -> Tensor:
     """int64 [B, Q]: the token before each query; -1 for the first."""
-    where = layer.single.positions
-    if layer.tokens is not None:  # which say where the mask has holes
+    where = layer.per_query.positions
+    if layer.tokens is not None:  # tokens show the gaps of the attention mask
         return _at(where, previous_keys(layer.tokens))
-    first = layer.sums.first.to(where.device)[:, None]
+    first = layer.sums.first_token.to(where.device)[:, None]
     return (where - 1).where(where > first, -1)
 
 
 def induction_key_of(layer: Layer) -> Tensor:
-    """int64 [B, Q]: the token that followed the last one like the query's; -1 for none."""
-    return _at(layer.single.positions, induction_keys(layer.of_tokens))
+    """int64 [B, Q]: the position of each query's induction token; -1 for none."""
+    return _at(layer.per_query.positions, induction_keys(layer.token_ids))
 
 
 def _at(where: Tensor, keys: NDArray[np.int64]) -> Tensor:
-    """int64 [B, Q]: the keys of the positions of queries; -1 where there is no query."""
+    """int64 [B, Q]: the keys at the positions of queries; -1 if there is no query."""
     return where.new_tensor(keys).gather(1, where.clamp(min=0)).where(where >= 0, -1)
 
 
@@ -62,7 +67,7 @@ def _induction(layer: Layer) -> Numbers:
 PREVIOUS_TOKEN = Measure(
     name="previous_token",
     range=SHARE,
-    about="mean over the queries of their attention to the token before them",
+    description="attention to the previous token, mean over queries",
     level="head",
     needs=frozenset({"sums", "rows"}),
     function=_previous,
@@ -71,8 +76,8 @@ PREVIOUS_TOKEN = Measure(
 INDUCTION = Measure(
     name="induction",
     range=SHARE,
-    about="mean over the queries whose token came before of their attention to what followed it, "
-    "the last time",
+    description="attention to the token after the latest earlier occurrence of the query's token, "
+    "mean over the queries whose token occurred earlier",
     level="head",
     needs=frozenset({"sums", "rows"}),
     function=_induction,

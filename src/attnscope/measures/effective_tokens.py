@@ -6,14 +6,14 @@ from attnscope.measures.measure import POSITIVE, Measure
 
 
 def effective_tokens(layer: Layer) -> Tensor:
-    """[B, H]: over how many keys queries would spread their attention, if evenly."""
+    """[B, H]: the number of keys over which uniform attention has the same entropy."""
     return entropy(layer).exp()
 
 
 EFFECTIVE_TOKENS = Measure(
     name="effective_tokens",
     range=POSITIVE,
-    about="the exponential of entropy: over how many keys attention is spread",
+    description="exp(entropy): the number of keys over which attention is spread",
     level="head",
     function=effective_tokens,
 )

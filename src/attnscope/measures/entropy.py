@@ -1,4 +1,4 @@
-"""Entropy: over how many keys does a query spread its attention?"""
+"""Entropy: how widely a query spreads its attention."""
 
 from attnscope.measures.layer import Layer, Tensor, mean_over_queries
 from attnscope.measures.measure import POSITIVE, Measure, Numbers
@@ -20,7 +20,7 @@ def _read(layer: Layer) -> Numbers:
 ENTROPY = Measure(
     name="entropy",
     range=POSITIVE,
-    about="mean over the queries of -sum_j A ln A, in nats",
+    description="entropy of the attention weights, -sum_j A ln A in nats, mean over queries",
     level="head",
     function=_read,
 )

@@ -1,4 +1,4 @@
-"""First-token mass: what the first real token of the text receives."""
+"""First-token mass: attention to the first real token of the text."""
 
 from attnscope.measures.layer import Layer, Tensor, mean_over_queries
 from attnscope.measures.measure import SHARE, Measure, Numbers
@@ -10,7 +10,7 @@ def first_token(layer: Layer) -> Tensor:
 
 
 def _of_first(layer: Layer, of_keys: Tensor) -> Tensor:
-    first = layer.sums.first.clamp(min=0).to(of_keys.device)[:, None, None]
+    first = layer.sums.first_token.clamp(min=0).to(of_keys.device)[:, None, None]
     first = first.expand(-1, of_keys.shape[1], 1)
     return mean_over_queries(of_keys.gather(2, first)[..., 0], layer.sums.count)
 
@@ -23,7 +23,7 @@ def _read(layer: Layer) -> Numbers:
 FIRST_TOKEN = Measure(
     name="first_token",
     range=SHARE,
-    about="mean over the queries of their attention to the first token",
+    description="attention to the first token, mean over queries",
     level="head",
     function=_read,
 )

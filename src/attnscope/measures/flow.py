@@ -5,11 +5,11 @@ from attnscope.measures.measure import SHARE, Measure
 
 
 def flow(received_from: Tensor, shares: Tensor, queries: Tensor, groups: Tensor) -> Tensor:
-    """float64 [B, H, C, D], from row to column; nan in the rows of classes without a query.
+    """float64 [B, H, C, D], from class c to class d; nan for classes without a query.
 
     `received_from` is [B, H, groups, K], `queries` the number of queries per group [B, groups],
-    `groups` [groups, C] says of which class c a group is, `shares` [B, K, D] of which class d a
-    key. Groups may be finer than classes, so that one pass serves several sets of classes.
+    `groups` [groups, C] maps groups to classes c, `shares` [B, K, D] keys to classes d. Groups may
+    be finer than classes, so that one pass serves several sets of classes.
     """
     import torch
 
@@ -25,16 +25,16 @@ def _read(layer: Layer) -> Tensor:
     assert sums.flow is not None
     assert layer.shares is not None
     assert layer.groups is not None
-    found = flow(sums.flow, layer.shares, sums.exposed("groups"), layer.groups)
-    return found.flatten(2)
+    by_class = flow(sums.flow, layer.shares, sums.visibility("groups"), layer.groups)
+    return by_class.flatten(2)
 
 
 FLOW = Measure(
     name="flow",
     range=SHARE,
-    about="mean over the queries of one class of their mass on another",
+    description="mass of class d in the queries of class c, mean over these queries",
     level="head",
     needs=frozenset({"sums", "flow"}),
-    over=frozenset({"class pairs"}),
+    per=frozenset({"class pairs"}),
     function=_read,
 )

@@ -1,4 +1,4 @@
-"""The mass of a class: the share of a query's attention that falls on keys of that class."""
+"""The mass of a class: the share of a query's attention that goes to keys of that class."""
 
 import numpy as np
 
@@ -9,14 +9,14 @@ from attnscope.measures.measure import SHARE, Measure, Numbers
 def mass(received: Tensor, shares: Tensor, count: Tensor) -> Tensor:
     """float64 [B, H, C]: mean over the queries of their attention to each class.
 
-    `shares` [B, K, C] is the share of each token in each class. Also of what keys *would* receive.
-    nan for a sequence without queries.
+    `shares` [B, K, C] is the share of each token in each class. `received` may also be that of
+    uniform attention. nan for a sequence without queries.
     """
     return received.double() @ shares.double() / or_nan(count)[:, None, None]
 
 
 def shares_of(class_ids: Tensor, n: int) -> Tensor:
-    """[B, K, n]: tokens that are of one class each, int [B, K]; -1 is no class."""
+    """[B, K, n]: one-hot shares of class ids, int [B, K]; -1 is no class."""
     return class_ids[..., None].eq(class_ids.new_tensor(range(n))).double()
 
 
@@ -30,9 +30,9 @@ def _read(layer: Layer) -> Numbers:
     assert shares is not None
     return Numbers(
         mass(sums.received, shares, sums.count),
-        uniform=mass(sums.exposed("uniform").float()[:, None], shares, sums.count),
+        uniform=mass(sums.visibility("uniform").float()[:, None], shares, sums.count),
         tokens=shares.nan_to_num().sum(1, keepdim=True),
-        # The errors of a class's keys are added up, as if all erred the same way: a bound.
+        # An upper bound: errors of a class's keys are added as if all had the same sign.
         error=None if sums.error is None else mass(sums.error, shares, sums.count),
     )
 
@@ -40,8 +40,8 @@ def _read(layer: Layer) -> Numbers:
 MASS = Measure(
     name="mass",
     range=SHARE,
-    about="mean over the queries of their attention to the keys of a class",
+    description="attention to the keys of a class, mean over queries",
     level="head",
-    over=frozenset({"keys", "classes"}),
+    per=frozenset({"keys", "classes"}),
     function=_read,
 )

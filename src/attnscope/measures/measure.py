@@ -1,6 +1,4 @@
-"""A measure, declared: everything that the spec, the runner, the claims and the docs have to know
-about it, beside its definition. This module must not know any measure.
-"""
+"""The declaration of a measure: its name, its columns, what it needs, and its function."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -12,62 +10,62 @@ from attnscope.measures.layer import Array, Layer, Tensor
 Level = Literal["head", "key/value head", "layer", "token", "query"]
 Need = Literal["sums", "flow", "rows", "values", "heads", "outputs", "activations"]
 Range = tuple[float, float]
-"""The least and the largest value that is possible."""
+"""The smallest and the largest possible value."""
 SHARE: Range = (0.0, 1.0)
 POSITIVE: Range = (0.0, math.inf)
 ANY: Range = (-math.inf, math.inf)
-Over = Literal["keys", "classes", "class pairs", "steps"]
+Per = Literal["keys", "classes", "class pairs", "steps"]
 
 
 @dataclass(eq=False)
 class Numbers:
-    """What a measure found. The last axis goes over columns, items, or classes."""
+    """The result of a measure. The last axis is columns, items or classes."""
 
     value: Tensor | Array
     """[B, heads] or [B, heads, …], at level `query` [B, heads, Q] or [B, heads, Q, …]; nan where a
     number is not defined."""
     uniform: Tensor | Array | None = None
-    """What uniform attention would give; it may have fewer heads, as may the next."""
+    """The value under uniform attention; it may have fewer heads, and so may `tokens`."""
     tokens: Tensor | Array | None = None
-    """How many tokens a number is about."""
+    """The number of tokens that a value covers."""
     error: Tensor | Array | None = None
-    """The standard error of a number, where queries were sampled; None where it is not known."""
+    """The standard error, if queries were sampled; None if not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """One idea: how it is asked for, what it needs, and the numbers it gives."""
+    """One measure: its name, what it needs, and the numbers it returns."""
 
     name: str
-    """What an experiment lists under `measures`."""
-    about: str
-    """The definition in a line."""
+    """The name in the list `measures` of an experiment."""
+    description: str
+    """The definition in one line."""
     level: Level
-    """What there is one number of (of `token` and `query`: one for each of each head)."""
+    """What one number is for; `token` and `query` give one number for each of each head."""
     function: Callable[[Layer], Numbers | Tensor]
     needs: frozenset[Need] = frozenset({"sums"})
-    """What has to be kept of a forward pass. Without `sums` or `flow`, no choice of queries
-    matters, and the numbers stand under `all`."""
+    """What a forward pass must keep. Without `sums`, `flow` or `rows` the choice of queries has no
+    effect, and the numbers are stored under `all`."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """The names its numbers have in a run, each with its definition; its own, if it has one."""
+    """Names of its numbers in a run, with their definitions; default: `name` alone."""
     items: tuple[str, ...] = ()
-    """Each number comes once for each of these; they stand under `item`."""
+    """Each number exists once per item; the column `item` holds it."""
     default: str | None = None
-    """Which of the items is meant when nobody says."""
-    over: frozenset[Over] = frozenset()
-    """Which choices of an experiment it is measured under, each in turn."""
-    answers: bool = False
-    """Whether it is about what a model generates."""
-    pair: bool = False
+    """The default item."""
+    per: frozenset[Per] = frozenset()
+    """The settings of an experiment for which it is measured separately."""
+    about_generation: bool = False
+    """Whether it measures a completion."""
+    compares_to_base: bool = False
     """Whether it compares a variant with its base."""
     range: Range | Mapping[str, Range] = ANY
-    """The possible values of all its columns, or by column: an interval of a mean has no others."""
+    """Possible values of all columns, or by column; confidence intervals are clipped to them."""
 
     def __post_init__(self) -> None:
         if not self.columns:
-            object.__setattr__(self, "columns", {self.name: self.about})
+            object.__setattr__(self, "columns", {self.name: self.description})
 
     def numbers(self, layer: Layer) -> Numbers:
-        """Measure."""
-        found: Any = self.function(layer)
-        return found if isinstance(found, Numbers) else Numbers(found)
+        """The numbers of one layer."""
+        result: Any = self.function(layer)
+        return result if isinstance(result, Numbers) else Numbers(result)

@@ -1,4 +1,4 @@
-"""Attention received by each key: its sum, and its average over the queries that come after it."""
+"""Attention received by each key: the sum, and the average over later queries."""
 
 from attnscope.measures.layer import Layer, Tensor
 from attnscope.measures.measure import POSITIVE, SHARE, Measure, Numbers
@@ -9,8 +9,8 @@ NEIGHBOURS = 32
 def standard_error(variance: Tensor | None, received: Tensor) -> Tensor:
     """The standard error of a sampled sum [B, H, K]; 0 where nothing was sampled.
 
-    A key whose few heavy queries were all missed looks both low and certain. So its relative
-    variance is taken to be at least the mean of its neighbours'.
+    If the sample misses the few queries with large weights, a key seems low and certain. So its
+    relative variance is at least the mean of that of its neighbours.
     """
     import torch
 
@@ -33,10 +33,10 @@ def _read(layer: Layer) -> Numbers:
 PROFILE = Measure(
     name="profile",
     range={"average": SHARE, "received": POSITIVE},
-    about="what each token receives",
+    description="attention that each token receives",
     level="token",
     columns={
-        "average": "mean of A[i, j] over the queries after the token that could see it",
+        "average": "mean of A[i, j] over the later queries for which the token is visible",
         "received": "sum of A[i, j] over the queries",
     },
     function=_read,

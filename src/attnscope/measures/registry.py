@@ -1,6 +1,4 @@
-"""Every measure there is. The spec's choices, the runner, the evidence for claims and the table in
-docs/measures.md are made from this. A new one is a file that declares it, and its name here.
-"""
+"""The registry of all measures: to add one, declare it in a file and list the file in `FILES`."""
 
 from importlib import import_module
 
@@ -12,7 +10,7 @@ FILES = (
     *("reshaping", "uniformity", "values", "affine", "activations", "activation_shape"),
     *("completion", "received", "by_query"),
 )
-"""Those that declare measures, in the order in which these are listed and measured."""
+"""The files that declare measures, in the order of the documentation."""
 
 MEASURES: dict[str, Measure] = {
     declared.name: declared
@@ -20,22 +18,22 @@ MEASURES: dict[str, Measure] = {
     for declared in vars(import_module(f"attnscope.measures.{file}")).values()
     if isinstance(declared, Measure)
 }
-"""By the name that an experiment lists under `measures`."""
+"""Measures by name."""
 
 BY_HEAD: tuple[str, ...] = tuple(
     name
     for name, m in MEASURES.items()
-    if m.level == "head" and not (m.pair or m.over or m.answers)
+    if m.level == "head" and not (m.compares_to_base or m.per or m.about_generation)
 )
-"""Those that are numbers of every head and need nothing but one watched text."""
+"""Measures with one number per head that need one watched text only."""
 
 COLUMNS: dict[str, Measure] = {
     column: measure for measure in MEASURES.values() for column in measure.columns
 }
-"""By the name that its numbers have in a run."""
+"""Measures by the names of their numbers in a run."""
 
 
 def range_of(column: str) -> Range:
-    """The possible values of a column's numbers; any, where they are not declared."""
+    """The possible values of a column; any, if not declared."""
     declared = COLUMNS[column].range if column in COLUMNS else ANY
     return declared if isinstance(declared, tuple) else declared.get(column, ANY)

@@ -1,4 +1,4 @@
-"""Reshaping: how far an insertion moves attention between the tokens around it, factor aside."""
+"""Reshaping: how much attention an insertion moves between the other tokens, after rescaling."""
 
 import numpy as np
 
@@ -8,8 +8,10 @@ from attnscope.measures.slope import ratio, usable
 
 
 def reshaping(base: Array, variant: Array, keys: Mask) -> tuple[Array, Array]:
-    """Half the summed difference of both averages, each divided by its sum, and the number of
-    tokens: 0 where one factor explains all, 1 where no token has something on both sides."""
+    """Half the L1 distance of both averages, each divided by its sum, and the number of tokens.
+
+    0 if one factor explains the change, 1 if no token has attention on both sides.
+    """
     used = usable(base, variant, keys)
     x, y = (np.where(used, side, 0.0) for side in (base, variant))
     x, y = (ratio(side, side.sum(-1, keepdims=True)) for side in (x, y))
@@ -17,16 +19,17 @@ def reshaping(base: Array, variant: Array, keys: Mask) -> tuple[Array, Array]:
 
 
 def _read(layer: Layer) -> Numbers:
-    value, tokens = reshaping(layer.against.averages, layer.sums.averages, layer.keys[:, None])
+    value, tokens = reshaping(layer.baseline.averages, layer.sums.averages, layer.keys[:, None])
     return Numbers(value, tokens=tokens)
 
 
 RESHAPING = Measure(
     name="reshaping",
     range=SHARE,
-    about="the share of the averages' sum that moves between tokens; 0 is one factor for all",
+    description="share of the average attention that moves between tokens; 0 if all change by one "
+    "factor",
     level="head",
-    over=frozenset({"keys"}),
-    pair=True,
+    per=frozenset({"keys"}),
+    compares_to_base=True,
     function=_read,
 )

@@ -1,4 +1,4 @@
-"""The measures in words, from their declarations: docs/measures.md and the help of `attnscope run`.
+"""Documentation of the measures for docs/measures.md and `attnscope run --help`.
 
 python -m attnscope.measures.table > docs/measures.md
 """
@@ -8,10 +8,10 @@ from attnscope.measures.registry import MEASURES
 
 _HEAD = """\
 # Measures
-Made from the declarations in `src/attnscope/measures` by `python -m attnscope.measures.table`. An
-experiment lists names of the first column under `measures`; its numbers stand in the table `values`
-of a run under the names of the second, in the column `measure`. [concepts.md](concepts.md) has the
-definitions they rest on, [extending.md](extending.md) how to add one.
+Generated from `src/attnscope/measures` by `python -m attnscope.measures.table`. An experiment lists
+names of the first column under `measures`. The table `values` of a run has the names of the second
+column in its column `measure`. [concepts.md](concepts.md) defines the terms;
+[extending.md](extending.md) shows how to add a measure.
 """
 
 _OVER = {
@@ -22,28 +22,28 @@ _OVER = {
 
 
 def lines() -> list[str]:
-    """A name and its definition each."""
-    return [f"{measure.name}: {measure.about}" for measure in MEASURES.values()]
+    """One line per measure: its name and its definition."""
+    return [f"{measure.name}: {measure.description}" for measure in MEASURES.values()]
 
 
 def markdown() -> str:
-    """docs/measures.md, whole."""
-    of_one = [m for m in MEASURES.values() if not m.pair]
-    of_two = [m for m in MEASURES.values() if m.pair]
+    """The text of docs/measures.md."""
+    single = [m for m in MEASURES.values() if not m.compares_to_base]
+    paired = [m for m in MEASURES.values() if m.compares_to_base]
     return "\n".join(
         [
             _HEAD,
-            "## Of every condition",
-            *_table(of_one),
+            "## Measures of every condition",
+            *_table(single),
             "",
-            "## Of a variant, against its base",
-            "They stand in the rows of the variant's condition. `item` is the share of the aligned "
-            "tokens that counts as spikes; 0.1 is meant where nobody says.",
+            "## Measures that compare a variant with its base",
+            "They are stored in the rows of the variant's condition. `item` is the share of the "
+            "aligned tokens that counts as spikes; default: 0.1.",
             "",
-            *_table(of_two),
+            *_table(paired),
             "",
-            "What needs no sums over queries (values, heads, outputs, activations) is the same for "
-            "every choice of queries, and stands under `all`.",
+            "Measures that need `values`, `heads`, `outputs` or `activations` do not depend on the "
+            "choice of queries; they are stored under `all`.",
             "",
         ]
     )
@@ -51,14 +51,14 @@ def markdown() -> str:
 
 def _table(measures: list[Measure]) -> list[str]:
     rows = [
-        "| `measures:` | numbers | meaning | one for | needs |",
+        "| `measures:` | numbers | meaning | one number for | needs |",
         "| --- | --- | --- | --- | --- |",
     ]
     for measure in measures:
-        for n, (column, about) in enumerate(measure.columns.items()):
+        for n, (column, meaning) in enumerate(measure.columns.items()):
             first = [f"`{measure.name}`", _one_for(measure), ", ".join(sorted(measure.needs))]
             name, one_for, needs = first if n == 0 else ("", "", "")
-            rows.append(f"| {name} | `{column}` | {about} | {one_for} | {needs} |")
+            rows.append(f"| {name} | `{column}` | {meaning} | {one_for} | {needs} |")
     return rows
 
 
@@ -68,7 +68,7 @@ def _one_for(measure: Measure) -> str:
         each = ["each token of each head of `profiles`, in the table `positions`"]
     if measure.level == "query":
         each = ["each query (or `bin` of them) of each head of `profiles`, in the table `by_query`"]
-    each += [_OVER[over] for over in _OVER if over in measure.over]
+    each += [_OVER[over] for over in _OVER if over in measure.per]
     if measure.items:
         few = [*measure.items[:2], "…", measure.items[-1]]
         each.append(f"`item` {', '.join(measure.items if len(measure.items) < 9 else few)}")

@@ -1,4 +1,4 @@
-"""Filler uniformity: how evenly do the inserted tokens receive?"""
+"""Filler uniformity: how uniform is the attention that the inserted tokens receive?"""
 
 import numpy as np
 
@@ -17,15 +17,16 @@ def uniformity(average: Array, inserted: Mask) -> tuple[Array, Array]:
 
 
 def _read(layer: Layer) -> Numbers:
-    value, size = uniformity(layer.sums.averages, layer.against.inserted[:, None])
+    value, size = uniformity(layer.sums.averages, layer.baseline.inserted[:, None])
     return Numbers(value, tokens=size)
 
 
 UNIFORMITY = Measure(
     name="uniformity",
     range=POSITIVE,
-    about="coefficient of variation of the inserted tokens' averages; 0 is even",
+    description="coefficient of variation of the average attention over the inserted tokens; 0 if "
+    "uniform",
     level="head",
-    pair=True,
+    compares_to_base=True,
     function=_read,
 )

@@ -1,11 +1,11 @@
-"""Value similarity: how alike are the value vectors of a span of tokens?"""
+"""Value similarity: how similar are the value vectors of a span of tokens?"""
 
 import numpy as np
 
 from attnscope.measures.layer import Layer, Tensor
 from attnscope.measures.measure import Measure, Numbers
 
-# Tokens turned to float64 at a time.
+# Number of tokens converted to float64 at a time.
 CHUNK = 4096
 
 
@@ -24,10 +24,10 @@ def value_similarity(values: Tensor, span: Tensor) -> Tensor:
     for at in range(0, K, CHUNK):
         vectors = values[:, :, at : at + CHUNK].double()
         length = vectors.norm(dim=-1)
-        there = (length > 0) & span[:, None, at : at + CHUNK].to(values.device)
-        units = vectors / length.where(there, 1.0)[..., None]
-        total += (units * there[..., None]).sum(2)
-        count += there.sum(2)
+        valid = (length > 0) & span[:, None, at : at + CHUNK].to(values.device)
+        units = vectors / length.where(valid, 1.0)[..., None]
+        total += (units * valid[..., None]).sum(2)
+        count += valid.sum(2)
     cosines = (total.square().sum(-1) - count) / (count * (count - 1))
     return cosines.where(count > 1, torch.nan)
 
@@ -35,17 +35,17 @@ def value_similarity(values: Tensor, span: Tensor) -> Tensor:
 def _read(layer: Layer) -> Numbers:
     import torch
 
-    inserted = layer.against.inserted
-    value = value_similarity(layer.made["values"], torch.from_numpy(inserted))
+    inserted = layer.baseline.inserted
+    value = value_similarity(layer.recorded["values"], torch.from_numpy(inserted))
     return Numbers(value, tokens=inserted.sum(axis=1).astype(np.float64)[:, None])
 
 
 VALUE_SIMILARITY = Measure(
     name="value_similarity",
     range=(-1.0, 1.0),
-    about="mean pairwise cosine of the inserted tokens' value vectors",
+    description="mean pairwise cosine similarity of the inserted tokens' value vectors",
     level="key/value head",
     needs=frozenset({"values"}),
-    pair=True,
+    compares_to_base=True,
     function=_read,
 )

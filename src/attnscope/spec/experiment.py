@@ -171,7 +171,7 @@ class Experiment(StrictModel):
         return self._possible()
 
     def _possible(self) -> Experiment:
-        pairs = [measure for measure in self.measures if MEASURES[measure].pair]
+        pairs = [measure for measure in self.measures if MEASURES[measure].compares_to_base]
         if pairs and len(self.conditions) == 1:
             raise ValueError(
                 f"{pairs[0]!r} compares a condition with the base, and there is only the base; "
@@ -179,7 +179,7 @@ class Experiment(StrictModel):
             )
         if self.generate is not None:
             self._answerable()
-        elif alone := [name for name in self.measures if MEASURES[name].answers]:
+        elif alone := [name for name in self.measures if MEASURES[name].about_generation]:
             raise ValueError(
                 f"{alone[0]!r} is about what the model answers; let it, with "
                 "'queries: predicts:generated' or 'generate'"

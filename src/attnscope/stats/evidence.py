@@ -77,7 +77,7 @@ def missing(measure: str) -> NotMeasuredError:
     """The error for a measure that a run does not have: says how it would."""
     declared = COLUMNS.get(measure)
     asked = measure if declared is None else declared.name
-    pair = declared is not None and declared.pair
+    pair = declared is not None and declared.compares_to_base
     also = ", with a condition that has an insertion" if pair else ""
     return NotMeasuredError(
         f"{measure!r} was not measured; add {asked!r} to the experiment's measures{also}"
@@ -89,7 +89,7 @@ def default_condition(claim: Claim, facts: Facts) -> str:
     if claim.condition is not None:
         return claim.condition
     asked = {m for part in claim.parts for m in measures(part)}
-    of_pairs = all(m in COLUMNS and COLUMNS[m].pair for m in asked)
+    of_pairs = all(m in COLUMNS and COLUMNS[m].compares_to_base for m in asked)
     return "variant" if of_pairs and facts.kinds else "base"
 
 

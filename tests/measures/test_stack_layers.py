@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.measures.layer import Layer, side_by_side
+from attnscope.measures.layer import Layer, stack_layers
 from attnscope.measures.registry import MEASURES
 from families import build
 
@@ -25,7 +25,7 @@ def layers_of(name: str, queries: Any) -> list[Layer]:
 ALONE = [
     measure
     for measure in MEASURES.values()
-    if measure.needs == {"sums"} and measure.level == "head" and not measure.pair
+    if measure.needs == {"sums"} and measure.level == "head" and not measure.compares_to_base
 ]
 
 
@@ -36,7 +36,7 @@ ALONE = [
 )
 def test_the_numbers_are_the_same(name: str, heads: list[int], queries: str) -> None:
     layers = layers_of(name, queries)
-    joined = side_by_side(layers)
+    joined = stack_layers(layers)
     assert [layer.sums.received.shape[1] for layer in joined] == heads
     for measure in ALONE:
         for part in ("value", "uniform", "error"):
@@ -56,5 +56,5 @@ def test_the_numbers_are_the_same(name: str, heads: list[int], queries: str) -> 
 def test_long_texts_stay_apart() -> None:
     layers = layers_of("qwen2", "all")
     of_two = 2 * layers[0].sums.received.numel()
-    joined = side_by_side(layers, most=of_two)
+    joined = stack_layers(layers, max_size=of_two)
     assert [layer.sums.received.shape[1] for layer in joined] == [8, 4]
