@@ -21,7 +21,7 @@ from attnscope.spec.prompt_sources import DocumentPrompts, NeedlePrompts
 from attnscope.stats.focus import auroc, focus, important_heads, shares
 from attnscope.stats.published import headlines, sink_share
 from attnscope.stats.run_stats import judge_run
-from attnscope.stats.verdicts import judge
+from attnscope.stats.verdicts import FROZEN, judge
 from made_models import save_model
 
 
@@ -78,7 +78,7 @@ def test_what_a_filler_does_to_activations_is_judged(folder: str, tmp_path: Path
     opened = attnscope.open_run(tmp_path)
     found = {v.claim: v for v in judge_run(opened) if v.verdict != "not measured"}
     assert set(found) == {"livelier-activations", "digits-near-zero"}
-    assert all(v.frozen == "frozen before the run" for v in found.values())
+    assert all(v.frozen == FROZEN[0] for v in found.values())
     figures = found["livelier-activations"].figures
     assert figures is not None
     assert figures["keys"].unique().to_list() == ["question"]

@@ -1,5 +1,6 @@
 """A run keeps the claims it was begun with, and every reader judges them."""
 
+import html
 import json
 import re
 from dataclasses import replace
@@ -21,6 +22,7 @@ from attnscope.spec.claims import Claim, built_in, digest, load_claims
 from attnscope.spec.experiment import made
 from attnscope.stats.published import told
 from attnscope.stats.run_stats import judge_run
+from attnscope.stats.verdicts import FROZEN
 from made_models import save_model
 from made_runs import MadeRun, made_run, write_run
 
@@ -72,7 +74,7 @@ def test_own_claims_are_judged_by_default_and_come_first(tmp_path: Path) -> None
     assert names == ["mine", "absent", "map-characters"]
     own = [verdict for verdict in verdicts if verdict.claim == "mine"]
     assert {verdict.verdict for verdict in own} == {"supported"}
-    assert {verdict.frozen for verdict in own} == {"frozen before the run"}
+    assert {verdict.frozen for verdict in own} == {FROZEN[0]}
     built_ins = {claim.name for claim in built_in()}
     others = {v.verdict for v in verdicts if v.claim in built_ins}
     assert "not measured" not in others
@@ -144,7 +146,7 @@ def test_the_report_of_a_recipe_has_the_verdicts_that_reproduce_prints(
     run = open_run(tmp_path / "run")
     printed = [line for line in told(run) if line.startswith(("supp", "contra", "undet"))]
     assert len(printed) == 2
-    page = re.sub(r"<[^>]*>", " ", build(run))
+    page = html.unescape(re.sub(r"<[^>]*>", " ", build(run)))
     assert "No claim could be judged" not in page
     for verdict in judge_run(run):
         assert verdict.claim in ("sinks", "sinks-random")

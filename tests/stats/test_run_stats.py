@@ -22,6 +22,7 @@ from attnscope.stats.run_stats import (
     judge_run,
     sensitivity_of_run,
 )
+from attnscope.stats.verdicts import FROZEN
 from made_models import save_model
 
 
@@ -68,7 +69,7 @@ def test_every_claim_about_fillers_has_a_verdict(run: Run) -> None:
         else:
             assert verdict.verdict != "not measured", verdict.reason
             assert verdict.model == "qwen"
-            assert "n 12" in verdict.reason
+            assert "n = 12 prompts" in verdict.reason
 
 
 def test_claims_about_activations_are_judged_on_the_tokens_that_both_have(tmp_path: Path) -> None:
@@ -148,9 +149,9 @@ def test_claims_are_frozen_with_the_run(run: Run) -> None:
     names = {"mine": first, "later": first, "fall": first}
     claims = [claim.model_copy(update={"name": name}) for name, claim in names.items()]
     said = [verdict.frozen for verdict in judge_run(run, claims, resamples=500)]
-    assert said == ["frozen before the run", "came after the run", "frozen before the run"]
+    assert said == [FROZEN[0], FROZEN[2], FROZEN[0]]
     (verdict,) = judge_run(run, [first], strata="level", resamples=500)
-    assert verdict.frozen == "frozen before the run, its units (level) chosen after it"
+    assert verdict.frozen == f"{FROZEN[0]}; the units (level) were chosen afterwards"
 
 
 def test_claims_are_written_down_before_anything_is_measured(tmp_path: Path) -> None:
@@ -175,7 +176,7 @@ def test_claims_are_written_down_before_anything_is_measured(tmp_path: Path) -> 
     with pytest.warns(AttnscopeWarning):
         carry_out(asked, tmp_path / "out", claims=[changed])
     (verdict,) = judge_run(open_run(tmp_path / "out"), [changed])
-    assert verdict.frozen == "changed after the run"
+    assert verdict.frozen == FROZEN[1]
 
 
 def test_runs_are_compared_with_one_another(run: Run, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a verdict says: names in its statement, its layer, its parts, and rows without a vote."""
+"""The text of a verdict: statement, layer, parts, and rows that do not count."""
 
 from pathlib import Path
 from typing import Any
@@ -7,6 +7,7 @@ import pytest
 
 from attnscope.errors import InputError
 from attnscope.spec.claims import PLACEHOLDERS, Claim, load_claims
+from attnscope.stats.outcome import part_names
 from attnscope.stats.verdicts import judge
 from made_values import masses, measured
 from support_errors import raises
@@ -95,7 +96,8 @@ def test_two_parts_have_different_names_in_the_reason(parts: list[dict[str, Any]
     )
     table = masses(models=("base",), layers=1, items=("hash", "star", "word"))
     (verdict,) = judge([mine], table)
-    names = [words.partition(" against ")[0] for words in verdict.reason.split("; ")]
+    names = [part.partition(": ")[0] for part in verdict.reason.split("; ")]
+    assert names == part_names(mine)
     assert len(set(names)) == len(names) == 2
 
 
@@ -123,12 +125,12 @@ def test_a_tenth_of_all_prompts_may_be_undefined(prompts: int, without: int, dec
     assert verdict.figures["disqualified"].to_list() == [not decides] * 6
     assert verdict.figures["supports"].to_list() == [decides] * 6
     assert (verdict.verdict == "supported") == decides
-    # The reason says how many rows have no vote, and why.
-    assert ("6 of 6 heads" in verdict.reason) != decides
+    # The reason has the number of rows that do not count.
+    assert verdict.reason.count("of 6 heads") == (1 if decides else 2)
     assert (f"({without} of {prompts})" in verdict.reason) != decides
 
 
-def test_a_single_row_says_that_it_is_disqualified() -> None:
+def test_a_single_row_with_too_few_values_does_not_count() -> None:
     mine = claim(
         quantity={"measure": "entropy"},
         comparison={"threshold": 1},

@@ -41,6 +41,12 @@ Margin = Annotated[
 Holds = Annotated[
     bool, typer.Option("--holds", help="Show only rows whose outcome is not undetermined.")
 ]
+All = Annotated[
+    bool,
+    typer.Option(
+        "--all", help="Show every row, not only the 10 with the smallest p of each table."
+    ),
+]
 Claims = Annotated[
     str | None,
     typer.Option(help="A YAML file of claims; else the run's own and the built-in ones."),
@@ -69,6 +75,7 @@ def compare(
     layer: Annotated[str | None, typer.Option(help="Show these layers only: 0,1,7.")] = None,
     classes: Annotated[str | None, typer.Option("--class", help="Show these classes only.")] = None,
     holds: Holds = False,
+    all_rows: All = False,
     claims: Claims = None,
     sensitivity: Sensitivity = None,
     json: Json = False,
@@ -97,7 +104,7 @@ def compare(
     if json:
         print(formatting.as_json(*told, settings=settings))
     else:
-        _show(lambda narrow: formatting.as_tables(*told, narrow=narrow, settings=settings))
+        _print(formatting.as_tables(*told, all_rows=all_rows, settings=settings))
 
 
 def _claims(
@@ -171,10 +178,13 @@ def _only(
     return compared.filter(pl.col("outcome") != OUTCOMES[-1]) if holds else compared
 
 
-def _show(tables: Any) -> None:
+def _print(tables: Any) -> None:
     from rich.console import Console
 
+    from attnscope.stats.formatting import WIDTH
+
     console = Console()
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 160  # into a file or a pipe: nobody says how wide that is
-    console.print(tables(console.width < 100))
+    # A file or a pipe has no width of its own.
+    piped = not console.is_terminal and "COLUMNS" not in os.environ
+    console.width = WIDTH if piped else min(console.width, WIDTH)
+    console.print(tables)

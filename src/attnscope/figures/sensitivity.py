@@ -19,7 +19,7 @@ from attnscope.figures.select import models_in_order
 from attnscope.figures.sensitivity_rows import NEEDS, chosen, laid_out, selected
 from attnscope.figures.text_format import count, join
 from attnscope.spec.claims import Claim, ClaimPart
-from attnscope.stats.outcome import sides_of, stated
+from attnscope.stats.outcome import fill_statement, sides_of
 from attnscope.stats.robustness import CHOICES, in_a_line, not_judged, survival
 
 HEADS = {"mean": "mean over heads", "sum": "sum over heads", "max": "maximum over heads"}
@@ -68,7 +68,7 @@ def _words(made: FigureNumbers[SensitivityText], asked: Request) -> FigureText:
     layers = table["layer"].drop_nulls().unique().sort().to_list()
     survived = in_a_line(table)
     agree = _agreement(table, survived)
-    statement = stated(claim.statement, _names(claim, models, table)).rstrip(".")
+    statement = fill_statement(claim.statement, _names(claim, models, table)).rstrip(".")
     what = _compared(table, part, models)
     bounds = part.rule.bounds or ()
     ratio = part.comparison.scale == "ratio"

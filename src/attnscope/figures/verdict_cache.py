@@ -102,11 +102,7 @@ class VerdictCache:
         except AttnscopeError:
             return None
         lines = [
-            (
-                f"{v.model}: {v.statement} " if v.model else f"{v.statement} ",
-                Strong(v.verdict),
-                f": {v.reason}",
-            )
+            (Strong(v.verdict), f": {v.sentence} {v.reason}")
             for v in verdicts
             if v.verdict != "not measured"
         ]

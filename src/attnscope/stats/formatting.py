@@ -1,4 +1,4 @@
-"""Comparisons and verdicts as text: tables for a terminal, and JSON for programs."""
+"""Formats comparisons and verdicts: tables for a terminal, and JSON for programs."""
 
 import json
 import math
@@ -14,18 +14,16 @@ from rich.text import Text
 from attnscope.stats.robustness import not_judged, survival
 from attnscope.stats.verdicts import Verdict
 
+WIDTH = 100
+"""Columns of the terminal that the tables are made for."""
+ROWS = 10
+"""Rows of a table; `as_tables(all_rows=True)` has no limit."""
 _STYLE = {"supported": "green", "contradicted": "red", "undetermined": "yellow"}
-_LEFT_OUT_WHERE_NARROW = ("mean_a", "mean_b", "ratio", "effect", "p", "p_fwer")
-_HIDDEN = {
-    *("a", "b", "paired", "left_out", "note", "n_a", "n_b", "low", "high", "unreliable", "min_p"),
-    *("ratio_low", "ratio_high", "effect_low", "effect_high", "detectable", "margin"),
-    *("p_equivalence", "q_equivalence", "icc", "design_effect", "skew", "informative"),
-}
-# What is the same throughout a table, and so stands above it.
-_KIND = ["measure", "normalise", "queries", "keys", "classes"]
-_CHANCES = ("p", "q", "p_fwer")
-MOST = 200
-"""The most rows of a table: of more, those with the largest effects."""
+_SAME_IN_TABLE = ("measure", "normalise", "queries", "keys", "classes")
+"""Columns by which the comparison is split into tables; the caption names their values."""
+_LABELS = ("model", "condition", "item", "target", "layer", "head")
+"""Columns that identify a row of a table."""
+_NUMBERS = ("mean_a", "mean_b", "difference", "q", "outcome")
 
 
 def as_json(
@@ -58,54 +56,39 @@ def as_tables(
     verdicts: Sequence[Verdict],
     choices: pl.DataFrame | None = None,
     *,
-    narrow: bool = False,
+    all_rows: bool = False,
     settings: Mapping[str, Any] | None = None,
 ) -> RenderableType:
-    """What a terminal shows; a narrow one has no room for every column."""
-    parts: list[RenderableType] = []
+    """The verdicts, one paragraph each, then the tables of the comparison."""
+    parts: list[RenderableType] = [_verdict(v) for v in verdicts if v.verdict != "not measured"]
+    if absent := dict.fromkeys(v.claim for v in verdicts if v.verdict == "not measured"):
+        text = f"not measured in this run: {', '.join(absent)} (--json gives the reasons)"
+        parts.append(Text(text, style="dim"))
+    if parts:
+        parts.append(Text())
     if compared is not None:
-        kind = [name for name in _KIND if name in compared.columns]
-        for (first, second, *_), rows in compared.group_by(["a", "b", *kind], maintain_order=True):
-            level = (settings or {}).get("level", 0.95)
-            parts += [_comparison(str(first), str(second), rows, narrow, level), Text()]
-    for verdict in verdicts:
-        if verdict.verdict != "not measured":
-            parts += [_verdict(verdict), Text()]
-    absent = dict.fromkeys(v.claim for v in verdicts if v.verdict == "not measured")
-    if absent:
-        parts += [
-            Text(f"not measured in this run: {', '.join(absent)} (--json says why)", style="dim"),
-            Text(),
-        ]
+        by = ["a", "b", *(name for name in _SAME_IN_TABLE if name in compared.columns)]
+        level = (settings or {}).get("level", 0.95)
+        for (first, second, *_), rows in compared.group_by(by, maintain_order=True):
+            parts += [_comparison(str(first), str(second), rows, level, all_rows), Text()]
     if choices is not None:
         parts += [_survival(choices), Text()]
     if settings:
-        said = ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None)
-        parts += [Text(said, style="dim")]
+        used = ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None)
+        parts.append(Text(used, style="dim"))
     return Group(*parts)
 
 
-def _comparison(first: str, second: str, rows: pl.DataFrame, narrow: bool, level: float) -> Table:
-    how = "paired by prompt" if rows["paired"].all() else "as independent groups"
-    title = f"{rows['measure'][0]}: {second} (b) against {first} (a), {how}"
+def _comparison(first: str, second: str, rows: pl.DataFrame, level: float, all_rows: bool) -> Table:
+    """The rows with the smallest p first; among equal p the largest effect first."""
+    design = "paired by prompt" if rows["paired"].all() else "as independent groups"
+    title = f"{rows['measure'][0]}: {second} (b) against {first} (a), {design}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    cut = []
-    if rows.height > MOST:
-        cut = [f"{MOST} of {rows.height:,} rows, of the largest effects; --json has all"]
-        largest = pl.col("effect").abs().fill_null(-1).rank("ordinal", descending=True) <= MOST
-        rows = rows.filter(largest)
-    hidden = {*_HIDDEN, "measure", *(_LEFT_OUT_WHERE_NARROW if narrow else ())}
-    if rows["units"].equals(rows["n"]):
-        hidden |= {"units"}
-    shown = [
-        name
-        for name in rows.columns
-        if name not in hidden and not rows[name].is_null().all() and not _dull(rows, name)
-    ]
-    fixed = [f"{n} {rows[n][0]}" for n in rows.columns if n not in _HIDDEN and _dull(rows, n)]
-    notes = [note for note in rows["note"].unique(maintain_order=True) if note]
-    table.caption = "; ".join([*cut, *fixed, *_sources(rows), *notes]) or None
-    table.caption_justify = "left"
+    table.caption, table.caption_justify = _caption(rows, all_rows), "left"
+    rows = rows.sort("p", pl.col("effect").abs(), descending=[False, True], nulls_last=True)
+    rows = rows if all_rows else rows.head(ROWS)
+    labels = [n for n in (*_LABELS, "n", "units") if n in rows.columns and not _constant(rows, n)]
+    shown = [*(n for n in labels if not rows[n].is_null().all()), *_NUMBERS]
     for name in shown:
         side: Any = "left" if rows[name].dtype == pl.String else "right"
         table.add_column(name.replace("_", " "), justify=side, overflow="fold")
@@ -114,17 +97,29 @@ def _comparison(first: str, second: str, rows: pl.DataFrame, narrow: bool, level
     for row in rows.iter_rows(named=True):
         cells = []
         for name in shown:
-            least = name in _CHANCES and (row["p"] or 1) <= (row["min_p"] or 0) * (1 + 1e-9)
-            cells.append(_chance(row[name], least) if name in _CHANCES else _figure(row[name]))
+            smallest = (row["p"] or 1) <= (row["min_p"] or 0) * (1 + 1e-9)
+            cells.append(_p_value(row["q"], smallest) if name == "q" else _number(row[name]))
             if name == "difference":
-                cells.append(f"{_figure(row['low'])} to {_figure(row['high'])}")
+                cells.append(f"{_number(row['low'])} to {_number(row['high'])}")
         table.add_row(*cells)
     return table
 
 
+def _caption(rows: pl.DataFrame, all_rows: bool) -> str:
+    """How many rows are shown, what is the same in all of them, and their notes."""
+    order = "smallest p first"
+    lines = [f"{rows.height:,} rows, {order}"]
+    if not all_rows and rows.height > ROWS:
+        lines = [f"{ROWS} of {rows.height:,} rows, {order}; --all shows every row"]
+    names = (*_SAME_IN_TABLE[1:], "combine", "model", "condition", "n")
+    lines += [f"{n} {rows[n][0]}" for n in names if n in rows.columns and _constant(rows, n)]
+    notes = [note for note in rows["note"].unique(maintain_order=True) if note]
+    return "; ".join([*lines, *_clustering(rows), *notes])
+
+
 def _survival(choices: pl.DataFrame) -> Table:
     survived = survival(choices)
-    table = Table(title=f"does {survived['claim'][0]} survive the choices?", title_justify="left")
+    table = Table(title=f"{survived['claim'][0]} under other choices", title_justify="left")
     places = ("model", "layer", "head")
     shown = [name for name in places if survived[name].null_count() < survived.height]
     shown += ["verdict", "choices", "same_sign", "same_verdict"]
@@ -135,61 +130,52 @@ def _survival(choices: pl.DataFrame) -> Table:
     table.caption_justify = "left"
     for row in survived.iter_rows(named=True):
         cells = [*(row[name] for name in shown), "\n".join(row["overturned_by"]) or None]
-        table.add_row(*map(_figure, cells))
+        table.add_row(*map(_number, cells))
     return table
 
 
-def _dull(rows: pl.DataFrame, name: str) -> bool:
-    """Says the same in every row, so it goes under the table."""
-    labels = (
-        *("queries", "keys", "classes", "normalise", "combine", "model", "condition", "n"),
-        "units",
-    )
-    return name in labels and rows[name].n_unique() == 1 and rows[name][0] is not None
+def _constant(rows: pl.DataFrame, name: str) -> bool:
+    """Whether a column has one value in every row, so that the caption can name it."""
+    if name in ("item", "layer", "head", "target"):
+        return False
+    if name == "units" and rows["units"].equals(rows["n"]):
+        return True
+    return rows[name].n_unique() == 1 and rows[name][0] is not None
 
 
-def _figure(value: Any) -> str:
+def _number(value: Any) -> str:
     if value is None:
         return "–"
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _chance(value: float | None, least: bool = False) -> str:
-    """A p or q; where p is as small as the test can give, it is no more than that."""
+def _p_value(value: float | None, smallest: bool = False) -> str:
+    """A p or q; with ≤ if p is the smallest that the test can give."""
     if value is not None and value < 0.001:
         return "<0.001"
-    return f"{'≤' if least else ''}{_figure(value)}"
+    return f"{'≤' if smallest else ''}{_number(value)}"
 
 
-def _sources(rows: pl.DataFrame) -> list[str]:
-    """How far prompts of a cluster are alike, and what that costs: the middle of all rows."""
-    said = []
-    for name, words in (("icc", "intraclass correlation"), ("design_effect", "design effect")):
-        middle = rows[name].median()
-        if isinstance(middle, float):
-            said.append(f"{words} {middle:.2g}")
-    return said
+def _clustering(rows: pl.DataFrame) -> list[str]:
+    """Intraclass correlation and design effect, medians over the rows."""
+    words = (("icc", "intraclass correlation"), ("design_effect", "design effect"))
+    medians = [(label, rows[name].median()) for name, label in words]
+    return [f"{label} {median:.2g}" for label, median in medians if isinstance(median, float)]
 
 
 def _verdict(verdict: Verdict) -> Text:
+    """One paragraph: verdict, statement, result with interval, requirement, n."""
     text = Text()
     text.append(verdict.verdict, style=f"bold {_STYLE.get(verdict.verdict, 'dim')}")
-    where = [
-        f"model {verdict.model}" if verdict.model else "",
-        f"condition {verdict.condition}" if verdict.condition else "",
-    ]
-    about = ", ".join(part for part in where if part)
-    text.append(f"  {verdict.claim}{f' ({about})' if about else ''}: {verdict.statement}\n")
-    text.append(f"  {verdict.reason}", style="dim")
-    if verdict.frozen is not None:
-        text.append(f"\n  {verdict.frozen}", style="dim")
-    if could := _could_have(verdict):
-        text.append(f"\n  {could}", style="dim")
+    text.append(str(verdict).removeprefix(verdict.verdict))
+    condition = verdict.condition and f"condition {verdict.condition}"
+    notes = [f"claim {verdict.claim}", condition, verdict.frozen, _power(verdict)]
+    text.append(f"\n  {'; '.join(note for note in notes if note)}", style="dim")
     return text
 
 
-def _could_have(verdict: Verdict) -> str | None:
-    """For a verdict that hangs on one comparison and is open: what would have been found."""
+def _power(verdict: Verdict) -> str | None:
+    """For an undetermined verdict on one comparison: which effect it would have detected."""
     figures = verdict.figures
     if verdict.verdict != "undetermined" or figures is None or figures.height != 1:
         return None
@@ -198,5 +184,5 @@ def _could_have(verdict: Verdict) -> str | None:
         return None
     size = f"a difference of {row['detectable']:.3g}"
     if row["scale"] == "ratio":  # in logarithms
-        size = f"a factor of {math.exp(row['detectable']):.4g}"
-    return f"{row['units']} units find {size} four times in five; a smaller one is left open"
+        size = f"a ratio of {math.exp(row['detectable']):.4g}"
+    return f"{row['units']} units detect {size} with 80 % power; smaller effects may be missed"

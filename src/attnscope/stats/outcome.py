@@ -1,6 +1,4 @@
-"""What the rows of one part of a claim come to, and that in words. Must not know where the rows
-come from, or other parts.
-"""
+"""Decides one part of a claim from its rows, and writes the numbers that decide in one line."""
 
 from typing import Any
 
@@ -8,49 +6,49 @@ import polars as pl
 from scipy import stats
 
 from attnscope.spec.claims import IN_BRACES, Claim, ClaimPart
-from attnscope.stats.evidence import ONE_IN
+from attnscope.stats.evidence import ONE_IN, null_of
 from attnscope.stats.intervals import MINIMUM
 
 
 def outcome_of(part: ClaimPart, rows: pl.DataFrame) -> str:
-    """Supported, contradicted or undetermined, by how many rows support and oppose."""
+    """Supported, contradicted or undetermined, from the number of rows that support and oppose."""
     needed = part.rule.share * rows.height
     supports, opposes = int(rows["supports"].sum()), int(rows["opposes"].sum())
     if part.rule.share_of == "population":
-        if _at_least(supports, rows.height) > part.rule.share:
+        if share_bound(supports, rows.height) > part.rule.share:
             return "supported"
         return (
             "contradicted"
-            if _at_least(opposes, rows.height) > 1 - part.rule.share
+            if share_bound(opposes, rows.height) > 1 - part.rule.share
             else "undetermined"
         )
-    if supports >= needed and supports > opposes:  # as many against as for decide nothing
+    if supports >= needed and supports > opposes:  # a tie decides nothing
         return "supported"
     if opposes > rows.height - needed:
         return "contradicted"
     return "undetermined"
 
 
-def _at_least(some: int, of: int) -> float:
-    """The share of such rows that these show with 95 % (Clopper and Pearson)."""
+def share_bound(some: int, of: int) -> float:
+    """The lower 95 % Clopper-Pearson bound of the share `some / of`."""
     return float(stats.beta.ppf(0.05, some, of - some + 1)) if some else 0.0
 
 
 def part_names(claim: Claim) -> list[str]:
-    """A name for each part: its measure and what is compared; where two parts would have the same
-    name, also whatever else differs between the parts."""
+    """A name for each part: its measure and what is compared. If two parts would have the same
+    name, the settings in which they differ are added."""
     names = [_name(part) for part in claim.parts]
-    known = [_choices(part) for part in claim.parts]
-    made = []
-    for name, choices in zip(names, known, strict=True):
-        alike = [other for n, other in zip(names, known, strict=True) if n == name]
+    settings = [_settings(part) for part in claim.parts]
+    unique = []
+    for name, own in zip(names, settings, strict=True):
+        same_name = [other for n, other in zip(names, settings, strict=True) if n == name]
         differing = [
-            f"{key} {choice}"
-            for key, choice in choices.items()
-            if choice and any(other[key] != choice for other in alike)
+            f"{key} {value}"
+            for key, value in own.items()
+            if value and any(other[key] != value for other in same_name)
         ]
-        made.append(f"{name} ({', '.join(differing)})" if differing else name)
-    return made
+        unique.append(f"{name} ({', '.join(differing)})" if differing else name)
+    return unique
 
 
 def _name(part: ClaimPart) -> str:
@@ -62,8 +60,8 @@ def _name(part: ClaimPart) -> str:
     return part.quantity.measure
 
 
-def _choices(part: ClaimPart) -> dict[str, str]:
-    """What a part chooses, in words; empty where it chooses nothing."""
+def _settings(part: ClaimPart) -> dict[str, str]:
+    """The settings of a part as text; empty if it leaves one to the run."""
     quantity, layers = part.quantity, part.scope.layers
     return {
         "item": "+".join(quantity.item or ()),
@@ -79,8 +77,8 @@ def _choices(part: ClaimPart) -> dict[str, str]:
 
 
 def sides_of(claim: Claim) -> dict[str, str]:
-    """The two that a claim compares by name, wherever it is judged: classes, queries, keys, layers
-    or measures; of several parts all of them. Models and conditions depend on the run."""
+    """The names of the first (`a`) and the second (`b`) that a claim compares: classes, queries,
+    keys, layers or measures. Models and conditions are left out: they depend on the run."""
     pairs = [
         (part.comparison.over, part.comparison.pair)
         for part in claim.parts
@@ -94,79 +92,122 @@ def sides_of(claim: Claim) -> dict[str, str]:
     }
 
 
-def said(part: ClaimPart, rows: pl.DataFrame, outcome: str, named: str | None = None) -> str:
-    """The figures of a part in words; it is called `named`, by default by its measure."""
-    comparison, bounds = part.comparison, part.rule.bounds
-    wanted = part.direction if bounds is None else f"within {bounds[0]:g} to {bounds[1]:g}"
-    if comparison.by:
-        wanted = f"{wanted} by {comparison.by:g}"
-    name = f"{named or _name(part)} against {rows['against'][0]}"
-    units, n = _span(rows, "units"), _span(rows, "n")
-    size = f"n {n}" if n == units else f"n {n} in {units} clusters"
-    if spoilt := max(rows["not_positive"].to_list()):
+def part_summary(part: ClaimPart, rows: pl.DataFrame, name: str | None = None) -> str:
+    """The numbers of a part in one line: the result, what was required, and n.
+
+    `name` is the name of the part; default: its measure.
+    """
+    name = name or _name(part)
+    size = _sample_size(rows)
+    if not_positive := max(rows["not_positive"].to_list()):
         return (
-            f"{name}: values of 0 or below in up to {spoilt} prompts of a row, and such a row "
-            f"has no ratio: {outcome}"
+            f"{name}: no ratio, because up to {not_positive} prompts of a row have a value of 0 "
+            f"or below, {size}"
         )
     if max(rows["units"].to_list()) < MINIMUM:
-        return f"{name}: {size}, and fewer than {MINIMUM} units decide nothing"
+        return f"{name}: too few prompts, required at least {MINIMUM} units, {size}"
     if rows.height > 1:
-        supports, opposes = int(rows["supports"].sum()), int(rows["opposes"].sum())
-        what = "layers" if rows["head"].null_count() else "heads"
-        share = f"share needed {part.rule.share:g}"
-        if part.rule.share_of == "population":
-            least = _at_least(supports, rows.height)
-            share = f"so at least {least:.2f} of such {what}, needed {part.rule.share:g}"
-            if _at_least(rows.height, rows.height) <= part.rule.share:
-                share += f" (which {rows.height} {what} cannot show, whatever they do)"
-        doubted = int(rows["unreliable"].sum())
-        doubt = f", {doubted} of the intervals unreliable" if doubted else ""
-        return (
-            f"{name} ({wanted}): of these {rows.height} {what}, {supports} support and {opposes} "
-            f"oppose, {share}, {size}{doubt}{_without_vote(rows, what)}: {outcome}"
-        )
+        return f"{name}: {_share_of_rows(part, rows)}, {size}{_row_notes(rows)}"
     row = rows.row(0, named=True)
     if row["difference"] is None:
-        return f"{name}: no values"
+        return f"{name}: no values, {size}"
     if row["low"] is None:
-        return f"{name}: all {n} values are the same, so there is no interval: {outcome}"
+        return f"{name}: all values are the same, so there is no confidence interval, {size}"
+    return f"{name}: {_one_row(part, row)}, {size}{_notes(row)}"
+
+
+def _one_row(part: ClaimPart, row: dict[str, Any]) -> str:
+    """The estimate with its confidence interval, what was required, and q."""
+    ends = [row["difference"], row["low"], row["high"]]
+    if _is_value(part):
+        ends = [end + float(part.comparison.threshold or 0.0) for end in ends]
+    estimate, low, high = ends
     tested = ""
-    if bounds is None:
-        least = row["p"] is not None and row["p"] <= row["min_p"] * (1 + 1e-9)
-        tested = f", q {'≤ ' if least else ''}{row['q']:.2g}"
-    few = ""
-    if row["left_out"]:
-        few = f", undefined in {row['left_out']} of {row['left_out'] + row['n']} prompts"
-    if row["disqualified"]:
-        few += f" (more than one in {ONE_IN}), so it decides nothing"
-    doubt = ", interval unreliable" if row["unreliable"] else ""
+    if part.rule.bounds is None:
+        smallest = row["p"] is not None and row["p"] <= row["min_p"] * (1 + 1e-9)
+        tested = f", q {'≤' if smallest else '='} {row['q']:.2g}"
+    quantity = "" if _is_value(part) else f"{_quantity(part, row['against'])} "
+    return f"{quantity}{estimate:.4g} [{low:.4g}, {high:.4g}], required {_limit(part)}{tested}"
+
+
+def _share_of_rows(part: ClaimPart, rows: pl.DataFrame) -> str:
+    """How many layers or heads support and oppose, and the share that was required."""
+    supports, opposes = int(rows["supports"].sum()), int(rows["opposes"].sum())
+    what = "layers" if rows["head"].null_count() else "heads"
+    needed = f"{100 * part.rule.share:.3g} %"
+    share = f"share {100 * supports / rows.height:.3g} %, required at least {needed}"
+    if part.rule.share_of == "population":
+        bound = share_bound(supports, rows.height)
+        share = f"95 % lower bound of the share {100 * bound:.3g} %, required more than {needed}"
+        if share_bound(rows.height, rows.height) <= part.rule.share:
+            share += f" (not possible with {rows.height} {what})"
     return (
-        f"{name} ({wanted}): {row['mean_b']:.4g} against {row['mean_a']:.4g}, {row['scale']} "
-        f"{row['difference']:.4g} [{row['low']:.4g}, {row['high']:.4g}]{tested}, "
-        f"{size}{few}{doubt}: {outcome}"
+        f"{supports} of {rows.height} {what} support "
+        f"({_quantity(part, rows['against'][0])} {_limit(part)}), {opposes} oppose, {share}"
     )
 
 
-def _without_vote(rows: pl.DataFrame, what: str) -> str:
-    """How many rows decide nothing because too many prompts have no value, if any do."""
+def _is_value(part: ClaimPart) -> bool:
+    """Whether the value itself is compared with a threshold."""
+    return part.comparison.over is None and part.comparison.scale == "difference"
+
+
+def _quantity(part: ClaimPart, against: str) -> str:
+    """What has to exceed the limit: the value, or its difference or ratio to another."""
+    if _is_value(part):
+        return "value"
+    ratio = part.comparison.scale == "ratio"
+    return f"ratio to {against}" if ratio else f"difference from {against}"
+
+
+def _limit(part: ClaimPart) -> str:
+    """What a row must exceed to support the claim."""
+    base = float(part.comparison.threshold or 0.0) if _is_value(part) else 0.0
+    if part.rule.bounds is not None:
+        low, high = (base + bound for bound in part.rule.bounds)
+        return f"within {low:g} to {high:g}"
+    return f"{'<' if part.direction == 'less' else '>'} {base + null_of(part):.4g}"
+
+
+def _sample_size(rows: pl.DataFrame) -> str:
+    units, n = _span(rows, "units"), _span(rows, "n")
+    return f"n = {n} prompts" if n == units else f"n = {n} prompts in {units} clusters"
+
+
+def _notes(row: dict[str, Any]) -> str:
+    """What limits the result of a single row; empty if nothing does."""
+    notes = ""
+    if row["left_out"]:
+        notes = f", no value in {row['left_out']} of {row['left_out'] + row['n']} prompts"
+    if row["disqualified"]:
+        notes += f" (more than 1 in {ONE_IN}, so the row does not count)"
+    return notes + (", unreliable interval" if row["unreliable"] else "")
+
+
+def _row_notes(rows: pl.DataFrame) -> str:
+    """How many intervals are unreliable, and how many rows do not count because too many prompts
+    have no value; empty if none."""
+    unreliable = int(rows["unreliable"].sum())
+    note = f", {unreliable} of {rows.height} intervals unreliable" if unreliable else ""
     some = rows.filter("disqualified")
     if some.is_empty():
-        return ""
+        return note
+    what = "layers" if rows["head"].null_count() else "heads"
     undefined, n = _span(some, "left_out"), max((some["n"] + some["left_out"]).to_list())
     return (
-        f"; {some.height} of {rows.height} {what} decide nothing, because more than one in "
-        f"{ONE_IN} prompts have no value there ({undefined} of {n})"
+        f"{note}, {some.height} of {rows.height} {what} do not count, because more than 1 "
+        f"in {ONE_IN} prompts have no value there ({undefined} of {n})"
     )
 
 
 def _span(rows: pl.DataFrame, name: str) -> str:
-    """The smallest and the largest, where they differ."""
-    least, most = min(rows[name].to_list()), max(rows[name].to_list())
-    return str(least) if least == most else f"{least}–{most}"
+    """The minimum and the maximum of a column; one number if they are equal."""
+    low, high = min(rows[name].to_list()), max(rows[name].to_list())
+    return str(low) if low == high else f"{low}–{high}"
 
 
-def stated(statement: str, known: dict[str, Any]) -> str:
-    """The statement with its names; what is not known stays general."""
+def fill_statement(statement: str, known: dict[str, Any]) -> str:
+    """The statement with its placeholders filled in; an unknown one gets a general word."""
     general = {"a": "one", "b": "the other", "condition": "a filler", "model": "the model"}
     words = {**general, "layer": "L", **{k: v for k, v in known.items() if v not in (None, "")}}
-    return IN_BRACES.sub(lambda found: str(words.get(found[1], found[0])), statement)
+    return IN_BRACES.sub(lambda match: str(words.get(match[1], match[0])), statement)

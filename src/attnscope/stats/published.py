@@ -56,7 +56,7 @@ def told(run: Run) -> list[str]:
     its report and `attnscope compare` have them."""
     return [
         *map(str, headlines(run)),
-        *(f"{one.verdict}: {one.statement} {one.reason}" for one in judge_run(run)),
+        *map(str, judge_run(run)),
     ]
 
 

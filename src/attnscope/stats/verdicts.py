@@ -21,12 +21,18 @@ from attnscope.stats.evidence import (
     measures,
     missing,
 )
-from attnscope.stats.outcome import outcome_of, part_names, said, sides_of, stated
+from attnscope.stats.outcome import (
+    fill_statement,
+    outcome_of,
+    part_names,
+    part_summary,
+    sides_of,
+)
 from attnscope.stats.resampling import ResamplingUnits
 from attnscope.stats.tables import Values
 
 VERDICTS = ("supported", "contradicted", "undetermined", "not measured")
-FROZEN = ("frozen before the run", "changed after the run", "came after the run")
+FROZEN = ("fixed before the run", "changed after the run", "added after the run")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +51,18 @@ class Verdict:
     figures: pl.DataFrame | None = None
     """One row per part, layer and head: the comparison, and whether it supports or opposes."""
     frozen: str | None = None
-    """Whether the claim was there before the run: begins with one of `FROZEN`; None where nobody
-    knows."""
+    """Whether the claim was fixed before the run: begins with one of `FROZEN`; None if unknown."""
+
+    @property
+    def sentence(self) -> str:
+        """The statement, with the model before it if the statement does not name it."""
+        if self.model is None or self.model in self.statement:
+            return self.statement
+        return f"{self.model}: {self.statement}"
+
+    def __str__(self) -> str:
+        """The fixed layout: verdict, statement, result with interval, requirement, n."""
+        return f"{self.verdict}: {self.sentence} {self.reason}"
 
 
 def judge(
@@ -109,7 +125,7 @@ def _frozen(
     if written[claim.name] != digest(claim):
         return FROZEN[1]
     units = ", ".join(sources.chosen)
-    return FROZEN[0] + (f", its units ({units}) chosen after it" if units else "")
+    return FROZEN[0] + (f"; the units ({units}) were chosen afterwards" if units else "")
 
 
 def _without_contradiction(verdicts: list[Verdict], claims: Sequence[Claim]) -> list[Verdict]:
@@ -138,7 +154,7 @@ def _without_contradiction(verdicts: list[Verdict], claims: Sequence[Claim]) -> 
         else replace(
             verdict,
             verdict="undetermined",
-            reason=f"supported by itself, but so is {name!r}, and the two exclude each other: "
+            reason=f"{name!r} is supported too, and the two claims exclude each other. "
             f"{verdict.reason}",
         )
         for verdict in verdicts
@@ -170,7 +186,7 @@ def _judged(
         bindings = _bindings(claim, facts)
         pairs = _models(claim, facts, pair)
     except NotMeasuredError as why:
-        words = stated(claim.statement, sides_of(claim))
+        words = fill_statement(claim.statement, sides_of(claim))
         return [Verdict(claim.name, words, "not measured", str(why))]
     found = []
     for models, binding in itertools.product(pairs, bindings):
@@ -255,7 +271,7 @@ def _bound(
     }
 
     def verdict(outcome: str, reason: str, layer: int | None, figures: Any) -> Verdict:
-        words = stated(claim.statement, {**known, "layer": layer})
+        words = fill_statement(claim.statement, {**known, "layer": layer})
         if layer is not None and "{layer}" not in claim.statement:
             words = f"Layer {layer}: {words}"
         return Verdict(claim.name, words, outcome, reason, model, condition, layer, figures)
@@ -285,16 +301,24 @@ def _bound(
             for p, part in zip(claim.parts, rows, strict=True)
         ]
         outcomes = [outcome_of(p, part) for p, part in zip(claim.parts, chosen, strict=True)]
-        overall = "undetermined"
-        if all(outcome == "supported" for outcome in outcomes):
-            overall = "supported"
-        elif "contradicted" in outcomes:
-            overall = "contradicted"
-        reason = "; ".join(
-            said(p, part, outcome, name)
-            for p, part, outcome, name in zip(
-                claim.parts, chosen, outcomes, part_names(claim), strict=True
-            )
-        )
-        made.append(verdict(overall, reason, layer, pl.concat(chosen)))
+        reason = _reason(claim, chosen, outcomes)
+        made.append(verdict(_overall(outcomes), reason, layer, pl.concat(chosen)))
     return made
+
+
+def _overall(outcomes: Sequence[str]) -> str:
+    """The verdict on a claim, from the outcomes of its parts: all of them must be supported."""
+    if all(outcome == "supported" for outcome in outcomes):
+        return "supported"
+    return "contradicted" if "contradicted" in outcomes else "undetermined"
+
+
+def _reason(claim: Claim, rows: Sequence[pl.DataFrame], outcomes: Sequence[str]) -> str:
+    """The numbers of every part in one line; with its outcome if there are several parts."""
+    lines = [
+        part_summary(part, of_part, name)
+        for part, of_part, name in zip(claim.parts, rows, part_names(claim), strict=True)
+    ]
+    if len(lines) > 1:
+        lines = [f"{line} ({outcome})" for line, outcome in zip(lines, outcomes, strict=True)]
+    return "; ".join(lines) + "."
