@@ -32,7 +32,7 @@ import attnscope
 from attnscope.evaluate.condition_parser import parse
 from attnscope.evaluate.intervention_effects import effects
 from attnscope.evaluate.run import Evaluation, evaluate
-from attnscope.evaluate.tasks import SEED, Task, task
+from attnscope.evaluate.tasks import SEED, Task, load_task
 from attnscope.figures.export import save
 from attnscope.figures.mass_effect import mass_effect
 from attnscope.prompts import math_samples
@@ -85,7 +85,7 @@ def directly(
 def _spatial(name: str, problems: int) -> tuple[Any, Any, Task, list[TokenizedPrompt]]:
     """A model, its tokenizer, and the problems as they are put to it."""
     model, tokenizer = attnscope.load(name)
-    given = task("spatial", problems)
+    given = load_task("spatial", problems)
     prompts = [sample.prompt for sample in given.samples]
     if tokenizer.chat_template:
         prompts = [apply_chat_template(prompt, tokenizer) for prompt in prompts]
@@ -243,14 +243,14 @@ def _task_files(folder: Path, problems: int) -> Path:
 
 def _check_answers(folder: Path) -> dict[str, int]:
     """Whether the harness found the same numbers in what was generated, and judged them alike."""
-    own = pl.read_ndjson(folder / "own" / "answers.jsonl")
+    own = pl.read_ndjson(folder / "own" / "completions.jsonl")
     theirs = pl.read_ndjson(folder / "generated" / "samples.jsonl")
     both = theirs.join(own, on=["condition", "problem"], suffix="_own")
-    found = [re.search(NUMBER, text) for text in both["said_own"]]
+    found = [re.search(NUMBER, text) for text in both["completion_own"]]
     numbers = ["[invalid]" if one is None else one[1] or one[2] for one in found]
     return {
         "answers": len(both),
-        "same answers": sum(a == b for a, b in zip(both["said"], numbers, strict=True)),
+        "same answers": sum(a == b for a, b in zip(both["completion"], numbers, strict=True)),
         "same scores": int((both["value"] == both["right"].cast(pl.Float64)).sum()),
     }
 
@@ -264,10 +264,11 @@ def _check_choices(name: str, file: Path, folder: Path) -> dict[str, float]:
     for n, line in enumerate(map(json.loads, file.read_text().splitlines())):
         for condition in HARNESS:
             text = line["prompt"]
-            put = parse(condition).asked(_question(text, tokenizer), tokenizer).prompt.text
+            put = parse(condition).change_prompt(_question(text, tokenizer), tokenizer).prompt.text
             found = [_likelihood(model, tokenizer, condition, put, c) for c in line["choices"]]
             row = rows.filter(problem=n, condition=condition).row(0, named=True)
-            log_probs = [float(part.split(",")[0].strip("([")) for part in row["said"].split(" | ")]
+            parts = row["completion"].split(" | ")
+            log_probs = [float(part.split(",")[0].strip("([")) for part in parts]
             off += np.abs(np.subtract(log_probs, found)).tolist()
             right += row["value"] == float(np.argmax(found) == 1)
             count += 1

@@ -1,4 +1,4 @@
-"""Evaluation: scores that are right, answers that nothing around them changes, runs that go on."""
+"""Evaluation: scores are right, completions do not depend on their batch, runs continue."""
 
 import io
 import json
@@ -15,11 +15,11 @@ import torch
 import attnscope
 from attnscope.errors import InputError
 from attnscope.evaluate import run as running
-from attnscope.evaluate.completions import answers
-from attnscope.evaluate.condition_parser import parse, spelled_out
+from attnscope.evaluate.completions import generate_completions
+from attnscope.evaluate.condition_parser import expand, parse
 from attnscope.evaluate.run import Evaluation, evaluate, measure_effects
 from attnscope.evaluate.scores import pass_at, table
-from attnscope.evaluate.tasks import task
+from attnscope.evaluate.tasks import load_task
 from attnscope.tokens import DEFAULT, Prompt, Region, apply_chat_template, tokenize, tokenize_all
 from support_errors import raises
 
@@ -43,7 +43,7 @@ def test_pass_at_k_is_what_all_choices_give() -> None:
 
 
 def test_table_is_paired_by_problem() -> None:
-    """Two conditions of equal accuracy differ by nothing; one that solves more says how many."""
+    """Equal accuracy gives a difference of 0; more solved problems give their share."""
     right = {"baseline": [1, 0] * 10, "filler": [0, 1] * 10, "arm": [1] * 20}
     rows = [
         {"condition": name, "problem": n, "sample": 0, "right": bool(hit)}
@@ -60,20 +60,20 @@ def test_table_is_paired_by_problem() -> None:
     assert found["arm"]["p"] < 0.01
 
 
-def test_answers_are_judged_exactly() -> None:
-    math = task("math", 3, level=1)
-    wanted = math.samples[0].answer
-    assert math.right(math.samples[0], f"2 + 2 = 4. The answer is {wanted}.")
-    assert math.right(math.samples[0], f"so it is {wanted}")
-    assert not math.right(math.samples[0], f"The answer is {wanted}0, or {wanted}")
+def test_completions_are_judged_exactly() -> None:
+    math = load_task("math", 3, level=1)
+    answer = math.samples[0].answer
+    assert math.right(math.samples[0], f"2 + 2 = 4. The answer is {answer}.")
+    assert math.right(math.samples[0], f"so it is {answer}")
+    assert not math.right(math.samples[0], f"The answer is {answer}0, or {answer}")
     assert not math.right(math.samples[0], "I do not know")
-    spatial = task("spatial", 2)
+    spatial = load_task("spatial", 2)
     assert spatial.right(spatial.samples[0], f" {spatial.samples[0].answer}\n")
     assert not spatial.right(spatial.samples[0], f"{spatial.samples[0].answer} or not")
 
 
 @pytest.mark.parametrize(
-    ("wanted", "number", "right"),
+    ("answer", "number", "right"),
     [
         ("12", "12", True),
         ("12", "12.", True),
@@ -113,15 +113,15 @@ def test_answers_are_judged_exactly() -> None:
         ("5", "9" * 5000, False),
     ],
 )
-def test_numbers_are_judged_by_their_value(wanted: str, number: str, right: bool) -> None:
-    math = task("math", 1)
-    sample = replace(math.samples[0], answer=wanted)
+def test_numbers_are_judged_by_their_value(answer: str, number: str, right: bool) -> None:
+    math = load_task("math", 1)
+    sample = replace(math.samples[0], answer=answer)
     assert math.right(sample, f"It had 7. The answer is {number}") is right
     assert math.right(sample, f"First 7, so he has {number}") is right
 
 
 @pytest.mark.parametrize(
-    ("said", "right"),
+    ("completion", "right"),
     [
         ("20-8=12", True),
         ("it is 24-12", True),  # an operator, no sign
@@ -133,9 +133,9 @@ def test_numbers_are_judged_by_their_value(wanted: str, number: str, right: bool
         ("twelve", False),
     ],
 )
-def test_which_number_of_an_answer_is_judged(said: str, right: bool) -> None:
-    math = task("math", 1)
-    assert math.right(replace(math.samples[0], answer="12"), said) is right
+def test_which_number_of_a_completion_is_judged(completion: str, right: bool) -> None:
+    math = load_task("math", 1)
+    assert math.right(replace(math.samples[0], answer="12"), completion) is right
 
 
 @pytest.mark.parametrize("condition", ["filler:5000:a", "baseline"])
@@ -146,9 +146,9 @@ def test_a_prompt_longer_than_the_positions_is_refused(
     if condition == "baseline":  # the prompt fits, its answer does not
         monkeypatch.setattr(model.config, "max_position_embeddings", 60)
     prompts = [tokenize(Prompt("one " * 40, (Region(0, 160, "question"),)), tokenizer)]
-    some = answers(
+    some = generate_completions(
         *(model, tokenizer, parse(condition), prompts, [(0, 0)]),
-        longest=64,
+        max_new_tokens=64,
         batch=1,
         temperature=0.0,
         seed=0,
@@ -160,60 +160,61 @@ def test_a_prompt_longer_than_the_positions_is_refused(
 
 
 @pytest.mark.parametrize("condition", ["arm:share=0.3", "knockout:digit"])
-def test_an_answer_does_not_depend_on_who_stands_beside_it(loaded: Any, condition: str) -> None:
+def test_a_completion_does_not_depend_on_its_batch(loaded: Any, condition: str) -> None:
     model, tokenizer = loaded
-    given = task("math", 3)
+    given = load_task("math", 3)
     asking = [apply_chat_template(sample.prompt, tokenizer) for sample in given.samples]
     prompts = list(tokenize_all(asking, tokenizer))
     asked = [(n, sample) for n in range(3) for sample in range(2)]
-    said = []
+    completions = []
     for batch in (1, 6):
-        found = answers(
+        found = generate_completions(
             *(model, tokenizer, parse(condition), prompts, asked),
-            longest=6,
+            max_new_tokens=6,
             batch=batch,
             temperature=0.7,
             seed=3,
         )
-        said.append({one: text for some in found for one, text in some})
-    assert said[0] == said[1]
-    assert len({said[0][0, sample] for sample in range(2)}) + len(set(said[0].values())) > 2
+        completions.append({one: text for some in found for one, text in some})
+    assert completions[0] == completions[1]
+    first = completions[0]
+    assert len({first[0, sample] for sample in range(2)}) + len(set(first.values())) > 2
 
 
-def test_nothing_that_the_makers_of_a_model_recommend_changes_an_answer(
+def test_the_generation_config_of_a_model_changes_no_completion(
     loaded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a configuration leaves open, transformers takes from the model's own."""
+    """Transformers fills what a generation config leaves open from the config of the model."""
     model, tokenizer = loaded
-    asking = [apply_chat_template(task("math", 1).samples[0].prompt, tokenizer)]
+    asking = [apply_chat_template(load_task("math", 1).samples[0].prompt, tokenizer)]
     prompts = list(tokenize_all(asking, tokenizer))
-    said = []
+    completions = []
     for penalty in (1.0, 5.0):
         monkeypatch.setattr(model.generation_config, "repetition_penalty", penalty)
-        (found,) = answers(
+        (found,) = generate_completions(
             *(model, tokenizer, parse("baseline"), prompts, [(0, 0)]),
-            longest=24,
+            max_new_tokens=24,
             batch=1,
             temperature=0.0,
             seed=0,
         )
-        said.append(found)
-    assert said[0] == said[1]
+        completions.append(found)
+    assert completions[0] == completions[1]
 
 
-def test_an_answer_ends_where_the_tokenizer_says_too(
+def test_a_completion_ends_at_the_end_token_of_the_tokenizer(
     loaded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fine-tune of a model whose generation configuration names another end."""
+    """The generation config of a fine-tune may name another end token."""
     model, tokenizer = loaded
     for end in (None, 1, [1, 2]):
         monkeypatch.setattr(model.generation_config, "eos_token_id", end)
-        given = task("math", 1, level=1)
+        given = load_task("math", 1, level=1)
         asking = [apply_chat_template(given.samples[0].prompt, tokenizer)]
         prompts = list(tokenize_all(asking, tokenizer))
-        (found,) = answers(
+        (found,) = generate_completions(
             *(model, tokenizer, parse("baseline"), prompts, [(0, 0)]),
-            longest=64,
+            max_new_tokens=64,
             batch=1,
             temperature=0.0,
             seed=0,
@@ -222,40 +223,42 @@ def test_an_answer_ends_where_the_tokenizer_says_too(
         assert found[0][1].count("The answer is") == 1
 
 
-def test_it_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Broken off in the middle of a line; the same table, and no answer asked for twice."""
+def test_an_evaluation_continues_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted in the middle of a line: the same table, and no completion is generated twice."""
     asked = Evaluation(model=MODEL, problems=3, level=1)
     conditions = ["baseline", "filler:9", "arm"]
     whole = evaluate(asked, conditions, tmp_path / "whole", batch=2)
     assert whole["condition"].to_list() == conditions
     assert whole["problems"].to_list() == [3, 3, 3]
-    lines = (tmp_path / "whole" / "answers.jsonl").read_text().splitlines(keepends=True)
+    lines = (tmp_path / "whole" / "completions.jsonl").read_text().splitlines(keepends=True)
     assert len(lines) == 9
     part = tmp_path / "part"
     part.mkdir()
     (part / "evaluation.json").write_text((tmp_path / "whole" / "evaluation.json").read_text())
-    (part / "answers.jsonl").write_text("".join(lines[:4]) + lines[4][:20])
-    told: list[tuple[str, int, int]] = []
-    again = evaluate(asked, conditions, part, batch=2, progress=lambda *some: told.append(some))
+    (part / "completions.jsonl").write_text("".join(lines[:4]) + lines[4][:20])
+    reports: list[tuple[str, int, int]] = []
+    again = evaluate(asked, conditions, part, batch=2, progress=lambda *some: reports.append(some))
     assert again.equals(whole)
-    assert sum(of for _, done, of in told if done == of) == 5
+    assert sum(of for _, done, of in reports if done == of) == 5
     monkeypatch.setattr(running, "load", None)  # nothing is missing: no model is loaded
     assert evaluate(asked, conditions, part).equals(whole)
-    said = [json.loads(line) for line in (part / "answers.jsonl").read_text().splitlines()]
-    assert {"condition", "problem", "sample", "right", "wanted", "said"} == set(said[0])
+    stored = [json.loads(line) for line in (part / "completions.jsonl").read_text().splitlines()]
+    assert {"condition", "problem", "sample", "right", "answer", "completion"} == set(stored[0])
     with raises(InputError, "other-evaluation", path=str(part)):
         evaluate(Evaluation(model=MODEL, problems=7), conditions, part)
 
 
-def test_problems_of_ones_own(tmp_path: Path) -> None:
+def test_problems_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "own.jsonl"
     file.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n{"prompt": "2 + 2 =", "answer": 4}\n')
-    own = task(str(file), 10)
+    own = load_task(str(file), 10)
     assert [sample.answer for sample in own.samples] == ["2", "4"]
     assert own.right(own.samples[1], " 4 ")
     file.write_text('{"prompt": "1 + 1 ="}\n')
     with raises(InputError, "missing-field", field="answer", problem=0):
-        task(str(file), 10)
+        load_task(str(file), 10)
 
 
 @pytest.mark.parametrize(
@@ -276,23 +279,23 @@ def test_bad_conditions_are_refused(text: str, code: str, values: dict[str, Any]
         parse(text)
 
 
-def test_a_word_with_bars_is_every_value_with_every_other() -> None:
-    assert spelled_out("arm:c=0.1|0.2,p1=70|90") == [
+def test_bars_expand_to_every_combination() -> None:
+    assert expand("arm:c=0.1|0.2,p1=70|90") == [
         "arm:c=0.1,p1=70",
         "arm:c=0.1,p1=90",
         "arm:c=0.2,p1=70",
         "arm:c=0.2,p1=90",
     ]
-    assert spelled_out("baseline") == ["baseline"]
+    assert expand("baseline") == ["baseline"]
     assert parse("filler:7:/@end").settings == {"length": "7", "unit": "/", "position": "end"}
     assert parse("arm:layer=3,c=0.5").settings == {"layer": "3", "c": "0.5"}
     with raises(InputError, "bad-condition", condition="filler:7|"):
-        spelled_out("filler:7|")
+        expand("filler:7|")
     with raises(InputError, "unknown-position", value="middle"):
         parse("filler:7@middle")
 
 
-def test_what_is_varied_has_a_figure(tmp_path: Path) -> None:
+def test_a_sweep_has_a_figure(tmp_path: Path) -> None:
     """Length and position of a filler, a setting and the layer of ARM: one command."""
     asked = Evaluation(model=MODEL, problems=2, level=1)
     words = ["baseline", "filler:3|9@between|end", "arm:c=0.1|0.4", "arm:layer=0|2"]
@@ -320,25 +323,25 @@ def test_mass_and_effect_of_every_head(tmp_path: Path) -> None:
     assert found.height == 2 * 2 * 2 * 12
     assert (tmp_path / "mass-effect.png").stat().st_size > 500
     model, tokenizer = attnscope.load(MODEL)
-    sample = task("math", 1, level=1).samples[0]
+    sample = load_task("math", 1, level=1).samples[0]
     (prompt,) = tokenize_all([apply_chat_template(sample.prompt, tokenizer)], tokenizer)
     answer = tokenizer(sample.answer, add_special_tokens=False)["input_ids"]
     ids = torch.tensor([[*prompt.ids.tolist(), *answer]])
     keys = torch.from_numpy(DEFAULT.ids(ids.numpy(), tokenizer) == DEFAULT.index("digit"))
     keys[:, len(prompt) :] = False
 
-    def said() -> float:
+    def log_probability() -> float:
         each = model(ids).logits.double().log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])
         return float(each[len(prompt) - 1 :].sum())
 
     with torch.no_grad():
-        before = said()
+        before = log_probability()
         with attnscope.watch(
             model, queries=torch.arange(ids.shape[1])[None] == len(prompt) - 1
         ) as s:
-            said()
+            log_probability()
         with attnscope.knockout(model, keys=keys, layers=2, heads=5):
-            after = said()
+            after = log_probability()
     row = found.row(
         by_predicate=(pl.col("problem") == 0)
         & (pl.col("class") == "digit")
@@ -352,17 +355,17 @@ def test_mass_and_effect_of_every_head(tmp_path: Path) -> None:
         measure_effects(asked, ["hash"], tmp_path)
 
 
-def test_questions_that_are_none() -> None:
+def test_bad_settings_are_refused() -> None:
     with raises(InputError, "bad-temperature", samples=3):
         Evaluation(model=MODEL, samples=3)
     with raises(InputError, "no-baseline", conditions=["arm"]):
         evaluate(Evaluation(model=MODEL), ["arm"])
     with pytest.raises(InputError) as error:
-        task("gsm8k", 3)
+        load_task("gsm8k", 3)
     assert error.value.code == "unknown-task"
     assert "lm-eval:gsm8k" in error.value.values["known"]
     with raises(InputError, "unsupported-argument", level=2, task="spatial"):
-        task("spatial", 3, level=2)
+        load_task("spatial", 3, level=2)
 
 
 @pytest.mark.parametrize("beside", [{}, {"entropy": 2.12, "first_token": 0.43}])

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness by its own API: what it scores is what our own scorer scores."""
+"""Tasks of lm-evaluation-harness get the same scores as our own evaluation."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ COUNT = 4
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two tasks on the same problems: one that is answered, one that is chosen."""
+    """Two tasks on the same problems: one with completions, one with choices."""
     folder = tmp_path_factory.mktemp("tasks")
     lines = []
     for sample in math_samples(COUNT, seed=77, level=1):
@@ -50,8 +50,8 @@ dataset_kwargs: {{data_files: {{test: {file}}}, cache_dir: {folder / "cache"}}}
 test_split: test
 doc_to_text: "{{{{prompt}}}}"
 """
-    (folder / "said.yaml").write_text(
-        f"""task: said{data}output_type: generate_until
+    (folder / "generated.yaml").write_text(
+        f"""task: generated{data}output_type: generate_until
 doc_to_target: "{{{{answer}}}}"
 generation_kwargs: {{until: ["The answer"], max_gen_toks: 24, do_sample: false}}
 metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
@@ -77,7 +77,7 @@ def found(tasks: Path) -> dict[str, pl.DataFrame]:
             tasks / name,
             batch=3,
         )
-        for name in ("said", "chosen")
+        for name in ("generated", "chosen")
     }
 
 
@@ -85,30 +85,31 @@ def lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_what_is_said_is_what_our_own_evaluation_hears(
+def test_completions_equal_those_of_our_own_evaluation(
     tasks: Path, found: dict[str, pl.DataFrame]
 ) -> None:
     asked = Evaluation(model=MODEL, task=str(tasks / "problems.jsonl"), problems=COUNT, chat=False)
     evaluate(asked, CONDITIONS, tasks / "own", batch=2)
     own = {
-        (r["condition"], r["problem"]): r["said"] for r in lines(tasks / "own" / "answers.jsonl")
+        (r["condition"], r["problem"]): r["completion"]
+        for r in lines(tasks / "own" / "completions.jsonl")
     }
-    harness = lines(tasks / "said" / "samples.jsonl")
+    harness = lines(tasks / "generated" / "samples.jsonl")
     assert len(harness) == len(own) == COUNT * len(CONDITIONS)
     for row in harness:
-        said = own[row["condition"], row["problem"]].split("The answer")[0]
-        assert said.startswith(row["said"])  # theirs ends after 24 tokens
-        assert len(row["said"]) > 10 or row["said"] == said
-    by = {name: [r["said"] for r in harness if r["condition"] == name] for name in CONDITIONS}
+        expected = own[row["condition"], row["problem"]].split("The answer")[0]
+        assert expected.startswith(row["completion"])  # the harness stops after 24 tokens
+        assert len(row["completion"]) > 10 or row["completion"] == expected
+    by = {name: [r["completion"] for r in harness if r["condition"] == name] for name in CONDITIONS}
     assert by["baseline"] != by["filler:9"]
     assert by["baseline"] != by["knockout:digit"]
 
 
 @torch.no_grad()
-def test_what_is_chosen_is_what_one_forward_pass_after_the_other_finds_likeliest(
+def test_choices_equal_those_of_single_forward_passes(
     tasks: Path, found: dict[str, pl.DataFrame]
 ) -> None:
-    """No batch, no padding, no code of evaluations."""
+    """Without batches, padding or code of evaluations."""
     model, tokenizer = attnscope.load(MODEL)
     right: dict[str, list[float]] = {name: [] for name in CONDITIONS}
     for n, problem in enumerate(lines(tasks / "problems.jsonl")):
@@ -123,8 +124,10 @@ def test_what_is_chosen_is_what_one_forward_pass_after_the_other_finds_likeliest
                 for r in lines(tasks / "chosen" / "samples.jsonl")
                 if (r["condition"], r["problem"]) == (name, n)
             )
-            said = [float(part.split(",")[0].strip("([")) for part in row["said"].split(" | ")]
-            assert np.allclose(said, likely, atol=1e-3)
+            stored = [
+                float(part.split(",")[0].strip("([")) for part in row["completion"].split(" | ")
+            ]
+            assert np.allclose(stored, likely, atol=1e-3)
     table = found["chosen"].rows_by_key("condition", named=True, unique=True)
     for name in CONDITIONS:
         assert table[name]["score"] == pytest.approx(np.mean(right[name]))
@@ -141,13 +144,13 @@ def _likely(model: Any, tokenizer: Any, name: str, text: str, choice: str) -> fl
         keys = (digits == DEFAULT.index("digit")) & (torch.arange(whole.shape[1]) < len(context))
         block = attnscope.knockout(model, keys=keys)
     with block:
-        said = model(input_ids=whole).logits.log_softmax(-1)[0, :-1]
-    each = said.gather(1, whole[0, 1:, None])[len(context) - 1 :]
+        logits = model(input_ids=whole).logits.log_softmax(-1)[0, :-1]
+    each = logits.gather(1, whole[0, 1:, None])[len(context) - 1 :]
     return float(each.sum())
 
 
-def test_attention_stands_beside_the_scores(tasks: Path, found: dict[str, pl.DataFrame]) -> None:
-    seen = pl.read_csv(tasks / "said" / "attention.csv")
+def test_the_table_has_the_attention(tasks: Path, found: dict[str, pl.DataFrame]) -> None:
+    seen = pl.read_csv(tasks / "generated" / "attention.csv")
     assert set(seen["measure"]) == {"entropy", "first_token", "mass"}
     assert seen["document"].n_unique() == COUNT
     mass = seen.filter(pl.col("measure") == "mass")
@@ -155,16 +158,16 @@ def test_attention_stands_beside_the_scores(tasks: Path, found: dict[str, pl.Dat
     assert np.allclose(whole, 1, atol=1e-4)
     cut = mass.filter(pl.col("condition") == "knockout:digit", pl.col("item") == "digit")
     assert cut["value"].max() == 0
-    assert found["said"]["entropy"].null_count() == 0
+    assert found["generated"]["entropy"].null_count() == 0
     again = evaluate(
-        Evaluation(model=MODEL, task=str(tasks / "said.yaml"), problems=COUNT, chat=False),
+        Evaluation(model=MODEL, task=str(tasks / "generated.yaml"), problems=COUNT, chat=False),
         CONDITIONS,
-        tasks / "said",
+        tasks / "generated",
     )  # all there: nothing is asked
-    assert again.equals(found["said"])
+    assert again.equals(found["generated"])
 
 
-def test_in_a_chat_the_filler_stands_before_the_question() -> None:
+def test_the_filler_is_before_the_question_of_a_chat() -> None:
     from attnscope.evaluate.harness import ConditionedLM
 
     model, tokenizer = attnscope.load(MODEL)
@@ -172,12 +175,12 @@ def test_in_a_chat_the_filler_stands_before_the_question() -> None:
     text = lm.apply_chat_template(
         [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
     )
-    put = lm.condition.asked(lm._tokens(text), tokenizer).prompt.text
+    put = lm.condition.change_prompt(lm._tokens(text), tokenizer).prompt.text
     assert put.index("Be brief.") < put.index("/////////") < put.index("1 + 1?")
 
 
 @pytest.mark.parametrize("condition", ["filler:9", "knockout:digit", "steer:digit:2"])
-def test_without_a_context_nothing_of_the_prompt_can_be_changed(condition: str) -> None:
+def test_conditions_that_change_a_missing_context_are_refused(condition: str) -> None:
     """Else the condition would do nothing, and the difference would be exactly 0."""
     from attnscope.evaluate.harness import ConditionedLM
 
@@ -205,8 +208,8 @@ def test_a_text_longer_than_the_positions_is_refused() -> None:
     assert error.value.code == "too-many-tokens"
 
 
-def test_tasks_that_are_none(tmp_path: Path) -> None:
-    from attnscope.evaluate.harness import _settings
+def test_bad_tasks_are_refused(tmp_path: Path) -> None:
+    from attnscope.evaluate.harness import _generation_settings
 
     asked = Evaluation(model=MODEL, task=str(tmp_path / "none.yaml"), problems=1)
     with raises(InputError, "file-missing"):
@@ -215,6 +218,10 @@ def test_tasks_that_are_none(tmp_path: Path) -> None:
     asked = Evaluation(model=MODEL, task=str(tmp_path / "bad.yaml"), problems=1)
     with raises(InputError, "task-refused"):
         evaluate(asked, ["baseline"])
-    assert _settings({"until": "\n", "do_sample": False, "temperature": 0.7}) == (256, 0.0, ("\n",))
+    assert _generation_settings({"until": "\n", "do_sample": False, "temperature": 0.7}) == (
+        256,
+        0.0,
+        ("\n",),
+    )
     with raises(InputError, "unsupported-argument", argument="num_beams", value=4):
-        _settings({"num_beams": 4})
+        _generation_settings({"num_beams": 4})

@@ -1,1 +1,1 @@
-"""Does it answer right? Models on tasks with exact answers, under conditions, paired by problem."""
+"""Evaluations: models on tasks with exact answers, under conditions, paired by problem."""

@@ -1,7 +1,7 @@
-"""Answers of a model to many problems: batched, and each the same whoever stands beside it.
+"""Generates completions for many problems in batches.
 
-What is drawn is drawn by the problem's own seed, so that neither the batch nor where an evaluation
-was broken off changes an answer.
+A completion does not depend on the other prompts of its batch. Sampled tokens use a random seed
+of their problem and sample, so an interrupted evaluation continues with the same completions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,48 +16,52 @@ from attnscope.evaluate.fit import check_all_fit
 from attnscope.experiment.completion import Drawn, Gumbels, greedily
 from attnscope.tokens import TokenizedPrompt, pad
 
-WhichSample = tuple[int, int]
-"""Which problem, and which of its samples."""
+SampleKey = tuple[int, int]
+"""Number of the problem, and number of the sample of that problem."""
 
 
-def answers(
+def generate_completions(
     model: Any,
     tokenizer: Any,
     condition: ConditionProtocol,
     prompts: Sequence[TokenizedPrompt],
-    asked: Sequence[WhichSample],
+    samples: Sequence[SampleKey],
     *,
-    longest: int,
+    max_new_tokens: int,
     batch: int,
     temperature: float,
     seed: int,
     until: Sequence[str] = (),
-) -> Iterator[list[tuple[WhichSample, str]]]:
-    """A batch at a time: what the model says, greedily where the temperature is 0, up to the
-    first of the words `until`."""
-    put = {n: condition.asked(prompts[n], tokenizer) for n in {problem for problem, _ in asked}}
-    check_all_fit(model, condition.name, put.values(), new_tokens=longest)
-    order = sorted(asked, key=lambda one: len(put[one[0]]))
-    config = greedily(model, tokenizer, longest)
+) -> Iterator[list[tuple[SampleKey, str]]]:
+    """Yield the completions of one batch at a time, each cut at the first of the strings `until`.
+
+    Temperature 0 means greedy decoding.
+    """
+    problems = {problem for problem, _ in samples}
+    changed = {n: condition.change_prompt(prompts[n], tokenizer) for n in problems}
+    check_all_fit(model, condition.name, changed.values(), new_tokens=max_new_tokens)
+    order = sorted(samples, key=lambda one: len(changed[one[0]]))
+    config = greedily(model, tokenizer, max_new_tokens)
     config.stop_strings = list(until) or None
     for first in range(0, len(order), batch):
         some = order[first : first + batch]
-        padded = pad([put[problem] for problem, _ in some], tokenizer, side="left")
+        padded = pad([changed[problem] for problem, _ in some], tokenizer, side="left")
         inputs = {name: value.to(model.device) for name, value in padded.inputs.items()}
         rows = [_gumbels(seed, *one) for one in some]
-        drawn = [Drawn(rows, temperature)] if temperature > 0 else []
-        with torch.no_grad(), condition.block(model, tokenizer, padded):
+        sampling = [Drawn(rows, temperature)] if temperature > 0 else []
+        with torch.no_grad(), condition.intervention(model, tokenizer, padded):
             out = model.generate(
                 **inputs,
                 generation_config=config,
                 tokenizer=tokenizer if until else None,
-                logits_processor=LogitsProcessorList(drawn),
+                logits_processor=LogitsProcessorList(sampling),
             )
-        said = tokenizer.batch_decode(out[:, padded.input_ids.shape[1] :], skip_special_tokens=True)
-        yield [(one, _upto(until, text)) for one, text in zip(some, said, strict=True)]
+        new = out[:, padded.input_ids.shape[1] :]
+        texts = tokenizer.batch_decode(new, skip_special_tokens=True)
+        yield [(one, _cut_at(until, text)) for one, text in zip(some, texts, strict=True)]
 
 
-def _upto(until: Sequence[str], text: str) -> str:
+def _cut_at(until: Sequence[str], text: str) -> str:
     return text[: min((text.find(end) for end in until if end in text), default=len(text))]
 
 

@@ -1,9 +1,9 @@
-"""Conditions of an evaluation, in a word each: what is done to the prompt, and to the model.
+"""Parses the conditions of an evaluation, each written as one word.
 
 baseline · filler[:COUNT[:UNIT]][@POSITION] · arm[:NAME=VALUE,…] · knockout:CLASS[@REGION] ·
-steer:CLASS[@REGION]:FACTOR; and several at once with a bar between values, `arm:c=0.05|0.25|0.45`
+steer:CLASS[@REGION]:FACTOR; a bar between values makes several: `arm:c=0.05|0.25|0.45`
 
-What a word stands for is a condition of an experiment (`question/conditions.py`).
+The parsed condition is a condition of an experiment (`spec/conditions.py`).
 """
 
 import re
@@ -21,76 +21,81 @@ from attnscope.spec.conditions import Condition, KnockoutSpec
 from attnscope.tokens import DEFAULT, TokenizedPrompt
 from attnscope.tokens.tokenized import PaddedBatch
 
-KINDS = ("baseline", "filler", "arm", "knockout", "steer")
+CONDITION_TYPES = ("baseline", "filler", "arm", "knockout", "steer")
 _ARM = {"c": float, "p1": float, "share": float, "layer": int, "seed": int}
 
 
 class ConditionProtocol(Protocol):
-    """How something is asked: a condition, or one that is watched."""
+    """A change of the prompt and of the model; `ParsedCondition`, or one that is also watched."""
 
     @property
     def name(self) -> str:
-        """As the condition was written."""
+        """The condition as the user wrote it."""
 
-    def asked(self, prompt: TokenizedPrompt, tokenizer: Any) -> TokenizedPrompt:
-        """The prompt as it is put."""
+    def change_prompt(self, prompt: TokenizedPrompt, tokenizer: Any) -> TokenizedPrompt:
+        """The prompt under this condition."""
 
-    def block(
+    def intervention(
         self, model: Any, tokenizer: Any, batch: PaddedBatch, *, among: Any = None
     ) -> AbstractContextManager[None]:
-        """What is done to the model meanwhile; `among` bool [batch, tokens] says which tokens are
-        the prompt, where an answer stands behind it."""
+        """The change of the model, as a `with` block.
+
+        `among`, bool [batch, tokens], marks the prompt where an answer follows it in the text.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedCondition:
-    """A condition, and the word for it."""
+    """A condition of an experiment, with the word that the user wrote for it."""
 
     name: str
-    """As it was written."""
+    """The condition as the user wrote it."""
     kind: str
-    """How it begins: one of `KINDS`."""
-    what: Condition
+    """One of `CONDITION_TYPES`."""
+    condition: Condition
 
     @property
-    def cut(self) -> KnockoutSpec | None:
-        """Whose attention is taken, or scaled."""
-        return self.what.knockout or self.what.steer
+    def attention_change(self) -> KnockoutSpec | None:
+        """The knockout or the steering of this condition."""
+        return self.condition.knockout or self.condition.steer
 
     @property
     def settings(self) -> dict[str, str]:
-        """What can be varied about it, and how it is set, as far as it was said."""
-        filler, arm, cut = self.what.insert, self.what.arm, self.cut
+        """The settings that a sweep can vary, with their values as text."""
+        filler, arm, change = self.condition.insert, self.condition.arm, self.attention_change
         if filler is not None:
-            unit, position = filler.filler(0).repeated, str(self.what.position)
+            unit, position = filler.filler(0).repeated, str(self.condition.position)
             return {"length": str(filler.count), "unit": unit, "position": position}
-        said: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         if arm is not None:
-            said = arm.model_dump(exclude_unset=True)
-            said = {("layer" if k == "layers" else k): v for k, v in said.items()}
-        elif cut is not None:
-            said = {"class": cut.tokens} | cut.model_dump(include={"region", "factor"})
-        told = {k: v[0] if isinstance(v, tuple) else v for k, v in said.items() if v is not None}
-        return {k: v if isinstance(v, str) else f"{v:g}" for k, v in told.items()}
+            values = arm.model_dump(exclude_unset=True)
+            values = {("layer" if k == "layers" else k): v for k, v in values.items()}
+        elif change is not None:
+            values = {"class": change.tokens} | change.model_dump(include={"region", "factor"})
+        values = {
+            k: v[0] if isinstance(v, tuple) else v for k, v in values.items() if v is not None
+        }
+        return {k: v if isinstance(v, str) else f"{v:g}" for k, v in values.items()}
 
-    def asked(self, prompt: TokenizedPrompt, tokenizer: Any) -> TokenizedPrompt:
-        """The prompt as it is put."""
-        if self.what.insert is None:
+    def change_prompt(self, prompt: TokenizedPrompt, tokenizer: Any) -> TokenizedPrompt:
+        """The prompt under this condition."""
+        if self.condition.insert is None:
             return prompt
-        filler = self.what.insert.filler(0)
-        return insert(prompt, filler, tokenizer, position=self.what.position).variant
+        filler = self.condition.insert.filler(0)
+        return insert(prompt, filler, tokenizer, position=self.condition.position).variant
 
-    def block(
+    def intervention(
         self, model: Any, tokenizer: Any, batch: PaddedBatch, *, among: Any = None
     ) -> AbstractContextManager[None]:
-        """What is done to the model meanwhile."""
-        if self.cut is not None and self.cut.region is not None:
-            batch.mask(self.cut.region)  # one that a prompt has not is a misspelling
-        return intervening(self.what, model, tokenizer, batch, [DEFAULT], among)
+        """The change of the model, as a `with` block; `among` marks the prompt."""
+        change = self.attention_change
+        if change is not None and change.region is not None:
+            batch.mask(change.region)  # raises if a prompt does not have the region
+        return intervening(self.condition, model, tokenizer, batch, [DEFAULT], among)
 
 
-def spelled_out(text: str) -> list[str]:
-    """The conditions that a word with bars stands for, every value with every other."""
+def expand(text: str) -> list[str]:
+    """The conditions that a word with bars stands for: every combination of its values."""
     parts = re.split(r"([:,=@])", text)
     choices = [part.split("|") for part in parts]
     if any("" in some for some in choices if len(some) > 1):
@@ -103,11 +108,11 @@ def spelled_out(text: str) -> list[str]:
 
 
 def parse(text: str) -> ParsedCondition:
-    """A condition from how it is written."""
+    """Parse one condition."""
     kind, _, rest = text.partition(":")
-    if kind not in KINDS:
-        raise unknown("condition", kind, KINDS)
-    said: dict[str, Any] = {}
+    if kind not in CONDITION_TYPES:
+        raise unknown("condition", kind, CONDITION_TYPES)
+    fields: dict[str, Any] = {}
     if kind == "baseline" and rest:
         raise InputError(
             f"{text!r}: the baseline has no settings; write 'baseline'",
@@ -115,12 +120,13 @@ def parse(text: str) -> ParsedCondition:
             condition=text,
         )
     if kind == "filler":
-        said = _filler(text, rest)
+        fields = _filler(text, rest)
     elif kind == "arm":
-        said = {"arm": _arm(text, rest)}
+        fields = {"arm": _arm(text, rest)}
     elif kind in ("knockout", "steer"):
-        said = {kind: _cut(text, kind, rest)}
-    return ParsedCondition(name=text, kind=kind, what=checked(Condition, said, repr(text)))
+        fields = {kind: _attention_change(text, kind, rest)}
+    condition = checked(Condition, fields, repr(text))
+    return ParsedCondition(name=text, kind=kind, condition=condition)
 
 
 def _filler(text: str, rest: str) -> dict[str, Any]:
@@ -134,41 +140,41 @@ def _filler(text: str, rest: str) -> dict[str, Any]:
         )
     if position and position not in POSITIONS:
         raise unknown("position", position, POSITIONS)
-    put = {"kind": "repeat", "count": int(count or 55), "unit": unit or None}
-    return {"insert": put, "position": position or "between"}
+    filler = {"kind": "repeat", "count": int(count or 55), "unit": unit or None}
+    return {"insert": filler, "position": position or "between"}
 
 
 def _arm(text: str, rest: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for part in filter(None, rest.split(",")):
         name, _, value = part.partition("=")
         if name not in _ARM:
             raise unknown("setting of arm", name, _ARM)
-        found[name] = _value(text, name, value, _ARM[name])
-    if "layer" in found:
-        found["layers"] = (found.pop("layer"),)
-    return found
+        fields[name] = _number(text, name, value, _ARM[name])
+    if "layer" in fields:
+        fields["layers"] = (fields.pop("layer"),)
+    return fields
 
 
-def _cut(text: str, kind: str, rest: str) -> dict[str, Any]:
+def _attention_change(text: str, kind: str, rest: str) -> dict[str, Any]:
     where, _, factor = rest.partition(":")
     token_class, _, region = where.partition("@")
     DEFAULT.index(token_class)
-    found: dict[str, Any] = {"tokens": token_class, "region": region or None}
+    fields: dict[str, Any] = {"tokens": token_class, "region": region or None}
     if kind == "steer":
-        return found | {"factor": _value(text, "factor", factor, float)}
+        return fields | {"factor": _number(text, "factor", factor, float)}
     if factor:
         raise InputError(
             f"{text!r}: write a knockout as knockout:CLASS or knockout:CLASS@REGION",
             code="bad-condition",
             condition=text,
         )
-    return found
+    return fields
 
 
-def _value(text: str, name: str, value: str, kind: Any) -> Any:
+def _number(text: str, name: str, value: str, number: Any) -> Any:
     try:
-        return kind(value)
+        return number(value)
     except ValueError:
         raise InputError(
             f"{text!r}: {name} is {value!r}; it must be a number",

@@ -1,4 +1,4 @@
-"""Refuses what a model has no positions for, before anything is generated."""
+"""Refuses prompts that are longer than the positions of a model, before it generates."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,7 +13,7 @@ from attnscope.tokens import TokenizedPrompt
 def check_all_fit(
     model: Any, condition: str, texts: Iterable[TokenizedPrompt], *, new_tokens: int = 1
 ) -> None:
-    """Every text, with the tokens generated behind it, within the model's positions.
+    """Raise an error if a text and its generated tokens need more positions than the model has.
 
     The last generated token is not fed to the model, so it needs no position.
     """

@@ -1,10 +1,10 @@
-"""lm-evaluation-harness, by its own API: any of its tasks, asked of a model under a condition.
+"""Runs tasks of lm-evaluation-harness on a model under a condition, through the harness's API.
 
-Its tasks write the prompts, choose what is compared and judge it; here its requests are answered,
-and the attention is watched from where each answer begins. Needs the extra `attnscope[eval]`.
+The harness writes the prompts and judges the completions. This module answers its requests and
+measures the attention from the last prompt token. It needs the extra `attnscope[eval]`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ import torch
 
 from attnscope.capture.watch import watch
 from attnscope.errors import InputError
-from attnscope.evaluate.completions import answers
+from attnscope.evaluate.completions import generate_completions
 from attnscope.evaluate.condition_parser import ParsedCondition
-from attnscope.evaluate.likelihood import Continued, likelihoods
-from attnscope.tokens import TokenizedPrompt, apply_chat_template, spelled, tokenize
+from attnscope.evaluate.likelihood import Continuation, likelihoods
+from attnscope.tokens import TokenizedPrompt, apply_chat_template, prompt_from_ids, tokenize
 from attnscope.tokens.regions import Prompt, Region
 from attnscope.tokens.tokenized import PaddedBatch
 
@@ -33,20 +33,20 @@ except ImportError as error:
 
 QUESTION = "question"
 MEASURES = ("entropy", "first_token", "mass")
-LONGEST = 256
-"""Tokens of an answer, where a task does not say."""
-# What else a task may say of generation, and the value at which it changes nothing.
+MAX_NEW_TOKENS = 256
+"""Default maximum length of a completion, for tasks that set none."""
+# Other generation settings that a task may have, with the values that change nothing.
 _NEUTRAL = {"top_p": (1, 1.0), "num_beams": (1,), "top_k": (0,), "repetition_penalty": (1, 1.0)}
 
 
 class ConditionedLM(LM):  # type: ignore[misc]
-    """A model under a condition, as lm-evaluation-harness wants it.
+    """A model under a condition, with the interface that lm-evaluation-harness expects.
 
-        lm = Conditioned(model, tokenizer, parse("filler:55"))
+        lm = ConditionedLM(model, tokenizer, parse("filler:55"))
         lm_eval.simple_evaluate(model=lm, tasks=["arc_easy"])["results"]
         lm.attention                         # by document, layer and class
 
-    A filler goes in front of the last user's turn of a chat, and of the whole of a plain prompt.
+    A filler goes before the last user turn of a chat, and before a plain prompt.
     """
 
     def __init__(
@@ -65,24 +65,24 @@ class ConditionedLM(LM):  # type: ignore[misc]
         self.batch = batch
         self.seed = seed
         self.chats: dict[str, Prompt] = {}
-        """Prompts that went through the chat template, by their text."""
+        """Prompts after the chat template, by their text."""
         self.rows: list[pl.DataFrame] = []
 
     @property
     def tokenizer_name(self) -> str:
-        """What prompts depend on."""
+        """The harness caches prompts under this name."""
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """The chat as text; where its question is, is remembered."""
+        """The chat as text; `chats` keeps the position of its question."""
         last = max(n for n, turn in enumerate(chat_history) if turn["role"] == "user")
         turns = []
         for n, turn in enumerate(chat_history):
-            said = turn["content"]
-            regions = (Region(0, len(said), QUESTION),) if n == last else ()
-            turns.append((turn["role"], Prompt(said, regions)))
+            text = turn["content"]
+            regions = (Region(0, len(text), QUESTION),) if n == last else ()
+            turns.append((turn["role"], Prompt(text, regions)))
         options = {} if add_generation_prompt else {"continue_final_message": True}
         prompt = apply_chat_template(
             turns, self.tokenizer, generation_prompt=add_generation_prompt, **options
@@ -92,9 +92,9 @@ class ConditionedLM(LM):  # type: ignore[misc]
 
     @property
     def attention(self) -> pl.DataFrame:
-        """Of every request: entropy, first-token mass and the mass of every class, mean over
-        heads, of the attention from where its answer begins; columns task, document, layer,
-        measure, item, value."""
+        """Entropy, first-token mass and the mass of every class for every request: attention
+        from the last prompt token, mean over heads. Columns: task, document, layer, measure, item,
+        value."""
         if not self.rows:
             raise InputError(
                 "the harness has sent no request yet, so there is no attention to return",
@@ -103,32 +103,33 @@ class ConditionedLM(LM):  # type: ignore[misc]
         return pl.concat(self.rows)
 
     def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
-        """Of every request's continuation, given its context."""
+        """Log-probability of every request's continuation given its context, and whether greedy
+        decoding would generate it."""
         texts = [self._pair(*request.args) for request in requests]
-        found: dict[int, tuple[float, bool]] = {}
-        watched = _Watched(
+        results: dict[int, tuple[float, bool]] = {}
+        watched = _WatchedCondition(
             self, {id(text): r for (text, _), r in zip(texts, requests, strict=True)}
         )
         for some in likelihoods(self.model, self.tokenizer, watched, texts, batch=self.batch):
-            found |= {n: (value, greedy) for n, value, greedy in some}
-        return [found[n] for n in range(len(requests))]
+            results |= {n: (value, greedy) for n, value, greedy in some}
+        return [results[n] for n in range(len(requests))]
 
     def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
-        """Of whole texts, in windows as long as the model reads."""
+        """Log-probability of complete texts, in windows as long as the model's positions."""
         from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
         self._check_without_context()
         longest = getattr(self.model.config, "max_position_embeddings", None) or 2048
-        texts: list[Continued] = []
+        texts: list[Continuation] = []
         owner: list[int] = []
         for n, request in enumerate(requests):
             ids = self.tokenizer(request.args[0], add_special_tokens=False)["input_ids"]
             windows = get_rolling_token_windows(ids, self._first, longest, 1)
             for context, rest in map(make_disjoint_window, windows):
-                texts.append((spelled([*context, *rest], self.tokenizer), len(context)))
+                texts.append((prompt_from_ids([*context, *rest], self.tokenizer), len(context)))
                 owner.append(n)
         sums = [0.0] * len(requests)
-        watched = _Watched(
+        watched = _WatchedCondition(
             self, {id(t): requests[n] for (t, _), n in zip(texts, owner, strict=True)}
         )
         for some in likelihoods(self.model, self.tokenizer, watched, texts, batch=self.batch):
@@ -137,32 +138,32 @@ class ConditionedLM(LM):  # type: ignore[misc]
         return sums
 
     def generate_until(self, requests: list[Any]) -> list[str]:
-        """What the model says, up to the first of the words that end it."""
-        said = [""] * len(requests)
+        """The completion of every request, up to the first of its stop strings."""
+        completions = [""] * len(requests)
         groups: dict[Any, list[int]] = {}
         for n, request in enumerate(requests):
-            groups.setdefault(_settings(request.args[1]), []).append(n)
-        for (longest, temperature, until), members in groups.items():
+            groups.setdefault(_generation_settings(request.args[1]), []).append(n)
+        for (max_new_tokens, temperature, until), members in groups.items():
             prompts = [self._tokens(requests[n].args[0]) for n in members]
-            watched = _Watched(
+            watched = _WatchedCondition(
                 self, {id(p): requests[n] for p, n in zip(prompts, members, strict=True)}
             )
-            for some in answers(
+            for some in generate_completions(
                 *(self.model, self.tokenizer, watched, prompts),
                 [(n, 0) for n in range(len(prompts))],
-                longest=longest,
+                max_new_tokens=max_new_tokens,
                 batch=self.batch,
                 temperature=temperature,
                 seed=self.seed,
                 until=until,
             ):
                 for (n, _), text in some:
-                    said[members[n]] = text
-        return said
+                    completions[members[n]] = text
+        return completions
 
     @property
     def _first(self) -> int:
-        """What stands before a text that has no context."""
+        """The token before a text without context."""
         first = self.tokenizer.bos_token_id
         return int(self.tokenizer.eos_token_id if first is None else first)
 
@@ -174,9 +175,10 @@ class ConditionedLM(LM):  # type: ignore[misc]
         return tokenize(self._prompt(text), self.tokenizer)
 
     def _check_without_context(self) -> None:
-        """Refuse conditions that change the context, where a request has none: they would do
-        nothing, and the difference from the baseline would be 0 by construction."""
-        if self.condition.what.insert is not None or self.condition.cut is not None:
+        """Refuse conditions that change the context if a request has none: they would do nothing,
+        and the difference from the baseline would be 0 by construction."""
+        condition = self.condition
+        if condition.condition.insert is not None or condition.attention_change is not None:
             raise InputError(
                 f"condition {self.condition.name!r} changes the context, but the task scores a "
                 "text without context; use baseline and arm, or another task",
@@ -184,41 +186,45 @@ class ConditionedLM(LM):  # type: ignore[misc]
                 condition=self.condition.name,
             )
 
-    def _pair(self, context: str, continuation: str) -> Continued:
-        """Context and continuation as one text, cut where the context ends; spaces between them
-        belong to the continuation, as tokens have them."""
+    def _pair(self, context: str, continuation: str) -> Continuation:
+        """Context and continuation as one text, with the number of context tokens.
+
+        Spaces between the two belong to the continuation, because tokens start with a space.
+        """
         if not context:
             self._check_without_context()
             ids = self.tokenizer(continuation, add_special_tokens=False)["input_ids"]
-            return spelled([self._first, *ids], self.tokenizer), 1
-        put = self.condition.asked(self._tokens(context), self.tokenizer).prompt
-        bare = put.text.rstrip()
-        whole = Prompt(put.text + continuation, put.regions, put.complete)
-        before = Prompt(bare, tuple(r for r in put.regions if r.end <= len(bare)), put.complete)
-        return tokenize(whole, self.tokenizer), len(tokenize(before, self.tokenizer))
+            return prompt_from_ids([self._first, *ids], self.tokenizer), 1
+        prompt = self.condition.change_prompt(self._tokens(context), self.tokenizer).prompt
+        stripped = prompt.text.rstrip()
+        regions = tuple(r for r in prompt.regions if r.end <= len(stripped))
+        both = Prompt(prompt.text + continuation, prompt.regions, prompt.complete)
+        before = Prompt(stripped, regions, prompt.complete)
+        return tokenize(both, self.tokenizer), len(tokenize(before, self.tokenizer))
 
 
-class _Watched:
-    """A condition that keeps what the attention was like."""
+class _WatchedCondition:
+    """A condition that also measures the attention."""
 
     def __init__(self, lm: ConditionedLM, owner: dict[int, Any]):
         self.lm = lm
         self.owner = owner
-        """The request of every text, by the text's id; the texts live as long as this."""
-        self.put: list[TokenizedPrompt] = []
+        """The request of every text, by the `id()` of the text."""
+        self.changed: list[TokenizedPrompt] = []
+        """Keeps the texts alive, so that no other object gets their `id()`."""
 
     @property
     def name(self) -> str:
         return self.lm.condition.name
 
-    def asked(self, prompt: TokenizedPrompt, tokenizer: Any) -> TokenizedPrompt:
-        put = self.lm.condition.asked(prompt, tokenizer)
-        self.owner[id(put)] = self.owner[id(prompt)]
-        self.put.append(put)
-        return put
+    def change_prompt(self, prompt: TokenizedPrompt, tokenizer: Any) -> TokenizedPrompt:
+        changed = self.lm.condition.change_prompt(prompt, tokenizer)
+        self.owner[id(changed)] = self.owner[id(prompt)]
+        self.changed.append(changed)
+        return changed
 
     @contextmanager
-    def block(
+    def intervention(
         self, model: Any, tokenizer: Any, batch: PaddedBatch, *, among: Any = None
     ) -> Iterator[None]:
         queries: Any = "last"
@@ -226,7 +232,7 @@ class _Watched:
             last = among.sum(1) - 1
             queries = torch.from_numpy(np.arange(among.shape[1]) == last[:, None])
         with (
-            self.lm.condition.block(model, tokenizer, batch, among=among),
+            self.lm.condition.intervention(model, tokenizer, batch, among=among),
             watch(model, queries=queries) as scope,
         ):
             yield
@@ -246,16 +252,19 @@ class _Watched:
         self.lm.rows.append(mean.select("task", "document", "layer", "measure", "item", "value"))
 
 
-def _settings(given: Mapping[str, Any]) -> tuple[int, float, tuple[str, ...]]:
-    """Longest answer, temperature and ends; what would be passed over silently is refused."""
-    said = dict(given)
-    until = said.pop("until", None) or []
+def _generation_settings(settings: Mapping[str, Any]) -> tuple[int, float, tuple[str, ...]]:
+    """Maximum number of new tokens, temperature and stop strings of a task.
+
+    Any other setting that would change the completion is an error.
+    """
+    rest = dict(settings)
+    until = rest.pop("until", None) or []
     until = (until,) if isinstance(until, str) else tuple(until)
-    longest = said.pop("max_gen_toks", None) or said.pop("max_new_tokens", None) or LONGEST
-    temperature = float(said.pop("temperature", 0.0) or 0.0)
-    if not said.pop("do_sample", temperature > 0):
+    limit = rest.pop("max_gen_toks", None) or rest.pop("max_new_tokens", None) or MAX_NEW_TOKENS
+    temperature = float(rest.pop("temperature", 0.0) or 0.0)
+    if not rest.pop("do_sample", temperature > 0):
         temperature = 0.0
-    for name, value in said.items():
+    for name, value in rest.items():
         if value is not None and value not in _NEUTRAL.get(name, ()):
             raise InputError(
                 f"the task sets {name}={value!r} for generation, which attnscope does not support; "
@@ -264,10 +273,10 @@ def _settings(given: Mapping[str, Any]) -> tuple[int, float, tuple[str, ...]]:
                 argument=name,
                 value=value,
             )
-    return int(longest), temperature, until
+    return int(limit), temperature, until
 
 
-def ask(
+def evaluate_task(
     model: Any,
     tokenizer: Any,
     condition: ParsedCondition,
@@ -278,27 +287,27 @@ def ask(
     batch: int,
     seed: int,
 ) -> tuple[dict[str, Any], pl.DataFrame]:
-    """One task of the harness, by its name or by its YAML file: its results, and the attention."""
+    """Run one task of the harness, by name or YAML file: its results, and the attention."""
     import lm_eval
     from lm_eval.tasks import TaskManager
 
     lm = ConditionedLM(model, tokenizer, condition, batch=batch, seed=seed)
     file = Path(task)
-    own = file.suffix in (".yaml", ".yml")
-    if own and not file.is_file():
+    local = file.suffix in (".yaml", ".yml")
+    if local and not file.is_file():
         raise InputError(
             f"there is no file {task}; give a YAML file of a task, or lm-eval:NAME",
             code="file-missing",
             path=task,
         )
     try:
-        found = lm_eval.simple_evaluate(
+        results = lm_eval.simple_evaluate(
             model=lm,
             tasks=[task],
             limit=problems,
             apply_chat_template=chat,
             bootstrap_iters=0,
-            task_manager=TaskManager(include_defaults=not own),
+            task_manager=TaskManager(include_defaults=not local),
         )
     except (KeyError, ValueError, FileNotFoundError) as error:
         raise InputError(
@@ -306,19 +315,19 @@ def ask(
             code="task-refused",
             task=task,
         ) from error
-    return dict(found or {}), lm.attention
+    return dict(results or {}), lm.attention
 
 
-def scored(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row for every metric and document: task, metric, problem, value, said; and the harness's
-    own score of the metric."""
+def document_scores(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One row per metric and document: task, metric, problem, value, completion, and the harness's
+    score of the metric over all documents."""
     rows = []
     for task, lines in results["samples"].items():
         for line in lines:
             for metric in line["metrics"]:
                 value = line[metric]
                 if not isinstance(value, bool | int | float | np.number):
-                    continue  # what is a score over all documents only
+                    continue  # a metric that exists only over all documents
                 name = f"{metric},{line['filter']}"
                 rows.append(
                     {
@@ -326,7 +335,7 @@ def scored(results: Mapping[str, Any]) -> list[dict[str, Any]]:
                         "metric": name,
                         "problem": line["doc_id"],
                         "value": float(value),
-                        "said": _said(line["filtered_resps"]),
+                        "completion": " | ".join(map(str, line["filtered_resps"])),
                         "score": float(results["results"][task][name]),
                     }
                 )
@@ -336,7 +345,3 @@ def scored(results: Mapping[str, Any]) -> list[dict[str, Any]]:
             code="no-document-scores",
         )
     return rows
-
-
-def _said(answers: Sequence[Any]) -> str:
-    return " | ".join(str(one) for one in answers)

@@ -1,5 +1,8 @@
-"""Mass and effect of every head: how much of the attention a class of tokens gets from where an
-answer begins, and what the right answer loses when nobody can look at it in that head."""
+"""Mass and effect of every head for a class of tokens.
+
+The mass is the attention from the last prompt token. The effect is the change in log-probability
+of the right answer when the head cannot attend to the class.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,38 +32,41 @@ def effects(
 ) -> pl.DataFrame:
     """Columns problem, class, layer, head, mass, effect; `classes` are written CLASS or
     CLASS@REGION. A problem whose prompt has no such token is left out of that class."""
-    meant = {text: parse(f"knockout:{text}").cut for text in classes}
-    right = [
+    changes = {text: parse(f"knockout:{text}").attention_change for text in classes}
+    answers = [
         tokenizer(sample.answer, add_special_tokens=False)["input_ids"] for sample in task.samples
     ]
-    check_all_fit(model, "baseline", prompts, new_tokens=1 + max(map(len, right)))
+    check_all_fit(model, "baseline", prompts, new_tokens=1 + max(map(len, answers)))
     rows: list[dict[str, Any]] = []
-    for n, (answered, asked) in enumerate(zip(right, prompts, strict=True)):
-        ids = torch.tensor([[*asked.ids.tolist(), *answered]], device=model.device)
+    for n, (answer, prompt) in enumerate(zip(answers, prompts, strict=True)):
+        ids = torch.tensor([[*prompt.ids.tolist(), *answer]], device=model.device)
         order = torch.arange(ids.shape[1])[None]
-        last, said = order == len(asked) - 1, order >= len(asked)
+        last, in_answer = order == len(prompt) - 1, order >= len(prompt)
         with torch.no_grad(), watch(model, layers=layers, queries=last) as scope:
             model(input_ids=ids)
         of_class = DEFAULT.ids(ids.cpu().numpy(), tokenizer)
-        for text, cut in meant.items():
-            assert cut is not None
-            keys = of_class == DEFAULT.index(cut.tokens or "")
-            keys &= np.arange(ids.shape[1]) < len(asked)
-            if cut.region is not None:
-                keys[:, : len(asked)] &= asked.mask(cut.region)
+        for text, change in changes.items():
+            assert change is not None
+            keys = of_class == DEFAULT.index(change.tokens or "")
+            keys &= np.arange(ids.shape[1]) < len(prompt)
+            if change.region is not None:
+                keys[:, : len(prompt)] &= prompt.mask(change.region)
             if not keys.any():
                 continue
-            found = effect(
-                model, {"input_ids": ids}, keys=torch.from_numpy(keys), answer=said, layers=layers
+            measured = effect(
+                *(model, {"input_ids": ids}),
+                keys=torch.from_numpy(keys),
+                answer=in_answer,
+                layers=layers,
             )
-            assert found.logprob is not None
-            for at, layer in enumerate(found.layers):
+            assert measured.logprob is not None
+            for at, layer in enumerate(measured.layers):
                 mass = scope.mass(layer, torch.from_numpy(keys).long(), 2)[0, :, 1].tolist()
                 rows += [
                     {"problem": n, "class": text, "layer": layer, "head": head}
-                    | {"mass": looked, "effect": lost}
-                    for head, (looked, lost) in enumerate(
-                        zip(mass, found.logprob[0, at].tolist(), strict=True)
+                    | {"mass": of_head, "effect": change_of_head}
+                    for head, (of_head, change_of_head) in enumerate(
+                        zip(mass, measured.logprob[0, at].tolist(), strict=True)
                     )
                 ]
         if progress is not None:

@@ -1,4 +1,4 @@
-"""Files of an evaluation that go on growing: nothing in them is lost or half there."""
+"""Reads and writes the JSONL files of an evaluation, so that an interruption loses no line."""
 
 import json
 import os
@@ -9,17 +9,19 @@ from attnscope.errors import InputError
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The lines of JSON that are there, none if there is no such file. One that was cut off at the
-    end is taken away."""
+    """The JSON objects of a file; an empty list if the file does not exist.
+
+    An incomplete last line, left by an interruption, is removed from the file.
+    """
     if not file.is_file():
         return []
     content = file.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        os.truncate(file, len(whole))
+    complete = content[: content.rfind(b"\n") + 1]
+    if len(complete) < len(content):
+        os.truncate(file, len(complete))
     try:
-        # By the byte: an answer may hold other characters that end a line.
-        return [json.loads(line) for line in whole.split(b"\n")[:-1]]
+        # Split at the byte: str.splitlines also splits at other characters of a completion.
+        return [json.loads(line) for line in complete.split(b"\n")[:-1]]
     except ValueError as error:
         raise InputError(
             f"{file} is damaged ({error}); choose another directory, or delete the file to "
@@ -29,13 +31,13 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
         ) from error
 
 
-def written_lines(rows: list[dict[str, Any]]) -> bytes:
-    """As they are read again."""
+def to_lines(rows: list[dict[str, Any]]) -> bytes:
+    """Rows as the bytes that `read_lines` reads."""
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
 
 
-def replace_whole(file: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
+def write_atomically(file: Path, content: bytes) -> None:
+    """Replace a file; after an interruption it has either the old or the new content."""
     temporary = file.with_name(f"{file.name}.part")
     temporary.write_bytes(content)
     os.replace(temporary, file)

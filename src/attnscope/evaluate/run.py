@@ -1,4 +1,4 @@
-"""One evaluation: a model, a task, some conditions. Answers are kept, and it can be continued."""
+"""Runs one evaluation: a model on a task, under conditions; an interrupted one continues."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -9,28 +9,28 @@ from typing import Any
 import polars as pl
 
 from attnscope.errors import InputError
-from attnscope.evaluate.completions import WhichSample, answers
-from attnscope.evaluate.condition_parser import ParsedCondition, parse, spelled_out
+from attnscope.evaluate.completions import SampleKey, generate_completions
+from attnscope.evaluate.condition_parser import ParsedCondition, expand, parse
 from attnscope.evaluate.harness_run import evaluate_harness, is_harness
 from attnscope.evaluate.intervention_effects import effects
-from attnscope.evaluate.jsonl import read_lines, replace_whole, written_lines
+from attnscope.evaluate.jsonl import read_lines, to_lines, write_atomically
 from attnscope.evaluate.scores import BASELINE, table
-from attnscope.evaluate.sweep import baseline_of, swept
-from attnscope.evaluate.tasks import SEED, Task, task
+from attnscope.evaluate.sweep import baseline_of, sweep_rows
+from attnscope.evaluate.tasks import SEED, Task, load_task
 from attnscope.figures.export import save
 from attnscope.figures.mass_effect import mass_effect
 from attnscope.figures.sweep import sweep
 from attnscope.loading import load
 from attnscope.tokens import apply_chat_template, tokenize_all
 
-ANSWERS, ASKED, TABLE = "answers.jsonl", "evaluation.json", "table.csv"
+COMPLETIONS, SETTINGS, TABLE = "completions.jsonl", "evaluation.json", "table.csv"
 EFFECTS = "effects.csv"
 Report = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What is asked; kept beside the answers, so that others are not mixed with them."""
+    """The settings of an evaluation; stored with its completions in `evaluation.json`."""
 
     model: str
     task: str = "math"
@@ -40,7 +40,7 @@ class Evaluation:
     seed: int = SEED
     level: int | None = None
     chat: bool | None = None
-    """In the chat template; where there is one, if nobody says."""
+    """Use the chat template; default: if the tokenizer has one."""
 
     def __post_init__(self) -> None:
         if self.samples < 1:
@@ -66,7 +66,7 @@ class Evaluation:
 
 
 def evaluate(
-    asked: Evaluation,
+    evaluation: Evaluation,
     conditions: Sequence[str],
     out: Path | None = None,
     *,
@@ -74,9 +74,12 @@ def evaluate(
     batch: int = 32,
     progress: Report | None = None,
 ) -> pl.DataFrame:
-    """The table of an evaluation. `out` keeps all answers; what is there is not asked again. A
-    condition with bars, as arm:c=0.05|0.25, is several, and has a figure there."""
-    written = dict.fromkeys(text for word in conditions for text in spelled_out(word))
+    """Run an evaluation and return its table.
+
+    The directory `out` stores all completions; stored ones are not generated again. A condition
+    with bars, such as arm:c=0.05|0.25, stands for several, and `out` gets a figure of them.
+    """
+    written = dict.fromkeys(text for condition in conditions for text in expand(condition))
     parsed = [parse(text) for text in written]
     if BASELINE not in [one.kind for one in parsed]:
         raise InputError(
@@ -84,142 +87,146 @@ def evaluate(
             code="no-baseline",
             conditions=list(written),
         )
-    if is_harness(asked.task):
-        _begin(asked, out)
-        found = evaluate_harness(asked, parsed, out, batch=batch, progress=progress)
-        return _written(asked, conditions, found, out)
-    given = task(asked.task, asked.problems, seed=asked.seed, level=asked.level)
-    kept = _kept(asked, out)
-    missing = {one.name: _missing(one.name, len(given.samples), asked, kept) for one in parsed}
+    if is_harness(evaluation.task):
+        _store_settings(evaluation, out)
+        scores = evaluate_harness(evaluation, parsed, out, batch=batch, progress=progress)
+        return _store_table(evaluation, conditions, scores, out)
+    task = _task(evaluation)
+    _store_settings(evaluation, out)
+    stored = [] if out is None else read_lines(out / COMPLETIONS)
+    missing = {
+        one.name: _missing(one.name, len(task.samples), evaluation, stored) for one in parsed
+    }
     if any(missing.values()):
-        model, tokenizer = load(asked.model)
-        prompts = _prompts(asked, given, tokenizer)
+        model, tokenizer = load(evaluation.model)
+        prompts = _prompts(evaluation, task, tokenizer)
         for one in parsed:
-            _answer(asked, one, given, model, tokenizer, prompts, missing[one.name], kept, out,
-                    batch, progress)  # fmt: skip
+            _complete(evaluation, one, task, model, tokenizer, prompts, missing[one.name], stored,
+                      out, batch, progress)  # fmt: skip
     names = [one.name for one in parsed]
-    judged = [line for line in kept if line["condition"] in names]
+    judged = [line for line in stored if line["condition"] in names]
     judged.sort(key=lambda line: (names.index(line["condition"]), line["problem"], line["sample"]))
-    found = table(pl.DataFrame(judged), k=asked.samples if k is None else k)
-    return _written(asked, conditions, found, out)
+    scores = table(pl.DataFrame(judged), k=evaluation.samples if k is None else k)
+    return _store_table(evaluation, conditions, scores, out)
 
 
-def _written(
-    asked: Evaluation, words: Sequence[str], found: pl.DataFrame, out: Path | None
+def _store_table(
+    evaluation: Evaluation, conditions: Sequence[str], scores: pl.DataFrame, out: Path | None
 ) -> pl.DataFrame:
-    """The table, written down with the figure of what was varied."""
+    """Write the table, and the figure of the settings that vary."""
     if out is None:
-        return found
-    found.write_csv(out / TABLE)
-    metrics = found.partition_by("task", "metric") if "metric" in found.columns else [found]
-    rows = swept(words, metrics[0])
+        return scores
+    scores.write_csv(out / TABLE)
+    metrics = scores.partition_by("task", "metric") if "metric" in scores.columns else [scores]
+    rows = sweep_rows(conditions, metrics[0])
     if rows is not None:
-        of = f"{asked.model}, {asked.task}"
-        if "metric" in found.columns:
-            of = f"{of}, {found['metric'][0]}"
+        of = f"{evaluation.model}, {evaluation.task}"
+        if "metric" in scores.columns:
+            of = f"{of}, {scores['metric'][0]}"
         save(sweep(rows, of=of, baseline=baseline_of(metrics[0])), out)
-    return found
+    return scores
 
 
 def measure_effects(
-    asked: Evaluation,
+    evaluation: Evaluation,
     classes: Sequence[str],
     out: Path,
     *,
     layers: list[int] | None = None,
     progress: Report | None = None,
 ) -> pl.DataFrame:
-    """Mass and effect of every head on these classes of tokens, with their figure in `out`."""
-    given = task(asked.task, asked.problems, seed=asked.seed, level=asked.level)
-    model, tokenizer = load(asked.model)
-    prompts = _prompts(asked, given, tokenizer)
-    found = effects(model, tokenizer, given, prompts, classes, layers=layers, progress=progress)
+    """Mass and effect of every head for these classes of tokens; writes their figure to `out`."""
+    task = _task(evaluation)
+    model, tokenizer = load(evaluation.model)
+    prompts = _prompts(evaluation, task, tokenizer)
+    frame = effects(model, tokenizer, task, prompts, classes, layers=layers, progress=progress)
     out.mkdir(parents=True, exist_ok=True)
-    found.write_csv(out / EFFECTS)
-    save(mass_effect(found, of=f"{asked.model}, {asked.task}"), out)
-    return found
+    frame.write_csv(out / EFFECTS)
+    save(mass_effect(frame, of=f"{evaluation.model}, {evaluation.task}"), out)
+    return frame
 
 
-def _begin(asked: Evaluation, out: Path | None) -> None:
-    """Write down what is asked; what was asked here before must be the same."""
+def _store_settings(evaluation: Evaluation, out: Path | None) -> None:
+    """Write the settings to `out`; settings that are already there must be the same."""
     if out is None:
         return
     out.mkdir(parents=True, exist_ok=True)
-    told, said = out / ASKED, (json.dumps(asdict(asked), indent=2) + "\n").encode()
-    if not told.is_file():
-        replace_whole(told, said)
-    elif told.read_bytes() != said:
+    file, content = out / SETTINGS, (json.dumps(asdict(evaluation), indent=2) + "\n").encode()
+    if not file.is_file():
+        write_atomically(file, content)
+    elif file.read_bytes() != content:
         raise InputError(
-            f"{out} contains another evaluation (its settings: {told.name}); choose another "
+            f"{out} contains another evaluation (its settings: {file.name}); choose another "
             "directory, or use the same settings",
             code="other-evaluation",
             path=str(out),
         )
 
 
-def _kept(asked: Evaluation, out: Path | None) -> list[dict[str, Any]]:
-    """The answers that are there already."""
-    _begin(asked, out)
-    return [] if out is None else read_lines(out / ANSWERS)
+def _task(evaluation: Evaluation) -> Task:
+    return load_task(
+        evaluation.task, evaluation.problems, seed=evaluation.seed, level=evaluation.level
+    )
 
 
 def _missing(
-    name: str, problems: int, asked: Evaluation, kept: list[dict[str, Any]]
-) -> list[WhichSample]:
-    there = {(line["problem"], line["sample"]) for line in kept if line["condition"] == name}
-    every = [(n, sample) for n in range(problems) for sample in range(asked.samples)]
-    return [one for one in every if one not in there]
+    name: str, problems: int, evaluation: Evaluation, stored: list[dict[str, Any]]
+) -> list[SampleKey]:
+    """The samples of a condition that have no stored completion."""
+    done = {(line["problem"], line["sample"]) for line in stored if line["condition"] == name}
+    every = [(n, sample) for n in range(problems) for sample in range(evaluation.samples)]
+    return [one for one in every if one not in done]
 
 
-def _prompts(asked: Evaluation, given: Task, tokenizer: Any) -> list[Any]:
-    chat = bool(tokenizer.chat_template) if asked.chat is None else asked.chat
-    prompts = [sample.prompt for sample in given.samples]
+def _prompts(evaluation: Evaluation, task: Task, tokenizer: Any) -> list[Any]:
+    chat = bool(tokenizer.chat_template) if evaluation.chat is None else evaluation.chat
+    prompts = [sample.prompt for sample in task.samples]
     if chat:
         prompts = [apply_chat_template(prompt, tokenizer) for prompt in prompts]
     return list(tokenize_all(prompts, tokenizer))
 
 
-def _answer(
-    asked: Evaluation,
+def _complete(
+    evaluation: Evaluation,
     condition: ParsedCondition,
-    given: Task,
+    task: Task,
     model: Any,
     tokenizer: Any,
     prompts: list[Any],
-    missing: list[WhichSample],
-    kept: list[dict[str, Any]],
+    missing: list[SampleKey],
+    stored: list[dict[str, Any]],
     out: Path | None,
     batch: int,
     progress: Report | None,
 ) -> None:
-    """Ask what is missing; every batch is written down before the next."""
+    """Generate the missing completions; every batch is stored before the next one starts."""
     done = 0
-    for some in answers(
+    for some in generate_completions(
         model,
         tokenizer,
         condition,
         prompts,
         missing,
-        longest=given.longest,
+        max_new_tokens=task.max_new_tokens,
         batch=batch,
-        temperature=asked.temperature,
-        seed=asked.seed,
+        temperature=evaluation.temperature,
+        seed=evaluation.seed,
     ):
         lines = [
             {
                 "condition": condition.name,
                 "problem": problem,
                 "sample": sample,
-                "right": given.right(given.samples[problem], said),
-                "wanted": given.samples[problem].answer,
-                "said": said,
+                "right": task.right(task.samples[problem], text),
+                "answer": task.samples[problem].answer,
+                "completion": text,
             }
-            for (problem, sample), said in some
+            for (problem, sample), text in some
         ]
-        kept += lines
+        stored += lines
         if out is not None:
-            with (out / ANSWERS).open("ab") as file:
-                file.write(written_lines(lines))
+            with (out / COMPLETIONS).open("ab") as file:
+                file.write(to_lines(lines))
         done += len(lines)
         if progress is not None:
             progress(condition.name, done, len(missing))

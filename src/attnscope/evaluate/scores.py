@@ -1,4 +1,4 @@
-"""From right and wrong answers to numbers: accuracy, pass@k, and differences paired by problem."""
+"""From right and wrong completions to accuracy, pass@k, and differences paired by problem."""
 
 from math import comb
 
@@ -9,11 +9,13 @@ from attnscope.errors import InputError
 from attnscope.stats.contrast import ContrastSettings, paired_contrast
 
 BASELINE = "baseline"
+Scores = dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]
+"""By condition: one score per problem, in the same order."""
 
 
 def pass_at(k: int, samples: int, right: int) -> float:
-    """The chance that at least one of k answers, drawn from these without putting back, is right:
-    unbiased."""
+    """The unbiased estimate of pass@k: the probability that at least one of k completions, drawn
+    without replacement from these samples, is right."""
     if not 1 <= k <= samples:
         raise InputError(
             f"pass@{k} needs at least {k} samples of every problem; there are {samples}",
@@ -24,39 +26,40 @@ def pass_at(k: int, samples: int, right: int) -> float:
     return 1.0 - comb(samples - right, k) / comb(samples, k)
 
 
-def table(answers: pl.DataFrame, k: int = 1) -> pl.DataFrame:
-    """A row for every condition: the score, and its difference from the baseline, by problem.
+def table(completions: pl.DataFrame, k: int = 1) -> pl.DataFrame:
+    """One row per condition: its score, and the difference from the baseline paired by problem.
 
-    `answers` has condition, problem, sample and right; every problem under every condition.
+    `completions` has the columns condition, problem, sample and right; every condition must have
+    every problem.
     """
-    counted = answers.group_by("condition", "problem").agg(
+    counted = completions.group_by("condition", "problem").agg(
         pl.len().alias("samples"), pl.col("right").sum()
     )
-    conditions = answers["condition"].unique(maintain_order=True).to_list()
-    wide: dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]] = {}
-    for name in conditions:
+    scores: Scores = {}
+    for name in completions["condition"].unique(maintain_order=True).to_list():
         mine = counted.filter(pl.col("condition") == name).sort("problem")
-        wide[name] = np.array(
+        scores[name] = np.array(
             [pass_at(k, n, right) for n, right in zip(mine["samples"], mine["right"], strict=True)]
         )
-    return compared(wide)
+    return compare_with_baseline(scores)
 
 
-def compared(wide: dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]) -> pl.DataFrame:
-    """The table of scores of the same problems under every condition."""
+def compare_with_baseline(scores: Scores) -> pl.DataFrame:
+    """The table of conditions from their scores of the same problems."""
     rows = []
-    others = [name for name in wide if name != BASELINE]
-    found = {}
-    if BASELINE in wide and others:
-        first = np.stack([wide[BASELINE]] * len(others), 1)
-        second = np.stack([wide[name] for name in others], 1)
-        found = paired_contrast(
+    others = [name for name in scores if name != BASELINE]
+    contrast = {}
+    if BASELINE in scores and others:
+        first = np.stack([scores[BASELINE]] * len(others), 1)
+        second = np.stack([scores[name] for name in others], 1)
+        contrast = paired_contrast(
             first, second, np.zeros(len(others), dtype=np.int64), ContrastSettings()
         )
-    for name, scores in wide.items():
-        row = {"condition": name, "problems": len(scores), "score": float(scores.mean())}
-        for figure in ("difference", "low", "high", "p", "q"):
-            value = float(found[figure][others.index(name)]) if name in others and found else np.nan
-            row[figure] = None if np.isnan(value) else value
+    for name, values in scores.items():
+        row = {"condition": name, "problems": len(values), "score": float(values.mean())}
+        for column in ("difference", "low", "high", "p", "q"):
+            compared = name in others and contrast
+            value = float(contrast[column][others.index(name)]) if compared else np.nan
+            row[column] = None if np.isnan(value) else value
         rows.append(row)
     return pl.DataFrame(rows, infer_schema_length=None)

@@ -23,7 +23,7 @@ from attnscope.errors import InputError
 from attnscope.experiment.cells import Cell, Completion
 from attnscope.experiment.unpad import to_left
 from attnscope.spec.generate import GENERATED, Generate
-from attnscope.tokens import Region, TokenizedPrompt, pad, spelled
+from attnscope.tokens import Region, TokenizedPrompt, pad, prompt_from_ids
 
 _NOTHING = np.zeros((0, 2), dtype=np.int64)
 
@@ -145,7 +145,7 @@ def with_answer(cell: Cell, new: Sequence[int], tokenizer: Any) -> Cell:
     text = tokenizer.decode(new, skip_special_tokens=True)
     longer = _extended(cell.tokens, "", _NOTHING[:, 0], _NOTHING)
     if len(new) > 1:
-        fed = spelled(new[:-1], tokenizer)
+        fed = prompt_from_ids(new[:-1], tokenizer)
         longer = _extended(cell.tokens, fed.prompt.text, fed.ids, fed.offsets)
     return replace(cell, tokens=longer, answer=Completion(tuple(new), text))
 

@@ -34,7 +34,7 @@ from attnscope.tokens import (
     align_by,
     apply_chat_template,
     apply_chat_template_to_all,
-    spelled,
+    prompt_from_ids,
     tokenize,
     tokenize_all,
     turns_of,
@@ -262,7 +262,7 @@ def _at_random(tokens: TokenizedPrompt, seed: int, tokenizer: Any) -> TokenizedP
     """As many tokens, drawn at random; a begin-of-sequence token stays."""
     first = [int(tokens.ids[0])] if tokens.ids[0] == tokenizer.bos_token_id else []
     filler = Filler(kind="random-tokens", count=len(tokens) - len(first), seed=seed)
-    return spelled(filler_ids(filler, tokenizer), tokenizer, first=first)
+    return prompt_from_ids(filler_ids(filler, tokenizer), tokenizer, first=first)
 
 
 def _drawn(prompts: TokenPrompts, number: int, tokenizer: Any) -> TokenizedPrompt:
@@ -278,7 +278,7 @@ def _drawn(prompts: TokenPrompts, number: int, tokenizer: Any) -> TokenizedPromp
             "many different ones; ask for fewer"
         )
     ids = different * prompts.repeats
-    return spelled(ids, tokenizer, first=first, regions=repeats)
+    return prompt_from_ids(ids, tokenizer, first=first, regions=repeats)
 
 
 def _cut(tokens: TokenizedPrompt, most: int | None) -> TokenizedPrompt:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from attnscope.look.text_measures import Look
 from attnscope.tokens.class_colours import class_colours
-from attnscope.tokens.visible import STRONGEST, mixed
+from attnscope.tokens.visible import STRONGEST, mix_with_white
 
 NO_CLASS = "#ffffff"
 # How much white there is in a token's colour: black text stands on it.
@@ -18,7 +18,7 @@ UNSEEN = "#cccccc"
 
 def back_colours(look: Look) -> dict[str | None, str]:
     """A background for each class of the set, the same for every text."""
-    tints = [mixed(colour, TINT) for colour in class_colours(look.names)]
+    tints = [mix_with_white(colour, TINT) for colour in class_colours(look.names)]
     return {**dict(zip(look.names, tints, strict=True)), None: NO_CLASS}
 
 
@@ -36,6 +36,6 @@ def shades(look: Look) -> list[str]:
     full = full_colour(look)
     strength: NDArray[np.float64] = np.clip(look.weights / full if full > 0 else 0, 0, 1)
     return [
-        mixed(STRONGEST, 1 - share) if visible else UNSEEN
+        mix_with_white(STRONGEST, 1 - share) if visible else UNSEEN
         for share, visible in zip(strength.tolist(), look.visible.tolist(), strict=True)
     ]

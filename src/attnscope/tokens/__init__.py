@@ -1,4 +1,4 @@
-"""What text is made of: token classes, regions of a prompt, and the twins of its tokens."""
+"""Token classes, regions of a prompt, and the alignment of the tokens of two prompts."""
 
 from attnscope.tokens.align import Alignment, align, align_by
 from attnscope.tokens.chat import (
@@ -14,7 +14,7 @@ from attnscope.tokens.tokenized import (
     PaddedBatch,
     TokenizedPrompt,
     pad,
-    spelled,
+    prompt_from_ids,
     tokenize,
     tokenize_all,
 )
@@ -39,8 +39,8 @@ __all__ = [
     "join",
     "load_classes",
     "pad",
+    "prompt_from_ids",
     "read_vocabulary",
-    "spelled",
     "tokenize",
     "tokenize_all",
     "turns_of",

@@ -1,11 +1,8 @@
-"""Through a chat template without losing the regions.
+"""Applies a chat template to a prompt and locates the regions of the prompt in the result.
 
-A template is a program: it may trim what it is given, fold the system prompt into the user's
-turn, put anything around anything. So the text is rendered twice, plainly and with invisible
-marks around the content of each turn; the marks say where the content went, and the plain
-rendering proves that they changed nothing.
-
-This module must not know what the regions mean, beyond the names of the roles.
+A template is a program: it may trim a turn, or move the system prompt into the user turn. So the
+text is rendered twice, plainly and with private-use characters around each turn. The marks give
+the position of each turn. The two texts must be equal without the marks.
 """
 
 from __future__ import annotations
@@ -24,9 +21,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Turn = tuple[str, Prompt]
-"""A role (`system`, `user`, `assistant`) and what it says."""
+"""A role (`system`, `user`, `assistant`) and its text."""
 
-# Private-use characters: no template looks for them and no text should hold them.
+# Private-use characters: templates do not use them, and texts should not contain them.
 _FIRST_MARK = 0xF0000
 
 
@@ -37,13 +34,13 @@ def apply_chat_template(
     generation_prompt: bool = True,
     **template_options: Any,
 ) -> Prompt:
-    """The prompt as the tokenizer's chat template writes it, regions and all.
+    """The prompt after the tokenizer's chat template, with its regions.
 
-    A plain prompt is divided into turns by `turns_of`. With `generation_prompt` the text ends
-    where the assistant's answer begins. Other options go to the template as they are.
+    `turns_of` divides a plain prompt into turns. With `generation_prompt` the text ends where the
+    completion begins. Other options are passed to the template.
     """
     turns = turns_of(prompt) if isinstance(prompt, Prompt) else list(prompt)
-    return next(_through([turns], tokenizer, generation_prompt, template_options))
+    return next(_render_all([turns], tokenizer, generation_prompt, template_options))
 
 
 def apply_chat_template_to_all(
@@ -53,16 +50,16 @@ def apply_chat_template_to_all(
     generation_prompt: bool = True,
     **template_options: Any,
 ) -> Iterator[Prompt]:
-    """Many chats, in order: the same as one by one, in three quarters of the time."""
-    for start in range(0, len(chats), _TOGETHER):
-        some = chats[start : start + _TOGETHER]
-        yield from _through(some, tokenizer, generation_prompt, template_options)
+    """The same for many chats, in order, in three quarters of the time."""
+    for start in range(0, len(chats), _BATCH):
+        some = chats[start : start + _BATCH]
+        yield from _render_all(some, tokenizer, generation_prompt, template_options)
 
 
-_TOGETHER = 512  # chats: more take memory and no less time
+_BATCH = 512  # chats; larger batches need more memory and save no time
 
 
-def _through(
+def _render_all(
     chats: Sequence[Sequence[Turn]],
     tokenizer: PreTrainedTokenizerBase,
     generation_prompt: bool,
@@ -70,7 +67,7 @@ def _through(
 ) -> Iterator[Prompt]:
     render = _Rendering(tokenizer, generation_prompt, template_options)
     if len(chats) > 1:
-        render.beforehand(chats)
+        render.render_together(chats)
     for turns in chats:
         if not turns:
             raise InputError(
@@ -78,7 +75,7 @@ def _through(
                 code="empty-chat",
             )
         roles = tuple(role for role, _ in turns)
-        text, content_at = _follow([turn.text for _, turn in turns], partial(render, roles))
+        text, content_at = _locate([turn.text for _, turn in turns], partial(render, roles))
         regions = []
         for (_, turn), (start, end, skipped) in zip(turns, content_at, strict=True):
             for region in turn.regions:
@@ -89,7 +86,7 @@ def _through(
 
 
 class _Rendering:
-    """A tokenizer's template at work; what was rendered with others is not rendered again."""
+    """Renders chats with a template, and caches what `render_together` rendered."""
 
     def __init__(
         self,
@@ -99,8 +96,8 @@ class _Rendering:
     ):
         self.tokenizer = tokenizer
         self.options = {"add_generation_prompt": generation_prompt} | template_options
-        self.known: dict[tuple[tuple[str, ...], tuple[str, ...]], str] = {}
-        """By roles and what they say."""
+        self.cache: dict[tuple[tuple[str, ...], tuple[str, ...]], str] = {}
+        """Rendered text by roles and contents."""
         if not (template_options.get("chat_template") or getattr(tokenizer, "chat_template", None)):
             name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
             raise InputError(
@@ -111,49 +108,51 @@ class _Rendering:
             )
 
     def __call__(self, roles: tuple[str, ...], contents: list[str]) -> str:
-        """What the template makes of a chat."""
+        """Render one chat."""
         key = roles, tuple(contents)
-        if key in self.known:
-            return self.known[key]
+        if key in self.cache:
+            return self.cache[key]
         try:
             return self._texts([key])[0]
         except InputError:
             raise
-        except Exception as error:  # whatever the template's author raises, in Jinja or through it
+        except Exception as error:  # a template may raise any error
             raise InputError(
                 f"the chat template refuses turns of {', '.join(roles)}: {error}",
                 code="chat-template-error",
                 roles=roles,
             ) from error
 
-    def beforehand(self, chats: Sequence[Sequence[Turn]]) -> None:
-        """Render chats, and the same with marks, all at once: most of the time of one by one is
-        not the template's. Where any fails, each is rendered when it comes, and fails there."""
+    def render_together(self, chats: Sequence[Sequence[Turn]]) -> None:
+        """Render chats with and without marks in one call, which saves most of the overhead.
+
+        If a chat fails, the cache stays empty, and each chat is rendered by itself later.
+        """
         keys = []
         for turns in chats:
             roles, contents = tuple(role for role, _ in turns), [turn.text for _, turn in turns]
-            with suppress(InputError):  # there is no mark for it: said when it comes
+            with suppress(InputError):  # no unused character: raised again for the chat itself
                 marked, _ = _marked(contents, trimmed=False)
                 keys += [(roles, tuple(contents)), (roles, tuple(marked))]
         try:
-            self.known = dict(zip(keys, self._texts(keys), strict=True))
+            self.cache = dict(zip(keys, self._texts(keys), strict=True))
         except InputError:  # the template itself
             raise
         except Exception:
-            self.known = {}
+            self.cache = {}
 
     def _texts(self, keys: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> list[str]:
         chats = [
             [{"role": role, "content": content} for role, content in zip(*key, strict=True)]
             for key in keys
         ]
-        asked = self.options
+        options = self.options
         check_ends(
-            self.tokenizer.get_chat_template(asked.get("chat_template"), asked.get("tools")),
+            self.tokenizer.get_chat_template(options.get("chat_template"), options.get("tools")),
             chats[0],
-            self.tokenizer.special_tokens_map | asked,
+            self.tokenizer.special_tokens_map | options,
         )
-        texts: list[str] = self.tokenizer.apply_chat_template(chats, tokenize=False, **asked)
+        texts: list[str] = self.tokenizer.apply_chat_template(chats, tokenize=False, **options)
         return texts
 
 
@@ -164,27 +163,26 @@ def as_question(
     system: str | None = None,
     chat: bool = False,
 ) -> Prompt:
-    """A text as the user's question: in the chat template, if it is asked for or there is a system
-    prompt to put before it."""
+    """A text as the user's question; `chat` or a system prompt puts it into the chat template."""
     before = [] if system is None else [("system", system)]
     prompt = join([*before, ("question", text)])
     return apply_chat_template(prompt, tokenizer) if chat or before else prompt
 
 
 def turns_of(prompt: Prompt) -> list[Turn]:
-    """A prompt's turns: who says what."""
+    """The turns of a prompt: role and text of each."""
     return [(role, prompt.cut(start, end)) for role, start, end in turn_spans(prompt)]
 
 
 def turn_spans(prompt: Prompt) -> list[tuple[str, int, int]]:
-    """Divide a prompt by its regions: `system`, `assistant` and `turn:N:ROLE` are turns, the rest
-    is the user's.
+    """Role, start and end of the turns of a prompt, by its regions.
 
-    Text in front of the system prompt goes with it. The blank space between two turns is dropped,
-    since a template writes its own.
+    The regions `system`, `assistant` and `turn:N:ROLE` are turns; other text belongs to the user.
+    Text before the system prompt is part of it. Whitespace between two turns is dropped, because
+    a template writes its own.
     """
-    found = [(_role(r.name), r) for r in prompt.regions if r.end > r.start]
-    roles = [(role, region) for role, region in found if role is not None]
+    named = [(_role(r.name), r) for r in prompt.regions if r.end > r.start]
+    roles = [(role, region) for role, region in named if role is not None]
     spans: list[tuple[str, int, int]] = []
     position = 0
 
@@ -215,24 +213,24 @@ def turn_spans(prompt: Prompt) -> list[tuple[str, int, int]]:
 
 
 def _role(name: str) -> str | None:
-    """The role whose turn a region of that name is."""
+    """The role of a region that is a turn; None for other regions."""
     if name in ("system", "assistant"):
         return name
     turn = re.fullmatch(r"turn:[0-9]+:(user|assistant)", name)
     return turn[1] if turn else None
 
 
-def _follow(
+def _locate(
     contents: list[str], render: Callable[[list[str]], str]
 ) -> tuple[str, list[tuple[int, int, int]]]:
-    """Render, and find each content: start, end, and how many characters were trimmed before it."""
+    """Render, and locate each content: start, end, and number of characters trimmed before it."""
     first = _unused_mark(contents)
     plain = render(contents)
     for trimmed in (False, True):
         marked, skips = _marked(contents, trimmed=trimmed)
-        text, found = _lift_marks(render(marked), first, 2 * len(contents))
-        if text == plain and len(found) == 2 * len(contents):
-            return plain, [(found[2 * n], found[2 * n + 1], skip) for n, skip in enumerate(skips)]
+        text, at = _remove_marks(render(marked), first, 2 * len(contents))
+        if text == plain and len(at) == 2 * len(contents):
+            return plain, [(at[2 * n], at[2 * n + 1], skip) for n, skip in enumerate(skips)]
     raise InputError(
         "the chat template leaves out, repeats or changes the text of a turn, so attnscope cannot "
         "locate the regions in its output; render the text yourself and mark its regions",
@@ -241,12 +239,12 @@ def _follow(
 
 
 def _marked(contents: list[str], *, trimmed: bool) -> tuple[list[str], list[int]]:
-    """Each content between marks of its own, and how many characters stand before the first."""
+    """Each content between two marks, and the number of characters before the first mark."""
     first = _unused_mark(contents)
     marked, skips = [], []
     for n, content in enumerate(contents):
         core = content.strip() if trimmed else content
-        # Where the template trims, the blank space must stay outside the marks to be trimmed.
+        # A template trims only whitespace at the ends, so it must stay outside the marks.
         before = content[: len(content) - len(content.lstrip())] if trimmed and core else ""
         after = content[len(content.rstrip()) :] if trimmed and core else ""
         opening, closing = chr(first + 2 * n), chr(first + 2 * n + 1)
@@ -256,11 +254,11 @@ def _marked(contents: list[str], *, trimmed: bool) -> tuple[list[str], list[int]
 
 
 def _unused_mark(contents: list[str]) -> int:
-    wanted = 2 * len(contents)
+    count = 2 * len(contents)
     wide = [content for content in contents if not content.isascii()]
     highest = max((ord(max(content)) for content in wide), default=0)
     first = max(_FIRST_MARK, highest + 1)
-    if first + wanted > 0x10FFFE:
+    if first + count > 0x10FFFE:
         raise InputError(
             "the prompt contains the last private-use characters of Unicode, which attnscope needs "
             "as marks; remove them",
@@ -269,11 +267,11 @@ def _unused_mark(contents: list[str]) -> int:
     return first
 
 
-def _lift_marks(text: str, first: int, count: int) -> tuple[str, dict[int, int]]:
-    """Take the marks out of the text: what is left, and where each stood (those seen once)."""
+def _remove_marks(text: str, first: int, count: int) -> tuple[str, dict[int, int]]:
+    """The text without marks, and the position of each mark that occurs exactly once."""
     any_mark = re.compile(f"[{chr(first)}-{chr(first + count - 1)}]")
     places: dict[int, list[int]] = {}
-    for before, found in enumerate(any_mark.finditer(text)):
-        places.setdefault(ord(found[0]) - first, []).append(found.start() - before)
+    for before, match in enumerate(any_mark.finditer(text)):
+        places.setdefault(ord(match[0]) - first, []).append(match.start() - before)
     once = {mark: at[0] for mark, at in places.items() if len(at) == 1}
     return any_mark.sub("", text), once

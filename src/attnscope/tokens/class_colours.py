@@ -1,7 +1,4 @@
-"""The colours of token classes, the same in the terminal, in a notebook and in figures.
-
-This module must not know where the colours are put.
-"""
+"""The colours of token classes, the same in the terminal, in a notebook and in figures."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
@@ -20,9 +17,9 @@ CLASS_COLOURS = {
     "special": "#17becf",
     "other": "#6b7683",
 }
-"""Of the default set, by name."""
+"""Colours of the classes of the default set, by name."""
 OTHER_COLOURS = ("#393b79", "#637939", "#b5812b", "#843c39", "#7b4173", "#3182bd", "#31a354")
-"""Of classes with other names, in turn."""
+"""Colours of classes with other names, used in turn."""
 
 
 def class_colours(
@@ -30,6 +27,6 @@ def class_colours(
     known: Mapping[str, str] = CLASS_COLOURS,
     others: Sequence[str] = OTHER_COLOURS,
 ) -> list[str]:
-    """A colour for each class: its own, or the next of the others."""
+    """A colour for each class: by its name, or the next of `others`."""
     spare = cycle(others)
     return [known[name] if name in known else next(spare) for name in names]

@@ -1,11 +1,9 @@
-"""The class set to start from, and class sets from YAML.
+"""The built-in class sets, and class sets from YAML files.
 
-The default set judges a token by what is visible in it: `" *"`, `"**"` and `"*\\n"` are stars,
-`"  "` is whitespace, `"\\n  "` is a newline. `word` takes whatever has a letter, so `"\\frac"` is
-one; `punctuation` takes every other run of marks and symbols; `other` has the rest, among it the
-tokens that are part of a character. Conjunctions go by their form alone, whatever their case.
-
-This module must not know how rules are applied.
+The default set judges a token by its visible characters: `" *"`, `"**"` and `"*\\n"` are stars,
+`"  "` is whitespace, `"\\n  "` is a newline. `word` takes every token with a letter, so `"\\frac"`
+is one. `punctuation` takes every other run of marks and symbols. `other` takes the rest, including
+tokens that are part of a character. Conjunctions are matched by spelling alone, in any case.
 """
 
 import os
@@ -39,8 +37,8 @@ DEFAULT = ClassSet(
     )
 )
 
-# Maps drawn with # and * merge into tokens such as "##*" and " *\n"; each character counts for
-# itself here, and a line break is as blank as a space.
+# Tokenizers merge maps drawn with # and * into tokens such as "##*" and " *\n". Here each
+# character counts separately, and a line break counts as whitespace.
 MAPS = ClassSet(
     (
         TokenClass(name="hash", characters="#", judgement="fraction"),
@@ -50,7 +48,7 @@ MAPS = ClassSet(
     )
 )
 
-# One class for all: the mass of a region as one number.
+# One class for all tokens: gives the mass of a region as one number.
 WHOLE = ClassSet((TokenClass(name="all", every="token"),))
 
 NAMED = {"default": DEFAULT, "maps": MAPS, "whole": WHOLE}
@@ -69,8 +67,8 @@ _EXPECTED = {
 def load_classes(source: str | Path | ClassSet) -> ClassSet:
     """A class set by its name (`default`, `maps`, `whole`) or from a YAML file.
 
-    The file has a list under `classes`. An entry is a class of one's own, with the fields of
-    `TokenClass`, or the bare name of a class of the default set:
+    The file has a list under `classes`. An entry has the fields of `TokenClass`, or is the name
+    of a class of the default set:
 
         classes:
           - hash
@@ -85,7 +83,7 @@ def load_classes(source: str | Path | ClassSet) -> ClassSet:
     if str(source) in NAMED:
         return NAMED[str(source)]
     path = Path(source)
-    if not os.path.isfile(path):  # of any text: pathlib's raises where a name is too long
+    if not os.path.isfile(path):  # unlike pathlib's, no error for very long names
         raise unknown("class set", str(source), [*NAMED, "a YAML file"])
     content, _ = read_yaml(path)
     entries = content.get("classes") if isinstance(content, dict) else None
@@ -102,7 +100,7 @@ def load_classes(source: str | Path | ClassSet) -> ClassSet:
 
 
 def class_set(entries: Iterable[Any]) -> ClassSet:
-    """A class set from plain data: what a file has under `classes`, or `ClassSet.rules`."""
+    """A class set from plain data: the list under `classes` of a file, or `ClassSet.rules`."""
     return ClassSet(tuple(_entry(entry) for entry in entries))
 
 

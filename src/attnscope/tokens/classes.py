@@ -1,20 +1,18 @@
 """Token classes: which token is a hash, a star, whitespace, a digit, a word.
 
-A class is a rule over the decoded text of a token. The rule marks characters (those in a list, or
-those covered by the matches of a regular expression), and the judgement says what the marks mean:
+A class is a rule over the decoded text of a token. The rule marks characters: those of a list, or
+those that a regular expression matches. The judgement decides which tokens the class takes:
 
-* `pure`: the class takes a token when all its characters are marked, or when one match of the
-  pattern is the whole token, so that `no|not` takes "not" too;
-* `contains`: when any is;
-* `fraction`: the class takes the share of the token that is marked, the rest goes on.
+* `pure`: tokens whose characters are all marked, or that one match of the pattern covers
+  completely, so that `no|not` takes "not" too;
+* `contains`: tokens with at least one marked character;
+* `fraction`: the marked share of every token; later classes get the rest.
 
-Classes stand in an order and a token belongs to the first that takes it. A set that ends with a
-class for every token is a partition of any vocabulary, so the masses of its classes add up to 1.
+A token belongs to the first class that takes it. A set that ends with a class for every token is
+a partition of any vocabulary, so the masses of its classes add up to 1.
 
-Part of a UTF-8 character (see `vocabulary.py`) is never marked: no character, no match. Special
-tokens have no text; only `every: special`, `every: token` and token ids can take them.
-
-This module must not know models or attention: what comes out is a table from id to class.
+Part of a UTF-8 character (see `vocabulary.py`) is never marked. Special tokens have no text; only
+`every: special`, `every: token` and token ids can take them.
 """
 
 from __future__ import annotations
@@ -43,11 +41,11 @@ JUDGEMENTS = ("pure", "contains", "fraction")
 EVERY = ("special", "token")
 _RULES = ("characters", "pattern", "words", "token_ids", "every")
 SECONDS_PER_TOKEN = 1.0
-"""Processor time that a pattern may take for one token: most take a millionth of it."""
+"""Limit of processor time of a pattern for one token; most need a millionth of it."""
 SECONDS_PER_VOCABULARY = 60.0
-"""Processor time that a class may take for all tokens of a vocabulary."""
+"""Limit of processor time of a class for all tokens of a vocabulary."""
 _MOST_REPEATS = 1_000_000
-"""The product of the counts in braces: `regex` writes them out when it compiles a pattern."""
+"""Limit of the product of the counts in braces, which `regex` expands when it compiles."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,31 +56,31 @@ class TokenClass:
     characters: str | None = None
     """The characters of the class, written one after the other: `"#"`, `"+-="`."""
     pattern: str | None = None
-    r"""A regular expression (syntax of the `regex` package, so `\p{L}` works); the characters
-    its matches cover are marked."""
+    r"""A regular expression in the syntax of the `regex` package, so `\p{L}` works; it marks the
+    characters that its matches cover."""
     words: Collection[str] | None = None
-    """Whole tokens, whatever their case and the whitespace around them: `["no", "not"]`. A word
-    that a tokenizer divides into several tokens is not found."""
+    """Whole tokens, in any case and with any whitespace around them: `["no", "not"]`. A word that
+    the tokenizer divides into several tokens is not matched."""
     token_ids: Collection[int] | None = None
-    """The ids themselves. They are whole tokens, so no judgement applies."""
+    """Token ids. They are whole tokens, so no judgement applies."""
     every: Literal["special", "token"] | None = None
-    """`special`: every special token; `token`: every token that is left."""
+    """`special`: every special token; `token`: every remaining token."""
     judgement: Judgement = "pure"
     strip: bool = False
-    """Judge a token without the whitespace around it, which many tokenizers glue to what
-    follows: `" *"` is then a star."""
+    """Ignore whitespace around a token, because many tokenizers join a space to the next word:
+    `" *"` is then a star."""
 
     def __post_init__(self) -> None:
         if not self.name:
             raise InputError("a token class needs a name, such as 'hash'", code="missing-name")
-        given = [rule for rule in _RULES if getattr(self, rule) is not None]
-        if len(given) != 1:
+        rules = [rule for rule in _RULES if getattr(self, rule) is not None]
+        if len(rules) != 1:
             raise InputError(
-                f"class {self.name!r} has {len(given)} rules ({', '.join(given) or 'none'}); "
+                f"class {self.name!r} has {len(rules)} rules ({', '.join(rules) or 'none'}); "
                 f"give exactly one of {', '.join(_RULES)}",
                 code="number-of-rules",
                 token_class=self.name,
-                rules=given,
+                rules=rules,
             )
         if self.judgement not in JUDGEMENTS:
             raise unknown_in_class(self.name, "judgement", self.judgement, JUDGEMENTS)
@@ -156,7 +154,7 @@ class TokenClass:
 
     @property
     def _limit(self) -> float | None:
-        """Seconds for one token; a list of characters needs none, and the clock takes time."""
+        """Seconds for one token; None for a list of characters, which needs no limit."""
         return None if self.pattern is None else SECONDS_PER_TOKEN
 
     def marks(self, text: str) -> NDArray[np.bool_]:
@@ -174,26 +172,26 @@ class TokenClass:
         return marked
 
     def takes(self, text: str) -> bool:
-        """Whether a `pure` or `contains` class takes a token that says this."""
+        """Whether a `pure` or `contains` class takes a token with this text."""
         if self.words is not None:
             return PART_OF_A_CHARACTER not in text and text.strip().casefold() in self._folded
         if self.strip:
             text = text.strip()
         try:
             if self._compiled.search(text, timeout=self._limit) is None:
-                return False  # the common case, and the quick one
+                return False  # the most frequent case
             marked = self.marks(text)
             if self.judgement == "contains":
                 return bool(marked.any())
             if not marked.size or PART_OF_A_CHARACTER in text:
                 return False
-            whole = marked.all() or self._compiled.fullmatch(text, timeout=self._limit)
-            return bool(whole)
+            complete = marked.all() or self._compiled.fullmatch(text, timeout=self._limit)
+            return bool(complete)
         except TimeoutError as error:
             raise self.too_slow() from error
 
     def too_slow(self) -> InputError:
-        """The error for a rule that takes too much time."""
+        """The error for a pattern that needs too much time."""
         return InputError(
             f"class {self.name!r}: the pattern {self.pattern!r} takes too long; write it without "
             "a repeat inside a repeat, or alternatives that match the same text",
@@ -223,18 +221,18 @@ def _check_repeats(name: str, pattern: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class ClassTable:
-    """A class set applied to a vocabulary: the answer for every id."""
+    """A class set applied to a vocabulary: the class of every id."""
 
     names: tuple[str, ...]
     classes: NDArray[np.int64]
-    """[ids] index of the class; -1 for none. Where a token is divided, the largest share's."""
+    """[ids] index of the class, -1 for none; of a divided token, the class of the largest share."""
     weights: NDArray[np.float32] | None
-    """[ids, classes] shares of each token; None where every token is whole."""
+    """[ids, classes] shares of each token; None if no token is divided."""
 
 
 @dataclass(frozen=True)
 class ClassSet:
-    """Token classes in order. The first that takes a token has it."""
+    """Token classes in order; a token belongs to the first that takes it."""
 
     classes: tuple[TokenClass, ...]
 
@@ -273,7 +271,7 @@ class ClassSet:
         return tuple(token_class.name for token_class in self.classes)
 
     def index(self, name: str) -> int:
-        """The number of a class; an error that lists the names where there is none."""
+        """The number of a class; for an unknown name, an error that lists the names."""
         if name not in self.names:
             raise unknown("class", name, self.names)
         return self.names.index(name)
@@ -285,7 +283,7 @@ class ClassSet:
 
     @property
     def rules(self) -> list[dict[str, Any]]:
-        """The classes as plain data, without what goes without saying; `class_set` reads it."""
+        """The classes as plain data without default values; `class_set` reads it."""
         return [
             {
                 field.name: _listed(field.name, value)
@@ -297,16 +295,16 @@ class ClassSet:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the rules: sets that classify alike by definition have the same."""
+        """A digest of the rules; sets with the same rules have the same digest."""
         rules = [asdict(token_class) for token_class in self.classes]
         for rule in rules:
-            if rule["words"] is None:  # older runs have cells by digests without this rule
+            if rule["words"] is None:  # keeps the digest of sets without words
                 del rule["words"]
         text = json.dumps(rules, sort_keys=True, default=sorted)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def table(self, tokenizer: PreTrainedTokenizerBase) -> ClassTable:
-        """The class of every id of a vocabulary: computed once, then looked up."""
+        """The class of every id of a vocabulary; computed once per process."""
         vocabulary = read_vocabulary(tokenizer)
         key = (vocabulary.fingerprint, self.fingerprint)
         if key not in _tables:
@@ -316,7 +314,7 @@ class ClassSet:
     def ids(
         self, input_ids: Any, tokenizer: PreTrainedTokenizerBase, attention_mask: Any = None
     ) -> NDArray[np.int64]:
-        """The class of every token, -1 for none and for padding: what `scope.mass` takes.
+        """The class of every token, -1 for none and for padding; `scope.mass` takes it.
 
         `input_ids` is an array, a list or a tensor of any shape; `attention_mask`, of the same
         shape, is 0 at padding.
@@ -330,18 +328,18 @@ class ClassSet:
                 code="fraction-class",
                 token_class=divided[0],
             )
-        found = table.classes[_checked(input_ids, len(table.classes))]
+        numbers = table.classes[_checked(input_ids, len(table.classes))]
         if attention_mask is not None:
-            found = np.where(_real(attention_mask, found.shape), found, -1)
-        return found
+            numbers = np.where(_real(attention_mask, numbers.shape), numbers, -1)
+        return numbers
 
     def weights(
         self, input_ids: Any, tokenizer: PreTrainedTokenizerBase, attention_mask: Any = None
     ) -> NDArray[np.float32]:
         """[..., classes] the share of each token that each class takes; 0 at padding.
 
-        The mass of the classes is `received @ weights / number of queries`, with or without
-        classes that are judged by fraction.
+        The mass of the classes is `received @ weights / number of queries`, also for classes
+        with judgement `fraction`.
         """
         table = self.table(tokenizer)
         tokens = _checked(input_ids, len(table.classes))
@@ -364,7 +362,7 @@ _tables: dict[tuple[str, str], ClassTable] = {}
 
 
 def _array(values: Any) -> NDArray[Any]:
-    """Lists, arrays and tensors alike, also from another device, without importing torch."""
+    """A list, array or tensor of any device as a numpy array, without importing torch."""
     return np.asarray(values.cpu() if hasattr(values, "cpu") else values)
 
 
@@ -402,27 +400,27 @@ def _checked(input_ids: Any, known: int) -> NDArray[np.int64]:
 
 
 def _classify(classes: ClassSet, vocabulary: Vocabulary) -> ClassTable:
-    found = np.full(len(vocabulary), -1, dtype=np.int64)
+    numbers = np.full(len(vocabulary), -1, dtype=np.int64)
     weights = None
     if any(token_class.judgement == "fraction" for token_class in classes):
         weights = _shares(classes, vocabulary)
-        found = np.where(weights.any(axis=1), weights.argmax(axis=1), -1)
+        numbers = np.where(weights.any(axis=1), weights.argmax(axis=1), -1)
     else:
         left = list(range(len(vocabulary)))
         for number, token_class in enumerate(classes):
             taken = [
-                id for id in _in_time(token_class, left) if _takes(token_class, vocabulary, id)
+                id for id in _within_limit(token_class, left) if _takes(token_class, vocabulary, id)
             ]
-            found[taken] = number
-            left = [id for id in left if found[id] < 0]
-    if (found < 0).all():
+            numbers[taken] = number
+            left = [id for id in left if numbers[id] < 0]
+    if (numbers < 0).all():
         raise InputError(
             f"the class set ({', '.join(classes.names)}) matches no token of this vocabulary, so "
             "there is nothing to measure; check its rules, or end it with 'every: token'",
             code="no-token-in-classes",
             classes=classes.names,
         )
-    return ClassTable(classes.names, found, weights)
+    return ClassTable(classes.names, numbers, weights)
 
 
 def _takes(token_class: TokenClass, vocabulary: Vocabulary, id: int) -> bool:
@@ -433,24 +431,24 @@ def _takes(token_class: TokenClass, vocabulary: Vocabulary, id: int) -> bool:
     return token_class.takes(vocabulary.texts[id])
 
 
-def _in_time(token_class: TokenClass, ids: Iterable[int]) -> Iterator[int]:
-    """The ids, as long as judging them takes no more than `SECONDS_PER_VOCABULARY` in all."""
-    begun = time.process_time()
+def _within_limit(token_class: TokenClass, ids: Iterable[int]) -> Iterator[int]:
+    """Yield the ids; raise an error when they take longer than `SECONDS_PER_VOCABULARY`."""
+    start = time.process_time()
     for number, id in enumerate(ids):
-        if number % 16 == 15 and time.process_time() - begun > SECONDS_PER_VOCABULARY:
+        if number % 16 == 15 and time.process_time() - start > SECONDS_PER_VOCABULARY:
             raise token_class.too_slow()
         yield id
 
 
 def _shares(classes: ClassSet, vocabulary: Vocabulary) -> NDArray[np.float32]:
-    """[ids, classes] how tokens are divided: each character goes to the first class that takes
-    it."""
+    """[ids, classes] the share of each token by class; each character counts for the first class
+    that takes it."""
     free = [np.ones(max(len(text), 1), dtype=bool) for text in vocabulary.texts]
     shares = np.zeros((len(vocabulary), len(classes)), dtype=np.float32)
     for number, token_class in enumerate(classes):
         by_text = token_class.every is None and token_class.token_ids is None
         by_fraction = by_text and token_class.judgement == "fraction"
-        for id in _in_time(token_class, range(len(vocabulary))):
+        for id in _within_limit(token_class, range(len(vocabulary))):
             text = vocabulary.texts[id]
             if by_fraction:
                 taken = free[id] & token_class.marks(text) if text else np.zeros(1, dtype=bool)

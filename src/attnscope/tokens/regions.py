@@ -1,10 +1,8 @@
 """A prompt: text with named spans.
 
 A region is a span of characters with a name. Regions may nest (`target` inside `maps`), touch,
-overlap, and share a name (two `assistant` turns). They are plain data about the text; where they
-are in tokens is the business of `tokenized.py`, and how a chat template moves them of `chat.py`.
-
-This module must not know tokenizers.
+overlap, and share a name (two `assistant` turns). `tokenized.py` maps them to tokens, and
+`chat.py` moves them through a chat template.
 """
 
 from __future__ import annotations
@@ -39,20 +37,20 @@ class Region:
             )
 
     def moved(self, by: int) -> Region:
-        """The same span, `by` characters further on."""
+        """The same span, `by` characters later."""
         return Region(self.start + by, self.end + by, self.name)
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Text with named regions: what every builder makes and every measurement starts from."""
+    """Text with named regions; the input of every measurement."""
 
     text: str
     regions: tuple[Region, ...] = ()
-    """In order of appearance; an outer region before the ones inside it."""
+    """In order of their start; an outer region before the ones inside it."""
     complete: bool = False
-    """The text already holds its special tokens (a chat template wrote them), so that a
-    tokenizer must not add a second begin-of-sequence token."""
+    """The text already contains its special tokens, because a chat template wrote them; a tokenizer
+    must not add a second begin-of-sequence token."""
 
     def __post_init__(self) -> None:
         if not self.text:
@@ -83,15 +81,15 @@ class Prompt:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the regions, each once, in order of appearance."""
+        """The names of the regions, each once, in order of their start."""
         return tuple(dict.fromkeys(region.name for region in self.regions))
 
     def spans(self, name: str) -> tuple[Region, ...]:
-        """Every region called `name`; an error that lists the names where there is none."""
-        found = tuple(region for region in self.regions if region.name == name)
-        if not found:
+        """Every region called `name`; if there is none, an error that lists the names."""
+        spans = tuple(region for region in self.regions if region.name == name)
+        if not spans:
             raise unknown("region", name, self.names or ["(this prompt has no regions)"])
-        return found
+        return spans
 
     def read(self, name: str) -> str:
         """The text of the first region called `name`."""
@@ -99,7 +97,7 @@ class Prompt:
         return self.text[region.start : region.end]
 
     def cut(self, start: int, end: int) -> Prompt:
-        """Characters `start` to `end` as a prompt of their own, regions clipped to them."""
+        """Characters `start` to `end` as a new prompt, with its regions clipped to them."""
         clipped = [
             Region(max(r.start, start) - start, min(r.end, end) - start, r.name)
             for r in self.regions
@@ -108,10 +106,10 @@ class Prompt:
         return Prompt(self.text[start:end], tuple(clipped), self.complete)
 
     def inserted(self, at: int, text: str, region: Region | None = None) -> Prompt:
-        """The prompt with `text` put in at character `at`.
+        """The prompt with `text` inserted at character `at`.
 
-        Regions that end at or before `at` stay, those that start at or after it move on, and
-        those around it grow. `region`, in the coordinates of the new text, names the insertion.
+        Regions that end at or before `at` stay, those that start at or after it move, and those
+        around it grow. `region`, in the coordinates of the new text, names the insertion.
         """
         if not 0 <= at <= len(self.text):
             raise InputError(
@@ -134,7 +132,7 @@ class Prompt:
 def join(parts: Iterable[tuple[str | None, str | Prompt]]) -> Prompt:
     """Build a prompt from `(region name or None, text)` pairs, one after the other.
 
-    A part may be a prompt itself: its regions come along, inside the one named here.
+    A part may be a prompt: its regions are kept, inside the region of this name.
     """
     text = ""
     regions: list[Region] = []

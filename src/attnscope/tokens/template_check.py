@@ -1,11 +1,9 @@
-"""Does a chat template come to an end? Tried once, in a process of its own, before it is used.
+"""Runs a chat template once in a separate process with limits, before attnscope uses it.
 
 A template is a program that came with a model: it may loop for ever, or write gigabytes, and
-nothing inside a process can stop that. The trial is close to what transformers makes of a template,
-and its text is thrown away: it answers one question. A template that fails in it is not judged
-here; it fails again where its error is told.
-
-Must not know tokens or regions.
+nothing inside a process can stop that. The check renders the template almost as transformers
+does and discards the text. A template that raises an error passes the check, because the same
+error is raised again when the template is used.
 """
 
 import json
@@ -16,11 +14,11 @@ from typing import Any
 
 from attnscope.errors import InputError
 
-# Of the processor, so that a busy machine changes nothing; and of the clock, where that is all
-# there is to go by.
+# Seconds of processor time, which do not depend on the load of the machine; and seconds of the
+# clock, for systems without a limit of processor time.
 SECONDS, PATIENCE = 5, 60
 MEMORY = 1 << 30
-# Characters a template may write beside those it is given, and for each of those.
+# Limit of written characters: a constant, and a factor for each character of the input.
 BESIDE, FOR_EACH = 1 << 20, 10
 
 _TOO_LONG, _TOO_LARGE = 3, 4
@@ -67,20 +65,20 @@ except Exception:
 """
 
 _ended: set[str] = set()
-"""Templates that were tried."""
+"""Templates that passed the check."""
 
 
 def check_ends(
     template: str, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any]
 ) -> None:
-    """Refuse a template that does not end, or writes without end. Each is tried once."""
+    """Refuse a template that exceeds a limit of time, memory or output. Each is run once."""
     if template in _ended:
         return
-    said = json.dumps(dict(options) | {"messages": list(messages)}, default=str)
-    most = BESIDE + FOR_EACH * len(said)
-    given = {
+    written = json.dumps(dict(options) | {"messages": list(messages)}, default=str)
+    most = BESIDE + FOR_EACH * len(written)
+    task = {
         "template": template,
-        "options": json.loads(said),
+        "options": json.loads(written),
         "most": most,
         "seconds": SECONDS,
         "memory": MEMORY,
@@ -88,7 +86,7 @@ def check_ends(
     try:
         ended = subprocess.run(
             [sys.executable, "-P", "-c", _PROGRAM],
-            input=json.dumps(given).encode(),
+            input=json.dumps(task).encode(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             timeout=PATIENCE,
@@ -97,7 +95,7 @@ def check_ends(
     except subprocess.TimeoutExpired:
         ended = -1
     exceeded = {
-        _TOO_LONG: ("characters", f"writes more than {most:,} characters for {len(said):,}"),
+        _TOO_LONG: ("characters", f"writes more than {most:,} characters for {len(written):,}"),
         _TOO_LARGE: ("memory", f"needs more than {MEMORY >> 20:,} MiB of memory"),
     }.get(ended)
     if ended < 0:

@@ -1,12 +1,10 @@
-"""From characters to tokens: a prompt's ids, with the regions it had.
+"""Tokenizes prompts and maps their regions from characters to tokens.
 
-A token belongs to a region when it holds at least one of the region's characters; a token across
-the border of two regions belongs to both. Padding belongs to none. The mapping goes by the
-character offsets that fast tokenizers give; a tokenizer without them is refused.
+A token belongs to a region if it contains at least one character of the region; a token across
+the border of two regions belongs to both. Padding belongs to none. The mapping uses the character
+offsets of fast tokenizers; a tokenizer without offsets is refused.
 
 Shapes: K = tokens of one prompt, B = prompts of a batch, N = columns of a padded batch.
-
-This module must not know chat templates, classes or models.
 """
 
 from __future__ import annotations
@@ -41,14 +39,14 @@ class TokenizedPrompt:
     ids: NDArray[np.int64]
     """[K] token ids."""
     offsets: NDArray[np.int64]
-    """[K, 2] first character and the one after the last; an empty span for a token that has
-    no text in the prompt, such as a begin-of-sequence token the tokenizer added."""
+    """[K, 2] start and end (exclusive) in characters; an empty span for a token without text in
+    the prompt, such as a begin-of-sequence token that the tokenizer added."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def mask(self, name: str) -> NDArray[np.bool_]:
-        """[K] True for the tokens that hold a character of the region."""
+        """[K] True for the tokens that contain a character of the region."""
         start, end = self.offsets[:, 0], self.offsets[:, 1]
         inside = np.zeros(len(self), dtype=bool)
         for region in self.prompt.spans(name):
@@ -58,7 +56,7 @@ class TokenizedPrompt:
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """Regions with text but without a token: truncation took them."""
+        """Regions with text but without a token: truncation removed them."""
         written = {region.name: region.end > region.start for region in self.prompt.regions}
         return tuple(name for name in written if written[name] and not self.mask(name).any())
 
@@ -66,10 +64,10 @@ class TokenizedPrompt:
 def tokenize(
     prompt: Prompt, tokenizer: PreTrainedTokenizerBase, *, max_length: int | None = None
 ) -> TokenizedPrompt:
-    """Tokenise a prompt and keep track of its characters.
+    """Tokenize a prompt and keep the character offsets of its tokens.
 
-    `max_length` cuts on the side the tokenizer is set to (`tokenizer.truncation_side`); the
-    regions that fell off are named by `lost`.
+    `max_length` truncates on the side of `tokenizer.truncation_side`; the property `lost` names
+    the regions that were removed.
     """
     require_fast(tokenizer)
     if max_length is not None and max_length < 1:
@@ -93,16 +91,18 @@ def tokenize(
 def tokenize_all(
     prompts: Iterable[Prompt], tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[TokenizedPrompt]:
-    """Many prompts, in order: the same as one by one, in half the time. The tokenizer works
-    in a thread beside, while whoever makes the prompts makes the next."""
+    """Tokenize many prompts, in order, in half the time of one by one.
+
+    The tokenizer runs in a second thread while the iterator `prompts` makes the next ones.
+    """
     require_fast(tokenizer)
     vocabulary = read_vocabulary(tokenizer)
     coming = iter(prompts)
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="attnscope-tokenizer") as beside:
-        some = list(islice(coming, _TOGETHER))
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="attnscope-tokenizer") as thread:
+        some = list(islice(coming, _BATCH))
         while some:
-            encoding = beside.submit(_encoded, some, tokenizer)
-            following = list(islice(coming, _TOGETHER))
+            encoding = thread.submit(_encoded, some, tokenizer)
+            following = list(islice(coming, _BATCH))
             tokenized = {
                 complete: _tokenized(*encoded, vocabulary)
                 for complete, encoded in encoding.result().items()
@@ -113,27 +113,27 @@ def tokenize_all(
 
 
 _Encoded = tuple[list[Prompt], list[list[int]], list[list[tuple[int, int]]]]
-"""Prompts, their ids, and the offsets of these."""
+"""Prompts, their ids, and the offsets of the ids."""
 
 
 def _encoded(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> dict[bool, _Encoded]:
-    """By whether they are complete: special tokens are added to all of a call or to none."""
-    found = {}
+    """Encode complete and other prompts separately: one call adds special tokens to all or none."""
+    groups = {}
     for complete in (False, True):
-        alike = [prompt for prompt in prompts if prompt.complete == complete]
-        if alike:
+        group = [prompt for prompt in prompts if prompt.complete == complete]
+        if group:
             encoded = tokenizer(
-                [prompt.text for prompt in alike],
+                [prompt.text for prompt in group],
                 add_special_tokens=not complete,
                 return_offsets_mapping=True,
                 return_attention_mask=False,
                 return_token_type_ids=False,
             )
-            found[complete] = alike, encoded["input_ids"], encoded["offset_mapping"]
-    return found
+            groups[complete] = group, encoded["input_ids"], encoded["offset_mapping"]
+    return groups
 
 
-_TOGETHER = 512  # prompts: more take memory and no less time
+_BATCH = 512  # prompts; larger batches need more memory and save no time
 
 
 def _tokenized(
@@ -142,7 +142,7 @@ def _tokenized(
     places: Sequence[Sequence[tuple[int, int]]],
     vocabulary: Vocabulary,
 ) -> Iterator[TokenizedPrompt]:
-    """Prompts with their ids and offsets, which become arrays all at once; most need no repair."""
+    """Combine prompts, ids and offsets; repair the offsets of the few prompts that need it."""
     ends = np.cumsum([0, *map(len, ids)])
     total = int(ends[-1])
     flat = np.fromiter(chain.from_iterable(ids), np.int64, total)
@@ -167,10 +167,10 @@ def _tokenized(
 
 
 def _divide_runs_of_bytes(text: str, offsets: NDArray[np.int64]) -> None:
-    """Give each byte of a run of unknown characters the place of its own character.
+    """Give each byte of a run of unknown characters the offsets of its own character.
 
-    SentencePiece models report the whole run for every byte in it, so that a line break before a
-    rare character would seem to belong to both sides of a border.
+    SentencePiece models report the whole run for every byte in it. A line break before a rare
+    character would then belong to both sides of a border.
     """
     start, end = offsets[:, 0], offsets[:, 1]
     repeats = np.flatnonzero((offsets[1:] == offsets[:-1]).all(axis=1) & (end - start > 1)[1:])
@@ -186,21 +186,21 @@ def _divide_runs_of_bytes(text: str, offsets: NDArray[np.int64]) -> None:
 def _restore_spaces(
     text: str, ids: NDArray[np.int64], offsets: NDArray[np.int64], vocabulary: Vocabulary
 ) -> None:
-    """Give tokens back the spaces that their offsets left out.
+    """Add the spaces that the offsets of tokens leave out.
 
-    Byte-level tokenizers set to `trim_offsets` report `" the"` without its space
-    and a token of spaces as nothing at all: whitespace would belong to no region.
+    Byte-level tokenizers with `trim_offsets` report `" the"` without its space, and a token of
+    spaces as an empty span. Whitespace would then belong to no region.
     """
     short = vocabulary.lengths[ids] > offsets[:, 1] - offsets[:, 0]
     for n in np.flatnonzero(short).tolist():
         start, end = int(offsets[n, 0]), int(offsets[n, 1])
-        said = vocabulary.texts[int(ids[n])]
-        missing = len(said) - (end - start)
-        leading = len(said) - len(said.lstrip())
+        decoded = vocabulary.texts[int(ids[n])]
+        missing = len(decoded) - (end - start)
+        leading = len(decoded) - len(decoded.lstrip())
         taken = int(offsets[n - 1, 1]) if n else 0
         while missing and leading and start > taken and text[start - 1].isspace():
             start, missing, leading = start - 1, missing - 1, leading - 1
-        trailing = len(said) - len(said.rstrip())
+        trailing = len(decoded) - len(decoded.rstrip())
         until = int(offsets[n + 1, 0]) if n + 1 < len(ids) else len(text)
         while missing and trailing and end < until and text[end].isspace():
             end, missing, trailing = end + 1, missing - 1, trailing - 1
@@ -209,7 +209,7 @@ def _restore_spaces(
 
 @dataclass(frozen=True, eq=False)
 class PaddedBatch:
-    """Tokenised prompts as one padded rectangle."""
+    """Tokenized prompts as one padded array."""
 
     rows: tuple[TokenizedPrompt, ...]
     input_ids: NDArray[np.int64]
@@ -219,12 +219,14 @@ class PaddedBatch:
 
     @cached_property
     def real(self) -> Mask:
-        """[B, N] the same as bool."""
+        """[B, N] the attention mask as bool."""
         return self.attention_mask.astype(bool)
 
     def mask(self, name: str, *, some: bool = False) -> Mask:
-        """[B, N] True for the tokens of the region; padding is never part of it. With `some`, a
-        prompt that has no such region has no such token; else it is an error."""
+        """[B, N] True for the tokens of the region; padding is never part of it.
+
+        With `some`, prompts may lack the region; otherwise that is an error.
+        """
         inside = np.zeros_like(self.real)
         for row, tokens in enumerate(self.rows):
             if not some or name in tokens.prompt.names:
@@ -232,14 +234,14 @@ class PaddedBatch:
         return inside
 
     def columns(self, row: int) -> slice:
-        """Where the tokens of a prompt are in its row: an index of the prompt becomes a column."""
+        """The columns of a row that hold the tokens of its prompt."""
         first = int(self.attention_mask[row].argmax())
         return slice(first, first + len(self.rows[row]))
 
     @cached_property
     def inputs(self) -> dict[str, Any]:
-        """What a model takes, `model(**batch.inputs)`: torch tensors on the CPU."""
-        import torch  # only here, so that text can be studied without torch
+        """The arguments of `model(**batch.inputs)`: torch tensors on the CPU."""
+        import torch  # here, so that the module works without torch
 
         return {
             "input_ids": torch.from_numpy(self.input_ids),
@@ -253,9 +255,9 @@ def pad(
     *,
     side: Side | None = None,
 ) -> PaddedBatch:
-    """Put tokenised prompts into one rectangle, padded on `side` (the tokenizer's, if not given).
+    """Pad tokenized prompts on `side` (default: `tokenizer.padding_side`).
 
-    A tokenizer without a padding token is no obstacle: what stands in the padding is masked.
+    The tokenizer needs no padding token, because padding is masked.
     """
     rows = tuple(rows)
     if not rows:
@@ -274,19 +276,21 @@ def pad(
     return PaddedBatch(rows, input_ids, attention_mask)
 
 
-def spelled(
+def prompt_from_ids(
     ids: Sequence[int],
     tokenizer: PreTrainedTokenizerBase,
     *,
     first: Sequence[int] = (),
     regions: Mapping[str, int] | None = None,
 ) -> TokenizedPrompt:
-    """Tokens that come from no text, with what they say as their text; a token that says nothing
-    takes up the room of its name. `first` are tokens before it without text, and `regions` says
-    how many tokens each has, one after the other."""
-    said = read_vocabulary(tokenizer).texts
+    """A tokenized prompt from token ids, with the decoded tokens as its text.
+
+    A token without text is written as its name. `first` are tokens without text before the
+    prompt. `regions` gives consecutive regions with their numbers of tokens.
+    """
+    decoded = read_vocabulary(tokenizer).texts
     names = tokenizer.convert_ids_to_tokens(list(ids))
-    texts = [said[id] or name for id, name in zip(ids, names, strict=True)]
+    texts = [decoded[id] or name for id, name in zip(ids, names, strict=True)]
     ends = np.cumsum([0, *map(len, texts)], dtype=np.int64)
     counts = np.cumsum([0, *(regions or {}).values()])
     spans = [

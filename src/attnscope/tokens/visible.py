@@ -1,26 +1,24 @@
-"""Tokens as text one can see, and shades to see them in, the same wherever they are shown.
+"""Visible text and shades for tokens, the same in the terminal, in notebooks and on pages.
 
-Text from a model's vocabulary may hold anything: line breaks, terminal escape codes, marks that
-turn the writing direction around. It is shown, never obeyed.
-
-This module must not know where text and colours are put.
+Text from a vocabulary may contain line breaks, terminal escape codes or marks that reverse the
+writing direction. Such characters are displayed as signs, never passed on.
 """
 
 import unicodedata
 
 STRONGEST = "#f06543"
-"""The shade of a token that is looked at most."""
+"""The shade of the token with the most attention."""
 
 
-def mixed(colour: str, white: float) -> str:
-    """A colour with so much white in it, 0 to 1."""
+def mix_with_white(colour: str, white: float) -> str:
+    """A colour mixed with a share of white, 0 to 1."""
     parts = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
     return "#" + "".join(f"{round(part + white * (255 - part)):02x}" for part in parts)
 
 
 def visible_text(token: str) -> str:
-    """A token's text with a visible sign for what cannot be seen; line breaks keep breaking."""
-    # Inside a token, a joiner makes one sign of two (families of emoji, Indic letters).
+    """The text of a token with signs for invisible characters; line breaks are kept."""
+    # Inside a token, a joiner combines two characters into one (emoji families, Indic letters).
     inside = token[1:-1]
     return "".join(
         letter if letter in _JOINERS and letter in inside else _visible(letter) for letter in token
@@ -39,5 +37,5 @@ def _visible(letter: str) -> str:
         return chr(0x2400 + ord(letter))
     if letter == "\x7f":
         return "␡"
-    # Unseen controls, directions and private signs, by their number.
+    # Invisible controls, direction marks and private-use characters, by their code point.
     return f"‹{ord(letter):x}›" if unicodedata.category(letter).startswith("C") else letter

@@ -1,17 +1,15 @@
-"""What each token of a vocabulary says, as text.
+"""Decodes every token of a vocabulary to text.
 
-A tokenizer writes its vocabulary in a code of its own: `Ġand` (byte-level BPE), `▁and` and
-`<0x0A>` (SentencePiece), `##and` (WordPiece). Decoding one token alone through the tokenizer
-loses the space in front of a word, so the code is undone here, piece by piece.
+A tokenizer writes its vocabulary in an encoding of its own: `Ġand` (byte-level BPE), `▁and` and
+`<0x0A>` (SentencePiece), `##and` (WordPiece). `tokenizer.decode` of one token loses the space
+before a word, so this module decodes each piece itself.
 
-Three rules hold for every kind of tokenizer:
+Three rules hold for every type of tokenizer:
 
-* a space that a token carries is part of its text: `Ġand` and `▁and` say `" and"`;
-* bytes that are not a whole UTF-8 character read as U+FFFD, one or more of them. U+FFFD stands
-  for "part of a character" and no rule over characters ever matches it;
-* a special token says nothing: its text is empty.
-
-This module must not know what a class, a region or a model is.
+* the space of a token is part of its text: `Ġand` and `▁and` become `" and"`;
+* bytes that are not a complete UTF-8 character become U+FFFD, one or more of them. U+FFFD means
+  "part of a character", and no rule over characters matches it;
+* the text of a special token is empty.
 """
 
 from __future__ import annotations
@@ -39,28 +37,28 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """The decoded text of every id, and which ids are special or were added by hand."""
+    """The decoded text of every id, and which ids are special or were added after training."""
 
     texts: tuple[str, ...]
-    """Text by id; empty for special tokens and for ids that no token has."""
+    """Text by id; empty for special tokens and for unused ids."""
     special: frozenset[int]
     """Ids of the special tokens (begin, end, padding, turn markers)."""
     added: frozenset[int]
-    """Ids added to the vocabulary after training, the special ones among them."""
+    """Ids added to the vocabulary after training, including special ones."""
     fingerprint: str
-    """A digest of all of the above: the same for two tokenizers that read alike."""
+    """A digest of the fields above; equal for equal vocabularies."""
 
     def __len__(self) -> int:
         return len(self.texts)
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
-        """Characters of each text, by id."""
+        """Number of characters of each text, by id."""
         return np.array([len(text) for text in self.texts], dtype=np.int64)
 
 
 def require_fast(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a tokenizer without character offsets: regions could not be followed through it."""
+    """Refuse a tokenizer without character offsets, because regions need them."""
     if not getattr(tokenizer, "is_fast", False):
         raise InputError(
             f"tokenizer {type(tokenizer).__name__} gives no character offsets, so attnscope cannot "
@@ -71,8 +69,7 @@ def require_fast(tokenizer: PreTrainedTokenizerBase) -> None:
         )
 
 
-# A tokenizer can be changed after it was read (add_tokens), so what was read is kept together
-# with what it was read from.
+# `add_tokens` can change a tokenizer after it was read, so each entry has the state it belongs to.
 _read: WeakKeyDictionary[Any, tuple[tuple[int, ...], Vocabulary]] = WeakKeyDictionary()
 
 
@@ -100,13 +97,13 @@ def _read_vocabulary(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
             code="empty-vocabulary",
         )
     special = _special_ids(tokenizer)
-    # Added tokens are matched in the raw text, so their content is never in the model's code.
+    # Added tokens are matched in the raw text, so their content is not encoded.
     added = {id: token.content for id, token in tokenizer.added_tokens_decoder.items()}
-    reads_as = _decoding(tokenizer)
+    decode = _decoder(tokenizer)
     texts = [""] * (max(pieces.values()) + 1)
     for piece, id in pieces.items():
         if id not in special:
-            texts[id] = added[id] if id in added else reads_as(piece)
+            texts[id] = added[id] if id in added else decode(piece)
     digest = hashlib.sha256(json.dumps([texts, sorted(special), sorted(added)]).encode())
     return Vocabulary(
         texts=tuple(texts),
@@ -116,11 +113,11 @@ def _read_vocabulary(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
     )
 
 
-def _decoding(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], str]:
-    """How this tokenizer writes text as pieces, undone: a function from piece to text."""
+def _decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], str]:
+    """A function from a piece of this tokenizer's vocabulary to its text."""
     backend = tokenizer.backend_tokenizer
     steps = _steps(backend.decoder) + _steps(backend.pre_tokenizer)
-    kinds = {step["type"] for step in steps}
+    types = {step["type"] for step in steps}
     # The mark of a space: SentencePiece's Metaspace, or a Replace that does the same.
     marks = [step["replacement"] for step in steps if step["type"] == "Metaspace"]
     marks += [
@@ -131,14 +128,14 @@ def _decoding(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], str]:
     # The marks of a piece inside a word (WordPiece) or at the end of one (CLIP).
     prefix = getattr(backend.model, "continuing_subword_prefix", None) or ""
     suffix = getattr(backend.model, "end_of_word_suffix", None) or ""
-    has_bytes = "ByteFallback" in kinds
+    has_bytes = "ByteFallback" in types
 
     def read(piece: str) -> str:
         byte = _BYTE_PIECE.fullmatch(piece) if has_bytes else None
         if byte:
             return bytes([int(byte[1], 16)]).decode("utf-8", errors="replace")
         piece = piece.removeprefix(prefix).removesuffix(suffix)
-        if "ByteLevel" in kinds:
+        if "ByteLevel" in types:
             return _from_byte_level(piece)
         for mark in marks:
             piece = piece.replace(mark, " ")
@@ -153,7 +150,7 @@ def _steps(component: Any) -> list[dict[str, Any]]:
         return []
     try:
         state = json.loads(component.__getstate__())
-    except Exception as error:  # a component written in Python cannot say what it does
+    except Exception as error:  # a component written in Python has no readable state
         raise InputError(
             f"cannot read how this tokenizer encodes its vocabulary ({component!r}): {error}",
             code="unreadable-tokenizer",
@@ -172,7 +169,7 @@ def _steps(component: Any) -> list[dict[str, Any]]:
 
 @lru_cache(maxsize=1)
 def _byte_of_letter() -> dict[str, int]:
-    """Byte-level BPE writes each byte as one visible letter; this is the way back."""
+    """The byte of each letter: byte-level BPE writes every byte as one visible letter."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(visible)]
     letters = {chr(byte): byte for byte in visible}
@@ -183,5 +180,5 @@ def _from_byte_level(piece: str) -> str:
     letters = _byte_of_letter()
     try:
         return bytes(letters[letter] for letter in piece).decode("utf-8", errors="replace")
-    except KeyError:  # not in the code: a token put into the vocabulary as plain text
+    except KeyError:  # not encoded: a token that was added as plain text
         return piece
