@@ -1,6 +1,4 @@
-"""Which arguments of an attention function count: those of transformers that we know, and those
-that the function could make something of.
-"""
+"""Decides which keyword arguments of an attention function affect its result."""
 
 import dis
 import inspect
@@ -13,7 +11,7 @@ from transformers.integrations.flash_attention import flash_attention_forward
 from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-# What these say, the mask has said already, or it changes nothing that is computed.
+# The mask already contains these, or they do not change the result.
 _REDUNDANT = {
     "cache_position",
     "deterministic",
@@ -31,7 +29,7 @@ _SUPPORTED = _KNOWN | _REDUNDANT
 
 
 def unsupported_kwargs(function: Callable[..., Any], options: Mapping[str, Any]) -> list[str]:
-    """The names of arguments that we do not know and the function heeds."""
+    """The names of keyword arguments that the function reads and attnscope does not support."""
     return [
         name
         for name, value in options.items()
@@ -41,13 +39,13 @@ def unsupported_kwargs(function: Callable[..., Any], options: Mapping[str, Any])
 
 @lru_cache(maxsize=256)
 def parameters(function: Callable[..., Any]) -> tuple[str, ...]:
-    """The names of its parameters."""
+    """The names of the parameters of a function."""
     return tuple(inspect.signature(function).parameters)
 
 
 @lru_cache(maxsize=1024)
 def reads_kwarg(function: Callable[..., Any], name: str) -> bool:
-    """Whether an attention function can make anything of an argument of this name."""
+    """Whether an attention function can read a keyword argument of this name."""
     if name in parameters(function):
         return True
     code = getattr(function, "__code__", None)
@@ -60,7 +58,7 @@ def reads_kwarg(function: Callable[..., Any], name: str) -> bool:
         for parameter in inspect.signature(function).parameters.values()
         if parameter.kind is parameter.VAR_KEYWORD
     ]
-    # A function that never reads what it swallowed cannot heed it.
+    # A function that never reads its `**kwargs` ignores the argument.
     return any(step.argval in catch_all for step in dis.get_instructions(code))
 
 
@@ -73,9 +71,11 @@ _SHIPPED = (
 
 
 def is_shipped(function: Any) -> bool:
-    """Whether an attention function is one that transformers ships, or ours in place of torch's;
-    a name does not tell, because anything may be registered under it."""
-    if isinstance(function, partial):  # a kernel that was chosen in advance
+    """Whether transformers ships an attention function, or it is attnscope's version of sdpa.
+
+    Compares function objects, because any function may be registered under a known name.
+    """
+    if isinstance(function, partial):  # transformers bound a kernel to it
         function = function.func
     ours = getattr(function, "__module__", "") == "attnscope.capture.dense_fallback"
     return ours or any(function is known for known in _SHIPPED)

@@ -1,5 +1,6 @@
-"""What is added to scores: taken apart into what can be streamed, and put together for a family's
-own eager attention. Must not know modules, or who asks.
+"""Splits score biases into parts that kernels support, and builds additive masks.
+
+Kernels support a bias by key and a bias by distance. Eager attention takes one additive mask.
 """
 
 import math
@@ -40,12 +41,12 @@ def split_biases(biases: list[Tensor], geometry: Geometry, H: int) -> dict[str, 
 
 
 def _ambiguous_mask(bias: Tensor) -> bool:
-    """Whether it hides keys by numbers that a large score could make up for."""
+    """Whether a bias hides keys with values that a large score could outweigh."""
     return bool(((bias <= MASK_THRESHOLD) & (bias > mask_floor(bias))).any())
 
 
 def _by_key(bias: Tensor, visible: Tensor) -> Tensor | None:
-    """[B or 1, H or 1, K], where every query that sees a key adds the same to its score.
+    """[B or 1, H or 1, K], if every query that sees a key adds the same bias to its score.
 
     `bias` is [B or 1, H or 1, Q or 1, K], `visible` bool [B, H or 1, Q, K].
     None if queries differ.
@@ -58,8 +59,10 @@ def _by_key(bias: Tensor, visible: Tensor) -> Tensor | None:
 
 
 def _by_distance(bias: Tensor, visible: Tensor, geometry: Geometry) -> Tensor | None:
-    """[H or 1, 2 N + 1], where what is added depends on the distance alone: entry `N + d` at `d`
-    tokens back. None where it does not."""
+    """[H or 1, 2 N + 1], if the bias depends on the distance alone; else None.
+
+    Entry `N + d` is the bias at `d` tokens back.
+    """
     if geometry.cross:
         return None
     H, N = bias.shape[1], geometry.keys + geometry.queries
@@ -67,7 +70,7 @@ def _by_distance(bias: Tensor, visible: Tensor, geometry: Geometry) -> Tensor | 
     index = position[:, None] - torch.arange(geometry.keys, device=bias.device) + N
     table = torch.full((H, 2 * N + 1), -math.inf, dtype=bias.dtype, device=bias.device)
     visible_bias = bias.masked_fill(~visible, -math.inf).amax(0)
-    if visible_bias.shape[0] != H:  # heads that see different keys
+    if visible_bias.shape[0] != H:  # heads differ in the keys that they see
         return None
     table.scatter_reduce_(1, index.flatten().expand(H, -1), visible_bias.flatten(1), "amax")
     equal = (bias == table[:, index]) | ~visible
@@ -82,7 +85,7 @@ def _total(tensors: list[Tensor]) -> Tensor:
 
 
 def total_bias(call: AttentionCall, geometry: Geometry) -> Tensor | None:
-    """[B or 1, H or 1, Q, K]: all that a call adds to its scores."""
+    """[B or 1, H or 1, Q, K]: the sum of all biases of a call; None if it has none."""
     biases = [] if call.bias is None else [call.bias]
     if call.key_bias is not None:
         biases.append(call.key_bias[:, :, None])
@@ -98,7 +101,7 @@ def total_bias(call: AttentionCall, geometry: Geometry) -> Tensor | None:
 
 
 def additive_mask(call: AttentionCall, geometry: Geometry, *, last: bool = False) -> Tensor:
-    """[B, 1 or H, Q, K]: who sees whom, as eager attention takes it; or the last row of it."""
+    """[B, 1 or H, Q, K]: the additive mask for eager attention; `last` gives its last row only."""
     order = torch.arange(call.k.shape[2], device=call.q.device)
     rows = slice(-1, None) if last else slice(None)
     start, stop = call.visible.start[:, rows, None], call.visible.stop[:, rows, None]

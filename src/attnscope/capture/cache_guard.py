@@ -1,4 +1,4 @@
-"""Caches that must stay as they are while watched. Must not know what is measured."""
+"""Refuses changes to a KV cache while its model is watched."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -9,18 +9,18 @@ from typing import Any
 from attnscope.capture import patches
 from attnscope.errors import ScopeError
 
-# A cache whose rows are shuffled (beam search) or cut (assisted generation) between steps no longer
-# matches the sums so far. Never a wrong number: say so at once.
+# Beam search reorders the rows of a cache, and assisted generation crops it. The sums so far would
+# then belong to other sequences, so these methods raise an error.
 _MUTATORS = ("reorder_cache", "crop", "batch_select_indices", "batch_repeat_interleave")
 _owners: dict[int, set[Any]] = {}
-"""Who guards a cache, by its id: several watches may, and leave in any order."""
+"""The watches that guard a cache, by the id of the cache. They may end in any order."""
 _lock = Lock()
 
 
 def guard_cache(cache: Any, owner: Any) -> None:
-    """Refuse whatever shuffles a cache, until the last who guards it lets go.
+    """Refuse methods that reorder or crop a cache, until all its owners unguard it.
 
-    Its class is patched and not the cache itself: copies of it stay free.
+    Patches the class, not the cache, so that a copy of the cache is not guarded.
     """
     if cache is None:
         return
@@ -30,7 +30,7 @@ def guard_cache(cache: Any, owner: Any) -> None:
 
 
 def unguard_cache(cache: Any, owner: Any) -> None:
-    """Give a cache its own methods back, once nobody guards it."""
+    """Remove one owner. The cache has its original methods again after the last one."""
     if cache is None:
         return
     with _lock:
@@ -54,8 +54,9 @@ def _guarded(method: str, original: Callable[..., Any]) -> Callable[..., Any]:
         if id(cache) not in _owners:
             return original(cache, *args, **kwargs)
         raise ScopeError(
-            f"the cache was reordered or cut while watched ({method}), so attention can no longer "
-            "be added up by sequence; generate with num_beams=1 and without an assistant model",
+            f"{method} reorders or crops the KV cache of a watched model, so attention can no "
+            "longer be summed by sequence; generate with num_beams=1 and without an assistant "
+            "model",
             code="cache-changed",
             method=method,
         )

@@ -1,7 +1,7 @@
-"""What a model asks of its attention function, read without guessing.
+"""Interprets the arguments of an attention call of transformers.
 
-Knows the names of transformers' arguments. One that it does not know, and that the model's own
-function heeds, is not passed over: then that function itself is asked for the weights.
+An argument that attnscope does not support, and that the model's function reads, is not ignored:
+the model's own function then computes the weights.
 """
 
 import warnings
@@ -25,24 +25,24 @@ from attnscope.kernels import AttentionCall
 from attnscope.kernels.attend import attend, prepared
 from attnscope.kernels.autocast import autocast_dtype, round_as_autocast, without_autocast
 
-# Modules whose eager attention was asked and agreed, with the function.
+# Modules whose eager attention was compared with attnscope's result and matched → the function.
 _verified: WeakKeyDictionary[nn.Module, Callable[..., Any]] = WeakKeyDictionary()
 _POSITIONAL = ("query", "key", "value", "attention_mask")
 
 
 def eager_verified(module: nn.Module, eager: Callable[..., Any]) -> bool:
-    """Whether the eager attention of a module's family was asked and said what we computed."""
+    """Whether the eager attention of a module was compared with ours and matched."""
     return _verified.get(module) is eager
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class AttentionRequest:
-    """One call of an attention function. The names of `options` are those of transformers."""
+    """One call of an attention function. The names in `options` are those of transformers."""
 
     original: Callable[..., Any]
-    """The function the model was loaded with."""
+    """The attention function that the model was loaded with."""
     eager: Callable[..., Any]
-    """The one of its family that returns weights."""
+    """The eager attention function of its family, which returns weights."""
     implementation: str
     module: nn.Module
     q: Tensor
@@ -51,15 +51,15 @@ class AttentionRequest:
     mask: Any
     options: dict[str, Any]
     unrounded: tuple[Tensor, Tensor, Tensor]
-    """Queries, keys and values before autocast rounds them; `q`, `k` and `v` without it."""
+    """Queries, keys and values before autocast rounds them; without autocast `q`, `k`, `v`."""
     rounding: torch.dtype | None
-    """The type that autocast rounds them to; None without it."""
+    """The dtype that autocast rounds them to; None without autocast."""
     forward_pass: ForwardPass = field(init=False)
     geometry: Geometry = field(init=False)
     call: AttentionCall = field(init=False)
-    """As the model made it."""
+    """The call as the model makes it."""
     spec: CallSpec | None = None
-    """What it has in common with other calls of its pass; then fused attention does for it."""
+    """The spec that it shares with other calls of its pass; such calls need no weights."""
 
     @classmethod
     def parse(
@@ -71,9 +71,9 @@ class AttentionRequest:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> "AttentionRequest":
-        """Name the arguments of a call."""
+        """Assign names to the arguments of a call."""
         options = kwargs
-        if len(args) != len(_POSITIONAL):  # most models pass these four by place, and only these
+        if len(args) != len(_POSITIONAL):  # most models pass exactly these four by position
             order = [*_POSITIONAL, *list(parameters(original))[5:]]
             options = dict(zip(order, args, strict=False)) | kwargs
             args = (
@@ -99,12 +99,12 @@ class AttentionRequest:
         )
 
     def call_original(self) -> Any:
-        """What the model would have got."""
+        """Call the original function with the original arguments."""
         mask = self.mask.lazy.original if isinstance(self.mask, masks.MaskTensor) else self.mask
         return self.original(self.module, *self.unrounded, mask, **self.options)
 
     def interpret(self, site: Site, forward_pass: ForwardPass) -> None:
-        """Work out the frame and the call; layers that say the same share the answer."""
+        """Determine geometry and call; layers with the same signature share the result."""
         self.forward_pass = forward_pass
         signature = self.original, self.eager, self.implementation, self.mask, site.kind
         q, k, v, options = self.q, self.k, self.v, self.options
@@ -140,7 +140,7 @@ class AttentionRequest:
     def _bind_attention(
         self,
     ) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]] | None:
-        """Attention for calls of this pass that say the same; None where each must be read."""
+        """Fused attention for later calls with the same signature; None if each must be parsed."""
         learns = any(tensor.requires_grad for tensor in (self.q, self.k, self.v))
         if self.dropout or learns or self.rounding is not None:
             return None
@@ -167,7 +167,7 @@ class AttentionRequest:
         )
 
     def _rounded_bias(self, bias: Tensor | None) -> Tensor | None:
-        """What is added to scores; sdpa takes it as a mask, which autocast rounds too."""
+        """A score bias as the model applies it: autocast rounds the mask of sdpa."""
         if bias is None or self.rounding is None or self.implementation != "sdpa":
             return bias
         return round_as_autocast(bias, self.rounding).to(bias.dtype)
@@ -179,9 +179,9 @@ class AttentionRequest:
         function = getattr(self.original, "__qualname__", type(self.original).__name__)
         raise ModelError(
             f"this model was loaded with attn_implementation={self.implementation!r}, which is "
-            f"registered as {function}, a function that transformers does not ship; attnscope "
-            "does not know what it computes: load the model with 'sdpa' or 'eager' and register "
-            "nothing over these",
+            f"registered as {function}; transformers does not ship this function, so attnscope "
+            "does not support it; load the model with 'sdpa' or 'eager', and register no other "
+            "function under these names",
             code="foreign-attention-function",
             implementation=self.implementation,
             function=function,
@@ -189,16 +189,16 @@ class AttentionRequest:
 
     @property
     def dropout(self) -> float:
-        """The share of weights that is dropped, in training."""
+        """The dropout probability of the weights, in training."""
         return float(self.options.get("dropout") or 0.0)
 
     @property
     def sinks(self) -> bool:
-        """Whether learned sinks take part."""
+        """Whether the layer has learned sinks."""
         return self.call.sinks is not None
 
     def needs_weights(self, call: AttentionCall) -> bool:
-        """Whether only the weights themselves tell what this call does."""
+        """Whether the call must be computed with its full weights."""
         if self.spec is not None and call is self.call:
             return False
         has_trained_bias = torch.is_grad_enabled() and any(
@@ -206,7 +206,7 @@ class AttentionRequest:
         )
         return bool(
             call.bias is not None
-            or has_trained_bias  # fused attention has no gradient for what is added to scores
+            or has_trained_bias  # fused attention has no gradient for score biases
             or self.geometry.seen is not None
             or self.unsupported
             or (self.implementation == "eager" and self.forward_pass.output_attentions)
@@ -214,7 +214,7 @@ class AttentionRequest:
 
     @property
     def unsupported(self) -> list[str]:
-        """Arguments that we do not know and the model's function heeds."""
+        """Arguments that the model's function reads and attnscope does not support."""
         return unsupported_kwargs(self.original, self.options)
 
     def call_dense(self, call: AttentionCall) -> tuple[Any, Tensor]:
@@ -256,19 +256,19 @@ class AttentionRequest:
     @torch.no_grad()
     @without_autocast
     def _weights(self, call: AttentionCall) -> Tensor:
-        """The weights of a call as the model made it."""
+        """The weights of the unchanged call."""
         q, k, v, mask = self.q, self.k, self.v, self.mask
         if not isinstance(mask, Tensor) or not mask.is_floating_point():
             k, v, mask = call.k, call.v, additive_mask(call, self.geometry)
         else:
             mask = self._rounded_bias(mask)
-        if self.rounding is not None:  # sdpa rounds its tensors, and no score
+        if self.rounding is not None:  # autocast rounds the tensors of sdpa, not its scores
             q, k, v = (tensor.float() for tensor in (q, k, v))
         weights: Tensor = self._call_eager(q, k, v, mask, scaling=call.scale)[1]
         return weights
 
     def _call_eager(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **options: Any) -> Any:
-        """Ask the family's eager attention, which takes additive masks."""
+        """Call the family's eager attention, which takes additive masks."""
         options = self.options | options
         bias = options.get("position_bias")
         if bias is not None and "position_bias" not in parameters(self.eager):
@@ -276,39 +276,43 @@ class AttentionRequest:
         return self.eager(self.module, q, k, v, mask, **options)
 
     def _apply_sink(self, call: AttentionCall, weights: Tensor) -> Tensor:
-        """The weights beside a sink. Some families scale the output instead, and return them as
-        they are without."""
+        """The weights of a layer with learned sinks.
+
+        Some families scale the output instead and return weights without the sink.
+        """
         sums_to_one = (weights.sum(-1) - 1).abs().max() < 1e-6
         if call.sinks is None or not bool(sums_to_one):
             return weights
         _, lse = attend(replace(call, sinks=None))
         if lse is None or call.bias is not None or self.geometry.seen is not None:
             raise ModelError(
-                f"{type(self.module).__name__} returns its weights without the sinks they stood "
-                "beside; load it with attn_implementation='sdpa'",
+                f"{type(self.module).__name__} returns its weights without its learned sinks; "
+                "load the model with attn_implementation='sdpa'",
                 code="weights-without-sinks",
                 module=type(self.module).__name__,
             )
         return weights * torch.sigmoid(lse - call.sinks.float()[:, None])[..., None]
 
     def check_can_change(self) -> None:
-        """Raise where the family does more than its call says: such attention can be measured, by
-        asking it, and not changed."""
+        """Raise an error if the family's eager attention does not match its arguments.
+
+        Such attention can be measured by calling it, but not changed.
+        """
         verified = self.implementation != "eager" or eager_verified(self.module, self.eager)
         if verified or self.needs_weights(self.call) or self.eager_matches(attend(self.call)[0]):
             return
         raise ModelError(
-            f"the attention of {type(self.module).__name__} does more than its arguments say, so "
-            "it can be measured and not changed",
+            f"the eager attention of {type(self.module).__name__} does not match its arguments, so "
+            "attnscope can measure it but not change it",
             code="intervention-not-applied",
             module=type(self.module).__name__,
         )
 
     @torch.no_grad()
     def eager_matches(self, out: Tensor) -> bool:
-        """Whether the family's eager attention, asked about one row, says what we computed.
+        """Whether the family's eager attention gives our output for the last row.
 
-        Asked once for every module: a family may do more than its arguments say.
+        Checked once for every module, because eager attention may do more than its arguments.
         """
         call, visible = self.call, self.call.visible
         if self.implementation != "eager" or eager_verified(self.module, self.eager):
@@ -357,7 +361,7 @@ class AttentionRequest:
             causal = self.options.get("is_causal")
             if causal is None:
                 causal = bool(getattr(self.module, "is_causal", True))
-            # Eager attention hides nothing that no mask hides.
+            # Eager attention without a mask is not causal.
             causal = causal and self.implementation != "eager"
             geometry = masks.geometry_without_mask(q, k, causal=causal)
         if site.kind == "cross":
@@ -365,9 +369,9 @@ class AttentionRequest:
         return geometry, bias
 
     def _biases(self, biases: list[Tensor | None]) -> dict[str, Any]:
-        """What is added to scores: by key and by distance as far as it goes, or else as it is.
+        """The score biases as arguments of an `AttentionCall`.
 
-        Layers share their biases, and the answer.
+        They are split by key and by distance if possible. Layers share the result.
         """
         present = [bias for bias in biases if bias is not None]
         if not present:
@@ -384,10 +388,10 @@ class AttentionRequest:
     def _softcap_and_sinks(self) -> tuple[float | None, Tensor | None]:
         softcap, sinks = self.options.get("softcap"), self.options.get("s_aux")
         if self.original is sdpa_attention_forward and (softcap is not None or sinks is not None):
-            # Old versions of transformers let sdpa drop them: measure what the model does.
+            # Old versions of transformers ignore them in sdpa: measure what the model computes.
             warnings.warn(
-                f"{type(self.module).__name__} has a soft-cap or sinks, and sdpa, which this model "
-                "was loaded with, leaves them out; load it with attn_implementation='eager'",
+                f"{type(self.module).__name__} has a soft-cap or learned sinks, but sdpa ignores "
+                "them; load the model with attn_implementation='eager'",
                 stacklevel=2,
             )
             return None, None

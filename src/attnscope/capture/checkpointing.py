@@ -1,7 +1,7 @@
-"""Gradient checkpointing runs layers a second time, during the backward pass.
+"""Raises an error if a backward pass recomputes layers after their `with` block has ended.
 
-What was changed in the forward pass must be changed in the second run too, so the backward pass
-must run inside the block: else it is an error, raised before any layer runs again.
+Gradient checkpointing runs layers a second time during the backward pass. Interventions must apply
+to that second run too, so the backward pass must run inside the block.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,9 +19,11 @@ from attnscope.errors import ModelError
 def backward_inside(
     bases: Iterable[nn.Module], modules: Iterable[nn.Module], *, changes: bool
 ) -> Iterator[None]:
-    """Raise in the backward pass of these bases if it runs after the block and computes layers
-    again. `modules` are those inside them that the block is about; `changes` says whether the
-    block changes their output, or only the operations that lead to it."""
+    """Raise an error if the backward pass of these bases recomputes layers after the block.
+
+    `modules` are the attention modules inside the bases. `changes` is True if the block changes
+    their output, and False if it changes only the operations that compute it.
+    """
     block = _Block(set(bases), changes)
     with ExitStack() as undo:
         for base in block.bases:
@@ -36,7 +38,7 @@ def backward_inside(
 
 
 class _Block:
-    """Of one thread. A copy of a model, which keeps these hooks, is not concerned."""
+    """The state of one block, for the thread that opened it. Copies of the model are ignored."""
 
     def __init__(self, bases: set[nn.Module], changes: bool):
         self.bases = bases
@@ -44,9 +46,9 @@ class _Block:
         self.open = True
         self.thread = get_ident()
         self.grad = False
-        """Whether the pass under way began with gradients."""
+        """Whether the current forward pass started with gradients."""
         self.recomputes = False
-        """Whether layers of it will run again."""
+        """Whether the backward pass will run layers of it again."""
 
     def __deepcopy__(self, memo: Any) -> "_Block":
         return self
@@ -74,16 +76,18 @@ class _Block:
     def check_open(self, _: Tensor) -> None:
         if not self.open:
             raise ModelError(
-                "gradient checkpointing runs the layers again in the backward pass, and the "
-                "attnscope block of the forward pass is closed; call backward() inside the with "
-                "block, or model.gradient_checkpointing_disable()",
+                "gradient checkpointing runs the layers again in the backward pass, but the "
+                "attnscope block of the forward pass has ended; call backward() inside the with "
+                "block, or call model.gradient_checkpointing_disable() first",
                 code="backward-after-block",
             )
 
 
 def _recomputes(base: nn.Module, changes: bool) -> bool:
-    """Whether a module of transformers is checkpointed; where nothing is changed, so that saved
-    tensors must be of the same operations (`use_reentrant=False`)."""
+    """Whether the backward pass will recompute layers in a way that needs the open block.
+
+    Without changes this holds for `use_reentrant=False` only: it compares the saved tensors.
+    """
     for module in base.modules():
         if getattr(module, "gradient_checkpointing", False) and module.training:
             options = getattr(module._gradient_checkpointing_func, "keywords", {})

@@ -1,8 +1,8 @@
-"""Which attention calls of a forward pass were intercepted, and which were not.
+"""Checks that every attention call of a forward pass was intercepted.
 
-In the first pass of a model, `Check` counts the attention that torch really runs: its fused
-functions, and every softmax of a product of two activations. One that was not intercepted is an
-error that names the module. Must not know what is measured.
+In the first pass of a model, `Check` finds the attention that torch runs: its fused functions, and
+every softmax of a product of two activations. A call that was not intercepted is an error that
+names the module.
 """
 
 import sys
@@ -28,47 +28,46 @@ _FUSED = {
     "_native_multi_head_attention",
     "_transformer_encoder_layer_fwd",
 }
-# What these return is no longer a score or a weight of attention.
+# The results of these functions are neither attention scores nor attention weights.
 _PROJECTIONS = {"linear", "mm", "addmm", "conv1d", "conv2d", "layer_norm", "rms_norm"}
 _SLICES = {"cat", "concat", "pad", "__getitem__"}
 _CALL = nn.Module._call_impl.__code__
 
 
-# Of every model, the stacks of which a pass ran no other attention, with the structure it had.
+# By model: (structure, stack) of the stacks whose attention was all intercepted in a pass.
 _checked: WeakKeyDictionary[nn.Module, set[tuple[int, str]]] = WeakKeyDictionary()
 
 
 def is_checked(sites: Sites, stack: str) -> bool:
-    """Whether a pass of this stack was checked, of the model as it is."""
+    """Whether a pass of this stack was checked since the model last changed its structure."""
     return (sites.structure, stack) in _checked.get(sites.model, ())
 
 
 class Check:
-    """Counts the attention of one forward pass, from `begin` to `end`."""
+    """Finds the attention calls of one forward pass, from `begin` to `end`."""
 
     def __init__(self, base: nn.Module, sites: dict[nn.Module, Any]):
         self.base = base
         self.sites = sites
         self.missed: list[nn.Module] = []
-        """The innermost modules of attention calls that were not intercepted."""
+        """The innermost module of every attention call that was not intercepted."""
         self.ran: list[nn.Module] = []
-        """The sites whose forward was called."""
+        """The attention modules whose forward was called."""
         self._undo = ExitStack()
 
     def begin(self) -> None:
-        """The pass begins."""
+        """Start the check at the beginning of a pass."""
         for module in self.sites:
             hook = module.register_forward_pre_hook(self._record_run)
             self._undo.callback(hook.remove)
         self._undo.enter_context(_AttentionCounter(self))
 
     def end(self) -> None:
-        """The pass is over, or was aborted."""
+        """Stop the check after the pass, also if the pass raised an error."""
         self._undo.close()
 
     def add_missed(self, chain: list[nn.Module]) -> None:
-        """An attention call was not intercepted; `chain` are the modules around it, innermost
-        first."""
+        """Record a call that was not intercepted; `chain` holds its modules, innermost first."""
         if chain:
             self.missed.append(chain[0])
 
@@ -76,7 +75,7 @@ class Check:
         self.ran.append(module)
 
     def raise_if_missed(self, sites: Sites, stack: str, captured: set[nn.Module]) -> None:
-        """Raise for the first attention call that was not intercepted, if there is one."""
+        """Raise an error for the first attention call that was not intercepted, if any."""
         not_captured = [module for module in self.ran if module not in captured]
         for module in (*self.missed, *not_captured):
             name = name_in(sites.model, module)
@@ -86,7 +85,7 @@ class Check:
 
 
 def name_in(model: nn.Module, module: nn.Module) -> str:
-    """The name of a module, or of its class where the model does not contain it."""
+    """The name of a module in the model, or the name of its class if it is not in the model."""
     names = (name for name, other in model.named_modules() if other is module)
     return next(names, type(module).__name__)
 
@@ -94,7 +93,7 @@ def name_in(model: nn.Module, module: nn.Module) -> str:
 def _error(name: str, module: nn.Module) -> ModelError:
     return ModelError(
         f"{name} ({type(module).__name__}) runs attention that attnscope cannot intercept, so its "
-        "layer would be left out without notice; let its forward call "
+        "layer would be missing from the results; its forward must call "
         "ALL_ATTENTION_FUNCTIONS.get_interface, as the models of transformers do",
         code="attention-not-captured",
         module=name,
@@ -102,19 +101,19 @@ def _error(name: str, module: nn.Module) -> ModelError:
 
 
 class _AttentionCounter(TorchFunctionMode):
-    """Finds attention among the functions of torch that a pass calls.
+    """Finds attention among the torch functions that a pass calls.
 
-    A softmax is one of attention where its argument was made from a product of two activations.
-    Routers, heads and pooling multiply by a parameter.
+    A softmax belongs to attention if its argument comes from a product of two activations.
+    Routers, output heads and pooling multiply by a parameter instead.
     """
 
     def __init__(self, check: Check):
         super().__init__()
         self.check = check
         self.constants: Any = WeakIdKeyDictionary()
-        """Parameters, buffers and what was made from these alone."""
+        """Parameters, buffers, and tensors computed from these alone."""
         self.products: Any = WeakIdKeyDictionary()
-        """Products of two activations, and what was made from these."""
+        """Products of two activations, and tensors computed from these."""
         for tensor in (*check.base.parameters(), *check.base.buffers()):
             self.constants[tensor] = True
 
@@ -153,8 +152,10 @@ class _AttentionCounter(TorchFunctionMode):
 
 
 def modules_around(base: nn.Module | None = None) -> list[nn.Module] | None:
-    """The modules below the base whose forward is under way, innermost first; None where the
-    caller's caller was called by attnscope itself."""
+    """The modules below the base whose forward is running, innermost first.
+
+    None if attnscope itself called the caller's caller.
+    """
     chain: list[nn.Module] = []
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:

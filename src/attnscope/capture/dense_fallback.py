@@ -1,9 +1,8 @@
-"""Weights as they are, one layer's matrix at a time: for attention that nothing smaller describes.
+"""Reads the full attention weights of a layer, for modules that do not use the interface.
 
-Modules that bypass the attention interface run as they always do, and the weights that they make
-are taken. The matrix is reduced before the next layer makes its own; one is the price, so this is
-for a few thousand tokens. Where they call torch's sdpa instead, there is no matrix: that call is
-handed on as if it had come through the interface.
+Such modules run unchanged, and hooks read the weights of their softmax. A matrix is reduced before
+the next layer computes its own, so memory limits this to a few thousand tokens. A module that
+calls torch's sdpa needs no matrix: its call is handled like one of the attention interface.
 """
 
 import math
@@ -34,7 +33,7 @@ from attnscope.kernels import reference
 ModuleFilter = Callable[[nn.Module], bool]
 OnWeights = Callable[[nn.Module, Any, Tensor, Tensor], None]
 Attend = Callable[..., Tensor]
-"""From a module and the arguments of a call of torch's sdpa to what that returns."""
+"""(module, arguments of torch's sdpa) → output of sdpa."""
 
 
 _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
@@ -42,17 +41,19 @@ _EXACT = (torch.float32, torch.float64)
 
 
 class _SoftmaxRecorder(TorchFunctionMode):
-    """While active, keeps the weights that softmax makes and which of them were not hidden (a
-    weight of 0 may be rounding, a score says); and lets sdpa be answered by `attend`."""
+    """While active, records the results of softmax, and replaces sdpa by `attend`.
+
+    It also records which scores were not hidden, because rounding can give a weight of 0.
+    """
 
     def __init__(self, attend: Callable[..., Tensor]) -> None:
         super().__init__()
         self.attend = attend
         self.calls = 0
-        """Of sdpa."""
+        """The number of sdpa calls."""
         self.softmaxes: list[tuple[Tensor, Tensor]] = []
         self.deviation: float | None = None
-        """How far what multiplies the values is from the softmax; None before that product."""
+        """How far the factor of the values is from the softmax; None before that product."""
         self.kept_share = 1.0
         """The share of weights that dropout keeps."""
 
@@ -76,15 +77,19 @@ class _SoftmaxRecorder(TorchFunctionMode):
         return result
 
     def used_other_weights(self, returned: Any) -> bool:
-        """Whether the values were multiplied by other weights than the softmax made; where that
-        product was not seen, whether others were returned."""
+        """Whether the module multiplied its values by other weights than those of the softmax.
+
+        Without a recorded product, whether it returned other weights.
+        """
         if self.deviation is None and isinstance(returned, Tensor):
             self.deviation = self._deviation([returned])
         return self.deviation is not None and not self.deviation <= 1
 
     def _deviation(self, factors: list[Tensor]) -> float | None:
-        """How far these are from the weights, over queries that see a key; None where no factor
-        has a row for every query of every head."""
+        """How far these are from the weights, over queries that see a key.
+
+        None if no factor has a row for every query of every head.
+        """
         A, not_hidden = self.softmaxes[-1]
         rows = A.numel() // A.shape[-1]
         deviations = []
@@ -119,7 +124,7 @@ def original_sdpa(
     is_causal: bool = False,
     enable_gqa: bool = False,
 ) -> tuple[Tensor, None]:
-    """Torch's sdpa as the attention interface would call it; the names are transformers'."""
+    """Torch's sdpa with the signature of the attention interface of transformers."""
     out = F.scaled_dot_product_attention(
         query,
         key,
@@ -142,7 +147,7 @@ def eager_sdpa(
     scaling: float,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """The same spelled out, under an additive mask, with its weights [B, H, Q, K]."""
+    """sdpa in plain operations, with an additive mask; also returns the weights [B, H, Q, K]."""
     per_group = query.shape[1] // key.shape[1]
     key, value = (t.repeat_interleave(per_group, 1) for t in (key, value))
     scores = (query.float() * scaling) @ key.float().transpose(-1, -2) + attention_mask
@@ -151,13 +156,13 @@ def eager_sdpa(
 
 
 class _HookState(threading.local):
-    """The call of a module under way in this thread."""
+    """The call of a module that is running in this thread."""
 
     def __init__(self) -> None:
         self.recorder: _SoftmaxRecorder | None = None
         self.mask: Any = None
         self.input_shape: tuple[int, ...] = ()
-        """Batch and tokens, in the order in which the module takes them."""
+        """Batch and tokens, in the order of the module's input."""
 
 
 def hook(
@@ -169,11 +174,10 @@ def hook(
     intercepted: ModuleFilter,
     name_of: Callable[[nn.Module], str],
 ) -> ExitStack:
-    """Tell of the weights this module makes where somebody listens, and let its calls of sdpa be
-    answered by `attend`, until undone. A call that went through the interface is `intercepted`
-    and has no weights to tell.
+    """Pass the weights of a watched module to `on_weights`, and replace its sdpa by `attend`.
 
-    A copy of the module, which carries the hooks for ever, tells nothing.
+    `intercepted` is True for a module that used the attention interface; it has no weights to read.
+    A copy of the module keeps the hooks, but they do nothing there.
     """
     state, undo = _HookState(), ExitStack()
 
@@ -197,7 +201,7 @@ def hook(
         recorder, state.recorder = state.recorder, None
         calls, softmaxes = recorder.calls, recorder.softmaxes
         if (calls or intercepted(module)) and not softmaxes:
-            return  # its attention was seen as it was called
+            return  # its attention was intercepted
         A = output[1] if isinstance(output, tuple) and len(output) > 1 else None
         not_hidden = None
         if len(softmaxes) == 1:
@@ -206,7 +210,7 @@ def hook(
             A, not_hidden = softmaxes[0]
         if calls or not isinstance(A, Tensor) or A.ndim not in (3, 4):
             raise _not_captured_error(module, name_of(module), calls + len(softmaxes))
-        if A.ndim == 3:  # heads and sequences in one
+        if A.ndim == 3:  # heads and sequences share one dimension
             heads: int = getattr(module, "num_heads", 1)
             A = A.reshape(-1, heads, *A.shape[1:])
         visible = A > 0 if not_hidden is None else not_hidden.reshape(A.shape) | (A > 0)
@@ -222,8 +226,8 @@ def hook(
 
 def _weights_changed_error(module: nn.Module, name: str) -> ModelError:
     return ModelError(
-        f"{type(module).__name__} changes its attention weights after the softmax (gates, a "
-        f"renormalised top-k, a softmax with an extra term), so what it uses cannot be read "
+        f"{type(module).__name__} changes its attention weights after the softmax (for example "
+        "with gates or a top-k), so attnscope cannot read the weights that it uses "
         f"(module {name}); choose other layers",
         code="weights-changed-after-softmax",
         module=name,
@@ -234,7 +238,7 @@ def _shape_error(module: nn.Module, A: Tensor, input_shape: tuple[int, ...]) -> 
     return ModelError(
         f"{type(module).__name__} made attention weights {list(A.shape)} for a text of "
         f"{list(input_shape)}, which are not [batch, heads, queries, keys]; attnscope cannot "
-        "tell which keys these are",
+        "assign them to keys",
         code="unsupported-weights-shape",
         module=type(module).__name__,
         shape=tuple(A.shape),
@@ -242,19 +246,19 @@ def _shape_error(module: nn.Module, A: Tensor, input_shape: tuple[int, ...]) -> 
 
 
 def _not_captured_error(module: nn.Module, name: str, count: int) -> ModelError:
-    """For a module of which no single matrix of weights could be read."""
+    """The error for a module with no matrix of weights, or with several."""
     reason = (
-        f"made {count} matrices of attention weights in one call, and attnscope reads one"
+        f"made {count} matrices of attention weights in one call, but attnscope reads one"
         if count
-        else "does not call the attention interface of transformers, and neither "
-        "scaled_dot_product_attention nor softmax of torch, so its weights cannot be read"
+        else "calls neither the attention interface of transformers nor torch's "
+        "scaled_dot_product_attention or softmax, so attnscope cannot read its weights"
     )
     if isinstance(module, nn.MultiheadAttention):
-        reason = "is torch's own module, which computes its attention out of reach"
+        reason = "is a module of torch, whose attention attnscope cannot read"
     return ModelError(
-        f"{type(module).__name__} {reason} (module {name}); let it call "
+        f"{type(module).__name__} {reason} (module {name}); its forward must call "
         "ALL_ATTENTION_FUNCTIONS.get_interface, or load the model with "
-        "attn_implementation='eager' where its code has that",
+        "attn_implementation='eager' if its code supports that",
         code="attention-not-captured",
         module=name,
         matrices=count,
@@ -268,8 +272,8 @@ def geometry_of_weights(
 
     `visible` [B, Q, K] marks the keys that the module did not hide from all heads.
 
-    The mask may be one we do not understand, and the module may hide more than it says: how far
-    back and ahead any query was let look, over all rows, tells a window and causality.
+    The mask may be of an unknown form, and the module may hide more than its mask. The largest
+    distance back and ahead over all rows gives the window, and whether the call is causal.
     """
     if cross:
         return _cross_geometry(A, mask, forward_pass)
@@ -282,7 +286,7 @@ def geometry_of_weights(
             rows = mask_geometry.real_queries
         hidden = ~mask_geometry.visibility().to(A.device).any(1)
         if bool((visible & hidden & rows[..., None].to(A.device)).any()):
-            mask_geometry = None  # it means something else
+            mask_geometry = None  # the mask has another meaning
         else:
             visible = visible & ~hidden & rows[..., None].to(A.device)
             first = mask_geometry.first_query
@@ -293,7 +297,7 @@ def geometry_of_weights(
         and not bool(forward_pass.padding.all())
     ):
         padding = forward_pass.padding[:, :K].bool().cpu()
-        # A padding query sees nothing, whatever eager attention made of its row.
+        # A padding query sees no key, whatever eager attention computed for its row.
         real = padding.to(A.device)
         visible = visible & real[:, first : first + Q, None] & real[:, None]
     position = torch.arange(first, first + Q, device=A.device)
@@ -320,7 +324,7 @@ def geometry_of_weights(
 
 
 def _cross_geometry(A: Tensor, mask: Any, forward_pass: ForwardPass) -> Geometry:
-    """The same where the keys are another text's: all of them, less what the mask hides."""
+    """The geometry of cross-attention: all keys of the other text that the mask does not hide."""
     B, _, Q, K = A.shape
     mask_geometry = _mask_geometry(mask, A, replace(forward_pass, padding=None, past=None))
     if mask_geometry is None:
@@ -330,7 +334,7 @@ def _cross_geometry(A: Tensor, mask: Any, forward_pass: ForwardPass) -> Geometry
 
 
 def _mask_geometry(mask: Any, A: Tensor, forward_pass: ForwardPass) -> Geometry | None:
-    """What the mask says, as far as it is of a kind we know."""
+    """The geometry of a mask; None if its form is unknown."""
     B, _, Q, K = A.shape
     if isinstance(mask, masks.MaskTensor):
         fits = (mask.geometry.batch, mask.geometry.queries, mask.geometry.keys) == (B, Q, K)
@@ -350,8 +354,10 @@ def reduce(
     *,
     has_sinks: bool,
 ) -> Tensor:
-    """Add one layer's matrix to its totals, and give its counted rows [B, H, M, K]. Samples are not
-    drawn: the matrix is there anyway."""
+    """Add the weights of one layer to its sums, and return the counted rows [B, H, M, K].
+
+    Does not sample queries, because the matrix exists already.
+    """
     counted = selection.rows(selection.counted_queries()).to(A.device)
     self_key = selection.rows(geometry.own().expand(geometry.batch, -1)).to(A.device)
     if selection.whole.only is not None:
@@ -359,14 +365,16 @@ def reduce(
     elif selection.whole.index is not None:
         index = selection.whole.index[:, None, :, None]
         A = A.gather(2, index.expand(-1, A.shape[1], -1, A.shape[3]))
-    A = A.float().masked_fill(~counted[:, None, :, None], 0.0)  # which may be anything, nan too
+    A = A.float().masked_fill(
+        ~counted[:, None, :, None], 0.0
+    )  # these rows may hold any value, also NaN
     if geometry.real_keys is not None:
         A = A * geometry.real_keys[:, None, None].to(A.device)
     rowsum = A.sum(-1)
     deviation = ((rowsum - 1).abs() * counted[:, None]).max().item()
     if has_sinks:
         layer.add_sink(1 - rowsum, selection)
-    elif deviation > 2e-2:  # nan is found out, and said, at the end of the pass
+    elif deviation > 2e-2:  # a check at the end of the pass finds NaN
         raise ConservationError(
             f"a row of attention weights adds up to 1 only within {deviation:.3g}; dropout changes "
             "the weights in training, so call model.eval() first; a softmax with an extra term is "

@@ -1,6 +1,6 @@
-"""What is peculiar to one family of models, an entry each; nothing else names a family.
+"""Lists the exceptions of single model families; no other module names a family.
 
-A family that goes through the attention interface of transformers needs no entry.
+A family that uses the attention interface of transformers needs no entry.
 """
 
 import re
@@ -10,42 +10,42 @@ from typing import Any
 
 from torch import Tensor
 
-# Attention of a decoder to its encoder stands beside its self-attention, under names like these.
+# Names of the modules with which a decoder attends to its encoder.
 CROSS_ATTENTION = re.compile(
     r"encoder_attn|cross_?attn|cross_?attention|encdecattention", re.IGNORECASE
 )
 
-# Towers that stand beside a text go by names like these.
+# Names of vision and audio towers, which are not measured.
 MODALITY_TOWERS = re.compile(r"vision|image|img_|audio|speech|visual", re.IGNORECASE)
 
-# Named attention, and are none themselves.
+# Classes with Attention in their names that compute no attention.
 NOT_ATTENTION = {"FunnelAttentionStructure", "RwkvSelfAttention"}
 
-# Modules that are called again and again in one pass, each time as the next layer: by class, how
-# many layers a configuration makes of them.
+# Modules that one pass calls several times, each time as the next layer. By class: the number of
+# layers for a configuration.
 SHARED_MODULES: dict[str, Callable[[Any], int]] = {
     "AlbertAttention": lambda c: c.num_hidden_layers * c.inner_group_num,
     "HrmTextAttention": lambda c: c.H_cycles * (c.L_cycles + 1) * c.num_layers_per_stack,
 }
 
-# Classes whose modules have no layer number of their own, or share one: counted as they stand.
+# Classes whose modules have no layer index or share one: numbered in their order in the model.
 NUMBERED_BY_ORDER = {"FunnelRelMultiheadAttention"}
 
-# Modules that are given their text as [batch, size, tokens].
+# Modules whose input is [batch, size, tokens].
 CHANNELS_FIRST = {"SqueezeBertSelfAttention"}
 
-# The output projection goes by these names, inside the attention module.
+# Names of the output projection inside the attention module.
 OUTPUT_PROJECTIONS = ("o_proj", "out_proj", "c_proj", "dense", "Wo")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """How to read a family whose attention bypasses the interface."""
+    """How to read the values of a family that does not use the attention interface."""
 
     projection: str
-    """The submodule that makes its value vectors, alone or with queries and keys."""
+    """The submodule that computes the value vectors, alone or with queries and keys."""
     values: Callable[[Any, Tensor], Tensor]
-    """From the attention module and what the projection made to [B, G, K, E]."""
+    """(attention module, output of the projection) → values [B, G, K, E]."""
 
 
 def _gptj_values(module: Any, projected: Tensor) -> Tensor:

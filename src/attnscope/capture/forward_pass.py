@@ -1,7 +1,7 @@
-"""One forward pass of a stack: what it was given, and what its layers' calls have in common.
+"""Holds the inputs of one forward pass of a stack, and the call specs that its layers share.
 
-Most layers of a pass differ by their tensors alone. What their other arguments mean is worked out
-for the first of them (`calls.py`) and kept here for the rest. Must not know what that meaning is.
+Most layers of a pass differ only in their tensors. `call_spec.py` interprets the other arguments
+for the first layer, and `CallSpec` holds the result for the rest.
 """
 
 from collections import Counter
@@ -22,26 +22,28 @@ _SIMPLE = (float, int, bool, str)
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class CallSpec:
-    """What a call says beside its tensors, and what that was found to mean."""
+    """The signature of a call (all but its tensors), and how attnscope interprets it."""
 
     signature: tuple[Any, ...]
-    """The functions, their name, the mask and the kind of place: the very objects."""
+    """(original function, eager function, implementation, mask, site kind), as objects."""
     options: dict[str, Any]
     shapes: tuple[torch.Size, ...]
-    """Of queries, keys and values."""
+    """The shapes of queries, keys and values."""
     dtype: torch.dtype
     device: torch.device
     geometry: Geometry
     scale: float
     softcap: float | None
     attend: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]] | None = None
-    """Output and log-sum-exp for the queries, keys and values of another call that says the same;
-    None where more is to be done."""
+    """(q, k, v) → (output, lse) for calls with this signature.
+
+    None if such calls need dropout, gradients or autocast.
+    """
 
     def matches(
         self, signature: tuple[Any, ...], options: dict[str, Any], q: Tensor, k: Tensor, v: Tensor
     ) -> bool:
-        """Whether another call says the same."""
+        """Whether another call has the same signature, shapes, dtype and device."""
         original, eager, name, mask, kind = self.signature
         return (
             mask is signature[3]
@@ -57,7 +59,7 @@ class CallSpec:
 
 
 def same_options(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether options are the same objects, or equal words and numbers."""
+    """Whether options are the same objects, or equal strings and numbers."""
     if len(one) != len(other):
         return False
     for name, value in one.items():
@@ -69,53 +71,55 @@ def same_options(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class ForwardPass:
-    """What a forward pass of a stack was given."""
+    """The inputs of one forward pass of a stack, and the state of its layers' calls."""
 
     past: int | None = None
-    """Tokens in its cache; None where there is no telling."""
+    """Tokens in the KV cache before the pass; None if the cache does not report it."""
     padding: Tensor | None = None
-    """[B, K], 0 at padding, on the CPU: the mask of the stack's own text."""
+    """[B, K], 0 at padding: the 2-D attention mask of the stack's own text."""
     tokens: Tensor | None = None
-    """int [B, Q]: the ids it was fed; None where it was fed something else."""
+    """int [B, Q]: the input ids; None if the input was something else."""
     output_attentions: bool = False
-    """Whether the caller wants weights returned."""
+    """Whether the caller requested attention weights."""
     biases: dict[Any, Any] = field(default_factory=dict)
-    """What layers share of biases."""
+    """Split biases that layers share."""
     loop_counts: Counter[str] = field(default_factory=Counter)
-    """How often the modules of a stack attended in this pass."""
+    """By stack: the number of attention calls so far in this pass."""
     last_qk: dict[nn.Module, tuple[Any, Any]] = field(default_factory=dict)
-    """Queries and keys of a module's last call, weakly held."""
+    """By module: weak references to the queries and keys of its last call."""
     captured: set[nn.Module] = field(default_factory=set)
-    """Modules whose weights were read, because they do not go through the interface."""
+    """Modules whose weights were read because they do not use the attention interface."""
     ran: set[nn.Module] = field(default_factory=set)
-    """Modules that a change is meant for and that were called."""
+    """Modules that ran and that a change must reach."""
     changed: set[nn.Module] = field(default_factory=set)
-    """Modules whose call was given to all changes."""
+    """Modules whose call went through all changes."""
     specs: list[CallSpec] = field(default_factory=list)
-    """What calls of this pass said; few."""
+    """The call specs of this pass; few."""
     check: Check | None = None
-    """Of attention that is not intercepted; in the first pass of a model."""
+    """The check for attention that is not intercepted; in the first pass of a model only."""
     deferred_groups: dict[int, Any] = field(default_factory=dict)
-    """By the identity of their mask: calls that say the same, and wait to be told."""
+    """By the id of their mask: calls with the same signature that are not delivered yet."""
 
     def is_repeat(self, module: nn.Module, q: Tensor, k: Tensor) -> bool:
-        """Whether a module attends with the very queries and keys of its last call: the same
-        weights once more, for other values."""
+        """Whether a module attends with the same q and k objects as in its last call.
+
+        Such a call repeats the same weights for other values.
+        """
         old = self.last_qk.get(module)
         self.last_qk[module] = ref(q), ref(k)
         return old is not None and old[0]() is q and old[1]() is k
 
     def clear(self) -> None:
-        """The pass is over: forget what was passed to its layers."""
+        """Drop the arguments of the layers after the pass."""
         self.specs.clear()
         for group in self.deferred_groups.values():
             group.remaining.clear()
-            group.calls.clear()  # of a pass that broke off nobody is told
+            group.calls.clear()  # calls of an aborted pass are not delivered
         self.deferred_groups.clear()
 
     @classmethod
     def of(cls, base: nn.Module, args: Any, kwargs: dict[str, Any]) -> "ForwardPass":
-        """Read the arguments of a call of the base of a stack."""
+        """Read the arguments of a call of the base model of a stack."""
         named = {
             name: argument(base, name, args, kwargs) if args else kwargs.get(name)
             for name in ("past_key_values", "attention_mask", "input_ids", "output_attentions")

@@ -1,8 +1,8 @@
-"""What `generate` of transformers says of itself: where a reply begins, which sequences are over.
+"""Tracks `generate` of transformers: where the completion starts, and which sequences have ended.
 
-While a model is watched, its `generate` is seen beginning and ending, and the verdicts of its
-stopping criteria are overheard as they fall: never guessed from token ids. Outside `generate` a
-pass says how many tokens it feeds, and nothing else. Must not know what is counted, or how.
+While a model is watched, `generate` and its stopping criteria are patched. The results of the
+criteria mark the end of a sequence; token ids are never used for that. Outside `generate`, the
+number of tokens of a pass is all that is known.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -27,15 +27,15 @@ class _Call:
     """One call of `generate`."""
 
     start: int | None = None
-    """Where its reply began; None before its first token."""
+    """Where its completion starts; None before its first token."""
     n_chosen: int = 0
-    """Tokens chosen so far."""
+    """Tokens generated so far."""
     finished_flags: list[Tensor] = field(default_factory=list)
-    """bool [B] for each of the last ones, where nobody has looked yet: did it end its sequence?"""
+    """bool [B] for each of the last tokens that `end` has not read: did it end its sequence?"""
     ends: Tensor | None = None
 
     def end(self) -> Tensor | None:
-        """As in `CompletionSpan`; waits for the device, so it is not asked sooner than need be."""
+        """As in `CompletionSpan`. Synchronizes with the device, so call it as late as possible."""
         if self.finished_flags and self.start is not None:
             first = self.start + self.n_chosen - len(self.finished_flags)
             finished = torch.stack(self.finished_flags).cpu()
@@ -48,18 +48,22 @@ class _Call:
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """What `generate` is given to continue, of which a pass may feed a piece. Positions are those
-    of the sequence."""
+    """The prompt of a `generate` call; chunked prefill feeds it in several passes.
+
+    Positions are those of the sequence.
+    """
 
     end: int
     """Tokens from here on are generated."""
     mask: Tensor | None
-    """[B, end], 0 at padding; None where there is none."""
+    """[B, end], 0 at padding; None without padding."""
 
     @cached_property
     def last(self) -> Tensor:
-        """int64 [B or 1] on the CPU: the last real token of each sequence. Synchronises with the
-        device, so it is read only where it is needed."""
+        """int64 [B or 1] on the CPU: the last real token of each sequence.
+
+        Synchronizes with the device, so read it only if needed.
+        """
         if self.mask is None:
             return torch.tensor([self.end - 1])
         return torch.where(self.mask.cpu().bool(), torch.arange(self.end), -1).amax(1)
@@ -74,7 +78,7 @@ class Prompt:
         end = ids.shape[1]
         if inputs_embeds is not None and not is_encoder_decoder:
             end = inputs_embeds.shape[1]
-        elif cache is not None:  # where only new tokens are given, the mask is longer
+        elif cache is not None:  # if ids hold only the new tokens, the mask is longer
             config = kwargs.get("generation_config")
             full = getattr(config, "_mask_length", -1) if mask is None else mask.shape[1]
             end += 0 if full == end else int(cache.get_seq_length())
@@ -83,66 +87,67 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompletionSpan:
-    """Whose words the tokens of one pass are. Positions are those of the sequence."""
+    """Which tokens of a pass are prompt and which are completion, by position in the sequence."""
 
     start: int
-    """Tokens before this position are the prompt's; those from it on were generated."""
+    """Tokens before this position are the prompt; those from it on were generated."""
     turn: int
-    """How many replies have begun so far."""
+    """The number of completions so far."""
     call: _Call | None = None
     last: Tensor | None = None
-    """int64 [B or 1] on the CPU: where the last token of the prompt is; None for that of a pass."""
+    """int64 [B or 1] on the CPU: the last token of the prompt; None for the last of the pass."""
 
     @property
     def end(self) -> Tensor | None:
-        """int64 [B] on the CPU: tokens from here on came after the end of their sequence, that
-        which ended it included (alone in its batch, it would not have been fed); None where none
-        did."""
+        """int64 [B] on the CPU: tokens from here on are not counted; None if no sequence has ended.
+
+        The token that ended a sequence is not counted either. A batch of one would not feed it.
+        """
         return None if self.call is None else self.call.end()
 
 
 class GenerationTracker:
-    """The `generate` calls of one watched model, and the passes its user runs without them."""
+    """Tracks the `generate` calls of one watched model, and its passes outside `generate`."""
 
     def __init__(self, base: nn.Module, on_end: Callable[[], None]):
         self.base = base
         self.on_end = on_end
-        """Called when a `generate` call is over."""
+        """Called at the end of a `generate` call."""
         self.thread: int | None = None
         """The thread that entered the block."""
         self.depth = 0
-        """`generate` calls under way, one inside the other."""
+        """The number of nested `generate` calls that are running."""
         self.call: _Call | None = None
-        """The one whose stopping criteria are overheard."""
+        """The `generate` call whose stopping criteria are tracked."""
         self.prompt: Prompt | None = None
-        """Of the outermost `generate` call."""
+        """The prompt of the outermost `generate` call."""
         self.prefill_passes = 0
-        """Passes of several tokens, one after the other: of one prompt, perhaps."""
+        """Consecutive passes of several tokens; chunked prefill makes more than one."""
         self.position = 0
-        """How many tokens of the sequence have been fed."""
+        """The number of tokens of the sequence that were fed."""
         self.turn = 0
         self.passes = 0
-        """Passes since the last token was chosen."""
+        """Passes since the last token was generated."""
         self._span_cache: tuple[Any, CompletionSpan] | None = None
 
     def tracks(self, model: nn.Module) -> bool:
-        """Whether a call of this model, on this thread, runs what is watched."""
+        """Whether a call of this model, in this thread, runs the watched base model."""
         return get_ident() == self.thread and any(part is self.base for part in model.modules())
 
     def begin(self, beams: int) -> None:
-        """A `generate` call is about to run."""
+        """Start to track a `generate` call."""
         if beams > 1:
             raise ScopeError(
-                f"num_beams={beams}: beam search shuffles the sequences of its batch at every "
-                "step, so attention cannot be added up by sequence; generate with num_beams=1, "
-                "or run the finished text through the model once more and measure that",
+                f"num_beams={beams}: beam search reorders the sequences of its batch at every "
+                "decode step, so attention cannot be summed by sequence; generate with "
+                "num_beams=1, or generate first and then watch one forward pass of the whole text",
                 code="beam-search",
                 num_beams=beams,
             )
         self.call, self.passes = _Call(), 0
 
     def end(self) -> None:
-        """A `generate` call is over, or broke off."""
+        """End a `generate` call, also after an error."""
         self.depth -= 1
         if self.depth == 0:
             self.prompt, self.prefill_passes = None, 0
@@ -151,7 +156,7 @@ class GenerationTracker:
             self.on_end()
 
     def on_token(self, finished: Tensor) -> None:
-        """The next token is chosen, and this is what the stopping criteria say of it."""
+        """Record a generated token; `finished` is the result of the stopping criteria, bool [B]."""
         if self.call is None:
             return
         if self.call.start is None:
@@ -162,11 +167,11 @@ class GenerationTracker:
         self.passes = 0
 
     def begin_pass(self) -> None:
-        """The model is about to run once."""
+        """Record that a forward pass starts."""
         self.passes += 1
 
     def span(self, first: int, queries: int) -> CompletionSpan:
-        """Whose words a pass feeds that begins at position `first`."""
+        """The completion span for a pass of `queries` tokens from position `first`."""
         key = first, queries, self.call, self.turn, self.passes
         if self._span_cache is None or self._span_cache[0] != key:
             span = self._make_span(first, queries)
@@ -176,9 +181,8 @@ class GenerationTracker:
     def _make_span(self, first: int, queries: int) -> CompletionSpan:
         if self.call is not None and first == 0 and self.passes > 1:
             raise ScopeError(
-                "generate runs the model on a second sequence between two tokens of the first "
-                "(guidance_scale does), so their attention cannot be told apart; generate "
-                "without it",
+                "generate runs the model on a second sequence between two tokens of the first, so "
+                "their attention cannot be separated; generate without guidance_scale",
                 code="second-sequence",
             )
         self.position = first + queries
@@ -188,15 +192,15 @@ class GenerationTracker:
         if self.call is not None:
             start = self.position if self.call.start is None else self.call.start
             return CompletionSpan(start, self.turn, self.call)
-        # One token after others is how a loop of the user's own feeds what it has just chosen;
-        # several at once are a prompt, a piece of one, or the next turn.
+        # Outside `generate`, one token after others is a decode step of the user's own loop.
+        # Several tokens are a prompt, a chunk of a prompt, or the next turn.
         is_decode_step = first > 0 and queries == 1
         self.turn += is_decode_step
         return CompletionSpan(first if is_decode_step else self.position, self.turn)
 
 
 class _TrackedCriteria(StoppingCriteriaList):  # type: ignore[misc]
-    """Stopping criteria that also tell the watches what they decide."""
+    """Stopping criteria that pass their result to the trackers."""
 
     def __init__(self, criteria_list: Any, trackers: list[GenerationTracker]):
         super().__init__(criteria_list)
@@ -209,14 +213,14 @@ class _TrackedCriteria(StoppingCriteriaList):  # type: ignore[misc]
         return finished
 
 
-# Those of all open watches; replaced as a whole, because other threads may iterate over it.
+# The trackers of all open watches; replaced as a whole, as other threads may iterate over it.
 _trackers: tuple[GenerationTracker, ...] = ()
 _lock = Lock()
 
 
 @contextmanager
 def tracking_generate(trackers: Iterable[GenerationTracker]) -> Iterator[None]:
-    """Tell these of the `generate` calls of their models, in the thread that enters the block."""
+    """Track the `generate` calls of these trackers' models, in the thread that enters the block."""
     trackers = list(trackers)
     for tracker in trackers:
         tracker.thread = get_ident()
@@ -247,7 +251,7 @@ def _patch_generate() -> ExitStack:
 
 def _generate(original: Callable[..., Any]) -> Callable[..., Any]:
     def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
-        with ExitStack() as ends:  # all of them end, also where the end of one raises
+        with ExitStack() as ends:  # each tracker ends, even if the end of another one raises
             for tracker in _trackers:
                 if tracker.tracks(model):
                     tracker.depth += 1
@@ -270,7 +274,7 @@ def _criteria(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _decoding(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A decoding method, whose arguments say what the prompt is before any of it is fed."""
+    """Wrap a decoding method, whose arguments hold the prompt before the first pass."""
 
     def decode(model: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
         for tracker in _trackers:

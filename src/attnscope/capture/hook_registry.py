@@ -1,6 +1,6 @@
-"""Who takes part in attention, and what they are told of it.
+"""Holds the hooks that are open in a thread, and the protocols of observers.
 
-Must not know how a call is intercepted: that is `seam.py`.
+`hooks.py` intercepts the calls and delivers them.
 """
 
 from collections.abc import Callable, Collection
@@ -18,34 +18,37 @@ from attnscope.kernels import AttentionCall
 from attnscope.kernels.call import ScoreBias
 
 Change = Callable[[Site, AttentionCall, Geometry], AttentionCall]
-"""From the call a model makes to the call that is made instead."""
+"""(site, call of the model, geometry) → the call that runs instead."""
 
 
-# Not frozen, which would take as long as a small layer: made once and not changed.
+# Not frozen, because that would take as long as a small layer. Do not change it.
 @dataclass(slots=True, eq=False, kw_only=True)
 class CapturedCall:
-    """One attention of a model, as it was computed."""
+    """One attention call of a model, as it was computed."""
 
     site: Site
     values: Tensor | None = None
-    """[B, G, K, E], after all changes; None where a module bypasses the interface."""
+    """[B, G, K, E], after all changes; None if the module does not use the interface."""
     geometry: Geometry | None = None
-    """Who could see whom; None, as all that follows, where nobody describes."""
+    """Which keys each query could see.
+
+    None, like all that follows, if no hook needs the geometry.
+    """
     call: AttentionCall | None = None
     lse: Tensor | None = None
-    """float32 [B, H, Q], where the attention gave it away."""
+    """float32 [B, H, Q]; None if the attention function does not return it."""
     weights: Tensor | None = None
-    """A [B, H, Q, K], only where nothing smaller tells what was done: then the rest is None."""
+    """[B, H, Q, K], only if no smaller description exists; then `call` and `lse` are None."""
     spec: CallSpec | None = None
-    """What the call has in common with others of its pass; None where that was not told."""
+    """The spec that the call shares with others of its pass; None if it shares none."""
     changed: bool = False
-    """Whether somebody changed the call."""
+    """Whether a hook changed the call."""
     sinks: bool = False
-    """Whether learned sinks take part, so that the rows of `weights` may add up to less than 1."""
+    """Whether the layer has learned sinks: rows of `weights` may then sum to less than 1."""
 
 
 def on_cpu(captured: CapturedCall) -> CapturedCall:
-    """The same attention where it can be measured, if it cannot be where it was computed."""
+    """The same call on the CPU, for devices without float64."""
     assert captured.geometry is not None
     geometry = captured.geometry.on(torch.device("cpu"))
     if captured.call is None:
@@ -72,57 +75,61 @@ def on_cpu(captured: CapturedCall) -> CapturedCall:
 
 
 DeferredCall = tuple[Site, Tensor | None, Tensor | None, Tensor | None]
-"""A call that was made before it is told: queries, keys, log-sum-exp; None where nobody needs
-them."""
+"""A call that has run but was not delivered to hooks: (site, q, k, lse).
+
+Tensors are None if no hook needs them.
+"""
 
 
 class Observer(Protocol):
-    """Looks at attention as it happens. Calls of one pass of one stack come in order."""
+    """Receives the attention calls of a model. Calls of one pass of one stack come in order."""
 
     needs_geometry: bool
-    """Whether it needs frames: if nobody does, masks and attention stay those of transformers."""
+    """Whether it needs geometry, call and log-sum-exp.
+
+    If no hook does, masks and attention are those of transformers.
+    """
 
     def begin(self, stack: str, cache: Any) -> None:
-        """A forward pass of a stack begins."""
+        """Called when a forward pass of a stack starts."""
 
     def wants(self, site: Site) -> bool:
-        """Whether to be told of this site's attention in this pass."""
+        """Whether to receive the call of this site in this pass."""
 
     def on_call(self, captured: CapturedCall) -> None:
-        """One attention."""
+        """Called after each attention call."""
 
     def end(self, stack: str, *, finished: bool) -> None:
-        """The pass is over, or broke off."""
+        """Called at the end of the pass; `finished` is False if it raised an error."""
 
 
 class DeferredObserver(Observer, Protocol):
-    """An observer that can be told later, and together, of calls that say what another said."""
+    """An observer that accepts calls with the same signature later, several at once."""
 
     def queue_limit(self, site: Site, spec: CallSpec) -> tuple[int, bool]:
-        """Of how many more calls of this pass that say what this site's said it can be told later,
-        and whether it needs their tensors at all."""
+        """How many further calls of this spec may be queued, and whether it needs tensors."""
 
     def needs_tensors(self, sites: Collection[Site]) -> list[bool]:
-        """Of which of these it ever needs the tensors."""
+        """For each site: whether it ever needs the tensors of its calls."""
 
     def on_deferred_calls(self, spec: CallSpec, calls: list[DeferredCall]) -> None:
-        """Those calls, in order; at the latest when their pass is over."""
+        """Receives queued calls in order, at the latest at the end of their pass."""
 
 
 @dataclass(eq=False, slots=True)
 class RegisteredHook:
-    """Somebody inside a `with` block."""
+    """The observer or change of one open `with` block."""
 
     sites: Sites
     observer: Observer | None
     change: Change | None
     dense: bool
-    """Whether the weights themselves are asked for: the fallback, on purpose."""
+    """Whether to compute the full weights (`backend="eager-fallback"`)."""
     required: frozenset[nn.Module] = frozenset()
-    """The modules that the change must reach."""
+    """The modules that the change must reach; empty without a change."""
     needs_geometry: bool = field(init=False)
     deferred_observer: "DeferredObserver | None" = field(init=False)
-    """The observer, where it does nothing but look and can be told later."""
+    """The observer, if it accepts deferred calls and the block changes nothing."""
 
     def __post_init__(self) -> None:
         changes, observer = self.change is not None, self.observer
@@ -137,19 +144,19 @@ class RegisteredHook:
 
 @dataclass(eq=False, slots=True)
 class DeferredGroup:
-    """Calls of one pass that say what an earlier one said: made at once, told later."""
+    """Calls of one pass with the same signature: run at once, delivered later."""
 
     spec: CallSpec
     remaining: dict[nn.Module, bool]
-    """Modules that have not attended yet, and whether anybody needs their tensors."""
+    """Modules that have not run yet in this pass → whether a hook needs their tensors."""
     limit: int
-    """How many calls may wait to be told."""
+    """How many calls may be queued."""
     observers: list[tuple[DeferredObserver, dict[nn.Module, Site]]]
     calls: list[tuple[nn.Module, Any, Any, Tensor | None]] = field(default_factory=list)
-    """Module, queries, keys and log-sum-exp; references to tensors that nobody needs are weak."""
+    """(module, q, k, lse). If no hook needs the tensors, q and k are weak references."""
 
     def deliver(self) -> None:
-        """Tell everybody who looks."""
+        """Deliver the queued calls to all observers."""
         calls, self.calls = self.calls, []
         for observer, sites in self.observers:
             observer.on_deferred_calls(
@@ -163,30 +170,29 @@ class DeferredGroup:
 
 @dataclass(eq=False, slots=True)
 class HookRegistry:
-    """Everybody at work in one thread."""
+    """The open hooks of one thread."""
 
     hooks: list[RegisteredHook] = field(default_factory=list)
     passes: dict[nn.Module, ForwardPass] = field(default_factory=dict)
-    """The last pass of every base."""
+    """By base model: its last forward pass."""
     backward_task: int = -1
-    """The backward pass of autograd that last came to outputs of this thread's passes."""
+    """The id of the last backward pass that reached outputs of this thread's passes."""
     n_needs_geometry: int = 0
-    """How many of them need frames."""
+    """How many hooks need the geometry."""
     interfaces: dict[Any, Callable[..., Any]] = field(default_factory=dict)
-    """What models call in this pass, by what they asked for."""
+    """By (implementation, eager function): the attention function that models get in this pass."""
     module_groups: dict[tuple[RegisteredHook, Site], dict[nn.Module, bool] | None] = field(
         default_factory=dict
     )
-    """Modules that are looked at by the same users as one of them, as `DeferredGroup` has them
-    left."""
+    """The results of `module_group`."""
 
     def hooks_for_module(self, module: nn.Module) -> list[tuple[RegisteredHook, Site]]:
-        """Who attends to a module, with what they call its place."""
+        """The hooks of a module, each with its name for the site."""
         sites = ((hook, hook.sites.modules.get(module)) for hook in self.hooks)
         return [(hook, site) for hook, site in sites if site is not None]
 
     def observed_stacks(self, base: nn.Module) -> list[tuple[Observer | None, str]]:
-        """Whose stacks run in a call of this base."""
+        """The observers whose stacks run in a call of this base model, with the stack."""
         return [
             (hook.observer, stack)
             for hook in self.hooks
@@ -195,8 +201,7 @@ class HookRegistry:
         ]
 
     def unchecked_stacks(self, base: nn.Module) -> list[tuple[Sites, str]]:
-        """The sites whose stacks run in a call of this base, where no pass of these was checked
-        for attention that is not intercepted; with the stack."""
+        """The (sites, stack) of this base model whose attention calls were not checked yet."""
         return [
             (hook.sites, stack)
             for hook in self.hooks
@@ -206,7 +211,7 @@ class HookRegistry:
         ]
 
     def sites_of_base(self, base: nn.Module) -> dict[nn.Module, Site]:
-        """All sites that run in a call of this base."""
+        """All sites that run in a call of this base model."""
         return {
             module: site
             for hook in self.hooks
@@ -215,7 +220,7 @@ class HookRegistry:
         }
 
     def running_checks(self) -> list[Check]:
-        """The checks under way."""
+        """The coverage checks that are running."""
         return [
             forward_pass.check
             for forward_pass in self.passes.values()
@@ -223,7 +228,7 @@ class HookRegistry:
         ]
 
     def stop_check(self, base: nn.Module) -> None:
-        """The last pass of this base is over."""
+        """Stop the coverage check of the last pass of this base model."""
         forward_pass = self.passes.get(base)
         if forward_pass is not None and forward_pass.check is not None:
             forward_pass.check.end()
@@ -231,8 +236,10 @@ class HookRegistry:
     def module_group(
         self, hook_sites: list[tuple[RegisteredHook, Site]]
     ) -> dict[nn.Module, bool] | None:
-        """The modules of a stack that the same users look at as at one of them, and whether any
-        of these needs their tensors; None where more is done than looking."""
+        """Modules watched by exactly these hooks → whether any hook needs their tensors.
+
+        None if a hook changes calls or accepts no deferred calls.
+        """
         hook, (stack, _, kind) = hook_sites[0]
         key = hook, Site(stack, 0, kind)
         if key not in self.module_groups:
@@ -268,14 +275,14 @@ class HookRegistry:
         return dict(zip(sites, needed, strict=True))
 
     def add(self, hook: RegisteredHook) -> None:
-        """Somebody takes part from now on."""
+        """Add a hook at the start of its block."""
         self.interfaces.clear()
         self.module_groups.clear()
         self.n_needs_geometry += hook.needs_geometry
         self.hooks.append(hook)
 
     def remove(self, hook: RegisteredHook) -> None:
-        """And no longer."""
+        """Remove a hook at the end of its block."""
         self.interfaces.clear()
         self.module_groups.clear()
         self.n_needs_geometry -= hook.needs_geometry

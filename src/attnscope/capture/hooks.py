@@ -1,12 +1,11 @@
-"""The seam to transformers: a stack of changes to a call, then attention, then observers.
+"""Intercepts the attention calls of transformers models and dispatches them to hooks.
 
-Inside a `with`, the lookups of attention and mask functions in transformers go through here, for
-the thread that opened the block. Whoever else calls a model gets what it always got: another
-thread, a copy of the model, a tower beside the text. Any number of users share one seam; each
-attention is computed once, and all see the same call, frame and log-sum-exp. The configuration
-of a model is never touched, so it takes the paths it takes when nobody looks.
+Inside a `with` block, the lookups of attention and mask functions in transformers are patched. A
+call goes through all changes, then through attention, then to all observers. Attention is computed
+once, and all observers get the same call, geometry and log-sum-exp.
 
-Must not know what is measured.
+Other threads, copies of the model, and vision or audio towers get the original functions. The
+configuration of a model is not changed, so the model takes the same code paths as without hooks.
 """
 
 import sys
@@ -43,7 +42,7 @@ class _ThreadState(threading.local):
     def __init__(self) -> None:
         self.registry = HookRegistry()
         self.use_original = False
-        """Whether lookups give what transformers has."""
+        """Whether lookups return the original functions of transformers."""
 
     @contextmanager
     def original_lookups(self) -> Iterator[None]:
@@ -68,8 +67,10 @@ def register(
     layers: Collection[int] | None = None,
     dense: bool = False,
 ) -> Iterator[None]:
-    """Take part in the attention of these sites, in this thread, inside a `with` block; `layers`
-    are those that a change is meant for, all of them by default."""
+    """Register an observer, a change or both for these sites and this thread, in a `with` block.
+
+    `layers` are the layers that the change must reach; default: all. `dense` computes full weights.
+    """
     hook, registry = RegisteredHook(sites, observer, change, dense), _local.registry
     if change is not None:
         hook.required = _required_modules(sites, layers)
@@ -102,7 +103,7 @@ def register(
 
 
 def _required_modules(sites: Sites, layers: Collection[int] | None) -> frozenset[nn.Module]:
-    """The modules that a change of these layers must reach."""
+    """The modules that a change of these layers must reach; an error if it cannot reach one."""
     required = frozenset(
         module
         for module, (stack, layer, kind) in sites.modules.items()
@@ -112,8 +113,8 @@ def _required_modules(sites: Sites, layers: Collection[int] | None) -> frozenset
         raise _not_applied(
             sites.model,
             module,
-            "does not go through the attention interface of transformers, so its attention can be "
-            "measured and not changed; choose other layers",
+            "does not use the attention interface of transformers, so its attention can be "
+            "measured but not changed; choose other layers",
         )
     return required
 
@@ -158,7 +159,7 @@ def _get_interface(
 
 
 def _get_or_default(self: AttentionInterface, implementation: str, default: Any = None) -> Any:
-    """`ALL_ATTENTION_FUNCTIONS.get`, with which code of one's own may find its function."""
+    """`ALL_ATTENTION_FUNCTIONS.get`; custom model code may look its function up with it."""
     try:
         original = _original_get_item(self, implementation)
     except KeyError:
@@ -169,13 +170,13 @@ def _get_or_default(self: AttentionInterface, implementation: str, default: Any 
 
 
 def _get_item(self: AttentionInterface, implementation: str) -> Any:
-    """`ALL_ATTENTION_FUNCTIONS[…]`, likewise; it does not name the family's eager attention."""
+    """`ALL_ATTENTION_FUNCTIONS[…]`; this lookup does not name the family's eager attention."""
     original = _original_get_item(self, implementation)
     return original if _local.use_original else _wrap(original, None, implementation)
 
 
 def _wrap(original: Any, default: Any, implementation: str) -> Any:
-    """What a model is given in place of the attention function it asked for."""
+    """The function that a model gets in place of an attention function."""
     registry = _local.registry
     if not registry.hooks and torch._C._current_graph_task_id() == -1:
         return original
@@ -201,11 +202,11 @@ def _attention(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """What a model calls in place of its attention function."""
+    """Run one attention call of a model: parse, change, attend, deliver to observers."""
     eager = eager or _eager_of(module)
     request = AttentionRequest.parse(original, eager, implementation, module, args, kwargs)
     task = torch._C._current_graph_task_id()
-    if task != -1:  # gradient checkpointing attends again, in any thread
+    if task != -1:  # gradient checkpointing recomputes layers, in any thread
         registry = next(
             (other for other in tuple(_all_registries) if other.backward_task == task), registry
         )
@@ -274,7 +275,7 @@ def _install_fast_path(
     request: AttentionRequest,
     spec: CallSpec,
 ) -> None:
-    """Let further layers that say the same go without being read, as many as may wait."""
+    """Install the fast path: later layers with the same signature are not parsed, only queued."""
     module_group = None if spec.attend is None else registry.module_group(hook_sites)
     if module_group is None:
         return
@@ -315,9 +316,9 @@ def _install_fast_path(
 
 
 def _fast_attention(group: DeferredGroup, original: Callable[..., Any]) -> Callable[..., Any]:
-    """What further layers call: of one that says what another said nothing is read again.
+    """The fast path: if the signature matches, call the fused operator and queue q, k, lse.
 
-    Written out, because it is all that a layer adds to a pass of a small model.
+    Written without helpers, because its time dominates the overhead of small models.
     """
     spec, remaining = group.spec, group.remaining
     attend, known, options = spec.attend, spec.signature[3], spec.options
@@ -353,7 +354,7 @@ def _fast_attention(group: DeferredGroup, original: Callable[..., Any]) -> Calla
 
 
 def _deliver_deferred(forward_pass: ForwardPass) -> None:
-    """Tell observers of calls that were made and not told yet, before a call that is read."""
+    """Deliver queued calls, so that observers receive all calls in order."""
     for group in forward_pass.deferred_groups.values():
         for module, q, k, lse in group.calls:
             forward_pass.last_qk[module] = (q, k) if lse is None else (ref(q), ref(k))
@@ -364,7 +365,7 @@ def _deliver_deferred(forward_pass: ForwardPass) -> None:
 def _rewrite_call(
     hook_sites: list[tuple[RegisteredHook, Site]], request: AttentionRequest
 ) -> AttentionCall:
-    """The call that is made instead of the one asked for."""
+    """Apply all changes to a call."""
     call = request.call
     for hook, site in hook_sites:
         if hook.change is not None:
@@ -377,8 +378,10 @@ def _rewrite_call(
 def _attend(
     request: AttentionRequest, call: AttentionCall, *, need_lse: bool, dense: bool, observed: bool
 ) -> tuple[Any, Tensor | None, Tensor | None]:
-    """What the attention function returns; the log-sum-exp of its rows, or the weights where
-    nothing smaller tells what was done and somebody has `observed` it."""
+    """Run a call: (what the attention function returns, log-sum-exp, weights).
+
+    The weights are computed only if an observer needs them and no smaller description exists.
+    """
     changed = call is not request.call
     if not dense and not request.needs_weights(call):
         out, lse = attend(call, dropout=request.dropout, need_lse=need_lse)
@@ -393,8 +396,10 @@ def _attend(
 def _forward_pass_of(
     registry: HookRegistry, hook_sites: list[tuple[RegisteredHook, Site]], *, count: bool = True
 ) -> tuple[ForwardPass, list[tuple[RegisteredHook, Site]]]:
-    """The pass in which a module attends, and what its users call its place in it: where modules
-    are called again and again, each time the next layer."""
+    """The forward pass of a module, and its (hook, site) pairs in that pass.
+
+    A module that a pass calls several times is the next layer each time.
+    """
     (hook, site), *_ = hook_sites
     forward_pass = registry.passes.get(hook.sites.base_models[site.stack]) or ForwardPass()
     if count and site.stack in hook.sites.shared_stacks:
@@ -411,20 +416,20 @@ def _hook_module(module: nn.Module) -> ExitStack:
 
 
 def _module_name(module: nn.Module) -> str:
-    """The name of a module in the model that is watched."""
+    """The name of a module in the watched model."""
     (hook, _), *_ = _local.registry.hooks_for_module(module)
     return name_in(hook.sites.model, module)
 
 
 def _intercepted(module: nn.Module) -> bool:
-    """Whether a module went through the interface in this pass."""
+    """Whether a module used the attention interface in this pass."""
     registry = _local.registry
     forward_pass, _ = _forward_pass_of(registry, registry.hooks_for_module(module), count=False)
     return module in _captured(forward_pass)
 
 
 def _captured(forward_pass: ForwardPass) -> set[nn.Module]:
-    """The modules whose attention of this pass was measured or is about to be."""
+    """The modules whose attention in this pass was delivered or is queued."""
     deferred = {call[0] for group in forward_pass.deferred_groups.values() for call in group.calls}
     return {*forward_pass.last_qk, *forward_pass.captured, *deferred}
 
@@ -440,8 +445,7 @@ def _on_sdpa(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """What a module calls in place of torch's sdpa, where it does so by itself; the names are
-    torch's."""
+    """Replaces torch's sdpa for a module that calls it directly; parameter names are torch's."""
     output, _ = _attention(
         _local.registry,
         dense_fallback.original_sdpa,
@@ -462,12 +466,12 @@ def _on_sdpa(
 
 
 def _is_watched(module: nn.Module) -> bool:
-    """Whether anybody in this thread has an eye on a module that bypasses the interface."""
+    """Whether a hook of this thread needs the attention of a module."""
     return any(hook.needs_geometry for hook, _ in _local.registry.hooks_for_module(module))
 
 
 def _on_weights(module: nn.Module, mask: Any, weights: Tensor, visible: Tensor) -> None:
-    """The weights of a module that does not go through the interface."""
+    """Deliver the weights of a module that does not use the attention interface."""
     registry = _local.registry
     forward_pass, hook_sites = _forward_pass_of(registry, registry.hooks_for_module(module))
     forward_pass.captured.add(module)
@@ -487,7 +491,7 @@ def _on_weights(module: nn.Module, mask: Any, weights: Tensor, visible: Tensor) 
 def _hook_forward_pass(base: nn.Module) -> ExitStack:
     undo = ExitStack()
 
-    # A copy of the model carries these for ever; functions, because methods would be copied too.
+    # A copy of the model keeps these hooks. Functions, because methods would be copied too.
     def begin(this: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if this is base:
             _start_pass(base, args, kwargs)
@@ -504,8 +508,10 @@ def _hook_forward_pass(base: nn.Module) -> ExitStack:
 
 
 def _mark_backward(registry: HookRegistry, base: nn.Module, output: Any) -> None:
-    """Note which backward pass comes to the outputs of a pass, before it comes to its layers:
-    layers that are recomputed there belong to the thread of that pass."""
+    """Record the id of the backward pass that reaches these outputs.
+
+    Layers that it recomputes belong to the thread of this forward pass.
+    """
     if isinstance(output, Tensor) and output.requires_grad and registry.observed_stacks(base):
 
         def mark(gradient: Tensor) -> None:
@@ -518,7 +524,7 @@ def _mark_backward(registry: HookRegistry, base: nn.Module, output: Any) -> None
 
 
 def _hook_runs(module: nn.Module, base: nn.Module) -> ExitStack:
-    """Note when a module that a change is meant for runs."""
+    """Record when a module runs that a change must reach."""
     undo = ExitStack()
 
     def note(this: nn.Module, args: Any) -> None:
@@ -538,7 +544,7 @@ def _start_pass(base: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
     cache = argument(base, "past_key_values", args, kwargs)
     registry.stop_check(base)
     forward_pass = registry.passes[base] = ForwardPass.of(base, args, kwargs)
-    registry.interfaces.clear()  # others may have been registered since
+    registry.interfaces.clear()  # other functions may be registered since the last pass
     unchecked_stacks = registry.unchecked_stacks(base)
     if unchecked_stacks:
         forward_pass.check = Check(base, registry.sites_of_base(base))
@@ -549,7 +555,7 @@ def _start_pass(base: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
 
 
 def last_pass(base: nn.Module) -> ForwardPass:
-    """What the last pass of a base was given, in this thread."""
+    """The last forward pass of a base model, in this thread."""
     return _local.registry.passes.get(base) or ForwardPass()
 
 
@@ -566,7 +572,7 @@ def _end_pass(base: nn.Module, *, finished: bool) -> None:
                     if group.calls:
                         group.deliver()
         delivered = finished
-    finally:  # what could not be told breaks a pass off too
+    finally:  # a failed delivery aborts the pass too
         if forward_pass is not None:
             forward_pass.clear()
         for observer, stack in observed_stacks:
@@ -575,7 +581,7 @@ def _end_pass(base: nn.Module, *, finished: bool) -> None:
 
 
 def _check_coverage(registry: HookRegistry, base: nn.Module, forward_pass: ForwardPass) -> None:
-    """Raise where a pass ran attention that was not intercepted, or not changed as was meant."""
+    """Raise an error if a pass ran attention that was not intercepted, or missed a change."""
     check, forward_pass.check = forward_pass.check, None
     if check is not None:
         captured = _captured(forward_pass)

@@ -1,8 +1,7 @@
-"""From a transformers mask function to intervals: which keys each query sees, without a matrix.
+"""Reads the visible range of each query from a transformers mask function, without a matrix.
 
-Knows how `transformers.masking_utils` composes its mask functions. A function it does not know is
-evaluated by transformers itself, a few rows at a time, and must turn out to be an interval.
-Must not know frames, or who asks.
+It reads the functions that `transformers.masking_utils` composes. transformers evaluates any other
+function, a few rows at a time.
 """
 
 from collections.abc import Callable
@@ -17,7 +16,7 @@ MaskFunction = Callable[..., Any]
 Interval = tuple[Tensor, Tensor]
 
 FAR = 1 << 30
-# Elements of a mask evaluated at a time where its function is not one we know.
+# Mask elements that are evaluated at a time for a function that cannot be read.
 MAX_EVALUATED = 1 << 20
 
 
@@ -26,7 +25,7 @@ class _UnknownMaskError(Exception):
 
 
 def is_causal(function: MaskFunction, length: int) -> bool:
-    """Whether a mask function says no more than "not the future" for texts of this length."""
+    """Whether a mask function hides only future keys, for texts of this length."""
     reader = _builders().get(getattr(function, "__code__", None))
     if reader is _causal:
         return True
@@ -38,7 +37,7 @@ def is_causal(function: MaskFunction, length: int) -> bool:
 
 
 def _covers_all(function: MaskFunction, length: int) -> bool:
-    """Whether this is a window as long as the text, which hides nothing."""
+    """Whether a mask function is a sliding window at least as long as the text."""
     if _builders().get(getattr(function, "__code__", None)) is not _window:
         return False
     (window,) = _closure_values(function)
@@ -57,7 +56,7 @@ def intervals(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """First and one past last visible key of each query [B, Q], among the keys of the call.
 
-    And who sees whom, [B, 1, Q, K], where there are gaps between them.
+    Also the mask, bool [B, 1, Q, K], if a range has gaps; else None.
     """
     queries = torch.arange(q_offset, q_offset + Q).expand(B, -1)
     visible = None
@@ -88,7 +87,7 @@ def _evaluate(
     first: int,
     rows: int,
 ) -> Tensor:
-    """bool [B, 1, rows, K]: what a mask function we do not know says of some rows."""
+    """bool [B, 1, rows, K]: some rows of a mask function, evaluated by transformers."""
     visible: Tensor = masking_utils.sdpa_mask(
         batch_size=B,
         q_length=rows,
@@ -112,7 +111,7 @@ def _interval(function: MaskFunction, queries: Tensor) -> Interval:
 
 
 def _closure_values(function: MaskFunction) -> list[Any]:
-    """The values a closure was made with."""
+    """The values that a closure holds."""
     return [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
 
 
@@ -152,8 +151,8 @@ def _all_of(i: Tensor, mask_functions: tuple[MaskFunction, ...]) -> Interval:
     return start, stop
 
 
-# Closures share one code object however often they are made, so a code object names a builder.
-# Which builder, what it closes over (in the order of the closure), and how to read it.
+# All closures of one builder share a code object, so the code object identifies the builder.
+# (builder, names in its closure in order, function that reads the visible ranges).
 _EXAMPLE = torch.zeros(1, dtype=torch.int64)
 _BUILDERS: list[tuple[Callable[[], MaskFunction], tuple[str, ...], Callable[..., Interval]]] = [
     (lambda: masking_utils.causal_mask_function, (), _causal),
@@ -180,9 +179,9 @@ _BUILDERS: list[tuple[Callable[[], MaskFunction], tuple[str, ...], Callable[...,
 
 @cache
 def _builders() -> dict[Any, Callable[..., Interval]]:
-    """The builders of this version of transformers that are as we know them.
+    """By code object: how to read the mask functions of the installed transformers.
 
-    One that is gone, or closes over something else, is not among them: its masks are asked.
+    Leaves out a builder that is missing or has another closure; its masks are evaluated.
     """
     builders: dict[Any, Callable[..., Interval]] = {}
     for make, closure_names, reader in _BUILDERS:

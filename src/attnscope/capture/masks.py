@@ -1,8 +1,8 @@
-"""Masks as descriptions: which keys each query sees, in two integers a query, without a matrix.
+"""Converts attention masks to a geometry: the visible range of each query, without a matrix.
 
-A mask that transformers is about to make becomes a frame, and travels through the model as a
-tensor that carries it; one that comes made is read. Done on the CPU, once per mask and forward.
-What a mask function says is read in `mask_functions.py`.
+A mask that transformers is about to build becomes a small tensor with the geometry as a tag. The
+model passes it to its layers. A dense mask is read. This runs on the CPU, once per mask and pass.
+`mask_functions.py` reads the mask functions of transformers.
 """
 
 import math
@@ -31,11 +31,10 @@ MaskBuilder = Callable[..., Any]
 
 
 class MaskTensor(torch.Tensor):
-    """A mask as a description: its frame, and how transformers would have made it.
+    """A mask that carries its geometry, and builds the dense mask of transformers on first use.
 
-    Models hand masks on to their attention layers untouched, or moved to another device; both
-    keep the description. To whatever else looks at it, it is the mask that transformers would
-    have made, and is made only then.
+    Models pass masks to their attention layers unchanged, or move them to another device. Both keep
+    the geometry. Every other operation uses the dense mask, which is built only then.
     """
 
     geometry: Geometry
@@ -96,7 +95,7 @@ _PLACEHOLDER_OPS = {
 
 
 class LazyMask:
-    """The mask that transformers would have made, made once and only if somebody looks at it."""
+    """The dense mask of transformers, built once and only on first use."""
 
     def __init__(self, build: MaskBuilder, kwargs: dict[str, Any], dtype: torch.dtype):
         self.build = build
@@ -106,11 +105,11 @@ class LazyMask:
 
     @cached_property
     def original(self) -> Any:
-        """Just what the model would have been given: None where its attention needs no mask."""
+        """What transformers passes to the model: None if its attention needs no mask."""
         return self.build(**self.kwargs)
 
     def tensor(self) -> Tensor:
-        """The same, spelled out."""
+        """The dense mask, also where transformers would pass None."""
         if isinstance(self.original, Tensor):
             return self.original
         if self._tensor is None:
@@ -123,7 +122,7 @@ class LazyMask:
 
 
 def tag(tensor: Tensor, geometry: Geometry, lazy: LazyMask) -> MaskTensor:
-    """The tensor as a mask that carries its frame."""
+    """The tensor as a mask that carries its geometry."""
     tagged = tensor.as_subclass(MaskTensor)
     tagged.geometry = geometry
     tagged.lazy = lazy
@@ -131,10 +130,8 @@ def tag(tensor: Tensor, geometry: Geometry, lazy: LazyMask) -> MaskTensor:
 
 
 def build_tagged_mask(build: MaskBuilder, implementation: str, **kwargs: Any) -> Any:
-    """What transformers calls in place of a mask builder of its own, `build`.
-
-    The names of what is `kwargs` are those of transformers.
-    """
+    """Replaces a mask builder of transformers, `build`; the names in `kwargs` are those of
+    transformers."""
     attention_mask: Tensor | None = kwargs.get("attention_mask")
     if attention_mask is not None and attention_mask.ndim != 2:
         return build(**kwargs)
@@ -145,7 +142,7 @@ def build_tagged_mask(build: MaskBuilder, implementation: str, **kwargs: Any) ->
 
 @lru_cache(maxsize=16)
 def _placeholder(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """What a mask is as a tensor; nobody sees its numbers."""
+    """The storage of a mask tensor; its values are never read."""
     return torch.ones(1, 1, 1, 1, dtype=dtype, device=device)
 
 
@@ -162,7 +159,7 @@ def _geometry_of_mask(
     device: torch.device | str = "cpu",
     **_: Any,
 ) -> Geometry:
-    """The frame of a mask; the names are those of transformers."""
+    """The geometry of a mask; the parameter names are those of transformers."""
     q_offset, kv_offset = int(q_offset), int(kv_offset)
     device = torch.device(device)
     real: Tensor | None = None
@@ -170,7 +167,7 @@ def _geometry_of_mask(
         real = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
         real = real.bool().cpu()
     if is_causal(mask_function, q_offset + q_length - kv_offset):
-        # Keys of a static cache that do not exist yet are seen by nobody, and cut.
+        # Drop the empty slots of a static cache, which no query sees.
         kv_length = min(kv_length, q_offset + q_length - kv_offset)
         bounds = visible = None
     else:
@@ -196,7 +193,7 @@ def _causal_geometry(
     real: Tensor | None,
     device: torch.device,
 ) -> Geometry:
-    """Each query sees the keys up to its own token; the common case, without a tensor."""
+    """The geometry of a causal mask; without padding it needs no tensor."""
     if real is None and (Q == 1 or (Q == K and first_query == first_key)):
         return Geometry(
             batch=B,
@@ -213,7 +210,7 @@ def _causal_geometry(
 
 
 def geometry_without_mask(q: Tensor, k: Tensor, *, causal: bool) -> Geometry:
-    """The frame of a call that came without a mask, read as sdpa reads it."""
+    """The geometry of a call without a mask, as sdpa interprets it."""
     B, Q, K = q.shape[0], q.shape[2], k.shape[2]
     if causal and Q > 1:
         return _causal_geometry(B, Q, min(Q, K), 0, 0, None, q.device)
@@ -221,8 +218,8 @@ def geometry_without_mask(q: Tensor, k: Tensor, *, causal: bool) -> Geometry:
     return build_geometry(*bounds, None, max(K - Q, 0), 0, K, q.device)
 
 
-# An additive mask hides a key from here on down. Weights are computed with the number itself,
-# unless it is so low that no score makes up for it.
+# An additive mask hides a key at or below this value. Weights are computed with the value itself,
+# unless it is so low (MASK_CERTAIN) that no score can outweigh it.
 MASK_THRESHOLD = -1e4
 MASK_CERTAIN = -1e6
 
@@ -230,16 +227,17 @@ MASK_CERTAIN = -1e6
 def geometry_of_dense(
     mask: Tensor, q: Tensor, K: int, past: int | None, padding: Tensor | None
 ) -> tuple[Geometry, Tensor | None]:
-    """The frame of a 4-D mask, boolean or additive, and what it adds to scores, if anything.
+    """The geometry of a 4-D mask, boolean or additive, and its score bias, if it has one.
 
-    `past` is the number of tokens in the cache, `padding` the 2-D mask [B, keys] of the text.
+    `past` is the number of tokens in the KV cache, `padding` the 2-D mask [B, keys] of the text.
     """
     B, Q = q.shape[0], q.shape[2]
     rows, columns = mask.shape[2:] if mask.ndim == 4 else (0, 0)
     if rows not in (1, Q) or columns < K or mask.shape[0] not in (1, B):
         raise ModelError(
-            f"this model changed its attention mask to shape {list(mask.shape)} on the way to a "
-            f"layer with {Q} queries and {K} keys, which attnscope cannot read",
+            f"the model passes an attention mask of shape {list(mask.shape)} to a layer with {Q} "
+            f"queries and {K} keys; attnscope reads masks [batch, heads, queries, keys]: pass "
+            f"a mask of shape [{B}, 1, {Q}, {K}]",
             code="unsupported-mask",
             mask=tuple(mask.shape),
             call=(Q, K),
@@ -262,7 +260,7 @@ def geometry_of_dense(
         gaps = gaps or not contiguous or not same_for_heads
         bounds.append((start, stop))
     start, stop = (torch.cat(side, 1).expand(B, Q) for side in zip(*bounds, strict=True))
-    # The rest of a static cache is seen by nobody, and cut.
+    # Drop the empty slots of a static cache, which no query sees.
     K = min(max(int(stop.max()), first + Q), K)
     real = None
     if padding is not None and not bool(padding.all()):
@@ -271,7 +269,7 @@ def geometry_of_dense(
         real[:, :length] = padding[:, :length].bool().cpu()
     geometry = build_geometry(start, stop, real, first, 0, K, q.device)
     sees_a_key = stop > start
-    if not bool(sees_a_key.all()):  # who sees nothing is padding too
+    if not bool(sees_a_key.all()):  # a query that sees no key counts as padding
         if geometry.real_queries is not None:
             sees_a_key = sees_a_key & geometry.real_queries
         geometry = replace(geometry, real_queries=sees_a_key)
@@ -281,7 +279,7 @@ def geometry_of_dense(
 
 
 def mask_floor(mask: Tensor) -> float:
-    """What hides a key whatever its score: this number, or less."""
+    """The largest mask value that hides a key whatever its score."""
     return max(MASK_CERTAIN, torch.finfo(mask.dtype).min)
 
 
@@ -294,7 +292,7 @@ def build_geometry(
     K: int,
     device: torch.device,
 ) -> Geometry:
-    """Fold padding into the intervals and name the form a fused kernel understands."""
+    """Apply padding to the visible ranges, and name the form that a fused kernel supports."""
     B, Q = start.shape
     holes = real_queries = None
     if real is not None:

@@ -1,6 +1,6 @@
-"""Changes to the whole process: each is made once for all users, and undone with the last of them.
+"""Applies reference-counted patches to the process: each once, undone with its last user.
 
-Blocks may be left in any order and from any thread. Must not know what the changes are for.
+Blocks may end in any order and in any thread.
 """
 
 import threading
@@ -13,18 +13,18 @@ import torch
 
 _lock = threading.RLock()
 _active: dict[Any, tuple[int, ExitStack]] = {}
-"""By key: how many users a change has, and how to undo it."""
+"""By key: how many users a patch has, and how to undo it."""
 
 
 def acquire(key: Any, apply: Callable[[], ExitStack]) -> None:
-    """One more user of a change; the first one makes it."""
+    """Add a user of a patch; the first user applies it."""
     with _lock:
         count, undo = _active[key] if key in _active else (0, apply())
         _active[key] = count + 1, undo
 
 
 def release(key: Any) -> None:
-    """One user less; with the last one the change is undone."""
+    """Remove a user of a patch; the last user undoes it."""
     with _lock:
         count, undo = _active.pop(key)
         if count > 1:
@@ -35,7 +35,7 @@ def release(key: Any) -> None:
 
 @contextmanager
 def applied(key: Any, apply: Callable[[], ExitStack]) -> Iterator[None]:
-    """A change, inside a `with` block."""
+    """Apply a patch inside a `with` block."""
     acquire(key, apply)
     try:
         yield
@@ -50,21 +50,21 @@ def _force_eager() -> ExitStack:
 
 
 UNCOMPILED = "compiler stance", _force_eager
-"""Compiled parts of models run as written: a compiled graph skips hooks."""
+"""The patch that runs compiled models eagerly, because a compiled graph skips hooks."""
 
 
 def uncompiled() -> AbstractContextManager[None]:
-    """`UNCOMPILED`, inside a `with` block."""
+    """Apply `UNCOMPILED` inside a `with` block."""
     return applied(*UNCOMPILED)
 
 
 def replace_method(
     undo: ExitStack, owner: type, name: str, make: Callable[[Callable[..., Any]], Any]
 ) -> None:
-    """Put `make(original)` in the place of a method until undone.
+    """Replace a method by `make(original)` until undone.
 
-    Callers may hold the new method after that, so it has to work for ever. A patch that others put
-    above it meanwhile stays.
+    Callers may keep the new method, so it must work after that too. A patch that other code applied
+    on top stays.
     """
     original, defined_here = getattr(owner, name), name in vars(owner)
     replacement = wraps(original)(make(original))

@@ -1,4 +1,4 @@
-"""Where a model attends: its attention modules, each with the name of its place."""
+"""Finds the attention modules of a model, and assigns each to a stack and a layer."""
 
 import inspect
 import re
@@ -24,18 +24,18 @@ Kind = Literal["self", "cross"]
 
 
 class Site(NamedTuple):
-    """A place in a model that attends; a tuple, because every call of a layer looks it up."""
+    """The site of an attention module; a tuple, because every call of a layer uses it as a key."""
 
     stack: str
     """The stack of layers it belongs to: "decoder", "encoder" …"""
     layer: int
     """In the model's own numbering, from 0."""
     kind: Kind = "self"
-    """Whether the queries look at their own text ("self") or at another one ("cross")."""
+    """Self-attention ("self"), or cross-attention to another text ("cross")."""
 
     @property
     def part(self) -> str:
-        """The part of a scope that tells of it: "cross", or else its stack."""
+        """The part of a scope that holds its results: "cross", or else its stack."""
         return "cross" if self.kind == "cross" else self.stack
 
 
@@ -44,54 +44,53 @@ class Sites:
     """The attention modules of a model."""
 
     modules: dict[nn.Module, Site]
-    """Module to place."""
+    """Module → site."""
     base_models: dict[str, nn.Module]
-    """For every stack the innermost model around it: one call of that is one forward pass."""
+    """Stack → the innermost PreTrainedModel around it; one call of it is one forward pass."""
     non_interface: frozenset[nn.Module]
-    """The modules that do not go through the attention interface of transformers."""
+    """The modules that do not use the attention interface of transformers."""
     hooked: frozenset[nn.Module]
-    """These, and the modules that may: which way they go is known when they run."""
+    """These, and the modules that may or may not use it; only a run shows which."""
     shared_stacks: dict[str, int]
-    """Stacks whose modules are called again and again, each time as the next layer: how many
-    layers that makes."""
+    """Stacks whose modules run several times in a pass, each time as the next layer → layers."""
     all_sites: list[Site]
     """All sites, in order."""
     single_stack: bool
-    """Whether they are all of one stack and kind, each called once a pass."""
+    """Whether all sites have one stack and one kind, and each runs once in a pass."""
     model: nn.Module
-    """The model they are the sites of."""
+    """The model that contains the sites."""
     left_out: tuple[str, ...]
-    """The lists of layers that attend and are not among the sites: towers of images or sound."""
+    """The lists of attention layers that are not measured: vision and audio towers."""
     structure: int
     """A hash of the model's modules, their classes and their `forward`."""
 
     @property
     def base_model(self) -> nn.Module:
-        """The innermost model around the only stack of self-attention."""
+        """The base model of the only stack with self-attention."""
         (stack,) = self.stacks
         return self.base_models[stack]
 
     @property
     def stacks(self) -> list[str]:
-        """The stacks with self-attention of their own."""
+        """The stacks with self-attention, sorted."""
         return sorted({site.stack for site in self.modules.values() if site.kind == "self"})
 
     @property
     def layers(self) -> list[int]:
-        """The layers that attend, in order."""
+        """The layers with attention, in order."""
         return sorted({site.layer for site in self.all_sites})
 
 
 def has_attention(model: nn.Module) -> bool:
-    """Whether anything in the model looks like attention."""
+    """Whether the model has an attention module."""
     return any(_is_attention(module) for module in model.modules())
 
 
 def find(model: nn.Module) -> Sites:
-    """The attention modules of a model; a clear error where there are none or too many."""
+    """The attention modules of a model; an error if it has none, or too many stacks."""
     if not isinstance(model, PreTrainedModel):
         raise ModelError(
-            f"{type(model).__name__} is not a transformers model; watch the PreTrainedModel "
+            f"{type(model).__name__} is not a transformers model; pass the PreTrainedModel "
             "inside it",
             code="not-a-transformers-model",
             model=type(model).__name__,
@@ -102,7 +101,7 @@ def find(model: nn.Module) -> Sites:
 
 
 def _refuse_parallel_heads(sites: Sites) -> None:
-    """Raise where the heads of a layer are spread over processes (tensor parallelism)."""
+    """Raise an error if tensor parallelism splits the heads of a layer over processes."""
     ranks = getattr(sites.model, "_tp_size", None) or 1
     weights: Iterable[Any] = (weight for module in sites.modules for weight in module.parameters())
     for weight in (weight for weight in weights if hasattr(weight, "device_mesh")):
@@ -113,8 +112,8 @@ def _refuse_parallel_heads(sites: Sites) -> None:
                 ranks = max(ranks, mesh.size(names.index(name)))
     if ranks > 1:
         raise ModelError(
-            f"the heads of {type(sites.model).__name__} are spread over {ranks} processes (tensor "
-            "parallelism), and each of these has its own heads alone; load the model in one "
+            f"tensor parallelism splits the heads of {type(sites.model).__name__} over {ranks} "
+            "processes, and attnscope needs all heads in one process; load the model in one "
             "process, or with device_map='auto'",
             code="tensor-parallel",
             ranks=ranks,
@@ -122,27 +121,27 @@ def _refuse_parallel_heads(sites: Sites) -> None:
 
 
 def _fully_sharded(sites: Sites) -> bool:
-    """Whether torch gathers the weights before they are used, so that each process has them all."""
+    """Whether FSDP gathers the weights before use, so that each process has all heads."""
     classes = {cls for module in sites.model.modules() for cls in type(module).__mro__}
     return any(cls.__name__ == "FSDPModule" for cls in classes)
 
 
 def device_of(sites: Sites) -> torch.device:
-    """Where the first attention layer computes."""
+    """The device of the first attention layer."""
     module = next(
         (module for module, site in sites.modules.items() if site == sites.all_sites[0]), None
     )
-    if module is None:  # one that is called again and again
+    if module is None:  # a module that runs as several layers
         module = min(sites.modules, key=sites.modules.__getitem__)
-    hook = getattr(module, "_hf_hook", None)  # weights that accelerate keeps elsewhere
+    hook = getattr(module, "_hf_hook", None)  # accelerate may keep the weights elsewhere
     device = getattr(hook, "execution_device", None)
     if device is not None:
         return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    for part in (module, *module._modules.values()):  # most have a weight here
+    for part in (module, *module._modules.values()):  # most modules have a weight here
         for weight in part._parameters.values() if part is not None else ():
             if weight is not None:
                 return weight.device
-    # Modules of torch.ao hold packed weights, and compute on the CPU.
+    # Modules of torch.ao hold packed weights and compute on the CPU.
     tensors = (*module.parameters(), *module.buffers(), *sites.model.parameters())
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
@@ -152,9 +151,9 @@ def _search(model: PreTrainedModel) -> Sites:
     attention = [name for name, module in named.items() if _is_attention(module)]
     if not attention:
         raise ModelError(
-            f"{type(model).__name__} has no attention layers that attnscope can see: no class "
-            "with Attention in its name, and none that calls ALL_ATTENTION_FUNCTIONS. Models "
-            "without attention (Mamba, RWKV …) have no attention to measure",
+            f"{type(model).__name__} has no attention layers that attnscope can find: no class has "
+            "Attention in its name or calls ALL_ATTENTION_FUNCTIONS; models without attention "
+            "(Mamba, RWKV …) cannot be measured",
             code="no-attention",
         )
     interface = {name for name in attention if _uses_interface(named[name])}
@@ -199,7 +198,7 @@ def _search(model: PreTrainedModel) -> Sites:
 
 
 def _named_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """`dict(model.named_modules())` in half of its time: every watch begins with this."""
+    """`dict(model.named_modules())` in half the time, because every watch calls it."""
     names: dict[nn.Module, str] = {}
 
     def walk(module: nn.Module, name: str) -> None:
@@ -214,8 +213,10 @@ def _named_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _stacks(attention: list[str], interface: set[str], alone: set[str]) -> dict[str, list[str]]:
-    """The modules that attend, by the list of layers they stand in: those that go through the
-    interface, and beside these the ones that attend `alone`."""
+    """List of layers → its attention modules.
+
+    These are the modules that use the interface, and those that compute attention `alone`.
+    """
     stacks: dict[str, list[str]] = {}
     for name in attention:
         stacks.setdefault(_list_of_layers(name), []).append(name)
@@ -235,7 +236,7 @@ def _stacks(attention: list[str], interface: set[str], alone: set[str]) -> dict[
 
 
 def _text_stacks(model: PreTrainedModel, stacks: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Without towers that stand beside the text."""
+    """The stacks without vision and audio towers."""
     if len(stacks) > 1:
         text = {
             prefix: names for prefix, names in stacks.items() if not MODALITY_TOWERS.search(prefix)
@@ -266,9 +267,9 @@ def _too_many(model: nn.Module, stacks: dict[str, list[str]]) -> ModelError:
         if name and isinstance(module, PreTrainedModel) and _one_stack(name, stacks)
     ]
     what = (
-        "watch the part you mean: " + ", ".join(f"watch(model.{part})" for part in parts)
+        "watch one of its parts: " + ", ".join(f"watch(model.{part})" for part in parts)
         if parts
-        else "no part of it is a model of its own, so it cannot be watched"
+        else "none of its parts is a PreTrainedModel, so it cannot be watched"
     )
     return ModelError(
         f"{type(model).__name__} has more than one stack of attention layers "
@@ -294,7 +295,7 @@ def _innermost_model(named: dict[str, nn.Module], sites: Iterable[str]) -> str:
 
 
 def _list_of_layers(name: str) -> str:
-    """The list that a module's layer stands in: what comes before the first number."""
+    """The list of layers that contains a module: its name up to the first number."""
     return re.split(r"(?:^|\.)\d+(?=\.|$)", name, maxsplit=1)[0]
 
 
@@ -307,14 +308,14 @@ def _stack(prefix: str, module: nn.Module) -> str:
 
 
 def validate_layers(sites: Sites, layers: Any) -> frozenset[int]:
-    """The layers to measure: all of them, or those asked for."""
+    """The layers to measure; None means all. An error if a layer has no attention."""
     if layers is None:
         return frozenset(sites.layers)
     layers_asked = [layers] if isinstance(layers, int) else list(layers)
     for layer in layers_asked:
         if not isinstance(layer, int) or isinstance(layer, bool) or layer not in sites.layers:
             raise InputError(
-                f"layer {layer!r} is not one that attends; this model's are "
+                f"layer {layer!r} has no attention; the attention layers of this model are "
                 f"{_ranges(sites.layers)} (counted from 0)",
                 code="unknown-layer",
                 value=layer,
@@ -322,7 +323,7 @@ def validate_layers(sites: Sites, layers: Any) -> frozenset[int]:
             )
     if not layers_asked:
         raise InputError(
-            "layers=[] leaves nothing to measure; leave it out to measure all layers",
+            "layers=[] selects no layer; pass layers=None to measure all layers",
             code="no-layers",
         )
     return frozenset(layers_asked)
@@ -337,7 +338,7 @@ def select_sites(sites: Sites, layers: Any) -> list[Site]:
 
 
 def argument(module: nn.Module, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-    """An argument of a module's call, however it was passed; None where it was not."""
+    """An argument of a module's call, by position or keyword; None if it was not passed."""
     if name in kwargs or not args:
         return kwargs.get(name)
     return inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments.get(name)
@@ -348,7 +349,7 @@ _ATTENTION = {"scaled_dot_product_attention", "softmax"}
 
 
 def _uses_interface(module: nn.Module) -> bool:
-    """Whether the code of a module's class or its own calls the attention interface."""
+    """Whether the `forward` of a module or of its class calls the attention interface."""
     instance_forward = _own_forward(module)
     names = _names_in(type(module).forward)
     return bool(
@@ -357,7 +358,7 @@ def _uses_interface(module: nn.Module) -> bool:
 
 
 def _always_calls_interface(module: nn.Module) -> bool:
-    """Whether a module's code leaves even eager attention to the interface."""
+    """Whether a module uses the interface for eager attention too."""
     instance_forward = _own_forward(module)
     names = (
         _names_in(type(module).forward) if instance_forward is None else _names_of(instance_forward)
@@ -392,7 +393,7 @@ def _names_in(forward: Callable[..., Any]) -> frozenset[str]:
 
 
 def _own_forward(module: nn.Module) -> Any:
-    """A `forward` that was set on the instance, None where the class's is used."""
+    """The `forward` that was set on the instance; None if it uses that of its class."""
     instance_forward = module.__dict__.get("forward")
     return getattr(instance_forward, "__func__", instance_forward)
 
@@ -409,8 +410,10 @@ def _is_attention(module: nn.Module) -> bool:
 
 
 def _numbered(names: list[str], named: dict[str, nn.Module], stack: str) -> dict[str, Site]:
-    """The sites of a stack. Modules carry the index in the list of layers; where several carry
-    the same, or they carry none, their names do."""
+    """Name → site for the modules of a stack.
+
+    The layer is the module's `layer_idx`. If that is missing or not unique, it comes from the name.
+    """
     kind_of_each: list[Kind] = [
         "cross" if CROSS_ATTENTION.search(name) else "self" for name in names
     ]
@@ -432,7 +435,7 @@ def _number_in(name: str) -> int:
 
 
 def _ranges(layers: list[int]) -> str:
-    """0–27 rather than 0, 1, 2 …"""
+    """Write layers as ranges: 0–27, not 0, 1, 2 …"""
     runs: list[list[int]] = []
     for layer in layers:
         if runs and layer == runs[-1][1] + 1:
