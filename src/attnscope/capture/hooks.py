@@ -205,11 +205,7 @@ def _attention(
     """Run one attention call of a model: parse, change, attend, deliver to observers."""
     eager = eager or _eager_of(module)
     request = AttentionRequest.parse(original, eager, implementation, module, args, kwargs)
-    task = torch._C._current_graph_task_id()
-    if task != -1:  # gradient checkpointing recomputes layers, in any thread
-        registry = next(
-            (other for other in tuple(_all_registries) if other.backward_task == task), registry
-        )
+    registry = _registry_in_backward(registry)
     hook_sites = registry.hooks_for_module(module)
     if not hook_sites:
         for check in registry.running_checks():
@@ -257,6 +253,18 @@ def _attention(
         if request.spec is not None and lse is not None and not repeated and call is request.call:
             _install_fast_path(registry, forward_pass, hook_sites, request, request.spec)
     return output
+
+
+def _registry_in_backward(registry: HookRegistry) -> HookRegistry:
+    """The registry of the thread that ran the forward pass.
+
+    In a backward pass, gradient checkpointing recomputes layers in any thread.
+    """
+    task = torch._C._current_graph_task_id()
+    if task == -1:
+        return registry
+    others = (other for other in tuple(_all_registries) if other.backward_task == task)
+    return next(others, registry)
 
 
 def _eager_of(module: nn.Module) -> Callable[..., Any]:
