@@ -31,8 +31,11 @@ def place(where: str | Path) -> Path:
         from upath import UPath
     except ImportError as error:
         raise InputError(
-            f"{address!r} is an address: to read and write there, pip install 'attnscope[remote]', "
-            "or give a directory"
+            f"{address!r} is the address of an object store: install what reads it with "
+            "pip install 'attnscope[remote]', or give a directory",
+            code="missing-package",
+            package="universal_pathlib",
+            path=address,
         ) from error
     try:
         path = UPath(address)
@@ -40,8 +43,10 @@ def place(where: str | Path) -> Path:
     except Exception as error:  # every store has errors of its own
         why = " ".join(str(error).split())[:300] or type(error).__name__
         raise InputError(
-            f"{address!r} cannot be used: {why}. Good ones are directories, and addresses that "
-            "fsspec knows and that answer, such as s3://BUCKET/RUN (with s3fs), gs://… (gcsfs)"
+            f"{address!r} cannot be used: {why}. Give a directory, or an address that fsspec can "
+            "open, such as s3://BUCKET/RUN (with s3fs) or gs://… (with gcsfs)",
+            code="bad-address",
+            path=address,
         ) from error
     return cast(Path, path)
 

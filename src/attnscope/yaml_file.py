@@ -37,9 +37,13 @@ def read_yaml(path: Path) -> tuple[Any, dict[Place, int]]:
     try:
         text = read_file(path, LARGEST, links=True).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 text: {error}") from error
+        raise InputError(
+            f"{path}: not UTF-8 text: {error}", code="not-utf8", path=str(path)
+        ) from error
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error}") from error
+        raise InputError(
+            f"{path} cannot be read: {error}", code="unreadable-file", path=str(path)
+        ) from error
     return parse_yaml(text, path)
 
 
@@ -55,9 +59,13 @@ def parse_yaml(text: str, where: object) -> tuple[Any, dict[Place, int]]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark is not None else ""
-        raise InputError(f"{where}{line}: broken YAML: {error.problem or error}") from error
+        raise InputError(
+            f"{where}{line}: broken YAML: {error.problem or error}",
+            code="broken-yaml",
+            line=None if mark is None else mark.line + 1,
+        ) from error
     except yaml.YAMLError as error:
-        raise InputError(f"{where}: broken YAML: {error}") from error
+        raise InputError(f"{where}: broken YAML: {error}", code="broken-yaml") from error
 
 
 def _bounded(text: str, where: object) -> None:
@@ -76,8 +84,18 @@ def _bounded(text: str, where: object) -> None:
 
 def _too_much(where: object, line: int, *, deep: bool) -> InputError:
     if deep:
-        return InputError(f"{where}, line {line}: nested more than {DEEPEST} levels deep")
-    return InputError(f"{where}, line {line}: more than {MOST:,} values, aliases written out")
+        return InputError(
+            f"{where}, line {line}: nested more than {DEEPEST} levels deep",
+            code="yaml-too-deep",
+            line=line,
+            limit=DEEPEST,
+        )
+    return InputError(
+        f"{where}, line {line}: more than {MOST:,} values, with aliases expanded",
+        code="yaml-too-large",
+        line=line,
+        limit=MOST,
+    )
 
 
 class _Reading:
@@ -113,12 +131,21 @@ class _Reading:
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
             if not isinstance(key_node, yaml.ScalarNode):
-                raise InputError(f"{self.where}, line {line}: a key is a single word, no list")
+                raise InputError(
+                    f"{self.where}, line {line}: a key must be a single word, not a list",
+                    code="yaml-key",
+                    line=line,
+                )
             key = self._scalar(key_node)
             if key in data:
                 first = self.lines[(*place, key)]
                 raise InputError(
-                    f"{self.where}, line {line}: {key!r} is there twice, first in line {first}"
+                    f"{self.where}, line {line}: the key {key!r} is given twice, first in line "
+                    f"{first}",
+                    code="key-given-twice",
+                    value=key,
+                    line=line,
+                    first=first,
                 )
             self.lines[(*place, key)] = line
             data[key] = self.plain(value_node, (*place, key))

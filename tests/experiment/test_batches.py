@@ -12,6 +12,7 @@ from attnscope.errors import InputError
 from attnscope.experiment.cells import Batch
 from attnscope.experiment.plan import ModelPlan, _by_length, make_plan
 from attnscope.spec.experiment import made
+from support_errors import raises
 
 widths = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 
@@ -112,7 +113,7 @@ def test_the_prompt_that_is_wrong_is_named(tmp_path: Path) -> None:
         conditions={"base": {}, "filler": {"insert": {"count": 3}, "position": 10}},
         chat=False,
     )
-    with pytest.raises(InputError, match="prompt 2: there is no character 10 to insert at"):
+    with raises(InputError, "position-outside-prompt", prompt=2, position=10):
         make_plan(asked)
 
 
@@ -125,7 +126,7 @@ def test_a_prompt_that_cannot_be_rendered_is_named(
     (tmp_path / "p.txt").write_text("One.\nTwo.\nThree.\nFour.\nFive \U0010fffd.\nSix.")
     prompts = {"source": "file", "path": str(tmp_path / "p.txt")}
     asked = made(name="some", models={"model": "zoo:math-qwen2"}, prompts=prompts)
-    with pytest.raises(InputError, match="prompt 4: the prompt uses the last private-use"):
+    with raises(InputError, "no-unused-character", prompt=4):
         make_plan(asked)
 
 
@@ -139,5 +140,5 @@ def test_a_prompt_without_tokens_is_named(monkeypatch: pytest.MonkeyPatch, tmp_p
     (tmp_path / "p.txt").write_text("One.\nTwo.\nThree.\nFour.\nFive.\nSix.")
     prompts = {"source": "file", "path": str(tmp_path / "p.txt")}
     asked = made(name="some", models={"model": "zoo:math-qwen2"}, prompts=prompts)
-    with pytest.raises(InputError, match="prompt 2: the tokenizer makes no tokens"):
+    with raises(InputError, "no-tokens", prompt=2):
         make_plan(asked)

@@ -14,6 +14,7 @@ from attnscope.errors import InputError
 from attnscope.experiment.execute import run
 from attnscope.figures import draw
 from attnscope.run.schemas import BY_QUERY
+from support_errors import raises
 
 
 @cache
@@ -114,5 +115,5 @@ def test_a_run_of_single_queries_continues_and_is_drawn(small, tmp_path):
 
 
 def test_a_bin_is_a_whole_number_from_one(small):
-    with pytest.raises(InputError, match="bin"):
+    with raises(InputError, "bad-value", key="bin", value=0):
         small(measures=["query_mass"], bin=0)

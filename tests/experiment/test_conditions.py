@@ -9,6 +9,7 @@ from attnscope.errors import AttnscopeWarning, InputError
 from attnscope.experiment.plan import make_plan
 from attnscope.spec.experiment import made
 from made_models import save_model
+from support_errors import raises
 
 TALK = [
     {"role": "system", "content": "You are a kind teacher."},
@@ -99,30 +100,29 @@ def test_without_bos(planned, tmp_path):
     assert np.array_equal(base.tokens.ids[1:], other.tokens.ids)
     assert np.array_equal(other.alignment.base, np.arange(1, len(base.tokens)))
     assert other.alignment.base_boundary.tolist() == [0]
-    with pytest.raises(InputError, match="bos: false has nothing to leave out"):
+    with raises(InputError, "no-bos-token", prompt=0):
         planned({"bos": False}, model=llama, chat=False)
 
 
-def test_a_pair_without_twins_says_so(planned):
-    with pytest.warns(AttnscopeWarning, match="in 1 of 1 prompts no token is the same"):
+def test_a_pair_without_aligned_tokens_warns(planned):
+    with pytest.warns(AttnscopeWarning, match=r"\b1 of 1\b"):
         planned({"replace": {"region": "turn:1:user", "new": "x"}, "system": "y", "chat": False})
 
 
 @pytest.mark.parametrize(
-    ("condition", "words"),
+    ("condition", "code"),
     [
-        ({"replace": {"old": "oranges", "new": "x"}}, "'oranges' is not in the text"),
-        ({"replace": {"region": "maps", "new": "x"}}, "unknown region to replace: 'maps'"),
-        ({"replace": {"new": "x"}}, "a region or the words 'old'"),
-        ({"replace": {"old": "kind", "new": "x"}, "system": "y"}, "two changes overlap"),
-        ({"insert": {"count": 3}, "chat": False}, "not both"),
-        ({"template": "x", "chat": False}, "a template is of chat: true"),
+        ({"replace": {"old": "oranges", "new": "x"}}, "text-not-found"),
+        ({"replace": {"region": "maps", "new": "x"}}, "unknown-region"),
+        ({"replace": {"new": "x"}}, "bad-replacement"),
+        ({"replace": {"old": "kind", "new": "x"}, "system": "y"}, "overlapping-changes"),
+        ({"insert": {"count": 3}, "chat": False}, "insert-and-rewrite"),
+        ({"template": "x", "chat": False}, "template-without-chat"),
     ],
 )
-def test_changes_that_cannot_be_made(planned, condition, words):
-    with pytest.raises(InputError) as caught:
+def test_changes_that_cannot_be_made(planned, condition, code):
+    with raises(InputError, code):
         planned(condition)
-    assert words in str(caught.value)
 
 
 def test_a_conversation_that_ends_with_the_assistant(planned, tmp_path):
@@ -132,7 +132,7 @@ def test_a_conversation_that_ends_with_the_assistant(planned, tmp_path):
     prompts = {"source": "conversations", "path": str(file)}
     base, _ = planned({"system": False}, prompts=prompts)
     assert base.tokens.prompt.text.count("assistant") == 1  # none is asked for after it
-    with pytest.raises(InputError, match=r"prompt 0: it ends with the assistant.*'generate'"):
+    with raises(InputError, "ends-with-assistant", prompt=0):
         planned({"system": False}, prompts=prompts, queries="generated")
 
 
@@ -164,14 +164,12 @@ def test_what_is_cut_off_has_no_region(planned):
     """Nothing can be inserted there, and no key or query is there."""
     after = {"insert": {"count": 5}, "position": "before:question"}
     for keys in ({"conditions": {"base": {}, "other": after}}, {"keys": ["question"]}):
-        with pytest.raises(InputError) as error:
+        with raises(InputError, "unknown-region", value="question"):
             planned({"insert": {"count": 0}}, **{"truncate": 6, **keys})
-        assert "question" in str(error.value)
 
 
 def test_a_cut_that_leaves_no_text(planned, tmp_path):
     llama = save_model(tmp_path / "llama", "llama")
     condition = {"insert": {"count": 5}, "position": 0}
-    with pytest.raises(InputError) as error:
+    with raises(InputError, "nothing-to-insert-into"):
         planned(condition, model=llama, truncate=1, chat=False, bos=True)
-    assert error.value.code == "nothing-to-insert-into"

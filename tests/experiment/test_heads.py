@@ -17,6 +17,7 @@ from attnscope.experiment import head_scores as measuring
 from attnscope.experiment.head_scores import head_scores
 from attnscope.figures.head_types import save_heads
 from attnscope.stats.head_types import KINDS, NONE, head_kinds, summary
+from support_errors import raises
 
 PROMPTS = 6
 
@@ -175,7 +176,7 @@ def test_every_layer_has_its_number_in_the_picture(tmp_path: Path) -> None:
 
 def test_what_cannot_be_judged_is_refused() -> None:
     model, tokenizer = attnscope.load("zoo:math-qwen2")
-    with pytest.raises(InputError, match="prompts=0"):
+    with raises(InputError, "bad-count", value=0):
         head_scores(model, tokenizer, prompts=0)
-    with pytest.raises(InputError, match="does not generate"):
+    with raises(InputError, "cannot-generate"):
         head_scores(model.model, tokenizer)

@@ -11,6 +11,7 @@ import attnscope
 from attnscope.errors import InputError
 from attnscope.experiment.execute import run
 from attnscope.experiment.plan import make_plan
+from support_errors import raises
 
 CONDITIONS = {
     "base": {},
@@ -65,16 +66,16 @@ def test_rows_are_those_of_the_blocks(small: Any, folder: str, tmp_path: Any) ->
 
 
 def test_conditions_that_cannot_be(small: Any) -> None:
-    for condition, what in (
-        ({"knockout": {}}, "say whose attention changes"),
-        ({"steer": {"region": "question", "factor": 0}}, "greater than 0"),
-        ({"arm": {"p1": 101}}, "less than or equal to 100"),
+    for condition, code in (
+        ({"knockout": {}}, "no-keys-chosen"),
+        ({"steer": {"region": "question", "factor": 0}}, "bad-value"),
+        ({"arm": {"p1": 101}}, "bad-value"),
     ):
-        with pytest.raises(InputError, match=what):
+        with raises(InputError, code):
             small(conditions={"base": {}, "other": condition})
-    for cut, what in (
-        ({"tokens": "digits"}, "unknown class in condition 'other': 'digits'"),
-        ({"region": "maps"}, "condition 'other': the prompts have no region 'maps'"),
+    for knocked_out, code, value in (
+        ({"tokens": "digits"}, "unknown-class", "digits"),
+        ({"region": "maps"}, "unknown-region", "maps"),
     ):
-        with pytest.raises(InputError, match=what):
-            make_plan(small(conditions={"base": {}, "other": {"knockout": cut}}))
+        with raises(InputError, code, value=value):
+            make_plan(small(conditions={"base": {}, "other": {"knockout": knocked_out}}))

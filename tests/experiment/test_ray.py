@@ -10,13 +10,14 @@ from attnscope.experiment import ray as on_cluster
 from attnscope.experiment.execute import run, run_plan
 from attnscope.experiment.plan import make_plan
 from attnscope.experiment.ray import _Queue, on_ray
+from support_errors import raises
 
 pytest.importorskip("ray")
 
 
 @pytest.mark.parametrize("address", ["nonsense", "host:0", "host:99999", ":6379", "host:port", ""])
 def test_no_address(small, tmp_path, address):
-    with pytest.raises(InputError, match="is no address; known: HOST:PORT"):
+    with raises(InputError, "bad-address", address=address):
         run(small(), tmp_path / "run", executor=on_ray(address, tmp_path / "run"))
 
 
@@ -28,12 +29,12 @@ def test_an_address_that_does_not_answer(small, tmp_path, monkeypatch, refused):
         raise refused
 
     monkeypatch.setattr(on_cluster.socket, "create_connection", create_connection)
-    with pytest.raises(InputError, match=r"no Ray cluster answers at .*ray start --head"):
+    with raises(InputError, "no-ray-cluster", address="127.0.0.1:6379"):
         run(small(), tmp_path / "run", executor=on_ray("127.0.0.1:6379", tmp_path / "run"))
 
 
 class Ray:
-    """A cluster in this process: answers at once, or loses the worker, as told."""
+    """A cluster in this process: answers at once, or loses the worker."""
 
     class exceptions:  # noqa: N801
         class RayActorError(Exception):
@@ -87,7 +88,7 @@ def test_what_a_worker_asks_for(device, workers, number, needs):
 
 
 def test_a_spread_model_needs_whole_gpus():
-    with pytest.raises(InputError, match=r"--workers 9 is more than .* GPUs \(8\)"):
+    with raises(InputError, "too-many-workers", workers=9, gpus=8):
         on_cluster.shares([{"CPU": 1, "GPU": 8}], "auto", 9, 1)
     assert on_cluster.shares([{"CPU": 4}], "auto", None, 2) == (2, {"num_cpus": 2})
 
@@ -101,22 +102,22 @@ OTHER = {"packages": {"torch": "1.0"}, "device_name": "another GPU"}
 
 def test_a_worker_with_other_versions_is_refused(small, tmp_path):
     plan = make_plan(small())
-    with pytest.raises(InputError, match=r"another environment \(packages: .*1\.0.*--mixed"):
+    with raises(InputError, "other-environment", different=OTHER):
         list(crew(plan, tmp_path, elsewhere=lambda: OTHER).work(2))
 
 
-def test_or_let_in_and_said_once(small, tmp_path):
+def test_a_worker_with_other_versions_is_accepted_with_one_warning(small, tmp_path):
     plan = make_plan(small(batch_tokens=128))
     hired = crew(plan, tmp_path, True, elsewhere=lambda: OTHER, measured=lambda *_: ({}, None))
-    with pytest.warns(AttnscopeWarning, match="another node.*device_name.*another GPU") as said:
+    with pytest.warns(AttnscopeWarning, match="device_name.*another GPU") as warned:
         done = list(hired.work(2))
-    assert len(said) == 1
+    assert len(warned) == 1
     assert len(done) == len(work_of(plan))
 
 
 def test_another_version_of_ours_is_never_mixed(small, tmp_path):
     hired = crew(make_plan(small()), tmp_path, True, elsewhere=lambda: {"attnscope": "99"})
-    with pytest.raises(InputError, match=r"another environment \(attnscope: .*with --out$"):
+    with raises(InputError, "other-environment", different={"attnscope": "99"}):
         list(hired.work(1))
 
 
@@ -131,9 +132,9 @@ def test_what_a_worker_writes_says_where(small, tmp_path, monkeypatch):
     assert worker.elsewhere() == {"device_name": "another chip"}
     missing = plan.models[0].batches[-1]
     worker.measured(plan.models[0].label, missing)
-    told = {batch.id: batch.elsewhere for batch in open_run(tmp_path / "run").batches}
-    assert told.pop(missing.id) == {"device_name": "another chip"}
-    assert not any(told.values())
+    recorded = {batch.id: batch.elsewhere for batch in open_run(tmp_path / "run").batches}
+    assert recorded.pop(missing.id) == {"device_name": "another chip"}
+    assert not any(recorded.values())
 
 
 def test_a_run_is_continued_elsewhere_only_if_allowed(small, tmp_path, monkeypatch):
@@ -141,7 +142,7 @@ def test_a_run_is_continued_elsewhere_only_if_allowed(small, tmp_path, monkeypat
     monkeypatch.setattr(
         "attnscope.experiment.measuring_environment._processor", lambda: "another chip"
     )
-    with pytest.raises(InputError, match=r"device_name: .*another chip here.*--mixed"):
+    with raises(InputError, "other-environment", different={"device_name": "another chip"}):
         run(small(), tmp_path / "run")
     with pytest.warns(AttnscopeWarning, match="another chip"):
         assert run_plan(make_plan(small()), tmp_path / "run", mixed=True).complete
@@ -153,7 +154,7 @@ def test_workers_that_never_start_end_the_run(small, tmp_path):
         raise Ray.exceptions.RayActorError("no module named attnscope")
 
     plan = make_plan(small())
-    with pytest.raises(ModelError, match=r"4 workers .* lost.*no module named attnscope"):
+    with raises(ModelError, "workers-lost", workers=4, reason="no module named attnscope"):
         list(crew(plan, tmp_path, elsewhere=lost).work(1))
 
 
@@ -172,7 +173,7 @@ def test_a_batch_that_kills_its_workers_is_recorded(small, tmp_path):
     )
     failed = [done for done in found if done.failed]
     assert [done.work.batch.id for done in failed] == [deadly]
-    assert "3 workers were lost: killed by the system" in next(iter(failed[0].failed.values()))
+    assert "killed by the system" in next(iter(failed[0].failed.values()))
 
 
 def test_a_full_disk_there_is_a_full_disk_here(small, tmp_path):
@@ -184,7 +185,7 @@ def test_a_full_disk_there_is_a_full_disk_here(small, tmp_path):
         full = OSError(errno.ENOSPC, "No space left on device")
         return crew(plan, tmp_path, elsewhere=dict, measured=lambda *_: full).work(1)
 
-    with pytest.raises(InputError, match=r"the disk of .* is full"):
+    with raises(InputError, "disk-full"):
         run_plan(plan, tmp_path / "run", executor=executor)
 
 

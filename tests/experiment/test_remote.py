@@ -3,6 +3,7 @@
 fsspec's store in memory stands for all of them: what is tested is that nothing needs a disk.
 """
 
+import re
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from attnscope.paths import place
 from attnscope.run import store
 from attnscope.run.merge import merge
 from run_bytes import bytes_of
+from support_errors import raises
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*knows no locks:attnscope.errors.AttnscopeWarning")
 
@@ -41,7 +43,7 @@ def bytes_at(address):
 
 
 def test_the_same_bytes_and_nothing_left_to_do(small, whole, address):
-    with pytest.warns(AttnscopeWarning, match=f"{address} knows no locks"):
+    with pytest.warns(AttnscopeWarning, match=re.escape(address)):
         assert run(small(), address).complete
     assert bytes_at(address) == {
         str(path.relative_to(whole)): path.read_bytes() for path in whole.rglob("*.*")
@@ -69,7 +71,7 @@ def test_damage_there_is_noticed_and_mended(small, address):
     whole = bytes_at(address)
     victim = UPath(address) / next(name for name in whole if name.endswith("values.parquet"))
     victim.write_bytes(victim.read_bytes()[:-1] + b"x")
-    with pytest.raises(InputError, match="is not what was written"):
+    with raises(InputError, "damaged-run"):
         open_run(address).values  # noqa: B018
     assert run(small(), address).measured > 0
     assert bytes_at(address) == whole
@@ -93,19 +95,18 @@ def test_a_worker_of_a_cluster_writes_there(small, whole, address):
 
 
 def test_parts_have_addresses_of_their_own(small, whole, address, tmp_path):
-    told = rf"cannot share .* no locks.*{address}-2-of-3; .* attnscope merge {address}-{{1\.\.3}}"
-    with pytest.raises(InputError, match=told):
+    with raises(InputError, "shared-object-store", own=f"{address}-2-of-3"):
         run(small(), address, shard=Shard(2, 3))
     parts = [Shard(n, 3).place(place(address)) for n in (1, 2, 3)]
     for n, part in enumerate(parts, 1):
         run(small(), part, shard=Shard(n, 3))
         assert run(small(), part, shard=Shard(n, 3)).measured == 0
-    with pytest.raises(InputError, match="cannot share"):
+    with raises(InputError, "shared-object-store"):
         run(small(), parts[0], shard=Shard(2, 3))
     assert merge(parts, address).batches == merge(parts, address).of
     merge([address], tmp_path / "back")
     assert bytes_of(tmp_path / "back") == bytes_of(whole)
-    with pytest.raises(InputError, match="give an address in it"):
+    with raises(InputError, "no-run-name"):
         Shard(1, 2).place(UPath("memory://"))
 
 
@@ -114,7 +115,7 @@ def test_a_store_that_takes_nothing(small, address, monkeypatch):
         raise RuntimeError("SlowDown: please reduce your request rate")
 
     monkeypatch.setattr(MemoryPath, "write_bytes", refuse)
-    with pytest.raises(InputError, match=r"did not take what was written.*SlowDown.*continues"):
+    with raises(InputError, "write-failed"):
         run(small(), address)
 
 
@@ -122,6 +123,6 @@ def test_without_the_extra(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "upath", None)
-    with pytest.raises(InputError, match=r"pip install 'attnscope\[remote\]'"):
+    with raises(InputError, "missing-package", package="universal_pathlib"):
         place("memory://bucket/run")
     assert place("C:/runs") == Path("C:/runs")

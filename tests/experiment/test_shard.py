@@ -16,6 +16,7 @@ from attnscope.run.merge import merge
 from attnscope.run.writer import opened
 from made_models import save_model
 from run_bytes import bytes_of
+from support_errors import raises
 
 
 class Costing:
@@ -36,7 +37,7 @@ def test_every_batch_is_in_one_shard_and_in_order(costs, of):
     "text", ["5/4", "0/4", "-1/4", "1/0", "1", "a/b", "1/2/3", "", "1.0/2", "٣/4"]
 )
 def test_no_part_of_a_run(text):
-    with pytest.raises(InputError, match=r"it is I/N.*--shard 1/4"):
+    with raises(InputError, "bad-shard", value=text):
         parse_shard(text)
 
 
@@ -91,11 +92,10 @@ def test_a_shard_alone_is_not_the_run(asked, parts, tmp_path):
     assert run(asked, parts[0], shard=Shard(1, 3)).measured == 0  # again: nothing to do
 
 
-def test_whoever_wants_it_alone_waits_for_shards(asked, tmp_path):
-    busy = pytest.raises(InputError, match="another process is writing")
-    with opened(tmp_path / "run", asked, shared=True), busy:
+def test_a_run_without_shards_does_not_write_beside_shards(asked, tmp_path):
+    with opened(tmp_path / "run", asked, shared=True), raises(InputError, "run-locked"):
         run(asked, tmp_path / "run")
-    with opened(tmp_path / "run", asked), busy:
+    with opened(tmp_path / "run", asked), raises(InputError, "run-locked"):
         run(asked, tmp_path / "run", shard=Shard(1, 2))
 
 
@@ -134,13 +134,13 @@ def test_a_damaged_part_is_left_out_and_said(parts, tmp_path):
 
 def test_what_does_not_belong_together(asked, parts, tmp_path, monkeypatch):
     run(asked.changed(seed=4), tmp_path / "other", shard=Shard(1, 3))
-    with pytest.raises(InputError, match="not parts of one run: they differ in seed"):
+    with raises(InputError, "not-one-run", different=["seed"]):
         merge([*parts, tmp_path / "other"], tmp_path / "run")
     monkeypatch.setattr("attnscope.experiment.measuring_environment.__version__", "99")
     run(asked, tmp_path / "newer", shard=Shard(1, 3))
-    with pytest.raises(InputError, match="another environment"):
+    with raises(InputError, "other-environment"):
         merge([parts[1], tmp_path / "newer"], tmp_path / "run")
-    with pytest.raises(InputError, match="no directory"):
+    with raises(InputError, "folder-missing"):
         merge([tmp_path / "nothing"], tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -74,9 +74,10 @@ def test_sql(done):
         "SELECT " + "1+" * 50_000 + "1 FROM values",
     ],
 )
-def test_sql_that_does_not_work_says_what_there_is(done, query):
-    with pytest.raises(InputError, match=r"values: model, prompt, condition"):
+def test_sql_that_does_not_work_is_refused(done, query):
+    with pytest.raises(InputError) as error:
         attnscope.open_run(done).sql(query)
+    assert error.value.code in ("sql-not-allowed", "query-failed")
 
 
 @pytest.fixture
@@ -169,14 +170,14 @@ def test_a_report_of_a_damaged_run_is_refused(copy):
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    with pytest.raises(InputError, match="is damaged"):
+    with raises(InputError, "damaged-run"):
         build(attnscope.open_run(copy))
 
 
 def test_a_damaged_run_says_how_to_mend_it(copy):
     lost = attnscope.open_run(copy).batches[0]
     lost.file(copy, "values").write_bytes(b"")
-    with pytest.raises(InputError, match=rf"damaged.*{lost.id}.*attnscope run .*--out {copy}"):
+    with raises(InputError, "damaged-run", folder=str(copy)):
         attnscope.open_run(copy)
 
 
@@ -185,7 +186,7 @@ def test_a_question_that_was_not_run(copy):
     file.write_text(file.read_text().replace("combine: mean", "combine: max"))
     assert attnscope.open_run(copy).experiment.combine == "max"  # a reader's choice
     file.write_text(file.read_text().replace("\nseed: 0", "\nseed: 1"))
-    with pytest.raises(InputError, match="is not the experiment that was run there"):
+    with raises(InputError, "experiment-changed"):
         attnscope.open_run(copy)
 
 
@@ -210,11 +211,11 @@ def test_a_run_with_old_column_names_is_refused(copy, finished):
 
 
 def test_what_is_not_a_run(done, tmp_path):
-    with pytest.raises(InputError, match="no directory"):
+    with raises(InputError, "folder-missing"):
         attnscope.open_run(tmp_path / "nothing")
-    with pytest.raises(InputError, match=r"no experiment\.yaml$"):
+    with raises(InputError, "not-a-run", runs=[]):
         attnscope.open_run(tmp_path)
-    with pytest.raises(InputError, match=r"runs inside it: a \[b\] \* c"):
+    with raises(InputError, "not-a-run", runs=["a [b] * c"]):
         attnscope.open_run(done.parent)
 
 

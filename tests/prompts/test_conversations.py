@@ -8,6 +8,7 @@ from attnscope.errors import InputError
 from attnscope.prompts import made_conversations, read_conversations
 from attnscope.prompts.conversations import conversation
 from attnscope.tokens import turns_of
+from support_errors import raises
 
 TALK = [
     {"role": "system", "content": "Be brief."},
@@ -37,26 +38,26 @@ def test_a_file_of_conversations(tmp_path):
     (sample,) = read_conversations(file)
     assert sample.metadata == {"topic": "weather"}
     file.write_text(json.dumps({"chat": TALK}))
-    with pytest.raises(InputError, match=r"line 1: there is no field 'messages'.*chat"):
+    with raises(InputError, "unknown-field", value="messages", known=["chat"]):
         list(read_conversations(file))
 
 
 @pytest.mark.parametrize(
-    ("messages", "words"),
+    ("messages", "code", "values"),
     [
-        ([], "a list of messages"),
-        ("Hello", "a list of messages"),
-        ([{"role": "user"}], "message 0 is no object with 'role' and 'content'"),
-        ([{"role": "bot", "content": "x"}], "unknown role of message 0: 'bot'"),
-        ([{"role": "user", "content": " "}], r"message 0 \(user\) says nothing"),
-        ([TALK[1], TALK[0]], "message 1 is a system prompt"),
-        ([TALK[1], TALK[3]], "messages 0 and 1 are both the user's"),
-        ([TALK[2]], "nobody asked before it"),
-        ([TALK[0]], "no turn of the user's"),
+        ([], "bad-conversation", {}),
+        ("Hello", "bad-conversation", {}),
+        ([{"role": "user"}], "bad-message", {"message_number": 0}),
+        ([{"role": "bot", "content": "x"}], "unknown-role", {"value": "bot"}),
+        ([{"role": "user", "content": " "}], "empty-message", {"message_number": 0}),
+        ([TALK[1], TALK[0]], "bad-turn-order", {"message_number": 1}),
+        ([TALK[1], TALK[3]], "bad-turn-order", {"message_number": 1}),
+        ([TALK[2]], "bad-turn-order", {"message_number": 0}),
+        ([TALK[0]], "no-user-turn", {}),
     ],
 )
-def test_what_is_no_conversation(messages, words):
-    with pytest.raises(InputError, match=words):
+def test_what_is_no_conversation(messages, code, values):
+    with raises(InputError, code, **values):
         conversation(messages)
 
 

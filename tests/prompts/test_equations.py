@@ -8,6 +8,7 @@ from attnscope.errors import InputError
 from attnscope.prompts.equations import equation_samples
 from attnscope.prompts.math import LEVELS
 from attnscope.tokens.class_sets import DEFAULT
+from support_errors import raises
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -43,7 +44,7 @@ def test_levels_take_turns_and_seeds_differ() -> None:
 
 
 def test_bad_input_says_what_is_wrong() -> None:
-    with pytest.raises(InputError, match="unknown level 6; known: 1, 2, 3, 4, 5"):
+    with raises(InputError, "unknown-level", value=6, known=[1, 2, 3, 4, 5]):
         next(equation_samples(1, level=6))
-    with pytest.raises(InputError, match="cannot make -2 problems"):
+    with raises(InputError, "bad-count", value=-2):
         next(equation_samples(-2))

@@ -7,6 +7,7 @@ import pytest
 
 from attnscope.errors import InputError
 from attnscope.prompts.math import LEVELS, math_samples
+from support_errors import raises
 
 
 def solve(question: str) -> Fraction:
@@ -65,7 +66,7 @@ def test_regions_and_seeds() -> None:
 
 
 def test_bad_input_says_what_is_wrong() -> None:
-    with pytest.raises(InputError, match="unknown level 6; known: 1, 2, 3, 4, 5"):
+    with raises(InputError, "unknown-level", value=6, known=[1, 2, 3, 4, 5]):
         next(math_samples(1, level=6))
-    with pytest.raises(InputError, match="cannot make -2 problems"):
+    with raises(InputError, "bad-count", value=-2):
         next(math_samples(-2))

@@ -7,6 +7,7 @@ import pytest
 from attnscope.errors import InputError
 from attnscope.prompts import document_samples, needle_samples, read
 from attnscope.spec.experiment import made
+from support_errors import raises
 
 
 def test_a_needle_stands_at_its_depth():
@@ -42,21 +43,21 @@ def test_a_haystack_of_ones_own(tmp_path):
     mine = {"needle": "It is 7.", "question": "Which number?", "answer": "7"}
     (sample,) = needle_samples(path=file, depths=[0.5], lengths=[6], **mine)
     assert sample.prompt.text == "One straw. Two straws! It is 7. Three straws?\n\nWhich number?"
-    with pytest.raises(InputError, match=r"hay\.txt has 6 words, and the longest .* 7"):
+    with raises(InputError, "text-too-short", words=6, needed=7):
         list(needle_samples(path=file, lengths=[7]))
 
 
 @pytest.mark.parametrize(
-    ("keys", "words"),
+    ("keys", "code"),
     [
-        ({"needle": "It is 7."}, "a needle needs its question"),
-        ({"needle": "It is 7.", "question": "?", "answer": "8"}, "'8' is not in the needle"),
-        ({"depths": [1.5]}, "less than or equal to 1"),
-        ({"lengths": []}, "depths and lengths are empty"),
+        ({"needle": "It is 7."}, "incomplete-needle"),
+        ({"needle": "It is 7.", "question": "?", "answer": "8"}, "answer-not-in-needle"),
+        ({"depths": [1.5]}, "bad-value"),
+        ({"lengths": []}, "empty-list"),
     ],
 )
-def test_what_is_no_needle(keys, words):
-    with pytest.raises(InputError, match=words):
+def test_what_is_no_needle(keys, code):
+    with raises(InputError, code):
         made(name="n", models=["m"], prompts={"source": "needle", **keys})
 
 
@@ -67,9 +68,7 @@ def test_a_needle_that_is_not_in_the_text_is_an_error(tmp_path):
     (sample,) = read(file, mark={"needle": "needle"})
     assert sample.prompt.read("needle") == "The code is 7."
     file.write_text(json.dumps(record | {"needle": "The code is 8."}))
-    with pytest.raises(
-        InputError, match=r"line 1: the needle 'The code is 8\.' is not in the text"
-    ):
+    with raises(InputError, "mark-not-found", words="The code is 8."):
         list(read(file, mark={"needle": "needle"}))
 
 

@@ -64,7 +64,12 @@ def answering(
         answers = [_ended(row, ends_of(model, tokenizer)) for row in new]
         for cell, new in zip(cells, answers, strict=True):
             if not new:
-                raise InputError(f"prompt {cell.prompt}: the model generated nothing")
+                raise InputError(
+                    f"prompt {cell.prompt}: the model generated no token; give another prompt or "
+                    "leave out 'generate'",
+                    code="empty-completion",
+                    prompt=cell.prompt,
+                )
         yield scopes, answers, left
 
 

@@ -89,7 +89,7 @@ def run_plan(
     with opened(where, plan.experiment, shared=shared) as directory:
         work = [Work(model, batch) for model in plan.models for batch in model.batches]
         ids = [one.batch.id for one in work]
-        _refuse_strangers(directory, set(ids))
+        _refuse_other_batches(directory, set(ids))
         directory.write_lines("metadata.jsonl", plan.metadata)
         directory.write_plan(ids)
         environment, different = _environment(plan, directory, claims, mixed)
@@ -105,7 +105,11 @@ def run_plan(
         complete = count.left == 0 and not count.failed and _finish(plan, directory, work, mine)
         cells = sum(len(one.batch) for one in mine)
         if count.failed and not done and not count.measured:
-            raise ModelError(f"nothing could be measured: {next(iter(count.failed.values()))}")
+            raise ModelError(
+                f"nothing could be measured: {next(iter(count.failed.values()))}",
+                code="nothing-measured",
+                failed=len(count.failed),
+            )
         return Outcome(
             directory.folder, cells, count.measured, count.failed, complete, count.left > 0
         )
@@ -140,13 +144,16 @@ def _finish(plan: Plan, directory: Directory, work: list[Work], mine: list[Work]
     return True
 
 
-def _refuse_strangers(directory: Directory, planned: set[str]) -> None:
-    strangers = directory.batches() - planned
-    if strangers:
+def _refuse_other_batches(directory: Directory, planned: set[str]) -> None:
+    other = directory.batches() - planned
+    if other:
         raise InputError(
-            f"{directory.folder} holds {len(strangers)} batches of cells that this experiment does "
-            "not have: since they were made, a model, a file of prompts or of classes, or the "
-            "device has changed. Give another directory with --out"
+            f"{directory.folder} holds {len(other)} batches that this experiment does not have. A "
+            "model, a prompt file, a class file or the device has changed since they were "
+            "measured. Give another directory with --out",
+            code="other-batches",
+            folder=str(directory.folder),
+            batches=len(other),
         )
 
 
@@ -244,8 +251,11 @@ def _recorded(
         if there != about:
             differing = [key for key in about if there.get(key) != about[key]]
             raise InputError(
-                f"model {label!r} is not as it was when the run began: its {', '.join(differing)} "
-                "differ; give another directory with --out"
+                f"model {label!r} has changed since the run started: its {', '.join(differing)} "
+                "differ; give another directory with --out",
+                code="model-changed",
+                model=label,
+                keys=differing,
             )
         ordered = {one.label: entries[one.label] for one in plan.models if one.label in entries}
         directory.write_json("environment.json", environment | {"models": ordered})

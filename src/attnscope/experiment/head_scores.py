@@ -66,11 +66,17 @@ def head_scores(
                 is left out
     """
     if isinstance(prompts, bool) or not isinstance(prompts, int) or prompts < 1:
-        raise InputError(f"prompts={prompts!r}: their number is a whole number from 1")
+        raise InputError(
+            f"prompts={prompts!r} is not a whole number of at least 1",
+            code="bad-count",
+            value=prompts,
+        )
     if needles and not model.can_generate():
         raise InputError(
-            f"{type(model).__name__} does not generate text, and retrieval is seen while a model "
-            "answers; give a causal language model"
+            f"{type(model).__name__} does not generate text, and the retrieval score needs a "
+            "completion; give a causal language model",
+            code="cannot-generate",
+            model=type(model).__name__,
         )
     tell = progress or (lambda what: None)
     parts: list[pl.DataFrame] = []
@@ -119,7 +125,12 @@ def _of_repeats(model: Any, tokenizer: Any, prompts: int, seed: int) -> Iterator
     most = min(model.get_input_embeddings().num_embeddings, len(vocabulary))
     plain = [i for i in plain if i < most]
     if len(plain) < REPEATED:
-        raise InputError(f"the tokenizer has {len(plain)} plain tokens; {REPEATED} are drawn")
+        raise InputError(
+            f"the tokenizer has {len(plain)} plain tokens; the induction test draws {REPEATED}",
+            code="vocabulary-too-small",
+            tokens=len(plain),
+            needed=REPEATED,
+        )
     rows = []
     for number in range(prompts):
         some = Random(f"heads:repeats:{seed}:{number}").sample(plain, REPEATED)
@@ -208,7 +219,13 @@ def _text(tokenizer: Any, seed: int, number: int) -> list[int]:
             break
     ids: list[int] = tokenizer(text)["input_ids"][:LENGTH]
     if len(ids) < LENGTH:
-        raise InputError(f"the tokenizer makes {len(ids)} tokens of {len(text)} characters")
+        raise InputError(
+            f"the tokenizer makes {len(ids)} tokens of {len(text)} characters; the test needs "
+            f"{LENGTH}",
+            code="text-too-short",
+            tokens=len(ids),
+            needed=LENGTH,
+        )
     return ids
 
 

@@ -122,8 +122,10 @@ def _load(plan: Plan, of_model: ModelPlan) -> tuple[Any, dict[str, Any]]:
     )
     if find(of_model.info.pinned).revision != of_model.info.revision:
         raise InputError(
-            f"model {of_model.label!r} ({of_model.info.name}) changed while it was loaded; start "
-            "again, when it is finished"
+            f"the files of model {of_model.label!r} ({of_model.info.name}) changed while it was "
+            "loaded; wait until they are complete and start again",
+            code="model-changed",
+            model=of_model.label,
         )
     layers = None if of_model.layers is None else list(of_model.layers)
     with watch(model, layers=layers, backend=experiment.backend) as scope:

@@ -54,11 +54,15 @@ def chosen(info: ModelInfo, label: str, what: str, wanted: Any) -> tuple[int, ..
     model does not have."""
     if wanted == "all":
         return None
-    there = info.layers if what == "layer" else info.heads
-    beyond = [n for n in wanted if there is not None and n >= there]
+    count = info.layers if what == "layer" else info.heads
+    beyond = [n for n in wanted if count is not None and n >= count]
     if beyond:
         raise InputError(
             f"model {label!r} ({info.name}) has no {what} {beyond[0]}: it has {what}s 0 to "
-            f"{(there or 0) - 1}"
+            f"{(count or 0) - 1}",
+            code=f"unknown-{what}",
+            value=beyond[0],
+            model=label,
+            count=count,
         )
     return tuple(wanted)

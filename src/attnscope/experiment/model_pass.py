@@ -212,12 +212,17 @@ def _stored(scope: Scope, plan: ModelPlan, chosen: Any) -> dict[int, tuple[list[
     found = {}
     for layer in scope.layers:
         sums = scope.sums(layer)
-        there = sums.received.shape[1]
-        heads = list(range(there)) if plan.heads is None else list(plan.heads)
-        if beyond := [head for head in heads if head >= there]:
+        count = sums.received.shape[1]
+        heads = list(range(count)) if plan.heads is None else list(plan.heads)
+        if beyond := [head for head in heads if head >= count]:
             raise InputError(
-                f"model {plan.label!r} has no head {beyond[0]} in layer {layer}: "
-                f"it has heads 0 to {there - 1}"
+                f"model {plan.label!r} has no head {beyond[0]} in layer {layer}: it has heads 0 "
+                f"to {count - 1}",
+                code="unknown-head",
+                value=beyond[0],
+                model=plan.label,
+                layer=layer,
+                count=count,
             )
         sums = sums.select_heads(heads)
         found[layer] = heads, sums if chosen is not None else sums.empty_copy()

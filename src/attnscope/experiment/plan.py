@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from attnscope.errors import AttnscopeWarning, InputError, unknown
+from attnscope.errors import AttnscopeWarning, InputError
 from attnscope.experiment.cells import Batch, Cell, batch_of
 from attnscope.experiment.model_info import ModelInfo, chosen, model_info
 from attnscope.experiment.prompt_list import identified, prompt_metadata, samples_of
@@ -169,8 +169,11 @@ def _with_chat_settled(experiment: Experiment, tokenizers: dict[str, Any]) -> Ex
     lacking = [label for label in tokenizers if label not in having]
     if having and lacking:
         raise InputError(
-            f"model {having[0]!r} has a chat template and {lacking[0]!r} has none, so they would "
-            "not read the same; say chat: false (--no-chat) for plain text"
+            f"model {having[0]!r} has a chat template and {lacking[0]!r} has none, so their "
+            "prompts would differ; write chat: false (--no-chat) for plain text",
+            code="chat-templates-differ",
+            having=having,
+            lacking=lacking,
         )
     return experiment.changed(chat=bool(having))
 
@@ -253,20 +256,29 @@ def _find_unfit(
                 check_fit(config, ids, beyond=experiment.beyond_positions)
             except InputError as error:
                 where = f"model {label!r}, prompt {number}, condition {condition!r}"
-                raise InputError(f"{where}: {error}") from error
+                raise InputError(
+                    f"{where}: {error}",
+                    code=error.code,
+                    **{**error.values, "model": label, "prompt": number, "condition": condition},
+                ) from error
 
 
 def _check_answers(label: str, config: Any) -> None:
     """Whether a model can answer at all, one token after the other."""
     if getattr(config, "is_encoder_decoder", False):
         raise InputError(
-            f"model {label!r} has an encoder and a decoder: its answers are another text than the "
-            "prompt. Use attnscope.watch around model.generate, or leave out 'generate'"
+            f"model {label!r} has an encoder and a decoder, so its completion is not a "
+            "continuation of the prompt. Use attnscope.watch around model.generate, or leave out "
+            "'generate'",
+            code="cannot-generate",
+            model=label,
         )
     if not model_class(config).can_generate():
         raise InputError(
             f"model {label!r} ({type(config).__name__}) cannot generate text; leave out "
-            "'generate', and queries and keys that are 'generated'"
+            "'generate', and queries and keys that are 'generated'",
+            code="cannot-generate",
+            model=label,
         )
 
 
@@ -322,7 +334,13 @@ def _check_classes(experiment: Experiment) -> None:
     for name, condition in experiment.conditions.items():
         for cut in (condition.knockout, condition.steer):
             if cut is not None and cut.tokens is not None and cut.tokens not in known:
-                raise unknown(f"class in condition {name!r}:", cut.tokens, known)
+                raise InputError(
+                    f"condition {name!r}: unknown class {cut.tokens!r}; known: {', '.join(known)}",
+                    code="unknown-class",
+                    value=cut.tokens,
+                    known=known,
+                    condition=name,
+                )
 
 
 # How many tokens a batch has where nobody says, and how much padding it may have over its tokens. A

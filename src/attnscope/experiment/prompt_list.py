@@ -49,13 +49,19 @@ def identified(experiment: Experiment) -> Experiment:
         return experiment
     path = Path(given)
     if not path.is_file():
-        raise InputError(f"there is no file {path}")
+        raise InputError(
+            f"the prompt file {path} does not exist", code="file-missing", path=str(path)
+        )
     digest, wanted = digest_of(path), getattr(prompts, "digest", None)
     if wanted not in (None, digest):
         raise InputError(
-            f"{path} is not the file that the experiment asks for: its SHA-256 begins with "
-            f"{digest[:12]}, and prompts.digest with {str(wanted)[:12]}; bring the file "
-            "back, or leave digest out"
+            f"{path} has other content than the experiment names: its SHA-256 starts with "
+            f"{digest[:12]}, and prompts.digest starts with {str(wanted)[:12]}; restore the file, "
+            "or leave digest out",
+            code="file-changed",
+            path=str(path),
+            digest=digest,
+            expected=wanted,
         )
     return experiment.changed(prompts=prompts.model_dump() | {"digest": digest})
 
@@ -103,7 +109,11 @@ def _first(found: Iterable[Sample], count: int | None, path: str) -> list[Sample
     samples = list(islice(found, count))
     if not samples or len(samples) < (count or 0):
         raise InputError(
-            f"{path} has {len(samples)} prompts, and prompts.count is {count or 'all'}; ask for "
-            "fewer, or leave count out"
+            f"{path} has {len(samples)} prompts, and prompts.count is {count or 'all'}; "
+            "give a smaller count, or leave it out",
+            code="too-few-prompts",
+            path=path,
+            prompts=len(samples),
+            count=count,
         )
     return samples

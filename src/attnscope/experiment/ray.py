@@ -82,8 +82,11 @@ def shares(
         each = min(min(gpus), sum(gpus) // number)
         if each < 1:
             raise InputError(
-                f"--workers {number} is more than there are GPUs ({sum(gpus):.0f}), and with "
-                "device: auto each worker spreads its model over whole ones; ask for fewer"
+                f"--workers {number} is more than the number of GPUs ({sum(gpus):.0f}). With "
+                "device: auto each worker needs at least one whole GPU; give fewer workers",
+                code="too-many-workers",
+                workers=number,
+                gpus=int(sum(gpus)),
             )
         return number, {"num_cpus": 1, "num_gpus": each}
     if device.startswith("cuda"):
@@ -174,7 +177,7 @@ class _WorkerPool:
         self.known: list[dict[str, Any]] = [{}]  # kinds of nodes, by what is different there
         self.hands: list[_WorkerHandle] = []
         self.lost: Counter[str] = Counter()  # workers, by the batch they were lost over
-        self.in_vain = 0  # workers lost in a row
+        self.failures = 0  # workers lost in a row
 
     def work(self, number: int) -> Generator[Done, None, None]:
         """Until everything is done."""
@@ -196,7 +199,7 @@ class _WorkerPool:
                 work = hand.doing.pop(ready[0])
                 if isinstance(answer, OSError):
                     raise answer
-                self.in_vain = 0
+                self.failures = 0
                 failed, about = answer
                 yield Done(work, (), failed, about, stored=True)
             self._give(hand)
@@ -226,10 +229,15 @@ class _WorkerPool:
     def _replace(self, hand: _WorkerHandle, error: Exception) -> Iterator[Done]:
         """A worker was lost: its work goes to another, unless it is the work that kills."""
         self.hands.remove(hand)
-        self.in_vain += 1
-        why = _said(error)
-        if self.in_vain > TRIES:
-            raise ModelError(f"{self.in_vain} workers in a row were lost, the last one so: {why}")
+        self.failures += 1
+        why = _message(error)
+        if self.failures > TRIES:
+            raise ModelError(
+                f"{self.failures} workers in a row were lost; the last error: {why}",
+                code="workers-lost",
+                workers=self.failures,
+                reason=why,
+            )
         for n, work in enumerate(hand.doing.values()):
             self.lost[work.batch.id] += n == 0  # the others were waiting behind it
             if self.lost[work.batch.id] < TRIES:
@@ -247,7 +255,9 @@ def _cluster(address: str, cpus: int | None) -> Iterator[Any]:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         import ray
     except ImportError as error:
-        raise InputError("--ray needs Ray: pip install 'attnscope[ray]'") from error
+        raise InputError(
+            "--ray needs Ray: pip install 'attnscope[ray]'", code="missing-package", package="ray"
+        ) from error
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address == LOCAL:
         options |= {"num_cpus": cpus, "object_store_memory": 256 * 2**20}
@@ -258,7 +268,11 @@ def _cluster(address: str, cpus: int | None) -> Iterator[Any]:
         try:
             ray.init(**options)
         except (Exception, SystemExit) as error:
-            raise InputError(f"no Ray cluster at {address!r}: {_said(error)}") from error
+            raise InputError(
+                f"no Ray cluster at {address!r}: {_message(error)}",
+                code="no-ray-cluster",
+                address=address,
+            ) from error
     try:
         yield ray
     finally:
@@ -266,7 +280,7 @@ def _cluster(address: str, cpus: int | None) -> Iterator[Any]:
             ray.shutdown()
 
 
-def _said(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     """The end of what Ray says, which is where the cause is, without its colours."""
     return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())[-400:]
 
@@ -284,15 +298,20 @@ def _must_answer(address: str) -> None:
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise InputError(
-            f"--ray {address!r} is no address; known: HOST:PORT of a cluster, auto for the one "
-            f"that runs here, {LOCAL} (or nothing) for one that lives as long as the run"
+            f"--ray {address!r} is not an address; known: HOST:PORT of a cluster, auto for the "
+            f"cluster on this machine, {LOCAL} (the default) for a cluster that is started for "
+            "this run",
+            code="bad-address",
+            address=address,
         )
     try:
         socket.create_connection((host, int(port)), timeout=ANSWER_WITHIN).close()
     except (OSError, UnicodeError) as error:
         raise InputError(
             f"no Ray cluster answers at {address!r} ({error}); start one with `ray start --head`, "
-            "or leave the address out for one on this machine"
+            "or leave the address out for one on this machine",
+            code="no-ray-cluster",
+            address=address,
         ) from error
 
 

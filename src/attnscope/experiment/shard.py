@@ -42,8 +42,11 @@ class Shard:
         """Refuse an address that is not this part's own."""
         if is_far(where) and not where.name.endswith(f"-{self.number}-of-{self.of}"):
             raise InputError(
-                f"parts of a run cannot share {where}: an object store has no locks. This one's "
-                f"address is {self.place(where)}; join them with: {self.joining(where)}"
+                f"shards of a run cannot share {where}: an object store has no locks. Write this "
+                f"shard to {self.place(where)}; join the shards with: {self.joining(where)}",
+                code="shared-object-store",
+                path=str(where),
+                own=str(self.place(where)),
             )
 
     def refuse_too_many(self, cells: int) -> None:
@@ -64,7 +67,11 @@ class Shard:
 
     def _beside(self, whole: Path, number: int | str) -> Path:
         if not whole.name:
-            raise InputError(f"{whole} is a whole store; give an address in it: {whole}/RUN")
+            raise InputError(
+                f"{whole} is a whole object store; give a path inside it: {whole}/RUN",
+                code="no-run-name",
+                path=str(whole),
+            )
         return whole.with_name(f"{whole.name}-{number}-of-{self.of}")
 
 
@@ -74,7 +81,9 @@ def parse_shard(text: str) -> Shard:
     number, of = (int(found[1]), int(found[2])) if found else (0, 0)
     if not 1 <= number <= of:
         raise InputError(
-            f"--shard {text!r} is no part of a run; it is I/N, the I-th of N parts, I from 1 to N: "
-            "--shard 1/4 to --shard 4/4"
+            f"--shard {text!r} is not a shard; write I/N, the I-th of N shards, I from 1 to N: "
+            "--shard 1/4 to --shard 4/4",
+            code="bad-shard",
+            value=text,
         )
     return Shard(number, of)

@@ -82,7 +82,8 @@ def rows_of(experiment: Experiment, label: str, prompts: list[Prompt], tokenizer
             hint += f". Every text is truncated to {experiment.truncate} tokens ('truncate')"
         number = getattr(error, "prompt", at.number)
         message = f"model {label!r}, prompt {number}: {error}{hint}"
-        raise InputError(message, code=error.code, **error.values) from error
+        values = {**error.values, "model": label, "prompt": number}
+        raise InputError(message, code=error.code, **values) from error
     _say_unaligned(experiment, label, rows)
     return rows
 
@@ -121,8 +122,9 @@ def _all_rendered(
         alike = list(some)
         if ends and experiment.generate is not None:
             raise InputError(
-                "it ends with the assistant, so there is nothing to answer; end it with a turn of "
-                "the user's, or leave out 'generate'"
+                "the conversation ends with the assistant's turn, so the model has nothing to "
+                "complete; end it with a user turn, or leave out 'generate'",
+                code="ends-with-assistant",
             )
         if experiment.chat:
             # What ends with the assistant is read as it stands: nothing is to be added to it.
@@ -251,9 +253,11 @@ def _without_bos(tokens: TokenizedPrompt, tokenizer: Any) -> TokenizedPrompt:
     begin = tokenizer.bos_token_id
     if begin is None or len(tokens) < 2 or tokens.ids[0] != begin:
         raise InputError(
-            f"bos: false has nothing to leave out: the text begins with "
-            f"{tokenizer.convert_ids_to_tokens(int(tokens.ids[0]))!r}, and not with "
-            f"{tokenizer.bos_token!r}; 'bos: true' of the experiment would add it to the base"
+            f"bos: false has no token to remove: the text starts with "
+            f"{tokenizer.convert_ids_to_tokens(int(tokens.ids[0]))!r}, not with "
+            f"{tokenizer.bos_token!r}; 'bos: true' of the experiment adds it to the base",
+            code="no-bos-token",
+            first=int(tokens.ids[0]),
         )
     return TokenizedPrompt(tokens.prompt, tokens.ids[1:], tokens.offsets[1:])
 
@@ -274,8 +278,11 @@ def _drawn(prompts: TokenPrompts, number: int, tokenizer: Any) -> TokenizedPromp
     different = list(dict.fromkeys(filler_ids(filler, tokenizer)))[: prompts.length]
     if len(different) < prompts.length:
         raise InputError(
-            f"prompts.length is {prompts.length}, and the vocabulary has too few tokens to draw as "
-            "many different ones; ask for fewer"
+            f"prompts.length is {prompts.length}, and the vocabulary has only {len(different)} "
+            "different tokens to draw; give a smaller length",
+            code="vocabulary-too-small",
+            tokens=len(different),
+            needed=prompts.length,
         )
     ids = different * prompts.repeats
     return prompt_from_ids(ids, tokenizer, first=first, regions=repeats)

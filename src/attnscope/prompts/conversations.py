@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from attnscope.errors import InputError, unknown
+from attnscope.errors import InputError
 from attnscope.prompts.datasets import records_of
 from attnscope.prompts.sample import Sample
 from attnscope.prompts.word_list import word_list
@@ -28,11 +28,17 @@ def read_conversations(path: str | Path, field: str = "messages") -> Iterator[Sa
         try:
             if field not in record:
                 raise InputError(
-                    f"there is no field {field!r} with messages; the fields are {', '.join(record)}"
+                    f"there is no field {field!r} with messages; the fields are "
+                    f"{', '.join(record)}",
+                    code="unknown-field",
+                    value=field,
+                    known=list(record),
                 )
             prompt = conversation(record[field])
         except InputError as error:
-            raise InputError(f"{where}: {error}") from error
+            raise InputError(
+                f"{where}: {error}", code=error.code, **{**error.values, "where": where}
+            ) from error
         metadata = {name: value for name, value in record.items() if name != field}
         yield Sample(prompt, None, metadata)
 
@@ -40,23 +46,38 @@ def read_conversations(path: str | Path, field: str = "messages") -> Iterator[Sa
 def conversation(messages: Any) -> Prompt:
     """Messages as a prompt: a region for each turn, an empty line between them."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise InputError("a conversation is a list of messages, each with a role and its content")
+        raise InputError(
+            "a conversation is a list of messages, each with a role and its content",
+            code="bad-conversation",
+        )
     text, regions, turn, before = "", [], 0, "system"
     for number, message in enumerate(messages):
         role, content = _read(message, number)
         if role == "system" and number > 0:
-            raise InputError(f"message {number} is a system prompt; only the first can be one")
+            raise InputError(
+                f"message {number} is a system prompt; only the first message can be one",
+                code="bad-turn-order",
+                message_number=number,
+            )
         if role == "assistant" and before != "user":
-            raise InputError(f"message {number} is the assistant's, and nobody asked before it")
+            raise InputError(
+                f"message {number} is the assistant's; a user message must come before it",
+                code="bad-turn-order",
+                message_number=number,
+            )
         if role == "user" and before == "user":
-            raise InputError(f"messages {number - 1} and {number} are both the user's; join them")
+            raise InputError(
+                f"messages {number - 1} and {number} are both the user's; join them",
+                code="bad-turn-order",
+                message_number=number,
+            )
         turn += role == "user"
         text += "\n\n" if number else ""
         name = role if role == "system" else f"turn:{turn}:{role}"
         regions.append(Region(len(text), len(text) + len(content), name))
         text, before = text + content, role
     if not turn:
-        raise InputError("the conversation has no turn of the user's")
+        raise InputError("the conversation has no user message", code="no-user-turn")
     last = next(r for r in reversed(regions) if r.name == f"turn:{turn}:user")
     return Prompt(text, (*regions, Region(last.start, last.end, "question")))
 
@@ -64,13 +85,25 @@ def conversation(messages: Any) -> Prompt:
 def _read(message: Any, number: int) -> tuple[str, str]:
     if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
         raise InputError(
-            f"message {number} is no object with 'role' and 'content': {message!r:.60}"
+            f"message {number} is not an object with 'role' and 'content': {message!r:.60}",
+            code="bad-message",
+            message_number=number,
         )
     role, content = message["role"], message["content"]
     if role not in ROLES:
-        raise unknown(f"role of message {number}:", role, ROLES)
+        raise InputError(
+            f"message {number} has the unknown role {role!r}; known: {', '.join(ROLES)}",
+            code="unknown-role",
+            value=role,
+            known=list(ROLES),
+            message_number=number,
+        )
     if not isinstance(content, str) or not content.strip():
-        raise InputError(f"message {number} ({role}) says nothing: its content is {content!r:.40}")
+        raise InputError(
+            f"message {number} ({role}) is empty: its content is {content!r:.40}",
+            code="empty-message",
+            message_number=number,
+        )
     return role, content.strip()
 
 

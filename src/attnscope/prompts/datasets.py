@@ -53,11 +53,13 @@ class Layout:
         slots = self.slots
         if not slots:
             raise InputError(
-                f"the template {self.template!r} has no slot; write one in braces: '{{question}}'"
+                f"the template {self.template!r} has no slot; write one in braces: '{{question}}'",
+                code="bad-template",
+                template=self.template,
             )
         stray = [slot for slot in self.fields if slot not in (*slots, "answer")]
         if stray:
-            raise unknown("slot in the field mapping:", stray[0], (*slots, "answer"))
+            raise unknown("slot", stray[0], (*slots, "answer"))
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -70,12 +72,19 @@ class Layout:
         try:
             parsed = list(Formatter().parse(self.template))
         except ValueError as error:
-            raise InputError(f"the template {self.template!r} is broken: {error}") from error
+            raise InputError(
+                f"the template {self.template!r} is broken: {error}",
+                code="bad-template",
+                template=self.template,
+            ) from error
         for _, name, details, conversion in parsed:
             if name is not None and (not name.isidentifier() or details or conversion):
                 raise InputError(
                     f"the template {self.template!r} has a slot {name!r} that is not a plain name; "
-                    "write '{question}', and braces themselves as '{{' and '}}'"
+                    "write '{question}', and literal braces as '{{' and '}}'",
+                    code="bad-template",
+                    template=self.template,
+                    slot=name,
                 )
         return [(text, name) for text, name, _, _ in parsed]
 
@@ -93,9 +102,11 @@ def records_of(path: str | Path) -> Iterator[tuple[str, Record]]:
     """Where each record of a file stands, and the record."""
     path = Path(path)
     if path.suffix not in _READERS:
-        raise unknown(f"kind of file, {path.name}:", path.suffix, _READERS)
+        raise unknown("kind of file", path.suffix, _READERS)
     if not path.is_file():
-        raise InputError(f"there is no file {path}")
+        raise InputError(
+            f"the prompt file {path} does not exist", code="file-missing", path=str(path)
+        )
     return _READERS[path.suffix](path)
 
 
@@ -113,7 +124,9 @@ def from_hub(
         from datasets import load_dataset
     except ImportError as error:
         raise InputError(
-            f"reading {name!r} needs the package datasets: pip install 'attnscope[data]'"
+            f"reading {name!r} needs the package datasets: pip install 'attnscope[data]'",
+            code="missing-package",
+            package="datasets",
         ) from error
     return from_records(load_dataset(name, config, split=split), **layout)
 
@@ -127,7 +140,8 @@ def _samples(records: Iterable[tuple[str, Record]], layout: Layout) -> Iterator[
                 answer = _value(record, "answer", layout.fields.get("answer", "answer"))
             prompt = _prompt(record, layout)
         except InputError as error:
-            raise InputError(f"{where}: {error}", code=error.code, **error.values) from error
+            values = {**error.values, "where": where}
+            raise InputError(f"{where}: {error}", code=error.code, **values) from error
         for name in [n for n in unclear if _several(prompt, n)]:
             del unclear[name]  # one warning for a file, not one for each record
             warnings.warn(
@@ -150,11 +164,18 @@ def _prompt(record: Record, layout: Layout) -> Prompt:
         if slot is not None:
             parts.append((slot, _value(record, slot, layout.fields.get(slot, slot))))
     if not any(text.strip() for name, text in parts if name is not None):
-        raise InputError(f"the prompt is empty: nothing is written in {', '.join(layout.slots)}")
+        raise InputError(
+            f"the prompt is empty: the slots {', '.join(layout.slots)} have no text",
+            code="empty-prompt",
+            slots=layout.slots,
+        )
     prompt = compose(layout.system, join(parts))
     if len(prompt.text) > LONGEST:
         raise InputError(
-            f"the prompt has {len(prompt.text):,} characters; at most {LONGEST:,} are read"
+            f"the prompt has {len(prompt.text):,} characters; the limit is {LONGEST:,}",
+            code="prompt-too-long",
+            characters=len(prompt.text),
+            limit=LONGEST,
         )
     for name, wanted in layout.mark.items():
         prompt = mark(prompt, name, _value(record, name, wanted))
@@ -193,11 +214,16 @@ def mark(prompt: Prompt, name: str, words: str) -> Prompt:
 def _value(record: Record, slot: str, wanted: str) -> str:
     if wanted not in record:
         raise InputError(
-            f"there is no field {wanted!r} for {{{slot}}}; the fields are {', '.join(record)}"
+            f"there is no field {wanted!r} for {{{slot}}}; the fields are {', '.join(record)}",
+            code="unknown-field",
+            value=wanted,
+            known=list(record),
         )
     value = record[wanted]
     if value is None:
-        raise InputError(f"the field {wanted!r} for {{{slot}}} has no value")
+        raise InputError(
+            f"the field {wanted!r} for {{{slot}}} has no value", code="empty-field", value=wanted
+        )
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
@@ -206,11 +232,20 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     with path.open("rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
             if len(line) > LONGEST_LINE:
-                raise InputError(f"{path}, line {number}: more than {LONGEST_LINE:,} bytes long")
+                raise InputError(
+                    f"{path}, line {number}: more than {LONGEST_LINE:,} bytes long",
+                    code="line-too-long",
+                    where=f"{path}, line {number}",
+                    limit=LONGEST_LINE,
+                )
             try:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                raise InputError(f"{path}, line {number}: not UTF-8 text: {error}") from error
+                raise InputError(
+                    f"{path}, line {number}: not UTF-8 text: {error}",
+                    code="not-utf8",
+                    where=f"{path}, line {number}",
+                ) from error
 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[str, Record]]:
@@ -221,9 +256,15 @@ def _read_jsonl(path: Path) -> Iterator[tuple[str, Record]]:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:  # also a number of 5,000 digits
-            raise InputError(f"{where}: broken JSON: {error}") from error
+            raise InputError(
+                f"{where}: broken JSON: {error}", code="broken-file", where=where
+            ) from error
         if not isinstance(record, dict):
-            raise InputError(f"{where}: expected an object in braces, not {line.strip()[:40]!r}")
+            raise InputError(
+                f"{where}: expected an object in braces, not {line.strip()[:40]!r}",
+                code="broken-file",
+                where=where,
+            )
         yield where, record
 
 
@@ -234,7 +275,11 @@ def _read_csv(path: Path) -> Iterator[tuple[str, Record]]:
         try:
             row = next(rows, None)
         except csv.Error as error:
-            raise InputError(f"{path}, line {rows.line_num}: broken CSV: {error}") from error
+            raise InputError(
+                f"{path}, line {rows.line_num}: broken CSV: {error}",
+                code="broken-file",
+                where=f"{path}, line {rows.line_num}",
+            ) from error
         if row is None:
             return
         if not row:
@@ -244,7 +289,9 @@ def _read_csv(path: Path) -> Iterator[tuple[str, Record]]:
         elif len(row) != len(header):
             raise InputError(
                 f"{path}, line {rows.line_num}: {len(row)} values for {len(header)} fields "
-                f"({', '.join(header)})"
+                f"({', '.join(header)})",
+                code="broken-file",
+                where=f"{path}, line {rows.line_num}",
             )
         else:
             yield f"{path}, line {rows.line_num}", dict(zip(header, row, strict=True))
@@ -256,7 +303,9 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, Record]]:
     try:
         frame = polars.read_parquet(path)
     except polars.exceptions.PolarsError as error:
-        raise InputError(f"{path}: not a readable Parquet file: {error}") from error
+        raise InputError(
+            f"{path}: not a readable Parquet file: {error}", code="broken-file", where=str(path)
+        ) from error
     for number, record in enumerate(frame.iter_rows(named=True)):
         yield f"{path}, row {number}", record
 

@@ -50,11 +50,22 @@ class Filler:
         if self.kind not in KINDS:
             raise unknown("kind of filler", self.kind, KINDS)
         if self.count < 0:
-            raise InputError(f"the filler's count is {self.count}; it must be 0 or more")
+            raise InputError(
+                f"the filler's count is {self.count}; it must be 0 or more",
+                code="bad-count",
+                value=self.count,
+            )
         if self.unit is not None and self.kind not in _DEFAULT_UNITS:
-            raise InputError(f"a filler of {self.kind} repeats nothing, so it takes no unit")
+            raise InputError(
+                f"a filler of kind {self.kind!r} repeats nothing, so it takes no unit",
+                code="unit-not-used",
+                kind=self.kind,
+            )
         if self.unit == "":
-            raise InputError("the filler's unit is empty: say what to repeat, such as '/'")
+            raise InputError(
+                "the filler's unit is empty: give the text to repeat, such as '/'",
+                code="empty-unit",
+            )
 
     @property
     def repeated(self) -> str:
@@ -170,7 +181,9 @@ def _ids_of(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 def _unsayable(text: str) -> InputError:
     return InputError(
         f"the tokenizer has no tokens for {text[:40]!r}, so it cannot be inserted by ids; "
-        "choose another filler"
+        "choose another filler",
+        code="no-tokens",
+        text=text[:40],
     )
 
 

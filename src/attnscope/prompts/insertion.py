@@ -80,7 +80,10 @@ def place(prompt: Prompt, position: str | int, *, seed: int = 0) -> int:
         if not 0 <= position <= len(prompt.text):
             raise InputError(
                 f"there is no character {position} to insert at: "
-                f"the prompt has 0 to {len(prompt.text)}"
+                f"the prompt has positions 0 to {len(prompt.text)}",
+                code="position-outside-prompt",
+                position=position,
+                characters=len(prompt.text),
             )
         return position
     if position == "random":
@@ -93,7 +96,10 @@ def place(prompt: Prompt, position: str | int, *, seed: int = 0) -> int:
     if name not in prompt.names:
         has = ", ".join(prompt.names) or "none"
         raise InputError(
-            f"cannot insert at {position!r}: the prompt has no region {name!r} (it has: {has})"
+            f"cannot insert at {position!r}: the prompt has no region {name!r} (it has: {has})",
+            code="unknown-region",
+            value=name,
+            known=list(prompt.names),
         )
     spans = prompt.spans(name)
     return spans[0].start if side == "before" else spans[-1].end
@@ -113,7 +119,7 @@ def _random_place(prompt: Prompt, seed: int) -> int:
         }
     )
     if not ends:
-        raise InputError("there is no word in the prompt to insert a filler after")
+        raise InputError("the prompt has no word to insert a filler after", code="no-word")
     return Random(f"place:{seed}").choice(ends)
 
 

@@ -46,7 +46,9 @@ def of_levels(
 ) -> Iterator[Sample]:
     """`count` problems of a source, each with random numbers of its own."""
     if count < 0:
-        raise InputError(f"cannot make {count} problems; count must be 0 or more")
+        raise InputError(
+            f"cannot make {count} problems; count must be 0 or more", code="bad-count", value=count
+        )
     if level is not None and level not in LEVELS:
         raise unknown("level", level, LEVELS)
     for index in range(count):

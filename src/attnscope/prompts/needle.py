@@ -42,7 +42,10 @@ def needle_samples(
     says).
     """
     if (needle is None) != (question is None):
-        raise InputError("a needle needs its question, and a question its needle: give both")
+        raise InputError(
+            "a needle needs its question, and a question its needle: give both",
+            code="incomplete-needle",
+        )
     places = [(depth, length) for length in lengths for depth in depths]
     text = None if path is None else _sentences_of(Path(path), max(lengths))
     for number in range(len(places) if count is None else count):
@@ -60,7 +63,11 @@ def _sample(
     document = " ".join([*hay[:at], needle, *hay[at:]])
     text = f"{document}\n\n{question}"
     if not answer or answer not in needle:
-        raise InputError(f"the answer {answer!r:.80} is not in the needle {needle!r:.80}")
+        raise InputError(
+            f"the answer {answer!r:.80} is not in the needle {needle!r:.80}",
+            code="answer-not-in-needle",
+            answer=answer,
+        )
     start, inside = sum(len(one) + 1 for one in hay[:at]), needle.index(answer)
     regions = (
         Region(0, len(document), "document"),
@@ -103,15 +110,26 @@ def _made_sentences(draw: Random) -> Iterator[str]:
 
 def _sentences_of(path: Path, longest: int) -> list[str]:
     if not path.is_file():
-        raise InputError(f"there is no file {path}; a haystack is a text file")
+        raise InputError(
+            f"the haystack file {path} does not exist; give a text file",
+            code="file-missing",
+            path=str(path),
+        )
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text: {error}") from error
+        raise InputError(
+            f"{path} is not UTF-8 text: {error}", code="not-utf8", path=str(path)
+        ) from error
     sentences = [one for one in re.split(r"(?<=[.!?])\s+", text.strip()) if one]
     words = sum(len(one.split()) for one in sentences)
     if words < longest:
-        raise InputError(f"{path} has {words} words, and the longest document is to have {longest}")
+        raise InputError(
+            f"{path} has {words} words, and the longest document needs {longest}",
+            code="text-too-short",
+            words=words,
+            needed=longest,
+        )
     return sentences
 
 

@@ -39,14 +39,18 @@ def replaced_text(prompt: Prompt, old: str, new: str) -> list[Edit]:
         edits.append(Edit(at, at + len(old), new))
         at = prompt.text.find(old, at + len(old))
     if not edits:
-        raise InputError(f"there is nothing to replace: {old!r:.80} is not in the text")
+        raise InputError(
+            f"the text to replace, {old!r:.80}, is not in the prompt",
+            code="text-not-found",
+            value=old,
+        )
     return edits
 
 
 def replaced_region(prompt: Prompt, name: str, new: str) -> list[Edit]:
     """A region says something else."""
     if name not in prompt.names:
-        raise unknown("region to replace:", name, prompt.names or ["(the prompt has none)"])
+        raise unknown("region", name, prompt.names or ["(the prompt has none)"])
     return [Edit(region.start, region.end, new) for region in prompt.spans(name)]
 
 
@@ -54,7 +58,7 @@ def changed_system(prompt: Prompt, new: str | None) -> list[Edit]:
     """Another system prompt, or (None) without it and the blank space behind it."""
     if "system" not in prompt.names:
         if new is None:
-            raise InputError("there is no system prompt to remove")
+            raise InputError("the prompt has no system prompt to remove", code="no-system-prompt")
         return [Edit(0, 0, f"{new}\n\n")]
     region = prompt.spans("system")[0]
     if new is not None:
@@ -69,7 +73,11 @@ def edited(prompt: Prompt, edits: Sequence[Edit]) -> Prompt:
     edits = sorted(edits, key=lambda edit: edit.start)
     for one, other in pairwise(edits):
         if other.start < one.end:
-            raise InputError(f"two changes overlap at character {other.start}; make one of them")
+            raise InputError(
+                f"two changes overlap at character {other.start}; keep one of them",
+                code="overlapping-changes",
+                character=other.start,
+            )
     text, regions = prompt.text, list(prompt.regions)
     for edit in reversed(edits):  # from the end, so that places before it stay
         text = text[: edit.start] + edit.new + text[edit.end :]

@@ -24,7 +24,7 @@ class Sample:
     def answered(self, separator: str = "\n") -> Prompt:
         """The prompt with its answer written under it, in the region `answer`: to train on."""
         if self.answer is None:
-            raise InputError("this sample has no answer to write; its source did not give one")
+            raise InputError("this sample has no answer; its source gave none", code="no-answer")
         return join([(None, self.prompt), (None, separator), ("answer", self.answer)])
 
 

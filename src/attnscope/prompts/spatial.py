@@ -113,9 +113,16 @@ def spatial_samples(
     `history`, and the `current`, `target` and `result` maps.
     """
     if count < 0:
-        raise InputError(f"cannot make {count} samples; count must be 0 or more")
+        raise InputError(
+            f"cannot make {count} samples; count must be 0 or more", code="bad-count", value=count
+        )
     if size < 7:
-        raise InputError(f"a map of size {size} is too small to scale shapes on; use 7 or more")
+        raise InputError(
+            f"a map of size {size} is too small to scale shapes on; use 7 or more",
+            code="map-too-small",
+            size=size,
+            smallest=7,
+        )
     if task not in _QUESTIONS:
         raise unknown("spatial task", task, _QUESTIONS)
     if split not in (None, "train", "test"):

@@ -13,39 +13,53 @@ _OTHER_NUMBERS = {"attnscope", "experiment", "classes", "seeds", "repeatable"}
 
 
 def elsewhere(
-    there: dict[str, Any], here: dict[str, Any], *, threads: bool = False
+    recorded: dict[str, Any], here: dict[str, Any], *, threads: bool = False
 ) -> dict[str, Any]:
     """What is different here from where the run was begun. The number of threads counts only
     where it cannot be kept to: whoever continues a run takes the number that is recorded."""
     aside = ("models", "claims") if threads else ("models", "claims", "threads")
-    return {key: here[key] for key in here if key not in aside and there.get(key) != here[key]}
+    return {key: here[key] for key in here if key not in aside and recorded.get(key) != here[key]}
 
 
-def refuse(there: dict[str, Any], different: dict[str, Any], folder: Any, *, way: str = "") -> None:
+def refuse(
+    recorded: dict[str, Any], different: dict[str, Any], folder: Any, *, hint: str = ""
+) -> None:
     """Refuse to mix the cells of two environments in one run."""
     if different:
         raise InputError(
-            f"{folder} was begun in another environment ({_told(there, different)}), and its last "
-            "digits could not be repeated here; finish it there, or give another directory with "
-            f"--out{way}"
+            f"{folder} was started with other versions or hardware "
+            f"({_differences(recorded, different)}). "
+            "Results may differ in the last digits. Continue it there, or give another directory "
+            "with "
+            f"--out{hint}",
+            code="other-environment",
+            folder=str(folder),
+            different=different,
         )
 
 
-def accept(there: dict[str, Any], different: dict[str, Any], folder: Any, *, mixed: bool) -> None:
+def accept(
+    recorded: dict[str, Any], different: dict[str, Any], folder: Any, *, mixed: bool
+) -> None:
     """Refuse it, unless the user allows it: then what differs is said here, and recorded with each
     batch by whoever stores it."""
     if _OTHER_NUMBERS & different.keys():
-        refuse(there, different, folder)
+        refuse(recorded, different, folder)
     if not mixed:
-        refuse(there, different, folder, way="; or mix them with --mixed, on the record")
+        refuse(
+            recorded, different, folder, hint=", or pass --mixed to record the difference per batch"
+        )
     elif different:
         warnings.warn(
-            f"{folder} was begun in another environment ({_told(there, different)}); what is "
-            "measured here may differ in its last digits, and each batch of it says so",
+            f"{folder} was started with other versions or hardware "
+            f"({_differences(recorded, different)}); what is "
+            "measured here may differ in the last digits, and each batch records the difference",
             AttnscopeWarning,
             stacklevel=3,
         )
 
 
-def _told(there: dict[str, Any], different: dict[str, Any]) -> str:
-    return "; ".join(f"{key}: {there.get(key)} there, {one} here" for key, one in different.items())
+def _differences(recorded: dict[str, Any], different: dict[str, Any]) -> str:
+    return "; ".join(
+        f"{key}: {recorded.get(key)} there, {one} here" for key, one in different.items()
+    )

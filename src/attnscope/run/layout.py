@@ -38,7 +38,9 @@ _NAME = re.compile(rf"([0-9a-f]{{24}})\.(?:json|(?:{'|'.join(TABLES)})\.parquet)
 
 
 class DamageError(InputError):
-    """A file of a run that is not what was written."""
+    """A file of a run that is missing or does not have the content that was written."""
+
+    code = "damaged-file"
 
 
 @dataclass(frozen=True)
@@ -101,11 +103,13 @@ class BatchIndex:
                 size = (path.stat() if is_far(path) else path.lstat()).st_size
                 same = size == stored.size and (not whole or digest_of(path) == stored.digest)
             except FileNotFoundError:
-                raise DamageError(f"{path} is gone") from None
+                raise DamageError(f"{path} is missing", path=str(path)) from None
             except OSError as error:
-                raise DamageError(f"{path} cannot be read: {error}") from error
+                raise DamageError(f"{path} cannot be read: {error}", path=str(path)) from error
             if not same:
-                raise DamageError(f"{path} is not what was written")
+                raise DamageError(
+                    f"{path} does not have the content that was written", path=str(path)
+                )
 
 
 def read_index(folder: Path, id: str, digest: str | None = None) -> BatchIndex:
@@ -114,11 +118,11 @@ def read_index(folder: Path, id: str, digest: str | None = None) -> BatchIndex:
     try:
         content = read_file(path, LARGEST)
     except FileNotFoundError:
-        raise DamageError(f"{path} is gone") from None
+        raise DamageError(f"{path} is missing", path=str(path)) from None
     except OSError as error:
-        raise DamageError(f"{path} cannot be read: {error}") from error
+        raise DamageError(f"{path} cannot be read: {error}", path=str(path)) from error
     if digest is not None and hashlib.sha256(content).hexdigest() != digest:
-        raise DamageError(f"{path} is not what was written")
+        raise DamageError(f"{path} does not have the content that was written", path=str(path))
     try:
         data = json.loads(content)
         files = {str(name): StoredFile(*about) for name, about in data["files"].items()}
@@ -127,9 +131,11 @@ def read_index(folder: Path, id: str, digest: str | None = None) -> BatchIndex:
         index = BatchIndex(id, list(data["cells"]), files, failed, data.get("parts", 1), other)
         good = all(len(row) == len(CELLS) for row in index.cells) and set(files) <= set(TABLES)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise DamageError(f"{path} is not what was written") from error
+        raise DamageError(
+            f"{path} does not have the content that was written", path=str(path)
+        ) from error
     if not good or not (index.cells or index.failed):
-        raise DamageError(f"{path} is not what was written")
+        raise DamageError(f"{path} does not have the content that was written", path=str(path))
     return index
 
 
@@ -164,9 +170,11 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        raise DamageError(f"{path} is damaged: {error}") from error
+        raise DamageError(f"{path} is damaged: {error}", path=str(path)) from error
     if not isinstance(data, dict) or not data:
-        raise DamageError(f"{path} is damaged: it is no JSON object with something in it")
+        raise DamageError(
+            f"{path} is damaged: it is not a JSON object with content", path=str(path)
+        )
     return data
 
 

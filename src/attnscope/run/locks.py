@@ -64,7 +64,10 @@ def _held(folder: Path, *, shared: bool, wait: bool) -> Iterator[None]:
             fcntl.flock(handle, how)
         except BlockingIOError:
             raise InputError(
-                f"another process is writing to {folder}; wait for it, or give another --out"
+                f"another process is writing to {folder}; wait until it ends, or give another "
+                "--out",
+                code="run-locked",
+                folder=str(folder),
             ) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:

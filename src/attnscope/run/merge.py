@@ -40,7 +40,7 @@ def merge(parts: Sequence[str | Path], folder: str | Path) -> Merged:
     """Join the parts of a run into one directory, which may be one of them."""
     found = [_Part(place(part)) for part in parts]
     if not found:
-        raise InputError("give the directories to join")
+        raise InputError("give the run directories to join", code="nothing-to-merge")
     first = found[0]
     for part in found[1:]:
         first.same_or_refuse(part)
@@ -80,10 +80,16 @@ class _Part:
             self.environment = read_json(folder / "environment.json")
             plan = read_json(folder / "plan.json")
         except DamageError as error:
-            raise InputError(f"{error}; run that part again") from error
+            raise InputError(
+                f"{error}; run that part again", code=error.code, **error.values
+            ) from error
         models, ids = self.environment.get("models"), plan.get("batches")
         if not isinstance(models, dict) or not isinstance(ids, list) or not ids:
-            raise InputError(f"{folder} was hardly begun: there is nothing to join; run it first")
+            raise InputError(
+                f"{folder} holds no measured batch, so there is nothing to join; run it first",
+                code="nothing-to-merge",
+                folder=str(folder),
+            )
         self.models: dict[str, Any] = models
         self.batches: list[str] = [str(id) for id in ids]
 
@@ -101,7 +107,9 @@ class _Part:
         if differing:
             raise InputError(
                 f"{self.folder} and {other.folder} are not parts of one run: they differ in "
-                f"{', '.join(differing)}"
+                f"{', '.join(differing)}",
+                code="not-one-run",
+                different=differing,
             )
         different = elsewhere(self.environment, other.environment, threads=True)
         refuse(self.environment, different, self.folder)

@@ -129,18 +129,20 @@ class Run:
         """The answer to an SQL query over the tables of the run."""
         schemas = {**QUERIED, "prompts": self.prompts.schema}
         columns = "\n".join(f"  {name}: {', '.join(schema)}" for name, schema in schemas.items())
-        told = f"The tables and their columns are\n{columns}"
+        hint = f"The tables and their columns are\n{columns}"
         try:
             text, named = allowed(query, schemas)
         except InputError as error:
-            raise InputError(f"{error}\n{told}", code=error.code, **error.values) from error
+            raise InputError(f"{error}\n{hint}", code=error.code, **error.values) from error
         # A table is only read if it is named.
         tables: dict[str, pl.LazyFrame] = {name: getattr(self, name).lazy() for name in named}
         try:
             with pl.SQLContext(tables) as context:
                 return context.execute(text, eager=True)
         except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
-            raise InputError(f"the query does not work: {error}\n{told}") from error
+            raise InputError(
+                f"the query does not work: {error}\n{hint}", code="query-failed"
+            ) from error
 
     def _table(self, table: str) -> pl.LazyFrame:
         schema = TABLES[table]
@@ -206,13 +208,17 @@ def open_run(folder: str | Path) -> Run:
         True
     """
     folder = place(folder)
-    asked = folder / "experiment.yaml"
-    if not asked.is_file():
+    file = folder / "experiment.yaml"
+    if not file.is_file():
         raise no_run(folder)
-    if not is_far(asked) and asked.is_symlink():
-        raise InputError(f"{asked} is a link; a run directory holds its files itself")
+    if not is_far(file) and file.is_symlink():
+        raise InputError(
+            f"{file} is a link; a run directory must hold the file itself",
+            code="link-in-run",
+            path=str(file),
+        )
     refuse_other_formats(folder)
-    experiment = read_experiment(asked)
+    experiment = read_experiment(file)
     try:
         environment = read_json(folder / "environment.json")
         complete = (folder / "manifest.json").is_file()
@@ -226,22 +232,30 @@ def open_run(folder: str | Path) -> Run:
 
 def _listed(folder: Path, experiment: Experiment) -> list[BatchIndex]:
     """The batches of a finished run."""
-    manifest = read_json(folder / "manifest.json")
+    path = folder / "manifest.json"
+    manifest = read_json(path)
     ids, files = manifest.get("batches"), manifest.get("files")
     if not isinstance(ids, dict) or not isinstance(files, dict):
-        raise DamageError(f"{folder / 'manifest.json'} is not what was written")
+        raise DamageError(f"{path} does not have the content that was written", path=str(path))
     if manifest.get("experiment") != experiment.digest:
         raise InputError(
-            f"{folder / 'experiment.yaml'} is not the experiment that was run there: only what "
-            "readers choose (combine, normalise) may be changed; run it into another directory"
+            f"{folder / 'experiment.yaml'} is not the experiment of this run. Only combine and "
+            "normalise may be changed; run the changed experiment into another directory",
+            code="experiment-changed",
+            folder=str(folder),
         )
     for name, digest in files.items():
         try:
             same = digest_of(folder / name) == digest
         except (OSError, ValueError) as error:
-            raise DamageError(f"{folder / name} cannot be read: {error}") from error
+            raise DamageError(
+                f"{folder / name} cannot be read: {error}", path=str(folder / name)
+            ) from error
         if not same:
-            raise DamageError(f"{folder / name} is not what was written")
+            raise DamageError(
+                f"{folder / name} does not have the content that was written",
+                path=str(folder / name),
+            )
     return [read_index(folder, id, digest) for id, digest in ids.items()]
 
 
@@ -261,9 +275,9 @@ def _content(batch: BatchIndex, folder: Path, table: str) -> bytes:
     try:
         content = read_file(path, batch.files[table].size)
     except OSError as error:
-        raise DamageError(f"{path} cannot be read: {error}") from error
+        raise DamageError(f"{path} cannot be read: {error}", path=str(path)) from error
     if hashlib.sha256(content).hexdigest() != batch.files[table].digest:
-        raise DamageError(f"{path} is not what was written")
+        raise DamageError(f"{path} does not have the content that was written", path=str(path))
     return content
 
 
@@ -304,10 +318,17 @@ def _column(name: str, values: list[Any]) -> pl.Series:
 def no_run(folder: Path) -> InputError:
     """The error for a directory that is none of ours."""
     if not folder.is_dir():
-        return InputError(f"there is no directory {folder}")
+        return InputError(
+            f"the directory {folder} does not exist", code="folder-missing", folder=str(folder)
+        )
     inside = sorted(path.parent.name for path in folder.glob("*/experiment.yaml"))
     hint = f"; there are runs inside it: {', '.join(inside)}" if inside else ""
-    return InputError(f"{folder} is not a run directory: it has no experiment.yaml{hint}")
+    return InputError(
+        f"{folder} is not a run directory: it has no experiment.yaml{hint}",
+        code="not-a-run",
+        folder=str(folder),
+        runs=inside,
+    )
 
 
 def refuse_other_formats(folder: Path) -> None:
@@ -333,6 +354,9 @@ def refuse_other_formats(folder: Path) -> None:
 
 def _damaged(folder: Path, what: str) -> InputError:
     return InputError(
-        f"{folder} is damaged: {what}. To measure again what is lost, and nothing else: "
-        f"attnscope run {folder / 'experiment.yaml'} --out {folder}"
+        f"{folder} is damaged: {what}. To measure the damaged batches again, and nothing else: "
+        f"attnscope run {folder / 'experiment.yaml'} --out {folder}",
+        code="damaged-run",
+        folder=str(folder),
+        reason=what,
     )

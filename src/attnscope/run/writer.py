@@ -77,8 +77,10 @@ class Directory:
             _same_experiment(self.folder, asked, experiment)
         elif strange:
             raise InputError(
-                f"{self.folder} holds something that is not a run; give an empty or a new "
-                "directory with --out"
+                f"{self.folder} holds files that are not of a run; give an empty or a new "
+                "directory with --out",
+                code="not-a-run",
+                folder=str(self.folder),
             )
         if not shared:
             self._clear()
@@ -131,9 +133,14 @@ class Directory:
             found = read_json(path)
             whole = isinstance(found.get("models"), dict) and type(found.get("threads")) is int
             if found and not whole:
-                raise DamageError(f"{path} is damaged: it lacks models or threads")
+                raise DamageError(
+                    f"{path} is damaged: the key models or threads is missing", path=str(path)
+                )
             if found and self.as_written(path.name) is False:
-                raise DamageError(f"{path} has not the digest that manifest.json holds for it")
+                raise DamageError(
+                    f"{path} does not have the digest that manifest.json holds for it",
+                    path=str(path),
+                )
             return found
         except DamageError as error:
             raise InputError(
@@ -264,14 +271,18 @@ class Directory:
             gone = error.errno == errno.ENOENT
             if error.errno not in _REASONS or (gone and self.folder.is_dir()):
                 raise
+            code, reason = _REASONS[error.errno]
             raise InputError(
-                f"{_REASONS[error.errno].format(folder=self.folder)} ({error}). "
-                f"Nothing is lost: {self._kept()} finished cells are kept there. Make room or give "
-                "access, then start the same command again: it continues where it stopped; "
-                "or choose another directory with --out"
+                f"{reason.format(folder=self.folder)} ({error}). "
+                f"{self._finished_cells()} finished cells are kept there. Free space or give "
+                "access, then run the same command again: it continues with the next batch. "
+                "Or choose another directory with --out",
+                code=code,
+                folder=str(self.folder),
+                errno=error.errno,
             ) from error
 
-    def _kept(self) -> int:
+    def _finished_cells(self) -> int:
         try:
             found = [read_index(self.folder, id) for id in self.batches() if self.has_index(id)]
         except (OSError, DamageError):
@@ -296,24 +307,32 @@ def _holds(path: Path, content: bytes) -> bool:
 
 
 _REASONS = {
-    errno.ENOSPC: "the disk of {folder} is full",
-    errno.EDQUOT: "the disk quota for {folder} is used up",
-    errno.EREMOTEIO: "{folder} did not take what was written",
-    errno.EACCES: "no permission to write in {folder}",
-    errno.EPERM: "no permission to write in {folder}",
-    errno.EROFS: "{folder} is on a read-only disk",
-    errno.ENOTDIR: "{folder} cannot be made: part of its path is a file",
-    errno.ENAMETOOLONG: "{folder} cannot be made: its name is too long",
-    errno.ELOOP: "{folder} cannot be made: its path is a link that leads to itself",
-    errno.ENOENT: "{folder} was moved or deleted while it was written",
+    errno.ENOSPC: ("disk-full", "the disk of {folder} is full"),
+    errno.EDQUOT: ("disk-full", "the disk quota for {folder} is used up"),
+    errno.EREMOTEIO: ("write-failed", "{folder} did not accept what was written"),
+    errno.EACCES: ("no-permission", "no permission to write in {folder}"),
+    errno.EPERM: ("no-permission", "no permission to write in {folder}"),
+    errno.EROFS: ("no-permission", "{folder} is on a read-only disk"),
+    errno.ENOTDIR: ("not-a-directory", "{folder} cannot be made: part of its path is a file"),
+    errno.ENAMETOOLONG: ("bad-path", "{folder} cannot be made: its name is too long"),
+    errno.ELOOP: ("bad-path", "{folder} cannot be made: its path is a link that leads to itself"),
+    errno.ENOENT: ("folder-missing", "{folder} was moved or deleted while the run wrote to it"),
 }
 
 
 def _make(folder: Path) -> None:
     if folder.is_symlink() and not folder.exists():
-        raise InputError(f"{folder} is a link that leads nowhere; give a directory with --out")
+        raise InputError(
+            f"{folder} is a link without a target; give a directory with --out",
+            code="not-a-directory",
+            folder=str(folder),
+        )
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file; give a directory with --out")
+        raise InputError(
+            f"{folder} is a file; give a directory with --out",
+            code="not-a-directory",
+            folder=str(folder),
+        )
     folder.mkdir(parents=True, exist_ok=True)
 
 
@@ -331,15 +350,18 @@ def _ours(path: Path) -> bool:
     )
 
 
-def _same_experiment(folder: Path, asked: Path, experiment: Experiment) -> None:
-    there, mine = read_experiment(asked).measured(), experiment.measured()
-    differing = [key for key in {**there, **mine} if there.get(key) != mine.get(key)]
+def _same_experiment(folder: Path, file: Path, experiment: Experiment) -> None:
+    stored, new = read_experiment(file).measured(), experiment.measured()
+    differing = [key for key in {**stored, **new} if stored.get(key) != new.get(key)]
     if differing:
-        told = "; ".join(
-            f"{key}: {there.get(key)} there, {mine.get(key)} here" for key in differing
+        differences = "; ".join(
+            f"{key}: {stored.get(key)} there, {new.get(key)} here" for key in differing
         )
         raise InputError(
             f"{folder} holds another experiment, which differs in {', '.join(differing)} "
-            f"({told}). Give another directory with --out, or run the one that is there: "
-            f"attnscope run {asked} --out {folder}"
+            f"({differences}). Give another directory with --out, or run the experiment of this "
+            f"directory: attnscope run {file} --out {folder}",
+            code="other-experiment",
+            folder=str(folder),
+            keys=differing,
         )

@@ -25,9 +25,15 @@ P = TypeVar("P", bound=StrictModel)
 
 
 def code_and_values(first: Any) -> dict[str, Any]:
-    """The code and the values of the `InputError` that a validator raised, if it raised one."""
+    """The code and the values of an error of pydantic, as keywords of an `InputError`."""
     cause = first.get("ctx", {}).get("error")
-    return {"code": cause.code, **cause.values} if isinstance(cause, InputError) else {}
+    if isinstance(cause, InputError):
+        return {"code": cause.code, **cause.values}
+    code = {"missing": "missing-key", "extra_forbidden": "unknown-key"}.get(first["type"])
+    key = ".".join(map(str, first["loc"]))
+    if code is not None:
+        return {"code": code, "value": key}
+    return {"code": "bad-value", "key": key, "value": first["input"], "rule": first["type"]}
 
 
 def checked(kind: type[P], said: Any, whose: str) -> P:

@@ -24,14 +24,22 @@ _POSITIONS = (
 
 def _position(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(f"unknown position {value!r}; {_POSITIONS}")
+        raise InputError(
+            f"unknown position {value!r}; {_POSITIONS}", code="unknown-position", value=value
+        )
     if isinstance(value, int):
         if value < 0:
-            raise ValueError(f"position {value} is before the first character; {_POSITIONS}")
+            raise InputError(
+                f"position {value} is before the first character; {_POSITIONS}",
+                code="unknown-position",
+                value=value,
+            )
         return value
     side, _, region = value.partition(":")
     if value not in POSITIONS and not (side in ("before", "after") and region):
-        raise ValueError(f"unknown position {value!r}; {_POSITIONS}")
+        raise InputError(
+            f"unknown position {value!r}; {_POSITIONS}", code="unknown-position", value=value
+        )
     return value
 
 
@@ -67,7 +75,10 @@ class Replace(StrictModel):
     @model_validator(mode="after")
     def _one(self) -> Replace:
         if (self.region is None) == (self.old is None):
-            raise InputError("replace a region or the words 'old', one of the two, by 'new'")
+            raise InputError(
+                "give one of region and old: 'new' replaces that region or that text",
+                code="bad-replacement",
+            )
         return self
 
 
@@ -83,7 +94,9 @@ class KnockoutSpec(StrictModel):
     @model_validator(mode="after")
     def _some(self) -> KnockoutSpec:
         if self.tokens is None and self.region is None:
-            raise InputError("say whose attention changes: tokens (a class), region, or both")
+            raise InputError(
+                "give the keys to change: tokens (a class), region, or both", code="no-keys-chosen"
+            )
         return self
 
 
@@ -130,11 +143,17 @@ class Condition(StrictModel):
     def _one_way(self) -> Condition:
         if self.insert is not None and self.rewrites:
             raise InputError(
-                f"a condition inserts something or changes what is there ({self.rewrites[0]}), not "
-                "both: its tokens' twins would be anybody's guess; make two conditions"
+                "a condition cannot both insert text and change existing text "
+                f"({self.rewrites[0]}): tokens could not be aligned with the base. Use two "
+                "conditions",
+                code="insert-and-rewrite",
+                key=self.rewrites[0],
             )
         if self.template is not None and self.chat is False:
-            raise InputError("a template is of chat: true; leave out one of the two")
+            raise InputError(
+                "a template needs chat: true; leave out template or chat: false",
+                code="template-without-chat",
+            )
         return self
 
     @property
@@ -157,18 +176,23 @@ class Condition(StrictModel):
         return done[0] if done else None
 
 
-def base_of(conditions: dict[str, Condition], said: str | None) -> str:
+def base_of(conditions: dict[str, Condition], name: str | None) -> str:
     """The condition that the others are compared with: the one that changes nothing."""
-    unchanged = [name for name, condition in conditions.items() if condition.kind is None]
-    if said is not None and said not in conditions:
-        raise unknown("condition as base:", said, conditions)
+    unchanged = [one for one, condition in conditions.items() if condition.kind is None]
+    if name is not None and name not in conditions:
+        raise unknown("base", name, conditions)
     if len(unchanged) != 1:
         raise InputError(
-            f"{len(unchanged)} conditions are without an insertion or another change "
-            f"({', '.join(unchanged) or 'none'}); exactly one is the base: 'base: {{}}'"
+            f"{len(unchanged)} conditions change nothing ({', '.join(unchanged) or 'none'}); "
+            "exactly one must, as the base: 'base: {}'",
+            code="not-one-base",
+            conditions=unchanged,
         )
-    if said is not None and said != unchanged[0]:
+    if name is not None and name != unchanged[0]:
         raise InputError(
-            f"the base is {said!r}, which changes something; only {unchanged[0]!r} does not"
+            f"the base is {name!r}, which changes something; only {unchanged[0]!r} changes nothing",
+            code="base-changes-something",
+            value=name,
+            known=unchanged,
         )
     return unchanged[0]

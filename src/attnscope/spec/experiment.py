@@ -136,61 +136,95 @@ class Experiment(StrictModel):
             named = listed(data["models"])
             for name in named:
                 if not isinstance(name, str):
-                    raise ValueError(f"{name!r} is no name of a model; put it in quotes")
+                    raise InputError(
+                        f"{name!r} is not the name of a model; put it in quotes",
+                        code="bad-model-name",
+                        value=name,
+                    )
                 if named.count(name) > 1:
-                    raise ValueError(f"model {name!r} is listed twice; give labels: 'a: {name}'")
+                    raise InputError(
+                        f"model {name!r} is listed twice; give labels: 'a: {name}'",
+                        code="listed-twice",
+                        key="models",
+                        value=name,
+                    )
             data = {**data, "models": {name: name for name in named}}
         return data
 
     @model_validator(mode="after")
     def _whole(self) -> Experiment:
         if not self.models:
-            raise ValueError("no models: list at least one under 'models'")
+            raise InputError(
+                "no models: list at least one under 'models'", code="empty-list", key="models"
+            )
         try:
             json.dumps(self.model_dump(), ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            raise ValueError(f"{error.object[error.start]!r} is half a character") from None
+            raise InputError(
+                f"{error.object[error.start]!r} is half of a surrogate pair, not a character",
+                code="lone-surrogate",
+            ) from None
         object.__setattr__(self, "base", base_of(self.conditions, self.base or None))
         about = (*(parse_queries(q).region or q for q in self.queries), *self.keys)
         if self.generate is None and GENERATED in about:
             object.__setattr__(self, "generate", Generate())
         if not self.classes:
-            raise ValueError("classes is empty; name at least one")
+            raise InputError(
+                "classes is empty; name at least one class set", code="empty-list", key="classes"
+            )
         for what in ("queries", "keys", "measures"):
             chosen = getattr(self, what)
             if not chosen:
-                raise ValueError(f"{what} is empty; name at least one")
+                raise InputError(f"{what} is empty; name at least one", code="empty-list", key=what)
             if len(set(chosen)) < len(chosen):
-                raise ValueError(f"{what} names something twice: {', '.join(chosen)}")
+                raise InputError(
+                    f"{what} names something twice: {', '.join(chosen)}",
+                    code="listed-twice",
+                    key=what,
+                    value=chosen,
+                )
         for what, heads in (("heads", self.heads), ("profiles.heads", self.profiles.heads)):
             if isinstance(heads, dict) and set(heads) != set(self.models):
-                raise ValueError(
+                raise InputError(
                     f"{what} by model names {', '.join(heads)}; the models' labels are "
-                    f"{', '.join(self.models)}"
+                    f"{', '.join(self.models)}",
+                    code="unknown-label",
+                    key=what,
+                    value=list(heads),
+                    known=list(self.models),
                 )
         return self._possible()
 
     def _possible(self) -> Experiment:
         pairs = [measure for measure in self.measures if MEASURES[measure].compares_to_base]
         if pairs and len(self.conditions) == 1:
-            raise ValueError(
-                f"{pairs[0]!r} compares a condition with the base, and there is only the base; "
-                "add a condition with an insertion, or leave it out"
+            raise InputError(
+                f"{pairs[0]!r} compares a condition with the base, and the base is the only "
+                "condition; add a condition, or leave the measure out",
+                code="no-variant",
+                measure=pairs[0],
             )
         if self.generate is not None:
             self._answerable()
         elif alone := [name for name in self.measures if MEASURES[name].about_generation]:
-            raise ValueError(
-                f"{alone[0]!r} is about what the model answers; let it, with "
-                "'queries: predicts:generated' or 'generate'"
+            raise InputError(
+                f"{alone[0]!r} measures the completion; let the model generate with "
+                "'queries: predicts:generated' or 'generate'",
+                code="needs-completion",
+                measure=alone[0],
             )
         if isinstance(self.prompts, TokenPrompts) and self.chat is True:
-            raise ValueError("prompts of tokens are no text for a chat template; chat: false")
+            raise InputError(
+                "prompts of random tokens take no chat template; write chat: false",
+                code="tokens-with-chat",
+            )
         if self.repeats > 1 and not self._drawn():
-            raise ValueError(
-                f"repeats: {self.repeats}, and nothing is drawn, so every repeat would give the "
-                "same numbers; ask once, or for a random filler or place, random tokens, sample:K, "
-                "or sampled answers"
+            raise InputError(
+                f"repeats: {self.repeats}, but no part of the experiment is random, so every "
+                "repeat would give the same numbers. Leave repeats out, or use a random filler or "
+                "position, random tokens, sample:K, or sampled completions",
+                code="repeats-without-randomness",
+                repeats=self.repeats,
             )
         for label in self.models:
             _part_of("layers", self.profiles.layers, self.layers)
@@ -198,9 +232,11 @@ class Experiment(StrictModel):
         if "flow" in self.measures:
             for label, classes in self.classes.items():
                 if any(one.judgement == "fraction" for one in classes):
-                    raise ValueError(
-                        f"flow cannot use the class set {label!r}: it is judged by fraction, so "
-                        "a query is of no single class; use another set, such as default"
+                    raise InputError(
+                        f"flow cannot use the class set {label!r}: it assigns fractions of a "
+                        "token, so a query has no single class; use another set, such as default",
+                        code="class-set-by-fraction",
+                        value=label,
                     )
         return self
 
@@ -222,16 +258,21 @@ class Experiment(StrictModel):
         """What cannot be measured while a model answers, since it is not known beforehand."""
         for queries in self.queries:
             if parse_queries(queries).sample:
-                raise ValueError(
-                    f"queries {queries!r}: a sample is spread over a text that is there, and "
-                    "answers are not there before they are generated; leave out one of the two"
+                raise InputError(
+                    f"queries {queries!r}: a sample is drawn from a finished text, so it cannot "
+                    "be combined with 'generate'; leave out one of the two",
+                    code="sample-with-generate",
+                    value=queries,
                 )
         for name in self.measures:
             if needs := MEASURES[name].needs & {"flow", "values", "heads", "outputs"}:
-                raise ValueError(
-                    f"{name!r} needs {', '.join(sorted(needs))}, which are kept of one pass over a "
-                    "finished text and not of a generation; measure it without 'generate', in an "
-                    "experiment of its own"
+                raise InputError(
+                    f"{name!r} needs {', '.join(sorted(needs))}, which one pass over a finished "
+                    "text gives and generation does not; measure it without 'generate', in an "
+                    "experiment of its own",
+                    code="measure-with-generate",
+                    measure=name,
+                    needs=sorted(needs),
                 )
 
     @property
@@ -274,9 +315,13 @@ def _part_of(what: str, of_profiles: AllOrSome, measured: AllOrSome) -> None:
         return
     beyond = [n for n in of_profiles if n not in measured]
     if beyond:
-        raise ValueError(
+        raise InputError(
             f"profiles.{what} names {beyond[0]}, which is not measured; {what} are "
-            f"{', '.join(map(str, measured))}"
+            f"{', '.join(map(str, measured))}",
+            code="not-measured",
+            key=f"profiles.{what}",
+            value=beyond[0],
+            known=list(measured),
         )
 
 

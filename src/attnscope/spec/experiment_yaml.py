@@ -27,21 +27,27 @@ def read_experiment(path: str | Path, *, outside: bool = False) -> Experiment:
     what lies about."""
     path = place(path)
     if not path.is_file():
-        raise InputError(f"there is no experiment file {path}")
+        raise InputError(
+            f"the experiment file {path} does not exist", code="file-missing", path=str(path)
+        )
     data, lines = read_yaml(path)
     if not isinstance(data, dict):
         raise InputError(
-            f"{path}: an experiment is a mapping with the keys {', '.join(Experiment.model_fields)}"
+            f"{path}: an experiment is a mapping with the keys "
+            f"{', '.join(Experiment.model_fields)}",
+            code="not-a-mapping",
+            path=str(path),
+            known=list(Experiment.model_fields),
         )
     _find_files(data, path.parent, outside)
     try:
         return Experiment.model_validate(data)
     except ValidationError as error:
-        messages = [_explain(found, data, lines, path) for found in error.errors()]
-        reasons = [_about(found, data) for found in error.errors()]
-        reasons.sort(key=lambda about: about.get("code") != "unknown-key")  # a misspelling first
-        about = next(filter(None, reasons), {})
-        raise InputError("\n".join(dict.fromkeys(messages)), **about) from error
+        errors = [_about(found, data, lines, path) for found in error.errors()]
+        messages = dict.fromkeys(message for message, _ in errors)
+        # A misspelt key is often the cause of the other errors.
+        first = next((v for _, v in errors if v["code"] == "unknown-key"), errors[0][1])
+        raise InputError("\n".join(messages), **first) from error
 
 
 def written(experiment: Experiment) -> str:
@@ -53,7 +59,7 @@ def _find_files(data: dict[Any, Any], folder: Path, outside: bool) -> None:
     """Paths of prompts and class sets, from the folder of the experiment file."""
     prompts = data.get("prompts")
     if isinstance(prompts, dict) and isinstance(prompts.get("path"), str):
-        prompts["path"] = _found("prompts.path", prompts["path"], folder, outside)
+        prompts["path"] = _path_in("prompts.path", prompts["path"], folder, outside)
     classes = data.get("classes")
     if isinstance(classes, dict):
         data["classes"] = {
@@ -64,20 +70,30 @@ def _find_files(data: dict[Any, Any], folder: Path, outside: bool) -> None:
         data["classes"] = [_class_file(one, folder, outside) for one in named]
 
 
-def _found(key: str, said: str, folder: Path, outside: bool) -> str:
+def _path_in(key: str, name: str, folder: Path, outside: bool) -> str:
     if is_far(folder):
-        if said.startswith(("/", "~")) or ".." in said.split("/") or ":" in said:
-            raise InputError(f"{key} {said!r} is outside {folder}; give the name of a file there")
-        return str(folder / said)
-    path = (folder / _expanded(said)).absolute()
+        if name.startswith(("/", "~")) or ".." in name.split("/") or ":" in name:
+            raise InputError(
+                f"{key} {name!r} is outside {folder}; give the name of a file in it",
+                code="path-outside-folder",
+                key=key,
+                value=name,
+            )
+        return str(folder / name)
+    path = (folder / _expanded(name)).absolute()
     try:
         inside = path.resolve().is_relative_to(folder.resolve())
     except (OSError, ValueError, RuntimeError) as error:  # a loop of links, a zero in the name
-        raise InputError(f"{key} {said!r} cannot be a file: {error}") from error
+        raise InputError(
+            f"{key} {name!r} is not a possible path: {error}", code="bad-path", key=key, value=name
+        ) from error
     if not outside and not inside:
         raise InputError(
-            f"{key} {said!r} is outside the folder of the experiment ({folder.resolve()}); put the "
-            "file there, or allow it with --outside (read_experiment(…, outside=True))"
+            f"{key} {name!r} is outside the folder of the experiment ({folder.resolve()}); move "
+            "the file there, or allow it with --outside (read_experiment(…, outside=True))",
+            code="path-outside-folder",
+            key=key,
+            value=name,
         )
     return str(path)
 
@@ -86,58 +102,49 @@ def _expanded(path: str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise InputError(f"prompts.path {path!r}: {error}") from error
+        raise InputError(
+            f"prompts.path {path!r}: {error}", code="bad-path", key="prompts.path", value=path
+        ) from error
 
 
 def _class_file(name: Any, folder: Path, outside: bool) -> Any:
     if isinstance(name, str) and name.endswith((".yaml", ".yml")):
-        return _found("classes", name, folder, outside)
+        return _path_in("classes", name, folder, outside)
     return name
 
 
-def _explain(found: Any, data: dict[Any, Any], lines: dict[Place, int], path: Path) -> str:
-    """One complaint of pydantic, in our words, with its line."""
-    place = _place(found["loc"], data)
-    about = code_and_values(found)
-    if about.get("code") in ("renamed-key", "key-given-twice"):
-        place = (about["value"],)
+def _about(
+    found: Any, data: dict[Any, Any], lines: dict[Place, int], path: Path
+) -> tuple[str, dict[str, Any]]:
+    """One error of pydantic: the message with its line, and the keywords of an `InputError`."""
+    place, values = _place(found["loc"], data), code_and_values(found)
+    if values["code"] in ("renamed-key", "key-given-twice"):
+        place = (values["value"],)
     known_place = place
     while known_place and known_place not in lines:
         known_place = known_place[:-1]
-    at = f"{path}, line {lines.get(known_place, 1)}"
-    name = ".".join(map(str, place))
-    kind, message = found["type"], str(found["msg"]).removeprefix("Value error, ")
-    if wrong := _unknown_key(found, data):
-        fields = wrong["known"]
-        near = get_close_matches(str(place[-1]), fields, n=1)
-        meant = f"; did you mean {near[0]!r}?" if near else ""
-        return f"{at}: unknown key {name!r}{meant} (known: {', '.join(fields)})"
-    if kind == "missing":
-        return f"{at}: the key {name!r} is missing"
-    if kind in ("union_tag_invalid", "union_tag_not_found"):
-        said = data["prompts"].get("source") if isinstance(data.get("prompts"), dict) else None
-        return f"{at}: unknown prompts.source {said!r}; known: {', '.join(SOURCES)}"
-    value = _at(place, data)
-    said = "" if isinstance(value, dict | list) or repr(value) in message else f" ({value!r})"
-    return f"{at}: {name}{said}: {message}" if name else f"{at}: {message}"
-
-
-def _about(found: Any, data: dict[Any, Any]) -> dict[str, Any]:
-    """The code and the values of one error of pydantic."""
-    if wrong := _unknown_key(found, data):
-        return {"code": "unknown-key", **wrong}
-    if found["type"] == "missing":
-        return {"code": "missing-key", "value": ".".join(map(str, _place(found["loc"], data)))}
-    return code_and_values(found)
-
-
-def _unknown_key(found: Any, data: dict[Any, Any]) -> dict[str, Any] | None:
-    """The key that pydantic does not know, and those that stand in its place."""
-    if found["type"] != "extra_forbidden":
-        return None
-    place = _place(found["loc"], data)
-    known = list(_model_at(place[:-1], data).model_fields)
-    return {"value": ".".join(map(str, place)), "known": known}
+    line, name = lines.get(known_place, 1), ".".join(map(str, place))
+    values["line"] = line
+    message = str(found["msg"]).removeprefix("Value error, ")
+    kind = found["type"]
+    if kind == "extra_forbidden":
+        known = list(_model_at(place[:-1], data).model_fields)
+        values |= {"value": name, "known": known}
+        near = get_close_matches(str(place[-1]), known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        message = f"unknown key {name!r}{hint} (known: {', '.join(known)})"
+    elif kind == "missing":
+        values["value"] = name
+        message = f"the key {name!r} is missing"
+    elif kind in ("union_tag_invalid", "union_tag_not_found"):
+        source = data["prompts"].get("source") if isinstance(data.get("prompts"), dict) else None
+        values |= {"code": "unknown-source", "value": source, "known": list(SOURCES)}
+        message = f"unknown prompts.source {source!r}; known: {', '.join(SOURCES)}"
+    elif name:
+        value = _at(place, data)
+        short = isinstance(value, dict | list) or repr(value) in message
+        message = f"{name}{'' if short else f' ({value!r})'}: {message}"
+    return f"{path}, line {line}: {message}", values
 
 
 def _place(loc: Place, data: Any) -> Place:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, PlainSerializer, PlainValidator, StrictStr
 
-from attnscope.errors import unknown
+from attnscope.errors import InputError, unknown
 from attnscope.measures.registry import MEASURES
 from attnscope.spec.queries import parse_queries
 from attnscope.tokens.class_sets import class_set, load_classes
@@ -24,7 +24,12 @@ def _queries(value: Any) -> Any:
 
 def _key(value: Any) -> Any:
     if not isinstance(value, str) or not value:
-        raise ValueError(f"unknown keys {value!r}; known: {', '.join(_KEYS)}")
+        raise InputError(
+            f"unknown keys {value!r}; known: {', '.join(_KEYS)}",
+            code="unknown-keys",
+            value=value,
+            known=list(_KEYS),
+        )
     return value
 
 
@@ -36,7 +41,11 @@ def _measure(value: Any) -> Any:
 
 def _device(value: Any) -> Any:
     if isinstance(value, str) and not re.fullmatch(r"[a-z]+(:[0-9]{1,3})?", value):
-        raise ValueError(f"no device is called {value!r}; such as cpu, cuda, cuda:1 or mps")
+        raise InputError(
+            f"{value!r} is not the name of a device; write for example cpu, cuda, cuda:1 or mps",
+            code="unknown-device",
+            value=value,
+        )
     return value
 
 
@@ -48,9 +57,13 @@ def _numbers(value: Any) -> Any:
         value = [value]
     good = isinstance(value, list | tuple) and value
     if not good or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in value):
-        raise ValueError(f"{value!r} is neither 'all' nor a list of whole numbers from 0")
+        raise InputError(
+            f"{value!r} is neither 'all' nor a list of whole numbers from 0",
+            code="bad-numbers",
+            value=value,
+        )
     if len(set(value)) < len(value):
-        raise ValueError(f"{value!r} names a number twice")
+        raise InputError(f"{value!r} names a number twice", code="listed-twice", value=value)
     return tuple(sorted(value))
 
 
@@ -72,15 +85,20 @@ def _class_sets(value: Any) -> Any:
         value = {}
         for source in named:
             if not isinstance(source, str):
-                raise ValueError(
-                    f"a class set is a name or the path of a YAML file, not {source!r}"
+                raise InputError(
+                    f"a class set is a name or the path of a YAML file, not {source!r}",
+                    code="bad-class-set",
+                    value=source,
                 )
             label = _label_of(source)
             if label in value:
-                raise ValueError(
-                    f"two class sets have the same name: {', '.join([*value, label])}; a set "
-                    "from a file is called by the file's name, without its ending, unless it is "
-                    "given a label: 'label: FILE.yaml'"
+                raise InputError(
+                    f"two class sets have the same name: {', '.join([*value, label])}. A set from "
+                    "a file has the file's name without its ending; give another label: 'label: "
+                    "FILE.yaml'",
+                    code="listed-twice",
+                    key="classes",
+                    value=label,
                 )
             value[label] = source
     return {_word(label): _class_set(label, source) for label, source in value.items()}
@@ -94,9 +112,12 @@ def _class_set(label: str, source: Any) -> ClassSet:
     if isinstance(source, str | ClassSet):
         return load_classes(source)
     if not isinstance(source, list | tuple) or not source:
-        raise ValueError(
-            f"class set {label!r} is a name, the path of a YAML file or a list of rules, "
-            f"not {source!r}"
+        raise InputError(
+            f"class set {label!r} is a name, the path of a YAML file or a list of rules, not "
+            f"{source!r}",
+            code="bad-class-set",
+            value=source,
+            label=label,
         )
     return class_set(source)
 
@@ -107,14 +128,18 @@ def _rules(sets: dict[str, ClassSet]) -> dict[str, list[dict[str, Any]]]:
 
 def _word(label: Any) -> str:
     if not isinstance(label, str) or not label:
-        raise ValueError(f"{label!r} is no label; give a word")
+        raise InputError(f"{label!r} is not a label; give a word", code="bad-label", value=label)
     return label
 
 
 def _tokens(value: Any) -> Any:
     if value == "auto" or (type(value) is int and value >= 1):
         return value
-    raise ValueError(f"{value!r} is no number of tokens; give a whole one from 1 on, or auto")
+    raise InputError(
+        f"{value!r} is not a number of tokens; give a whole number from 1, or auto",
+        code="bad-count",
+        value=value,
+    )
 
 
 QueriesWord = Annotated[StrictStr, BeforeValidator(_queries)]

@@ -32,9 +32,13 @@ class Generate(StrictModel):
 
     @model_validator(mode="after")
     def _of_sampling(self) -> Generate:
-        told = [name for name in ("temperature", "top_p", "seed") if self._differs(name)]
-        if told and not self.sample:
-            raise InputError(f"generate.{told[0]} is of sampled answers; add 'sample: true'")
+        given = [name for name in ("temperature", "top_p", "seed") if self._differs(name)]
+        if given and not self.sample:
+            raise InputError(
+                f"generate.{given[0]} needs sampling; add 'sample: true'",
+                code="needs-sampling",
+                key=f"generate.{given[0]}",
+            )
         return self
 
     def _differs(self, name: str) -> bool:

@@ -105,11 +105,22 @@ class NeedlePrompts(StrictModel):
     @model_validator(mode="after")
     def _whole(self) -> NeedlePrompts:
         if not self.depths or not self.lengths:
-            raise InputError("depths and lengths are empty; name at least one of each")
+            raise InputError(
+                "depths or lengths is empty; give at least one of each",
+                code="empty-list",
+                key="depths" if not self.depths else "lengths",
+            )
         if (self.needle is None) != (self.question is None):
-            raise InputError("a needle needs its question, and a question its needle: give both")
+            raise InputError(
+                "a needle needs its question, and a question its needle: give both",
+                code="incomplete-needle",
+            )
         if self.answer is not None and self.answer not in (self.needle or ""):
-            raise InputError(f"the answer {self.answer!r} is not in the needle {self.needle!r}")
+            raise InputError(
+                f"the answer {self.answer!r} is not in the needle {self.needle!r}",
+                code="answer-not-in-needle",
+                answer=self.answer,
+            )
         return self
 
 

@@ -49,11 +49,19 @@ def parse_queries(text: object, known: Sequence[str] = IN_A_RUN) -> QueryChoice:
         good = what.isascii() and what.isdecimal() and len(what) < 10
         if not good or int(what) < SMALLEST_SAMPLE:
             raise InputError(
-                f"queries {text!r}: K of sample:K is a whole number of at least {SMALLEST_SAMPLE}"
+                f"queries {text!r}: K of sample:K is a whole number of at least {SMALLEST_SAMPLE}",
+                code="bad-sample-size",
+                value=text,
+                smallest=SMALLEST_SAMPLE,
             )
         return QueryChoice("sample", sample=int(what))
     if form.endswith(":REGION") and what:
         return QueryChoice(kind, region=what)
     if form and form == text:
         return QueryChoice(kind)
-    raise InputError(f"unknown queries {text!r}; known: {', '.join(known)}")
+    raise InputError(
+        f"unknown queries {text!r}; known: {', '.join(known)}",
+        code="unknown-queries",
+        value=text,
+        known=list(known),
+    )
