@@ -96,7 +96,7 @@ def test_bad_fillers_are_refused(byte_level: Any) -> None:
         Filler(kind="slash")
     with raises(InputError, "bad-count", value=-1):
         Filler(count=-1)
-    with raises(InputError, "unit-not-used", kind="lorem"):
+    with raises(InputError, "unit-not-used", value="lorem"):
         Filler(kind="lorem", unit="x")
     with raises(InputError, "empty-unit"):
         Filler(unit="")

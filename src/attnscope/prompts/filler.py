@@ -59,7 +59,7 @@ class Filler:
             raise InputError(
                 f"a filler of kind {self.kind!r} repeats nothing, so it takes no unit",
                 code="unit-not-used",
-                kind=self.kind,
+                value=self.kind,
             )
         if self.unit == "":
             raise InputError(
