@@ -134,7 +134,7 @@ def two_runners(folder: Path, file: Path, whole: dict[str, str], rounds: int) ->
             part = ["--shard", f"{number}/2"] if shards else []
             server.start("run", file, "--out", out, "-q", *part)
         ends = [server.end() for server in servers]
-        good = [code == 0 or (clean(code, output) and "another process" in output)
+        good = [code == 0 or (clean(code, output) and "is writing to" in output)
                 for code, output in ends]  # fmt: skip
         done = any(code == 0 for code, _ in ends) and prints(out) == whole
         if not all(good) or not done or (shards and any(code for code, _ in ends)):

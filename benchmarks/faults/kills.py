@@ -36,7 +36,7 @@ def readable(out: Path) -> bool:
     try:
         attnscope.open_run(out).values.collect()
     except InputError as error:
-        return "is not a run" in str(error) or "no directory" in str(error)
+        return error.code in ("not-a-run", "folder-missing")
     return True
 
 
