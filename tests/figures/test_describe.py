@@ -11,7 +11,7 @@ import pytest
 
 from attnscope.figures.blocks import as_markdown
 from attnscope.figures.describe import TIES, FigureText, described
-from attnscope.figures.numbers import shown
+from attnscope.figures.numbers import rounded
 from attnscope.stats.paired import OUTCOMES
 from reading_back import plain, section, table_of
 
@@ -33,7 +33,7 @@ def random_table(seed: int) -> tuple[pl.DataFrame, FigureText, pl.DataFrame]:
             return None
         return rng.choice([0.0, 1.0, 2.0]) if few else rng.gauss(0, 1) * scale
 
-    data = shown(
+    data = rounded(
         pl.DataFrame(
             [
                 {"model": m, "layer": la, "class": c, "value": value(), "n": rng.randint(1, 99)}
@@ -44,7 +44,7 @@ def random_table(seed: int) -> tuple[pl.DataFrame, FigureText, pl.DataFrame]:
             schema_overrides={"value": pl.Float64},
         )
     )
-    differences = shown(
+    differences = rounded(
         pl.DataFrame(
             [
                 {

@@ -19,7 +19,7 @@ from attnscope.cli import app
 from attnscope.errors import InputError
 from attnscope.figures import FIGURES, figure_named
 from attnscope.figures.blocks import Items, Lines, Section, Strong, as_html, as_markdown
-from attnscope.figures.caption import unfinished
+from attnscope.figures.caption import unfinished_note
 from attnscope.figures.page import script_json
 from attnscope.report import build, write_report
 from attnscope.run.store import open_run
@@ -161,7 +161,7 @@ def test_every_figure_of_an_unfinished_run_is_marked(tmp_path: Path) -> None:
     folder = write_run(evil_run(prompts=2), tmp_path / "run")
     (folder / "manifest.json").unlink()
     run = open_run(folder)
-    note = unfinished(run)
+    note = unfinished_note(run)
     assert "12 cells" in note
     text = build(run)
     assert f"<p><strong>{note}.</strong></p>" in text

@@ -10,12 +10,12 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from attnscope.figures.caption import layers_said, left_out, prompts_said
-from attnscope.figures.charts.common import nothing, panels, tips
+from attnscope.figures.caption import layers_text, omissions, prompts_text
+from attnscope.figures.charts.common import empty_row, panels, tooltips
 from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Figure, FigureNumbers, Request
 from attnscope.figures.near_zero import AFTER, in_panels
-from attnscope.figures.numbers import in_order, means, shown
+from attnscope.figures.numbers import in_order, means, rounded
 from attnscope.figures.select import AbsentError, ValueRows, select
 from attnscope.figures.text_format import join, number
 from attnscope.figures.theme import Style
@@ -58,15 +58,15 @@ def _chart(frame: pl.DataFrame, style: Style, *, insets: dict[str, list[str]] | 
             axis=alt.Axis(grid=True, format=".2~g", tickCount=6),
         )
         base = alt.Chart(part).encode(x=x, color=colour)
-        told = tips(part, ["panel", "series", "place", "end", "value", "low", "high", "n"])
+        tooltip = tooltips(part, ["panel", "series", "place", "end", "value", "low", "high", "n"])
         bars = base.mark_bar(opacity=0.35, binSpacing=0).encode(
             x=alt.X("place:Q", title=x["title"], scale=x["scale"], bin="binned"),
             x2="end:Q",
             y=y,
-            tooltip=told,
+            tooltip=tooltip,
         )
         steps = base.mark_line(interpolate="step-after", strokeWidth=1.4).encode(y=y)
-        corner = alt.Chart(nothing()).mark_text(
+        corner = alt.Chart(empty_row()).mark_text(
             text=(insets or {}).get(part["panel"][0], []),
             align="right",
             baseline="top",
@@ -80,65 +80,67 @@ def _chart(frame: pl.DataFrame, style: Style, *, insets: dict[str, list[str]] | 
     return panels(frame, "panel", marks, style, gap=24).resolve_scale(color="shared")
 
 
-def _numbers(asked: Request) -> FigureNumbers[tuple[ValueRows, dict[str, list[str]]]]:
-    found, values = in_panels(asked, select(asked.run, asked.choice, ["activation_histogram"]))
-    base = asked.run.experiment.base
-    conditions = found.conditions
-    if asked.choice.conditions is None:  # a pair
+def _numbers(request: Request) -> FigureNumbers[tuple[ValueRows, dict[str, list[str]]]]:
+    selection, values = in_panels(
+        request, select(request.run, request.choice, ["activation_histogram"])
+    )
+    base = request.run.experiment.base
+    conditions = selection.conditions
+    if request.choice.conditions is None:  # a pair
         conditions = [base, *(c for c in conditions if c != base)][:2]
         values = values.filter(pl.col("series").is_in(conditions))
     frame = means(
-        values, ["panel", "series", "item"], asked.sources, possible("activation_histogram")
+        values, ["panel", "series", "item"], request.units, possible("activation_histogram")
     )
-    place = pl.col("item").cast(pl.Float64)
-    frame = frame.with_columns(place=place, end=(place + STEP).round(2)).sort("place")
+    start = pl.col("item").cast(pl.Float64)
+    frame = frame.with_columns(place=start, end=(start + STEP).round(2)).sort("place")
     names = values["panel"].unique(maintain_order=True).to_list()
-    frame = shown(in_order(frame.drop("item"), panel=names, series=conditions))
-    insets = {name: _inset(asked, name, conditions) for name in names}
+    frame = rounded(in_order(frame.drop("item"), panel=names, series=conditions))
+    insets = {name: _inset(request, name, conditions) for name in names}
     columns = ["panel", "series", "place", "end", "value", "low", "high", "n"]
     return FigureNumbers(
         measures=["activation_histogram"],
         data=frame.select(columns),
         settings={"insets": insets},
         width=560 if len(names) == 1 else 780,
-        told=(found, insets),
+        context=(selection, insets),
     )
 
 
-def _inset(asked: Request, panel: str, conditions: list[str]) -> list[str]:
+def _inset(request: Request, panel: str, conditions: list[str]) -> list[str]:
     """A line for each metric: its mean over prompts under every condition."""
     lines = []
     for measure, name in METRICS.items():
         try:
-            _, values = in_panels(asked, select(asked.run, asked.choice, [measure]))
+            _, values = in_panels(request, select(request.run, request.choice, [measure]))
         except AbsentError:
             continue
-        mean = means(values.filter(panel=panel), ["series"], asked.sources)
-        said = dict(mean.select("series", "value").iter_rows())
-        known = [number(float(f"{said[c]:.4g}")) for c in conditions if c in said]
+        mean = means(values.filter(panel=panel), ["series"], request.units)
+        by_condition = dict(mean.select("series", "value").iter_rows())
+        known = [number(float(f"{by_condition[c]:.4g}")) for c in conditions if c in by_condition]
         lines.append(f"{name}: {' → '.join(known)}")
     return lines
 
 
-def _words(
-    made: FigureNumbers[tuple[ValueRows, dict[str, list[str]]]], asked: Request
+def _text(
+    numbers: FigureNumbers[tuple[ValueRows, dict[str, list[str]]]], request: Request
 ) -> FigureText:
-    found, insets = made.told
-    conditions = made.data["series"].unique(maintain_order=True).to_list()
-    inside = made.data.group_by("panel", "series").agg(pl.col("value").sum())["value"].to_list()
+    selection, insets = numbers.context
+    conditions = numbers.data["series"].unique(maintain_order=True).to_list()
+    inside = numbers.data.group_by("panel", "series").agg(pl.col("value").sum())["value"].to_list()
     beyond = 1 - min(inside)
     return FigureText(
         title="Activations, under one condition and another",
         caption=[
-            f"{join(found.sources)}, {layers_said(found.layers)}, {AFTER}",
+            f"{join(selection.model_names)}, {layers_text(selection.layers)}, {AFTER}",
             f"Share of all activations in each bin, mean over prompts: {join(conditions)}; at most "
             f"{number(float(f'{beyond:.2g}'))} lie beyond the axis",
             "In the corner, in that order: share nearer to zero than the base's ε, mean L1 and L2 "
             "norm of a token's activations, Gini coefficient of sizes",
-            prompts_said(asked, made.data),
-            *left_out(found),
+            prompts_text(request, numbers.data),
+            *omissions(selection),
         ],
-        models=found.sources,
+        models=selection.model_names,
         overview=f"Histograms over each other, for {join(conditions)}.",
         axes=[
             "x: activation, in units of the base's 99th percentile of sizes",
@@ -159,6 +161,6 @@ FIGURE = Figure(
     needs="an experiment with `activation_histogram` among its measures has them",
     numbers=_numbers,
     chart=_chart,
-    words=_words,
+    text=_text,
     claims=("livelier-activations",),
 )

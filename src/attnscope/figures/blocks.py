@@ -55,13 +55,13 @@ def as_markdown(sections: Sequence[Section]) -> str:
         pieces = (text,) if isinstance(text, str) else text
         return "".join(f"**{inline(p)}**" if isinstance(p, Strong) else inline(p) for p in pieces)
 
-    def block(made: Block) -> str:
-        if isinstance(made, pl.DataFrame):
-            return _markdown_table(made)
-        if isinstance(made, Lines):
-            return "\n".join(map(line, made.lines))
-        lead = [] if made.lead is None else [line(made.lead)]
-        return "\n".join([*lead, *(f"- {line(item)}" for item in made.items)])
+    def block(content: Block) -> str:
+        if isinstance(content, pl.DataFrame):
+            return _markdown_table(content)
+        if isinstance(content, Lines):
+            return "\n".join(map(line, content.lines))
+        lead = [] if content.lead is None else [line(content.lead)]
+        return "\n".join([*lead, *(f"- {line(item)}" for item in content.items)])
 
     return "\n\n".join(
         f"### {inline(section.title)}\n" + "\n\n".join(map(block, section.blocks))
@@ -81,33 +81,33 @@ def as_html(sections: Sequence[Section]) -> str:
             for p in pieces
         )
 
-    def block(made: Block) -> list[str]:
-        if isinstance(made, pl.DataFrame):
-            return [html_table(made)]
-        if isinstance(made, Lines):
-            return [f"<p>{line(text)}</p>" for text in made.lines]
-        lead = [] if made.lead is None else [f"<p>{line(made.lead)}</p>"]
-        return [*lead, f"<ul>{''.join(f'<li>{line(item)}</li>' for item in made.items)}</ul>"]
+    def block(content: Block) -> list[str]:
+        if isinstance(content, pl.DataFrame):
+            return [html_table(content)]
+        if isinstance(content, Lines):
+            return [f"<p>{line(text)}</p>" for text in content.lines]
+        lead = [] if content.lead is None else [f"<p>{line(content.lead)}</p>"]
+        return [*lead, f"<ul>{''.join(f'<li>{line(item)}</li>' for item in content.items)}</ul>"]
 
     parts: list[str] = []
     for section in sections:
         parts.append(f"<h4>{line(section.title)}</h4>")
-        for made in section.blocks:
-            parts += block(made)
+        for content in section.blocks:
+            parts += block(content)
     return "\n".join(parts)
 
 
-def html_table(frame: pl.DataFrame, *, kind: str = "") -> str:
+def html_table(frame: pl.DataFrame, *, css_class: str = "") -> str:
     """A frame as a table that scrolls if it is long; of a `kind` that scripts and styles know."""
-    kinds = [' class="number"' if dtype.is_numeric() else "" for dtype in frame.dtypes]
+    attributes = [' class="number"' if dtype.is_numeric() else "" for dtype in frame.dtypes]
 
     def cells(tag: str, values: Iterable[Any]) -> str:
-        both = zip(kinds, values, strict=True)
+        both = zip(attributes, values, strict=True)
         return "".join(f"<{tag}{of}>{escape(visible(value))}</{tag}>" for of, value in both)
 
     head = cells("th", frame.columns)
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in frame.iter_rows())
-    opening = f'<table class="{kind}">' if kind else "<table>"
+    opening = f'<table class="{css_class}">' if css_class else "<table>"
     return (
         f'<div class="scroll">{opening}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
         "</div>"
@@ -121,19 +121,20 @@ def _markdown_table(frame: pl.DataFrame) -> str:
     return "\n".join([head, rule, *body])
 
 
-def facts(values: Mapping[str, Any]) -> str:
+def html_properties(values: Mapping[str, Any]) -> str:
     """Names and values as an HTML table, nested ones in a line."""
     rows = "".join(
-        f"<tr><th>{escape(str(k))}</th><td>{escape(_said(v))}</td></tr>" for k, v in values.items()
+        f"<tr><th>{escape(str(k))}</th><td>{escape(_value_text(v))}</td></tr>"
+        for k, v in values.items()
     )
     return f'<div class="scroll"><table><tbody>{rows}</tbody></table></div>'
 
 
-def _said(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, Mapping | list | tuple) and not value:
         return "—"
     if isinstance(value, Mapping):
-        return ", ".join(f"{k}: {_said(v)}" for k, v in value.items())
+        return ", ".join(f"{k}: {_value_text(v)}" for k, v in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(_said(v) for v in value)
+        return ", ".join(_value_text(v) for v in value)
     return "—" if value is None else str(value)

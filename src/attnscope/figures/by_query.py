@@ -12,7 +12,7 @@ from attnscope.figures.charts.lines import curves
 from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Figure, FigureNumbers, Option, Request
 from attnscope.figures.select import AbsentError
-from attnscope.figures.series import Along, along, along_words
+from attnscope.figures.series import SeriesContext, series_numbers, series_text
 from attnscope.figures.text_format import join
 from attnscope.figures.theme import Style
 
@@ -32,38 +32,40 @@ def _chart(
     return curves(frame, style, x="position", x_title=x_title, y_title=y_title)
 
 
-def _numbers(asked: Request) -> FigureNumbers[Along]:
-    measure = _measure(asked)
-    table = asked.run.by_query.filter(pl.col("measure") == measure)
-    if asked.options["along"] == "answer":
-        table = _along_answers(asked, table)
-    made = along(asked, table, measure, "position")
-    titles = {"x_title": _across(asked, _size(asked, made)), "y_title": MEASURES[measure]}
-    return replace(made, settings=titles)
+def _numbers(request: Request) -> FigureNumbers[SeriesContext]:
+    measure = _measure(request)
+    table = request.run.by_query.filter(pl.col("measure") == measure)
+    if request.options["along"] == "answer":
+        table = _along_answers(request, table)
+    numbers = series_numbers(request, table, measure, "position")
+    titles = {"x_title": _across(request, _size(request, numbers)), "y_title": MEASURES[measure]}
+    return replace(numbers, settings=titles)
 
 
-def _measure(asked: Request) -> str:
+def _measure(request: Request) -> str:
     """The one asked for, else the first that the run has."""
-    there = asked.run.by_query.select(pl.col("measure").unique()).collect()["measure"].to_list()
-    found = [m for m in MEASURES if m in there]
-    wanted = asked.options["measure"]
-    if wanted is None and found:
-        return found[0]
-    if wanted not in found:
-        raise AbsentError(f"this run has no {wanted or 'per-query values'}", missing=[wanted])
-    return str(wanted)
+    measures = (
+        request.run.by_query.select(pl.col("measure").unique()).collect()["measure"].to_list()
+    )
+    available = [m for m in MEASURES if m in measures]
+    measure = request.options["measure"]
+    if measure is None and available:
+        return available[0]
+    if measure not in available:
+        raise AbsentError(f"this run has no {measure or 'per-query values'}", missing=[measure])
+    return str(measure)
 
 
-def _along_answers(asked: Request, table: pl.LazyFrame) -> pl.LazyFrame:
+def _along_answers(request: Request, table: pl.LazyFrame) -> pl.LazyFrame:
     """The queries that new tokens were predicted from, counted by those tokens, from 1."""
-    if asked.run.experiment.bin > 1:
+    if request.run.experiment.bin > 1:
         raise AbsentError(
-            f"this run has bins of {asked.run.experiment.bin} queries, so there is no value per "
+            f"this run has bins of {request.run.experiment.bin} queries, so there is no value per "
             "generated token",
             code="binned-queries",
-            bin=asked.run.experiment.bin,
+            bin=request.run.experiment.bin,
         )
-    cells = asked.run.cells.lazy().select(
+    cells = request.run.cells.lazy().select(
         "model", "prompt", "condition", "tokens", "generated_tokens"
     )
     step = pl.col("position") - pl.col("tokens") + pl.col("generated_tokens") + 1
@@ -76,28 +78,28 @@ def _along_answers(asked: Request, table: pl.LazyFrame) -> pl.LazyFrame:
     )
 
 
-def _size(asked: Request, made: FigureNumbers[Along]) -> int:
+def _size(request: Request, numbers: FigureNumbers[SeriesContext]) -> int:
     """How many positions a point of a line is the mean of."""
-    *_, width = made.told
-    return max(width, asked.run.experiment.bin)
+    *_, width = numbers.context
+    return max(width, request.run.experiment.bin)
 
 
-def _across(asked: Request, size: int) -> str:
+def _across(request: Request, size: int) -> str:
     bins = f" (bins of {size}, by their first)" if size > 1 else ""
-    return ALONG[asked.options["along"]] + bins
+    return ALONG[request.options["along"]] + bins
 
 
-def _words(made: FigureNumbers[Along], asked: Request) -> FigureText:
-    found, lines, _ = made.told
-    answers = asked.options["along"] == "answer"
-    what = made.settings["y_title"]
-    size = _size(asked, made)
-    across = _across(asked, size).lower()
+def _text(numbers: FigureNumbers[SeriesContext], request: Request) -> FigureText:
+    selection, lines, _ = numbers.context
+    answers = request.options["along"] == "answer"
+    what = numbers.settings["y_title"]
+    size = _size(request, numbers)
+    across = _across(request, size).lower()
     binned = f", means over {size} positions" if size > 1 else ""
-    return along_words(
-        *(made, asked, found, lines, "mean over layers and heads"),
-        f"{what} of single queries{binned}, not normalised further; queries: {found.queries}; "
-        f"condition: {', '.join(found.conditions)}",
+    return series_text(
+        *(numbers, request, selection, lines, "mean over layers and heads"),
+        f"{what} of single queries{binned}, not normalised further; queries: {selection.queries}; "
+        f"condition: {', '.join(selection.conditions)}",
         x=("position", "new token {}" if answers else "position {}"),
         late=f"; later {'tokens are of longer answers' if answers else 'places of longer texts'} "
         "alone",
@@ -116,11 +118,11 @@ FIGURE = Figure(
     needs="an experiment with `query_mass`, `query_weight` or `query_entropy` has them",
     numbers=_numbers,
     chart=_chart,
-    words=_words,
+    text=_text,
     options={
         "measure": Option(
-            said="`measure` query_mass, query_weight, query_entropy", known=(None, *MEASURES)
+            help="`measure` query_mass, query_weight, query_entropy", known=(None, *MEASURES)
         ),
-        "along": Option(said="`along` text, answer", known=tuple(ALONG)),
+        "along": Option(help="`along` text, answer", known=tuple(ALONG)),
     },
 )

@@ -28,7 +28,7 @@ def caption(parts: Sequence[str]) -> str:
     return " ".join(f"{part.rstrip('.')}." for part in parts if part)
 
 
-def tiny(run: Run, models: Sequence[str]) -> str:
+def bundled_note(run: Run, models: Sequence[str]) -> str:
     """What is said of bundled models, which are tiny and trained by this project; or nothing."""
     known = run.environment.get("models", {})
     small = [m for m in models if known.get(m, {}).get("bundled")]
@@ -40,7 +40,7 @@ def tiny(run: Run, models: Sequence[str]) -> str:
     return f"{join(small)}: {what}"
 
 
-def unfinished(run: Run) -> str:
+def unfinished_note(run: Run) -> str:
     """What is said of a run that was stopped, or nothing."""
     if run.complete:
         return ""
@@ -49,17 +49,17 @@ def unfinished(run: Run) -> str:
     )
 
 
-def layers_said(layers: Sequence[int], total: int | None = None) -> str:
+def layers_text(layers: Sequence[int], total: int | None = None) -> str:
     """`layers 0, 16, 20, 27 (counted from 0)`, and of how many in the run where that is more."""
     word = "layer" if len(set(layers)) == 1 else "layers"
     some = f", of {total} in the run" if total is not None and len(layers) < total else ""
     return f"{word} {ranges(layers, 3)} (counted from 0){some}"
 
 
-def shown_of(run: Run, combine: str, found: ValueRows, total: int | None = None) -> str:
+def scope_text(run: Run, combine: str, selection: ValueRows, total: int | None = None) -> str:
     """Models, layers (of how many) and how heads are combined."""
-    layers = layers_said(found.layers, total)
-    return f"{join(found.sources)}, {layers}, {heads_said(run, combine, found)}"
+    layers = layers_text(selection.layers, total)
+    return f"{join(selection.model_names)}, {layers}, {heads_text(run, combine, selection)}"
 
 
 def hollow(frame: pl.DataFrame) -> str:
@@ -68,65 +68,65 @@ def hollow(frame: pl.DataFrame) -> str:
     return HOLLOW if 0 < none < frame.height else ""
 
 
-def heads_said(run: Run, combine: str, found: ValueRows) -> str:
+def heads_text(run: Run, combine: str, selection: ValueRows) -> str:
     """`mean over all heads`, `mean over heads 0, 1, 7 (of 8)`, `head 3`: those in the rows."""
-    heads = found.frame["head"].drop_nulls().unique().sort().to_list()
+    heads = selection.frame["head"].drop_nulls().unique().sort().to_list()
     if not heads:
         return "the whole layer"
     if len(heads) == 1:
         return f"head {heads[0]} (counted from 0)"
     known = run.environment.get("models", {})
-    sizes = {known.get(m, {}).get("heads") for m in found.sources} - {None}
+    sizes = {known.get(m, {}).get("heads") for m in selection.model_names} - {None}
     every = not sizes or len(heads) >= max(sizes)
     of = f" (of {join([str(s) for s in sorted(sizes)], 'or')})" if sizes else ""
     which = "all heads" if every else f"heads {ranges(heads, 3)}{of}"
-    said = {"mean": "mean", "sum": "sum", "max": "maximum"}[combine] + f" over {which}"
+    text = {"mean": "mean", "sum": "sum", "max": "maximum"}[combine] + f" over {which}"
     if run.experiment.combine == "each" and combine == "mean":
-        said += " (the experiment says each: `head-map` and `effect-heads` show every head)"
-    return said
+        text += " (the experiment says each: `head-map` and `effect-heads` show every head)"
+    return text
 
 
-def keys_said(keys: str) -> str:
+def keys_text(keys: str) -> str:
     """`keys: all`, and of what is left out that nothing takes its place."""
     note = " (the first left out, the others not scaled up)" if keys == "not-first" else ""
     return f"keys: {keys}{note}"
 
 
-def measured(found: ValueRows) -> str:
+def settings_text(selection: ValueRows) -> str:
     """`queries: all; keys: all; class set: default; condition: base`."""
-    parts = [f"queries: {found.queries}", keys_said(found.keys)]
-    if found.classes is not None:
-        parts.append(f"class set: {found.classes}")
-    return "; ".join([*parts, f"condition: {', '.join(found.conditions)}"])
+    parts = [f"queries: {selection.queries}", keys_text(selection.keys)]
+    if selection.classes is not None:
+        parts.append(f"class set: {selection.classes}")
+    return "; ".join([*parts, f"condition: {', '.join(selection.conditions)}"])
 
 
-def left_out(found: ValueRows, why: str = "") -> list[str]:
+def omissions(selection: ValueRows, why: str = "") -> list[str]:
     """Classes without a token, and values that are not defined."""
-    undefined = found.undefined
+    undefined = selection.undefined
     return [
-        f"No text has a token of {join(found.absent, 'or')}" if found.absent else "",
+        f"No text has a token of {join(selection.absent, 'or')}" if selection.absent else "",
         f"{undefined} undefined values{why} are left out" if undefined else "",
     ]
 
 
-def prompts_said(
-    asked: Request, frame: pl.DataFrame, *, interval: bool = False, drawn: str = ""
+def prompts_text(
+    request: Request, frame: pl.DataFrame, *, interval: bool = False, drawn: str = ""
 ) -> str:
     """`n = 64 prompts`, with what the interval is and how it is drawn, or that there is none."""
     least, most = min(frame["n"]), max(frame["n"])
     n = f"n = {count(most, 'prompt')}" if least == most else f"n = {least} to {most} prompts"
-    shown = list(asked.choice.prompts or asked.run.cells["prompt"].unique())
-    n = f"{n} {asked.sources.said(shown)}".rstrip()
-    if min(most, asked.sources.count(shown)) < MINIMUM:
+    shown = list(request.choice.prompts or request.run.cells["prompt"].unique())
+    n = f"{n} {request.units.said(shown)}".rstrip()
+    if min(most, request.units.count(shown)) < MINIMUM:
         return f"{n}, so there are no intervals (they need {MINIMUM})"
-    how = f"95 %, Student's t widened for skewness, over {asked.over}"
-    return f"{n}; intervals: {how}{drawn}{doubt(frame)}" if interval else n
+    how = f"95 %, Student's t widened for skewness, over {request.unit_name}"
+    return f"{n}; intervals: {how}{drawn}{unreliable_text(frame)}" if interval else n
 
 
 def line_caption(
-    asked: Request,
+    request: Request,
     data: pl.DataFrame,
-    found: ValueRows,
+    selection: ValueRows,
     how: str,
     *what: str,
     drawn: str = ", drawn as bands",
@@ -136,30 +136,30 @@ def line_caption(
 ) -> list[str]:
     """Of a chart of values with their intervals: models, layers (of how many) and `how` heads are
     combined; `what` is shown; prompts and intervals; what has none, and what is left out."""
-    prompts = prompts_said(asked, data, interval=intervals(data), drawn=drawn)
+    prompts = prompts_text(request, data, interval=intervals(data), drawn=drawn)
     return [
-        f"{join(found.sources)}, {layers_said(found.layers, total)}, {how}",
+        f"{join(selection.model_names)}, {layers_text(selection.layers, total)}, {how}",
         *what,
         f"{prompts}{late}",
         hollow(data),
-        *left_out(found, why),
+        *omissions(selection, why),
     ]
 
 
-def doubt(frame: pl.DataFrame) -> str:
+def unreliable_text(frame: pl.DataFrame) -> str:
     """How many intervals are unreliable, or nothing."""
     if "unreliable" not in frame.columns or not (some := int(frame["unreliable"].sum())):
         return ""
-    there = frame.height - frame["low"].null_count()
-    return f"; {some} of {there} are unreliable, because a few prompts dominate"
+    known = frame.height - frame["low"].null_count()
+    return f"; {some} of {known} are unreliable, because a few prompts dominate"
 
 
-def pairs_said(pairs: pl.DataFrame, count_from: int = 0) -> str:
+def head_list_text(pairs: pl.DataFrame, count_from: int = 0) -> str:
     """`A, layer 0, heads 0–2; B, layer 0, head 26 (counted from 0)`."""
-    said = []
+    parts = []
     for (model, layer), part in pairs.group_by(["model", "layer"], maintain_order=True):
         heads = [h + count_from for h in part["head"].to_list()]
         word = "head" if len(heads) == 1 else "heads"
-        said.append(f"{model}, layer {layer + count_from}, {word} {ranges(heads, 3)}")
+        parts.append(f"{model}, layer {layer + count_from}, {word} {ranges(heads, 3)}")
     paper = ", as in the paper" if count_from else ""
-    return f"{'; '.join(said)} (counted from {count_from}{paper})"
+    return f"{'; '.join(parts)} (counted from {count_from}{paper})"

@@ -7,12 +7,12 @@ from typing import Any
 
 import polars as pl
 
-from attnscope.figures.caption import hollow, left_out, measured, prompts_said, shown_of
+from attnscope.figures.caption import hollow, omissions, prompts_text, scope_text, settings_text
 from attnscope.figures.charts.common import legend_of
 from attnscope.figures.charts.lines import layer_areas, layer_lines
 from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import COMBINE, Figure, FigureNumbers, Option, Request
-from attnscope.figures.numbers import between_models, in_order, intervals, means, shown
+from attnscope.figures.numbers import between_models, in_order, intervals, means, rounded
 from attnscope.figures.select import ValueRows, select
 from attnscope.figures.text_format import number
 from attnscope.figures.theme import Style
@@ -43,18 +43,18 @@ def chart(
 
 
 def by_class(
-    asked: Request, how: str, form: str = "lines", **settings: Any
+    request: Request, how: str, form: str = "lines", **settings: Any
 ) -> FigureNumbers[ValueRows]:
     """Means per model, layer and class, and the differences between models."""
-    found = select(asked.run, asked.choice, ["mass"], base_only=True)
-    values = normalise(combine(found.frame, asked.heads), how)
+    selection = select(request.run, request.choice, ["mass"], base_only=True)
+    values = normalise(combine(selection.frame, request.combine), how)
     frame = means(
-        values, ["model", "layer", "item"], asked.sources, possible("mass", how, asked.heads)
+        values, ["model", "layer", "item"], request.units, possible("mass", how, request.combine)
     ).rename({"item": "class"})
     orders: dict[str, list[Any]] = {
-        "model": found.models,
-        "class": found.items,
-        "layer": found.layers,
+        "model": selection.models,
+        "class": selection.items,
+        "layer": selection.layers,
     }
     frame = in_order(frame, **orders)
     if form == "area":
@@ -62,52 +62,57 @@ def by_class(
         top = pl.col("value").cum_sum(reverse=True).over("model", "layer")
         frame = frame.with_columns(top.alias("top"))
         frame = frame.with_columns((pl.col("top") - pl.col("value")).alias("bottom"))
-    frame = shown(frame)
+    frame = rounded(frame)
     paired = between_models(
-        values, found.models, asked.sources, layer=found.layers, item=found.items
+        values, selection.models, request.units, layer=selection.layers, item=selection.items
     )
     return FigureNumbers(
         measures=["mass"],
         data=frame,
         differences=None if paired is None else paired.rename({"item": "class"}),
         settings={"form": form, **settings},
-        width={1: 480, 2: 700}.get(len(found.models), 800),
-        told=found,
+        width={1: 480, 2: 700}.get(len(selection.models), 800),
+        context=selection,
     )
 
 
-def words(made: FigureNumbers[ValueRows], asked: Request, *, what: str, **said: Any) -> FigureText:
+def class_text(
+    numbers: FigureNumbers[ValueRows], request: Request, *, what: str, **fields: Any
+) -> FigureText:
     """What the figures of classes over layers say alike; `what` was measured."""
-    found = made.told
-    interval = made.settings["form"] == "lines" and intervals(made.data)
+    selection = numbers.context
+    interval = numbers.settings["form"] == "lines" and intervals(numbers.data)
     return FigureText(
         caption=[
-            shown_of(asked.run, asked.heads, found),
-            f"{what}; {measured(found)}",
-            prompts_said(asked, made.data, interval=interval, drawn=", drawn as bands"),
-            hollow(made.data) if interval else "",
-            *left_out(found),
+            scope_text(request.run, request.combine, selection),
+            f"{what}; {settings_text(selection)}",
+            prompts_text(request, numbers.data, interval=interval, drawn=", drawn as bands"),
+            hollow(numbers.data) if interval else "",
+            *omissions(selection),
         ],
-        models=found.sources,
-        legend=legend_of(found.items, asked.theme.class_colours(found.items)),
+        models=selection.model_names,
+        legend=legend_of(selection.items, request.theme.class_colours(selection.items)),
         places={"model": "{}", "layer": "layer {}", "class": "{}"},
         order="class",
         split=["model"],
-        **said,
+        **fields,
     )
 
 
-def _words(made: FigureNumbers[ValueRows], asked: Request) -> FigureText:
-    area = asked.options["form"] == "area"
+def _text(numbers: FigureNumbers[ValueRows], request: Request) -> FigureText:
+    area = request.options["form"] == "area"
     what = "Stacked areas" if area else "A line per class, its 95 % interval as a band"
-    return words(
-        made,
-        asked,
+    return class_text(
+        numbers,
+        request,
         what="Attention summed over the keys of a class, mean over queries (mass)",
         title="Attention to every class of tokens, layer by layer",
-        overview=f"{what}, over {len(made.told.layers)} layers; a panel per model: "
-        f"{', '.join(made.told.models)}.",
-        axes=["x: layer, from 0", f"y: Attention mass, up to {number(made.data['value'].max())}"],
+        overview=f"{what}, over {len(numbers.context.layers)} layers; a panel per model: "
+        f"{', '.join(numbers.context.models)}.",
+        axes=[
+            "x: layer, from 0",
+            f"y: Attention mass, up to {number(numbers.data['value'].max())}",
+        ],
         quantity="mass",
     )
 
@@ -116,12 +121,12 @@ FIGURE = Figure(
     name="classes",
     shows="mass of every class over layers",
     needs=NEEDS,
-    numbers=lambda asked: by_class(asked, "mass", asked.options["form"]),
+    numbers=lambda request: by_class(request, "mass", request.options["form"]),
     chart=chart,
-    words=_words,
+    text=_text,
     height=260,
     options={
-        "form": Option(said="`form` lines, area", known=("lines", "area")),
+        "form": Option(help="`form` lines, area", known=("lines", "area")),
         "combine": COMBINE,
     },
 )

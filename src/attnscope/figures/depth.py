@@ -7,12 +7,12 @@ from typing import Any
 
 import polars as pl
 
-from attnscope.figures.caption import heads_said, keys_said, line_caption
+from attnscope.figures.caption import heads_text, keys_text, line_caption
 from attnscope.figures.charts.common import series_legend
 from attnscope.figures.charts.lines import layer_lines
 from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import COMBINE, Figure, FigureNumbers, Request
-from attnscope.figures.numbers import between_models, in_order, means, shown
+from attnscope.figures.numbers import between_models, in_order, means, rounded
 from attnscope.figures.select import ValueRows, select
 from attnscope.figures.theme import Style
 from attnscope.stats.tables import combine, possible
@@ -39,47 +39,52 @@ def _chart(frame: pl.DataFrame, style: Style) -> Any:
     )
 
 
-def _numbers(asked: Request) -> FigureNumbers[ValueRows]:
-    found = select(asked.run, asked.choice, list(MEASURES), base_only=True)
-    values = combine(found.frame, asked.heads)
+def _numbers(request: Request) -> FigureNumbers[ValueRows]:
+    selection = select(request.run, request.choice, list(MEASURES), base_only=True)
+    values = combine(selection.frame, request.combine)
     by = ["measure", "model", "layer"]
     each = [
-        means(part, by, asked.sources, possible(part["measure"][0], heads=asked.heads))
+        means(part, by, request.units, possible(part["measure"][0], heads=request.combine))
         for part in values.partition_by("measure", maintain_order=True)
     ]
-    frame = shown(pl.concat(each))
+    frame = rounded(pl.concat(each))
     measures = [m for m in MEASURES if m in set(frame["measure"])]
     return FigureNumbers(
         measures=measures,
-        data=in_order(frame, measure=measures, model=found.models, layer=found.layers),
+        data=in_order(frame, measure=measures, model=selection.models, layer=selection.layers),
         differences=between_models(
-            values, found.models, asked.sources, measure=measures, layer=found.layers
+            values, selection.models, request.units, measure=measures, layer=selection.layers
         ),
         width=480 if len(measures) == 1 else 740,
         margin=60,
-        told=found,
+        context=selection,
     )
 
 
-def _words(made: FigureNumbers[ValueRows], asked: Request) -> FigureText:
-    found = made.told
-    measures = made.data["measure"].unique(maintain_order=True).to_list()
+def _text(numbers: FigureNumbers[ValueRows], request: Request) -> FigureText:
+    selection = numbers.context
+    measures = numbers.data["measure"].unique(maintain_order=True).to_list()
     return FigureText(
         title=f"{' and '.join(TITLES[m] for m in measures).capitalize()}, layer by layer",
         caption=line_caption(
-            *(asked, made.data, found, heads_said(asked.run, asked.heads, found)),
+            *(
+                request,
+                numbers.data,
+                selection,
+                heads_text(request.run, request.combine, selection),
+            ),
             f"{' and '.join(ABOUT[m] for m in measures)}, mean over queries; not normalised "
-            f"further; queries: {found.queries}; "
-            f"{keys_said(found.keys)}; condition: {', '.join(found.conditions)}",
+            f"further; queries: {selection.queries}; "
+            f"{keys_text(selection.keys)}; condition: {', '.join(selection.conditions)}",
         ),
-        models=found.sources,
-        overview=f"Lines over {len(found.layers)} layers, a panel per measure "
-        f"({', '.join(measures)}), a line per model ({', '.join(found.models)}).",
+        models=selection.model_names,
+        overview=f"Lines over {len(selection.layers)} layers, a panel per measure "
+        f"({', '.join(measures)}), a line per model ({', '.join(selection.models)}).",
         axes=["x: layer, from 0", *[f"y: {MEASURES[m]}" for m in measures]],
-        legend=series_legend(found.models, asked.theme),
+        legend=series_legend(selection.models, request.theme),
         quantity="value",
         places={"measure": "{}", "model": "{}", "layer": "layer {}"},
-        order="model" if len(found.models) > 1 else None,
+        order="model" if len(selection.models) > 1 else None,
         split=["measure"],
     )
 
@@ -90,6 +95,6 @@ FIGURE = Figure(
     needs="an experiment with `entropy` and `first_token` among its measures has them",
     numbers=_numbers,
     chart=_chart,
-    words=_words,
+    text=_text,
     options={"combine": COMBINE},
 )

@@ -18,7 +18,7 @@ from attnscope.stats.contrast import TESTED
 from attnscope.stats.intervals import MINIMUM
 from attnscope.stats.paired import OUTCOMES
 
-SAID = 6
+SHORT = 6
 """The most statements about extremes in the short form."""
 TIES = 5
 """The most places named for one extreme; further ones are counted."""
@@ -55,33 +55,33 @@ class FigureText:
 
 def described(
     data: pl.DataFrame,
-    words: FigureText,
+    text: FigureText,
     differences: pl.DataFrame | None = None,
     claims: Section | None = None,
     over: str = "prompts",
 ) -> tuple[list[Section], str]:
     """The sections of a figure that shows `data`, and all of it in one paragraph."""
-    extremes = _extremes(data, words)
-    found, held = _differences(differences, words, over)
-    order, notes = _order(data, words), list(words.notes)
+    extremes = _extremes(data, text)
+    summary, groups = _differences(differences, text, over)
+    order, notes = _order(data, text), list(text.notes)
     sections = [
-        Section("Overview", [Lines([words.overview])]),
-        Section("Axes", [Items(words.axes)]),
-        Section("Legend", [Items(words.legend)]),
+        Section("Overview", [Lines([text.overview])]),
+        Section("Axes", [Items(text.axes)]),
+        Section("Legend", [Items(text.legend)]),
         Section("Largest and smallest", [Items(extremes)]),
         *([Section("Order", [Items(order)])] if order else []),
-        Section("Differences", [Lines(found), *held]),
+        Section("Differences", [Lines(summary), *groups]),
         *([Section("Notes", [Items(notes)])] if notes else []),
         *([claims] if claims is not None else []),
         Section("Every value", [data]),
     ]
-    some = extremes[:SAID]
-    if len(extremes) > SAID:
-        some = [*some, f"{len(extremes) - SAID} more such statements are in the description."]
-    return sections, " ".join([f"{words.title}.", words.overview, *some, found[0]])
+    some = extremes[:SHORT]
+    if len(extremes) > SHORT:
+        some = [*some, f"{len(extremes) - SHORT} more such statements are in the description."]
+    return sections, " ".join([f"{text.title}.", text.overview, *some, summary[0]])
 
 
-def _place(row: Mapping[str, Any], places: Mapping[str, str]) -> str:
+def _location(row: Mapping[str, Any], places: Mapping[str, str]) -> str:
     """`layer 0, Qwen-Phys, star`: where a row stands, with what is null left out."""
     named = [
         form.format(visible(row[column]))
@@ -91,87 +91,87 @@ def _place(row: Mapping[str, Any], places: Mapping[str, str]) -> str:
     return ", ".join(named)
 
 
-def _parts(data: pl.DataFrame, words: FigureText) -> list[tuple[str, pl.DataFrame]]:
+def _parts(data: pl.DataFrame, text: FigureText) -> list[tuple[str, pl.DataFrame]]:
     """The parts that have extremes of their own, each with its name in brackets."""
-    found = []
-    for name, keep in (words.parts or {"": pl.lit(True)}).items():
+    parts = []
+    for name, keep in (text.parts or {"": pl.lit(True)}).items():
         part = data.filter(keep)
-        groups = part.partition_by(words.split, maintain_order=True) if words.split else [part]
+        groups = part.partition_by(text.split, maintain_order=True) if text.split else [part]
         for group in groups:
             if group.is_empty():
                 continue
-            where = _place(group.row(0, named=True), {c: words.places[c] for c in words.split})
-            said = ", ".join(x for x in (name, where) if x)
-            found.append((f" ({said})" if said else "", group))
-    return found
+            where = _location(group.row(0, named=True), {c: text.places[c] for c in text.split})
+            label = ", ".join(x for x in (name, where) if x)
+            parts.append((f" ({label})" if label else "", group))
+    return parts
 
 
-def _extremes(data: pl.DataFrame, words: FigureText) -> list[str]:
+def _extremes(data: pl.DataFrame, text: FigureText) -> list[str]:
     lines = []
-    places = {c: form for c, form in words.places.items() if c not in words.split}
+    places = {c: form for c, form in text.places.items() if c not in text.split}
     # What rests on fewer prompts than the rest is told with its n.
     most_prompts = data["n"].max() if "n" in data.columns else None
 
-    def place(row: Mapping[str, Any]) -> str:
+    def location(row: Mapping[str, Any]) -> str:
         few = most_prompts is not None and row["n"] != most_prompts
-        return (_place(row, places) or "all") + (f" (n = {row['n']})" if few else "")
+        return (_location(row, places) or "all") + (f" (n = {row['n']})" if few else "")
 
-    for name, part in _parts(data, words):
-        known = part.filter(pl.col(words.value).is_not_null())
+    for name, part in _parts(data, text):
+        known = part.filter(pl.col(text.value).is_not_null())
         undefined = part.height - known.height
         if known.is_empty():
-            lines.append(f"No {words.quantity}{name} is defined.")
+            lines.append(f"No {text.quantity}{name} is defined.")
             continue
-        most, least = known[words.value].max(), known[words.value].min()
+        most, least = known[text.value].max(), known[text.value].min()
         if most == least and known.height > 1:
-            lines.append(f"Every {words.quantity}{name}: {number(most)} at {known.height} places.")
+            lines.append(f"Every {text.quantity}{name}: {number(most)} at {known.height} places.")
         else:
             for word, extreme in (("Largest", most), ("Smallest", least)):
-                tied = known.filter(pl.col(words.value) == extreme).to_dicts()
-                named = "; ".join(map(place, tied[:TIES]))
+                tied = known.filter(pl.col(text.value) == extreme).to_dicts()
+                named = "; ".join(map(location, tied[:TIES]))
                 more = f"; and {len(tied) - TIES} more" if len(tied) > TIES else ""
-                lines.append(f"{word} {words.quantity}{name}: {number(extreme)} at {named}{more}.")
+                lines.append(f"{word} {text.quantity}{name}: {number(extreme)} at {named}{more}.")
         if undefined:
             lines.append(f"Not defined{name}: {count(undefined, 'place')}.")
     return lines
 
 
-def _order(data: pl.DataFrame, words: FigureText) -> list[str]:
-    if words.order is None:
+def _order(data: pl.DataFrame, text: FigureText) -> list[str]:
+    if text.order is None:
         return []
-    others = [c for c in words.places if c != words.order]
+    others = [c for c in text.places if c != text.order]
     lines = []
-    for keep in (words.parts or {"": pl.lit(True)}).values():
+    for keep in (text.parts or {"": pl.lit(True)}).values():
         part = data.filter(keep)
         groups = part.partition_by(others, maintain_order=True) if others else [part]
         for group in groups:
-            known = group.filter(pl.col(words.value).is_not_null())
+            known = group.filter(pl.col(text.value).is_not_null())
             if known.height < 2:
                 continue
-            ranked = known.sort(words.value, descending=True, maintain_order=True).to_dicts()
-            said = ""
+            ranked = known.sort(text.value, descending=True, maintain_order=True).to_dicts()
+            ranking = ""
             for before, row in zip([None, *ranked], ranked, strict=False):
                 if before is not None:
-                    said += " = " if before[words.value] == row[words.value] else " > "
-                said += f"{visible(row[words.order])} {number(row[words.value])}"
-            where = _place(ranked[0], {c: words.places[c] for c in others}) or "all"
-            lines.append(f"{where}: {said}.")
+                    ranking += " = " if before[text.value] == row[text.value] else " > "
+                ranking += f"{visible(row[text.order])} {number(row[text.value])}"
+            where = _location(ranked[0], {c: text.places[c] for c in others}) or "all"
+            lines.append(f"{where}: {ranking}.")
     return lines
 
 
 def _differences(
-    found: pl.DataFrame | None, words: FigureText, over: str
+    differences: pl.DataFrame | None, text: FigureText, over: str
 ) -> tuple[list[str], list[Items]]:
     """What holds up, as `compare` finds, and what does not: in general, and one by one."""
-    if found is None or found.is_empty():
-        return [words.no_differences], []
-    untested = found.filter(pl.col("q").is_null())
-    tested = found.filter(pl.col("q").is_not_null())
+    if differences is None or differences.is_empty():
+        return [text.no_differences], []
+    untested = differences.filter(pl.col("q").is_null())
+    tested = differences.filter(pl.col("q").is_not_null())
     holds = pl.col("outcome") == OUTCOMES[0]
     yes, no = tested.filter(holds), tested.filter(~holds)
     if tested.is_empty():
         lines = [
-            f"No test of any of {count(found.height, 'difference')}: "
+            f"No test of any of {count(differences.height, 'difference')}: "
             f"a test over {over} needs at least {MINIMUM}."
         ]
     else:
@@ -183,14 +183,14 @@ def _differences(
             "here. The intervals are those of single differences; differences are "
             "computed before rounding.",
         ]
-    if "paired" in found.columns and not found["paired"].all():
+    if "paired" in differences.columns and not differences["paired"].all():
         lines[0] += " Unpaired: the two were measured on different prompts."
-    if found["minus"].n_unique() == 1 < PAIRED <= found["of"].n_unique():
-        lines.append(f"Of so many, each is compared with {visible(found['minus'][0])} alone.")
+    if differences["minus"].n_unique() == 1 < PAIRED <= differences["of"].n_unique():
+        lines.append(f"Of so many, each is compared with {visible(differences['minus'][0])} alone.")
     groups = (("Hold up", yes), ("Do not hold up", no), ("Not tested", untested))
     return lines, [
         Items(
-            [_difference(row, words) for row in part.to_dicts()],
+            [_difference(row, text) for row in part.to_dicts()],
             (Strong(title), f" ({part.height}):"),
         )
         for title, part in groups
@@ -198,9 +198,9 @@ def _differences(
     ]
 
 
-def _difference(row: Mapping[str, Any], words: FigureText) -> str:
-    where = _place(row, {c: f for c, f in words.places.items() if c in row})
-    said = (
+def _difference(row: Mapping[str, Any], text: FigureText) -> str:
+    where = _location(row, {c: f for c, f in text.places.items() if c in row})
+    difference = (
         f"{where}{': ' if where else ''}{visible(row['of'])} minus {visible(row['minus'])} = "
         f"{number(row['difference'])}"
     )
@@ -210,4 +210,4 @@ def _difference(row: Mapping[str, Any], words: FigureText) -> str:
         else f"95 % interval {number(row['low'])} to {number(row['high'])}"
     )
     tested = "" if row["q"] is None else f", q = {number(row['q'])}"
-    return f"{said} ({interval}{tested}, n = {row['n']})"
+    return f"{difference} ({interval}{tested}, n = {row['n']})"

@@ -91,12 +91,12 @@ def write(path: Path, content: bytes) -> None:
 def save(figure: Drawing, folder: str | Path, formats: Sequence[str] | None = None) -> list[Path]:
     """Write a figure into `folder` as NAME.png, NAME.svg …; all six formats unless told."""
     chosen = list(FORMATS) if formats is None else list(formats)
-    for wanted in chosen:
-        if wanted not in FORMATS:
-            raise unknown("format", wanted, FORMATS)
+    for ending in chosen:
+        if ending not in FORMATS:
+            raise unknown("format", ending, FORMATS)
     paths = []
-    for wanted in chosen:
-        path = Path(folder) / f"{figure.name}.{wanted}"
-        write(path, FORMATS[wanted](figure))
+    for ending in chosen:
+        path = Path(folder) / f"{figure.name}.{ending}"
+        write(path, FORMATS[ending](figure))
         paths.append(path)
     return paths

@@ -16,7 +16,7 @@ import polars as pl
 
 from attnscope.errors import InputError, unknown
 from attnscope.figures.blocks import Section, as_markdown
-from attnscope.figures.caption import caption, tiny, unfinished
+from attnscope.figures.caption import bundled_note, caption, unfinished_note
 from attnscope.figures.describe import FigureText, described
 from attnscope.figures.select import AbsentError, Choice
 from attnscope.figures.theme import Style, Theme, theme_named
@@ -35,7 +35,7 @@ T = TypeVar("T")
 class Option:
     """What a figure can be told beyond what all can; the first of `known` unless `default`."""
 
-    said: str
+    help: str
     """For the list of options in the docs."""
     known: tuple[Any, ...] | None = None
     """What it may be; None: the figure checks it."""
@@ -50,7 +50,7 @@ class Option:
         return value
 
 
-COMBINE = Option(said="`combine` mean, sum, max", known=(None, "mean", "sum", "max"))
+COMBINE = Option(help="`combine` mean, sum, max", known=(None, "mean", "sum", "max"))
 """How heads become one number; None: as the experiment says."""
 
 
@@ -64,20 +64,20 @@ class Request:
     width: float | None
     """Of the chart, if it was given."""
     options: Mapping[str, Any]
-    judged: VerdictCache
-    sources: ResamplingUnits
+    verdict_cache: VerdictCache
+    units: ResamplingUnits
     """What intervals and tests resample."""
 
     @property
-    def heads(self) -> str:
+    def combine(self) -> str:
         """How heads are combined: as asked, else as the experiment says, else by their mean."""
-        said = self.options.get("combine") or self.run.experiment.combine
-        return "mean" if said == "each" else str(said)
+        combine = self.options.get("combine") or self.run.experiment.combine
+        return "mean" if combine == "each" else str(combine)
 
     @property
-    def over(self) -> str:
+    def unit_name(self) -> str:
         """What intervals and tests are over, in words."""
-        return "clusters" if self.sources.nested else "prompts"
+        return "clusters" if self.units.nested else "prompts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class FigureNumbers(Generic[T]):
 
     data: pl.DataFrame
     """Every number shown, rounded as shown."""
-    told: T
+    context: T
     """What the words tell of them: how they were selected, and whatever else."""
     measures: Sequence[str] = ()
     """The measures that the data are of."""
@@ -114,7 +114,7 @@ class Figure(Generic[T]):
     chart: Callable[..., Any]
     """From the data, a `Style` and the settings to an altair chart; its docstring names the
     columns, so that a table of one's own can be drawn with it."""
-    words: Callable[[FigureNumbers[T], Request], FigureText]
+    text: Callable[[FigureNumbers[T], Request], FigureText]
     height: float = 240
     """Of a panel, unless told."""
     options: Mapping[str, Option] = field(default_factory=dict)
@@ -186,16 +186,16 @@ class Drawing:
         }
 
 
-LOOKS = ("title", "width", "height")
+LAYOUT = ("title", "width", "height")
 UNITS = ("cluster", "strata")
 
 
-def _read(figure: Figure[Any], given: Mapping[str, Any]) -> tuple[Choice, dict[str, Any]]:
+def _parse(figure: Figure[Any], keywords: Mapping[str, Any]) -> tuple[Choice, dict[str, Any]]:
     """What is chosen, and the options of the figure's own; anything else is an error."""
     chosen = [f.name for f in fields(Choice)]
-    for name in given:
-        if name not in (*figure.options, *chosen, *LOOKS, *UNITS):
-            known = [*figure.options, *sorted(chosen), *sorted(LOOKS), *UNITS, "theme", "dark"]
+    for name in keywords:
+        if name not in (*figure.options, *chosen, *LAYOUT, *UNITS):
+            known = [*figure.options, *sorted(chosen), *sorted(LAYOUT), *UNITS, "theme", "dark"]
             raise InputError(
                 f"unknown option {name!r} of {figure.name}; known: {', '.join(known)}",
                 code="unknown-option",
@@ -203,7 +203,7 @@ def _read(figure: Figure[Any], given: Mapping[str, Any]) -> tuple[Choice, dict[s
                 known=known,
             )
     for name in ("width", "height"):
-        size = given.get(name)
+        size = keywords.get(name)
         if size is not None and not (isinstance(size, int | float) and 20 <= size <= 20_000):
             raise InputError(
                 f"{name} must be between 20 and 20,000 pixels, not {size!r}",
@@ -212,12 +212,12 @@ def _read(figure: Figure[Any], given: Mapping[str, Any]) -> tuple[Choice, dict[s
                 value=size,
             )
     options = {
-        name: option.read(name, given[name])
-        if name in given
+        name: option.read(name, keywords[name])
+        if name in keywords
         else (option.known[0] if option.known and option.default is None else option.default)
         for name, option in figure.options.items()
     }
-    return Choice(**{name: value for name, value in given.items() if name in chosen}), options
+    return Choice(**{name: value for name, value in keywords.items() if name in chosen}), options
 
 
 def draw(
@@ -226,41 +226,43 @@ def draw(
     *,
     theme: str | Theme = "published",
     dark: bool = False,
-    judged: VerdictCache | None = None,
-    **given: Any,
+    verdict_cache: VerdictCache | None = None,
+    **keywords: Any,
 ) -> Drawing:
     """A figure of a run: numbers, then words about them, then a chart of them."""
-    choice, options = _read(figure, given)
-    units = {name: given[name] for name in UNITS if name in given}
-    asked = Request(
+    choice, options = _parse(figure, keywords)
+    units = {name: keywords[name] for name in UNITS if name in keywords}
+    request = Request(
         run=run,
         choice=choice,
         theme=theme_named(theme, dark=dark),
-        width=given.get("width"),
+        width=keywords.get("width"),
         options=options,
-        judged=judged or VerdictCache(run, **units),
-        sources=ResamplingUnits(run.prompts, **units),
+        verdict_cache=verdict_cache or VerdictCache(run, **units),
+        units=ResamplingUnits(run.prompts, **units),
     )
     try:
-        found = figure.numbers(asked)
+        numbers = figure.numbers(request)
     except AbsentError as error:
         raise InputError(f"{error}; {figure.needs}", code=error.code, **error.values) from None
-    words = figure.words(found, asked)
-    words = replace(words, title=given.get("title") or words.title)
-    found = replace(found, width=asked.width or found.width)
-    style = Style(theme=asked.theme, width=found.width, height=given.get("height") or figure.height)
-    claims = asked.judged.about(found.measures, figure.claims)
-    section = asked.judged.section(claims)
-    described_as = described(found.data, words, found.differences, section, asked.over)
-    notes = (tiny(run, words.models), unfinished(run))
-    made = _drawing(figure.name, found, words, described_as, figure.chart, style, notes)
-    return replace(made, claims=claims)
+    text = figure.text(numbers, request)
+    text = replace(text, title=keywords.get("title") or text.title)
+    numbers = replace(numbers, width=request.width or numbers.width)
+    style = Style(
+        theme=request.theme, width=numbers.width, height=keywords.get("height") or figure.height
+    )
+    claims = request.verdict_cache.claims_for(numbers.measures, figure.claims)
+    section = request.verdict_cache.section(claims)
+    described_as = described(numbers.data, text, numbers.differences, section, request.unit_name)
+    notes = (bundled_note(run, text.models), unfinished_note(run))
+    drawing = _drawing(figure.name, numbers, text, described_as, figure.chart, style, notes)
+    return replace(drawing, claims=claims)
 
 
 def draw_table(
     name: str,
     data: pl.DataFrame,
-    words: FigureText,
+    text: FigureText,
     chart: Callable[..., Any],
     *,
     width: float,
@@ -270,14 +272,14 @@ def draw_table(
     """A figure of a table that no run holds (scores under conditions, effects of cutting heads),
     with the same words, looks and files as a run's."""
     style = Style(theme=theme_named(theme, dark=False), width=width, height=height)
-    found = FigureNumbers(data=data, told=None, width=width, margin=60)
-    return _drawing(name, found, words, described(data, words), chart, style)
+    numbers = FigureNumbers(data=data, context=None, width=width, margin=60)
+    return _drawing(name, numbers, text, described(data, text), chart, style)
 
 
 def _drawing(
     name: str,
-    found: FigureNumbers[Any],
-    words: FigureText,
+    numbers: FigureNumbers[Any],
+    text: FigureText,
     described_as: tuple[list[Section], str],
     chart: Callable[..., Any],
     style: Style,
@@ -285,29 +287,29 @@ def _drawing(
 ) -> Drawing:
     """The numbers, what is said of them, and a chart of them when somebody asks for it."""
     sections, alt_text = described_as
-    said = caption([*words.caption, *notes])
+    caption_text = caption([*text.caption, *notes])
 
     def make(screen: bool) -> Mapping[str, Any]:
-        from attnscope.figures.charts.common import finish
+        from attnscope.figures.charts.common import figure_spec
 
-        data = found.fine if screen and found.fine is not None else found.data
-        return finish(
-            chart(data, replace(style, screen=screen), **found.settings),
-            title=words.title,
-            caption=said,
+        data = numbers.fine if screen and numbers.fine is not None else numbers.data
+        return figure_spec(
+            chart(data, replace(style, screen=screen), **numbers.settings),
+            title=text.title,
+            caption=caption_text,
             alt_text=alt_text,
-            width=found.width + found.margin,
+            width=numbers.width + numbers.margin,
             theme=style.theme,
         )
 
     return Drawing(
         name=name,
-        title=words.title,
-        data=found.data,
-        caption=said,
+        title=text.title,
+        data=numbers.data,
+        caption=caption_text,
         sections=sections,
         alt=alt_text,
         theme=style.theme,
         make=make,
-        zooms=found.fine is not None,
+        zooms=numbers.fine is not None,
     )

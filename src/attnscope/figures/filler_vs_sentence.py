@@ -13,14 +13,14 @@ from attnscope.errors import InputError
 from attnscope.figures.charts.profile import Y_TITLE, profile_pairs
 from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Figure, FigureNumbers, Request
-from attnscope.figures.numbers import differences, shown
+from attnscope.figures.numbers import differences, rounded
 from attnscope.figures.profiles import (
+    HEAD_COLUMNS,
     OPTIONS,
-    PLACE,
-    Panels,
-    beside,
+    ProfileContext,
+    measure_of_heads,
     panels_of,
-    profile_words,
+    profile_text,
     rows_of,
 )
 from attnscope.figures.select import (
@@ -52,42 +52,44 @@ def _chart(frame: pl.DataFrame, style: Style, *, count_from: int = 0) -> Any:
     )
 
 
-def _numbers(asked: Request) -> FigureNumbers[Panels]:
-    filler, sentence = names = _two(asked)
+def _numbers(request: Request) -> FigureNumbers[ProfileContext]:
+    filler, sentence = names = _two(request)
     labels = {
         filler: "filler" if filler == "filler" else f"filler ({filler})",
         sentence: "random sentence" + ("" if sentence == "sentence" else f" ({sentence})"),
     }
-    found, rows = rows_of(asked, names, per_model=1)
+    selection, rows = rows_of(request, names, per_model=1)
     rows = rows.with_columns(pl.col("condition").replace_strict(labels).alias("series"))
     inserted = rows.filter(pl.col("role") == "filler")
     first = pl.col("position").min().over("model", "prompt", "series", "layer", "head")
     inserted = inserted.with_columns(pl.col("position") - first)
-    if asked.options["leave_out_first"]:
+    if request.options["leave_out_first"]:
         rows = rows.filter(pl.col("position") > 0)
     both = {SPAN: inserted, WHOLE: rows}
-    made = panels_of(asked, found, both, names, list(labels.values()))
-    return replace(made, differences=_uniformity(made, asked))
+    numbers = panels_of(request, selection, both, names, list(labels.values()))
+    return replace(numbers, differences=_uniformity(numbers, request))
 
 
-def _two(asked: Request) -> list[str]:
+def _two(request: Request) -> list[str]:
     """Filler and sentence: as asked, else by their kinds."""
-    names = conditions_in_order(asked.run, asked.run.cells["condition"].unique())
-    variants = [c for c in names if c != asked.run.experiment.base]
-    if asked.choice.conditions is not None:
-        wanted = [c for c in asked.choice.conditions if c in variants]
-        if len(wanted) != 2:
+    names = conditions_in_order(request.run, request.run.cells["condition"].unique())
+    variants = [c for c in names if c != request.run.experiment.base]
+    if request.choice.conditions is not None:
+        chosen = [c for c in request.choice.conditions if c in variants]
+        if len(chosen) != 2:
             raise InputError(
                 "filler-vs-sentence shows two conditions that insert something; choose two of: "
                 f"{', '.join(variants) or 'none in this run'}",
                 code="number-of-conditions",
-                conditions=wanted,
+                conditions=chosen,
                 known=variants,
             )
-        return wanted
-    inserts = {name: what.insert for name, what in asked.run.experiment.conditions.items()}
-    kinds = {name: insert.kind for name, insert in inserts.items() if insert is not None}
-    sentence = [c for c in variants if kinds.get(c) in ("sentence", "lorem") or "sentence" in c]
+        return chosen
+    inserts = {name: what.insert for name, what in request.run.experiment.conditions.items()}
+    insertions = {name: insert.kind for name, insert in inserts.items() if insert is not None}
+    sentence = [
+        c for c in variants if insertions.get(c) in ("sentence", "lorem") or "sentence" in c
+    ]
     filler = [c for c in variants if c not in sentence]
     if not sentence or not filler:
         raise AbsentError(
@@ -98,30 +100,30 @@ def _two(asked: Request) -> list[str]:
     return [filler[0], sentence[0]]
 
 
-def _uniformity(made: FigureNumbers[Panels], asked: Request) -> pl.DataFrame | None:
+def _uniformity(numbers: FigureNumbers[ProfileContext], request: Request) -> pl.DataFrame | None:
     """Difference of the coefficient of variation, paired by prompt, where the run has it."""
-    filler, sentence = made.told.conditions
-    found = beside(asked, made.told, "uniformity", made.told.conditions)
-    if found is None or found[0].drop_nulls("value")["condition"].n_unique() != 2:
+    filler, sentence = numbers.context.conditions
+    values = measure_of_heads(request, numbers.context, "uniformity", numbers.context.conditions)
+    if values is None or values[0].drop_nulls("value")["condition"].n_unique() != 2:
         return None
-    table = differences(found[0], "condition", [(filler, sentence)], PLACE, asked.sources)
-    order = made.told.heads.with_row_index("rank")
-    table = table.join(order, on=PLACE).sort("rank").drop("rank")
-    said = f"coefficient of variation over the span{found[1]}"
-    return table.with_columns(pl.lit(said).alias("panel"))
+    table = differences(values[0], "condition", [(filler, sentence)], HEAD_COLUMNS, request.units)
+    order = numbers.context.heads.with_row_index("rank")
+    table = table.join(order, on=HEAD_COLUMNS).sort("rank").drop("rank")
+    panel = f"coefficient of variation over the span{values[1]}"
+    return table.with_columns(pl.lit(panel).alias("panel"))
 
 
-def _words(made: FigureNumbers[Panels], asked: Request) -> FigureText:
-    filler, sentence = made.told.conditions
-    spans = made.data.filter(pl.col("panel") == SPAN)
-    lengths = spans.group_by(*PLACE, "series").agg(pl.col("tokens").sum())
-    unequal = lengths.group_by(PLACE).agg(pl.col("tokens").n_unique() > 1)["tokens"].any()
-    names = made.data["series"].unique(maintain_order=True)
-    colours = [asked.theme.filler, asked.theme.sentence]
-    heads = count(made.told.heads.height, "head")
-    return profile_words(
-        made,
-        asked,
+def _text(numbers: FigureNumbers[ProfileContext], request: Request) -> FigureText:
+    filler, sentence = numbers.context.conditions
+    spans = numbers.data.filter(pl.col("panel") == SPAN)
+    lengths = spans.group_by(*HEAD_COLUMNS, "series").agg(pl.col("tokens").sum())
+    unequal = lengths.group_by(HEAD_COLUMNS).agg(pl.col("tokens").n_unique() > 1)["tokens"].any()
+    names = numbers.data["series"].unique(maintain_order=True)
+    colours = [request.theme.filler, request.theme.sentence]
+    heads = count(numbers.context.heads.height, "head")
+    return profile_text(
+        numbers,
+        request,
         about=f"conditions: {filler} and {sentence}; a y scale per panel",
         more="The two spans differ in length" if unequal else "",
         title="Filler against a random sentence in its place",
@@ -132,15 +134,15 @@ def _words(made: FigureNumbers[Panels], asked: Request) -> FigureText:
             f"y: {Y_TITLE}, a scale of its own in each panel",
         ],
         legend=[f"{name}: {colour}" for name, colour in zip(names, colours, strict=True)],
-        notes=_evenness(made, asked.options["count_from"]),
+        notes=_variation(numbers, request.options["count_from"]),
         no_differences="The run has no `uniformity` over prompts to compare the two by.",
     )
 
 
-def _evenness(made: FigureNumbers[Panels], start: int) -> list[str]:
+def _variation(numbers: FigureNumbers[ProfileContext], start: int) -> list[str]:
     """How even the shown spans are."""
-    spans = made.told.full.filter(pl.col("panel") == SPAN)
-    even = spans.group_by(*PLACE, "series", maintain_order=True).agg(
+    spans = numbers.context.full.filter(pl.col("panel") == SPAN)
+    variation = spans.group_by(*HEAD_COLUMNS, "series", maintain_order=True).agg(
         pl.col("value").mean().alias("mean"),
         (pl.col("value").std(ddof=0) / pl.col("value").mean()).alias("variation"),
         pl.col("value").count().alias("tokens"),
@@ -149,7 +151,7 @@ def _evenness(made: FigureNumbers[Panels], start: int) -> list[str]:
         f"{row['model']}, layer {row['layer'] + start}, head {row['head'] + start}, "
         f"{row['series']}: mean {number(row['mean'])} over {row['tokens']} inserted tokens, "
         f"coefficient of variation {number(row['variation'])}."
-        for row in shown(even).iter_rows(named=True)
+        for row in rounded(variation).iter_rows(named=True)
     ]
 
 
@@ -160,7 +162,7 @@ FIGURE = Figure(
     "something, filler and a sentence, has them, such as the recipe filler-vs-sentence",
     numbers=_numbers,
     chart=_chart,
-    words=_words,
+    text=_text,
     height=140,
     options=OPTIONS,
     claims=("uniform-filler",),

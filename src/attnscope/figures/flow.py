@@ -7,11 +7,11 @@ from typing import Any
 
 import polars as pl
 
-from attnscope.figures.caption import left_out, measured, prompts_said, shown_of
+from attnscope.figures.caption import omissions, prompts_text, scope_text, settings_text
 from attnscope.figures.charts.matrix import matrices
 from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import COMBINE, Figure, FigureNumbers, Request
-from attnscope.figures.numbers import between_models, in_order, means, shown
+from attnscope.figures.numbers import between_models, in_order, means, rounded
 from attnscope.figures.select import ValueRows, select
 from attnscope.figures.text_format import join
 from attnscope.figures.theme import Style
@@ -21,7 +21,7 @@ WRITTEN = 8
 """The most classes whose numbers are written into the cells."""
 
 
-SensitivityText = tuple[ValueRows, int, list[str]]
+Context = tuple[ValueRows, int, list[str]]
 """The rows; how many layers the run has; classes that get exactly nothing, from whomever."""
 
 
@@ -51,30 +51,32 @@ def _chart(frame: pl.DataFrame, style: Style) -> Any:
     )
 
 
-def _numbers(asked: Request) -> FigureNumbers[SensitivityText]:
-    found = select(asked.run, asked.choice, ["flow"], base_only=True)
-    total = len(found.layers)
-    if asked.choice.layers is None:
-        found = found.only(layers=sorted({found.layers[0], found.layers[-1]}))
-    values = combine(found.frame, asked.heads)
+def _numbers(request: Request) -> FigureNumbers[Context]:
+    selection = select(request.run, request.choice, ["flow"], base_only=True)
+    total = len(selection.layers)
+    if request.choice.layers is None:
+        selection = selection.restrict(layers=sorted({selection.layers[0], selection.layers[-1]}))
+    values = combine(selection.frame, request.combine)
     # A class that gets exactly nothing, from whomever, has no keys here: a column of zeros.
     most = dict(values.group_by("target").agg(pl.col("value").abs().max()).iter_rows())
-    empty = [name for name in most if most[name] == 0] if asked.choice.items is None else []
+    empty = [name for name in most if most[name] == 0] if request.choice.items is None else []
     if len(empty) < len(most):
         values = values.filter(~pl.col("target").is_in(empty))
-    within = possible("flow", heads=asked.heads)
-    frame = means(values, ["model", "layer", "item", "target"], asked.sources, within)
+    within = possible("flow", heads=request.combine)
+    frame = means(values, ["model", "layer", "item", "target"], request.units, within)
     named = {"item": "from", "target": "to"}
-    orders = {"item": found.items, "target": _in_order(found.items, frame["target"])}
-    frame = in_order(shown(frame), layer=found.layers, model=found.models, **orders)
-    paired = between_models(values, found.models, asked.sources, layer=found.layers, **orders)
+    orders = {"item": selection.items, "target": _in_order(selection.items, frame["target"])}
+    frame = in_order(rounded(frame), layer=selection.layers, model=selection.models, **orders)
+    paired = between_models(
+        values, selection.models, request.units, layer=selection.layers, **orders
+    )
     return FigureNumbers(
         measures=["flow"],
         data=frame.rename(named),
         differences=None if paired is None else paired.rename(named),
-        width=420 if len(found.layers) * len(found.models) == 1 else 780,
+        width=420 if len(selection.layers) * len(selection.models) == 1 else 780,
         margin=60,
-        told=(found, total, _in_order(found.items, empty)),
+        context=(selection, total, _in_order(selection.items, empty)),
     )
 
 
@@ -82,19 +84,19 @@ def _in_order(classes: list[str], some: Any) -> list[str]:
     return [name for name in classes if name in set(some)] + sorted(set(some) - set(classes))
 
 
-def _words(made: FigureNumbers[SensitivityText], asked: Request) -> FigureText:
-    (found, total, empty), colours = made.told, asked.theme.sequential
+def _text(numbers: FigureNumbers[Context], request: Request) -> FigureText:
+    (selection, total, empty), colours = numbers.context, request.theme.sequential
     return FigureText(
         title="Flow of attention between classes of tokens",
         caption=[
-            shown_of(asked.run, asked.heads, found, total),
+            scope_text(request.run, request.combine, selection, total),
             "Flow: mean over the queries of a class (row) of their mass on a class of keys "
-            f"(column); {measured(found)}; not normalised further",
-            prompts_said(asked, made.data),
+            f"(column); {settings_text(selection)}; not normalised further",
+            prompts_text(request, numbers.data),
             f"No column: {join(empty)}, to which exactly nothing goes" if empty else "",
-            *left_out(found, " (a class without queries)"),
+            *omissions(selection, " (a class without queries)"),
         ],
-        models=found.sources,
+        models=selection.model_names,
         overview="Coloured matrices, a panel per model and layer: rows are the classes of the "
         "queries, columns those of the keys.",
         axes=["x: class of the key", "y: class of the query"],
@@ -112,6 +114,6 @@ FIGURE = Figure(
     needs="an experiment with `flow` among its measures has it",
     numbers=_numbers,
     chart=_chart,
-    words=_words,
+    text=_text,
     options={"combine": COMBINE},
 )

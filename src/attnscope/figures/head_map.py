@@ -11,7 +11,7 @@ import polars as pl
 from attnscope.figures.charts.matrix import head_matrices
 from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Figure, FigureNumbers, Request
-from attnscope.figures.head_panels import MEASURE, OfHeads, heads_caption, means_of_heads
+from attnscope.figures.head_panels import MEASURE, HeadContext, head_means, heads_caption
 from attnscope.figures.text_format import count, join
 from attnscope.figures.theme import Style, Theme
 
@@ -42,25 +42,26 @@ def _colours(frame: pl.DataFrame, theme: Theme) -> tuple[str, ...]:
     return theme.diverging if min(known) < 0 < max(known) else theme.sequential
 
 
-def _numbers(asked: Request) -> FigureNumbers[OfHeads]:
-    made = means_of_heads(asked)
-    width = {1: 480, 2: 640}.get(len(made.told.panels), 800)
-    return replace(made, settings={"value_title": made.told.measure}, width=width)
+def _numbers(request: Request) -> FigureNumbers[HeadContext]:
+    numbers = head_means(request)
+    width = {1: 480, 2: 640}.get(len(numbers.context.panels), 800)
+    return replace(numbers, settings={"value_title": numbers.context.measure}, width=width)
 
 
-def _words(made: FigureNumbers[OfHeads], asked: Request) -> FigureText:
-    told, colours = made.told, _colours(made.data, asked.theme)
+def _text(numbers: FigureNumbers[HeadContext], request: Request) -> FigureText:
+    context, colours = numbers.context, _colours(numbers.data, request.theme)
     return FigureText(
-        title=f"{told.measure.capitalize()} of every head",
-        caption=heads_caption(made, asked, interval=False),
-        models=told.found.sources,
-        overview=f"Coloured matrices of layers by heads, a panel for each of {join(told.panels)}.",
+        title=f"{context.measure.capitalize()} of every head",
+        caption=heads_caption(numbers, request, interval=False),
+        models=context.selection.model_names,
+        overview="Coloured matrices of layers by heads, a panel for each of "
+        f"{join(context.panels)}.",
         axes=["x: head, from 0", "y: layer, from 0 at the top"],
         legend=[f"colour: from {colours[0]} (least) to {colours[-1]} (most)"],
-        quantity=told.measure,
+        quantity=context.measure,
         places={"panel": "{}", "layer": "layer {}", "head": "head {}"},
         split=["panel"],
-        notes=[_share(part) for part in made.data.partition_by("panel", maintain_order=True)],
+        notes=[_share(part) for part in numbers.data.partition_by("panel", maintain_order=True)],
         no_differences="Values, not differences: `effect-heads` compares.",
     )
 
@@ -80,6 +81,6 @@ FIGURE = Figure(
     needs="an experiment that has this measure has it",
     numbers=_numbers,
     chart=_chart,
-    words=_words,
+    text=_text,
     options={"measure": MEASURE},
 )

@@ -8,82 +8,91 @@ from dataclasses import dataclass, replace
 import polars as pl
 
 from attnscope.errors import InputError
-from attnscope.figures.caption import layers_said, left_out, measured, prompts_said
+from attnscope.figures.caption import layers_text, omissions, prompts_text, settings_text
 from attnscope.figures.figure import FigureNumbers, Option, Request
-from attnscope.figures.numbers import in_order, means, shown
+from attnscope.figures.numbers import in_order, means, rounded
 from attnscope.figures.select import AbsentError, ValueRows, select
 from attnscope.figures.text_format import join
 from attnscope.figures.token_types import PREFERRED
 from attnscope.stats.tables import possible
 
-MEASURE = Option(said="`measure` (else mass, or entropy)")
+MEASURE = Option(help="`measure` (else mass, or entropy)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfHeads:
+class HeadContext:
     """A value of every head, in a panel for each model and class."""
 
-    found: ValueRows
+    selection: ValueRows
     measure: str
     """In words."""
     panels: list[str]
 
 
-def of_heads(asked: Request, *, base_only: bool = False) -> tuple[ValueRows, str]:
+def select_heads(request: Request, *, base_only: bool = False) -> tuple[ValueRows, str]:
     """The rows of the measure asked for, which has heads; else of mass, else of entropy."""
-    there = asked.run.values.select(pl.col("measure").unique()).collect()["measure"]
-    known = there.sort().to_list()
-    measure = asked.options["measure"] or ("mass" if "mass" in known else "entropy")
+    measures = request.run.values.select(pl.col("measure").unique()).collect()["measure"]
+    known = measures.sort().to_list()
+    measure = request.options["measure"] or ("mass" if "mass" in known else "entropy")
     if measure not in known:
-        wanted = asked.options["measure"] or "mass"
+        required = request.options["measure"] or "mass"
         raise AbsentError(
-            f"this run has no {wanted} (it has {', '.join(known)})", missing=[wanted], known=known
+            f"this run has no {required} (it has {', '.join(known)})",
+            missing=[required],
+            known=known,
         )
-    found = select(asked.run, asked.choice, [measure], base_only=base_only)
-    if found.frame["head"].is_null().all():
+    selection = select(request.run, request.choice, [measure], base_only=base_only)
+    if selection.frame["head"].is_null().all():
         raise InputError(
             f"{measure} is one number per layer and has no values per head; choose another measure",
             code="no-heads",
             measure=measure,
         )
-    return found, measure
+    return selection, measure
 
 
-def means_of_heads(asked: Request) -> FigureNumbers[OfHeads]:
+def head_means(request: Request) -> FigureNumbers[HeadContext]:
     """The mean over prompts in every head: of the first model, unless others are asked for, and of
     the base, unless conditions are.
     """
-    choice = asked.choice
+    choice = request.choice
     if choice.models is None:
-        first = next(iter(asked.run.experiment.models))
-        asked = replace(asked, choice=replace(choice, models=[first]))
-    found, measure = of_heads(asked, base_only=True)
-    if choice.items is None and set(PREFERRED) <= set(found.items):
-        found = found.only(items=PREFERRED)
-    values = found.frame.filter(pl.col("head").is_not_null())
-    named = [pl.col("model")] if len(found.models) > 1 else []
-    if found.items:
+        first = next(iter(request.run.experiment.models))
+        request = replace(request, choice=replace(choice, models=[first]))
+    selection, measure = select_heads(request, base_only=True)
+    if choice.items is None and set(PREFERRED) <= set(selection.items):
+        selection = selection.restrict(items=PREFERRED)
+    values = selection.frame.filter(pl.col("head").is_not_null())
+    named = [pl.col("model")] if len(selection.models) > 1 else []
+    if selection.items:
         of = pl.format("{} → {}", "item", "target")
         named.append(pl.when(pl.col("target").is_null()).then(pl.col("item")).otherwise(of))
     panel = pl.concat_str(named, separator=", ") if named else pl.lit(measure)
     values = values.with_columns(panel.alias("panel"))
-    orders = {"model": found.models, **({"item": found.items} if found.items else {})}
+    orders = {"model": selection.models, **({"item": selection.items} if selection.items else {})}
     panels = in_order(values, **orders)["panel"].unique(maintain_order=True).to_list()
-    frame = means(values, ["panel", "layer", "head"], asked.sources, possible(measure)).sort(
+    frame = means(values, ["panel", "layer", "head"], request.units, possible(measure)).sort(
         "layer", "head"
     )
-    frame = shown(in_order(frame, panel=panels))
-    told = OfHeads(found=found, measure=measure.replace("_", " "), panels=panels)
-    return FigureNumbers(measures=[measure], data=frame, told=told, margin=40)
+    frame = rounded(in_order(frame, panel=panels))
+    context = HeadContext(selection=selection, measure=measure.replace("_", " "), panels=panels)
+    return FigureNumbers(measures=[measure], data=frame, context=context, margin=40)
 
 
-def heads_caption(made: FigureNumbers[OfHeads], asked: Request, *, interval: bool) -> list[str]:
+def heads_caption(
+    numbers: FigureNumbers[HeadContext], request: Request, *, interval: bool
+) -> list[str]:
     """What captions of such figures say alike."""
-    found, every = made.told.found, len(asked.run.experiment.models)
-    some = f"; {len(found.sources)} of {every} models" if len(found.sources) < every else ""
+    selection, every = numbers.context.selection, len(request.run.experiment.models)
+    some = (
+        f"; {len(selection.model_names)} of {every} models"
+        if len(selection.model_names) < every
+        else ""
+    )
     return [
-        f"{join(found.sources)}{some}, {layers_said(found.layers)}, every head by itself",
-        f"{made.told.measure}, not normalised further; {measured(found)}",
-        prompts_said(asked, made.data, interval=interval),
-        *left_out(found),
+        f"{join(selection.model_names)}{some}, {layers_text(selection.layers)}, every head by "
+        "itself",
+        f"{numbers.context.measure}, not normalised further; {settings_text(selection)}",
+        prompts_text(request, numbers.data, interval=interval),
+        *omissions(selection),
     ]

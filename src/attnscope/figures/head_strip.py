@@ -12,7 +12,7 @@ import polars as pl
 from attnscope.figures.charts.dots import FEW, MANY, head_strip
 from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Figure, FigureNumbers, Request
-from attnscope.figures.head_panels import MEASURE, OfHeads, heads_caption, means_of_heads
+from attnscope.figures.head_panels import MEASURE, HeadContext, head_means, heads_caption
 from attnscope.figures.numbers import intervals
 from attnscope.figures.text_format import join, number
 
@@ -20,45 +20,48 @@ TOP = 10
 """How many heads the description names."""
 
 
-def _numbers(asked: Request) -> FigureNumbers[OfHeads]:
-    made = means_of_heads(asked)
+def _numbers(request: Request) -> FigureNumbers[HeadContext]:
+    numbers = head_means(request)
     name = pl.format("L{} H{}", "layer", "head").alias("name")
     rank = pl.int_range(pl.len()).over("panel").alias("rank")
     parts = [
         part.sort("value", descending=True, nulls_last=True, maintain_order=True)
-        for part in made.data.partition_by("panel", maintain_order=True)
+        for part in numbers.data.partition_by("panel", maintain_order=True)
     ]
     frame = pl.concat(parts).with_columns(rank, name)
     columns = ["panel", "rank", "name", "layer", "head", "value", "low", "high", "n", "unreliable"]
-    width = {1: 560, 2: 720}.get(len(made.told.panels), 840)
+    width = {1: 560, 2: 720}.get(len(numbers.context.panels), 840)
     return replace(
-        made, data=frame.select(columns), settings={"y_title": made.told.measure}, width=width
+        numbers,
+        data=frame.select(columns),
+        settings={"y_title": numbers.context.measure},
+        width=width,
     )
 
 
-def _words(made: FigureNumbers[OfHeads], asked: Request) -> FigureText:
-    drawn = intervals(made.data) and max(made.data["rank"]) < FEW
-    many = max(made.data["rank"]) >= MANY
+def _text(numbers: FigureNumbers[HeadContext], request: Request) -> FigureText:
+    drawn = intervals(numbers.data) and max(numbers.data["rank"]) < FEW
+    many = max(numbers.data["rank"]) >= MANY
     layers = "Below: the layer of each head" if many else "Colour: layer"
     return FigureText(
-        title=f"Heads by their {made.told.measure}",
+        title=f"Heads by their {numbers.context.measure}",
         caption=[
-            *heads_caption(made, asked, interval=drawn),
+            *heads_caption(numbers, request, interval=drawn),
             f"{layers}; in the corner the first by name (L: layer, H: head)",
         ],
-        models=made.told.found.sources,
+        models=numbers.context.selection.model_names,
         overview="Every head as a dot, from the largest value to the smallest, a panel for each of "
-        f"{join(made.told.panels)}.",
+        f"{join(numbers.context.panels)}.",
         axes=[
             "x: heads, by rank from 0",
-            f"y: {made.told.measure}",
+            f"y: {numbers.context.measure}",
             *(["y, below: layer, from 0 at the top"] if many else []),
         ],
         legend=[] if many else ["colour: layer, from the first to the last"],
-        quantity=made.told.measure,
+        quantity=numbers.context.measure,
         places={"panel": "{}", "layer": "layer {}", "head": "head {}"},
         split=["panel"],
-        notes=[_first(part) for part in made.data.partition_by("panel", maintain_order=True)],
+        notes=[_first(part) for part in numbers.data.partition_by("panel", maintain_order=True)],
         no_differences="Values, not differences: `effect-heads` compares.",
     )
 
@@ -74,7 +77,7 @@ FIGURE = Figure(
     needs="an experiment that has this measure has it",
     numbers=_numbers,
     chart=head_strip,
-    words=_words,
+    text=_text,
     height=220,
     options={"measure": MEASURE},
 )

@@ -10,7 +10,7 @@ import altair as alt
 import polars as pl
 import vl_convert
 
-from attnscope.figures.charts.common import finish
+from attnscope.figures.charts.common import figure_spec
 from attnscope.figures.charts.matrix import EDGE
 from attnscope.figures.export import as_csv, write
 from attnscope.figures.figure import VEGA_LITE
@@ -39,7 +39,7 @@ def save_heads(
 
 def _svg(table: pl.DataFrame, *, title: str, caption: str) -> str:
     """`kind` at `layer` and `head` as SVG; the kinds in the order of the legend."""
-    theme, kinds = PUBLISHED, [*(kind.name for kind in KINDS), NONE]
+    theme, types = PUBLISHED, [*(kind.name for kind in KINDS), NONE]
     heads, layers = (table[name].unique().sort().to_list() for name in ("head", "layer"))
     step = max(5.0, min(24.0, 760 / len(heads)))
     tall = max(5.0, min(18.0, step))
@@ -66,13 +66,15 @@ def _svg(table: pl.DataFrame, *, title: str, caption: str) -> str:
             color=alt.Color(
                 "kind:N",
                 title=None,
-                scale=alt.Scale(domain=kinds, range=list(COLOURS[: len(kinds)])),
+                scale=alt.Scale(domain=types, range=list(COLOURS[: len(types)])),
                 legend=alt.Legend(orient="right", symbolType="square"),
             ),
         )
         .properties(width=step * len(heads), height=tall * len(layers))
     )
     width = max(step * len(heads) + 150, 420)
-    spec = finish(chart, title=title, caption=caption, alt_text=caption, width=width, theme=theme)
+    spec = figure_spec(
+        chart, title=title, caption=caption, alt_text=caption, width=width, theme=theme
+    )
     svg: str = vl_convert.vegalite_to_svg(dict(spec), vl_version=VEGA_LITE)
     return svg

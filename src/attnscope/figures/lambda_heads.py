@@ -7,12 +7,12 @@ from typing import Any
 
 import polars as pl
 
-from attnscope.figures.caption import keys_said, layers_said, left_out, prompts_said
+from attnscope.figures.caption import keys_text, layers_text, omissions, prompts_text
 from attnscope.figures.charts.dots import head_dots
 from attnscope.figures.charts.matrix import head_matrices
 from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Figure, FigureNumbers, Request
-from attnscope.figures.numbers import in_order, intervals, means, shown
+from attnscope.figures.numbers import in_order, intervals, means, rounded
 from attnscope.figures.select import ValueRows, select
 from attnscope.figures.text_format import join
 from attnscope.figures.theme import Style
@@ -27,11 +27,11 @@ DOTS = 96
 """The most heads of a panel that are drawn as dots with whiskers; more become a matrix."""
 
 
-def slope(found: ValueRows) -> str:
+def slope(selection: ValueRows) -> str:
     """What λ is, for a caption."""
     return (
         "λ: slope through the origin of the average attention weight with filler on that "
-        f"without, over aligned tokens; queries: {found.queries}; {keys_said(found.keys)}; "
+        f"without, over aligned tokens; queries: {selection.queries}; {keys_text(selection.keys)}; "
         "not normalised further"
     )
 
@@ -56,37 +56,37 @@ def _chart(frame: pl.DataFrame, style: Style) -> Any:
     )
 
 
-def _numbers(asked: Request) -> FigureNumbers[ValueRows]:
-    found = select(asked.run, asked.choice, ["lambda"])
+def _numbers(request: Request) -> FigureNumbers[ValueRows]:
+    selection = select(request.run, request.choice, ["lambda"])
     frame = means(
-        found.frame, ["model", "condition", "layer", "head"], asked.sources, possible("lambda")
+        selection.frame, ["model", "condition", "layer", "head"], request.units, possible("lambda")
     )
     frame = frame.sort("layer", "head")
-    frame = in_order(frame, model=found.models, condition=found.conditions)
-    several = len(found.conditions) > 1
+    frame = in_order(frame, model=selection.models, condition=selection.conditions)
+    several = len(selection.conditions) > 1
     panel = pl.format("{}, {}", "model", "condition") if several else pl.col("model")
     differs = ((pl.col("low") > 1) | (pl.col("high") < 1)).fill_null(False)
     columns = ["model", "condition", "layer", "head", "value", "low", "high", "n", "unreliable"]
-    frame = shown(frame.select(panel.alias("panel"), *columns, differs.alias("differs")))
+    frame = rounded(frame.select(panel.alias("panel"), *columns, differs.alias("differs")))
     return FigureNumbers(
         measures=["lambda"],
         data=frame,
         width=560 if frame["panel"].n_unique() == 1 else 780,
-        told=found,
+        context=selection,
     )
 
 
-def _words(made: FigureNumbers[ValueRows], asked: Request) -> FigureText:
-    found, names = made.told, made.data["panel"].unique(maintain_order=True).to_list()
+def _text(numbers: FigureNumbers[ValueRows], request: Request) -> FigureText:
+    selection, names = numbers.context, numbers.data["panel"].unique(maintain_order=True).to_list()
     return FigureText(
         title="λ of every head",
         caption=[
-            f"{join(found.models)}, {layers_said(found.layers)}, every head by itself",
-            f"{slope(found)}; {join(found.conditions)} against the base",
-            prompts_said(asked, made.data, interval=intervals(made.data)),
-            *left_out(found),
+            f"{join(selection.models)}, {layers_text(selection.layers)}, every head by itself",
+            f"{slope(selection)}; {join(selection.conditions)} against the base",
+            prompts_text(request, numbers.data, interval=intervals(numbers.data)),
+            *omissions(selection),
         ],
-        models=found.models,
+        models=selection.models,
         overview="λ per layer and head, its 95 % interval beside it, against 1, which is no "
         f"change; {len(names)} panels: {', '.join(names)}.",
         axes=["x: layer and head, from 0", "y: λ (in a matrix: colour)"],
@@ -94,7 +94,9 @@ def _words(made: FigureNumbers[ValueRows], asked: Request) -> FigureText:
         quantity="λ",
         places={"panel": "{}", "layer": "layer {}", "head": "head {}"},
         split=["panel"],
-        notes=[_against_one(part) for part in made.data.partition_by("panel", maintain_order=True)],
+        notes=[
+            _against_one(part) for part in numbers.data.partition_by("panel", maintain_order=True)
+        ],
         no_differences="λ compares two conditions already: 1 is no difference (see Notes).",
     )
 
@@ -117,7 +119,7 @@ FIGURE = Figure(
     needs=NEEDS,
     numbers=_numbers,
     chart=_chart,
-    words=_words,
+    text=_text,
     height=230,
     claims=("fall", "one-factor"),
 )

@@ -9,14 +9,14 @@ from typing import Any
 import polars as pl
 
 from attnscope.errors import InputError
-from attnscope.figures.caption import heads_said, line_caption
+from attnscope.figures.caption import heads_text, line_caption
 from attnscope.figures.charts.common import series_legend
 from attnscope.figures.charts.lines import lines_over
 from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import COMBINE, Figure, FigureNumbers, Request
 from attnscope.figures.lambda_heads import NEEDS, TITLE, slope
-from attnscope.figures.numbers import in_order, means, shown
-from attnscope.figures.select import ValueRows, condition_fillers, evenly, select
+from attnscope.figures.numbers import in_order, means, rounded
+from attnscope.figures.select import ValueRows, condition_fillers, select, thin
 from attnscope.figures.text_format import join
 from attnscope.figures.theme import Style
 from attnscope.stats.tables import combine, possible
@@ -25,7 +25,7 @@ MOST = 8
 """The most layers shown where none were asked for."""
 
 
-SensitivityText = tuple[ValueRows, int, list[str], list[str]]
+Context = tuple[ValueRows, int, list[str], list[str]]
 """The rows; how many layers the run has; the fillers; conditions whose filler has one length only,
 which are not shown."""
 
@@ -36,16 +36,16 @@ def _chart(frame: pl.DataFrame, style: Style) -> Any:
     return lines_over(frame, style, **x, y_title=TITLE, rule=1.0)
 
 
-def _numbers(asked: Request) -> FigureNumbers[SensitivityText]:
-    found = select(asked.run, asked.choice, ["lambda"])
-    total = len(found.layers)
-    if asked.choice.layers is None:
-        found = found.only(layers=evenly(found.layers, MOST))
-    lengths = asked.run.cells.group_by("model", "condition").agg(pl.col("filler_tokens").mean())
-    fillers = condition_fillers(asked.run)
-    values = combine(found.frame, asked.heads)
-    within = possible("lambda", heads=asked.heads)
-    frame = means(values, ["model", "condition", "layer"], asked.sources, within)
+def _numbers(request: Request) -> FigureNumbers[Context]:
+    selection = select(request.run, request.choice, ["lambda"])
+    total = len(selection.layers)
+    if request.choice.layers is None:
+        selection = selection.restrict(layers=thin(selection.layers, MOST))
+    lengths = request.run.cells.group_by("model", "condition").agg(pl.col("filler_tokens").mean())
+    fillers = condition_fillers(request.run)
+    values = combine(selection.frame, request.combine)
+    within = possible("lambda", heads=request.combine)
+    frame = means(values, ["model", "condition", "layer"], request.units, within)
     frame = frame.join(lengths, on=["model", "condition"]).with_columns(
         pl.col("condition").replace_strict(fillers, default="filler").alias("filler")
     )
@@ -58,38 +58,43 @@ def _numbers(asked: Request) -> FigureNumbers[SensitivityText]:
             "this run has filler of one length only; an experiment with the same filler in several "
             "lengths (conditions with different `count`) has them",
             code="one-length-only",
-            conditions=found.conditions,
+            conditions=selection.conditions,
         )
     drawn = frame["filler"].unique().sort().to_list()
     panel = pl.format("{}, {}", "model", "filler") if len(drawn) > 1 else pl.col("model")
-    frame = in_order(frame.sort("filler", "layer", "filler_tokens"), model=found.models)
+    frame = in_order(frame.sort("filler", "layer", "filler_tokens"), model=selection.models)
     columns = ["condition", "filler_tokens", "layer", "value", "low", "high", "n", "unreliable"]
-    frame = shown(frame.select(panel.alias("panel"), *columns))
+    frame = rounded(frame.select(panel.alias("panel"), *columns))
     return FigureNumbers(
         measures=["lambda"],
         data=frame,
         width={1: 520, 2: 720}.get(frame["panel"].n_unique(), 800),
-        told=(found, total, drawn, [name for name in found.conditions if name in lone]),
+        context=(selection, total, drawn, [name for name in selection.conditions if name in lone]),
     )
 
 
-def _words(made: FigureNumbers[SensitivityText], asked: Request) -> FigureText:
-    found, total, fillers, lone = made.told
+def _text(numbers: FigureNumbers[Context], request: Request) -> FigureText:
+    selection, total, fillers, lone = numbers.context
     others = f"; not of several lengths, so not shown: {join(lone)}" if lone else ""
     return FigureText(
         title="λ against the length of the filler",
         caption=line_caption(
-            *(asked, made.data, found, heads_said(asked.run, asked.heads, found)),
+            *(
+                request,
+                numbers.data,
+                selection,
+                heads_text(request.run, request.combine, selection),
+            ),
             f"Filler: {'; '.join(fillers)}{others}",
-            f"{slope(found)}; filler tokens: mean over prompts",
+            f"{slope(selection)}; filler tokens: mean over prompts",
             total=total,
         ),
-        models=found.models,
+        models=selection.models,
         overview="Lines of λ over the number of filler tokens, a line per layer; panels: "
-        f"{', '.join(made.data['panel'].unique(maintain_order=True))}. A dashed line at 1 is no "
+        f"{', '.join(numbers.data['panel'].unique(maintain_order=True))}. A dashed line at 1 is no "
         "change.",
         axes=["x: filler tokens", "y: λ"],
-        legend=series_legend([f"layer {layer}" for layer in found.layers], asked.theme),
+        legend=series_legend([f"layer {layer}" for layer in selection.layers], request.theme),
         quantity="λ",
         places={"panel": "{}", "layer": "layer {}", "filler_tokens": "{} filler tokens"},
         order="filler_tokens",
@@ -104,6 +109,6 @@ FIGURE = Figure(
     needs=NEEDS,
     numbers=_numbers,
     chart=_chart,
-    words=_words,
+    text=_text,
     options={"combine": COMBINE},
 )

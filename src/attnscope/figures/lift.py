@@ -5,7 +5,7 @@ Drawn from `mass` and `uniform`. This module must not know how a mass is measure
 
 import polars as pl
 
-from attnscope.figures.classes import NEEDS, by_class, chart, words
+from attnscope.figures.classes import NEEDS, by_class, chart, class_text
 from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import COMBINE, Figure, FigureNumbers, Request
 from attnscope.figures.select import ValueRows
@@ -26,17 +26,17 @@ def _against_one(frame: pl.DataFrame) -> str:
     )
 
 
-def _words(made: FigureNumbers[ValueRows], asked: Request) -> FigureText:
-    return words(
-        made,
-        asked,
+def _text(numbers: FigureNumbers[ValueRows], request: Request) -> FigureText:
+    return class_text(
+        numbers,
+        request,
         what=WHAT["lift"],
         title="Lift of every class of tokens, layer by layer",
         overview="A line per class, its 95 % interval as a band, and a dashed line at 1, which is "
-        f"no preference; a panel per model: {', '.join(made.told.models)}.",
-        axes=["x: layer, from 0", f"y: lift, up to {number(made.data['value'].max())}"],
+        f"no preference; a panel per model: {', '.join(numbers.context.models)}.",
+        axes=["x: layer, from 0", f"y: lift, up to {number(numbers.data['value'].max())}"],
         quantity="lift",
-        notes=[_against_one(made.data)],
+        notes=[_against_one(numbers.data)],
     )
 
 
@@ -44,9 +44,9 @@ FIGURE = Figure(
     name="lift",
     shows="mass over what uniform attention would give",
     needs=NEEDS,
-    numbers=lambda asked: by_class(asked, "lift", y_title="Lift (1: no preference)", rule=1.0),
+    numbers=lambda request: by_class(request, "lift", y_title="Lift (1: no preference)", rule=1.0),
     chart=chart,
-    words=_words,
+    text=_text,
     height=260,
     options={"combine": COMBINE},
 )

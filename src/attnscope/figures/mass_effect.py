@@ -12,21 +12,21 @@ import polars as pl
 from attnscope.figures.charts.matrix import head_matrices
 from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Drawing, draw_table
-from attnscope.figures.numbers import shown
+from attnscope.figures.numbers import rounded
 from attnscope.figures.text_format import join
 from attnscope.figures.theme import Style
 
 
-def mass_effect(table: pl.DataFrame, *, of: str, **looks: Any) -> Drawing:
+def mass_effect(table: pl.DataFrame, *, of: str, **options: Any) -> Drawing:
     """The figure `mass-effect` of a table with `problem`, `class`, `layer`, `head`, `mass` (of the
     last prompt token on the class) and `effect` (of cutting it in that head on the log-probability
     of the right answer); `of` says whose heads they are."""
     mean = table.group_by("class", "layer", "head", maintain_order=True).agg(
         pl.col("mass").mean(), pl.col("effect").mean(), pl.col("problem").n_unique().alias("n")
     )
-    data = shown(mean)
+    data = rounded(mean)
     names = data["class"].unique(maintain_order=True).to_list()
-    words = FigureText(
+    text = FigureText(
         title=f"Mass and effect, head by head: {of}",
         caption=[
             "Above, the attention of the last prompt token on a class of tokens; below, the change "
@@ -50,7 +50,7 @@ def mass_effect(table: pl.DataFrame, *, of: str, **looks: Any) -> Drawing:
         notes=[_together(part) for part in data.partition_by("class", maintain_order=True)],
         no_differences="Means, not compared with one another.",
     )
-    return draw_table("mass-effect", data, words, _chart, width=640, height=170, **looks)
+    return draw_table("mass-effect", data, text, _chart, width=640, height=170, **options)
 
 
 def _together(part: pl.DataFrame) -> str:

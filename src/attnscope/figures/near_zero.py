@@ -8,12 +8,12 @@ from typing import Any
 
 import polars as pl
 
-from attnscope.figures.caption import keys_said, line_caption
+from attnscope.figures.caption import keys_text, line_caption
 from attnscope.figures.charts.common import series_legend
 from attnscope.figures.charts.dots import side_by_side
 from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Figure, FigureNumbers, Request
-from attnscope.figures.numbers import differences, in_order, means, shown
+from attnscope.figures.numbers import differences, in_order, means, rounded
 from attnscope.figures.select import ValueRows, select
 from attnscope.figures.text_format import join
 from attnscope.figures.theme import Style
@@ -27,13 +27,13 @@ AFTER = (
 PANEL = pl.format("{}, layer {}", "model", "layer").alias("panel")
 
 
-def in_panels(asked: Request, found: ValueRows) -> tuple[ValueRows, pl.DataFrame]:
+def in_panels(request: Request, selection: ValueRows) -> tuple[ValueRows, pl.DataFrame]:
     """The first layer, unless layers are asked for; a panel for each model and layer."""
-    layers = found.layers if asked.choice.layers is not None else found.layers[:1]
-    found = replace(
-        found, layers=list(layers), frame=found.frame.filter(pl.col("layer").is_in(layers))
+    layers = selection.layers if request.choice.layers is not None else selection.layers[:1]
+    selection = replace(
+        selection, layers=list(layers), frame=selection.frame.filter(pl.col("layer").is_in(layers))
     )
-    return found, found.frame.with_columns(PANEL, pl.col("condition").alias("series"))
+    return selection, selection.frame.with_columns(PANEL, pl.col("condition").alias("series"))
 
 
 def _chart(frame: pl.DataFrame, style: Style) -> Any:
@@ -42,47 +42,47 @@ def _chart(frame: pl.DataFrame, style: Style) -> Any:
     return side_by_side(frame, style, x="item", x_titles=titles, y_title="Share near zero")
 
 
-def _numbers(asked: Request) -> FigureNumbers[ValueRows]:
-    found, values = in_panels(asked, select(asked.run, asked.choice, ["class_near_zero"]))
+def _numbers(request: Request) -> FigureNumbers[ValueRows]:
+    selection, values = in_panels(request, select(request.run, request.choice, ["class_near_zero"]))
     values = values.filter(pl.col("value").is_not_null())
     names = values["panel"].unique(maintain_order=True).to_list()
-    items = [item for item in found.items if item in set(values["item"])]
-    frame = means(values, ["panel", "series", "item"], asked.sources, possible("class_near_zero"))
+    items = [item for item in selection.items if item in set(values["item"])]
+    frame = means(values, ["panel", "series", "item"], request.units, possible("class_near_zero"))
     orders = {"panel": names, "item": items}
-    base = asked.run.experiment.base
-    pairs = [(c, base) for c in found.conditions if c != base and base in found.conditions]
+    base = request.run.experiment.base
+    pairs = [(c, base) for c in selection.conditions if c != base and base in selection.conditions]
     changed = None
     if pairs:
         changed = differences(
-            found.frame, "condition", pairs, ["model", "layer", "item"], asked.sources
+            selection.frame, "condition", pairs, ["model", "layer", "item"], request.units
         )
         changed = changed.with_columns(PANEL)
     return FigureNumbers(
         measures=["class_near_zero"],
-        data=shown(in_order(frame, **orders, series=found.conditions)),
+        data=rounded(in_order(frame, **orders, series=selection.conditions)),
         differences=changed,
         width=780,
-        told=found,
+        context=selection,
     )
 
 
-def _words(made: FigureNumbers[ValueRows], asked: Request) -> FigureText:
-    found = made.told
+def _text(numbers: FigureNumbers[ValueRows], request: Request) -> FigureText:
+    selection = numbers.context
     return FigureText(
         title="Activations near zero, class by class",
         caption=line_caption(
-            *(asked, made.data, found, AFTER),
+            *(request, numbers.data, selection, AFTER),
             "Share of a class's activations nearer to zero than the base's ε, 1.4826 · 0.25 times "
             "the median distance of their sizes from the median, prompt by prompt; "
-            f"{keys_said(found.keys)}; class set: {found.classes}",
+            f"{keys_text(selection.keys)}; class set: {selection.classes}",
             drawn=", drawn as bars",
             why=" (a class without a token)",
         ),
-        models=found.sources,
+        models=selection.model_names,
         overview=f"Points with intervals, a column for each token class, side by side for "
-        f"{join(found.conditions)}.",
+        f"{join(selection.conditions)}.",
         axes=["x: token class", "y: share near zero"],
-        legend=series_legend(found.conditions, asked.theme),
+        legend=series_legend(selection.conditions, request.theme),
         quantity="share near zero",
         places={"panel": "{}", "item": "{}", "series": "{}"},
         order="item",
@@ -96,6 +96,6 @@ FIGURE = Figure(
     needs="an experiment with `class_near_zero` among its measures has it",
     numbers=_numbers,
     chart=_chart,
-    words=_words,
+    text=_text,
     claims=("digits-near-zero",),
 )

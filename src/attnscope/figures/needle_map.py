@@ -10,19 +10,19 @@ from typing import Any
 
 import polars as pl
 
-from attnscope.figures.caption import layers_said, left_out, measured, prompts_said
+from attnscope.figures.caption import layers_text, omissions, prompts_text, settings_text
 from attnscope.figures.charts.matrix import matrices
 from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Figure, FigureNumbers, Option, Request
-from attnscope.figures.head_panels import MEASURE, of_heads
-from attnscope.figures.numbers import in_order, means, shown
+from attnscope.figures.head_panels import MEASURE, select_heads
+from attnscope.figures.numbers import in_order, means, rounded
 from attnscope.figures.select import AbsentError, ValueRows
 from attnscope.figures.text_format import join
 from attnscope.figures.theme import Style
 from attnscope.stats.tables import possible
 
-COMBINE = Option(said="`combine` max, mean", known=("max", "mean"))
-SensitivityText = tuple[ValueRows, str]
+COMBINE = Option(help="`combine` max, mean", known=("max", "mean"))
+Context = tuple[ValueRows, str]
 """The rows, and the measure."""
 
 
@@ -48,45 +48,46 @@ def _chart(frame: pl.DataFrame, style: Style, *, value_title: str = "Value") -> 
     )
 
 
-def _numbers(asked: Request) -> FigureNumbers[SensitivityText]:
-    known = asked.run.prompts
+def _numbers(request: Request) -> FigureNumbers[Context]:
+    known = request.run.prompts
     if known is None or not {"depth", "length"} <= set(known.columns):
         raise AbsentError(
             "the prompts of this run have no metadata columns depth and length",
             missing=["depth", "length"],
         )
-    found, measure = of_heads(asked, base_only=True)
-    of = pl.col("value").max() if asked.options["combine"] == "max" else pl.col("value").mean()
-    rows = found.frame.filter(pl.col("value").is_not_null())
-    whole = rows.group_by("model", "prompt", maintain_order=True).agg(of)
-    whole = whole.join(known.select("prompt", "depth", "length"), on="prompt")
-    frame = shown(
-        means(whole, ["model", "depth", "length"], asked.sources, possible(measure))
+    selection, measure = select_heads(request, base_only=True)
+    of = pl.col("value").max() if request.options["combine"] == "max" else pl.col("value").mean()
+    rows = selection.frame.filter(pl.col("value").is_not_null())
+    by_prompt = rows.group_by("model", "prompt", maintain_order=True).agg(of)
+    by_prompt = by_prompt.join(known.select("prompt", "depth", "length"), on="prompt")
+    frame = rounded(
+        means(by_prompt, ["model", "depth", "length"], request.units, possible(measure))
     ).rename({"model": "panel"})
-    frame = in_order(frame.sort("length", "depth"), panel=found.models)
+    frame = in_order(frame.sort("length", "depth"), panel=selection.models)
     return FigureNumbers(
         measures=[measure],
         data=frame,
-        told=(found, measure),
+        context=(selection, measure),
         settings={"value_title": measure.replace("_", " ")},
         width=420,
         margin=60,
     )
 
 
-def _words(made: FigureNumbers[SensitivityText], asked: Request) -> FigureText:
-    found, measure = made.told
-    how = {"max": "the largest of", "mean": "mean over"}[asked.options["combine"]]
-    name, colours = measure.replace("_", " "), asked.theme.sequential
+def _text(numbers: FigureNumbers[Context], request: Request) -> FigureText:
+    selection, measure = numbers.context
+    how = {"max": "the largest of", "mean": "mean over"}[request.options["combine"]]
+    name, colours = measure.replace("_", " "), request.theme.sequential
     return FigureText(
         title=f"{name.capitalize()} by depth and length",
         caption=[
-            f"{join(found.sources)}, {layers_said(found.layers)}, {how} all heads of all layers",
-            f"{name}, not normalised further; {measured(found)}",
-            prompts_said(asked, made.data, interval=False),
-            *left_out(found),
+            f"{join(selection.model_names)}, {layers_text(selection.layers)}, {how} all heads of "
+            "all layers",
+            f"{name}, not normalised further; {settings_text(selection)}",
+            prompts_text(request, numbers.data, interval=False),
+            *omissions(selection),
         ],
-        models=found.sources,
+        models=selection.model_names,
         overview="Coloured matrices of lengths by depths, with numbers where they fit, a panel per "
         "model.",
         axes=["x: depth, 0 is the beginning of the text", "y: length of the text in words"],
@@ -104,6 +105,6 @@ FIGURE = Figure(
     needs="an experiment on prompts of the source `needle` has them",
     numbers=_numbers,
     chart=_chart,
-    words=_words,
+    text=_text,
     options={"measure": MEASURE, "combine": COMBINE},
 )

@@ -25,7 +25,7 @@ PAIRED = 8
 Over = Literal["model", "condition"]
 
 
-def shown(frame: pl.DataFrame) -> pl.DataFrame:
+def rounded(frame: pl.DataFrame) -> pl.DataFrame:
     """The frame with the digits that are shown; NaN becomes null. Once here, and nowhere else."""
     floats = pl.col(pl.Float64, pl.Float32).cast(pl.Float64)
     # Adding 0.0 turns a minus zero into zero.
@@ -44,14 +44,14 @@ def in_order(frame: pl.DataFrame, **orders: Sequence[Any]) -> pl.DataFrame:
 
 
 def means(
-    values: pl.DataFrame, by: Sequence[str], sources: ResamplingUnits, within: Range = ANY
+    values: pl.DataFrame, by: Sequence[str], units: ResamplingUnits, within: Range = ANY
 ) -> pl.DataFrame:
     """Per group: `value`, the mean over prompts, with `low`, `high`, `n` and whether the interval
     is `unreliable`. Intervals end at the possible values, `within`."""
     defined = values.filter(pl.col("value").is_not_null())
-    found = summary(defined, by=list(by), within=within, **sources.settings)
-    found = found.rename({"mean": "value"})
-    return found.select(*by, "value", "low", "high", "n", "unreliable")
+    table = summary(defined, by=list(by), within=within, **units.settings)
+    table = table.rename({"mean": "value"})
+    return table.select(*by, "value", "low", "high", "n", "unreliable")
 
 
 def intervals(frame: pl.DataFrame) -> bool:
@@ -64,7 +64,7 @@ def differences(
     over: Over,
     pairs: Sequence[tuple[str, str]],
     places: Sequence[str],
-    sources: ResamplingUnits,
+    units: ResamplingUnits,
 ) -> pl.DataFrame:
     """Differences of pairs of models or conditions, paired by prompt: a row per place.
 
@@ -73,20 +73,20 @@ def differences(
     columns = ["of", "minus", "difference", "low", "high", "n", "q", "outcome", "paired"]
     defined = values.filter(pl.col("value").is_not_null())
     parts = [
-        compare(defined, over=over, pair=(minus, of), **sources.settings)
+        compare(defined, over=over, pair=(minus, of), **units.settings)
         .with_columns(pl.lit(of).alias("of"), pl.lit(minus).alias("minus"))
         .select(*places, *columns)
         for of, minus in pairs
     ]
-    return shown(pl.concat(parts))
+    return rounded(pl.concat(parts))
 
 
 def between_models(
-    values: pl.DataFrame, models: Sequence[str], sources: ResamplingUnits, **places: Sequence[Any]
+    values: pl.DataFrame, models: Sequence[str], units: ResamplingUnits, **places: Sequence[Any]
 ) -> pl.DataFrame | None:
     """Every later model less every earlier one, at the places in their order; of one, nothing. Of
     many, each less the first: nobody reads the thousand pairs of a survey, or waits for them."""
     pairs = [(b, a) for a, b in combinations(models, 2) if len(models) <= PAIRED or a == models[0]]
     if not pairs:
         return None
-    return in_order(differences(values, "model", pairs, list(places), sources), **places)
+    return in_order(differences(values, "model", pairs, list(places), units), **places)

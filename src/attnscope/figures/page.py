@@ -20,12 +20,12 @@ SORTABLE = "sortable"
 """The kind of table that a page's reader can sort and filter."""
 
 
-def _beside(name: str) -> str:
+def _asset(name: str) -> str:
     """A style or script that lies beside this file."""
     return "\n" + Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
-STYLE = _beside("page.css")
+STYLE = _asset("page.css")
 
 # No address may be asked, not even by accident.
 POLICY = (
@@ -36,12 +36,12 @@ POLICY = (
 
 # One chart, two configurations: the page takes the one that suits the reader's light or dark, and
 # the light one for paper.
-SCRIPT = _beside("charts.js")
+SCRIPT = _asset("charts.js")
 
 
 # Tables of the kind `sortable`: a click on a head sorts, words in the box keep the rows with all of
 # them. Only text is read and rows are moved: nothing is ever made from it.
-TABLES = _beside("tables.js")
+TABLES = _asset("tables.js")
 
 
 def script_json(value: Any) -> str:

@@ -20,25 +20,25 @@ def in_fixed_order(pdf: bytes) -> bytes:
     ends = sorted([*starts, start])
     objects = {}
     for number, at in enumerate(starts, start=1):
-        body = pdf[at : ends[ends.index(at) + 1]].split(b"obj\n", 1)[1]
+        content = pdf[at : ends[ends.index(at) + 1]].split(b"obj\n", 1)[1]
         # What comes after is compressed, and refers to nothing.
-        head, mark, stream = body.partition(b"stream\n")
+        head, mark, stream = content.partition(b"stream\n")
         objects[number] = (_NAMES.sub(_sorted, head), mark + stream)
     renumbered = {old: new for new, old in enumerate(_met(objects, trailer), start=1)}
 
     def moved(part: bytes) -> bytes:
-        return _REFERENCE.sub(lambda found: b"%d 0 R" % renumbered[int(found[1])], part)
+        return _REFERENCE.sub(lambda match: b"%d 0 R" % renumbered[int(match[1])], part)
 
-    made, rows = bytearray(pdf[: ends[0]]), [entries[:20]]
+    body, rows = bytearray(pdf[: ends[0]]), [entries[:20]]
     for old, new in renumbered.items():
-        rows.append(b"%010d 00000 n\r\n" % len(made))
-        made += b"%d 0 obj\n" % new + moved(objects[old][0]) + objects[old][1]
+        rows.append(b"%010d 00000 n\r\n" % len(body))
+        body += b"%d 0 obj\n" % new + moved(objects[old][0]) + objects[old][1]
     end = [b"xref\n0 %d\n" % len(rows), *rows, b"trailer", moved(trailer.split(b"startxref")[0])]
-    return bytes(made) + b"".join(end) + b"startxref\n%d\n%%%%EOF" % len(made)
+    return bytes(body) + b"".join(end) + b"startxref\n%d\n%%%%EOF" % len(body)
 
 
-def _sorted(found: re.Match[bytes]) -> bytes:
-    return b"".join(sorted(found[0].splitlines(keepends=True)))
+def _sorted(match: re.Match[bytes]) -> bytes:
+    return b"".join(sorted(match[0].splitlines(keepends=True)))
 
 
 def _met(objects: dict[int, tuple[bytes, bytes]], trailer: bytes) -> list[int]:

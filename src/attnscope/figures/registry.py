@@ -48,8 +48,8 @@ def figure_named(name: str) -> Figure[Any]:
     """The declaration of a figure."""
     if name not in FIGURES:
         raise unknown("figure", name, FIGURES)
-    found: Figure[Any] = import_module(f"attnscope.figures.{FIGURES[name]}").FIGURE
-    return found
+    figure: Figure[Any] = import_module(f"attnscope.figures.{FIGURES[name]}").FIGURE
+    return figure
 
 
 def draw(
@@ -69,18 +69,20 @@ def draw(
 
 
 def drawable(
-    run: Run, *, judged: VerdictCache | None = None, **options: Any
+    run: Run, *, verdict_cache: VerdictCache | None = None, **options: Any
 ) -> tuple[list[Drawing], dict[str, str]]:
     """Every figure that the run has the numbers for; and for each other one, why not."""
     from attnscope.figures.figure import draw as draw_figure
     from attnscope.figures.verdict_cache import VerdictCache
 
     units = {name: options[name] for name in ("cluster", "strata") if name in options}
-    judged = judged or VerdictCache(run, **units)
+    verdict_cache = verdict_cache or VerdictCache(run, **units)
     drawn, missing = [], {}
     for name in FIGURES:
         try:
-            drawn.append(draw_figure(run, figure_named(name), judged=judged, **options))
+            drawn.append(
+                draw_figure(run, figure_named(name), verdict_cache=verdict_cache, **options)
+            )
         except AttnscopeError as error:
             missing[name] = str(error)
     if not drawn:
@@ -97,6 +99,6 @@ def table() -> str:
     """All figures with what they show and their own options: the table of docs/figures.md."""
     rows = ["| name | shows | options of its own |", "| --- | --- | --- |"]
     for figure in map(figure_named, FIGURES):
-        said = " · ".join(option.said for option in figure.options.values())
-        rows.append(f"| `{figure.name}` | {figure.shows} | {said} |")
+        options = " · ".join(option.help for option in figure.options.values())
+        rows.append(f"| `{figure.name}` | {figure.shows} | {options} |")
     return "\n".join(rows)

@@ -62,7 +62,7 @@ class ValueRows:
     frame: pl.DataFrame
     models: list[str]
     """Labels of what is compared: models, or `model, condition` where conditions are folded in."""
-    sources: list[str]
+    model_names: list[str]
     """The models themselves."""
     conditions: list[str]
     layers: list[int]
@@ -73,7 +73,7 @@ class ValueRows:
     keys: str
     classes: str | None
 
-    def only(
+    def restrict(
         self, *, layers: Sequence[int] | None = None, items: Sequence[str] | None = None
     ) -> ValueRows:
         """These layers or classes alone, with their rows."""
@@ -107,26 +107,26 @@ class ProfileRows:
     """How many heads there were to choose from."""
 
 
-def models_in_order(run: Run, found: Iterable[str]) -> list[str]:
+def models_in_order(run: Run, names: Iterable[str]) -> list[str]:
     """Models in the order of the experiment."""
-    present = set(found)
+    present = set(names)
     listed = [m for m in run.experiment.models if m in present]
     return listed + sorted(present - set(listed))
 
 
-def conditions_in_order(run: Run, found: Iterable[str]) -> list[str]:
+def conditions_in_order(run: Run, names: Iterable[str]) -> list[str]:
     """Base first, then the experiment's order."""
-    present = set(found)
+    present = set(names)
     listed = [c for c in (run.experiment.base, *run.experiment.variants) if c in present]
     return listed + sorted(present - set(listed))
 
 
 def condition_fillers(run: Run) -> dict[str, str]:
     """What was inserted and where, whatever its length, by condition: `repeat '/', between`."""
-    asked = {n: c for n, c in run.experiment.conditions.items() if c.insert is not None}
-    several = len({what.by for what in asked.values()}) > 1
+    inserting = {n: c for n, c in run.experiment.conditions.items() if c.insert is not None}
+    several = len({what.by for what in inserting.values()}) > 1
     fillers = {}
-    for name, what in asked.items():
+    for name, what in inserting.items():
         assert what.insert is not None
         unit = f" {what.insert.unit!r}" if what.insert.unit is not None else ""
         by = [f"by {what.by}"] if several else []
@@ -134,26 +134,26 @@ def condition_fillers(run: Run) -> dict[str, str]:
     return fillers
 
 
-def only(what: str, asked: Iterable[Any] | None, known: Sequence[Any]) -> list[Any]:
+def check_known(what: str, values: Iterable[Any] | None, known: Sequence[Any]) -> list[Any]:
     """What was asked for, checked; everything if nothing was."""
-    if asked is None:
+    if values is None:
         return list(known)
-    chosen = list(dict.fromkeys(asked))
+    chosen = list(dict.fromkeys(values))
     for value in chosen:
         if value not in known:
             raise unknown(what, value, known)
     return chosen
 
 
-def one(run: Run, what: str, asked: str | None, found: Sequence[str]) -> str:
+def pick(run: Run, what: str, value: str | None, present: Sequence[str]) -> str:
     """The one asked for, checked; else the experiment's first, or the first that comes."""
-    first: list[str] = [x for x in getattr(run.experiment, what) if x in found]
-    known = first + [x for x in found if x not in first]
-    if asked is None:
+    first: list[str] = [x for x in getattr(run.experiment, what) if x in present]
+    known = first + [x for x in present if x not in first]
+    if value is None:
         return known[0]
-    if asked not in known:
-        raise unknown("class set" if what == "classes" else what, asked, known)
-    return asked
+    if value not in known:
+        raise unknown("class set" if what == "classes" else what, value, known)
+    return value
 
 
 class _Axes:
@@ -162,26 +162,28 @@ class _Axes:
     def __init__(
         self, run: Run, choice: Choice, known: pl.DataFrame, prompts: pl.DataFrame
     ) -> None:
-        def found(column: str) -> list[Any]:
+        def values_of(column: str) -> list[Any]:
             return known[column].drop_nulls().unique(maintain_order=True).to_list()
 
-        self.found = found
-        self.models = only("model", choice.models, models_in_order(run, found("model")))
-        every = conditions_in_order(run, found("condition"))
-        self.conditions = only("condition", choice.conditions, every)
-        self.layers = only("layer", choice.layers, sorted(found("layer")))
-        self.prompts = only("prompt", choice.prompts, sorted(prompts["prompt"]))
-        self.queries = one(run, "queries", choice.queries, found("queries"))
+        self.values_of = values_of
+        self.models = check_known("model", choice.models, models_in_order(run, values_of("model")))
+        every = conditions_in_order(run, values_of("condition"))
+        self.conditions = check_known("condition", choice.conditions, every)
+        self.layers = check_known("layer", choice.layers, sorted(values_of("layer")))
+        self.prompts = check_known("prompt", choice.prompts, sorted(prompts["prompt"]))
+        self.queries = pick(run, "queries", choice.queries, values_of("queries"))
         self.heads: pl.Expr | None = None
         if isinstance(choice.heads, Mapping):
-            only("head", choice.heads.values(), sorted(found("head")))
+            check_known("head", choice.heads.values(), sorted(values_of("head")))
             self.heads = pl.any_horizontal(
                 (pl.col("model") == m) & (pl.col("head") == h) for m, h in choice.heads.items()
             )
         elif choice.heads is not None:
-            self.heads = pl.col("head").is_in(only("head", choice.heads, sorted(found("head"))))
+            self.heads = pl.col("head").is_in(
+                check_known("head", choice.heads, sorted(values_of("head")))
+            )
 
-    def kept(self) -> list[pl.Expr]:
+    def filters(self) -> list[pl.Expr]:
         """What rows of the choice fulfil."""
         return [
             pl.col("model").is_in(self.models),
@@ -208,16 +210,16 @@ def select(
     """
     lazy = (run.values if table is None else table).filter(pl.col("measure").is_in(list(measures)))
     columns = ["model", "condition", "queries", "keys", "classes", "layer", "head", "item"]
-    known = _different(lazy.select(columns))
+    known = _distinct(lazy.select(columns))
     if known.is_empty():
         raise AbsentError(f"this run has no {' or '.join(measures)}", missing=list(measures))
-    axes = _Axes(run, choice, known, _different(lazy.select("prompt")))
+    axes = _Axes(run, choice, known, _distinct(lazy.select("prompt")))
     if base_only and choice.conditions is None:
         axes.conditions = axes.conditions[:1]
-    keys = one(run, "keys", choice.keys, axes.found("keys"))
-    sets = axes.found("classes")
-    classes = one(run, "classes", choice.classes, sets) if sets else None
-    kept = [*axes.kept(), pl.col("keys") == keys]
+    keys = pick(run, "keys", choice.keys, axes.values_of("keys"))
+    sets = axes.values_of("classes")
+    classes = pick(run, "classes", choice.classes, sets) if sets else None
+    kept = [*axes.filters(), pl.col("keys") == keys]
     items: list[str] = []
     if classes is not None:
         items = _items(run, choice, known, classes)
@@ -243,9 +245,9 @@ def select(
         )
     selection = ValueRows(
         frame=frame,
-        models=_those(axes.models, frame["model"]),
-        sources=_those(axes.models, frame["model"]),
-        conditions=_those(axes.conditions, frame["condition"]),
+        models=_present(axes.models, frame["model"]),
+        model_names=_present(axes.models, frame["model"]),
+        conditions=_present(axes.conditions, frame["condition"]),
         layers=axes.layers,
         items=items,
         absent=absent,
@@ -253,17 +255,21 @@ def select(
         keys=keys,
         classes=classes,
     )
-    return _folded(selection) if base_only and len(selection.conditions) > 1 else selection
+    return (
+        _conditions_as_models(selection)
+        if base_only and len(selection.conditions) > 1
+        else selection
+    )
 
 
-def _different(rows: pl.LazyFrame) -> pl.DataFrame:
+def _distinct(rows: pl.LazyFrame) -> pl.DataFrame:
     """Every different row once; there may be millions of others."""
     return rows.unique(maintain_order=True).collect(engine="streaming")
 
 
-def _those(names: Sequence[str], there: pl.Series) -> list[str]:
+def _present(names: Sequence[str], values: pl.Series) -> list[str]:
     """The names that are there."""
-    present = set(there.unique())
+    present = set(values.unique())
     return [name for name in names if name in present]
 
 
@@ -273,10 +279,10 @@ def _items(run: Run, choice: Choice, known: pl.DataFrame, classes: str) -> list[
     present = of_set.unique(maintain_order=True).to_list()
     named = run.environment.get("classes", {}).get(classes, {}).get("classes", [])
     order = [c for c in named if c in present] + [c for c in present if c not in named]
-    return only("class", choice.items, order)
+    return check_known("class", choice.items, order)
 
 
-def evenly(layers: Sequence[int], most: int) -> list[int]:
+def thin(layers: Sequence[int], most: int) -> list[int]:
     """At most so many layers, evenly spread from the first to the last."""
     if len(layers) <= most:
         return list(layers)
@@ -290,7 +296,7 @@ def without_tokens(frame: pl.DataFrame, items: Sequence[str]) -> list[str]:
     return absent if len(absent) < len(items) else []
 
 
-def _folded(selection: ValueRows) -> ValueRows:
+def _conditions_as_models(selection: ValueRows) -> ValueRows:
     """Conditions as models of their own."""
     models, conditions = selection.models, selection.conditions
     several = len(models) > 1
@@ -299,8 +305,8 @@ def _folded(selection: ValueRows) -> ValueRows:
         label.alias("model"), pl.lit(" + ".join(conditions)).alias("condition")
     )
     labels = [f"{m}, {c}" if several else c for m in models for c in conditions]
-    there = set(frame["model"])
-    return replace(selection, frame=frame, models=[x for x in labels if x in there])
+    present = set(frame["model"])
+    return replace(selection, frame=frame, models=[x for x in labels if x in present])
 
 
 def select_profiles(
@@ -315,7 +321,7 @@ def select_profiles(
     if known.is_empty():
         raise AbsentError("this run has no profile", missing=["profile"])
     axes = _Axes(run, choice, known, known)
-    pairs = known.filter(axes.kept()).select("model", "layer", "head").unique()
+    pairs = known.filter(axes.filters()).select("model", "layer", "head").unique()
     order = {m: i for i, m in enumerate(axes.models)}
     rank = pl.col("model").replace_strict(order, return_dtype=pl.Int32).alias("rank")
     pairs = pairs.with_columns(rank).sort("rank", "layer", "head")

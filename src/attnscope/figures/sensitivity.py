@@ -10,13 +10,13 @@ from typing import Any
 
 import polars as pl
 
-from attnscope.figures.caption import layers_said, prompts_said
+from attnscope.figures.caption import layers_text, prompts_text
 from attnscope.figures.charts.forest import SHAPES, forest, verdict_colours
 from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Figure, FigureNumbers, Option, Request
 from attnscope.figures.numbers import intervals
 from attnscope.figures.select import models_in_order
-from attnscope.figures.sensitivity_rows import NEEDS, chosen, laid_out, selected
+from attnscope.figures.sensitivity_rows import NEEDS, choose_claim, choose_rows, laid_out
 from attnscope.figures.text_format import count, join
 from attnscope.spec.claims import Claim, ClaimPart
 from attnscope.stats.outcome import fill_statement, sides_of
@@ -26,7 +26,7 @@ HEADS = {"mean": "mean over heads", "sum": "sum over heads", "max": "maximum ove
 
 
 @dataclass(frozen=True, kw_only=True)
-class SensitivityText:
+class SensitivityContext:
     """What the words tell of."""
 
     claim: Claim
@@ -38,14 +38,14 @@ class SensitivityText:
     """Layers that are not shown."""
 
 
-def _numbers(asked: Request) -> FigureNumbers[SensitivityText]:
-    claim, whole = chosen(asked)
-    table, further = selected(whole, asked.choice)
+def _numbers(request: Request) -> FigureNumbers[SensitivityContext]:
+    claim, every = choose_claim(request)
+    table, further = choose_rows(every, request.choice)
     frame, rows_title = laid_out(table)
-    part = claim.parts[asked.options["part"]]
-    models = _models(asked, claim)
+    part = claim.parts[request.options["part"]]
+    models = _models(request, claim)
     several = frame["quantity"].n_unique()
-    label = max(len(text) for text in frame["choice"]) * asked.theme.size * 0.5
+    label = max(len(text) for text in frame["choice"]) * request.theme.size * 0.5
     return FigureNumbers(
         data=frame,
         settings={
@@ -55,16 +55,16 @@ def _numbers(asked: Request) -> FigureNumbers[SensitivityText]:
         },
         width={1: 420, 2: 560, 3: 620}.get(several, 680),
         margin=min(label, 400) + 20,
-        told=SensitivityText(
+        context=SensitivityContext(
             claim=claim, table=table, models=models, rows_title=rows_title, further=further
         ),
     )
 
 
-def _words(made: FigureNumbers[SensitivityText], asked: Request) -> FigureText:
-    told, data = made.told, made.data
-    claim, table, models = told.claim, told.table, told.models
-    part = claim.parts[asked.options["part"]]
+def _text(numbers: FigureNumbers[SensitivityContext], request: Request) -> FigureText:
+    context, data = numbers.context, numbers.data
+    claim, table, models = context.claim, context.table, context.models
+    part = claim.parts[request.options["part"]]
     layers = table["layer"].drop_nulls().unique().sort().to_list()
     survived = in_a_line(table)
     agree = _agreement(table, survived)
@@ -72,9 +72,9 @@ def _words(made: FigureNumbers[SensitivityText], asked: Request) -> FigureText:
     what = _compared(table, part, models)
     bounds = part.rule.bounds or ()
     ratio = part.comparison.scale == "ratio"
-    heads = "the whole layer" if _no_heads(asked, table) else HEADS.get(part.scope.heads)
+    heads = "the whole layer" if _no_heads(request, table) else HEADS.get(part.scope.heads)
     overturned = survived["verdicts"] - survived["same_verdict"]
-    said_bounds = (
+    bounds_text = (
         f", dashed lines at {join([f'{b:g}' for b in bounds])} are bounds" if bounds else ""
     )
     normalised = ", columns are normalisations" if data["quantity"].n_unique() > 1 else ""
@@ -83,27 +83,27 @@ def _words(made: FigureNumbers[SensitivityText], asked: Request) -> FigureText:
         caption=[
             f"Claim {claim.name}: {statement}",
             f"{' against '.join(reversed(models)) if _over_models(claim) else join(models)}, "
-            f"{layers_said(layers)}, {heads or 'every head by itself'}"
-            + (f"; {count(told.further, 'further layer')} not shown" if told.further else ""),
-            f"{what}; claimed: {_claimed(part)}{_whole(claim, asked.options['part'])}",
+            f"{layers_text(layers)}, {heads or 'every head by itself'}"
+            + (f"; {count(context.further, 'further layer')} not shown" if context.further else ""),
+            f"{what}; claimed: {_claimed(part)}{_part_text(claim, request.options['part'])}",
             f"Reference (shaded): {_reference(table)}",
-            prompts_said(asked, data, interval=intervals(data)),
+            prompts_text(request, data, interval=intervals(data)),
             f"{agree}. The choices are the same data seen again, not further evidence",
             not_judged(survived["not_judged"]),
             "Every panel has its own scale" if data["panel"].n_unique() > 1 else "",
         ],
         models=models,
-        overview=f"A forest plot: rows are choices of {told.rows_title or 'normalisation alone'}"
+        overview=f"A forest plot: rows are choices of {context.rows_title or 'normalisation alone'}"
         f"{normalised}. Claim: {statement}. {agree}.",
         axes=[
             f"x: {what}, with its 95 % interval; a line at {'1' if ratio else '0'} is no "
-            f"difference{said_bounds}",
-            f"y: {told.rows_title or 'where the claim was judged'}",
+            f"difference{bounds_text}",
+            f"y: {context.rows_title or 'where the claim was judged'}",
         ],
         legend=[
             *(
                 f"{name}: {SHAPES[name]}, {colour}"
-                for name, colour in zip(SHAPES, verdict_colours(asked.theme), strict=True)
+                for name, colour in zip(SHAPES, verdict_colours(request.theme), strict=True)
             ),
             "shaded row: the reference, which is the claim's own choices",
         ],
@@ -122,13 +122,13 @@ def _words(made: FigureNumbers[SensitivityText], asked: Request) -> FigureText:
     )
 
 
-def _models(asked: Request, claim: Claim) -> list[str]:
+def _models(request: Request, claim: Claim) -> list[str]:
     if _over_models(claim) and claim.parts[0].comparison.pair:
         return [str(side) for side in claim.parts[0].comparison.pair]
-    if asked.choice.models is not None:
-        return list(asked.choice.models)
-    present = asked.run.values.select(pl.col("model").unique()).collect()["model"].to_list()
-    return models_in_order(asked.run, present)
+    if request.choice.models is not None:
+        return list(request.choice.models)
+    present = request.run.values.select(pl.col("model").unique()).collect()["model"].to_list()
+    return models_in_order(request.run, present)
 
 
 def _over_models(claim: Claim) -> bool:
@@ -150,23 +150,23 @@ def _against(table: pl.DataFrame) -> list[str]:
 
 def _agreement(table: pl.DataFrame, survived: dict[str, Any]) -> str:
     """How many verdicts are the reference's, and where all of them are."""
-    whole, places = survived["survives"], survived["places"]
-    kinds = [name for name in ("model", "layer") if table[name].drop_nulls().n_unique() > 1]
-    word = {"model": "models", "layer": "layers"}.get("".join(kinds), "models and layers")
-    said = (
+    survives, places = survived["survives"], survived["places"]
+    varied = [name for name in ("model", "layer") if table[name].drop_nulls().n_unique() > 1]
+    word = {"model": "models", "layer": "layers"}.get("".join(varied), "models and layers")
+    text = (
         f"{survived['same_verdict']} of {count(survived['verdicts'], 'verdict')} "
         f"({count(survived['choices'], 'choice')}) are the reference's ({survived['verdict']})"
     )
     if survived["verdict"] == "undetermined":
-        return f"{said}, which decides nothing by itself"
-    said += "; the verdict "
+        return f"{text}, which decides nothing by itself"
+    text += "; the verdict "
     if places == 1:
-        return said + ("survives every choice" if whole else "does not survive every choice")
-    return f"{said}survives every choice in {whole} of {places} {word}"
+        return text + ("survives every choice" if survives else "does not survive every choice")
+    return f"{text}survives every choice in {survives} of {places} {word}"
 
 
-def _no_heads(asked: Request, table: pl.DataFrame) -> bool:
-    of_measure = asked.run.values.filter(pl.col("measure") == table["measure"][0])
+def _no_heads(request: Request, table: pl.DataFrame) -> bool:
+    of_measure = request.run.values.filter(pl.col("measure") == table["measure"][0])
     return bool(of_measure.select(pl.col("head").is_null().all()).collect().item())
 
 
@@ -188,7 +188,7 @@ def _claimed(part: ClaimPart) -> str:
     return f"{part.direction} than {1 if part.comparison.scale == 'ratio' else 0}"
 
 
-def _whole(claim: Claim, part: int) -> str:
+def _part_text(claim: Claim, part: int) -> str:
     if len(claim.parts) == 1:
         return ""
     return (
@@ -198,14 +198,14 @@ def _whole(claim: Claim, part: int) -> str:
 
 
 def _reference(table: pl.DataFrame) -> str:
-    own = table.filter("reference")
-    if own.is_empty():
+    reference = table.filter("reference")
+    if reference.is_empty():
         same = [f"{name}: {table[name][0]}" for name in CHOICES if table[name].n_unique() == 1]
         return f"not among the rows shown, which all have {'; '.join(same) or 'other choices'}"
-    row = own.row(0, named=True)
-    said = [f"{name}: {row[name]}" for name in CHOICES if name != "normalise" and row[name]]
+    row = reference.row(0, named=True)
+    choices = [f"{name}: {row[name]}" for name in CHOICES if name != "normalise" and row[name]]
     how = f"normalised: {row['normalise']}" if row["normalise"] else "not normalised further"
-    return "; ".join([*said, how])
+    return "; ".join([*choices, how])
 
 
 def _notes(table: pl.DataFrame, *, signed: bool) -> list[str]:
@@ -214,14 +214,14 @@ def _notes(table: pl.DataFrame, *, signed: bool) -> list[str]:
     notes = []
     for row in survival(once.with_columns(pl.lit(None, dtype=pl.Int64()).alias("head"))).to_dicts():
         where = [row["model"], None if row["layer"] is None else f"layer {row['layer']}"]
-        place = ", ".join(one for one in where if one is not None)
+        location = ", ".join(one for one in where if one is not None)
         if row["verdict"] is None:
-            notes.append(f"{place}: the claim's own choices have no verdict here")
+            notes.append(f"{location}: the claim's own choices have no verdict here")
             continue
         sign = f", {row['same_sign']} its sign" if signed else ""
         by = f"; overturned by {'; by '.join(row['overturned_by'])}" if row["overturned_by"] else ""
         notes.append(
-            f"{place}: {row['verdict']}; {row['same_verdict']} of "
+            f"{location}: {row['verdict']}; {row['same_verdict']} of "
             f"{count(row['choices'], 'choice')} have this verdict{sign}{by}"
         )
     return notes
@@ -234,10 +234,10 @@ FIGURE = Figure(
     needs=NEEDS,
     numbers=_numbers,
     chart=forest,
-    words=_words,
+    text=_text,
     options={
-        "claim": Option(said="`claim` (else the first that has choices)"),
-        "claims": Option(said="`claims` a file of them"),
-        "part": Option(said="`part` whose difference is shown, from 0", default=0),
+        "claim": Option(help="`claim` (else the first that has choices)"),
+        "claims": Option(help="`claims` a file of them"),
+        "part": Option(help="`part` whose difference is shown, from 0", default=0),
     },
 )

@@ -9,8 +9,8 @@ import polars as pl
 
 from attnscope.errors import AttnscopeError, InputError, unknown
 from attnscope.figures.figure import Request
-from attnscope.figures.numbers import in_order, shown
-from attnscope.figures.select import AbsentError, Choice, evenly, models_in_order, only
+from attnscope.figures.numbers import in_order, rounded
+from attnscope.figures.select import AbsentError, Choice, check_known, models_in_order, thin
 from attnscope.spec.claims import Claim, load_claims
 from attnscope.stats.robustness import CHOICES
 from attnscope.stats.sensitivity import sensitivity
@@ -23,13 +23,13 @@ ROWS = 72
 """The most rows below each other where no layers were asked for; further layers are left out."""
 
 
-def chosen(asked: Request) -> tuple[Claim, pl.DataFrame]:
+def choose_claim(request: Request) -> tuple[Claim, pl.DataFrame]:
     """The claim and its table under every choice: the claim asked for by name, of the run's own
     and the built-in ones or of those in the file `claims`; else the first that the run can judge
     under more than one choice.
     """
-    claim, part, file = (asked.options[name] for name in ("claim", "part", "claims"))
-    if asked.choice.items is not None:
+    claim, part, file = (request.options[name] for name in ("claim", "part", "claims"))
+    if request.choice.items is not None:
         raise InputError(
             "sensitivity shows a claim, and the claim names its classes; leave items out",
             code="conflicting-options",
@@ -41,28 +41,28 @@ def chosen(asked: Request) -> tuple[Claim, pl.DataFrame]:
             code="missing-claim",
             part=part,
         )
-    known = asked.judged.claims if file is None else load_claims(str(file))
+    known = request.verdict_cache.claims if file is None else load_claims(str(file))
     candidates = [one for one in known if claim is None or one.name == claim]
     if isinstance(claim, Claim):
         candidates = [claim]
     if not candidates:
         raise unknown("claim", claim, [one.name for one in known])
-    for one in candidates:
+    for candidate in candidates:
         try:
-            table = _judged(asked, one)
+            table = _sensitivity(request, candidate)
         except AttnscopeError:
             if claim is not None:
                 raise
             continue
         table = table.filter(pl.col("difference").is_not_null())
         if table.select(*CHOICES).n_unique() > 1:
-            return one, table
+            return candidate, table
         if claim is not None:
             raise AbsentError(
-                f"this run has only one choice for the claim {one.name!r}, so there is nothing to "
-                "compare",
+                f"this run has only one choice for the claim {candidate.name!r}, so there is "
+                "nothing to compare",
                 code="one-choice-only",
-                claim=one.name,
+                claim=candidate.name,
             )
     raise AbsentError(
         "this run has no claim that can be judged under more than one choice",
@@ -70,21 +70,21 @@ def chosen(asked: Request) -> tuple[Claim, pl.DataFrame]:
     )
 
 
-def _judged(asked: Request, claim: Claim) -> pl.DataFrame:
+def _sensitivity(request: Request, claim: Claim) -> pl.DataFrame:
     """The claim under every choice, of the models and prompts asked for."""
-    choice, part = asked.choice, asked.options["part"]
+    choice, part = request.choice, request.options["part"]
     if (
         choice.models is None
         and choice.prompts is None
         and not part
-        and claim in asked.judged.claims
+        and claim in request.verdict_cache.claims
     ):
-        return asked.judged.under_choices(claim)
-    values = asked.run.values
+        return request.verdict_cache.under_choices(claim)
+    values = request.run.values
     pair = None
     if choice.models is not None:
         present = values.select(pl.col("model").unique()).collect()["model"]
-        models = only("model", choice.models, models_in_order(asked.run, present))
+        models = check_known("model", choice.models, models_in_order(request.run, present))
         values = values.filter(pl.col("model").is_in(models))
         pair = (models[0], models[1]) if len(models) == 2 else None
     if choice.prompts is not None:
@@ -92,29 +92,29 @@ def _judged(asked: Request, claim: Claim) -> pl.DataFrame:
     return sensitivity(
         claim,
         values,
-        experiment=asked.run.experiment,
+        experiment=request.run.experiment,
         pair=pair,
         part=part,
-        **asked.sources.settings,
+        **request.units.settings,
     )
 
 
-def selected(table: pl.DataFrame, choice: Choice) -> tuple[pl.DataFrame, int]:
+def choose_rows(table: pl.DataFrame, choice: Choice) -> tuple[pl.DataFrame, int]:
     """The rows to show of what was judged, and how many layers would be too many."""
     heads = choice.heads
     if isinstance(heads, dict):
         heads = sorted(set(heads.values()))
-    wanted: dict[str, Any] = {
+    chosen_values: dict[str, Any] = {
         "layer": choice.layers,
         "head": heads,
         "condition": choice.conditions,
         **{name: (getattr(choice, name),) for name in ("queries", "keys", "classes")},
     }
-    for column, values in wanted.items():
+    for column, values in chosen_values.items():
         if values is None or values == (None,):
             continue
-        there = table[column].drop_nulls().unique(maintain_order=True).to_list()
-        kept = only(column, values, there or ["none: this claim has no such choice"])
+        present = table[column].drop_nulls().unique(maintain_order=True).to_list()
+        kept = check_known(column, values, present or ["none: this claim has no such choice"])
         table = table.filter(pl.col(column).is_in(kept))
     if table.is_empty():
         raise InputError(
@@ -123,7 +123,7 @@ def selected(table: pl.DataFrame, choice: Choice) -> tuple[pl.DataFrame, int]:
         )
     layers = table["layer"].drop_nulls().unique().sort().to_list()
     rows = table.select("model", "queries", "keys", "classes", "condition", "spikes").n_unique()
-    few = evenly(layers, max(2, ROWS // rows)) if choice.layers is None else layers
+    few = thin(layers, max(2, ROWS // rows)) if choice.layers is None else layers
     if len(few) == len(layers):
         return table, 0
     return table.filter(pl.col("layer").is_in(few)), len(layers) - len(few)
@@ -143,19 +143,19 @@ def laid_out(table: pl.DataFrame) -> tuple[pl.DataFrame, str]:
     labels = [" · ".join(_label(row, name) for name in varied) for row in rows]
     if not varied:  # normalisations alone: the places are the rows
         labels, blocks = blocks, ["all"] * len(rows)
-    made = table.with_columns(
+    data = table.with_columns(
         pl.Series("panel", blocks, dtype=pl.String()),
         pl.Series("choice", labels, dtype=pl.String()),
         pl.coalesce("normalise", "measure").alias("quantity"),
         pl.when("reference").then(pl.lit("nothing")).otherwise("changed").alias("changed"),
     )
-    made = in_order(made, panel=list(dict.fromkeys(blocks)))
+    data = in_order(data, panel=list(dict.fromkeys(blocks)))
     columns = ["panel", "choice", "quantity", "model", "layer", "head", *CHOICES]
     columns += ["kind", "count", "position", "against", "scale", "difference", "low", "high", "n"]
     columns += ["unreliable", "q", "verdict", "changed", "reference", "same_sign", "same_verdict"]
     always = {"difference", "low", "high", "q", "same_sign", "same_verdict"}
-    kept = [c for c in columns if c in always or made[c].null_count() < made.height]
-    return shown(made.select(kept)), " · ".join(varied)
+    kept = [c for c in columns if c in always or data[c].null_count() < data.height]
+    return rounded(data.select(kept)), " · ".join(varied)
 
 
 def _label(row: dict[str, Any], name: str) -> str:

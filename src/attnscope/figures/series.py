@@ -14,43 +14,43 @@ from attnscope.figures.caption import line_caption
 from attnscope.figures.charts.common import series_legend
 from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import FigureNumbers, Request
-from attnscope.figures.numbers import in_order, means, shown
+from attnscope.figures.numbers import in_order, means, rounded
 from attnscope.figures.select import ValueRows, select
 from attnscope.stats.tables import possible
 
-Along = tuple[ValueRows, list[str], int]
+SeriesContext = tuple[ValueRows, list[str], int]
 """The rows of the first keys, every line, and how many places a point of a line is the mean of."""
 
 
-def along(
-    asked: Request, table: pl.LazyFrame, measure: str, x: str, **settings: Any
-) -> FigureNumbers[Along]:
+def series_numbers(
+    request: Request, table: pl.LazyFrame, measure: str, x: str, **settings: Any
+) -> FigureNumbers[SeriesContext]:
     """Means over layers, heads and prompts of a measure along the column `x` of a table, for all
     of the keys, or those that are asked for."""
     keys = table.select(pl.col("keys").unique(maintain_order=True)).collect()["keys"].to_list()
-    wanted = [asked.choice.keys] if asked.choice.keys is not None else keys or [None]
-    parts, found = [], None
-    for one in wanted:
-        choice = replace(asked.choice, keys=one)
-        of_keys = select(asked.run, choice, [measure], base_only=True, table=table)
-        found = found or of_keys
-        named = [pl.col("keys")] if len(wanted) > 1 else []
+    chosen = [request.choice.keys] if request.choice.keys is not None else keys or [None]
+    parts, selection = [], None
+    for name in chosen:
+        choice = replace(request.choice, keys=name)
+        of_keys = select(request.run, choice, [measure], base_only=True, table=table)
+        selection = selection or of_keys
+        named = [pl.col("keys")] if len(chosen) > 1 else []
         if of_keys.frame["item"].n_unique() > 1 or not named:
             named.append(pl.col("item").fill_null(measure))
         series = pl.concat_str(named, separator=", ").alias("series")
         parts.append(of_keys.frame.with_columns(series, pl.col("value").cast(pl.Float64)))
-    assert found is not None
+    assert selection is not None
     rows = pl.concat(parts)
     lines = rows["series"].unique(maintain_order=True).to_list()
-    first, width = _bins(rows[x], asked.run.experiment.bin)
+    first, width = _bins(rows[x], request.run.experiment.bin)
     if width > 1:
         rows = rows.with_columns((pl.col(x) - first) // width * width + first)
-    frame = mean_lines(asked, rows, ["model", "series", x], measure)
-    data = in_order(frame.sort(x), panel=found.models, series=lines)
+    frame = mean_lines(request, rows, ["model", "series", x], measure)
+    data = in_order(frame.sort(x), panel=selection.models, series=lines)
     return FigureNumbers(
         measures=[measure],
         data=data,
-        told=(found, lines, width),
+        context=(selection, lines, width),
         settings=settings,
         width=560,
         margin=60,
@@ -69,29 +69,31 @@ def _bins(places: pl.Series, step: int) -> tuple[int, int]:
     return first, step * -(-steps // PRINT)
 
 
-def mean_lines(asked: Request, rows: pl.DataFrame, by: list[str], measure: str) -> pl.DataFrame:
+def mean_lines(request: Request, rows: pl.DataFrame, by: list[str], measure: str) -> pl.DataFrame:
     """Means over whatever a prompt has several of, then over prompts; a panel for each model."""
-    whole = rows.group_by(*by, "prompt", maintain_order=True).agg(pl.col("value").mean())
-    return shown(means(whole, by, asked.sources, possible(measure))).rename({"model": "panel"})
+    by_prompt = rows.group_by(*by, "prompt", maintain_order=True).agg(pl.col("value").mean())
+    return rounded(means(by_prompt, by, request.units, possible(measure))).rename(
+        {"model": "panel"}
+    )
 
 
-def along_words(
-    made: FigureNumbers[Any],
-    asked: Request,
-    found: ValueRows,
+def series_text(
+    numbers: FigureNumbers[Any],
+    request: Request,
+    selection: ValueRows,
     lines: list[str],
     *what: str,
     x: tuple[str, str],
     late: str = "",
     why: str = "",
-    **said: Any,
+    **fields: Any,
 ) -> FigureText:
     """What they say alike; `x` is the column of places and how one is told."""
     return FigureText(
-        caption=line_caption(asked, made.data, found, *what, late=late, why=why),
-        models=found.sources,
-        legend=series_legend(lines, asked.theme),
+        caption=line_caption(request, numbers.data, selection, *what, late=late, why=why),
+        models=selection.model_names,
+        legend=series_legend(lines, request.theme),
         places={"panel": "{}", "series": "{}", x[0]: x[1]},
         split=["panel"],
-        **said,
+        **fields,
     )

@@ -10,7 +10,7 @@ import polars as pl
 from attnscope.figures.charts.lines import curves
 from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Figure, FigureNumbers, Request
-from attnscope.figures.series import Along, along, along_words
+from attnscope.figures.series import SeriesContext, series_numbers, series_text
 from attnscope.figures.text_format import join
 from attnscope.figures.theme import Style
 
@@ -20,19 +20,19 @@ def _chart(frame: pl.DataFrame, style: Style) -> Any:
     return curves(frame, style, x="step", x_title="New token", y_title="Mass")
 
 
-def _numbers(asked: Request) -> FigureNumbers[Along]:
-    rows = asked.run.values.filter(pl.col("measure") == "step_mass")
+def _numbers(request: Request) -> FigureNumbers[SeriesContext]:
+    rows = request.run.values.filter(pl.col("measure") == "step_mass")
     step = pl.col("target").cast(pl.Int64).alias("step")
-    return along(asked, rows.with_columns(step), "step_mass", "step")
+    return series_numbers(request, rows.with_columns(step), "step_mass", "step")
 
 
-def _words(made: FigureNumbers[Along], asked: Request) -> FigureText:
-    found, lines, width = made.told
+def _text(numbers: FigureNumbers[SeriesContext], request: Request) -> FigureText:
+    selection, lines, width = numbers.context
     bins = f" (bins of {width}, by their first)" if width > 1 else ""
-    return along_words(
-        *(made, asked, found, lines, "mean over layers and all heads"),
+    return series_text(
+        *(numbers, request, selection, lines, "mean over layers and all heads"),
         "Mass of the keys in the one query that a new token is predicted from, not normalised "
-        f"further; queries: {found.queries}; condition: {', '.join(found.conditions)}",
+        f"further; queries: {selection.queries}; condition: {', '.join(selection.conditions)}",
         x=("step", "new token {}"),
         late=f"{bins}; later tokens are of longer answers alone",
         why=" (answers that were over)",
@@ -50,5 +50,5 @@ FIGURE = Figure(
     needs="an experiment with `step_mass` among its measures has it",
     numbers=_numbers,
     chart=_chart,
-    words=_words,
+    text=_text,
 )

@@ -11,7 +11,7 @@ import polars as pl
 from attnscope.figures.charts.dots import side_by_side
 from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Drawing, draw_table
-from attnscope.figures.numbers import shown
+from attnscope.figures.numbers import rounded
 from attnscope.figures.text_format import join
 from attnscope.figures.theme import Style
 from attnscope.stats.contrast import TESTED
@@ -19,15 +19,15 @@ from attnscope.stats.contrast import TESTED
 COLUMNS = ("panel", "setting", "series", "value", "low", "high", "score", "n", "q")
 
 
-def sweep(table: pl.DataFrame, *, of: str, baseline: float, **looks: Any) -> Drawing:
+def sweep(table: pl.DataFrame, *, of: str, baseline: float, **options: Any) -> Drawing:
     """The figure `sweep` of a table with `panel` (condition and setting), `setting` (its value, as
     written), `series` (the other settings), `value` (the difference from the baseline) with `low`
     and `high`, the `score` itself, `n` problems and `q`; `of` says whose scores they are."""
-    data = shown(table.select(COLUMNS))
+    data = rounded(table.select(COLUMNS))
     n = max(data["n"].to_list(), default=0)
     names = data["panel"].unique(maintain_order=True).to_list()
     none = data["low"].null_count()
-    words = FigureText(
+    text = FigureText(
         title=f"Sensitivity: {of}",
         caption=[
             f"Score under a condition minus the baseline's {baseline:.3f}, n = {n} problems, "
@@ -46,7 +46,7 @@ def sweep(table: pl.DataFrame, *, of: str, baseline: float, **looks: Any) -> Dra
         no_differences=f"{int((data['q'] < 0.05).sum())} of {data['q'].count()} tested differences "
         f"have q < 0.05 (p over problems: {TESTED}; Benjamini–Hochberg).",
     )
-    return draw_table("sweep", data, words, _chart, width=780, height=220, **looks)
+    return draw_table("sweep", data, text, _chart, width=780, height=220, **options)
 
 
 def _chart(frame: pl.DataFrame, style: Style) -> Any:

@@ -8,11 +8,11 @@ from typing import Any
 import polars as pl
 
 from attnscope.errors import InputError
-from attnscope.figures.caption import pairs_said
+from attnscope.figures.caption import head_list_text
 from attnscope.figures.charts.text import laid_out, shaded_text
 from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Figure, FigureNumbers, Option, Request
-from attnscope.figures.numbers import shown
+from attnscope.figures.numbers import rounded
 from attnscope.figures.profiles import LEAVE_OUT_FIRST
 from attnscope.figures.select import ProfileRows, conditions_in_order, select_profiles
 
@@ -24,27 +24,27 @@ MOST = 1_200
 """The most tokens that are drawn."""
 
 
-SensitivityText = tuple[ProfileRows, dict[str, Any], int]
+Context = tuple[ProfileRows, dict[str, Any], int]
 """The profiles; model, layer, head, prompt and condition; how many tokens the prompt has."""
 
 
-def _numbers(asked: Request) -> FigureNumbers[SensitivityText]:
-    by = asked.options["by"]
-    found = select_profiles(asked.run, asked.choice, panels=1)
-    base = conditions_in_order(asked.run, found.frame["condition"].unique())[0]
-    first = found.frame.filter(pl.col("condition") == base).row(0, named=True)
+def _numbers(request: Request) -> FigureNumbers[Context]:
+    by = request.options["by"]
+    selection = select_profiles(request.run, request.choice, panels=1)
+    base = conditions_in_order(request.run, selection.frame["condition"].unique())[0]
+    first = selection.frame.filter(pl.col("condition") == base).row(0, named=True)
     of = {c: first[c] for c in ("model", "layer", "head", "prompt", "condition")}
-    read = asked.run.tokens.filter(
+    read = request.run.tokens.filter(
         [pl.col(c) == first[c] for c in ("model", "prompt", "condition")]
     )
     known = read.select("position", pl.col("text").alias("token"), "class", "role").collect()
     full = (
-        found.frame.filter([pl.col(c) == value for c, value in of.items()])
+        selection.frame.filter([pl.col(c) == value for c, value in of.items()])
         .select("position", pl.col(by).alias("value"))
         .join(known, on="position", how="left")
         .sort("position")
     )
-    if asked.options["leave_out_first"]:
+    if request.options["leave_out_first"]:
         full = full.filter(pl.col("position") > 0)
     if full["value"].drop_nulls().is_empty():
         raise InputError(
@@ -52,33 +52,33 @@ def _numbers(asked: Request) -> FigureNumbers[SensitivityText]:
             code="all-undefined",
             measures=[by],
         )
-    frame = shown(laid_out(full.head(MOST), asked.width or 780, asked.theme))
+    frame = rounded(laid_out(full.head(MOST), request.width or 780, request.theme))
     columns = ["position", "token", "class", "role", "value"]
     return FigureNumbers(
         data=frame.select(*columns, "shown", "line", "column", "at", "end"),
         settings={"value_title": BY[by].split(":")[0]},
         margin=0,
-        told=(found, of, full.height),
+        context=(selection, of, full.height),
     )
 
 
-def _words(made: FigureNumbers[SensitivityText], asked: Request) -> FigureText:
-    found, of, total = made.told
-    by, shades = asked.options["by"], asked.theme.sequential
+def _text(numbers: FigureNumbers[Context], request: Request) -> FigureText:
+    selection, of, total = numbers.context
+    by, shades = request.options["by"], request.theme.sequential
     return FigureText(
         title="The text, shaded by attention",
         caption=[
-            pairs_said(pl.DataFrame([of])),
-            f"{BY[by]}; queries: {found.queries}; not normalised further; condition: "
+            head_list_text(pl.DataFrame([of])),
+            f"{BY[by]}; queries: {selection.queries}; not normalised further; condition: "
             f"{of['condition']}",
             f"n = 1: prompt {of['prompt']}",
-            f"1 of {found.total} heads in the run is shown" if found.total > 1 else "",
-            "First token left out" if asked.options["leave_out_first"] else "",
+            f"1 of {selection.total} heads in the run is shown" if selection.total > 1 else "",
+            "First token left out" if request.options["leave_out_first"] else "",
             f"The first {MOST:,} of {total:,} tokens" if total > MOST else "",
             "Shades go by the square root",
         ],
         models=[of["model"]],
-        overview=f"The {made.data.height} tokens of a prompt in reading order, each on a "
+        overview=f"The {numbers.data.height} tokens of a prompt in reading order, each on a "
         "background that is darker the more attention it gets.",
         axes=["none: tokens stand as in the text"],
         legend=[
@@ -87,7 +87,7 @@ def _words(made: FigureNumbers[SensitivityText], asked: Request) -> FigureText:
         ],
         quantity=by,
         places={"position": "position {}", "token": "token “{}”"},
-        notes=_most_attended(made.data),
+        notes=_most_attended(numbers.data),
         no_differences="One prompt: nothing is compared.",
     )
 
@@ -96,12 +96,12 @@ def _most_attended(frame: pl.DataFrame) -> list[str]:
     """How much the most attended tokens have of the whole."""
     known = sorted(frame["value"].drop_nulls().to_list(), reverse=True)
     tenth = max(1, len(known) // 10)
-    whole = sum(known)
-    if not whole:
+    total_weight = sum(known)
+    if not total_weight:
         return []
     return [
         f"The {tenth} most attended of {len(known)} tokens have "
-        f"{sum(known[:tenth]) / whole:.1%} of the sum of all."
+        f"{sum(known[:tenth]) / total_weight:.1%} of the sum of all."
     ]
 
 
@@ -112,9 +112,9 @@ FIGURE = Figure(
     "filler-profile",
     numbers=_numbers,
     chart=shaded_text,
-    words=_words,
+    text=_text,
     options={
-        "by": Option(said="`by` average, received", known=tuple(BY)),
+        "by": Option(help="`by` average, received", known=tuple(BY)),
         "leave_out_first": LEAVE_OUT_FIRST,
     },
 )

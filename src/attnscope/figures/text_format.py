@@ -39,7 +39,7 @@ def visible(value: object) -> str:
 def inline(value: object) -> str:
     """A value from outside, safe inside a line of Markdown."""
     marked = visible(value).translate(_MARKS)
-    return _TAGS.sub(lambda found: "&lt;" if found[0] == "<" else "&gt;", marked)
+    return _TAGS.sub(lambda match: "&lt;" if match[0] == "<" else "&gt;", marked)
 
 
 def join(parts: Sequence[str], last: str = "and") -> str:

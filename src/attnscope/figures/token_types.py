@@ -6,12 +6,12 @@ Drawn from `mass`. This module must not know how a mass is measured.
 import polars as pl
 
 from attnscope.errors import InputError
-from attnscope.figures.caption import left_out, measured, prompts_said, shown_of
+from attnscope.figures.caption import omissions, prompts_text, scope_text, settings_text
 from attnscope.figures.charts.bars import bars, bars_width
 from attnscope.figures.charts.common import legend_of
 from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import COMBINE, Figure, FigureNumbers, Option, Request
-from attnscope.figures.numbers import between_models, in_order, intervals, means, shown
+from attnscope.figures.numbers import between_models, in_order, intervals, means, rounded
 from attnscope.figures.select import ValueRows, select
 from attnscope.figures.text_format import number
 from attnscope.measures.measure import Range
@@ -38,9 +38,9 @@ ADD_UP = ("mass", "share")
 """What may be stacked: the others are not parts of a whole."""
 
 
-def _numbers(asked: Request) -> FigureNumbers[tuple[ValueRows, str]]:
-    options = asked.options
-    how = options["normalise"] or asked.run.experiment.normalise
+def _numbers(request: Request) -> FigureNumbers[tuple[ValueRows, str]]:
+    options = request.options
+    how = options["normalise"] or request.run.experiment.normalise
     if how not in ADD_UP and (options["uniform"] or options["counts"]):
         raise InputError(
             f"the options counts and uniform do not work with normalise={how!r}; use "
@@ -48,25 +48,27 @@ def _numbers(asked: Request) -> FigureNumbers[tuple[ValueRows, str]]:
             code="conflicting-options",
             normalise=how,
         )
-    found = select(asked.run, asked.choice, ["mass"], base_only=True)
-    if asked.choice.items is None and set(PREFERRED) <= set(found.items):
-        found = found.only(items=PREFERRED)
-    values = normalise(combine(found.frame, asked.heads), how).with_columns(
+    selection = select(request.run, request.choice, ["mass"], base_only=True)
+    if request.choice.items is None and set(PREFERRED) <= set(selection.items):
+        selection = selection.restrict(items=PREFERRED)
+    values = normalise(combine(selection.frame, request.combine), how).with_columns(
         pl.col("head").cast(pl.Int16)
     )
     stacked = how in ADD_UP
     if stacked:
         values = pl.concat([values, _totals(values)])
-    classes = [*found.items, *(["total"] if stacked else [])]
-    within = possible("mass", how, asked.heads)
-    frame = _stacked(values, found, classes, stacked, asked.sources, within)
+    classes = [*selection.items, *(["total"] if stacked else [])]
+    within = possible("mass", how, request.combine)
+    frame = _stacked(values, selection, classes, stacked, request.units, within)
     whiskers = options["whiskers"] if stacked or options["whiskers"] == "none" else "classes"
     interval = whiskers != "none" and intervals(frame)
     if not interval:
         frame = frame.drop("whisker_low", "whisker_high").with_columns(
             pl.col("top").max().over("model", "layer").alias("bar")
         )
-    paired = between_models(values, found.models, asked.sources, layer=found.layers, item=classes)
+    paired = between_models(
+        values, selection.models, request.units, layer=selection.layers, item=classes
+    )
     return FigureNumbers(
         measures=["mass"],
         data=frame,
@@ -79,9 +81,9 @@ def _numbers(asked: Request) -> FigureNumbers[tuple[ValueRows, str]]:
             "rule": 1.0 if how == "lift" else None,
             "y_title": TITLES[how],
         },
-        width=bars_width(found.models, found.layers),
+        width=bars_width(selection.models, selection.layers),
         margin=60,
-        told=(found, how),
+        context=(selection, how),
     )
 
 
@@ -92,25 +94,25 @@ def _totals(values: pl.DataFrame) -> pl.DataFrame:
     def together(column: str) -> pl.Expr:
         return pl.when(pl.col(column).null_count() == 0).then(pl.col(column).sum()).alias(column)
 
-    made = values.group_by(by, maintain_order=True).agg(
+    totals = values.group_by(by, maintain_order=True).agg(
         pl.lit("total").alias("item"), *map(together, ("value", "uniform", "tokens"))
     )
-    return made.select(values.columns)
+    return totals.select(values.columns)
 
 
 def _stacked(
     values: pl.DataFrame,
-    found: ValueRows,
+    selection: ValueRows,
     classes: list[str],
     stacked: bool,
-    sources: ResamplingUnits,
+    units: ResamplingUnits,
     within: Range,
 ) -> pl.DataFrame:
     """Means with where each part of a bar begins and ends."""
     places = ["model", "layer", "item"]
-    beside = values.group_by(places).agg(pl.col("uniform").mean(), pl.col("tokens").mean())
-    frame = means(values, places, sources, within).join(beside, on=places, how="left")
-    frame = in_order(frame, layer=found.layers, model=found.models, item=classes)
+    extra = values.group_by(places).agg(pl.col("uniform").mean(), pl.col("tokens").mean())
+    frame = means(values, places, units, within).join(extra, on=places, how="left")
+    frame = in_order(frame, layer=selection.layers, model=selection.models, item=classes)
     top = pl.col("value")
     if stacked:
         # The first class of the legend stands on top of the stack.
@@ -125,37 +127,38 @@ def _stacked(
     columns = ["model", "layer", "class", "value", "low", "high", "n", "tokens", "uniform"]
     columns.append("unreliable")
     frame = frame.rename({"item": "class"}).select(*columns, "bottom", "top", *ends)
-    return shown(frame.with_columns(bar))
+    return rounded(frame.with_columns(bar))
 
 
-def _words(made: FigureNumbers[tuple[ValueRows, str]], asked: Request) -> FigureText:
-    (found, how), options = made.told, asked.options
-    whiskers = made.settings["whiskers"]
+def _text(numbers: FigureNumbers[tuple[ValueRows, str]], request: Request) -> FigureText:
+    (selection, how), options = numbers.context, request.options
+    whiskers = numbers.settings["whiskers"]
     on = {"total": "; whiskers on the total of a bar", "classes": "; whiskers on each class"}
-    stacked = made.settings["stacked"]
+    stacked = numbers.settings["stacked"]
     within = (
-        f"stacked from bottom to top by class: {', '.join(reversed(found.items))}"
+        f"stacked from bottom to top by class: {', '.join(reversed(selection.items))}"
         if stacked
-        else f"side by side by class: {', '.join(found.items)}"
+        else f"side by side by class: {', '.join(selection.items)}"
     )
     return FigureText(
         title="Attention by type of token",
         caption=[
-            shown_of(asked.run, asked.heads, found),
-            f"{WHAT[how]}; {measured(found)}",
-            prompts_said(asked, made.data, interval=whiskers != "none") + on.get(whiskers, ""),
+            scope_text(request.run, request.combine, selection),
+            f"{WHAT[how]}; {settings_text(selection)}",
+            prompts_text(request, numbers.data, interval=whiskers != "none") + on.get(whiskers, ""),
             "Line across a bar: the total under uniform attention" if options["uniform"] else "",
             "Numbers above a bar: mean number of tokens per class" if options["counts"] else "",
-            *left_out(found),
+            *omissions(selection),
         ],
-        models=found.sources,
+        models=selection.model_names,
         overview=f"Grouped{', stacked' if stacked else ''} bars: a group per layer "
-        f"({len(found.layers)}), in each a bar per model ({', '.join(found.models)}), {within}.",
+        f"({len(selection.layers)}), in each a bar per model ({', '.join(selection.models)}), "
+        f"{within}.",
         axes=[
             "x: layers as groups, models within a group",
-            f"y: {TITLES[how]}, from 0 to {number(made.data['top'].max())}",
+            f"y: {TITLES[how]}, from 0 to {number(numbers.data['top'].max())}",
         ],
-        legend=legend_of(found.items, asked.theme.class_colours(found.items)),
+        legend=legend_of(selection.items, request.theme.class_colours(selection.items)),
         quantity="attention" if how != "lift" else "lift",
         places={"layer": "layer {}", "model": "{}", "class": "{}"},
         order="class",
@@ -169,21 +172,21 @@ FIGURE = Figure(
     needs="an experiment with `mass` among its measures has it, such as the recipe token-types",
     numbers=_numbers,
     chart=bars,
-    words=_words,
+    text=_text,
     height=280,
     options={
         "whiskers": Option(
-            said="`whiskers` total, classes, none",
+            help="`whiskers` total, classes, none",
             known=("none", "total", "classes"),
             default="total",
         ),
-        "counts": Option(said="`counts`", known=(False, True)),
+        "counts": Option(help="`counts`", known=(False, True)),
         "uniform": Option(
-            said="`uniform` (the total under uniform attention)", known=(False, True)
+            help="`uniform` (the total under uniform attention)", known=(False, True)
         ),
         "combine": COMBINE,
         "normalise": Option(
-            said="`normalise` mass, share (stacked), per-token, lift (side by side)",
+            help="`normalise` mass, share (stacked), per-token, lift (side by side)",
             known=(None, *NORMALISE),
         ),
     },

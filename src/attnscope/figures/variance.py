@@ -8,13 +8,13 @@ from typing import Any
 import polars as pl
 
 from attnscope.errors import InputError
-from attnscope.figures.caption import keys_said, line_caption
+from attnscope.figures.caption import keys_text, line_caption
 from attnscope.figures.charts.common import series_legend
 from attnscope.figures.charts.lines import layer_lines
 from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import Figure, FigureNumbers, Request
 from attnscope.figures.near_zero import AFTER
-from attnscope.figures.numbers import differences, in_order, means, shown
+from attnscope.figures.numbers import differences, in_order, means, rounded
 from attnscope.figures.select import ValueRows, select
 from attnscope.figures.text_format import join
 from attnscope.figures.theme import Style
@@ -34,55 +34,55 @@ def _chart(frame: pl.DataFrame, style: Style) -> Any:
     )
 
 
-def _numbers(asked: Request) -> FigureNumbers[ValueRows]:
-    found = select(asked.run, asked.choice, ["activation_variance"])
-    base = asked.run.experiment.base
-    variants = [c for c in found.conditions if c != base]
-    if base not in found.conditions or not variants:
+def _numbers(request: Request) -> FigureNumbers[ValueRows]:
+    selection = select(request.run, request.choice, ["activation_variance"])
+    base = request.run.experiment.base
+    variants = [c for c in selection.conditions if c != base]
+    if base not in selection.conditions or not variants:
         raise InputError(
             "a change of variance needs the base and another condition; the conditions here: "
-            f"{', '.join(found.conditions)}",
+            f"{', '.join(selection.conditions)}",
             code="nothing-to-compare",
-            conditions=found.conditions,
+            conditions=selection.conditions,
         )
     places = ["model", "prompt", "layer"]
-    before = found.frame.filter(pl.col("condition") == base).select(*places, old="value")
+    before = selection.frame.filter(pl.col("condition") == base).select(*places, old="value")
     values = (
-        found.frame.filter(pl.col("condition") != base)
+        selection.frame.filter(pl.col("condition") != base)
         .join(before, on=places, how="left", maintain_order="left")
         .with_columns(value=pl.col("value") / pl.col("old") - 1, series=pl.col("condition"))
     )
-    frame = shown(means(values, ["model", "series", "layer"], asked.sources))
+    frame = rounded(means(values, ["model", "series", "layer"], request.units))
     of_layers = ["model", "layer"]
     return FigureNumbers(
         measures=["activation_variance"],
-        data=in_order(frame, model=found.models, series=variants, layer=found.layers),
+        data=in_order(frame, model=selection.models, series=variants, layer=selection.layers),
         differences=differences(
-            found.frame, "condition", [(c, base) for c in variants], of_layers, asked.sources
+            selection.frame, "condition", [(c, base) for c in variants], of_layers, request.units
         ),
-        width=560 if len(found.models) == 1 else 780,
-        told=found,
+        width=560 if len(selection.models) == 1 else 780,
+        context=selection,
     )
 
 
-def _words(made: FigureNumbers[ValueRows], asked: Request) -> FigureText:
-    found, base = made.told, asked.run.experiment.base
-    names = made.data["series"].unique(maintain_order=True).to_list()
+def _text(numbers: FigureNumbers[ValueRows], request: Request) -> FigureText:
+    selection, base = numbers.context, request.run.experiment.base
+    names = numbers.data["series"].unique(maintain_order=True).to_list()
     return FigureText(
         title="Variance of activations: what a condition changes, layer by layer",
         caption=line_caption(
-            *(asked, made.data, found, AFTER),
+            *(request, numbers.data, selection, AFTER),
             f"Variance of all activations around their mean, under {join(names)} over {base}'s, "
-            f"less 1, prompt by prompt; {keys_said(found.keys)}",
+            f"less 1, prompt by prompt; {keys_text(selection.keys)}",
         ),
-        models=found.sources,
-        overview=f"Lines over {len(found.layers)} layers, one for each of {join(names)}; the "
+        models=selection.model_names,
+        overview=f"Lines over {len(selection.layers)} layers, one for each of {join(names)}; the "
         "dashed line is no change.",
         axes=["x: layer, from 0", "y: relative change of the variance"],
-        legend=series_legend(names, asked.theme),
+        legend=series_legend(names, request.theme),
         quantity="relative change",
         places={"model": "{}", "series": "{}", "layer": "layer {}"},
-        split=["model"] if len(found.models) > 1 else [],
+        split=["model"] if len(selection.models) > 1 else [],
         notes=["Differences below are of the variances themselves, paired by prompt."],
     )
 
@@ -93,5 +93,5 @@ FIGURE = Figure(
     needs="an experiment with `activations` among its measures and a condition has it",
     numbers=_numbers,
     chart=_chart,
-    words=_words,
+    text=_text,
 )

@@ -31,7 +31,7 @@ class VerdictCache:
     def __init__(self, run: Run, **units: Any) -> None:
         self._run = run
         self.claims = claims_of_run(run)
-        self._own = {claim.name for claim in run.claims}
+        self._run_claims = {claim.name for claim in run.claims}
         ResamplingUnits(
             run.prompts, **units
         )  # an unknown fact is an error at once, and of no one figure
@@ -41,21 +41,22 @@ class VerdictCache:
 
     def verdicts(self, names: Sequence[str] | None = None) -> list[Verdict]:
         """The verdicts on these claims, or on all; of built-in claims, those that can be judged."""
-        wanted = [c for c in self.claims if names is None or c.name in names]
+        claims = [c for c in self.claims if names is None or c.name in names]
         # Claims that exclude each other are judged together.
-        excluded = {name for claim in wanted for name in claim.excludes}
-        with_excluded = [c for c in self.claims if c in wanted or c.name in excluded]
+        excluded = {name for claim in claims for name in claim.excludes}
+        with_excluded = [c for c in self.claims if c in claims or c.name in excluded]
         new = [claim for claim in with_excluded if claim.name not in self._verdicts]
-        found = judge_run(self._run, new, **self._units) if new else []
+        verdicts = judge_run(self._run, new, **self._units) if new else []
         for claim in new:
             self._verdicts[claim.name] = [
                 v
-                for v in found
-                if v.claim == claim.name and (v.claim in self._own or v.verdict != "not measured")
+                for v in verdicts
+                if v.claim == claim.name
+                and (v.claim in self._run_claims or v.verdict != "not measured")
             ]
-        return [verdict for claim in wanted for verdict in self._verdicts[claim.name]]
+        return [verdict for claim in claims for verdict in self._verdicts[claim.name]]
 
-    def about(self, measured: Sequence[str], names: Sequence[str] = ()) -> list[str]:
+    def claims_for(self, measured: Sequence[str], names: Sequence[str] = ()) -> list[str]:
         """The claims that a figure of these measures is about: those it names, and of the run's
         own those on one of its measures."""
         return [
@@ -63,7 +64,7 @@ class VerdictCache:
             for claim in self.claims
             if claim.name in names
             or (
-                claim.name in self._own
+                claim.name in self._run_claims
                 and any(measure in measured for part in claim.parts for measure in measures(part))
             )
         ]
@@ -75,10 +76,10 @@ class VerdictCache:
                 self._choices[claim.name] = sensitivity_of_run(self._run, claim, **self._units)
             except AttnscopeError as error:
                 self._choices[claim.name] = error
-        found = self._choices[claim.name]
-        if isinstance(found, AttnscopeError):
-            raise found
-        return found
+        result = self._choices[claim.name]
+        if isinstance(result, AttnscopeError):
+            raise result
+        return result
 
     def survival(self) -> pl.DataFrame:
         """A line for every claim that the run can judge under more than one choice."""

@@ -14,8 +14,8 @@ import polars as pl
 
 from attnscope.errors import AttnscopeError
 from attnscope.figures import Drawing, Theme, drawable
-from attnscope.figures.blocks import facts, html_table
-from attnscope.figures.caption import tiny, unfinished
+from attnscope.figures.blocks import html_properties, html_table
+from attnscope.figures.caption import bundled_note, unfinished_note
 from attnscope.figures.export import write
 from attnscope.figures.numbers import in_order
 from attnscope.figures.page import SORTABLE, figure_html, whole_page
@@ -52,17 +52,17 @@ def write_report(
 def build(run: Run, *, theme: str | Theme = "published", **units: Any) -> str:
     """The report of a run as HTML; of `units`, `cluster` and `strata` say what is resampled."""
     run.verify()  # a page with gaps is no answer to damage
-    judged = VerdictCache(run, **units)
+    verdict_cache = VerdictCache(run, **units)
     try:
-        figures, missing = drawable(run, theme=theme, judged=judged, **units)
+        figures, missing = drawable(run, theme=theme, verdict_cache=verdict_cache, **units)
     except AttnscopeError as error:
         figures, missing = [], {"any": str(error)}
-    first = _first(figures, judged)
+    first = _first(figures, verdict_cache)
     sections = {
-        "found": ("What was found", _found(judged, figures[first] if figures else None)),
+        "found": ("What was found", _results(verdict_cache, figures[first] if figures else None)),
         "figures": ("Figures", _figures(figures, first, missing)),
         "measured": ("How it was measured", _measured(run)),
-        "tables": ("Tables", _survival(judged) + _comparison(run, **units)),
+        "tables": ("Tables", _robustness(verdict_cache) + _comparison(run, **units)),
         "repeat": ("How to repeat it", _repeat(run)),
     }
     contents = "".join(f'<li><a href="#{k}">{title}</a></li>' for k, (title, _) in sections.items())
@@ -71,12 +71,12 @@ def build(run: Run, *, theme: str | Theme = "published", **units: Any) -> str:
         for k, (title, content) in sections.items()
     )
     title = f"{run.experiment.name}: where attention goes"
-    notes = [note for note in (tiny(run, _labels(run)), unfinished(run)) if note]
-    said = "".join(f"<p><strong>{escape(note)}.</strong></p>" for note in notes)
+    notes = [note for note in (bundled_note(run, _labels(run)), unfinished_note(run)) if note]
+    note_lines = "".join(f"<p><strong>{escape(note)}.</strong></p>" for note in notes)
     order = [*figures[first : first + 1], *(f for i, f in enumerate(figures) if i != first)]
     return whole_page(
         title,
-        f"<header><h1>{escape(title)}</h1>{said}"
+        f"<header><h1>{escape(title)}</h1>{note_lines}"
         f'<nav class="screen"><ul class="contents">{contents}</ul></nav></header>\n'
         f"<main>{parts}</main>",
         order,
@@ -87,25 +87,25 @@ def _labels(run: Run) -> list[str]:
     return models_in_order(run, run.cells["model"].unique())
 
 
-def _first(figures: Sequence[Drawing], judged: VerdictCache) -> int:
+def _first(figures: Sequence[Drawing], verdict_cache: VerdictCache) -> int:
     """The figure that shows what was found: of a claim that was decided, else judged, else any."""
     try:
-        verdicts = judged.verdicts()
+        verdicts = verdict_cache.verdicts()
     except AttnscopeError:
         return 0
-    for wanted in (("supported", "contradicted"), ("undetermined",)):
-        claims = {v.claim for v in verdicts if v.verdict in wanted}
+    for decided in (("supported", "contradicted"), ("undetermined",)):
+        claims = {v.claim for v in verdicts if v.verdict in decided}
         for i, figure in enumerate(figures):
             if claims & set(figure.claims):
                 return i
     return 0
 
 
-def _found(judged: VerdictCache, figure: Drawing | None) -> str:
+def _results(verdict_cache: VerdictCache, figure: Drawing | None) -> str:
     """The verdicts, and the one figure that shows them."""
     shown = "" if figure is None else figure_html(figure, 0)
     try:
-        table = verdict_table(judged.verdicts())
+        table = verdict_table(verdict_cache.verdicts())
     except AttnscopeError as error:
         return f"<p>No claims were judged: {escape(str(error))}</p>{shown}"
     measured = table.filter(pl.col("verdict") != "not measured")
@@ -113,21 +113,25 @@ def _found(judged: VerdictCache, figure: Drawing | None) -> str:
     columns = ["verdict", "statement", "reason", "model", "condition", "layer"]
     parts = ["<p>No claim could be judged on this run.</p>"]
     if not measured.is_empty():
-        parts = [html_table(_telling(measured.select(columns), columns[:3]), kind=SORTABLE)]
+        parts = [
+            html_table(
+                _without_empty_columns(measured.select(columns), columns[:3]), css_class=SORTABLE
+            )
+        ]
     if not others.is_empty():
         items = [f"{row['statement']} — {row['reason']}" for row in others.iter_rows(named=True)]
-        parts.append(_folded(f"Not measured in this run ({others.height})", items))
+        parts.append(_details(f"Not measured in this run ({others.height})", items))
     return "\n".join([*parts, shown])
 
 
-def _telling(table: pl.DataFrame, always: Sequence[str]) -> pl.DataFrame:
+def _without_empty_columns(table: pl.DataFrame, always: Sequence[str]) -> pl.DataFrame:
     """Without the columns that have nothing in any row."""
     return table.select(
         c for c in table.columns if c in always or table[c].null_count() < table.height
     )
 
 
-def _folded(title: str, items: Sequence[str]) -> str:
+def _details(title: str, items: Sequence[str]) -> str:
     lines = "".join(f"<li>{escape(item)}</li>" for item in items)
     return f"<details><summary>{escape(title)}</summary><ul>{lines}</ul></details>"
 
@@ -138,7 +142,7 @@ def _figures(figures: Sequence[Drawing], first: int, missing: Mapping[str, str])
     parts = [figure_html(figure, i) for i, figure in enumerate(others, start=1)]
     if missing:
         title = f"Figures that this run has no numbers for ({len(missing)})"
-        parts.append(_folded(title, [f"{name}: {why}" for name, why in missing.items()]))
+        parts.append(_details(title, [f"{name}: {why}" for name, why in missing.items()]))
     return "\n".join(parts)
 
 
@@ -151,12 +155,12 @@ def _measured(run: Run) -> str:
     if run.elsewhere:
         about |= {"some batches were measured elsewhere": join([str(one) for one in run.elsewhere])}
     return (
-        f"{_asked(run)}<h3>Models</h3>{_models(run)}<h3>Prompts</h3>{_prompts(run)}"
-        f"<h3>Environment</h3>{facts(about | {'models': join(revisions)})}"
+        f"{_settings(run)}<h3>Models</h3>{_models(run)}<h3>Prompts</h3>{_prompts(run)}"
+        f"<h3>Environment</h3>{html_properties(about | {'models': join(revisions)})}"
     )
 
 
-def _asked(run: Run) -> str:
+def _settings(run: Run) -> str:
     cells = run.cells
     models, conditions = _labels(run), conditions_in_order(run, cells["condition"].unique())
     sums = cells.group_by("model", "condition").agg(
@@ -168,12 +172,14 @@ def _asked(run: Run) -> str:
     )
     sums = in_order(sums, model=models, condition=conditions)
     keys = ("prompts", "conditions", "layers", "heads", "queries", "keys", "classes", "measures")
-    complete = _movable(run.experiment).complete() | {"classes": list(run.experiment.classes)}
-    asked = {k: complete[k] for k in (*keys, "combine", "normalise")}
+    complete = _with_relative_path(run.experiment).complete() | {
+        "classes": list(run.experiment.classes)
+    }
+    settings = {k: complete[k] for k in (*keys, "combine", "normalise")}
     return (
         f"<p>{count(cells.height, 'cell')}: {count(len(models), 'model')} × "
         f"{count(cells['prompt'].n_unique(), 'prompt')} × "
-        f"{count(len(conditions), 'condition')}.</p>{facts(asked)}"
+        f"{count(len(conditions), 'condition')}.</p>{html_properties(settings)}"
         f"<h3>Cells</h3>{html_table(sums)}"
     )
 
@@ -226,9 +232,9 @@ def _prompts(run: Run) -> str:
     return "\n".join(parts)
 
 
-def _survival(judged: VerdictCache) -> str:
+def _robustness(verdict_cache: VerdictCache) -> str:
     """A line for every claim that the run has several choices for."""
-    lines = judged.survival()
+    lines = verdict_cache.survival()
     if lines.is_empty():
         return ""
     of = pl.format("{} of {}", "same_verdict", "verdicts")
@@ -240,8 +246,8 @@ def _survival(judged: VerdictCache) -> str:
         pl.format("{} of {}", "survives", "places").alias("survives in"),
         pl.col("overturned_by").list.join(". ").replace("", None).alias("overturned by"),
     )
-    left_out = sum(lines["not_judged"])
-    note = f" {not_judged(left_out)}." if left_out else ""
+    omitted = sum(lines["not_judged"])
+    note = f" {not_judged(omitted)}." if omitted else ""
     return (
         "<h3>Do the claims survive the choices?</h3><p>Each claim again under every choice of "
         "queries, keys, classes, normalisation and condition that this run has. The reference is "
@@ -249,7 +255,7 @@ def _survival(judged: VerdictCache) -> str:
         "place (a model or pair, a layer) where every choice has the reference’s verdict. The "
         "choices are the same data seen again, not further evidence."
         f"{note}</p>"
-        f"{html_table(shown, kind=SORTABLE)}"
+        f"{html_table(shown, css_class=SORTABLE)}"
     )
 
 
@@ -259,24 +265,24 @@ def _comparison(run: Run, **units: Any) -> str:
         table = compare_run(run, **units)
     except AttnscopeError as error:
         return f"<h3>Comparison</h3><p>Nothing is compared: {escape(str(error))}</p>"
-    left_out: list[str] = []
+    omitted: list[str] = []
     sizes = table["measure"].value_counts(sort=True, name="n")
     for measure in sizes["measure"][: sizes.height - 1]:
         if table.height > ROWS:
-            left_out.append(measure)
+            omitted.append(measure)
             table = table.filter(pl.col("measure") != measure)
     longer = (
-        f"<p>Left out for its length: {escape(join(left_out))}; <code>attnscope compare RUN "
+        f"<p>Left out for its length: {escape(join(omitted))}; <code>attnscope compare RUN "
         "--json</code> has every row.</p>"
-        if left_out
+        if omitted
         else ""
     )
     labels = ["a", "b", "model", "condition", "queries", "keys", "classes", "measure", "normalise"]
     labels = [c for c in (*labels, "item", "target", "combine", "layer", "head") if c in table]
     same = [c for c in labels if table[c].n_unique() == 1]
     throughout = "; ".join(f"{c}: {table[c][0]}" for c in same if table[c][0] is not None)
-    wanted = [c for c in labels if c not in same]
-    wanted += [
+    columns = [c for c in labels if c not in same]
+    columns += [
         "n",
         *([] if table["n"].equals(table["units"]) else ["units"]),
         "mean_a",
@@ -289,16 +295,18 @@ def _comparison(run: Run, **units: Any) -> str:
         "p",
         "q",
     ]
-    shown = _telling(table.select(c for c in (*wanted, "outcome", "note") if c in table), ())
+    shown = _without_empty_columns(
+        table.select(c for c in (*columns, "outcome", "note") if c in table), ()
+    )
     return (
         "<h3>Comparison</h3><p>Second (b) less first (a), paired by prompt unless the note says "
         f"otherwise; low and high: 95 % interval over prompts; p: {TESTED}; "
         f"q: Benjamini–Hochberg over layers × heads. Throughout: {escape(throughout)}.</p>{longer}"
-        f"{html_table(shown, kind=SORTABLE)}"
+        f"{html_table(shown, css_class=SORTABLE)}"
     )
 
 
-def _movable(experiment: Experiment) -> Experiment:
+def _with_relative_path(experiment: Experiment) -> Experiment:
     """The experiment as the run’s directory has it: its prompts are a file beside it."""
     prompts = experiment.prompts
     path = getattr(prompts, "path", None)
@@ -308,12 +316,12 @@ def _movable(experiment: Experiment) -> Experiment:
 
 
 def _repeat(run: Run) -> str:
-    path = getattr(_movable(run.experiment).prompts, "path", None)
+    path = getattr(_with_relative_path(run.experiment).prompts, "path", None)
     beside = f", beside <code>{escape(path)}</code> of the run’s directory" if path else ""
     return (
         f"<p>Save this as <code>experiment.yaml</code>{beside} (it is in the run’s directory too), "
         "then</p>"
         "<pre>attnscope run experiment.yaml --out RUN\nattnscope figure RUN\n"
         "attnscope report RUN\nattnscope compare RUN</pre>"
-        f"<pre>{escape(written(_movable(run.experiment)))}</pre>"
+        f"<pre>{escape(written(_with_relative_path(run.experiment)))}</pre>"
     )

@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from attnscope.figures.charts.common import CLASS_LABELS, rule_at, tips
+from attnscope.figures.charts.common import CLASS_LABELS, rule_at, tooltips
 from attnscope.figures.theme import Style
 
 
@@ -54,7 +54,7 @@ def bars(
         alt.Chart()
         .transform_filter(alt.datum["class"] != "total")
         .mark_bar(size=bar)
-        .encode(**side, y=y, y2="top:Q", color=colour, tooltip=tips(frame, shown))
+        .encode(**side, y=y, y2="top:Q", color=colour, tooltip=tooltips(frame, shown))
     ]
     if uniform:
         marks.append(
@@ -94,17 +94,17 @@ def _models(models: Sequence[str], step: float, size: float) -> alt.X:
 def _groups(layers: Sequence[int], wide: float, size: float) -> alt.Column:
     """A group per layer; where "Layer 27" would run into its neighbour, the number must do."""
     roomy = wide > 5 * size
-    said = "'Layer ' + datum.value" if roomy else "datum.value"
-    header = alt.Header(labelOrient="bottom", titleOrient="bottom", labelExpr=said, labelPadding=6)
+    label = "'Layer ' + datum.value" if roomy else "datum.value"
+    header = alt.Header(labelOrient="bottom", titleOrient="bottom", labelExpr=label, labelPadding=6)
     title = None if roomy else "Layer"
     return alt.Column("layer:O", sort=list(layers), title=title, header=header)
 
 
 def _colour(names: Sequence[str], style: Style) -> alt.Color:
     labels = {k: v for k, v in CLASS_LABELS.items() if k in names}
-    said = f"({labels})[datum.label] || datum.label"
+    label = f"({labels})[datum.label] || datum.label"
     scale = alt.Scale(domain=list(names), range=style.theme.class_colours(names))
-    legend = alt.Legend(orient="top", title=None, symbolType="square", labelExpr=said)
+    legend = alt.Legend(orient="top", title=None, symbolType="square", labelExpr=label)
     return alt.Color("class:N", scale=scale, legend=legend)
 
 

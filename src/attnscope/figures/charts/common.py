@@ -21,7 +21,7 @@ def label_of(name: str) -> str:
     return CLASS_LABELS.get(name, name)
 
 
-def nothing() -> alt.InlineData:
+def empty_row() -> alt.InlineData:
     """One row without a value, for marks that stand at given places."""
     return alt.InlineData(values=[{}])
 
@@ -38,21 +38,21 @@ def series_legend(names: Sequence[str], theme: Theme) -> list[str]:
 
 def rule_at(value: float, chart: Any = None) -> Any:
     """A dashed line across a panel; of a chart that has its data already, if one is given."""
-    rule = (chart or alt.Chart(nothing())).mark_rule(style="faint-rule", strokeDash=[5, 3])
+    rule = (chart or alt.Chart(empty_row())).mark_rule(style="faint-rule", strokeDash=[5, 3])
     return rule.encode(y=alt.YDatum(value))
 
 
-def spread(
+def value_range(
     frame: pl.DataFrame, *also: float, of: Sequence[str] = ("value", "low", "high")
 ) -> list[float]:
     """From the least to the most of values and intervals, and of what else must be seen."""
-    found = [*also]
+    values = [*also]
     for column in of:
-        found += [v for v in (frame[column].min(), frame[column].max()) if isinstance(v, float)]
-    return [min(found), max(found)]
+        values += [v for v in (frame[column].min(), frame[column].max()) if isinstance(v, float)]
+    return [min(values), max(values)]
 
 
-def tips(frame: pl.DataFrame, columns: Sequence[str]) -> list[alt.Tooltip]:
+def tooltips(frame: pl.DataFrame, columns: Sequence[str]) -> list[alt.Tooltip]:
     """What stands in the box under the pointer: these columns of the frame, as they are."""
     return [
         alt.Tooltip(
@@ -76,7 +76,7 @@ def panel_title(lines: Sequence[str], width: float, theme: Theme, rise: float = 
     text = [part for line in lines for part in wrap(line, width, (theme.size + 1) * 1.1)]
     leading = theme.size + 4
     return (
-        alt.Chart(nothing())
+        alt.Chart(empty_row())
         .mark_text(
             style="panel-title",
             align="left",
@@ -105,13 +105,13 @@ def panels(
     names = frame[panel].unique(maintain_order=True).to_list()
     columns = columns_for(len(names), 3)
     wide = style.width / columns - (gap if columns > 1 else 0)
-    made = []
+    charts = []
     for i, name in enumerate(names):
         drawn = marks(frame.filter(pl.col(panel) == name), i % columns == 0, wide)
         if titled and len(names) > 1:
             drawn.append(panel_title([name], wide, style.theme))
-        made.append(alt.layer(*drawn).properties(width=wide, height=style.height))
-    return alt.concat(*made, columns=columns, spacing={"row": 26, "column": 26})
+        charts.append(alt.layer(*drawn).properties(width=wide, height=style.height))
+    return alt.concat(*charts, columns=columns, spacing={"row": 26, "column": 26})
 
 
 def to_spec(chart: Any) -> dict[str, Any]:
@@ -122,32 +122,32 @@ def to_spec(chart: Any) -> dict[str, Any]:
     return spec
 
 
-def _with_rows(chart: Any, made: dict[int, tuple[pl.DataFrame, alt.InlineData]]) -> None:
+def _with_rows(chart: Any, converted: dict[int, tuple[pl.DataFrame, alt.InlineData]]) -> None:
     """Put rows in the place of the frames of a chart and of the charts inside it."""
     data = getattr(chart, "data", None)
     if isinstance(data, pl.DataFrame):
-        if id(data) not in made:
-            made[id(data)] = (data, alt.InlineData(values=data.to_dicts()))
-        _, chart.data = made[id(data)]
+        if id(data) not in converted:
+            converted[id(data)] = (data, alt.InlineData(values=data.to_dicts()))
+        _, chart.data = converted[id(data)]
     for name in ("layer", "concat", "hconcat", "vconcat", "spec"):
         inner = getattr(chart, name, alt.Undefined)
         for one in inner if isinstance(inner, list) else [inner]:
             if isinstance(one, alt.TopLevelMixin):
-                _with_rows(one, made)
+                _with_rows(one, converted)
 
 
-def finish(
+def figure_spec(
     chart: Any, *, title: str, caption: str, alt_text: str, width: float, theme: Theme
 ) -> dict[str, Any]:
     """The whole figure as Vega-Lite: title, caption under it, description, theme."""
     width = max(width, 400)
-    whole = chart.properties(
+    titled = chart.properties(
         title=alt.TitleParams(
             text=wrap(title, width, (theme.size + 3) * 1.08),
             subtitle=wrap(caption, width, theme.size - 1) if caption else [],
         ),
         description=alt_text,
     )
-    spec = to_spec(whole)
+    spec = to_spec(titled)
     spec["config"] = theme.config()
     return spec

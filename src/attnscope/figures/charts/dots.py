@@ -12,7 +12,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from attnscope.figures.charts.common import nothing, panels, rule_at, spread, tips
+from attnscope.figures.charts.common import empty_row, panels, rule_at, tooltips, value_range
 from attnscope.figures.theme import Style
 
 NAMED = 5
@@ -38,20 +38,20 @@ def head_dots(frame: pl.DataFrame, style: Style, *, y_title: str, rule: float) -
         else:
             x = alt.X("layer:O", title="Layer (heads side by side)", axis=flat)
             base = base.encode(x=x, xOffset=alt.XOffset("head:O"))
-        said = y_title if first else ""
+        axis_title = y_title if first else ""
         y = alt.Y(
             "value:Q",
-            title=said,
+            title=axis_title,
             axis=alt.Axis(grid=True),
-            scale=alt.Scale(domain=spread(frame, rule), nice=True, zero=False),
+            scale=alt.Scale(domain=value_range(frame, rule), nice=True, zero=False),
         )
         drawn: list[Any] = [rule_at(rule)]
         if part["low"].null_count() < part.height:
             interval = base.mark_rule(strokeWidth=1.2, color=colour)
-            drawn.append(interval.encode(y=alt.Y("low:Q", title=said), y2="high:Q"))
+            drawn.append(interval.encode(y=alt.Y("low:Q", title=axis_title), y2="high:Q"))
         shown = ["panel", "layer", "head", "value", "low", "high", "n"]
         point = base.mark_point(filled=True, size=26, opacity=1, color=colour)
-        return [*drawn, point.encode(y=y, tooltip=tips(part, shown))]
+        return [*drawn, point.encode(y=y, tooltip=tooltips(part, shown))]
 
     return panels(frame, "panel", marks, style, gap=20)
 
@@ -67,24 +67,24 @@ def head_strip(frame: pl.DataFrame, style: Style, *, y_title: str = "Value") -> 
     many = most >= MANY
     colour = alt.value(style.theme.filled) if many else _by_layer(frame, style)
     x = _by_rank(most, "" if many else "Head, by rank")
-    told = ("value", "low", "high") if few else ("value",)
-    scale = alt.Scale(domain=spread(frame, 0.0, of=told), nice=True, zero=False)
+    columns = ("value", "low", "high") if few else ("value",)
+    scale = alt.Scale(domain=value_range(frame, 0.0, of=columns), nice=True, zero=False)
 
     def marks(part: pl.DataFrame, first: bool, width: float) -> list[Any]:
-        said = y_title if first else ""
+        axis_title = y_title if first else ""
         base = alt.Chart(part).encode(x=x)
         drawn: list[Any] = []
         if few:
-            interval = {"y": alt.Y("low:Q", title=said), "y2": "high:Q"}
+            interval = {"y": alt.Y("low:Q", title=axis_title), "y2": "high:Q"}
             drawn.append(base.mark_rule(strokeWidth=1.2).encode(**interval, color=colour))
         size = max(5.0, min(30.0, (0.9 * width / part.height) ** 2))
         point = base.mark_point(filled=True, size=size, opacity=1).encode(
-            y=alt.Y("value:Q", title=said, axis=alt.Axis(grid=True), scale=scale),
+            y=alt.Y("value:Q", title=axis_title, axis=alt.Axis(grid=True), scale=scale),
             color=colour,
-            tooltip=tips(part, ["panel", "rank", "layer", "head", "value", "low", "high", "n"]),
+            tooltip=tooltips(part, ["panel", "rank", "layer", "head", "value", "low", "high", "n"]),
         )
         names = ["First:", *part.sort("rank")["name"][:NAMED]]
-        corner = alt.Chart(nothing()).mark_text(
+        corner = alt.Chart(empty_row()).mark_text(
             style="faint-text",
             text=names,
             align="right",
@@ -134,7 +134,7 @@ def _layers(frame: pl.DataFrame, style: Style) -> Any:
             scale=alt.Scale(domain=ends, reverse=True, nice=False, zero=False),
         )
         point = alt.Chart(part).mark_point(filled=True, size=4, color=style.theme.filled)
-        shown = tips(part, ["panel", "rank", "layer", "head", "value"])
+        shown = tooltips(part, ["panel", "rank", "layer", "head", "value"])
         return [point.encode(x=x, y=y, tooltip=shown)]
 
     return panels(frame, "panel", marks, replace(style, height=160), gap=24, titled=False)
@@ -160,7 +160,7 @@ def side_by_side(
         else alt.Legend(orient="top", title=None, columns=4, labelLimit=400),
     )
     rules = [] if rule is None else [rule]
-    scale = alt.Scale(domain=spread(frame, *rules), nice=True, zero=False)
+    scale = alt.Scale(domain=value_range(frame, *rules), nice=True, zero=False)
 
     def marks(part: pl.DataFrame, first: bool, width: float) -> list[Any]:
         order = part[x].unique(maintain_order=True).to_list()
@@ -170,14 +170,14 @@ def side_by_side(
         base = alt.Chart(part).encode(x=across, color=colour)
         if len(series) > 1:  # the offset of one alone would not be 0
             base = base.encode(xOffset=alt.XOffset("series:N", sort=series))
-        said = y_title if first else ""
+        axis_title = y_title if first else ""
         drawn: list[Any] = [rule_at(value) for value in rules]
         if part["low"].null_count() < part.height:
-            reach = {"y": alt.Y("low:Q", title=said, scale=scale), "y2": "high:Q"}
+            reach = {"y": alt.Y("low:Q", title=axis_title, scale=scale), "y2": "high:Q"}
             drawn.append(base.mark_rule(strokeWidth=1.6).encode(**reach))
-        y = alt.Y("value:Q", title=said, scale=scale, axis=alt.Axis(grid=True))
-        told = tips(part, ["panel", x, "series", "value", "low", "high", "n", "q"])
+        y = alt.Y("value:Q", title=axis_title, scale=scale, axis=alt.Axis(grid=True))
+        tooltip = tooltips(part, ["panel", x, "series", "value", "low", "high", "n", "q"])
         point = base.mark_point(filled=True, size=40, opacity=1)
-        return [*drawn, point.encode(y=y, tooltip=told)]
+        return [*drawn, point.encode(y=y, tooltip=tooltip)]
 
     return panels(frame, "panel", marks, style, gap=24).resolve_scale(color="shared")

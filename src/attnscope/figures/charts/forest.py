@@ -10,7 +10,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from attnscope.figures.charts.common import nothing, panel_title, spread, tips
+from attnscope.figures.charts.common import empty_row, panel_title, tooltips, value_range
 from attnscope.figures.theme import Style, Theme
 
 SHAPES = {"supported": "circle", "contradicted": "cross", "undetermined": "diamond"}
@@ -126,7 +126,7 @@ def _cell(
     encodings: Mapping[str, Any],
 ) -> list[Any]:
     """One cell of the figure: the shaded row, the lines, intervals, points."""
-    low, high = spread(part, *(at for at, _ in lines), of=("difference", "low", "high"))
+    low, high = value_range(part, *(at for at, _ in lines), of=("difference", "low", "high"))
     edge = 0.06 * (high - low) or 0.5
     x = alt.X(
         "difference:Q",
@@ -145,7 +145,7 @@ def _cell(
         .encode(y=y, x=alt.value(0), x2=alt.value("width"))
     ]
     for at, dashed in lines:
-        rule = alt.Chart(nothing()).mark_rule(
+        rule = alt.Chart(empty_row()).mark_rule(
             style="faint-rule", strokeDash=[4, 3] if dashed else [1, 0]
         )
         marks.append(rule.encode(x=alt.XDatum(at)))
@@ -153,7 +153,7 @@ def _cell(
         interval = base.mark_rule(strokeWidth=1 if many else 1.6, opacity=1)
         ends = {"x": alt.X("low:Q", title=x_title), "x2": "high:Q"}
         marks.append(interval.encode(**ends, color=encodings["color"], **placed))
-    told = ["panel", "queries", "keys", "classes", "normalise", "condition", "head", "quantity"]
-    tip = tips(part, [*told, "difference", "low", "high", "n", "q", "verdict"])
+    columns = ["panel", "queries", "keys", "classes", "normalise", "condition", "head", "quantity"]
+    tip = tooltips(part, [*columns, "difference", "low", "high", "n", "q", "verdict"])
     point = base.mark_point(filled=True, size=9 if many else 46, opacity=1)
     return [*marks, point.encode(x=x, tooltip=tip, **encodings, **placed)]

@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from attnscope.figures.charts.common import CLASS_LABELS, panels, rule_at, spread, tips
+from attnscope.figures.charts.common import CLASS_LABELS, panels, rule_at, tooltips, value_range
 from attnscope.figures.theme import Style
 
 
@@ -26,11 +26,11 @@ def _layers(part: pl.DataFrame) -> alt.X:
 
 def _colour(series: str, colours: Mapping[str, str]) -> alt.Color:
     labels = {k: v for k, v in CLASS_LABELS.items() if k in colours}
-    said = f"({labels})[datum.label] || datum.label"
+    label = f"({labels})[datum.label] || datum.label"
     return alt.Color(
         f"{series}:N",
         scale=alt.Scale(domain=list(colours), range=list(colours.values())),
-        legend=alt.Legend(orient="top", title=None, columns=6, symbolOpacity=1, labelExpr=said),
+        legend=alt.Legend(orient="top", title=None, columns=6, symbolOpacity=1, labelExpr=label),
     )
 
 
@@ -80,18 +80,18 @@ def layer_lines(
     rules = [] if rule is None else [rule]
 
     def marks(part: pl.DataFrame, first: bool, width: float) -> list[Any]:
-        domain = spread(part if own_scale else frame, *rules, 0.0)
+        domain = value_range(part if own_scale else frame, *rules, 0.0)
         y: dict[str, Any] = {
             "title": y_titles[part[panel][0]] if own_scale or first else "",
             "scale": alt.Scale(domain=domain, nice=True, zero=False),
             "axis": alt.Axis(tickCount=6, grid=True),
         }
-        tip = tips(part, [panel, "layer", series, "value", "low", "high", "n"])
+        tip = tooltips(part, [panel, "layer", series, "value", "low", "high", "n"])
         drawn = _marks(part, _layers(part), y, _colour(series, colours), tip, size=22)
         return [*map(rule_at, rules), *drawn]
 
-    made = panels(frame, panel, marks, style, gap=18, titled=not own_scale)
-    return made.resolve_scale(color="shared")
+    chart = panels(frame, panel, marks, style, gap=18, titled=not own_scale)
+    return chart.resolve_scale(color="shared")
 
 
 def layer_areas(
@@ -112,7 +112,7 @@ def layer_areas(
             y=alt.Y("bottom:Q", title=y_titles[part[panel][0]] if first else "", scale=scale),
             y2="top:Q",
             color=_colour(series, colours),
-            tooltip=tips(part, [panel, "layer", series, "value", "low", "high", "n"]),
+            tooltip=tooltips(part, [panel, "layer", series, "value", "low", "high", "n"]),
         )
         many = part["layer"].n_unique() > 1
         return [base.mark_area(opacity=0.92) if many else base.mark_bar(size=width / 4)]
@@ -134,7 +134,7 @@ def lines_over(
     )
     far = alt.Scale(domain=[0, max(frame[x].to_list()) * 1.04], nice=False)
     across = alt.X(f"{x}:Q", title=x_title, axis=alt.Axis(grid=False), scale=far)
-    scale = alt.Scale(domain=spread(frame, rule), nice=True, zero=False)
+    scale = alt.Scale(domain=value_range(frame, rule), nice=True, zero=False)
 
     def marks(part: pl.DataFrame, first: bool, width: float) -> list[Any]:
         y: dict[str, Any] = {
@@ -142,7 +142,7 @@ def lines_over(
             "axis": alt.Axis(grid=True),
             "scale": scale,
         }
-        tip = tips(part, ["panel", "condition", x, "layer", "value", "low", "high", "n"])
+        tip = tooltips(part, ["panel", "condition", x, "layer", "value", "low", "high", "n"])
         return [rule_at(rule), *_marks(part, across, y, colour, tip, size=24)]
 
     return panels(frame, "panel", marks, style, gap=18).resolve_scale(color="shared")
@@ -159,7 +159,7 @@ def curves(frame: pl.DataFrame, style: Style, *, x: str, x_title: str, y_title: 
         axis=alt.Axis(format="d", grid=False, tickMinStep=1),
         scale=alt.Scale(domain=[min(places) - 0.3, max(places) + 0.3], nice=False),
     )
-    scale = alt.Scale(domain=spread(frame, 0.0), nice=True, zero=False)
+    scale = alt.Scale(domain=value_range(frame, 0.0), nice=True, zero=False)
 
     def marks(part: pl.DataFrame, first: bool, width: float) -> list[Any]:
         y: dict[str, Any] = {
@@ -167,7 +167,7 @@ def curves(frame: pl.DataFrame, style: Style, *, x: str, x_title: str, y_title: 
             "axis": alt.Axis(grid=True),
             "scale": scale,
         }
-        tip = tips(part, ["panel", "series", x, "value", "low", "high", "n"])
+        tip = tooltips(part, ["panel", "series", x, "value", "low", "high", "n"])
         return _marks(part, across, y, _colour("series", colours), tip, size=20)
 
     return panels(frame, "panel", marks, style, gap=18).resolve_scale(color="shared")

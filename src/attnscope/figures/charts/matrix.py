@@ -11,7 +11,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from attnscope.figures.charts.common import columns_for, panel_title, tips
+from attnscope.figures.charts.common import columns_for, panel_title, tooltips
 from attnscope.figures.text_format import wrap
 from attnscope.figures.theme import Style
 
@@ -69,7 +69,7 @@ def matrices(
         part = frame.filter(pl.col(panel) == name)
         down = _down(y, y_order, y_title if i % columns == 0 else "", tall, theme.size)
         base = alt.Chart(part).encode(x=across, y=down)
-        tip = tips(part, [panel, y, x, value, "low", "high", "n", "q"])
+        tip = tooltips(part, [panel, y, x, value, "low", "high", "n", "q"])
         marks: list[Any] = [base.mark_rect().encode(color=colour, tooltip=tip)]
         if texts:
             marks += _texts(base, value, domain, theme.size)

@@ -10,7 +10,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from attnscope.figures.charts.common import columns_for, nothing, panel_title, tips
+from attnscope.figures.charts.common import columns_for, empty_row, panel_title, tooltips
 from attnscope.figures.theme import Style
 
 Y_TITLE = "Average attention weight"
@@ -41,7 +41,7 @@ def profile_pairs(
     for i, group in enumerate(groups):
         row = group.row(0, named=True)
         head = f"layer {row['layer'] + count_from}, head {row['head'] + count_from}"
-        whole = group.filter(pl.col("panel") == below)
+        sequence = group.filter(pl.col("panel") == below)
         shared: dict[str, Any] = {
             "width": wide,
             "height": style.height,
@@ -57,10 +57,10 @@ def profile_pairs(
             **shared,
         )
         lower = _panel(
-            whole,
+            sequence,
             colours,
             x_title=panels[below],
-            spans=_span(whole, span),
+            spans=_span(sequence, span),
             brush=f"brush_{i}" if style.screen else None,
             **shared,
         )
@@ -76,8 +76,8 @@ def _span(frame: pl.DataFrame, label: str) -> list[tuple[int, int, str]]:
     inserted = frame.filter(pl.col("role") == "filler")
     if inserted.is_empty():
         return []
-    said = label.format(f"{inserted['tokens'].sum():,}")
-    return [(min(inserted["position"]), max(inserted["position"]), said)]
+    text = label.format(f"{inserted['tokens'].sum():,}")
+    return [(min(inserted["position"]), max(inserted["position"]), text)]
 
 
 def _panel(
@@ -142,7 +142,7 @@ def _lines(
         marks.append(band.encode(x=x, y=alt.Y("min:Q", title=y_title), y2="max:Q", color=colour))
     shown = ["series", "position", "last", "token", "value", "min", "max", "tokens", "n"]
     line = base.mark_line(strokeWidth=1.3, strokeJoin="round", clip=moving)
-    marks.append(line.encode(x=x, y=y, color=colour, tooltip=tips(frame, shown)))
+    marks.append(line.encode(x=x, y=y, color=colour, tooltip=tooltips(frame, shown)))
     if frame.height <= 60 * max(frame["series"].n_unique(), 1):
         points = base.mark_point(size=9, filled=True, opacity=1, clip=moving)
         marks.append(points.encode(x=x, y=y, color=colour))
@@ -152,13 +152,13 @@ def _lines(
 def _shaded(spans: Sequence[tuple[int, int, str]], moving: bool) -> tuple[list[Any], list[Any]]:
     """Shading of the spans, and their labels above the panel."""
     shades = [
-        alt.Chart(nothing())
+        alt.Chart(empty_row())
         .mark_rect(style="span", clip=moving)
         .encode(x=alt.XDatum(start - 0.5), x2=alt.X2Datum(end + 0.5))
         for start, end, _ in spans
     ]
     labels = [
-        alt.Chart(nothing())
+        alt.Chart(empty_row())
         .mark_text(style="faint-text", baseline="bottom", dy=-3, text=label, clip=False)
         .encode(x=alt.XDatum((start + end) / 2), y=alt.value(0))
         for start, end, label in spans

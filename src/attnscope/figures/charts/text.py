@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from attnscope.figures.charts.common import tips
+from attnscope.figures.charts.common import tooltips
 from attnscope.figures.theme import Style, Theme
 
 WIDTHS = {"F": 2, "W": 2}
@@ -40,7 +40,7 @@ def shaded_text(frame: pl.DataFrame, style: Style, *, value_title: str = "Attent
     boxes = base.mark_rect(style="paper-edge", strokeWidth=1).encode(
         x2="end:Q",
         color=alt.Color("value:Q", scale=scale, legend=legend),
-        tooltip=tips(frame, ["position", "token", "class", "role", "value"]),
+        tooltip=tooltips(frame, ["position", "token", "class", "role", "value"]),
     )
     middle = top * 0.36
     letters = [
