@@ -16,6 +16,7 @@ from attnscope.recipes import BUNDLED, RECIPES, filler_profile, filler_vs_senten
 from attnscope.spec.experiment import Experiment
 from dense_rows import check
 from made_models import save_model
+from support_errors import raises
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +172,7 @@ def test_recipes_take_many_prompts_and_one() -> None:
     assert {name: make().prompts.count for name, make in RECIPES.items()} == PROMPTS
     for make in RECIPES.values():
         assert make(prompts=1).prompts.count == 1
-        with pytest.raises(InputError, match="count"):
+        with pytest.raises(InputError):
             make(prompts=0)
 
 
@@ -188,11 +189,11 @@ def test_another_seed_gives_other_prompts(name: str, folders: dict[str, str]) ->
     assert not seen[0] & seen[1]
 
 
-def test_prompts_that_are_written_down_have_no_seed() -> None:
-    with pytest.raises(InputError, match="seed 1: the prompts of injection are written down"):
+def test_prompts_of_a_file_have_no_seed() -> None:
+    with raises(InputError, "unsupported-seed", value=1):
         RECIPES["injection"](seed=1)
 
 
 def test_two_models_of_one_name() -> None:
-    with pytest.raises(InputError, match="same last name"):
+    with raises(InputError, "duplicate-name"):
         token_types(["a/model", "b/model"])

@@ -20,6 +20,7 @@ from attnscope.stats.intervals import (
     t_interval,
     two_sided,
 )
+from support_errors import raises
 
 
 def skewed(n: int, m: int, seed: int = 0) -> np.ndarray:
@@ -221,15 +222,15 @@ def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "code"),
     [
-        (lambda: bca(np.zeros((2, 2, 2))), r"\[2, 2, 2\]"),
-        (lambda: intervals([1.0, np.inf]), "infinite"),
-        (lambda: intervals([1.0, 2.0], level=95), "between 0 and 1"),
-        (lambda: intervals([1.0, 2.0], resamples=10), "fewer than 100"),
-        (lambda: intervals_unpaired(np.zeros((3, 2)), np.zeros((3, 4))), "2 and 4"),
+        (lambda: bca(np.zeros((2, 2, 2))), "bad-shape"),
+        (lambda: intervals([1.0, np.inf]), "infinite-value"),
+        (lambda: intervals([1.0, 2.0], level=95), "out-of-range"),
+        (lambda: intervals([1.0, 2.0], resamples=10), "out-of-range"),
+        (lambda: intervals_unpaired(np.zeros((3, 2)), np.zeros((3, 4))), "bad-shape"),
     ],
 )
-def test_bad_input(call, says: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(InputError, match=says):
+def test_bad_input(call, code: str) -> None:  # type: ignore[no-untyped-def]
+    with raises(InputError, code):
         call()

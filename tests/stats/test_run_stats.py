@@ -24,6 +24,7 @@ from attnscope.stats.run_stats import (
 )
 from attnscope.stats.verdicts import FROZEN
 from made_models import save_model
+from support_errors import raises
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +112,7 @@ def test_every_condition_is_compared_with_the_base(run: Run) -> None:
     swapped = compare_run(run, pair=("slashes", "sentence"), resamples=500)
     assert "lambda" in swapped["measure"].to_list()  # both have it
     assert "lambda" not in made["measure"].to_list()
-    with pytest.raises(InputError, match="unknown model or condition 'other'; models: qwen"):
+    with raises(InputError, "unknown-model-or-condition", value="other"):
         compare_run(run, pair=("qwen", "other"))
 
 
@@ -186,7 +187,7 @@ def test_runs_are_compared_with_one_another(run: Run, tmp_path: Path) -> None:
     assert (made["difference"] == 0).all()
     assert made["paired"].all()
     assert set(made["condition"]) == {"base", "slashes", "sentence"}
-    with pytest.raises(InputError, match="over their models"):
+    with raises(InputError, "unsupported-over"):
         compare_runs([run, run], over="condition")
 
 
@@ -221,5 +222,5 @@ def test_runs_of_other_prompts_keep_what_is_known_of_them(run: Run, tmp_path: Pa
 def test_facts_of_the_prompts_are_units(run: Run) -> None:
     made = compare_run(run, strata="level", resamples=500)
     assert made["design_effect"].null_count() < made.height
-    with pytest.raises(InputError, match="unknown fact 'topic' of a prompt; stored with it: level"):
+    with raises(InputError, "unknown-metadata-column", value="topic"):
         compare_run(run, cluster="topic")

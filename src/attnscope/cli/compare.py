@@ -89,7 +89,7 @@ def compare(
     two: Any = pair if pair in (None, "all") else tuple(pair.split(","))
     if isinstance(two, tuple) and len(two) != 2:
         raise InputError(
-            f"--pair {pair}: two names with a comma between them, first and second; or all"
+            f"--pair {pair} is no pair; give FIRST,SECOND or all", code="bad-pair", value=pair
         )
     units = units_of(cluster, strata)
     drawn = {"resamples": resamples, "seed": seed}
@@ -137,7 +137,7 @@ def _told(
 
     if len(runs) > 1:
         if varied is not None:
-            raise InputError("--sensitivity takes one run")
+            raise InputError("--sensitivity takes one run; give a single RUN", code="several-runs")
         return run_stats.compare_runs(runs, **how), [], None
     (run,) = runs
     several = len(run.experiment.models) > 1 or len(run.experiment.conditions) > 1

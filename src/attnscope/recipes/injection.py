@@ -44,8 +44,10 @@ def injection(
     """Attention to the instruction, with and without another one in the data."""
     if seed:
         raise InputError(
-            f"seed {seed}: the prompts of injection are written down in a file, the same for every "
-            "seed; others can be measured by an experiment of your own (docs/experiments.md)"
+            f"seed {seed} is not possible: the prompts of injection come from a file and do not "
+            "depend on a seed; write an experiment for other prompts (docs/experiments.md)",
+            code="unsupported-seed",
+            value=seed,
         )
     conditions: dict[str, Any] = {"clean": {}}
     for kind, texts in {**ATTACKS, "harmless": HARMLESS}.items():

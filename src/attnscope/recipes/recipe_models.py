@@ -34,8 +34,10 @@ def labelled(models: Models) -> dict[str, str]:
     named = {label_of(name): name for name in models}
     if len(named) < len(models):
         raise InputError(
-            f"two of the models have the same last name ({', '.join(models)}); label them: "
-            "before=NAME,after=NAME"
+            f"two models have the same label ({', '.join(models)}); give labels: "
+            "before=NAME,after=NAME",
+            code="duplicate-name",
+            names=list(models),
         )
     return named
 

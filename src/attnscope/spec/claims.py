@@ -48,7 +48,11 @@ def _layers(value: Any) -> Any:
     layers = _listed(value)
     good = isinstance(layers, list | tuple) and len(layers) > 0
     if not good or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in layers):
-        raise ValueError(f"{value!r} is neither 'all' nor 'each' nor layers, counted from 0")
+        raise InputError(
+            f"layers {value!r} are not valid; give 'all', 'each' or layer numbers from 0",
+            code="bad-layers",
+            value=value,
+        )
     return layers
 
 
@@ -90,15 +94,31 @@ class Comparison(StrictModel):
     @model_validator(mode="after")
     def _one_way(self) -> "Comparison":
         if (self.over is None) == (self.threshold is None):
-            raise ValueError("compare over something, or with a threshold: one of the two")
+            raise InputError(
+                "a comparison needs either 'over' or 'threshold', and not both",
+                code="bad-comparison",
+            )
         if self.over is None and self.pair is not None:
-            raise ValueError("a pair needs 'over': what the two are (model, condition …)")
+            raise InputError(
+                "a pair needs 'over': model, condition, measure, layer, item, queries or keys",
+                code="bad-comparison",
+            )
         if self.over not in (None, "model") and self.pair is None:
-            raise ValueError(f"over {self.over} needs a pair: [first, second]")
+            raise InputError(
+                f"over {self.over} needs a pair: [first, second]",
+                code="pair-missing",
+                over=self.over,
+            )
         if self.over == "layer" and not all(isinstance(side, int) for side in self.pair or ()):
-            raise ValueError("over layer needs a pair of layers, counted from 0")
+            raise InputError(
+                "over layer needs a pair of layer numbers, counted from 0",
+                code="bad-pair",
+                value=self.pair,
+            )
         if self.scale == "ratio" and self.threshold is not None and self.threshold <= 0:
-            raise ValueError("a ratio to a threshold needs a threshold above 0")
+            raise InputError(
+                "a ratio needs a threshold above 0", code="bad-comparison", threshold=self.threshold
+            )
         if self.over == "measure":
             for side in self.pair or ():
                 _known(str(side))
@@ -149,9 +169,17 @@ class Rule(StrictModel):
     @model_validator(mode="after")
     def _bounded(self) -> "Rule":
         if (self.kind == "within") != (self.bounds is not None):
-            raise ValueError("the rule 'within', and only it, needs bounds: [low, high]")
+            raise InputError(
+                "bounds: [low, high] are needed by the rule 'within', and only by it",
+                code="bad-rule",
+                kind=self.kind,
+            )
         if self.bounds is not None and self.bounds[0] >= self.bounds[1]:
-            raise ValueError(f"bounds {list(self.bounds)}: the first is the lower")
+            raise InputError(
+                f"bounds {list(self.bounds)} are not in order; give [low, high]",
+                code="bad-rule",
+                bounds=self.bounds,
+            )
         return self
 
 
@@ -168,9 +196,17 @@ class ClaimPart(StrictModel):
     @model_validator(mode="after")
     def _directed(self) -> "ClaimPart":
         if (self.rule.kind == "within") != (self.direction is None):
-            raise ValueError("a direction is needed, more or less; only the rule 'within' has none")
+            raise InputError(
+                "a direction is needed (more or less), except with the rule 'within'",
+                code="bad-direction",
+                value=self.direction,
+            )
         if self.rule.kind == "within" and self.comparison.by:
-            raise ValueError("the rule 'within' has bounds, and no 'by'")
+            raise InputError(
+                "the rule 'within' has bounds, so 'by' is not possible",
+                code="bad-rule",
+                kind=self.rule.kind,
+            )
         return self
 
 
@@ -208,7 +244,7 @@ class Claim(StrictModel):
 
 def _known(measure: str) -> None:
     if measure not in COLUMNS:
-        raise ValueError(f"unknown measure {measure!r}; known: {', '.join(COLUMNS)}")
+        raise unknown("measure", measure, COLUMNS)
 
 
 def digest(claim: Claim) -> str:
@@ -241,7 +277,11 @@ def load_claims(path: str | Path) -> tuple[Claim, ...]:
     """Claims of a YAML file: a list, under the key `claims`."""
     path = place(path)
     if not path.is_file():
-        raise InputError(f"there is no file {path}; claims are a YAML file with a list 'claims'")
+        raise InputError(
+            f"there is no file {path}; give a YAML file with a list 'claims'",
+            code="file-missing",
+            path=str(path),
+        )
     data, _ = read_yaml(path)
     return _claims(data, str(path))
 
@@ -249,12 +289,20 @@ def load_claims(path: str | Path) -> tuple[Claim, ...]:
 def _claims(data: Any, source: str) -> tuple[Claim, ...]:
     listed = data.get("claims") if isinstance(data, dict) and set(data) == {"claims"} else None
     if not isinstance(listed, list) or not listed:
-        raise InputError(f"{source}: a file of claims has one key, 'claims', with a list of them")
+        raise InputError(
+            f"{source} must have one key, 'claims', with a list of claims",
+            code="bad-claims-file",
+            path=source,
+        )
     claims = []
     for number, entry in enumerate(listed):
         name = entry.get("name", number) if isinstance(entry, dict) else number
         claims.append(checked(Claim, entry, f"{source}: claim {name!r}"))
     names = [claim.name for claim in claims]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise InputError(f"{source}: two claims are called {', '.join(sorted(twice))}")
+        raise InputError(
+            f"{source}: two claims have the same name: {', '.join(sorted(twice))}",
+            code="duplicate-name",
+            names=sorted(twice),
+        )
     return tuple(claims)

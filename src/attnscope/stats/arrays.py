@@ -24,9 +24,15 @@ def as_columns(samples: ArrayLike) -> Floats:
     if x.ndim == 1:
         x = x[:, None]
     if x.ndim != 2:
-        raise InputError(f"samples are [prompts, columns]; got the shape {list(x.shape)}")
+        raise InputError(
+            f"samples have the shape [prompts, columns]; got {list(x.shape)}",
+            code="bad-shape",
+            shape=list(x.shape),
+        )
     if np.isinf(x).any():
-        raise InputError("an infinite value has no mean; use nan where a value is not defined")
+        raise InputError(
+            "samples must not be infinite; use nan for an undefined value", code="infinite-value"
+        )
     return x
 
 
@@ -35,17 +41,29 @@ def two_samples(first: ArrayLike, second: ArrayLike) -> tuple[Floats, Floats]:
     a, b = as_columns(first), as_columns(second)
     if a.shape[1] != b.shape[1]:
         raise InputError(
-            f"two samples of the same columns are compared; got {a.shape[1]} and {b.shape[1]}"
+            f"two samples need the same number of columns; got {a.shape[1]} and {b.shape[1]}",
+            code="bad-shape",
+            columns=(a.shape[1], b.shape[1]),
         )
     return a, b
 
 
+def out_of_range(name: str, value: object, allowed: str) -> InputError:
+    """The error for a setting outside its range."""
+    return InputError(
+        f"{name}={value!r} is out of range; allowed: {allowed}",
+        code="out-of-range",
+        name=name,
+        value=value,
+    )
+
+
 def check(level: float, resamples: int) -> None:
-    """Refuse settings that say nothing."""
+    """Refuse a confidence level or a number of resamples that is out of range."""
     if not 0 < level < 1:
-        raise InputError(f"level={level!r}: the level of an interval lies between 0 and 1")
+        raise out_of_range("level", level, "between 0 and 1, for example 0.95")
     if resamples < 100:
-        raise InputError(f"resamples={resamples!r}: fewer than 100 say nothing about tails")
+        raise out_of_range("resamples", resamples, "100 or more")
 
 
 def informative_units(samples: ArrayLike) -> NDArray[np.int64]:

@@ -113,20 +113,34 @@ def _pairs(values: Values, over: str, pair: Pair | str | None) -> list[Pair]:
     )
     if pair == "all" or (pair is None and len(there) == 2):
         if len(there) < 2:
-            raise InputError(f"two {over}s are compared, and here is one: {', '.join(there)}")
+            raise InputError(
+                f"a comparison needs two {over}s; there is one: {', '.join(there)}",
+                code="nothing-to-compare",
+                over=over,
+                known=there,
+            )
         return list(itertools.combinations(there, 2))
     if pair is None:
         raise InputError(
-            f"a pair of {over}s is compared, and here are {len(there)}: {', '.join(there)}; "
-            "say which two, or 'all'"
+            f"there are {len(there)} {over}s: {', '.join(there)}; choose two with pair=, or "
+            "compare all with pair='all'",
+            code="ambiguous-pair",
+            over=over,
+            known=there,
         )
     if isinstance(pair, str):
-        raise InputError(f"pair={pair!r}: first and second, or 'all'")
+        raise InputError(
+            f"pair={pair!r} is no pair; give (first, second) or 'all'", code="bad-pair", value=pair
+        )
     for name in pair:
         if name not in there:
             raise unknown(over, name, there)
     if pair[0] == pair[1]:
-        raise InputError(f"{over} {pair[0]!r} cannot be compared with itself")
+        raise InputError(
+            f"{over} {pair[0]!r} cannot be compared with itself; give two different {over}s",
+            code="bad-pair",
+            value=pair,
+        )
     return [pair]
 
 
@@ -145,7 +159,12 @@ def _sides(
         for side, other in ((first, has[1]), (second, has[0]))
     ]
     if common[0].is_empty():
-        raise InputError(f"{over}s {pair[0]!r} and {pair[1]!r} have no measured quantity in common")
+        raise InputError(
+            f"{over}s {pair[0]!r} and {pair[1]!r} have no measured quantity in common",
+            code="nothing-to-compare",
+            over=over,
+            pair=pair,
+        )
     prompts = [None, None] if not paired else [sorted(common[0]["prompt"].unique())] * 2
     a, b = (matrix(side, by, of) for side, of in zip(common, prompts, strict=True))
     columns = a.columns.with_columns(
@@ -177,16 +196,21 @@ def _unlike(first: pl.DataFrame, second: pl.DataFrame, pair: Pair) -> str | None
 
 def _no_orphans(sides: tuple[pl.DataFrame, pl.DataFrame], pair: Pair, over: str, held: str) -> None:
     """Every prompt of one side has its partner on the other."""
-    there = [set(side.select(held, "prompt").unique().iter_rows()) for side in sides]
-    wrong = []
+    measured = [set(side.select(held, "prompt").unique().iter_rows()) for side in sides]
+    unpaired: dict[tuple[str, str], list[int]] = {}
     for at, name in enumerate(pair):
-        for kind in sorted({kind for kind, _ in there[at] - there[1 - at]}):
-            alone = [prompt for k, prompt in there[at] - there[1 - at] if k == kind]
-            wrong.append(f"{over} {name!r} alone has, of {held} {kind!r}, prompts {ranges(alone)}")
-    if wrong:
+        for fixed, prompt in sorted(measured[at] - measured[1 - at]):
+            unpaired.setdefault((name, fixed), []).append(prompt)
+    if unpaired:
+        listed = "; ".join(
+            f"only {over} {name!r} has prompts {ranges(prompts)} ({held} {fixed!r})"
+            for (name, fixed), prompts in unpaired.items()
+        )
         raise InputError(
-            f"{'; '.join(wrong)}. A paired comparison needs both of every prompt: finish the run, "
-            "leave these prompts out, or compare as independent groups with paired=False"
+            f"{listed}. A paired comparison needs both sides of every prompt: finish the run, "
+            "leave these prompts out, or compare as independent groups with paired=False",
+            code="unpaired-prompts",
+            unpaired=unpaired,
         )
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy import special, stats
 
 from attnscope.errors import InputError, unknown
-from attnscope.stats.arrays import Floats
+from attnscope.stats.arrays import Floats, out_of_range
 from attnscope.stats.intervals import MINIMUM, moments, moments_unpaired, two_sided
 
 MOST = 10_000_000
@@ -54,7 +54,7 @@ def threshold(
     easily.
     """
     if not 1 <= effects <= tests:
-        raise InputError(f"effects={effects!r}: from 1 to all of the {tests} heads tested")
+        raise out_of_range("effects", effects, f"1 to {tests}, the number of tests")
     if correction not in CORRECTIONS:
         raise unknown("correction", correction, CORRECTIONS)
     if correction == "max":
@@ -120,7 +120,11 @@ def prompts_needed(effect: float, *, power: float = 0.8, **design: Any) -> int:
     while not enough(high):
         high *= 2
         if high > MOST:
-            raise InputError(f"effect={effect!r} would need more than {MOST:,} prompts")
+            raise InputError(
+                f"effect={effect!r} needs more than {MOST:,} prompts",
+                code="effect-too-small",
+                effect=effect,
+            )
     low = max(MINIMUM - 1, high // 2)
     while high - low > 1:
         middle = (low + high) // 2
@@ -199,15 +203,15 @@ _power = power
 
 def _share(power: float) -> None:
     if not 0 < power < 1:
-        raise InputError(f"power={power!r}: lies between 0 and 1")
+        raise out_of_range("power", power, "between 0 and 1")
 
 
 def _check(effect: float, level: float, cluster_size: int, icc: float) -> None:
     if not (math.isfinite(effect) and effect != 0):
-        raise InputError(f"effect={effect!r}: a standardised effect is a number other than 0")
+        raise out_of_range("effect", effect, "any finite number but 0")
     if not 0 < level < 1:
-        raise InputError(f"level={level!r}: lies between 0 and 1")
+        raise out_of_range("level", level, "between 0 and 1")
     if cluster_size < 1:
-        raise InputError(f"cluster_size={cluster_size!r}: prompts in a cluster, 1 or more")
+        raise out_of_range("cluster_size", cluster_size, "1 or more")
     if not 0 <= icc <= 1:
-        raise InputError(f"icc={icc!r}: an intraclass correlation lies between 0 and 1")
+        raise out_of_range("icc", icc, "0 to 1")

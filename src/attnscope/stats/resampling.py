@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from attnscope.errors import InputError
+from attnscope.errors import InputError, unknown
 from attnscope.run.schemas import REPEATS
 from attnscope.stats.units import explained
 
@@ -36,8 +36,7 @@ class ResamplingUnits:
     def __post_init__(self) -> None:
         for name in self.chosen:
             if name not in self.names:
-                stored = ", ".join(self.names) or "none"
-                raise InputError(f"unknown fact {name!r} of a prompt; stored with it: {stored}")
+                raise unknown("metadata column", name, self.names or ["none"])
 
     @property
     def names(self) -> list[str]:
@@ -103,8 +102,11 @@ class ResamplingUnits:
         without = [p for p, value in zip(prompts, found, strict=True) if value is None]
         if without and missing is None:
             raise InputError(
-                f"{len(without)} prompts have no {name!r}, the first is {without[0]}; every "
-                "prompt needs one to be clustered or stratified by it"
+                f"{len(without)} prompts have no {name!r}, the first is prompt {without[0]}; to "
+                "cluster or stratify by a column, every prompt needs a value",
+                code="missing-metadata",
+                name=name,
+                prompts=without,
             )
         return np.array([missing if value is None else value for value in found], dtype=str)
 
@@ -115,6 +117,9 @@ class ResamplingUnits:
             pairs = set(zip(self._of(inner, prompts), self._of(outer, prompts), strict=True))
             if len(pairs) > len({value for value, _ in pairs}):
                 raise InputError(
-                    f"{inner!r} does not lie within {outer!r}: clusters are nested, outermost first"
+                    f"clusters {inner!r} are not nested in {outer!r}; list the outermost first",
+                    code="clusters-not-nested",
+                    inner=inner,
+                    outer=outer,
                 )
         return names[0] if names else None

@@ -42,7 +42,8 @@ def compare_run(
         if not pairs:
             raise InputError(
                 "this run has one model and one condition, so there is nothing to compare; add a "
-                "model or a condition to its experiment"
+                "model or a condition to its experiment",
+                code="nothing-to-compare",
             )
     return compare(
         _occurring(run.values),
@@ -69,7 +70,11 @@ def compare_runs(
     the same label are told apart by their run's directory. Paired by prompt where the runs asked
     for the same prompts; otherwise independent groups."""
     if over not in (None, "model"):
-        raise InputError(f"over {over!r}: several runs are compared over their models")
+        raise InputError(
+            f"over {over!r} is not possible for several runs; they are compared over 'model'",
+            code="unsupported-over",
+            value=over,
+        )
     first = runs[0].experiment
     labels = [label for run in runs for label in run.experiment.models]
     apart = len(set(labels)) < len(labels)
@@ -85,10 +90,17 @@ def compare_runs(
         renamed = pl.concat_str(pl.lit(before), "model").alias("model")
         tables.append(run.values.with_columns(renamed, number))
     if len(set(names)) < len(names):
-        raise InputError(f"runs of one name cannot be told apart: {', '.join(names)}")
+        raise InputError(
+            f"two models have the same label: {', '.join(names)}; rename a run directory",
+            code="duplicate-name",
+            names=names,
+        )
     shared = set.intersection(*(set(run.experiment.conditions) for run in runs))
     if not shared:
-        raise InputError("the runs have no condition of the same name; nothing is compared")
+        raise InputError(
+            "the runs have no condition of the same name, so there is nothing to compare",
+            code="nothing-to-compare",
+        )
     values = pl.concat([table.filter(pl.col("condition").is_in(shared)) for table in tables])
     return compare(
         _occurring(values),
@@ -120,11 +132,16 @@ def _over(asked: Experiment, pair: tuple[str, str] | str | None) -> str:
     if wrong:
         raise InputError(
             f"unknown model or condition {wrong[0]!r}; models: {', '.join(models)}; conditions: "
-            f"{', '.join(conditions)}"
+            f"{', '.join(conditions)}",
+            code="unknown-model-or-condition",
+            value=wrong[0],
+            known=[*models, *conditions],
         )
     raise InputError(
         f"{pair[0]!r} and {pair[1]!r} are not both models ({', '.join(models)}) nor both "
-        f"conditions ({', '.join(conditions)}); two of a kind are compared"
+        f"conditions ({', '.join(conditions)}); give two models or two conditions",
+        code="bad-pair",
+        value=pair,
     )
 
 

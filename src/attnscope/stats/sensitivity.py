@@ -44,13 +44,20 @@ def sensitivity(
     table = values.lazy().filter(pl.col("measure").is_in(_measures(claim))).collect()
     if table.is_empty():
         raise InputError(
-            f"claim {claim.name!r} is about {', '.join(_measures(claim))}, which this run has not "
-            "measured"
+            f"claim {claim.name!r} needs {', '.join(_measures(claim))}, which this run has not "
+            "measured",
+            code="not-measured",
+            claim=claim.name,
+            measures=_measures(claim),
         )
     settings |= {"experiment": experiment, "pair": pair}
     own = judge([claim], table, **settings)
     if all(verdict.figures is None for verdict in own):
-        raise InputError(f"claim {claim.name!r} cannot be judged on this run: {own[0].reason}")
+        raise InputError(
+            f"claim {claim.name!r} cannot be judged on this run: {own[0].reason}",
+            code="not-measured",
+            claim=claim.name,
+        )
     options = {name: _there(claim, table, name, experiment) for name in CHOICES}
     reference = _reference(own, part)
     table = _in_scope(claim, table)

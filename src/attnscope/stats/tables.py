@@ -67,9 +67,11 @@ def _say_twice(table: pl.DataFrame, by: Sequence[str]) -> None:
     """A head counts once: a row that stands twice would be added up twice."""
     twice = table.filter(table.select(by).is_duplicated()).select(by).row(0, named=True)
     raise InputError(
-        "the same value stands twice in the table: "
+        "the table has two rows for the same value: "
         f"{', '.join(f'{k} {v!r}' for k, v in twice.items() if v is not None)}; "
-        "leave out one of the two before heads are combined"
+        "remove one of them before heads are combined",
+        code="duplicate-row",
+        row=twice,
     )
 
 
@@ -142,9 +144,11 @@ def matrix(values: Values, by: Sequence[str], prompts: Iterable[int] | None = No
     if size and np.bincount(where, minlength=size).max() > 1:
         first = columns.row(int(np.bincount(where).argmax() % columns.height), named=True)
         raise InputError(
-            "several values per prompt, where the prompt is the unit: "
+            "a prompt has several values in one column: "
             f"{', '.join(f'{k} {v!r}' for k, v in first.items() if v is not None)}; "
-            "combine the heads first, or add the column that tells them apart to `by`"
+            "combine the heads first, or add the column in which they differ to `by`",
+            code="several-values-per-prompt",
+            column=first,
         )
     x = np.full(size, np.nan)
     x[where] = table["value"].fill_null(np.nan).to_numpy()

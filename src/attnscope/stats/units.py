@@ -113,8 +113,8 @@ def _within(values: Floats, layers: NDArray[np.generic]) -> tuple[Floats, Floats
     n = there.sum(0)
     if (sizes == 1).any():
         raise InputError(
-            "a stratum with a single unit has no spread of its own; join strata, or leave out "
-            "strata="
+            "a stratum has a single unit, so it has no variance; join strata, or leave out strata=",
+            code="stratum-too-small",
         )
     filled = np.where(there, values, 0.0)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -128,7 +128,11 @@ def _within(values: Floats, layers: NDArray[np.generic]) -> tuple[Floats, Floats
 def _labels(labels: ArrayLike, n: int, what: str) -> tuple[NDArray[np.generic], NDArray[np.intp]]:
     names = np.asarray(labels)
     if names.shape != (n,):
-        raise InputError(f"{what}: a label for each of the {n} prompts; got {names.shape}")
+        raise InputError(
+            f"{what} needs one label for each of the {n} prompts; got the shape {names.shape}",
+            code="bad-shape",
+            shape=names.shape,
+        )
     groups, of = np.unique(names, return_inverse=True)
     return groups, of.reshape(-1)
 
@@ -142,8 +146,10 @@ def _of_groups(
     table[of, which] = True
     if (several := np.flatnonzero(table.sum(1) > 1)).size:
         raise InputError(
-            f"cluster {groups[several[0]]!r} lies in several strata "
-            f"({', '.join(map(str, names[table[several[0]]]))}); a cluster belongs to one"
+            f"cluster {groups[several[0]]!r} is in several strata "
+            f"({', '.join(map(str, names[table[several[0]]]))}); a cluster must be in one stratum",
+            code="cluster-in-several-strata",
+            cluster=str(groups[several[0]]),
         )
     return np.asarray(names[table.argmax(1)])
 
