@@ -146,9 +146,16 @@ def induction(A: Array, queries: Array, ids: list[int]) -> float:
     return float(np.mean(found)) if found else np.nan
 
 
+def duplicate_token(A: Array, queries: Array, ids: list[int]) -> float:
+    """A[i, j], where j is the last position before i with the token of i."""
+    pairs = [(i, [j for j in range(i) if ids[j] == ids[i]]) for i in queries]
+    return mean([A[i, before[-1]] for i, before in pairs if before])
+
+
 SINGLE: dict[str, Any] = {
     "previous_token": lambda A, Q, ids: mean([A[i, i - 1] for i in Q if i > 0]),
     "induction": induction,
+    "duplicate_token": duplicate_token,
     "renyi2": lambda A, Q, ids: mean([-np.log((A[i] ** 2).sum()) for i in Q]),
     "on_first": lambda A, Q, ids: mean([A[i, :4].sum() for i in Q]),
     "on_recent": lambda A, Q, ids: mean([A[i, max(4, i - 63) : i + 1].sum() for i in Q]),

@@ -14,7 +14,7 @@ import attnscope
 from attnscope.cli import app
 from attnscope.errors import InputError, ScopeError
 from attnscope.measures import measure as declared
-from attnscope.measures.chosen_keys import induction_keys
+from attnscope.measures.chosen_keys import earlier_keys
 from attnscope.measures.registry import COLUMNS, MEASURES
 from attnscope.measures.table import lines, markdown
 from families import build
@@ -90,7 +90,7 @@ def test_measures_of_single_queries_need_them_kept() -> None:
 
 def test_the_token_after_the_last_of_its_kind() -> None:
     tokens = np.array([[7, 5, 7, 7, 6, 5], [-1, -1, 5, 5, 6, 5]])
-    assert induction_keys(tokens).tolist() == [[-1, -1, 1, 3, -1, 2], [-1, -1, -1, 3, -1, 4]]
+    assert earlier_keys(tokens, after=1).tolist() == [[-1, -1, 1, 3, -1, 2], [-1, -1, -1, 3, -1, 4]]
 
 
 def test_classes_by_id_are_shares_of_ones_and_zeros() -> None:

@@ -1,6 +1,7 @@
-"""Weight on one key of every query: the previous token, or the induction token.
+"""Weight on one key of every query: the previous, the duplicate or the induction token.
 
-The induction token follows the latest earlier occurrence of the query's token.
+The duplicate token is the latest earlier occurrence of the query's token; the induction token
+follows it.
 """
 
 import numpy as np
@@ -10,17 +11,18 @@ from attnscope.measures.layer import Layer, Tensor
 from attnscope.measures.measure import SHARE, Measure, Numbers
 
 
-def induction_keys(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[B, K]: for every position, the position after the latest earlier occurrence of its token.
+def earlier_keys(tokens: NDArray[np.int64], *, after: int) -> NDArray[np.int64]:
+    """[B, K]: for every position, that of the latest earlier occurrence of its token.
 
-    -1 if there is none. Tokens below 0 are padding and are skipped.
+    `after=1` gives the real token after that occurrence. -1 if there is none. Tokens below 0 are
+    padding and are skipped.
     """
     keys = np.full(tokens.shape, -1, dtype=np.int64)
     for row, out in zip(tokens, keys, strict=True):
         real = np.flatnonzero(row >= 0)
         order = np.argsort(row[real], kind="stable")
         again = row[real][order[1:]] == row[real][order[:-1]]
-        out[real[order[1:][again]]] = real[order[:-1][again] + 1]
+        out[real[order[1:][again]]] = real[order[:-1][again] + after]
     return keys
 
 
@@ -48,7 +50,7 @@ def previous_key_of(layer: Layer) -> Tensor:
 
 def induction_key_of(layer: Layer) -> Tensor:
     """int64 [B, Q]: the position of each query's induction token; -1 for none."""
-    return _at(layer.per_query.positions, induction_keys(layer.token_ids))
+    return _at(layer.per_query.positions, earlier_keys(layer.token_ids, after=1))
 
 
 def _at(where: Tensor, keys: NDArray[np.int64]) -> Tensor:
@@ -58,6 +60,10 @@ def _at(where: Tensor, keys: NDArray[np.int64]) -> Tensor:
 
 def _previous(layer: Layer) -> Numbers:
     return _mean(layer, previous_key_of(layer))
+
+
+def _duplicate(layer: Layer) -> Numbers:
+    return _mean(layer, _at(layer.per_query.positions, earlier_keys(layer.token_ids, after=0)))
 
 
 def _induction(layer: Layer) -> Numbers:
@@ -71,6 +77,16 @@ PREVIOUS_TOKEN = Measure(
     level="head",
     needs=frozenset({"sums", "rows"}),
     function=_previous,
+)
+
+DUPLICATE_TOKEN = Measure(
+    name="duplicate_token",
+    range=SHARE,
+    description="attention to the latest earlier occurrence of the query's token, mean over the "
+    "queries whose token occurred earlier",
+    level="head",
+    needs=frozenset({"sums", "rows"}),
+    function=_duplicate,
 )
 
 INDUCTION = Measure(
