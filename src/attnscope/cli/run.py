@@ -1,4 +1,4 @@
-"""`attnscope run`, `merge` and `query`: from a file to a run, and questions to it."""
+"""`attnscope run`, `merge` and `query`: run an experiment, join its parts, query its tables."""
 
 from __future__ import annotations
 
@@ -24,45 +24,50 @@ if TYPE_CHECKING:
     from attnscope.experiment.shard import Shard as Part
 Claims = Annotated[
     Path | None,
-    typer.Option(help="Claims of your own, written down with the run before it starts."),
+    typer.Option(
+        help="A YAML file of claims, stored in the run before it starts. Default: no claims."
+    ),
 ]
 Shard = Annotated[
     str | None,
     typer.Option(
-        metavar="I/N", help="Only the I-th of N parts, from 1: one job of several (below)."
+        metavar="I/N",
+        help="Measure only part I of N, from 1, as one of several jobs (see below). Default: all.",
     ),
 ]
 Outside = Annotated[
     bool,
-    typer.Option("--outside", help="Let the experiment name files outside its own folder."),
+    typer.Option("--outside", help="Allow files outside the folder of the experiment."),
 ]
 OnRay = Annotated[
     str | None,
     typer.Option(
         metavar="[ADDRESS]",
-        help="On a Ray cluster: HOST:PORT, auto, or one of this machine's own.",
+        help="Run on a Ray cluster: HOST:PORT or auto. Without an address: on this machine.",
     ),
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(min=1, help="With --ray: how many; one per GPU or processor by default."),
+    typer.Option(min=1, help="Workers for --ray. Default: one per GPU or processor."),
 ]
 Mixed = Annotated[
     bool,
-    typer.Option("--mixed", help="Let machines of other kinds or versions measure, on the record."),
+    typer.Option(
+        "--mixed",
+        help="Allow other hardware or package versions than at the start; recorded per batch.",
+    ),
 ]
 LoadWithin = Annotated[
-    float, typer.Option(metavar="SECONDS", min=1, help="How long a model may take to load.")
+    float, typer.Option(metavar="SECONDS", min=1, help="Time limit for loading a model.")
 ]
 
 
 def run(
-    file: Annotated[Path, typer.Argument(metavar="EXPERIMENT.yaml", help="What to measure.")],
-    out: Annotated[
-        Path | None, typer.Option(help="The run directory; runs/NAME by default.")
-    ] = None,
+    file: Annotated[Path, typer.Argument(metavar="EXPERIMENT.yaml", help="The experiment.")],
+    out: Annotated[Path | None, typer.Option(help="The run directory. Default: runs/NAME.")] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Only validate, and print the plan.")
+        bool,
+        typer.Option("--check", help="Validate the experiment and print its plan; do not run it."),
     ] = False,
     claims: Claims = None,
     shard: Shard = None,
@@ -74,7 +79,7 @@ def run(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Run an experiment into a directory. Started again, it continues where it stopped.
+    """Run an experiment and write a run directory. The same command continues a stopped run.
 
     A small experiment:
 
@@ -89,13 +94,13 @@ def run(
           - lambda
           - profile
 
-    Eight jobs of a SLURM array, each a part of the run, in one directory:
+    Eight jobs of a SLURM array, each measuring a part of the run, in one directory:
 
         sbatch --array=1-8 --wrap 'attnscope run slashes.yaml --shard $SLURM_ARRAY_TASK_ID/8'
 
-    Parts in directories, or at addresses, of their own are joined by `attnscope merge`.
+    `attnscope merge` joins parts in separate directories or at remote addresses.
 
-    docs/experiments.md has all keys. Read the results with `attnscope query DIR "SELECT …"`, or
+    docs/experiments.md lists all keys. Read the results with `attnscope query DIR "SELECT …"`, or
     in Python with attnscope.open_run(DIR).
     """
     from attnscope.experiment.plan import make_plan
@@ -106,7 +111,7 @@ def run(
     part = None if shard is None else parse_shard(shard)
     experiment = read_experiment(file, outside=outside)
     frozen = None if claims is None else load_claims(claims)
-    folder = _own_place(part, place(out or Path("runs") / experiment.name), quiet=quiet or json)
+    folder = _run_folder(part, place(out or Path("runs") / experiment.name), quiet=quiet or json)
     executor = _executor(folder, ray, workers, load_within=load_within, mixed=mixed)
     no_bars()
     plan = make_plan(experiment)
@@ -118,11 +123,11 @@ def run(
     print_outcomes({experiment.name: outcome}, json=json)
 
 
-def _own_place(part: Part | None, whole: Path, *, quiet: bool) -> Path:
-    """Where a run, or a part of it, is written."""
-    folder = whole if part is None else part.place(whole)
-    if part is not None and folder != whole and not quiet:
-        print(f"this part: {folder}; when all are there: {part.joining(whole)}", flush=True)
+def _run_folder(part: Part | None, run_dir: Path, *, quiet: bool) -> Path:
+    """The directory of a run, or of a part of it."""
+    folder = run_dir if part is None else part.place(run_dir)
+    if part is not None and folder != run_dir and not quiet:
+        print(f"this part: {folder}; to join all parts: {part.joining(run_dir)}", flush=True)
     return folder
 
 
@@ -135,18 +140,18 @@ def _executor(
     if ray is not None:
         return on_ray(ray, folder, workers=workers, load_within=load_within, mixed=mixed)
     if workers is not None:
-        raise InputError("--workers belongs to --ray")
+        raise InputError("--workers needs --ray", code="missing-option", option="ray")
     return partial(local, load_within=load_within)
 
 
 def merge(
     parts: Annotated[
-        list[Path], typer.Argument(metavar="RUN_DIR...", help="The parts of one run.")
+        list[Path], typer.Argument(metavar="RUN_DIR...", help="The directories of the parts.")
     ],
-    out: Annotated[Path, typer.Option(help="The run directory to join them in.")],
+    out: Annotated[Path, typer.Option(help="The run directory of the result.")],
     json: Json = False,
 ) -> None:
-    """Join the parts of a run (`run --shard`) that were measured into directories of their own.
+    """Join the parts of a run (`run --shard`) that are in separate directories.
 
     attnscope merge part-1 part-2 part-3 --out whole
     """
@@ -161,8 +166,8 @@ def merge(
         print(f"{joined.batches} of {joined.of} batches in {joined.folder}")
     if joined.batches < joined.of:
         print(
-            "error: the run is not whole yet. Merge the parts that are missing too, or measure "
-            f"the rest: attnscope run {joined.folder / 'experiment.yaml'} --out {joined.folder}",
+            "error: the run is not complete. Merge the missing parts too, or measure them: "
+            f"attnscope run {joined.folder / 'experiment.yaml'} --out {joined.folder}",
             file=sys.stderr,
         )
         raise typer.Exit(1)
@@ -170,19 +175,19 @@ def merge(
 
 def query(
     folder: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory.")],
-    sql: Annotated[str, typer.Argument(metavar="SQL", help="What to ask.")],
+    sql: Annotated[str, typer.Argument(metavar="SQL", help="The SQL query.")],
     json: Json = False,
 ) -> None:
-    """Ask a run in SQL, over the tables that are listed below (docs/runs.md).
+    """Query a run in SQL; the tables are listed below and in docs/runs.md.
 
     attnscope query runs/token-types "SELECT model, layer, item, avg(value) AS mass FROM values
     GROUP BY model, layer, item ORDER BY layer, model, item"
     """
     import polars as pl
 
-    answer = opened(folder).sql(sql)
+    result = opened(folder).sql(sql)
     if json:
-        print(answer.write_json())
+        print(result.write_json())
         return
     with pl.Config(
         tbl_rows=-1,
@@ -192,7 +197,7 @@ def query(
         tbl_hide_dataframe_shape=True,
         tbl_hide_column_data_types=True,
     ):
-        print(without_control(str(answer)))
+        print(without_control(str(result)))
 
 
 def _print_plan(plan: Plan, *, quiet: bool, json: bool) -> None:
@@ -202,15 +207,14 @@ def _print_plan(plan: Plan, *, quiet: bool, json: bool) -> None:
     from attnscope.cli.experiment_summary import choices
     from attnscope.experiment.class_counts import class_counts
 
-    found, counts = estimate(plan), class_counts(plan)
+    estimates, counts = estimate(plan), class_counts(plan)
     if json:
-        plans, classes = [asdict(one) for one in found], [asdict(one) for one in counts]
-        asked = plan.experiment.complete()
-        print_json({"experiment": asked, "plan": plans, "classes": classes})
+        plans, classes = [asdict(one) for one in estimates], [asdict(one) for one in counts]
+        print_json({"experiment": plan.experiment.complete(), "plan": plans, "classes": classes})
         return
     if not quiet:
         print(*choices(plan.experiment), "", *_class_lines(counts), "", sep="\n")
-    for one in found:
+    for one in estimates:
         print(
             f"{one.label}: {one.cells:,} cells, {one.tokens:,} tokens (longest {one.longest:,}), "
             f"{one.batches:,} batches, {one.passes:,} forward passes; {one.parameters:,} "
@@ -218,24 +222,24 @@ def _print_plan(plan: Plan, *, quiet: bool, json: bool) -> None:
         )
     print(
         f"{plan.experiment.name}: {plan.size:,} cells, about "
-        f"{_duration(sum(one.seconds for one in found))} on {plan.device}, loading aside"
+        f"{_duration(sum(one.seconds for one in estimates))} on {plan.device}, without loading"
     )
 
 
 def _class_lines(counts: Sequence[ClassCount]) -> Iterator[str]:
-    """A line for every class, below one for every class set and tokenizer."""
+    """A heading for every class set and tokenizer, and a line for every class."""
     above = None
     for one in counts:
         if above != (one.models, one.classes):
             above = (one.models, one.classes)
             models = ", ".join(one.models)
-            yield f"tokens of every class of {one.classes!r} in the base prompts ({models})"
+            yield f"tokens per class of {one.classes!r} in the base prompts ({models})"
         lacking = ", ".join(map(str, one.without[:10]))
         if len(one.without) > 10:
             lacking += f" and {len(one.without) - 10} more"
         where = f"; none in prompts {lacking}" if one.without else ""
         if len(one.without) == one.prompts:
-            where = "; no prompt has one"
+            where = "; in no prompt"
         yield f"  {one.name}: {one.tokens:,g} in {one.prompts - len(one.without)} prompts{where}"
 
 

@@ -1,7 +1,7 @@
-"""Carrying out a plan from the terminal: progress, being stopped, what failed, exit codes.
+"""Run a plan from the terminal: progress, stop signals, failures and exit codes.
 
-0 is complete; 1 is a run that lacks cells which could not be measured; 2 is a wrong input; 130 is
-a run that was stopped. A shard that did all of its part is complete, whatever the others did.
+Exit codes: 0 complete, 1 some cells failed, 2 wrong input, 130 stopped. A shard is complete if its
+own part is complete.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 
 def carry_out(plan: Plan, folder: Path, *, quiet: bool, **options: Any) -> Outcome:
-    """Run a plan with its progress on the terminal. Ctrl-C, or what a cluster sends before it
-    ends a job, leaves it to be continued."""
+    """Run a plan and print its progress. After Ctrl-C or SIGTERM the run can be continued."""
     from attnscope.cli.progress import shown
     from attnscope.experiment.execute import run_plan
 
@@ -43,22 +42,22 @@ def carry_out(plan: Plan, folder: Path, *, quiet: bool, **options: Any) -> Outco
 
 @contextmanager
 def _stop() -> Iterator[Callable[[], bool]]:
-    """Whether the user, or the system, has asked to stop. Asked twice, it stops at once."""
+    """A function that returns whether SIGINT or SIGTERM arrived. A second signal stops at once."""
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    asked = False
+    stopping = False
 
-    def ask(number: int, frame: Any) -> None:
-        nonlocal asked
-        if asked:
+    def on_signal(number: int, frame: Any) -> None:
+        nonlocal stopping
+        if stopping:
             raise KeyboardInterrupt
-        asked = True
-        print("stopping when this batch is finished; again: at once", file=sys.stderr)
+        stopping = True
+        print("stopping after this batch; press Ctrl-C again to stop at once", file=sys.stderr)
 
-    before = {kind: signal.signal(kind, ask) for kind in (signal.SIGINT, signal.SIGTERM)}
+    before = {kind: signal.signal(kind, on_signal) for kind in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: asked
+        yield lambda: stopping
     finally:
         for kind, handler in before.items():
             signal.signal(kind, handler)
@@ -66,7 +65,7 @@ def _stop() -> Iterator[Callable[[], bool]]:
 
 def _stopped(folder: Path) -> typer.Exit:
     print(
-        f"stopped. What is finished is kept in {folder}; the same command continues there.",
+        f"stopped. Finished batches are in {folder}; the same command continues the run.",
         file=sys.stderr,
     )
     return typer.Exit(130)
@@ -75,8 +74,7 @@ def _stopped(folder: Path) -> typer.Exit:
 def print_outcomes(
     outcomes: dict[str, Outcome], *, json: bool, drawn: Mapping[str, Sequence[str]] | None = None
 ) -> None:
-    """What was done and which figures were drawn of it, and what could not be: then the exit code
-    is 1."""
+    """Print the results, figures and failures of runs; exits with code 1 after a failure."""
     figures = drawn or {}
     if json:
         print_json([_as_json(name, o, figures.get(name, ())) for name, o in outcomes.items()])
@@ -90,28 +88,28 @@ def print_outcomes(
 
 
 def _as_json(name: str, outcome: Outcome, figures: Sequence[str]) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    content: dict[str, Any] = {
         "name": name,
         "out": str(outcome.folder),
         "cells": outcome.cells,
         "measured": outcome.measured,
     }
     if figures:
-        told["figures"] = [str(outcome.folder / "figures" / f"{one}.png") for one in figures]
-        told["report"] = str(outcome.folder / "report.html")
+        content["figures"] = [str(outcome.folder / "figures" / f"{one}.png") for one in figures]
+        content["report"] = str(outcome.folder / "report.html")
     if outcome.failed:
-        told["failed"] = outcome.failed
+        content["failed"] = outcome.failed
     if not outcome.complete:
-        told["complete"] = False
-    return told
+        content["complete"] = False
+    return content
 
 
 def _print_outcome(name: str, outcome: Outcome, figures: Sequence[str]) -> None:
     already = outcome.cells - outcome.measured - len(outcome.failed)
-    there = f" ({already} were there already)" if already else ""
-    print(f"{name}: {outcome.cells - len(outcome.failed)} cells{there} in {outcome.folder}")
+    note = f" ({already} from before)" if already else ""
+    print(f"{name}: {outcome.cells - len(outcome.failed)} cells{note} in {outcome.folder}")
     if not outcome.complete and not outcome.failed and not is_far(outcome.folder):
-        print("  other parts of the run are not there yet; the last one finishes it")
+        print("  other parts of the run are missing; the last one completes it")
     for figure in figures:
         print(f"  figure  {outcome.folder / 'figures' / figure}.png, svg, pdf, html, csv, md")
     if figures:
@@ -125,13 +123,13 @@ def _print_failures(name: str, outcome: Outcome) -> None:
     for why, times in Counter(outcome.failed.values()).most_common(5):
         print(f"  {times} × {why}", file=sys.stderr)
     print(
-        f"  The others are kept in {outcome.folder}; the same command tries these again",
+        f"  The other cells are in {outcome.folder}; the same command retries the failed ones",
         file=sys.stderr,
     )
 
 
 def no_bars() -> None:
-    """Only our own progress: transformers draws a bar for every model it loads."""
+    """Disable the progress bars of transformers, because attnscope prints its own."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()

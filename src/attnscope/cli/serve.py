@@ -1,4 +1,4 @@
-"""`attnscope serve`: the live page, on this machine alone."""
+"""`attnscope serve`: the live page, for this machine only."""
 
 import logging
 import os
@@ -15,20 +15,28 @@ from attnscope.errors import InputError
 
 def serve(
     folder: Annotated[
-        Path | None, typer.Argument(metavar="RUN_DIR", help="A run, or a folder of runs.")
+        Path | None, typer.Argument(metavar="RUN_DIR", help="A run directory, or a folder of runs.")
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option(metavar="[NAME=]MODEL", help="Offer this model too: folder, .gguf, hub id."),
+        typer.Option(
+            metavar="[NAME=]MODEL",
+            help="Another model to offer: a folder, a .gguf file or a hub id. May be repeated.",
+        ),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="0 takes a free one.")] = 8765,
-    longest: Annotated[int, typer.Option(min=1, help="Most tokens of a prompt.")] = 32_768,
+    port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="The port; 0 chooses a free one.")
+    ] = 8765,
+    longest: Annotated[int, typer.Option(min=1, help="The most tokens of a prompt.")] = 32_768,
     device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, mps; the first GPU if any.")
+        str | None,
+        typer.Option(help="The device: cpu, cuda or mps. Default: the first GPU, else the CPU."),
     ] = None,
-    open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser.")] = True,
+    open_browser: Annotated[
+        bool, typer.Option("--open/--no-open", help="Open the page in a browser.")
+    ] = True,
 ) -> None:
-    """The live page: type a prompt, see where the model looks. Only this machine can reach it."""
+    """Start the live page: type a prompt and see where attention goes. For this machine only."""
     import webbrowser
 
     try:
@@ -36,14 +44,16 @@ def serve(
         import uvicorn
     except ModuleNotFoundError as error:
         raise InputError(
-            f"the live page needs {error.name}: pip install 'attnscope[web]'"
+            f"the live page needs the package {error.name}: pip install 'attnscope[web]'",
+            code="missing-package",
+            package=error.name,
         ) from error
     from attnscope.web.server import create
 
-    app = create(folder, models=_given(model or []), device=device, longest=longest)
+    app = create(folder, models=_labelled(model or []), device=device, longest=longest)
     listening = _listening(port)
     address = f"http://127.0.0.1:{listening.getsockname()[1]}/"
-    print(f"attnscope is at {address} (Ctrl-C ends it)", flush=True)
+    print(f"attnscope is at {address} (press Ctrl-C to stop)", flush=True)
     if open_browser:
         webbrowser.open(address)
     config = uvicorn.Config(
@@ -53,12 +63,12 @@ def serve(
         timeout_keep_alive=5,
         timeout_graceful_shutdown=1,
     )
-    _serve_until_told(uvicorn.Server(config), listening)
+    _serve_until_signal(uvicorn.Server(config), listening)
 
 
 def _listening(port: int) -> socket.socket:
-    """This machine's own address, where whoever comes early waits."""
-    # By its full name: only then are small answers sent at once, not 40 ms later.
+    """A socket of this machine that accepts connections before the server starts."""
+    # With IPPROTO_TCP, asyncio sets TCP_NODELAY: small responses are sent 40 ms earlier.
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -66,19 +76,25 @@ def _listening(port: int) -> socket.socket:
         listening.listen(128)
     except OSError as error:
         raise InputError(
-            f"port {port} cannot be had ({error.strerror}); --port 0 takes a free one"
+            f"cannot listen on port {port} ({error.strerror}); --port 0 chooses a free port",
+            code="port-unavailable",
+            port=port,
         ) from error
     return listening
 
 
-def _serve_until_told(server: Any, listening: socket.socket) -> None:
-    """Ends the process: a model in the middle of a layer cannot be interrupted, and Python would
-    wait for whoever answers a request. Neither writes anything."""
-    asked_to_end = server.handle_exit
+def _serve_until_signal(server: Any, listening: socket.socket) -> None:
+    """Serve until a signal, then end the process at once.
 
-    def end(*asked: Any) -> None:
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # cut off is no error now
-        asked_to_end(*asked)
+    A forward pass in the middle of a layer cannot be interrupted, and Python would wait for open
+    requests. Neither writes files.
+    """
+    handle_exit = server.handle_exit
+
+    def end(*arguments: Any) -> None:
+        # Requests that are cut off now are no errors.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        handle_exit(*arguments)
 
     server.handle_exit = end
     with suppress(KeyboardInterrupt):
@@ -87,14 +103,19 @@ def _serve_until_told(server: Any, listening: socket.socket) -> None:
     os._exit(0)
 
 
-def _given(models: list[str]) -> dict[str, str]:
-    """Label to model; a folder is called by its own name."""
-    given: dict[str, str] = {}
-    for said in models:
-        label, equals, name = said.partition("=")
+def _labelled(models: list[str]) -> dict[str, str]:
+    """Label → model; the default label of a folder is its name."""
+    labelled: dict[str, str] = {}
+    for option in models:
+        label, equals, name = option.partition("=")
         if not equals:
-            label, name = Path(said).name or said, said
-        if not label or not name or label in given:
-            raise InputError(f"--model {said!r}: give NAME=MODEL, each name once")
-        given[label] = str(Path(name).resolve()) if Path(name).exists() else name
-    return given
+            label, name = Path(option).name or option, option
+        if not label or not name or label in labelled:
+            raise InputError(
+                f"--model {option!r}: give NAME=MODEL, with every name once",
+                code="bad-option",
+                option="model",
+                value=option,
+            )
+        labelled[label] = str(Path(name).resolve()) if Path(name).exists() else name
+    return labelled

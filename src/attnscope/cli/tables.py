@@ -1,4 +1,4 @@
-"""How results are printed: tables for people, JSON for programs."""
+"""Print results as tables or as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def plain_table(title: str, *columns: str, caption: str | None = None) -> Table:
-    """A table without lines but the one under its head."""
+    """A table with one line, under its header."""
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table
@@ -26,12 +26,12 @@ def plain_table(title: str, *columns: str, caption: str | None = None) -> Table:
 
 
 def without_control(text: str) -> str:
-    """Lines with what would move the cursor or change colours written out."""
+    """The text with control characters escaped; a terminal would execute them."""
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 def print_json(content: Any) -> None:
-    """For programs to read."""
+    """Print a value as JSON."""
     from json import dumps
 
     print(dumps(content, indent=1, ensure_ascii=False))

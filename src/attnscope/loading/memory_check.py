@@ -20,6 +20,8 @@ HEADROOM = 256 << 20
 class NotEnoughMemoryError(ModelError):
     """A model that does not fit in memory."""
 
+    code = "not-enough-memory"
+
 
 def numbers_in(files: Sequence[Path]) -> int:
     """How many numbers the tensors of safetensors files are, by their heads."""

@@ -1,1 +1,1 @@
-"""The live page: type a prompt, see where the model looks. `attnscope serve` starts it."""
+"""The live page: type a prompt and see where attention goes. `attnscope serve` starts it."""

@@ -1,4 +1,4 @@
-"""What may be sent to the page's address, and what comes back: types and bounds."""
+"""Types and bounds of the requests that the server accepts, and of its responses."""
 
 from typing import Annotated, Any, Literal, get_args
 
@@ -7,50 +7,54 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from attnscope.prompts.filler import Filler
 from attnscope.web.jobs import State
 
-ANSWER = 256
-"""How many tokens a model may answer with."""
-HeadType = Literal["repeat", "word", "random-tokens", "sentence", "lorem"]
+MAX_COMPLETION = 256
+"""The most tokens that a model may generate."""
+FillerKind = Literal["repeat", "word", "random-tokens", "sentence", "lorem"]
 Position = Literal["between", "end", "random", "before-system"]
-FILLERS, POSITIONS = get_args(HeadType), get_args(Position)
+FILLERS, POSITIONS = get_args(FillerKind), get_args(Position)
 
 
-def _sayable(text: str) -> str:
-    """Refuses half a character: no tokenizer could read it."""
+def _check_unicode(text: str) -> str:
+    """Refuse half of a surrogate pair, because no tokenizer can encode it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError("is not text: it has half of a surrogate pair") from error
+        raise ValueError("not valid text: it has half of a surrogate pair") from error
     return text
 
 
-def _whole(value: Any) -> Any:
-    """JSON has no integers of its own: 5.0 is one."""
+def _integer(value: Any) -> Any:
+    """Accept 5.0 for 5, because JSON has one number type."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-WHOLE = BeforeValidator(_whole)
-PageText = Annotated[str, Field(max_length=1_000_000), AfterValidator(_sayable)]
-Name = Annotated[str, Field(min_length=1, max_length=300), AfterValidator(_sayable)]
+INTEGER = BeforeValidator(_integer)
+PageText = Annotated[str, Field(max_length=1_000_000), AfterValidator(_check_unicode)]
+Name = Annotated[str, Field(min_length=1, max_length=300), AfterValidator(_check_unicode)]
+TokenIndex = Annotated[int, Field(ge=0, le=10_000_000), INTEGER]
+Index = Annotated[int, Field(ge=0, le=10_000), INTEGER]
 
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class Fill(_Body):
-    """A filler."""
+class FillerRequest(_Body):
+    """A filler to insert into the prompt."""
 
-    kind: HeadType = "repeat"
-    count: Annotated[int, Field(ge=0, le=4096), WHOLE] = 55
-    unit: Annotated[str, Field(min_length=1, max_length=40), AfterValidator(_sayable)] | None = None
+    kind: FillerKind = "repeat"
+    count: Annotated[int, Field(ge=0, le=4096), INTEGER] = 55
+    unit: (
+        Annotated[str, Field(min_length=1, max_length=40), AfterValidator(_check_unicode)] | None
+    ) = None
     position: Position = "between"
     by: Literal["text", "ids"] = "text"
-    """As text, or as exactly so many tokens."""
-    seed: Annotated[int, Field(ge=0, le=2**31), WHOLE] = 0
+    """`text`: insert `count` units as text. `ids`: insert exactly `count` tokens."""
+    seed: Annotated[int, Field(ge=0, le=2**31), INTEGER] = 0
 
     @property
     def filler(self) -> Filler:
-        """What is inserted."""
+        """The filler that this request describes."""
         return Filler(kind=self.kind, count=self.count, unit=self.unit, seed=self.seed)
 
 
@@ -61,61 +65,64 @@ class ViewRequest(_Body):
     text: PageText
     chat: bool = False
     system: PageText | None = None
-    filler: Fill | None = None
-    answer: Annotated[int, Field(ge=0, le=ANSWER), WHOLE] = 0
-    """How many tokens the model may answer with."""
-    beyond: bool = False
-    """Allow more tokens than the model was made for, where it can compute them at all."""
+    filler: FillerRequest | None = None
+    completion: Annotated[int, Field(ge=0, le=MAX_COMPLETION), INTEGER] = 0
+    """How many tokens the model generates at most."""
+    beyond_positions: bool = False
+    """Allow more tokens than the model has positions, if the model can compute them."""
 
 
-class Followed(_Body):
-    """A token whose gaze is followed."""
+class RowRequest(_Body):
+    """A token whose attention row or column is requested."""
 
-    token: Annotated[int, Field(ge=0, le=10_000_000), WHOLE]
-    layer: Annotated[int, Field(ge=0, le=10_000), WHOLE]
-    head: Annotated[int, Field(ge=0, le=10_000), WHOLE] | None = None
-    way: Literal["to", "by"] = "to"
-    """What it looks at, or who looks at it."""
+    token: TokenIndex
+    layer: Index
+    head: Index | None = None
+    direction: Literal["to", "by"] = "to"
+    """`to`: weights of this token on the others. `by`: weights of the others on this token."""
 
 
 class HeadTypesRequest(_Body):
-    """A model whose heads are to be told apart."""
+    """A model whose heads are classified."""
 
     model: Name
     needles: bool = False
-    """Search for retrieval heads too: most of the time goes there."""
+    """Search for retrieval heads too, which takes most of the time."""
 
 
-class Hidden(_Body):
-    """Tokens that nobody may look at."""
+class KnockoutRequest(_Body):
+    """Tokens that no later token may attend to."""
 
-    first: Annotated[int, Field(ge=0, le=10_000_000), WHOLE]
-    last: Annotated[int, Field(ge=0, le=10_000_000), WHOLE]
-    layer: Annotated[int, Field(ge=0, le=10_000), WHOLE] | None = None
-    head: Annotated[int, Field(ge=0, le=10_000), WHOLE] | None = None
+    first: TokenIndex
+    last: TokenIndex
+    layer: Index | None = None
+    head: Index | None = None
 
 
-class Sql(_Body):
-    """A question to a run."""
+class QueryRequest(_Body):
+    """An SQL query over the tables of a run."""
 
     run: Name
-    sql: Annotated[str, Field(min_length=1, max_length=20_000), AfterValidator(_sayable)]
+    sql: Annotated[str, Field(min_length=1, max_length=20_000), AfterValidator(_check_unicode)]
 
 
 class Ticket(BaseModel):
-    """Work that was taken on."""
+    """The id of a job that was accepted."""
 
     job: str
 
 
 class Progress(BaseModel):
-    """How it is doing."""
+    """The state of a job."""
 
     state: State
-    place: int
-    """How many are in front, itself included; 0 when it is its turn."""
-    said: str
+    position: int
+    """Position in the queue, from 1; 0 if the job is running or has ended."""
+    message: str
+    """What the job does now, or why it failed."""
+    code: str | None = None
+    """The code of the error, if the job failed."""
     done: int
-    of: int
-    """Steps that are behind it, of how many; 0 of 0 where nobody knows."""
+    total: int
+    """Finished steps and all steps; both 0 if unknown."""
     result: dict[str, Any] | None = None

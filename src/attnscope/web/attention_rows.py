@@ -1,5 +1,7 @@
-"""A token's gaze in one layer: what it looks at, and who looks at it. One row or one column at a
-time, from the queries and keys that were kept, or from a pass of their own."""
+"""The attention row or column of one token in one layer.
+
+The values come from the queries and keys that the view keeps, or from another forward pass.
+"""
 
 from __future__ import annotations
 
@@ -15,52 +17,57 @@ if TYPE_CHECKING:
     from attnscope.capture.scope import Scope
 
 LAYERS = 2
-"""Of a view that keeps none, so many layers' queries and keys are kept when asked for."""
+"""A view without queries and keys keeps those of at most this many requested layers."""
 
 
-def looks_at(
+def attention_row(
     view: View, token: int, layer: int, load: Callable[[], Loaded], stop: Callable[[], None]
 ) -> Float32s:
-    """[H, K]: the weights of a token on all others; 0 on those that it does not see."""
-    scope = _kept(view, token, layer, load, stop)
+    """[H, K]: the weights of one token on all others; 0 on tokens outside its visible range."""
+    scope = _scope_of_layer(view, token, layer, load, stop)
     row: Float32s = scope.row(layer, token).cpu().numpy()
     return row
 
 
-def looked_at_by(
+def attention_column(
     view: View, token: int, layer: int, load: Callable[[], Loaded], stop: Callable[[], None]
 ) -> Float32s:
-    """[H, K]: the weights of all tokens on one; nan for those that cannot see it."""
+    """[H, K]: the weights of all tokens on one; nan for tokens that cannot see it."""
     import torch
 
-    scope = _kept(view, token, layer, load, stop)
+    scope = _scope_of_layer(view, token, layer, load, stop)
     positions = scope.query_positions(layer)
     weights = scope.weight(layer, torch.full_like(positions, token))[0]
     column = torch.full((len(weights), view.read), torch.nan)
     column[:, positions[0].cpu()] = weights.cpu()
-    if bool((column[:, :token].nan_to_num() == 0).all()):  # nobody looks ahead
+    if bool((column[:, :token].nan_to_num() == 0).all()):  # causal attention
         column[:, :token] = torch.nan
     return column.numpy()
 
 
-def _kept(
+def _scope_of_layer(
     view: View, token: int, layer: int, load: Callable[[], Loaded], stop: Callable[[], None]
 ) -> Scope:
-    """The queries and keys of a layer."""
-    view.at(layer)
+    """A scope that keeps the queries and keys of a layer."""
+    view.index_of(layer)
     if not 0 <= token < view.read:
-        raise InputError(f"token {token} was never read by the model; it read 0 to {view.read - 1}")
+        raise InputError(
+            f"the model did not read token {token}; it read tokens 0 to {view.read - 1}",
+            code="unknown-token",
+            token=token,
+            tokens=view.read,
+        )
     if view.scope is not None:
         return view.scope
     if layer not in view.by_layer:
         while len(view.by_layer) >= LAYERS:
             view.by_layer.pop(next(iter(view.by_layer)))
-        view.by_layer[layer] = _again(view, load().model, layer, stop)
+        view.by_layer[layer] = _run_again(view, load().model, layer, stop)
     return view.by_layer[layer]
 
 
-def _again(view: View, model: Any, layer: int, stop: Callable[[], None]) -> Scope:
-    """A pass of its own, which keeps one layer."""
+def _run_again(view: View, model: Any, layer: int, stop: Callable[[], None]) -> Scope:
+    """Run another forward pass that keeps one layer."""
     import torch
 
     import attnscope

@@ -1,8 +1,7 @@
-"""Two views side by side: which tokens are the same on both, and by what factor attention fell.
+"""Compare two views: align their tokens and fit the factor by which attention changed.
 
-Sides of one prompt are aligned by the proof of ids that their insertions carry; one text read by
-two models by the places of its tokens; two texts by the longest runs of tokens they share. Numbers
-alone: this module must not know models or HTTP.
+Two variants of one prompt are aligned by the token ids that the insertion kept. One text read by
+two models is aligned by character offsets. Two texts are aligned by their common runs of tokens.
 """
 
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from attnscope.measures.uniformity import uniformity
 from attnscope.web.views import Float32s, View
 
 MATCHED = 3_000
-"""Tokens that runs are searched among; beyond, only a common beginning and end are aligned."""
+"""The most tokens to search for common runs; longer texts share only their start and end."""
 KEPT = 8
 """Alignments that are cached, one for each pair of views."""
 
@@ -26,63 +25,64 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Aligned:
-    """Tokens of both sides that are the same."""
+    """The tokens that two views share."""
 
     a: Indices
     b: Indices
-    """`b[n]` is the twin of `a[n]`; both in order."""
-    alone_a: int
-    alone_b: int
-    """Tokens without a twin, those of fillers aside: seams, and what differs."""
+    """`b[n]` is the position aligned with `a[n]`; both ascend."""
+    unaligned_a: int
+    unaligned_b: int
+    """Tokens without an aligned position, filler excluded: boundaries and differences."""
 
 
 class Alignments:
-    """The last alignments, by the ids of their views: a zoom does not align again."""
+    """A cache of alignments by the ids of two views, so that a zoom does not align again."""
 
     def __init__(self) -> None:
-        self._of: dict[tuple[str, str], Aligned] = {}
+        self._by_ids: dict[tuple[str, str], Aligned] = {}
 
     def of(self, a: View, b: View) -> Aligned:
-        """The aligned tokens of two views; they do not change while layers are added."""
-        found = self._of.get((a.id, b.id))
-        if found is None:
-            found = align(a, b)
-            self._of = dict([*self._of.items(), ((a.id, b.id), found)][-KEPT:])
-        return found
+        """The aligned tokens of two views; new layers do not change them."""
+        aligned = self._by_ids.get((a.id, b.id))
+        if aligned is None:
+            aligned = align(a, b)
+            self._by_ids = dict([*self._by_ids.items(), ((a.id, b.id), aligned)][-KEPT:])
+        return aligned
 
 
 def align(a: View, b: View) -> Aligned:
-    """The twins of two views."""
-    of_a, of_b = _of_base(a), _of_base(b)
+    """Align the tokens of two views."""
+    of_a, of_b = _by_base(a), _by_base(b)
     if _same_base(a, b):
         pairs = [(of_a[n], of_b[n]) for n in sorted(of_a.keys() & of_b.keys())]
-    elif a.asked.filler is None and b.asked.filler is None and _text(a) == _text(b):
-        at = {place: n for n, place in enumerate(_places(a))}
-        pairs = [(at[place], n) for n, place in enumerate(_places(b)) if place in at]
+    elif a.request.filler is None and b.request.filler is None and _text(a) == _text(b):
+        at = {offset: n for n, offset in enumerate(_offsets(a))}
+        pairs = [(at[offset], n) for n, offset in enumerate(_offsets(b)) if offset in at]
     else:
-        pairs = _runs(a.tokens[: a.prompt], b.tokens[: b.prompt])
+        pairs = _common_runs(a.tokens[: a.prompt], b.tokens[: b.prompt])
         filler_a, filler_b = set(a.filler), set(b.filler)
         pairs = [(m, n) for m, n in pairs if m not in filler_a and n not in filler_b]
-    found = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    aligned = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     return Aligned(
-        found[:, 0],
-        found[:, 1],
-        alone_a=a.prompt - len(a.filler) - len(found),
-        alone_b=b.prompt - len(b.filler) - len(found),
+        aligned[:, 0],
+        aligned[:, 1],
+        unaligned_a=a.prompt - len(a.filler) - len(aligned),
+        unaligned_b=b.prompt - len(b.filler) - len(aligned),
     )
 
 
-def _of_base(view: View) -> dict[int, int]:
-    """For a token of the prompt without filler, where it stands."""
-    twins = view.twins if view.twins is not None else range(view.prompt)
-    return {base: n for n, base in enumerate(twins) if base >= 0}
+def _by_base(view: View) -> dict[int, int]:
+    """Position in the prompt without filler → position in this view."""
+    positions = view.aligned_positions
+    positions = positions if positions is not None else list(range(view.prompt))
+    return {base: n for n, base in enumerate(positions) if base >= 0}
 
 
 def _same_base(a: View, b: View) -> bool:
-    """Whether both are the same prompt, read by the same model, their fillers aside."""
+    """Whether two views differ in their fillers only."""
     same = ("text", "chat", "system")
     return a.model == b.model and all(
-        getattr(a.asked, name) == getattr(b.asked, name) for name in same
+        getattr(a.request, name) == getattr(b.request, name) for name in same
     )
 
 
@@ -90,15 +90,15 @@ def _text(view: View) -> str:
     return "".join(view.tokens[: view.prompt])
 
 
-def _places(view: View) -> list[tuple[int, str]]:
-    """Where each token of the prompt begins in the text, and what it says."""
-    said = view.tokens[: view.prompt]
-    begins = [0, *accumulate(len(text) for text in said)]
-    return list(zip(begins, said, strict=False))
+def _offsets(view: View) -> list[tuple[int, str]]:
+    """The character offset and the text of every token of the prompt."""
+    texts = view.tokens[: view.prompt]
+    starts = [0, *accumulate(len(text) for text in texts)]
+    return list(zip(starts, texts, strict=False))
 
 
-def _runs(a: list[str], b: list[str]) -> list[tuple[int, int]]:
-    """What two texts share: their common beginning and end, and runs between them."""
+def _common_runs(a: list[str], b: list[str]) -> list[tuple[int, int]]:
+    """The common start and end of two texts, and the common runs between them."""
     most = min(len(a), len(b))
     head = next((n for n in range(most) if a[n] != b[n]), most)
     rest = most - head
@@ -112,29 +112,27 @@ def _runs(a: list[str], b: list[str]) -> list[tuple[int, int]]:
 
 
 def numbers(a: View, b: View, aligned: Aligned, layer: int, head: int | None) -> dict[str, float]:
-    """λ of b on a, what it would be under uniform attention, and how evenly fillers receive."""
-    ours, theirs = (view.shade("average", "all", layer, head) for view in (a, b))
-    uniform = [view.uniform_average[view.at(layer)] for view in (a, b)]
-    everything = np.ones(len(aligned.a), dtype=bool)
-    factor, means, fit, size = slope(
-        ours[aligned.a].astype(np.float64), theirs[aligned.b].astype(np.float64), everything
+    """λ of b on a, λ under uniform attention, and the uniformity of the fillers."""
+    of_a, of_b = (view.shade("average", "all", layer, head) for view in (a, b))
+    uniform = [view.uniform_average[view.index_of(layer)] for view in (a, b)]
+    every = np.ones(len(aligned.a), dtype=bool)
+    factor, ratio, fit, size = slope(
+        of_a[aligned.a].astype(np.float64), of_b[aligned.b].astype(np.float64), every
     )
     expected, *_ = slope(
-        uniform[0][aligned.a].astype(np.float64),
-        uniform[1][aligned.b].astype(np.float64),
-        everything,
+        uniform[0][aligned.a].astype(np.float64), uniform[1][aligned.b].astype(np.float64), every
     )
-    told = {
+    result = {
         "lambda": float(factor),
-        "lambda_ratio": float(means),
+        "lambda_ratio": float(ratio),
         "lambda_r2": float(fit),
         "uniform_slope": float(expected),
         "tokens": float(size),
     }
-    for side, view, values in (("a", a, ours), ("b", b, theirs)):
+    for side, view, values in (("a", a, of_a), ("b", b, of_b)):
         if view.filler:
-            told[f"uniformity_{side}"] = _uniformity(values, view.filler)
-    return told
+            result[f"uniformity_{side}"] = _uniformity(values, view.filler)
+    return result
 
 
 def _uniformity(values: Float32s, filler: list[int]) -> float:

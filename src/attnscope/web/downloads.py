@@ -1,4 +1,4 @@
-"""A view as something to send or to keep: plain numbers, a table, an experiment, one HTML file."""
+"""A view as JSON, and as files to download: CSV, an experiment in YAML, one HTML page."""
 
 import csv as tables
 import io
@@ -22,29 +22,29 @@ from attnscope.web.views import View
 
 
 def plain(values: NDArray[np.float32]) -> list[float | None]:
-    """Numbers as JSON has them, seven digits each; null for what is undefined."""
+    """Values as JSON numbers of seven digits; None for nan and infinity."""
     return [number(v) for v in values.tolist()]
 
 
 def number(value: float) -> float | None:
-    """One of them."""
+    """One value as a JSON number of seven digits; None for nan and infinity."""
     return float(f"{value:.7g}") if math.isfinite(value) else None
 
 
 def binned(curve: dict[str, Any]) -> dict[str, Any]:
-    """A curve, bin by bin."""
-    told = {name: plain(curve[name].astype(np.float32)) for name in ("mean", "low", "high")}
-    return {"size": curve["size"], "start": curve["start"].tolist(), **told}
+    """The bins of a curve as JSON."""
+    values = {name: plain(curve[name].astype(np.float32)) for name in ("mean", "low", "high")}
+    return {"size": curve["size"], "start": curve["start"].tolist(), **values}
 
 
-_TOLD = (
-    *("prompt", "read", "classes", "names", "layers", "deep", "queries"),
-    *("twins", "filler", "likely"),
+_SENT = (
+    *("prompt", "read", "classes", "names", "layers", "layer_count", "queries"),
+    *("aligned_positions", "filler", "next_tokens"),
 )
 
 
-def facts(view: View) -> dict[str, Any]:
-    """Everything about a view that does not change with layer and head."""
+def metadata(view: View) -> dict[str, Any]:
+    """The properties of a view that do not depend on layer and head."""
     return {
         "id": view.id,
         "model": view.model,
@@ -53,12 +53,12 @@ def facts(view: View) -> dict[str, Any]:
         "colours": class_colours(view.names),
         "heads": [len(row) for row in view.average],
         "maps": view.maps(),
-        **{name: getattr(view, name) for name in _TOLD},
+        **{name: getattr(view, name) for name in _SENT},
     }
 
 
 def csv(view: View, of: str, queries: str, layer: int | None, head: int | None) -> str:
-    """One row per token: what it says, its class, and the number that shades it."""
+    """One row per token: its text, its class, and the value that shades it."""
     values = view.shade(of, queries, layer, head)
     out = io.StringIO()
     rows = tables.writer(out, lineterminator="\n")
@@ -81,14 +81,13 @@ def csv(view: View, of: str, queries: str, layer: int | None, head: int | None) 
 
 
 def experiment(view: View, layer: int | None = None, head: int | None = None) -> str:
-    """What was measured here, asked of many prompts; in one layer and head, where they are
-    chosen."""
-    asked = view.asked
+    """An experiment in YAML that measures the same on many prompts, layer and head included."""
+    request = view.request
     conditions: dict[str, Any] = {"base": {}}
     measures = ["mass", "entropy", "first_token"]
-    if asked.system is not None:
-        conditions["system"] = {"system": asked.system}
-    filler = asked.filler
+    if request.system is not None:
+        conditions["system"] = {"system": request.system}
+    filler = request.filler
     if filler is not None and filler.count:
         where = filler.model_dump(include={"position", "by"})
         insert = filler.model_dump(exclude={"position", "by"}, exclude_none=True)
@@ -101,30 +100,30 @@ def experiment(view: View, layer: int | None = None, head: int | None = None) ->
             "models": [view.model],
             "prompts": {"source": "math", "count": 64},
             "conditions": conditions,
-            "chat": asked.chat or asked.system is not None,
+            "chat": request.chat or request.system is not None,
             "queries": ["all", "last"],
             "measures": measures,
         }
         | {name: [number] for name, number in chosen.items() if number is not None}
     )
     return (
-        "# What was looked at on the page, asked of many prompts:\n"
+        "# The measurement of the live page, on many prompts:\n"
         "#   attnscope run experiment.yaml && attnscope report runs/from-the-page\n"
-        "# The prompts are the bundled word problems; for your own, a JSONL file with a question\n"
-        "# in every line:\n"
+        "# The prompts are the bundled word problems. To use your own, give a JSONL file with a\n"
+        "# question on every line:\n"
         "#   prompts: {source: file, path: questions.jsonl}\n" + written(repeated)
     )
 
 
 def page(view: View, queries: str) -> str:
-    """The text with its shades for every layer and head, in one file that asks nobody."""
+    """One HTML file, without external resources, that shades the text for every layer and head."""
     if queries not in view.received:
         raise unknown("choice of queries", queries, view.received)
     heads = [rows.astype(np.float64) for rows in view.received[queries]]
     title = f"{view.model}: attention received, queries {queries!r}"
     if view.bundled:
         title += f" ({BUNDLED})"
-    body = drawn(title, view.tokens[: view.read], view.layers, heads, _gaze(view)).html
+    body = drawn(title, view.tokens[: view.read], view.layers, heads, _rows(view)).html
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -137,8 +136,8 @@ def page(view: View, queries: str) -> str:
     )
 
 
-def _gaze(view: View) -> Gaze | None:
-    """What a token looks at, from what was kept of the view."""
+def _rows(view: View) -> Gaze | None:
+    """The attention rows of a view, mean over heads; None if it keeps no queries and keys."""
     scope = view.scope
     if scope is None:
         return None
@@ -147,5 +146,5 @@ def _gaze(view: View) -> Gaze | None:
 
 @cache
 def vega() -> str:
-    """Vega, Vega-Lite and their embedding, as one script."""
+    """Vega, Vega-Lite and Vega-Embed as one script."""
     return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))

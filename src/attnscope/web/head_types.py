@@ -1,5 +1,7 @@
-"""What kind of head every head of a model is, as the page shows it: the rules of
-`stats.head_kinds` on texts of their own, not on the prompt that is on screen."""
+"""The type of every head of a model, by the rules of `stats.head_types`.
+
+Heads are classified on generated texts, not on the prompt of a view.
+"""
 
 from typing import Any
 
@@ -10,49 +12,49 @@ from attnscope.web.measuring import between_layers
 from attnscope.web.model_cache import Loaded
 
 PROMPTS = 8
-"""Texts for each score: enough for an interval."""
+"""Texts per score: enough for a confidence interval."""
 
 
-def kinds_of(loaded: Loaded, job: Job, *, needles: bool) -> dict[str, Any]:
-    """Every kind, when a head is of it, and how many are; and the kinds of every head."""
+def classify_heads(loaded: Loaded, job: Job, *, needles: bool) -> dict[str, Any]:
+    """Every head type with its rule and its number of heads, and the types of every head."""
     from attnscope.experiment.head_scores import head_scores
 
-    known = loaded.kinds.get(needles)
-    if known is not None:
-        return known
+    cached = loaded.head_types.get(needles)
+    if cached is not None:
+        return cached
     with between_layers(loaded.model, job.check):
         scores = head_scores(
-            loaded.model, loaded.tokenizer, prompts=PROMPTS, needles=needles, progress=job.say
+            loaded.model, loaded.tokenizer, prompts=PROMPTS, needles=needles, progress=job.report
         )
     table = head_kinds(scores)
-    found = {row["kind"]: row for row in summary(table).to_dicts()}
-    tried = [kind for kind in KINDS if needles or kind.name != "retrieval"]
-    names = [*(kind.name for kind in KINDS), NONE]
+    rows = {row["kind"]: row for row in summary(table).to_dicts()}
+    tested = [each for each in KINDS if needles or each.name != "retrieval"]
+    names = [*(each.name for each in KINDS), NONE]
     colours = dict(zip(names, COLOURS, strict=True))
     result = {
         "prompts": PROMPTS,
         "needles": needles,
-        "kinds": [
+        "types": [
             {
-                "name": kind.name,
-                "rule": f"{kind.about} > {kind.threshold:g}",
-                "colour": colours[kind.name],
-                "heads": found[kind.name]["certain"],
+                "name": each.name,
+                "rule": f"{each.about} > {each.threshold:g}",
+                "colour": colours[each.name],
+                "heads": rows[each.name]["certain"],
             }
-            for kind in tried
+            for each in tested
         ],
         "none": {"name": NONE, "colour": colours[NONE]},
         "heads": [
             {
                 "layer": row["layer"],
                 "head": row["head"],
-                "kind": row["kind"],
-                "kinds": row["kinds"].split(", ") if row["kinds"] else [],
+                "type": row["kind"],
+                "types": row["kinds"].split(", ") if row["kinds"] else [],
                 "class": row["class"],
-                "scores": {kind.name: row[kind.score] for kind in tried},
+                "scores": {each.name: row[each.score] for each in tested},
             }
             for row in table.to_dicts()
         ],
     }
-    loaded.kinds[needles] = result
+    loaded.head_types[needles] = result
     return result

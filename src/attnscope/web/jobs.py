@@ -1,7 +1,6 @@
-"""Work that takes long, one piece at a time: a queue with places, which can be left again.
+"""A queue of long jobs, run one after another by one thread; a job can be cancelled.
 
-One thread does all that touches a model, so that two people never disturb each other's pass. This
-module must not know what the work is.
+One thread runs everything that uses a model, so that two forward passes never overlap.
 """
 
 from __future__ import annotations
@@ -17,59 +16,70 @@ from attnscope.errors import AttnscopeError
 
 State = Literal["waiting", "running", "done", "failed", "cancelled"]
 
-LOOK_UP = 0.5
-"""Seconds in which work that is called off at the end may still end by itself."""
+SHUTDOWN_SECONDS = 0.5
+"""How long `close` waits for the running job to end."""
 REMEMBERED = 256
-"""How many pieces of work that are over can still be asked about."""
+"""How many jobs that have ended keep their results."""
 
 
 class BusyError(AttnscopeError):
-    """There is no more room in the queue."""
+    """The queue is full."""
+
+    code = "queue-full"
 
 
 class GoneError(AttnscopeError):
-    """What is asked for is not, or no longer, there."""
+    """The requested object does not exist, or no longer."""
+
+    code = "gone"
 
 
 class StoppedError(AttnscopeError):
-    """The work was called off."""
+    """The job was cancelled."""
+
+    code = "cancelled"
 
 
 @dataclass(eq=False)
 class Job:
-    """One piece of work."""
+    """One job of the queue."""
 
     work: Callable[[Job], Any]
     id: str = field(default_factory=lambda: secrets.token_urlsafe(9))
     state: State = "waiting"
-    said: str = ""
-    """What it is doing, or why it failed."""
+    message: str = ""
+    """What the job does now, or why it failed."""
     done: int = 0
-    of: int = 0
-    """Steps that are behind it, of how many."""
+    total: int = 0
+    """Finished steps and all steps; both 0 if unknown."""
     result: Any = None
-    """What came of it; while it runs, what can be looked at already."""
+    """The result; while the job runs, what is available so far."""
     error: AttnscopeError | None = None
-    """Why it failed."""
-    _called_off: threading.Event = field(default_factory=threading.Event)
-    _over: threading.Event = field(default_factory=threading.Event)
+    """Why the job failed."""
+    _cancelled: threading.Event = field(default_factory=threading.Event)
+    _ended: threading.Event = field(default_factory=threading.Event)
 
-    def say(self, what: str) -> None:
-        """Tell what is being done; ends here if the work was called off."""
-        self.said = what
+    @property
+    def code(self) -> str | None:
+        """The code of the error, if the job failed."""
+        return None if self.error is None else self.error.code
+
+    def report(self, message: str) -> None:
+        """Set the message; raises StoppedError if the job was cancelled."""
+        self.message = message
         self.check()
 
     def check(self) -> None:
-        """End here if the work was called off."""
-        if self._called_off.is_set():
-            raise StoppedError("called off")
+        """Raise StoppedError if the job was cancelled."""
+        if self._cancelled.is_set():
+            raise StoppedError("the job was cancelled")
 
 
 class Queue:
-    """Jobs in the order they came, at most `room` of them waiting."""
+    """Jobs in order of arrival; at most `capacity` of them wait."""
 
-    def __init__(self, room: int = 8):
-        self.room = room
+    def __init__(self, capacity: int = 8):
+        self.capacity = capacity
         self._waiting: OrderedDict[str, Job] = OrderedDict()
         self._known: OrderedDict[str, Job] = OrderedDict()
         self._change = threading.Condition()
@@ -78,17 +88,18 @@ class Queue:
         self._thread.start()
 
     def submit(self, work: Callable[[Job], Any]) -> Job:
-        """Put work at the end of the queue."""
+        """Append a job to the queue."""
         with self._change:
             if not self._open:
-                raise GoneError("the server is stopping and takes no more work")
-            if len(self._waiting) >= self.room:
+                raise GoneError("the server is stopping and accepts no jobs", code="stopping")
+            if len(self._waiting) >= self.capacity:
                 raise BusyError(
-                    f"busy: {len(self._waiting)} others are waiting already; try again in a moment"
+                    f"the server is busy: {len(self._waiting)} jobs are waiting; try again later",
+                    waiting=len(self._waiting),
                 )
             job = Job(work)
             self._waiting[job.id] = self._known[job.id] = job
-            while len(self._known) > REMEMBERED + self.room:
+            while len(self._known) > REMEMBERED + self.capacity:
                 oldest = next(iter(self._known))
                 if self._known[oldest].state in ("waiting", "running"):
                     break
@@ -97,42 +108,46 @@ class Queue:
         return job
 
     def result(self, work: Callable[[Job], Any]) -> Any:
-        """Put work at the end of the queue, wait for it, and return its result."""
+        """Append a job to the queue, wait for it, and return its result."""
         job = self.submit(work)
-        job._over.wait()
+        job._ended.wait()
         if job.state != "done":
-            raise job.error or GoneError("called off")
+            raise job.error or GoneError("the job was cancelled", code="cancelled")
         return job.result
 
     def find(self, id: str) -> tuple[Job, int]:
-        """A job, and how many are in front of it."""
+        """A job and its position in the queue, from 1; 0 if it does not wait."""
         with self._change:
             if id not in self._known:
-                raise GoneError("there is no such job, or it was over long ago")
+                raise GoneError(
+                    f"there is no job {id!r}, or it ended long ago", code="unknown-job", job=id
+                )
             job = self._known[id]
-            place = list(self._waiting).index(id) + 1 if id in self._waiting else 0
-            return job, place
+            position = list(self._waiting).index(id) + 1 if id in self._waiting else 0
+            return job, position
 
     def cancel(self, id: str) -> None:
-        """Call a job off: at once if it waits, at its next step if it runs."""
+        """Cancel a job: at once if it waits, at its next step if it runs."""
         job, _ = self.find(id)
         with self._change:
-            job._called_off.set()
+            job._cancelled.set()
             if self._waiting.pop(id, None) is not None:
                 job.state = "cancelled"
-                job._over.set()
+                job._ended.set()
 
     def close(self) -> None:
-        """Take no more work, and call off what there is. What does not look up in time is left:
-        its thread goes with the process."""
+        """Accept no more jobs and cancel all others.
+
+        A job that does not end in time is left to the end of the process: its thread is a daemon.
+        """
         with self._change:
             self._open = False
             for job in self._known.values():
-                job._called_off.set()
-                job._over.set()
+                job._cancelled.set()
+                job._ended.set()
             self._waiting.clear()
             self._change.notify()
-        self._thread.join(timeout=LOOK_UP)
+        self._thread.join(timeout=SHUTDOWN_SECONDS)
 
     def _run(self) -> None:
         while True:
@@ -143,22 +158,29 @@ class Queue:
                     return
                 _, job = self._waiting.popitem(last=False)
                 job.state = "running"
-            state: State = "failed"
-            try:
-                job.result = job.work(job)
-                state, said = "done", ""
-            except StoppedError:
-                state, said = "cancelled", "called off"
-            except AttnscopeError as error:
-                said, job.error = str(error), error
-            except MemoryError:
-                said = "out of memory: a shorter text or a smaller model may fit"
-            except Exception as error:  # the page lives on, and says what it was
-                where = "out of memory" if "memory" in str(error).lower() else type(error).__name__
-                said = f"{where}: {' '.join(str(error).split())[:300]}"
-            if state != "done":
-                job.result = None
-            if state == "failed" and job.error is None:
-                job.error = AttnscopeError(said)
-            job.said, job.state = said, state
-            job._over.set()
+            _run_job(job)
+
+
+def _run_job(job: Job) -> None:
+    """Run a job and record its result or its error; the thread of the queue goes on."""
+    state: State = "failed"
+    message = ""
+    try:
+        job.result = job.work(job)
+        state = "done"
+    except StoppedError as error:
+        state, message = "cancelled", str(error)
+    except AttnscopeError as error:
+        message, job.error = str(error), error
+    except MemoryError:
+        message = "out of memory: use a shorter text or a smaller model"
+        job.error = AttnscopeError(message, code="out-of-memory")
+    except Exception as error:
+        full = "memory" in str(error).lower()
+        name = "out of memory" if full else type(error).__name__
+        message = f"{name}: {' '.join(str(error).split())[:300]}"
+        job.error = AttnscopeError(message, code="out-of-memory" if full else "internal-error")
+    if state != "done":
+        job.result = None
+    job.message, job.state = message, state
+    job._ended.set()

@@ -1,7 +1,7 @@
-"""The models a page may choose from, and the few that are in memory.
+"""The models that the page offers, and a cache of the models in memory.
 
-Only what is offered can be loaded: the zoo, what the hub's cache holds, and what was named when the
-server was started. No name from a request is ever taken for a path.
+Only offered models can be loaded: the zoo, the local cache of the hub, and the models named at the
+start of the server. A name from a request is never used as a path.
 """
 
 from collections import OrderedDict
@@ -15,21 +15,21 @@ from attnscope.errors import ModelError, unknown
 from attnscope.loading.memory_check import NotEnoughMemoryError
 
 KEPT = 2
-"""How many models stay in memory: two are compared."""
+"""How many models stay in memory: two, because the page compares two."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """A model that can be chosen."""
+    """A model that the page offers."""
 
     name: str
     source: str
-    """What `attnscope.load` is given."""
+    """The argument of `attnscope.load`."""
     about: str
     here: bool = True
-    """Whether it can be loaded without being fetched first."""
+    """Whether its files are on this machine."""
     kind: str = "real"
-    """`yours`, `real`, or `tiny`: trained for this project, to try things out with."""
+    """`yours`, `real`, or `tiny` (trained for this project)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,36 +40,36 @@ class Loaded:
     model: Any
     tokenizer: Any
     bundled: bool
-    kinds: dict[bool, dict[str, Any]] = field(default_factory=dict)
-    """What kind each head is, with and without a search for needles; filled when asked for."""
+    head_types: dict[bool, dict[str, Any]] = field(default_factory=dict)
+    """The cached head types, with (True) and without (False) the search for retrieval heads."""
 
 
 class ModelCache:
-    """Models by name. Used by one thread at a time."""
+    """Models by name. One thread at a time may use it."""
 
-    def __init__(self, given: Mapping[str, str] | None = None, device: str | None = None):
-        self._given = dict(given or {})
+    def __init__(self, models: Mapping[str, str] | None = None, device: str | None = None):
+        self._named = dict(models or {})
         self._device = device
         self._loaded: OrderedDict[str, Loaded] = OrderedDict()
         self._known: set[str] = set()
-        """Every model that was ever loaded."""
+        """The names of all models loaded since the start."""
 
     def offers(self) -> list[Offer]:
-        """What there is, the given ones first."""
+        """All offered models; those named at the start come first."""
         from attnscope.loading import cached
         from attnscope.loading.fetch import where
 
-        found = [
-            Offer(name=name, source=source, about="given at the start", kind="yours")
-            for name, source in self._given.items()
+        offers = [
+            Offer(name=name, source=source, about="named at the start", kind="yours")
+            for name, source in self._named.items()
         ]
 
         def offer(name: str, about: str, *, here: bool = True, kind: str = "real") -> None:
-            found.append(Offer(name=name, source=name, about=about, here=here, kind=kind))
+            offers.append(Offer(name=name, source=name, about=about, here=here, kind=kind))
 
         for name, real in zoo.FETCHED.items():
             here = where(name) is not None
-            first = "" if here else f" (first: attnscope models --get {name})"
+            first = "" if here else f" (fetch it with: attnscope models --get {name})"
             offer(f"zoo:{name}", f"{real.title}, a real model{first}", here=here)
         for name in zoo.adapters():
             base = zoo.base_of(name)
@@ -79,10 +79,10 @@ class ModelCache:
             offer(f"zoo:{name}", "tiny, trained for this project", kind="tiny")
         for name, _ in cached():
             offer(name, "in the hub's cache")
-        return list({one.name: one for one in reversed(found)}.values())[::-1]
+        return list({one.name: one for one in reversed(offers)}.values())[::-1]
 
     def get(self, name: str) -> Loaded:
-        """A model, from memory if it is there."""
+        """A model, from the cache if possible."""
         if name in self._loaded:
             self._loaded.move_to_end(name)
             return self._loaded[name]
@@ -94,7 +94,7 @@ class ModelCache:
         except NotEnoughMemoryError:
             if not self._loaded:
                 raise
-            self._loaded.clear()  # those that nobody looks at now make room
+            self._loaded.clear()  # free the memory of the other models
             model, tokenizer = self._load(source)
         bare = name.removeprefix(zoo.PREFIX)
         loaded = Loaded(
@@ -108,17 +108,29 @@ class ModelCache:
         return loaded
 
     def _source(self, name: str) -> str:
-        """What is loaded for a name; refuses what cannot be."""
+        """The source of an offered model; refuses a model that cannot be loaded."""
         offers = {offer.name: offer for offer in self.offers()}
         if name not in offers:
             if name in self._known:
-                raise ModelError(f"{name} was deleted since the page loaded it: choose another")
+                raise ModelError(
+                    f"the files of {name} were deleted; choose another model",
+                    code="model-deleted",
+                    model=name,
+                )
             raise unknown("model", name, offers)
         if not offers[name].here:
-            raise ModelError(f"{name} is not on this machine yet: {offers[name].about}")
+            raise ModelError(
+                f"{name} is not on this machine: {offers[name].about}",
+                code="model-not-fetched",
+                model=name,
+            )
         source = offers[name].source
-        if name in self._given and Path(source).is_absolute() and not Path(source).exists():
-            raise ModelError(f"the model {name} is no longer where it was when the page started")
+        if name in self._named and Path(source).is_absolute() and not Path(source).exists():
+            raise ModelError(
+                f"the files of {name} were moved or deleted; restore them or choose another model",
+                code="model-deleted",
+                model=name,
+            )
         return source
 
     def _load(self, source: str) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""Run directories that a page can browse: those in one folder, by their names."""
+"""The run directories that the page can browse: those in one folder, by name."""
 
 import hashlib
 import math
@@ -11,7 +11,7 @@ from attnscope.run.layout import digest_of
 from attnscope.run.store import Run, open_run
 
 ROWS = 1_000
-"""How many rows of a query are shown."""
+"""How many rows of a query result are sent."""
 REPORTS = 8
 """How many reports are cached."""
 _READ = ("experiment.yaml", "environment.json", "metadata.jsonl", "claims.yaml", "manifest.json")
@@ -24,23 +24,27 @@ class Runs:
     def __init__(self, folder: str | Path | None):
         self._folder = None if folder is None else Path(folder)
         if self._folder is not None and not self._folder.is_dir():
-            raise InputError(f"{str(self._folder)!r} is not a folder")
+            raise InputError(
+                f"{str(self._folder)!r} is not a folder; give a run directory or a folder of runs",
+                code="no-folder",
+                path=str(self._folder),
+            )
         self._reports: dict[str, tuple[bytes, str]] = {}
         self._building = threading.Lock()
 
     def names(self) -> dict[str, Path]:
-        """Every run by its name, newest first."""
+        """All runs by name, newest first."""
         if self._folder is None:
             return {}
         if _is_run(self._folder):
             return {self._folder.resolve().name: self._folder}
-        found = [path for path in self._folder.glob("*") if _is_run(path)]
-        found += [path for path in self._folder.glob("*/*") if _is_run(path)]
-        found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-        return {str(path.relative_to(self._folder)): path for path in found}
+        runs = [path for path in self._folder.glob("*") if _is_run(path)]
+        runs += [path for path in self._folder.glob("*/*") if _is_run(path)]
+        runs.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+        return {str(path.relative_to(self._folder)): path for path in runs}
 
     def open(self, name: str) -> Run:
-        """One of them; never a path that was sent."""
+        """Open a run by its name; a request never gives a path."""
         return open_run(self._path(name))
 
     def _path(self, name: str) -> Path:
@@ -62,19 +66,19 @@ class Runs:
         state = hashlib.sha256(files.encode())
         for batch in run.batches:
             state.update(batch.id.encode() + batch.content())
-        found = self._reports.get(name)
-        if found is not None and found[0] == state.digest():
-            return found[1]
+        cached = self._reports.get(name)
+        if cached is not None and cached[0] == state.digest():
+            return cached[1]
         with self._building:
-            found = self._reports.get(name)
-            if found is None or found[0] != state.digest():
-                found = self._reports[name] = state.digest(), build(run)
+            cached = self._reports.get(name)
+            if cached is None or cached[0] != state.digest():
+                cached = self._reports[name] = state.digest(), build(run)
                 while len(self._reports) > REPORTS:
                     self._reports.pop(next(iter(self._reports)))
-            return found[1]
+            return cached[1]
 
     def about(self, name: str) -> dict[str, Any]:
-        """What a list of runs shows."""
+        """The entry of a run in the list of runs."""
         run = self.open(name)
         return {
             "name": name,
@@ -85,8 +89,11 @@ class Runs:
         }
 
     def query(self, name: str, sql: str) -> dict[str, Any]:
-        """The rows of a query: broken numbers as numbers, all else as text, which loses no digit
-        of a large whole one."""
+        """The rows of an SQL query.
+
+        Finite floats are sent as numbers. All else is sent as text, because JavaScript rounds
+        large integers.
+        """
         table = self.open(name).sql(sql)
         shown = table.head(ROWS)
         return {
@@ -97,11 +104,13 @@ class Runs:
 
 
 def _digests(folder: Path) -> str:
-    there = [folder / name for name in _READ]
+    files = [folder / name for name in _READ]
     try:
-        return "\n".join(f"{p.name} {digest_of(p)}" for p in there if p.is_file())
+        return "\n".join(f"{p.name} {digest_of(p)}" for p in files if p.is_file())
     except OSError as error:
-        raise InputError(f"{folder} cannot be read: {error}") from error
+        raise InputError(
+            f"cannot read {folder}: {error}", code="unreadable-file", path=str(folder)
+        ) from error
 
 
 def _sendable(value: Any) -> float | str | None:

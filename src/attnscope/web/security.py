@@ -1,7 +1,7 @@
-"""What stands before every request: who may ask, how much may be sent, what the page may load.
+"""Checks of every request: its host and origin, its size, and the content-security policy.
 
-The server is for the person at this machine. A page of somebody else's in the same browser could
-send requests here, or point a name of its own at this address; both are refused by their headers.
+The server is for users of this machine only. Another web page in the same browser could send
+requests to it, or point its own host name to this address. The request headers show both.
 """
 
 from typing import Any
@@ -10,15 +10,15 @@ from urllib.parse import urlsplit
 from starlette.responses import JSONResponse
 
 LARGEST = 2 << 20
-"""Bytes that a request may send."""
+"""The most bytes of a request body."""
 
-# Scripts and styles are files of ours; Vega interprets its expressions and never evaluates them.
+# Scripts and styles are files of the package. Vega interprets its expressions without `eval`.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; font-src 'self'; frame-src 'self'; form-action 'none'; "
     "base-uri 'none'; frame-ancestors 'none'"
 )
-# A report is a file with all its scripts inside: it runs in a sandbox, without our origin.
+# A report is one file with its scripts inside: it runs in a sandbox, without the page's origin.
 REPORT_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
     "img-src data: blob:; font-src data:; sandbox allow-scripts allow-downloads; "
@@ -28,7 +28,7 @@ _HOSTS = {"127.0.0.1", "localhost", "::1"}
 
 
 def _local(address: str) -> bool:
-    """Whether `//host:port` is this machine by one of its own names."""
+    """Whether `//host:port` is a name of this machine."""
     try:
         return urlsplit(address).hostname in _HOSTS
     except ValueError:
@@ -36,43 +36,45 @@ def _local(address: str) -> bool:
 
 
 class SecurityMiddleware:
-    """An ASGI application in front of another."""
+    """An ASGI middleware that refuses foreign requests and adds security headers."""
 
     def __init__(self, app: Any):
         self.app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Refuse, or pass on with a bound on what is read and headers on what is sent."""
+        """Refuse the request, or pass it on with a size limit and with security headers."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
         refusal = self._refusal(scope["method"], headers)
         if refusal is not None:
-            status, why = refusal
-            answer = JSONResponse(
-                {"error": why}, status_code=status, headers={"connection": "close"}
+            status, code, why = refusal
+            response = JSONResponse(
+                {"error": why, "code": code}, status_code=status, headers={"connection": "close"}
             )
-            await answer(scope, receive, send)
+            await response(scope, receive, send)
             return
         await self.app(scope, _bounded(receive), _with_headers(send))
 
-    def _refusal(self, method: str, headers: dict[str, str]) -> tuple[int, str] | None:
+    def _refusal(self, method: str, headers: dict[str, str]) -> tuple[int, str, str] | None:
         if not _local(f"//{headers.get('host', '')}"):
-            return 403, "this page answers only to 127.0.0.1 and localhost"
+            return 403, "foreign-host", "the host must be 127.0.0.1 or localhost"
         origin = headers.get("origin")
+        foreign = "requests from other web pages are refused"
         if origin is not None and urlsplit(origin).netloc != headers["host"]:
-            return 403, "another page may not ask this one"
+            return 403, "foreign-origin", foreign
         if headers.get("sec-fetch-site") in ("cross-site", "same-site"):
-            return 403, "another page may not ask this one"
+            return 403, "foreign-origin", foreign
         try:
             size = int(headers.get("content-length", "0"))
         except ValueError:
-            return 400, "content-length is not a number"
+            return 400, "bad-length", "content-length is not a number"
         if size > LARGEST:
-            return 413, f"{size} bytes were sent; at most {LARGEST} are read"
+            why = f"the request has {size} bytes; the limit is {LARGEST}"
+            return 413, "request-too-large", why
         if method == "POST" and not headers.get("content-type", "").startswith("application/json"):
-            return 415, "send JSON (content-type application/json)"
+            return 415, "not-json", "send JSON (content-type application/json)"
         return None
 
 
@@ -83,7 +85,7 @@ def _bounded(receive: Any) -> Any:
         nonlocal read
         message = await receive()
         read += len(message.get("body", b""))
-        if read > LARGEST:  # sent in pieces, with no length said: what comes is cut off
+        if read > LARGEST:  # chunked without a length: the rest is dropped
             return {"type": "http.request", "body": b"", "more_body": False}
         return message
 
@@ -101,10 +103,10 @@ def _with_headers(send: Any) -> Any:
 
     async def sent(message: Any) -> None:
         if message["type"] == "http.response.start":
-            there = {name.lower() for name, _ in message["headers"]}
+            present = {name.lower() for name, _ in message["headers"]}
             extra = always | (
                 {}
-                if b"content-security-policy" in there
+                if b"content-security-policy" in present
                 else {b"content-security-policy": POLICY.encode()}
             )
             message["headers"] = [*message["headers"], *extra.items()]

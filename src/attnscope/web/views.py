@@ -1,7 +1,4 @@
-"""A view: one prompt as one model saw it, and everything that is sliced from what was measured.
-
-Numbers alone: this module must not know models, HTTP or HTML. `measuring.py` fills a view.
-"""
+"""A view: the measured values of one prompt in one model. `measuring.py` fills it."""
 
 from __future__ import annotations
 
@@ -21,96 +18,101 @@ if TYPE_CHECKING:
 
 Float32s = NDArray[np.float32]
 SomeHeads = Sequence[tuple[int, int]]
-"""Some heads: each a layer and its head."""
+"""Pairs of layer and head."""
 
 SHADES = ("received", "average", "lift")
-"""What tokens can be shaded by."""
+"""The values that can shade tokens."""
 
 
 @dataclass(kw_only=True, eq=False)
 class View:
-    """One prompt as one model saw it. While it is measured, layers come one by one."""
+    """The measured values of one prompt in one model. A measurement adds layers one by one."""
 
-    asked: ViewRequest
+    request: ViewRequest
     model: str
     bundled: bool
     tokens: list[str]
-    """The prompt's, then the answer's."""
+    """The tokens of the prompt, then those of the completion."""
     prompt: int
-    """How many of them are the prompt's."""
+    """How many tokens the prompt has."""
     ids: list[int]
     classes: list[int]
-    """Of each token, among `names`; -1 for none."""
+    """For every token the index of its class in `names`; -1 for none."""
     names: tuple[str, ...]
-    twins: list[int] | None
-    """Of a variant, for every token: its twin in the prompt without filler, or -1."""
+    aligned_positions: list[int] | None
+    """For every token its position in the prompt without filler, or -1; None without filler."""
     filler: list[int]
-    """The tokens of the filler."""
-    deep: int
-    """How many layers there will be."""
+    """The positions of the filler."""
+    layer_count: int
+    """How many layers the finished view has."""
     layers: list[int] = field(default_factory=list)
-    """Those that are measured."""
+    """The layers measured so far."""
     received: dict[str, list[Float32s]] = field(default_factory=dict)
-    """For every choice of queries, for every layer, [H, K]: from the average query."""
+    """For every choice of queries, per layer [H, K]: attention received per query."""
     average: list[Float32s] = field(default_factory=list)
+    """Per layer [H, K]: the average attention weight of each token."""
     uniform_average: list[Float32s] = field(default_factory=list)
-    """[K]: what `average` would be under uniform attention."""
+    """Per layer [K]: `average` under uniform attention."""
     uniform: dict[str, list[Float32s]] = field(default_factory=dict)
-    """[K]: what `received` would be under uniform attention."""
+    """For every choice of queries, per layer [K]: `received` under uniform attention."""
     values: dict[str, dict[str, list[Float32s]]] = field(default_factory=dict)
-    """For every choice of queries and every map, for every layer, [H]."""
-    likely: list[tuple[str, float]] = field(default_factory=list)
-    """What would come next, with probabilities."""
+    """For every choice of queries and every measure of the map, per layer [H]."""
+    next_tokens: list[tuple[str, float]] = field(default_factory=list)
+    """The most probable next tokens with their probabilities."""
     scope: Scope | None = None
-    """Queries and keys, where there is room."""
+    """The scope that keeps queries and keys, if they are small enough."""
     by_layer: dict[int, Scope] = field(default_factory=dict)
     id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
 
     @property
     def read(self) -> int:
-        """How many tokens the model read: all but the last of an answer."""
+        """How many tokens the model read: all but the last token of a completion."""
         return int(self.average[0].shape[1]) if self.average else len(self.tokens)
 
     @property
     def queries(self) -> list[str]:
-        """The choices of queries there are."""
+        """The choices of queries."""
         return list(self.received)
 
     @property
     def bytes(self) -> int:
-        """About how much memory this holds, the kept queries and keys aside."""
+        """Roughly the bytes of this view, without queries and keys."""
         kept = [*self.average, *(a for of in self.received.values() for a in of)]
         return sum(array.nbytes for array in kept)
 
-    def at(self, layer: int) -> int:
-        """Where a layer stands in the lists."""
+    def index_of(self, layer: int) -> int:
+        """The index of a layer in the lists of this view."""
         if layer not in self.layers:
             raise unknown("layer", layer, self.layers)
         return self.layers.index(layer)
 
     def maps(self) -> list[str]:
-        """What heads can be mapped by."""
+        """The measures of the map of heads."""
         return list(self.values["all"]) if self.layers else []
 
     def shade(
         self, of: str, queries: str, layer: int | None, head: int | None, among: SomeHeads = ()
     ) -> Float32s:
-        """[K]: what each token is shaded by; means over layers and heads where none is said, or
-        over the heads of `among`."""
+        """[K]: the value that shades each token.
+
+        Without `layer` or `head` it is the mean over them. With `among` it is the mean over those
+        heads.
+        """
         if of not in SHADES:
             raise unknown("shade", of, SHADES)
-        self._known(queries)
+        self._check_queries(queries)
         source = self.average if of == "average" else self.received[queries]
         if among:
             rows = [
-                (self._of_head(source[self.at(n)], h, n), self.uniform[queries][self.at(n)])
+                (self._of_head(source[i], h, n), self.uniform[queries][i])
                 for n, h in among
+                for i in [self.index_of(n)]
             ]
         else:
-            places = range(len(self.layers)) if layer is None else [self.at(layer)]
+            indices = range(len(self.layers)) if layer is None else [self.index_of(layer)]
             rows = [
-                (self._of_head(source[n], head, self.layers[n]), self.uniform[queries][n])
-                for n in places
+                (self._of_head(source[i], head, self.layers[i]), self.uniform[queries][i])
+                for i in indices
             ]
         total = np.sum([row for row, _ in rows], axis=0, dtype=np.float64)
         if of == "lift":
@@ -121,15 +123,15 @@ class View:
         return mean
 
     def head_map(self, of: str, queries: str) -> list[Float32s]:
-        """For every layer [H]: the value of each head."""
-        self._known(queries)
+        """Per layer [H]: the value of each head."""
+        self._check_queries(queries)
         if of not in self.values[queries]:
             raise unknown("map", of, self.values[queries])
         return self.values[queries][of]
 
     def class_bars(self, queries: str, head: int | None) -> list[dict[str, Any]]:
-        """The mass of every class that occurs, layer by layer."""
-        there = [name for name in self.names if f"mass {name}" in self.maps()]
+        """The mass of every class that occurs, per layer."""
+        present = [name for name in self.names if f"mass {name}" in self.maps()]
         return [
             {
                 "layer": layer,
@@ -139,12 +141,12 @@ class View:
                 ),
             }
             for n, layer in enumerate(self.layers)
-            for name in there
+            for name in present
         ]
 
-    def _known(self, queries: str) -> None:
+    def _check_queries(self, queries: str) -> None:
         if not self.layers:
-            raise InputError("no layer is measured yet: ask again in a moment")
+            raise InputError("no layer is measured yet; try again later", code="no-layer-yet")
         if queries not in self.received:
             raise unknown("choice of queries", queries, self.received)
 
@@ -152,30 +154,43 @@ class View:
         if head is None:
             return values.mean(0)
         if not 0 <= head < len(values):
-            raise InputError(f"layer {layer} has heads 0 to {len(values) - 1}, not {head}")
+            raise InputError(
+                f"layer {layer} has no head {head}; known: 0 to {len(values) - 1}",
+                code="unknown-head",
+                value=head,
+                layer=layer,
+            )
         return values[head]
 
 
 def curve(values: Float32s, first: int, last: int, bins: int) -> dict[str, Any]:
-    """The numbers from `first` to before `last`, in at most so many bins of equal `size`: where
-    each begins (`start`), `mean`, and what its tokens lie between (`low`, `high`); nan where none
-    has a number."""
+    """The values of the tokens `first` to `last` - 1 in at most `bins` bins of equal `size`.
+
+    For every bin: its first token (`start`), and the `mean`, smallest (`low`) and largest (`high`)
+    finite value; nan for a bin without finite values.
+    """
     if not 0 <= first < last <= len(values):
-        raise InputError(f"tokens {first} to {last}: there are 0 to {len(values)}")
+        raise InputError(
+            f"there is no range of tokens {first} to {last}; the bounds are 0 and {len(values)}",
+            code="unknown-token",
+            first=first,
+            last=last,
+            tokens=len(values),
+        )
     size = -(-(last - first) // bins)
-    some = values[first:last]
-    wide = np.full(-(-len(some) // size) * size, np.nan, dtype=np.float64)
-    wide[: len(some)] = some
-    rows = wide.reshape(-1, size)
-    there = np.isfinite(rows)
-    number = there.sum(1)
-    total = np.where(there, rows, 0.0).sum(1)
+    part = values[first:last]
+    padded = np.full(-(-len(part) // size) * size, np.nan, dtype=np.float64)
+    padded[: len(part)] = part
+    rows = padded.reshape(-1, size)
+    finite = np.isfinite(rows)
+    number = finite.sum(1)
+    total = np.where(finite, rows, 0.0).sum(1)
     ends = {"low": (np.inf, np.min), "high": (-np.inf, np.max)}
     return {
         "size": size,
         "start": first + size * np.arange(len(rows)),
         "mean": np.divide(total, number, out=np.full(len(rows), np.nan), where=number > 0),
     } | {
-        name: np.where(number > 0, of(np.where(there, rows, none), axis=1), np.nan)
+        name: np.where(number > 0, of(np.where(finite, rows, none), axis=1), np.nan)
         for name, (none, of) in ends.items()
     }

@@ -1,34 +1,34 @@
-// Requests to our own address. Long work gives a ticket, which is asked about until it is over.
-const said = async (response) => {
+// Requests to the server. A long job returns an id, which is polled until the job has ended.
+const parsed = async (response) => {
   if (response.ok) return response.json();
   let why = response.statusText;
-  try { why = (await response.json()).error || why; } catch { /* not JSON: the status will do */ }
+  try { why = (await response.json()).error || why; } catch { /* not JSON: the status text remains */ }
   throw new Error(why);
 };
-const reached = (request) => request.catch(() => { throw new Error("the server does not answer: is attnscope serve still running?"); }).then(said);
+const checked = (request) => request.catch(() => { throw new Error("the server does not respond: is attnscope serve still running?"); }).then(parsed);
 export const get = (path, query = {}) => {
-  const given = Object.entries(query).filter(([, v]) => v !== null && v !== undefined && v !== "");
-  return reached(fetch(`${path}?${new URLSearchParams(given)}`));
+  const values = Object.entries(query).filter(([, v]) => v !== null && v !== undefined && v !== "");
+  return checked(fetch(`${path}?${new URLSearchParams(values)}`));
 };
-export const post = (path, body) => reached(fetch(path, {
+export const post = (path, body) => checked(fetch(path, {
   method: "POST", headers: {"content-type": "application/json"}, body: JSON.stringify(body),
 }));
 
 const at = (id) => document.getElementById(id);
-export const tell = (text, wrong = false) => {
+export const showStatus = (text, wrong = false) => {
   at("status").textContent = text;
   at("status").classList.toggle("wrong", wrong);
 };
 const bar = (now) => {
   at("work").hidden = now === null;
   if (now === null) return;
-  at("doing").textContent = now.place ? `Number ${now.place} in the queue: others are being served first.` : `${now.said} …`;
-  if (now.of) Object.assign(at("progress"), {max: now.of, value: now.done});
+  at("doing").textContent = now.position ? `Position ${now.position} in the queue.` : `${now.message} …`;
+  if (now.total) Object.assign(at("progress"), {max: now.total, value: now.done});
   else at("progress").removeAttribute("value");
 };
 
-// One piece of work: its result, or an error that says why. `replaces` names a kind of work of which
-// only the newest counts: an older one is called off. `early` is told what can be looked at already.
+// Runs a job and returns its result; throws an error with the reason. A job with the same `replaces`
+// cancels the older one. `early` is called with each partial result.
 const newest = new Map();
 export const work = async (path, body, {replaces = null, early = null} = {}) => {
   const older = replaces && newest.get(replaces);
@@ -40,10 +40,10 @@ export const work = async (path, body, {replaces = null, early = null} = {}) => 
   try {
     for (;;) {
       const now = await get(`/api/jobs/${job}`);
-      if (now.state === "done") { tell(""); return now.result; }
-      if (now.state === "failed") throw new Error(now.said);
+      if (now.state === "done") { showStatus(""); return now.result; }
+      if (now.state === "failed") throw new Error(now.message);
       if (now.state === "cancelled") {
-        if (!replaces || newest.get(replaces) === job) tell("Called off.");
+        if (!replaces || newest.get(replaces) === job) showStatus("Cancelled.");
         return null;
       }
       if (pause > 60) bar(now);
@@ -55,6 +55,7 @@ export const work = async (path, body, {replaces = null, early = null} = {}) => 
     if (!replaces || newest.get(replaces) === job) { newest.delete(replaces); bar(null); }
   }
 };
-export const guarded = (doing) => async (...args) => {
-  try { return await doing(...args); } catch (error) { tell(error.message, true); return null; }
+// Shows an error of the function in the status line.
+export const guarded = (action) => async (...args) => {
+  try { return await action(...args); } catch (error) { showStatus(error.message, true); return null; }
 };

@@ -1,8 +1,8 @@
-// Vega-Lite charts under a policy that forbids eval and inline styles, with what can be saved.
+// Vega-Lite charts under a policy that forbids eval and inline styles, with buttons to save them.
 import {make, save} from "./dom.js";
 
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
-const look = () => {
+const theme = () => {
   const ink = dark.matches ? "#e8eaed" : "#1b1f24", faint = dark.matches ? "#a5adb7" : "#57606a", line = dark.matches ? "#2c333b" : "#e6e9ed";
   return {
     background: "transparent", view: {stroke: null}, font: "system-ui, Liberation Sans, Arial, sans-serif",
@@ -26,35 +26,35 @@ const csv = (rows) => {
   if (!rows.length) return "";
   const names = [...new Set(rows.flatMap((row) => Object.keys(row)))];
   const cell = (value) => {
-    // A spreadsheet would take these for formulas.
+    // A spreadsheet would read these as formulas.
     const text = typeof value === "string" && /^[=+\-@]/.test(value) ? `'${value}` : String(value ?? "");
     return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
   return [names.join(","), ...rows.map((row) => names.map((name) => cell(row[name])).join(","))].join("\n") + "\n";
 };
 
-// `spec` is a chart, or makes one for a width.
-export const draw = async (host, spec, {name, rows, told, beside = []}) => {
+// `spec` is a chart, or a function from the width to a chart. `label` describes it to screen readers.
+export const draw = async (host, spec, {name, rows, label, beside = []}) => {
   let chart = host.querySelector(":scope > .chart");
   if (!chart) {
     chart = make("div", {className: "chart"});
     host.replaceChildren(chart, make("div", {className: "saves"}));
     chart.setAttribute("role", "img");
   }
-  chart.setAttribute("aria-label", told);
+  chart.setAttribute("aria-label", label);
   let view;
   const again = async () => {
     const wide = Math.max(240, host.clientWidth || 640), made = typeof spec === "function" ? spec(wide) : spec;
     ({view} = await window.vegaEmbed(chart, {
-      $schema: "https://vega.github.io/schema/vega-lite/v6.json", config: look(), ...made, datasets: {...made.datasets, points: rows}, data: {name: "points"},
+      $schema: "https://vega.github.io/schema/vega-lite/v6.json", config: theme(), ...made, datasets: {...made.datasets, points: rows}, data: {name: "points"},
     }, {ast: true, actions: false, renderer: "svg", defaultStyle: false, tooltip: {disableDefaultStyle: true}}));
-    chart.querySelector("svg").setAttribute("aria-hidden", "true");  // the label says what it shows
+    chart.querySelector("svg").setAttribute("aria-hidden", "true");  // the label describes it
     return view;
   };
   await again();
   drawn.set(host, again);
   resized.observe(host);
-  const button = (label, doing) => make("button", {className: "small", textContent: label, title: `Save ${name} as ${label}`, onclick: doing});
+  const button = (text, action) => make("button", {className: "small", textContent: text, title: `Save ${name} as ${text}`, onclick: action});
   host.querySelector(":scope > .saves").replaceChildren(
     button("PNG", async () => save(`${name}.png`, await view.toImageURL("png", 2))),
     button("SVG", async () => save(`${name}.svg`, await view.toSVG(), "image/svg+xml")),
@@ -62,29 +62,29 @@ export const draw = async (host, spec, {name, rows, told, beside = []}) => {
   return view;
 };
 
-// Curves along a text. Only what is on screen is fetched, in at most so many bins: a narrower stretch
-// has smaller ones, down to single tokens.
+// Curves along a text. Only the visible range is fetched, in at most BINS bins; a narrower range has
+// smaller bins, down to single tokens.
 const BINS = 600;
 export class Curves {
-  constructor(host, {name, told, onrange = () => {}}) {
-    Object.assign(this, {host, name, told, onrange, first: 0, last: 0, length: 0});
+  constructor(host, {name, label, onrange = () => {}}) {
+    Object.assign(this, {host, name, label, onrange, first: 0, last: 0, length: 0});
     this.chart = make("div");
     this.line = make("p", {className: "faint", "aria-live": "polite"});
-    const button = (label, title, doing) => make("button", {className: "small", textContent: label, title, "aria-label": `${title} (${told})`, onclick: doing});
+    const button = (text, title, action) => make("button", {className: "small", textContent: text, title, "aria-label": `${title} (${label})`, onclick: action});
     this.zoom = make("div", {className: "zoom"},
       button("+", "Zoom in", () => this.scaled(0.5)), button("−", "Zoom out", () => this.scaled(2)),
       button("◀", "Earlier", () => this.moved(-0.5)), button("▶", "Later", () => this.moved(0.5)),
-      button("Whole", "Show all", () => this.range(0, this.length)),
-      button("Without the first", "Leave the first token out, which often takes most", () => this.range(1, this.length)));
+      button("All", "Show all tokens", () => this.range(0, this.length)),
+      button("Without the first", "Hide the first token, which often receives most of the attention", () => this.range(1, this.length)));
     host.replaceChildren(this.chart, this.line);
   }
 
-  // `fetch(first, last, bins)` gives a list of {side, start, size, mean, low, high}; `spans` are shaded.
-  async show(length, fetch, {spans = [], says = null, title = "token", y = "average attention weight", colours = SIDES, first = 0, last = null} = {}) {
-    Object.assign(this, {fetch, spans, says, title, y, colours});
-    const whole = this.length !== length;
+  // `fetch(first, last, bins)` returns a list of {side, start, size, mean, low, high}; `spans` are shaded.
+  async show(length, fetch, {spans = [], textOf = null, title = "token", y = "average attention weight", colours = SIDES, first = 0, last = null} = {}) {
+    Object.assign(this, {fetch, spans, textOf, title, y, colours});
+    const changed = this.length !== length;
     this.length = length;
-    if (whole || !this.last) [this.first, this.last] = [Math.max(0, Math.min(first, length - 1)), Math.min(last ?? length, length)];
+    if (changed || !this.last) [this.first, this.last] = [Math.max(0, Math.min(first, length - 1)), Math.min(last ?? length, length)];
     if (this.last <= this.first) [this.first, this.last] = [0, length];
     await this.redraw();
   }
@@ -113,12 +113,12 @@ export class Curves {
     if (first !== this.first || last !== this.last) return;
     const size = curves[0]?.size ?? 1;
     const rows = curves.flatMap((c) => c.start.map((token, i) => ({side: c.side, token, tokens: Math.min(c.size, last - token), value: c.mean[i], low: c.low[i], high: c.high[i],
-      says: c.size === 1 && this.says ? this.says(token, c.side) ?? "" : ""})).filter((row) => row.value !== null));
-    this.line.textContent = `tokens ${first.toLocaleString("en")} to ${(last - 1).toLocaleString("en")}; ${size === 1 ? "every token" : `a point is the mean of ${size} tokens, the band their least and most`}. Drag across to look closer.`;
+      text: c.size === 1 && this.textOf ? this.textOf(token, c.side) ?? "" : ""})).filter((row) => row.value !== null));
+    this.line.textContent = `tokens ${first.toLocaleString("en")} to ${(last - 1).toLocaleString("en")}; ${size === 1 ? "every token" : `a point is the mean of ${size} tokens, the band their smallest and largest value`}. Drag across the chart to zoom in.`;
     const names = [...new Set(curves.map((c) => c.side))];
     const x = {field: "token", type: "quantitative", title: this.title, scale: {domain: [first, last], nice: false, zero: false}, axis: {tickMinStep: 1, format: ",d"}};
     const color = {field: "side", type: "nominal", sort: null, scale: {domain: names, range: this.colours}, legend: names.length > 1 ? {title: null, orient: "top", symbolType: "stroke", symbolStrokeWidth: 3} : null};
-    const y = {type: "quantitative", title: this.y, ...(rows.length ? {} : {scale: {domain: [0, 1]}})};  // nobody can look there
+    const y = {type: "quantitative", title: this.y, ...(rows.length ? {} : {scale: {domain: [0, 1]}})};  // no token can see this range
     const spans = this.spans.map(([a, b]) => ({a: Math.max(a, first), b: Math.min(b, last)})).filter(({a, b}) => b > a);
     const spec = {width: "container", height: 170, autosize: {type: "fit-x", contains: "padding"}, datasets: {spans}, layer: [
       {data: {name: "spans"}, mark: {type: "rect", color: "#8fd19e", opacity: 0.3}, encoding: {x: {...x, field: "a"}, x2: {field: "b"}}},
@@ -126,9 +126,9 @@ export class Curves {
       {mark: {type: "line", interpolate: "step-after", strokeWidth: 1.6, clip: true}, params: [{name: "brush", select: {type: "interval", encodings: ["x"]}}],
         encoding: {x, y: {...y, field: "value"}, color}},
       {mark: {type: "point", size: 60, opacity: 0}, encoding: {x, y: {...y, field: "value"}, color,
-        tooltip: [{field: "side"}, {field: "token", format: ",d"}, ...(size === 1 ? [{field: "says"}] : [{field: "tokens", title: "mean of"}]), {field: "value", format: ".5f"}]}},
+        tooltip: [{field: "side"}, {field: "token", format: ",d"}, ...(size === 1 ? [{field: "text"}] : [{field: "tokens", title: "mean of"}]), {field: "value", format: ".5f"}]}},
     ]};
-    const view = await draw(this.chart, spec, {name: this.name, rows, told: this.told, beside: [this.zoom]});
+    const view = await draw(this.chart, spec, {name: this.name, rows, label: this.label, beside: [this.zoom]});
     this.bins = size;
     this.host.dataset.bins = String(size);
     this.host.dataset.range = `${first} ${last}`;
@@ -141,7 +141,7 @@ export class Curves {
     view.addSignalListener("brush", picked);
   }
 }
-// The same bins of numbers that are here already.
+// Bins of values that are already loaded.
 export const binned = (values, first, last, bins) => {
   const size = Math.ceil((last - first) / bins), out = {size, start: [], mean: [], low: [], high: []};
   for (let at = first; at < last; at += size) {

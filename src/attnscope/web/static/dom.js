@@ -1,4 +1,4 @@
-// Elements without HTML strings: whatever a prompt says is text and stays text.
+// DOM helpers. No HTML strings are parsed, so the text of a prompt is never markup.
 export const make = (tag, attributes = {}, ...children) => {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -30,10 +30,10 @@ export const area = (id, label, value, placeholder, changed, className = "") => 
   const box = make("textarea", {id, value, placeholder, className, spellcheck: false, "aria-label": label, oninput: () => changed(box.value)});
   return box;
 };
-// Models, the real ones first; those that are not here yet cannot be chosen.
+// The model options in groups; a model that is not on this machine is disabled.
 export const modelChoices = (models) => {
   const of = (kind, group) => ({group, options: models.filter((m) => m.kind === kind).map((m) => [m.name, `${m.name} · ${m.about}`, !m.here])});
-  return [of("yours", "Yours"), of("real", "Real models"), of("tiny", "Tiny, trained by us: to try things out")].filter((g) => g.options.length);
+  return [of("yours", "Yours"), of("real", "Real models"), of("tiny", "Tiny models, trained for this project")].filter((g) => g.options.length);
 };
 export const firstHere = (models) => (models.find((m) => m.here) ?? models[0]).name;
 export const save = (name, content, type) => {

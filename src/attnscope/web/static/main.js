@@ -1,5 +1,5 @@
-// Tabs, and what is in the address.
-import {get, tell} from "./api.js";
+// The tabs of the page.
+import {get, showStatus} from "./api.js";
 import {compare} from "./compare.js";
 import {playground} from "./playground.js";
 import {runs} from "./runs.js";
@@ -9,8 +9,8 @@ const TABS = ["playground", "compare", "runs"];
 const start = async () => {
   read();
   let choices;
-  try { choices = await get("/api/choices"); } catch (error) { tell(error.message, true); return; }
-  const rooms = {playground, compare, runs}, opened = {};
+  try { choices = await get("/api/choices"); } catch (error) { showStatus(error.message, true); return; }
+  const tabs = {playground, compare, runs}, opened = {};
   const show = (tab) => {
     for (const name of TABS) {
       document.getElementById(name).hidden = name !== tab;
@@ -19,7 +19,7 @@ const start = async () => {
       button.tabIndex = name === tab ? 0 : -1;
     }
     set({tab});
-    if (!opened[tab]) opened[tab] = rooms[tab](document.getElementById(tab), choices);
+    if (!opened[tab]) opened[tab] = tabs[tab](document.getElementById(tab), choices);
     if (tab === "runs") opened[tab]();
   };
   TABS.forEach((name, i) => {

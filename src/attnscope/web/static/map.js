@@ -1,22 +1,22 @@
-// Layers × heads, to look at and to pick from: by a number, or by what kind of head each is.
+// A map of layers × heads to choose from, coloured by a number or by head type.
 import {make, number} from "./dom.js";
 
 export class HeadMap {
-  constructor(host, {onchoose, ontell = () => {}}) {
+  constructor(host, {onchoose, onhover = () => {}}) {
     this.host = host;
     this.onchoose = onchoose;
-    this.ontell = ontell;
+    this.onhover = onhover;
     host.addEventListener("click", (event) => this.pick(event.target));
-    host.addEventListener("mouseover", (event) => this.tell(event.target));
-    host.addEventListener("focusin", (event) => this.tell(event.target));
+    host.addEventListener("mouseover", (event) => this.hover(event.target));
+    host.addEventListener("focusin", (event) => this.hover(event.target));
     host.addEventListener("keydown", (event) => this.key(event));
   }
 
-  // `says(value, layer, head)` is what is read out; `colour(value)` what is seen.
-  show(layers, rows, of, says, colour) {
+  // `textOf(value, layer, head)` is the label of a cell; `colour(value)` its colour.
+  show(layers, rows, of, textOf, colour) {
     this.of = of;
     this.cells = rows.map((row, i) => row.map((value, h) => {
-      const cell = make("td", {tabIndex: -1, role: "gridcell", "aria-label": `layer ${layers[i]}, head ${h}: ${says(value, layers[i], h)}`});
+      const cell = make("td", {tabIndex: -1, role: "gridcell", "aria-label": `layer ${layers[i]}, head ${h}: ${textOf(value, layers[i], h)}`});
       Object.assign(cell.dataset, {layer: layers[i], head: h, row: i});
       cell.style.backgroundColor = colour(value);
       return cell;
@@ -39,7 +39,7 @@ export class HeadMap {
       (value) => `rgba(var(--shade), ${(0.06 + 0.94 * (value === null ? 0 : (value - low) / span)).toFixed(3)})`);
   }
 
-  // Only some heads stand out.
+  // Dims all heads but the chosen ones.
   only(chosen) {
     for (const cell of this.cells?.flat() ?? []) {
       cell.classList.toggle("aside", chosen !== null && !chosen.has(`${cell.dataset.layer}.${cell.dataset.head}`));
@@ -62,8 +62,8 @@ export class HeadMap {
     if (first) first.tabIndex = 0;
   }
 
-  tell(cell) {
-    if (cell.dataset?.head !== undefined) this.ontell(cell.getAttribute("aria-label"));
+  hover(cell) {
+    if (cell.dataset?.head !== undefined) this.onhover(cell.getAttribute("aria-label"));
   }
 
   pick(cell) {

@@ -1,11 +1,11 @@
-// What is on screen, kept in the address so that it can be shared and gone back to.
-const START = {tab: "playground", model: "", text: "", chat: "", system: "", answer: "0", beyond: "", layer: "", head: "",
-  queries: "all", of: "received", map: "entropy", kinds: "", token: "", way: "to", from: "", to: "",
+// The state of the page, stored in the URL fragment so that a link restores it.
+const START = {tab: "playground", model: "", text: "", chat: "", system: "", completion: "0", beyond: "", layer: "", head: "",
+  queries: "all", of: "received", map: "entropy", type: "", token: "", direction: "to", from: "", to: "",
   mode: "filler", b: "", other: "", kind: "repeat", count: "55", unit: "/", by: "text", position: "between", against: "sentence", run: ""};
 export const state = {...START};
 export const read = () => {
-  const given = new URLSearchParams(location.hash.slice(1));
-  for (const name of Object.keys(START)) state[name] = given.get(name) ?? START[name];
+  const stored = new URLSearchParams(location.hash.slice(1));
+  for (const name of Object.keys(START)) state[name] = stored.get(name) ?? START[name];
 };
 let later = 0;
 export const set = (changes) => {
@@ -16,5 +16,5 @@ export const set = (changes) => {
     history.replaceState(null, "", `#${new URLSearchParams(kept)}`);
   }, 60);
 };
-// "" stands for the mean.
+// "" means the mean over all.
 export const numberOr = (value) => (value === "" || value === null ? null : Number(value));

@@ -1,21 +1,21 @@
-// Tokens shaded by a number each. Long texts are cut into chunks; only what is on screen is painted.
+// Tokens shaded by a number each. Long texts are split into chunks; only visible chunks are painted.
 import {make, number} from "./dom.js";
 
 const CHUNK = 400;
 
 export class TextView {
-  constructor(host, {onchoose = () => {}, ontell = () => {}} = {}) {
+  constructor(host, {onchoose = () => {}, onhover = () => {}} = {}) {
     this.host = host;
     this.onchoose = onchoose;
-    this.ontell = ontell;
-    this.seen = new IntersectionObserver((entries) => {
+    this.onhover = onhover;
+    this.visible = new IntersectionObserver((entries) => {
       for (const {target, isIntersecting} of entries) {
         target.onScreen = isIntersecting;
         if (isIntersecting && target.stale) this.paint(target);
       }
     }, {root: host, rootMargin: "300px"});
     const at = (event) => event.target.closest("span[data-n]");
-    // A click chooses a token, a drag the tokens from one to another.
+    // A click chooses one token, a drag chooses a span.
     let from = null, to = null;
     host.addEventListener("mousedown", (event) => { from = to = at(event) && event.button === 0 && !event.shiftKey ? Number(at(event).dataset.n) : null; });
     window.addEventListener("mouseup", () => {
@@ -30,49 +30,49 @@ export class TextView {
     host.addEventListener("mouseover", (event) => {
       if (!at(event)) return;
       const n = Number(at(event).dataset.n);
-      this.tell(n);
+      this.hover(n);
       if (from !== null && n !== to) { to = n; this.mark(this.chosen, [Math.min(from, n), Math.max(from, n)]); }
     });
-    host.addEventListener("focusin", (event) => { if (at(event)) this.tell(Number(at(event).dataset.n)); });
+    host.addEventListener("focusin", (event) => { if (at(event)) this.hover(Number(at(event).dataset.n)); });
     host.addEventListener("keydown", (event) => this.key(event));
   }
 
-  show(facts) {
-    this.facts = facts;
+  show(data) {
+    this.data = data;
     this.values = [];
     this.chosen = null;
     this.spans = [];
-    this.seen.disconnect();
-    const filler = new Set(facts.filler);
+    this.visible.disconnect();
+    const filler = new Set(data.filler);
     this.chunks = [];
-    for (let from = 0; from < facts.tokens.length; from += CHUNK) {
+    for (let from = 0; from < data.tokens.length; from += CHUNK) {
       const chunk = make("div", {className: "chunk"});
       chunk.from = from;
       chunk.stale = true;
-      for (let n = from; n < Math.min(from + CHUNK, facts.tokens.length); n += 1) {
-        const span = make("span", {textContent: facts.tokens[n]});
+      for (let n = from; n < Math.min(from + CHUNK, data.tokens.length); n += 1) {
+        const span = make("span", {textContent: data.tokens[n]});
         span.dataset.n = n;
         span.tabIndex = n === 0 ? 0 : -1;
-        if (n >= facts.prompt) span.classList.add("answer");
+        if (n >= data.prompt) span.classList.add("completion");
         if (filler.has(n)) span.classList.add("filler");
         chunk.append(span);
         this.spans.push(span);
       }
       this.chunks.push(chunk);
     }
-    // Chunks are blocks: a text that fits into one reads as one.
+    // Chunks are block elements, so a text of one chunk is one paragraph.
     this.host.replaceChildren(...this.chunks);
-    this.chunks.forEach((chunk) => this.seen.observe(chunk));
+    this.chunks.forEach((chunk) => this.visible.observe(chunk));
   }
 
   shade(values, what) {
     this.values = values;
     this.what = what;
-    // The first token takes so much in many models that nothing else would show, and so do the
-    // largest few of a long text: full colour is what they leave.
-    const there = values.filter((v) => v !== null && Number.isFinite(v));
-    const rest = (there.length > 1 && values[0] !== null ? there.slice(1) : there).sort((a, b) => a - b);
-    this.most = Math.max(0, ...(there.length > 10000 ? [there[0], rest.at(-1)] : there));
+    // The first token, and a few tokens of a long text, receive so much attention that all others
+    // would look blank. So the first token and the largest 0.5 % do not set the scale.
+    const finite = values.filter((v) => v !== null && Number.isFinite(v));
+    const rest = (finite.length > 1 && values[0] !== null ? finite.slice(1) : finite).sort((a, b) => a - b);
+    this.most = Math.max(0, ...(finite.length > 10000 ? [finite[0], rest.at(-1)] : finite));
     this.top = rest[Math.min(rest.length - 1, Math.ceil(rest.length * 0.995) - 1)] || rest.at(-1) || this.most || 1;
     for (const chunk of this.chunks) {
       chunk.stale = true;
@@ -89,10 +89,10 @@ export class TextView {
     }
   }
 
-  tell(n) {
-    const {facts} = this, kind = facts.classes[n] >= 0 ? facts.names[facts.classes[n]] : "no class";
+  hover(n) {
+    const {data} = this, name = data.classes[n] >= 0 ? data.names[data.classes[n]] : "no class";
     const value = this.values[n];
-    this.ontell(`token ${n} ${JSON.stringify(facts.tokens[n])} · ${kind} · ${this.what}: ${number(value)}`);
+    this.onhover(`token ${n} ${JSON.stringify(data.tokens[n])} · ${name} · ${this.what}: ${number(value)}`);
   }
 
   pick(event, n) {

@@ -1,4 +1,4 @@
-"""Ctrl-C, or a signal of the system, ends the page soon, whatever it is busy with."""
+"""SIGINT and SIGTERM end `attnscope serve` soon, also while a job runs."""
 
 import json
 import re
@@ -10,31 +10,31 @@ from urllib.parse import urlsplit
 
 import pytest
 
-# A server whose model never comes to an end of its pass, and a run that never opens.
+# A server whose model never loads, and whose queries never end.
 BUSY = """
 import sys, threading
 from attnscope.web.runs import Runs
-from attnscope.web.model_cache import Shelf
+from attnscope.web.model_cache import ModelCache
 
-def stuck(*asked):
+def stuck(*arguments):
     print("busy", flush=True)
     threading.Event().wait()
 
-Shelf.get = Runs.query = stuck
+ModelCache.get = Runs.query = stuck
 from attnscope.cli import main
 sys.argv = ["attnscope", "serve", "--port", "0", "--no-open"]
 main()
 """
 
 
-ASKED = {
+REQUESTS = {
     "views": {"model": "zoo:math-qwen2", "text": "one"},
     "query": {"run": "one", "sql": "SELECT 1"},
 }
 
 
 @pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGINT])
-def test_ends_soon_while_a_model_is_busy(ended_by: signal.Signals) -> None:
+def test_a_signal_ends_the_server_while_a_job_runs(ended_by: signal.Signals) -> None:
     command = [sys.executable, "-c", BUSY]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -43,17 +43,17 @@ def test_ends_soon_while_a_model_is_busy(ended_by: signal.Signals) -> None:
         try:
             address = re.search(r"http://\S+", server.stdout.readline())
             assert address is not None
-            people = []
-            for where, body in ASKED.items():
-                people.append(HTTPConnection(urlsplit(address[0]).netloc))
+            connections = []
+            for path, body in REQUESTS.items():
+                connections.append(HTTPConnection(urlsplit(address[0]).netloc))
                 headers = {"content-type": "application/json"}
-                people[-1].request("POST", f"/api/{where}", json.dumps(body), headers)
+                connections[-1].request("POST", f"/api/{path}", json.dumps(body), headers)
                 assert server.stdout.readline() == "busy\n"
             server.send_signal(ended_by)
-            _, said = server.communicate(timeout=200)  # it waited for ever
-            for person in people:
-                person.close()
+            _, errors = server.communicate(timeout=200)
+            for connection in connections:
+                connection.close()
         finally:
             server.kill()
     assert server.returncode in (0, -ended_by)
-    assert "Traceback" not in said
+    assert "Traceback" not in errors

@@ -1,4 +1,4 @@
-"""Two views side by side, without a model."""
+"""Alignment of two views, without a model."""
 
 from types import SimpleNamespace
 
@@ -16,9 +16,14 @@ class Filler(list):
 
 
 def view(tokens, filler, text):
-    asked = SimpleNamespace(filler=filler, text=text, chat=False, system=None)
+    request = SimpleNamespace(filler=filler, text=text, chat=False, system=None)
     return SimpleNamespace(
-        tokens=tokens, prompt=len(tokens), filler=Filler(filler), twins=None, model="m", asked=asked
+        tokens=tokens,
+        prompt=len(tokens),
+        filler=Filler(filler),
+        aligned_positions=None,
+        model="m",
+        request=request,
     )
 
 
@@ -29,7 +34,7 @@ def test_aligning_long_texts_reads_each_filler_once():
     aligned = align(a, b)
     assert len(aligned.a) == 2_001
     assert aligned.b[-1] == 2_002
-    assert (aligned.alone_a, aligned.alone_b) == (0, 0)
+    assert (aligned.unaligned_a, aligned.unaligned_b) == (0, 0)
     assert a.filler.reads + b.filler.reads <= 4
 
 
