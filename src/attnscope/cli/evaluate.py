@@ -37,6 +37,27 @@ Effect = Annotated[
         "classes on the correct answer, and its mass: 'hash@maps star@maps'. Needs --out."
     ),
 ]
+Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 decodes greedily.")]
+Level = Annotated[
+    int | None, typer.Option(help="Difficulty of math, 1 to 5. Default: cycle through all.")
+]
+Seed = Annotated[int, typer.Option(help="Random seed of the problems and of sampling.")]
+Chat = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat/--no-chat",
+        help="Apply the chat template, or not. Default: apply it if the model has one.",
+    ),
+]
+Layers = Annotated[
+    str | None, typer.Option(help="Layers for --effect, such as 0,16,27. Default: all.")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="Directory for all completions; a second call continues there. Default: none."
+    ),
+]
 
 
 def evaluate(
@@ -46,34 +67,14 @@ def evaluate(
     problems: Annotated[int, typer.Option(help="Number of problems.")] = 100,
     samples: Annotated[int, typer.Option(help="Completions per problem, for pass@k.")] = 1,
     k: Annotated[int | None, typer.Option("-k", help="k of pass@k. Default: --samples.")] = None,
-    temperature: Annotated[
-        float, typer.Option(help="Sampling temperature; 0 decodes greedily.")
-    ] = 0.0,
-    level: Annotated[
-        int | None,
-        typer.Option(help="Difficulty of math, 1 to 5. Default: cycle through all."),
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(help="Random seed of the problems and of sampling.")
-    ] = 20_260,
+    temperature: Temperature = 0.0,
+    level: Level = None,
+    seed: Seed = 20_260,
     batch: Annotated[int, typer.Option(help="Batch size: completions at once.")] = 32,
-    chat: Annotated[
-        bool | None,
-        typer.Option(
-            "--chat/--no-chat",
-            help="Apply the chat template, or not. Default: apply it if the model has one.",
-        ),
-    ] = None,
+    chat: Chat = None,
     effect: Effect = None,
-    layers: Annotated[
-        str | None, typer.Option(help="Layers for --effect, such as 0,16,27. Default: all.")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Directory for all completions; a second call continues there. Default: none."
-        ),
-    ] = None,
+    layers: Layers = None,
+    out: Out = None,
     as_json: Json = False,
 ) -> None:
     """Measure accuracy or pass@k under conditions, each paired with the baseline by problem."""
