@@ -25,7 +25,7 @@ def inputs(*, padded: bool) -> dict[str, Tensor]:
 
 
 class RoundedWeights(TorchFunctionMode):
-    """The weights of torch's own sdpa, from tensors rounded as autocast rounds them."""
+    """The weights of torch's sdpa, from tensors rounded as autocast rounds them."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -162,8 +162,8 @@ def test_a_knockout_equals_a_mask(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gpt-neox"])
 @torch.no_grad()
-def test_a_bias_of_the_users_own_is_rounded_too(name: str) -> None:
-    """sdpa takes it as a mask, which is a tensor that autocast rounds."""
+def test_a_custom_bias_is_rounded_too(name: str) -> None:
+    """sdpa takes it as a mask, and autocast rounds masks."""
     model, given = build(name), inputs(padded=False)
     bias = 20 * torch.randn(B, 1, N, N)
     hidden = torch.full((N, N), -torch.inf).triu(1)
@@ -179,7 +179,7 @@ def test_a_bias_of_the_users_own_is_rounded_too(name: str) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "falcon", "bloom"])
 @torch.no_grad()
 def test_other_families_are_left_alone(name: str) -> None:
-    """Soft-caps, biases of the model's own, calls of torch's sdpa."""
+    """Soft-caps, biases of the model, direct calls of torch's sdpa."""
     model, given = build(name), inputs(padded=True)
     with torch.autocast("cpu", torch.bfloat16):
         plain = model(**given).logits.float()

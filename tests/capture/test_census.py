@@ -1,4 +1,4 @@
-"""A sample of the census (`make census`), and that it finds what it is there to find."""
+"""A sample of the census (`make census`), and tests that it finds defects."""
 
 import importlib.util
 from dataclasses import replace
@@ -61,8 +61,8 @@ def test_refused(kind: str, outcome: str, code: str | None) -> None:
 
 
 @torch.no_grad()
-def test_the_fallback_minds_sinks_that_stand_beside() -> None:
-    """Granite's eager attention returns its weights as they are without the sinks."""
+def test_the_fallback_includes_learned_sinks() -> None:
+    """Granite's eager attention returns its weights without the learned sinks."""
     model = census.built("granite_swa")
     given = census.text(model)
     with attnscope.watch(model, backend="eager-fallback") as A:
@@ -101,7 +101,7 @@ def test_wrong_numbers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert census.count("qwen2")["outcome"] == "wrong"
 
 
-def test_the_page_is_a_table_to_look_models_up_in() -> None:
+def test_the_page_lists_the_sample() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert "0 changed, 0 wrong, 0 crashed" in text
     for kind in SAMPLE:

@@ -1,4 +1,4 @@
-"""Every family we claim, against its own dense eager attention."""
+"""Compares every supported family with its own eager attention."""
 
 import inspect
 from typing import Any
@@ -59,7 +59,7 @@ def test_one_forward_pass(name: str, padding: str | None) -> None:
     assert model.config._attn_implementation == before
     assert scope.backend == ("eager-fallback" if name in FALLBACK else "streaming")
     rows = real.bool()
-    # Eager attention makes something of padding rows that sdpa does not; nobody reads them.
+    # Eager attention and sdpa differ in padding rows, which have no meaning.
     where = rows if name in NO_SDPA else torch.ones_like(rows)
     torch.testing.assert_close(watched[where], plain[where], rtol=0, atol=TOLERANCE)
     oracle.compare(scope, dense(name, ids, real, scope.layers), rows, rows, TOLERANCE)

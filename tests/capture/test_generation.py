@@ -1,4 +1,4 @@
-"""Generation counted right: each sequence as if it had been generated alone, measured densely."""
+"""Each sequence of a generation is counted as if it had been generated alone."""
 
 import copy
 import pickle
@@ -21,7 +21,7 @@ GREEDY = {"do_sample": False, "pad_token_id": 0}
 
 
 class EndsAt(hf.StoppingCriteria):
-    """Ends each sequence after so many new tokens, whatever they are."""
+    """Ends each sequence after a given number of new tokens."""
 
     def __init__(self, *new: int, prompt: int = N):
         self.ends, self.calls = torch.tensor(new) + prompt, 0
@@ -44,7 +44,7 @@ def prompts(batch: int = 2, length: int = N, padding: str = "") -> tuple[torch.T
 def each_alone(
     name: str, ids: torch.Tensor, real: torch.Tensor, places: torch.Tensor | None = None
 ) -> dict[int, torch.Tensor]:
-    """LazyMask weights [B, H, K, K] of every sequence run alone, eager, without its padding."""
+    """Dense weights [B, H, K, K] of every sequence, run alone with eager attention, unpadded."""
     model = build(name, "eager")
     real = real.bool()
     B, K = ids.shape
@@ -60,7 +60,7 @@ def each_alone(
 
 
 def rows_of(queries: str, real: torch.Tensor, generated: torch.Tensor) -> torch.Tensor:
-    """bool [B, K]: what these words mean, spelled out once more."""
+    """bool [B, K]: the queries that each value of `queries` selects."""
     prompt = real & ~generated
     last = torch.zeros_like(real)
     for b in range(len(real)):
@@ -79,7 +79,7 @@ def check(
     generated: Any,
     places: torch.Tensor | None = None,
 ) -> None:
-    """A scope against every sequence alone; `ids` are those fed."""
+    """Compare a scope with every sequence run alone; `ids` are the tokens that were fed."""
     real, generated = real.bool(), generated.bool()
     counted = rows_of(queries, real, generated)
     assert scope.count(0).tolist() == counted.sum(1).tolist()
@@ -96,7 +96,7 @@ QUERIES = ["all", "generated", "predicts", "last"]
 @pytest.mark.parametrize("queries", QUERIES)
 @torch.no_grad()
 def test_a_sequence_that_ends_early(queries: str, padding: str) -> None:
-    """By a criterion of the user's own: what comes after is made of ordinary tokens."""
+    """A custom criterion ends it; ordinary tokens follow."""
     model, (ids, real) = build("qwen2"), prompts(3, padding=padding)
     ends, places = EndsAt(NEW, 3, 1), []
     model.model.register_forward_pre_hook(
@@ -106,7 +106,7 @@ def test_a_sequence_that_ends_early(queries: str, padding: str) -> None:
         text = model.generate(
             ids, attention_mask=real, max_new_tokens=NEW, stopping_criteria=[ends], **GREEDY
         )
-    assert ends.calls == NEW  # asked once a step, as without us
+    assert ends.calls == NEW  # called once per decode step, as in an unwatched run
     fed = text[:, :-1]
     # A token that ends its sequence would not be fed, were the sequence alone in its batch.
     new = torch.arange(NEW - 1) < torch.tensor([[NEW - 1], [2], [0]])
@@ -119,8 +119,7 @@ def test_a_sequence_that_ends_early(queries: str, padding: str) -> None:
 
 @pytest.mark.parametrize("backend", ["auto", "eager-fallback"])
 @torch.no_grad()
-def test_a_sequence_that_says_so(backend: str) -> None:
-    """By an end-of-sequence token."""
+def test_a_sequence_with_an_end_token(backend: str) -> None:
     model, (ids, real) = build("qwen2"), prompts()
     free = model.generate(ids, max_new_tokens=NEW, **GREEDY)[:, N:]
     step = next(s for s in range(1, NEW) if free[1, s] not in [*free[1, :s], *free[0]])
@@ -135,8 +134,8 @@ def test_a_sequence_that_says_so(backend: str) -> None:
 
 
 @torch.no_grad()
-def test_a_loop_of_the_users_own() -> None:
-    """Who loops without `generate` says with the mask which sequences are over."""
+def test_a_custom_decode_loop() -> None:
+    """Without `generate`, the attention mask marks the sequences that have ended."""
     model, (ids, real) = build("qwen2"), prompts(padding="left")
     past, steps = hf.DynamicCache(config=model.config), torch.randint(5, VOCABULARY, (2, 4))
     alive = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
@@ -157,7 +156,7 @@ def test_a_loop_of_the_users_own() -> None:
     check(scope, "qwen2", "predicts", fed, mask, generated)
 
 
-# --- a prompt in pieces --------------------------------------------------------------------------
+# --- chunked prefill -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("chunk", [4, 5, 10, 64])  # pieces of 4 4 3, 5 5 1, 10 1, 11
@@ -177,8 +176,8 @@ def test_chunked_prefill(queries: str, chunk: int) -> None:
 @pytest.mark.parametrize("name", ["qwen2", "gpt-oss", "bloom"])
 @pytest.mark.parametrize("queries", ["last", "predicts"])
 @torch.no_grad()
-def test_the_last_token_of_a_prompt_in_pieces(queries: str, name: str) -> None:
-    """Padded on the right: the last token of the second sequence is in an earlier piece."""
+def test_the_last_token_in_chunked_prefill(queries: str, name: str) -> None:
+    """With right padding, the last token of the second sequence is in an earlier chunk."""
     model, (ids, real) = build(name), prompts(padding="right")
     real[1] = torch.arange(N) < 4
     past = hf.DynamicCache(config=model.config)
@@ -199,8 +198,8 @@ def test_the_last_token_of_a_prompt_in_pieces(queries: str, name: str) -> None:
 @pytest.mark.parametrize("queries", QUERIES)
 @torch.no_grad()
 def test_two_turns_on_one_cache(queries: str, cache: str) -> None:
-    """What the user says next is not generated, and neither is the last token of a reply, which
-    is fed only with it."""
+    """The next user turn is not generated. Neither is the last token of a completion, which is
+    fed together with it."""
     model, (ids, _) = build("qwen2"), prompts(1)
     past = (
         hf.DynamicCache(config=model.config)
@@ -225,7 +224,7 @@ def test_two_turns_on_one_cache(queries: str, cache: str) -> None:
 
 @torch.no_grad()
 def test_a_turn_of_one_token_that_was_never_fed() -> None:
-    """A reply of a single token leaves no generated query, but what predicted it counts."""
+    """A completion of one token has no generated query, but the query that predicted it counts."""
     model, (ids, _), past = build("qwen2"), prompts(1), None
     past = hf.DynamicCache(config=model.config)
     with attnscope.watch(model, queries="predicts") as scope:
@@ -241,7 +240,7 @@ def test_a_turn_of_one_token_that_was_never_fed() -> None:
 
 @torch.no_grad()
 def test_a_users_turn_after_generate() -> None:
-    """Fed by hand: several tokens at once are a prompt, one at a time is a reply."""
+    """Outside `generate`, several tokens are a prompt, and one token is a decode step."""
     model, (ids, _) = build("qwen2"), prompts(1)
     past = hf.DynamicCache(config=model.config)
     more = torch.randint(5, VOCABULARY, (1, 6))
@@ -284,7 +283,7 @@ def test_sliding_caches(name: str, cache: str, chunk: int | None) -> None:
 @pytest.mark.parametrize("queries", QUERIES)
 @torch.no_grad()
 def test_without_a_cache(queries: str) -> None:
-    """Each step runs the whole text again: the last one is measured, the words are known."""
+    """Each decode step runs the whole text again; the last one is measured."""
     model, (ids, real) = build("qwen2"), prompts(padding="left")
     with attnscope.watch(model, queries=queries) as scope:
         text = model.generate(
@@ -300,12 +299,12 @@ def test_without_a_cache(queries: str) -> None:
     check(scope, "qwen2", queries, text[:, :-1], torch.cat([real.bool(), new], 1), generated)
 
 
-# --- a mask of the user's own --------------------------------------------------------------------
+# --- a custom query mask -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wide", [N, N + 2, N + NEW - 1, N + NEW + 20])
 @torch.no_grad()
-def test_a_query_mask_is_used_as_far_as_it_goes(wide: int) -> None:
+def test_a_query_mask_may_be_shorter_or_longer_than_the_text(wide: int) -> None:
     model, (ids, real) = build("qwen2"), prompts()
     mask = torch.rand(2, wide) < 0.6
     mask[:, 3] = True
@@ -334,7 +333,7 @@ def test_beam_search_is_refused_before_it_runs() -> None:
 
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_guidance_is_refused(use_cache: bool) -> None:
-    """Its second sequence would be taken for the first, were it as long."""
+    """Its second sequence could be mistaken for the first one."""
     model, (ids, _) = build("qwen2"), prompts(1)
     refused = raises(ScopeError, "second-sequence")
     with refused, attnscope.watch(model):
@@ -348,7 +347,7 @@ def test_guidance_is_refused(use_cache: bool) -> None:
         )
 
 
-# --- whose generation it is ----------------------------------------------------------------------
+# --- other models and threads --------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -361,7 +360,7 @@ def test_a_part_of_the_model_is_watched() -> None:
 
 
 @torch.no_grad()
-def test_another_models_generation_is_not_ours() -> None:
+def test_the_generation_of_another_model_is_not_counted() -> None:
     model, other, (ids, _) = build("qwen2"), build("llama"), prompts()
     past = hf.DynamicCache(config=model.config)
     settings = {"max_new_tokens": 5, **GREEDY}
@@ -377,7 +376,7 @@ def test_another_models_generation_is_not_ours() -> None:
     assert beside.count(0).tolist() == [1, 4]
 
 
-def test_generate_is_given_back() -> None:
+def test_generate_is_restored() -> None:
     mixin = hf.GenerationMixin
     before = mixin.generate, mixin._get_stopping_criteria
     model, other, (ids, _) = build("qwen2"), build("llama"), prompts()
@@ -392,8 +391,8 @@ def test_generate_is_given_back() -> None:
 
 
 @torch.no_grad()
-def test_a_generation_that_breaks_off_is_over() -> None:
-    """The next loop is the user's, whatever the one before had come to."""
+def test_a_generation_that_raises_has_ended() -> None:
+    """Passes after it count as passes outside `generate`."""
 
     class Breaks(EndsAt):
         def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
@@ -412,24 +411,23 @@ def test_a_generation_that_breaks_off_is_over() -> None:
 
 
 @torch.no_grad()
-def test_a_watch_that_saw_no_pass_of_its_thread_says_so() -> None:
-    """As where a streamer is read: `generate` runs in a thread of its own."""
-    model, replies = build("qwen2"), []
+def test_a_watch_without_a_pass_in_its_thread() -> None:
+    """`generate` runs in another thread, as with a streamer."""
+    model, completions = build("qwen2"), []
 
     def generate() -> None:
-        replies.append(model.generate(torch.arange(5, 12)[None], max_new_tokens=2))
+        completions.append(model.generate(torch.arange(5, 12)[None], max_new_tokens=2))
 
     with attnscope.watch(model) as scope:
         thread = threading.Thread(target=generate)
         thread.start()
         thread.join()
-    assert len(replies) == 1
-    assert repr(scope).endswith("no forward pass yet>")
+    assert len(completions) == 1
     with raises(ScopeError, "no-forward-pass"):
         scope.received(0)
 
 
-def test_a_generation_on_another_thread_is_not_ours() -> None:
+def test_a_generation_in_another_thread_is_not_counted() -> None:
     model, other, (ids, _) = build("qwen2"), build("qwen2"), prompts()
     with attnscope.watch(model, queries="generated") as scope:
         thread = threading.Thread(
@@ -441,7 +439,7 @@ def test_a_generation_on_another_thread_is_not_ours() -> None:
     assert scope.count(0).tolist() == [3, 3]
 
 
-# --- scopes as things to keep --------------------------------------------------------------------
+# --- copies and repr of scopes -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("queries", ["all", "predicts"])
@@ -450,15 +448,16 @@ def test_a_scope_can_be_pickled_and_copied(queries: str) -> None:
     model, (ids, real) = build("gpt-oss"), prompts(padding="left")
     with attnscope.watch(model, queries=queries, top=2) as scope:
         model.generate(ids, attention_mask=real, max_new_tokens=3, **GREEDY)
-    for twin in (pickle.loads(pickle.dumps(scope)), copy.deepcopy(scope)):
+    for copied in (pickle.loads(pickle.dumps(scope)), copy.deepcopy(scope)):
         for what in ("received", "average", "uniform", "eligible", "entropy", "distance", "count"):
-            mine, theirs = getattr(scope, what)(1), getattr(twin, what)(1)
+            mine, theirs = getattr(scope, what)(1), getattr(copied, what)(1)
             torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
-        assert torch.equal(twin.top_keys(1)[1], scope.top_keys(1)[1])
+        assert torch.equal(copied.top_keys(1)[1], scope.top_keys(1)[1])
 
 
+@pytest.mark.wording
 @torch.no_grad()
-def test_a_scope_says_what_it_holds() -> None:
+def test_the_repr_of_a_scope() -> None:
     model, (ids, _) = build("qwen2"), prompts()
     with attnscope.watch(model, queries="generated") as scope:
         assert repr(scope).endswith("no forward pass yet>")
@@ -470,8 +469,8 @@ def test_a_scope_says_what_it_holds() -> None:
 
 
 @torch.no_grad()
-def test_what_could_be_seen_is_of_this_pass() -> None:
-    """Not of one before whose memory happens to be used again."""
+def test_eligible_counts_are_of_the_last_pass() -> None:
+    """Not of an earlier pass at the same memory address."""
     model = build("qwen2")
     with attnscope.watch(model) as scope:
         for length in (9, 9, 9, 9):

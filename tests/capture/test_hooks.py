@@ -1,4 +1,4 @@
-"""The seam: several users of one model, each attention computed once, and nobody else disturbed."""
+"""Several hooks on one model: attention is computed once, and other callers are unaffected."""
 
 import copy
 import threading
@@ -35,7 +35,7 @@ def first(output: Any) -> torch.Tensor:
 
 
 class Count:
-    """An observer that counts."""
+    """An observer that records its calls and passes."""
 
     def __init__(self, *, needs_geometry: bool) -> None:
         self.needs_geometry = needs_geometry
@@ -58,7 +58,7 @@ class Count:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 0, 2]])
 @torch.no_grad()
-def test_several_watches_leave_in_any_order(name: str, order: list[int]) -> None:
+def test_several_watches_end_in_any_order(name: str, order: list[int]) -> None:
     model, text = build(name), inputs()
     mask = torch.zeros(B, N, dtype=torch.bool)
     mask[:, 5:9] = True
@@ -74,7 +74,7 @@ def test_several_watches_leave_in_any_order(name: str, order: list[int]) -> None
     for leaving in order:
         watches[leaving].__exit__(None, None, None)
         assert (leaving != order[-1]) == bool(patches._active)
-        if leaving != order[-1]:  # those who stay go on watching
+        if leaving != order[-1]:  # the other watches are still open
             model(**text)
     for scope, alone in zip(scopes, wanted, strict=True):
         for layer in alone.layers:
@@ -83,7 +83,7 @@ def test_several_watches_leave_in_any_order(name: str, order: list[int]) -> None
 
 
 @torch.no_grad()
-def test_one_attention_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_is_computed_once_for_all_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     honest = hooks.attend
 
@@ -110,7 +110,9 @@ def test_one_attention_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @torch.no_grad()
-def test_who_describes_nothing_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_observer_without_geometry_uses_the_original_attention(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(hooks, "attend", lambda *_: 1 / 0)
     model, text, one = build("qwen2"), inputs(), Count(needs_geometry=False)
     plain = first(model(**text))
@@ -120,17 +122,17 @@ def test_who_describes_nothing_changes_nothing(monkeypatch: pytest.MonkeyPatch) 
 
 
 @torch.no_grad()
-def test_changes_come_before_attention_and_in_order() -> None:
-    """Twice the values, then minus one layer's: observers and the model see the changed call."""
+def test_changes_run_in_order_before_attention() -> None:
+    """Observers and the model get the changed call."""
     model, text = build("qwen2"), inputs()
-    told: list[tuple[str, int]] = []
+    applied: list[tuple[str, int]] = []
 
     def double(site: Site, call: AttentionCall, frame: Any) -> AttentionCall:
-        told.append(("double", site.layer))
+        applied.append(("double", site.layer))
         return replace(call, v=call.v * 2)
 
     def drop(site: Site, call: AttentionCall, frame: Any) -> AttentionCall:
-        told.append(("drop", site.layer))
+        applied.append(("drop", site.layer))
         return replace(call, v=call.v * 0) if site.layer == 1 else call
 
     plain, found = first(model(**text)), sites.find(model)
@@ -147,7 +149,7 @@ def test_changes_come_before_attention_and_in_order() -> None:
         torch.testing.assert_close(held.values(0), 2 * values)
         assert not held.values(1).any()
         assert not held.outputs(1).any()
-    assert told == [(name, layer) for layer in range(3) for name in ("double", "drop")]
+    assert applied == [(name, layer) for layer in range(3) for name in ("double", "drop")]
     assert not torch.allclose(changed, plain)
     assert scope.count(0).tolist() == [N - 4, N]
     assert torch.equal(first(model(**text)), plain)
@@ -155,8 +157,8 @@ def test_changes_come_before_attention_and_in_order() -> None:
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @torch.no_grad()
-def test_a_changed_bias_goes_all_the_way(implementation: str) -> None:
-    """A change that no kernel takes: made densely, and measured as it was made."""
+def test_a_bias_that_no_kernel_supports_is_applied_and_measured(implementation: str) -> None:
+    """The eager fallback computes and measures the changed call."""
     model, text = build("qwen2", implementation), inputs()
     away = torch.zeros(1, 1, N, N)
     away[..., 7:9, 5] = -torch.inf
@@ -181,7 +183,7 @@ def _additive(mask: torch.Tensor) -> torch.Tensor:
     return torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
 
 
-def test_what_bypasses_the_interface_cannot_be_changed() -> None:
+def test_a_module_outside_the_interface_cannot_be_changed() -> None:
     found = sites.find(build("falcon"))
     refused = raises(ModelError, "intervention-not-applied")
     with refused, hooks.register(found, change=lambda site, call, frame: call):
@@ -191,7 +193,7 @@ def test_what_bypasses_the_interface_cannot_be_changed() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_another_thread_is_neither_measured_nor_changed(name: str) -> None:
-    """Its call comes in the very middle of a watched pass."""
+    """The other thread runs the model in the middle of a watched pass."""
     model, text, other = build(name), inputs(), inputs()
     plain, plain_other = first(model(**text)), first(model(**other))
     with attnscope.watch(model) as wanted:
@@ -254,23 +256,23 @@ def test_two_threads_watch_one_model(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
-def test_a_copy_made_inside_works_afterwards(name: str) -> None:
+def test_a_copy_made_inside_a_block_works_after_it(name: str) -> None:
     model, text = build(name), inputs()
     plain = first(model(**text))
     with attnscope.watch(model) as scope:
         model(**text)
         wanted = scope.received(1)
-        twin = copy.deepcopy(model)
-        twin(**inputs())
+        copied = copy.deepcopy(model)
+        copied(**inputs())
         assert torch.equal(scope.received(1), wanted)  # the copy is not watched
-    assert torch.equal(first(twin(**text)), plain)
-    with attnscope.watch(twin) as scope:
-        first(twin(**text))
+    assert torch.equal(first(copied(**text)), plain)
+    with attnscope.watch(copied) as scope:
+        first(copied(**text))
     torch.testing.assert_close(scope.received(1), wanted)
 
 
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]])
-def test_a_cache_is_guarded_until_the_last_watch_leaves(order: list[int]) -> None:
+def test_a_cache_is_guarded_until_the_last_watch_ends(order: list[int]) -> None:
     model, text = build("qwen2"), inputs()
     watches = [attnscope.watch(model), attnscope.watch(model)]
     for watch in watches:
@@ -286,7 +288,7 @@ def test_a_cache_is_guarded_until_the_last_watch_leaves(order: list[int]) -> Non
 
 
 @torch.no_grad()
-def test_nothing_of_transformers_is_left_changed() -> None:
+def test_transformers_is_restored() -> None:
     before = AttentionInterface.get_interface, vars(AttentionMaskInterface).copy()
     model = build("qwen2")
     configuration = model.config.to_dict()

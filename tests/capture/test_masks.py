@@ -1,4 +1,4 @@
-"""Masks of any kind are applied as the model applies them: nothing is dropped without a word."""
+"""Masks of any form are applied as the model applies them, or refused with an error."""
 
 from typing import Any
 
@@ -24,13 +24,13 @@ def tokens() -> torch.Tensor:
 
 
 def additive(hidden: float, soft: torch.Tensor | None = None) -> torch.Tensor:
-    """A causal mask that hides by this number and adds that elsewhere."""
+    """A causal mask: `hidden` at future keys, `soft` elsewhere."""
     mask = torch.zeros(B, 1, N, N) if soft is None else soft.expand(B, -1, N, N).clone()
     return mask.masked_fill(~CAUSAL, hidden)
 
 
 def check(model: Any, ids: torch.Tensor, mask: torch.Tensor, backend: str) -> None:
-    """Output as without us, numbers those of the model's own eager attention, causality kept."""
+    """Compare the output with an unwatched pass, and the sums with eager attention."""
     plain = model(ids, attention_mask=mask).logits
     with attnscope.watch(model) as scope:
         watched = model(ids, attention_mask=mask).logits
@@ -50,8 +50,8 @@ def test_a_finite_mask_hides(hidden: float) -> None:
 
 
 @torch.no_grad()
-def test_what_a_score_could_make_up_for_is_added_as_it_is() -> None:
-    """-1e4 hides, and yet a key with scores of tens of thousands would shine through it."""
+def test_a_mask_value_that_a_score_can_outweigh_is_added_unchanged() -> None:
+    """-1e4 hides a key, unless its score is tens of thousands."""
     check(build("qwen2"), tokens(), additive(-1e4), "eager-fallback")
     model = build("qwen2")
     with torch.no_grad():
@@ -87,7 +87,7 @@ def one_sided() -> torch.Tensor:
 
 @torch.no_grad()
 def test_alibi_under_padding_is_streamed() -> None:
-    """A slope a head times a position that is counted from the first real token of each text."""
+    """The bias is a slope per head times the position, counted from the first real token."""
     real = one_sided()
     position = ((real.cumsum(1) - 1) * real)[:, None, None].float()
     slopes = 2.0 ** -torch.arange(1, 5).float()
@@ -110,7 +110,7 @@ def test_alibi_under_padding_is_streamed() -> None:
 @pytest.mark.parametrize("steps", [0, 4])
 @torch.no_grad()
 def test_falcon_with_alibi_is_streamed(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-    """It calls sdpa by itself, under a mask that holds the biases of every head."""
+    """Falcon calls sdpa directly, with a mask that holds the biases of every head."""
     model, ids, real = build("falcon with alibi"), tokens(), one_sided()
     if steps:
         real[1] = 1
@@ -152,8 +152,8 @@ def test_any_other_bias_goes_to_the_fallback() -> None:
 
 
 @torch.no_grad()
-def test_a_soft_mask_where_nothing_is_measured() -> None:
-    """A layer that is left out runs as it always does."""
+def test_a_soft_mask_in_layers_that_are_not_measured() -> None:
+    """A layer that is not measured runs unchanged."""
     model, ids, mask = build("qwen2"), tokens(), additive(-1e9, torch.randn(B, 1, N, N))
     plain = model(ids, attention_mask=mask).logits
     with attnscope.watch(model, layers=[1]):
@@ -161,7 +161,7 @@ def test_a_soft_mask_where_nothing_is_measured() -> None:
 
 
 @torch.no_grad()
-def test_a_query_that_sees_nothing_is_seen_all_the_same() -> None:
+def test_the_key_of_a_query_that_sees_nothing_is_visible_to_others() -> None:
     model, ids, mask = build("qwen2"), tokens(), additive(-torch.inf)
     mask[:, :, 5] = -torch.inf
     with attnscope.watch(model, layers=[0]) as scope:
@@ -172,7 +172,7 @@ def test_a_query_that_sees_nothing_is_seen_all_the_same() -> None:
 
 
 @torch.no_grad()
-def test_a_mask_of_ones_own_with_a_static_cache() -> None:
+def test_a_custom_mask_with_a_static_cache() -> None:
     model, ids, length = build("qwen2"), tokens(), 32
     past = hf.StaticCache(config=model.config, max_cache_len=length)
     seen = torch.ones(N, length, dtype=torch.bool).tril()[None, None].expand(B, 1, -1, -1)
@@ -231,8 +231,8 @@ def test_index_sparse_attention_stays_sparse(implementation: str) -> None:
     [("qwen2", "sdpa"), ("qwen2", "eager"), ("falcon", "eager"), ("gpt-oss", "eager")],
 )
 @torch.no_grad()
-def test_weights_that_are_asked_for_are_returned(name: str, implementation: str) -> None:
-    """As without us: eager attention has them, sdpa has none."""
+def test_requested_weights_are_returned(name: str, implementation: str) -> None:
+    """As in an unwatched pass: eager attention returns weights, sdpa returns none."""
     model, ids = build(name, implementation), tokens()
     plain = model(ids, output_attentions=True).attentions
     with attnscope.watch(model) as scope:
@@ -246,8 +246,8 @@ def test_weights_that_are_asked_for_are_returned(name: str, implementation: str)
 
 
 @torch.no_grad()
-def test_an_argument_that_is_heeded_and_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model's own function tells the weights; nothing is passed over."""
+def test_an_unsupported_argument_that_the_function_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's own function computes the weights."""
     from transformers.models.qwen2 import modeling_qwen2
 
     honest = modeling_qwen2.eager_attention_forward
@@ -270,8 +270,8 @@ def test_an_argument_that_is_heeded_and_unknown(monkeypatch: pytest.MonkeyPatch)
 
 
 @torch.no_grad()
-def test_a_family_that_does_more_than_its_arguments_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its eager attention is asked about one row, and, as it disagrees, for all the weights."""
+def test_eager_attention_that_does_not_match_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row of eager attention deviates, so eager attention computes all the weights."""
     from transformers.models.qwen2 import modeling_qwen2
 
     honest = modeling_qwen2.eager_attention_forward
@@ -289,7 +289,7 @@ def test_a_family_that_does_more_than_its_arguments_say(monkeypatch: pytest.Monk
 
 
 @torch.no_grad()
-def test_an_attention_function_of_ones_own_is_refused() -> None:
+def test_a_custom_attention_function_is_refused() -> None:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     def mine(*args: Any, **kwargs: Any) -> Any:
@@ -306,7 +306,7 @@ def test_an_attention_function_of_ones_own_is_refused() -> None:
 
 
 @torch.no_grad()
-def test_an_argument_that_nobody_heeds() -> None:
+def test_an_unsupported_argument_that_the_function_ignores() -> None:
     model, ids = build("qwen2"), tokens()
     with attnscope.watch(model) as scope:
         model(ids, mood="sunny")
@@ -314,7 +314,7 @@ def test_an_argument_that_nobody_heeds() -> None:
 
 
 @torch.no_grad()
-def test_a_mask_of_a_strange_shape_is_refused() -> None:
+def test_a_mask_of_a_wrong_shape_is_refused() -> None:
     model = build("qwen2")
     refused = raises(ModelError, "unsupported-mask", mask=(2, 1, 3, 17), call=(N, N))
     with refused, attnscope.watch(model):
@@ -324,7 +324,7 @@ def test_a_mask_of_a_strange_shape_is_refused() -> None:
 @pytest.mark.parametrize("change", ["gone", "renamed"])
 @torch.no_grad()
 def test_another_version_of_the_mask_builders(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
-    """A builder that is gone or works otherwise is not read but asked, and the numbers hold."""
+    """transformers evaluates a builder that is missing or different; the sums are the same."""
 
     def sliding_window_overlay(window: int) -> Any:
         def inner_mask(batch_idx: int, head_idx: int, q_idx: int, kv_idx: int) -> bool:
@@ -350,8 +350,8 @@ def test_another_version_of_the_mask_builders(monkeypatch: pytest.MonkeyPatch, c
 
 
 @torch.no_grad()
-def test_a_weight_rounded_to_nothing_was_visible_all_the_same() -> None:
-    """Very sharp scores: some keys get exactly 0 from every head and query, and could be seen."""
+def test_a_key_whose_weight_rounds_to_zero_is_visible() -> None:
+    """With large scores, some visible keys receive exactly 0 from every head and query."""
     model, ids = build("bloom"), tokens()
     for block in model.transformer.h:
         block.self_attention.beta = 1.0

@@ -1,4 +1,4 @@
-"""Changes to the whole process are undone with the last block, in any order and from any thread."""
+"""Patches of the process are undone with the last block, in any order and in any thread."""
 
 import contextlib
 import copy
@@ -35,7 +35,7 @@ BLOCKS: dict[str, Callable[[PreTrainedModel], Any]] = {
 
 
 def touched(model: PreTrainedModel) -> dict[str, Any]:
-    """Everything outside attnscope that its blocks change."""
+    """All state outside attnscope that its blocks change."""
     hooks = {
         f"{name}.{kind}": list(getattr(module, kind).values())
         for name, module in model.named_modules()
@@ -49,7 +49,7 @@ def touched(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def in_thread(do: Callable[[], Any]) -> Any:
-    """Run a function in a thread of its own; what it raised is raised here."""
+    """Run a function in a new thread; its error is raised here."""
     results: list[Any] = []
     errors: list[BaseException] = []
 
@@ -71,7 +71,7 @@ def in_thread(do: Callable[[], Any]) -> Any:
 @pytest.mark.parametrize("threads", [(0, 0, 0, 0), (0, 1, 0, 1), (1, 0, 0, 1), (0, 0, 1, 1)])
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 @torch.no_grad()
-def test_blocks_left_in_any_order_and_thread_leave_all_as_it_was(
+def test_blocks_that_end_in_any_order_and_thread_restore_the_state(
     other: str, threads: tuple[int, ...], order: tuple[int, int]
 ) -> None:
     model = build("qwen2")
@@ -91,7 +91,7 @@ def test_blocks_left_in_any_order_and_thread_leave_all_as_it_was(
     assert not patches._active
 
 
-def test_a_block_left_by_an_error_leaves_all_as_it_was() -> None:
+def test_a_block_that_raises_restores_the_state() -> None:
     model = build("qwen2")
     before = touched(model)
     with pytest.raises(KeyError), attnscope.watch(model), attnscope.record(model):
@@ -113,7 +113,7 @@ def test_generate_that_was_looked_up_inside_a_block_works_after_it() -> None:
     assert torch.equal(again.count(0), count)
 
 
-def test_a_patch_of_others_above_ours_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_patch_by_other_code_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build("qwen2")
     original = vars(GenerationMixin)["generate"]
     with attnscope.watch(model):
@@ -150,7 +150,7 @@ def test_a_watch_made_in_one_thread_follows_generate_in_the_thread_that_enters_i
     assert torch.equal(generate(made), wanted)
 
 
-def test_an_error_at_the_end_of_generate_does_not_keep_other_watches_inside_it() -> None:
+def test_all_trackers_end_if_the_end_of_one_raises() -> None:
     model = build("qwen2")
     ran: list[int] = []
 
@@ -169,7 +169,7 @@ def test_an_error_at_the_end_of_generate_does_not_keep_other_watches_inside_it()
 
 
 @torch.no_grad()
-def test_a_copy_of_a_watched_cache_can_be_cut() -> None:
+def test_a_copy_of_a_watched_cache_can_be_cropped() -> None:
     model = build("qwen2")
     with attnscope.watch(model):
         cache = DynamicCache(config=model.config)

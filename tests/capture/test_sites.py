@@ -1,4 +1,4 @@
-"""Attention modules are found as they are now, also in a model that changed after a watch."""
+"""Attention modules are found anew for each watch, because a model may change between two."""
 
 import copy
 import gc

@@ -1,4 +1,4 @@
-"""A model whose heads are spread over processes is refused: each process has its own alone."""
+"""A model whose heads are split over processes is refused."""
 
 import os
 from pathlib import Path

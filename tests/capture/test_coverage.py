@@ -1,4 +1,4 @@
-"""Attention that a model runs is measured and changed, or an error names its module."""
+"""Every attention call of a model is measured and changed, or an error names its module."""
 
 import functools
 import types
@@ -45,7 +45,7 @@ def assert_exact(model: HubModel) -> None:
 
 
 def changes(model: HubModel, **more: Any) -> bool:
-    """Whether a knockout of one key is that of the same model through the interface."""
+    """Whether a knockout of one key equals that of the same model with the interface."""
     ids = hub_text()
     keys = torch.zeros(ids.shape, dtype=torch.bool)
     keys[:, 2] = True
@@ -63,18 +63,18 @@ def changes(model: HubModel, **more: Any) -> bool:
 @pytest.mark.parametrize("kind", [InterfaceAttention, ItemAttention, GetAttention, HelperAttention])
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @torch.no_grad()
-def test_every_way_to_look_a_function_up_is_measured(kind: Any, implementation: str) -> None:
+def test_every_lookup_of_the_attention_function_is_measured(kind: Any, implementation: str) -> None:
     assert_exact(hub_model(kind, kind, kind, implementation=implementation))
 
 
 @pytest.mark.parametrize("kind", [InterfaceAttention, ItemAttention, GetAttention, HelperAttention])
 @torch.no_grad()
-def test_every_way_to_look_a_function_up_is_changed(kind: Any) -> None:
+def test_every_lookup_of_the_attention_function_is_changed(kind: Any) -> None:
     assert changes(hub_model(kind, kind, kind))
 
 
 @torch.no_grad()
-def test_a_function_that_is_not_looked_up_is_not_changed() -> None:
+def test_an_intervention_needs_a_lookup_of_the_function() -> None:
     model = hub_model(*[ItemAttention] * 3, implementation="eager")
     with pytest.raises(ModelError) as error:
         changes(model)
@@ -146,7 +146,7 @@ def test_a_forward_wrapped_on_the_instance() -> None:
 
 
 @torch.no_grad()
-def test_an_intervention_in_other_layers_does_not_need_a_layer_that_is_not_changed() -> None:
+def test_an_intervention_may_leave_out_layers_that_cannot_be_changed() -> None:
     model = hub_model(InterfaceAttention, SdpaAttention, InterfaceAttention)
     assert changes(model, layers=[0, 2])
     with pytest.raises(ModelError) as error:
@@ -155,7 +155,7 @@ def test_an_intervention_in_other_layers_does_not_need_a_layer_that_is_not_chang
 
 
 class Hand(Projections):
-    """A softmax by hand, in a class that the interface knows."""
+    """Attention with a softmax of elementary operations."""
 
     def forward(self, hidden: Any, attention_mask: Any = None) -> Any:
         q, k, v = self.split(hidden)
@@ -165,7 +165,7 @@ class Hand(Projections):
 
 
 @torch.no_grad()
-def test_a_layer_that_runs_without_attention_that_was_found_is_an_error() -> None:
+def test_a_layer_without_an_intercepted_call_is_an_error() -> None:
     model = hub_model(*[InterfaceAttention] * 3)
     patched = model.layers[1].attn
     patched.forward = types.MethodType(Hand.forward, patched)
@@ -175,7 +175,7 @@ def test_a_layer_that_runs_without_attention_that_was_found_is_an_error() -> Non
 
 
 @torch.no_grad()
-def test_the_check_is_made_in_the_first_pass_alone() -> None:
+def test_the_check_runs_in_the_first_pass_only() -> None:
     model = hub_model(*[InterfaceAttention] * 3)
     modes = []
 
@@ -192,7 +192,7 @@ def test_the_check_is_made_in_the_first_pass_alone() -> None:
 
 
 @torch.no_grad()
-def test_experts_as_many_as_keys_are_no_attention() -> None:
+def test_a_router_with_as_many_experts_as_keys_is_no_attention() -> None:
     model, ids = hub_model(*[InterfaceAttention] * 3), hub_text(9)  # 9 experts
     with attnscope.watch(model) as scope:
         model(ids)
@@ -256,7 +256,7 @@ class ChangingAttention(Projections):
 
 
 class ExtraAttention(Projections):
-    """A softmax with an extra one: rows add up to less than 1."""
+    """A softmax with an extra term: rows sum to less than 1."""
 
     def forward(self, hidden: Tensor, attention_mask: Any = None) -> tuple[Tensor, Any]:
         q, k, v = self.split(hidden)
@@ -289,7 +289,7 @@ def test_weights_changed_after_the_softmax_are_refused(
 
 
 @torch.no_grad()
-def test_a_softmax_with_an_extra_one_is_refused() -> None:
+def test_a_softmax_with_an_extra_term_is_refused() -> None:
     model = hub_model(*[ExtraAttention] * 3)
     with pytest.raises(ModelError) as error, attnscope.watch(model):
         model(hub_text())
@@ -340,7 +340,7 @@ def test_funnel_is_refused() -> None:
 
 
 @torch.no_grad()
-def test_two_images_are_refused_with_the_reason() -> None:
+def test_two_images_are_refused() -> None:
     config = hf.Qwen2VLConfig(
         vision_config={"depth": 2, "embed_dim": 16, "hidden_size": 16, "num_heads": 2}
     ).vision_config
