@@ -1,4 +1,4 @@
-"""The blocks of docs/rows.md run, one after the other, and make what they say."""
+"""The blocks of docs/rows.md run in order, with the promised results."""
 
 import re
 from pathlib import Path
@@ -29,9 +29,9 @@ def test_the_blocks_of_the_page_run(
         made["first"] + made["recent"] + made["rest"], torch.ones_like(made["rest"])
     )
     lookback = made["lookback"]
-    assert lookback.shape[2] == made["said"].shape[1] - tokens  # one for each new token
+    assert lookback.shape[2] == made["output"].shape[1] - tokens  # one for each new token
     torch.testing.assert_close(lookback[:, :, 0], torch.ones_like(lookback[:, :, 0]))
     assert len(made["table"]) == made["frame"].height
     assert (tmp_path / "attention.html").stat().st_size < 300_000
     assert capsys.readouterr().out.startswith("<Scope of 6 layers")
-    assert made["kinds"].height == made["scores"].select("layer", "head").unique().height
+    assert made["types"].height == made["scores"].select("layer", "head").unique().height
