@@ -341,10 +341,10 @@ class Kinds:
     def on_call(self, seen: Any) -> None:
         """Note what kind it is."""
         frame, call = seen.geometry, seen.call
-        if frame.seen is not None:
+        if frame.gap_mask is not None:
             self.found.add("sparse")
         elif frame.queries == frame.keys and not seen.geometry.cross:
-            start, stop = frame.intervals
+            start, stop = frame.visible_ranges
             if int((stop - start)[0].max()) < frame.keys:
                 self.found.add("window")
         if seen.sinks or (call is not None and call.sinks is not None):

@@ -114,7 +114,7 @@ def measured(model: Any, ids: Tensor, queries: tuple[str, ...]) -> dict[tuple[st
                     model,
                     queries=which,
                     backend=backend,
-                    **({} if backend == "streaming" else {"hold": 0}),
+                    **({} if backend == "streaming" else {"max_pending": 0}),
                 )
             )
             for backend in ("reference", "streaming", "torch")

@@ -99,7 +99,7 @@ def check_generation() -> list[str]:
         real = torch.ones_like(ids)
         real[1, :40] = 0
         settings = {"attention_mask": real, "cache_implementation": cache}
-        with attnscope.watch(model, backend="reference", hold=0) as wanted:
+        with attnscope.watch(model, backend="reference", max_pending=0) as wanted:
             generate(model, ids * real, 24, **settings)
         with attnscope.watch(model) as got:
             generate(model, ids * real, 24, **settings)

@@ -10,7 +10,7 @@ from transformers import AttentionInterface
 
 import attnscope
 from attnscope.capture import patches, sites
-from attnscope.capture.layer_activations import hold
+from attnscope.capture.layer_activations import capture_activations
 from attnscope.errors import InputError, ScopeError
 from families import FAMILIES, VOCABULARY, build
 from support_errors import raises
@@ -41,7 +41,7 @@ def test_outputs_are_the_projected_sums_of_values(name: str) -> None:
     model = build(name, "eager")
     text = inputs()
     weights = [a for a in model(**text, output_attentions=True).attentions if a is not None]
-    with hold(model) as held:
+    with capture_activations(model) as held:
         model(**text)
         found = sites.find(model)
         for module, site in found.modules.items():
@@ -74,10 +74,10 @@ def test_beside_a_watch(name: str, outer: str) -> None:
     model = build(name, "eager" if "alibi" in name else None)
     text = inputs()
     plain = first(model(**text))
-    with hold(model) as held:
+    with capture_activations(model) as held:
         recorded = first(model(**text))
         alone = [(held.values(lay), held.outputs(lay)) for lay in held.layers]
-    contexts = [attnscope.watch(model), hold(model)]
+    contexts = [attnscope.watch(model), capture_activations(model)]
     one, two = contexts if outer == "watch" else contexts[::-1]
     with one as a, two as b:
         scope, held = (a, b) if outer == "watch" else (b, a)
@@ -99,7 +99,7 @@ def test_beside_a_watch(name: str, outer: str) -> None:
 def test_the_model_is_left_as_it_was() -> None:
     model = build("qwen2")
     before = AttentionInterface.get_interface
-    context = hold(model)
+    context = capture_activations(model)
     held = context.__enter__()
     model(**inputs())
     assert AttentionInterface.get_interface is not before
@@ -117,7 +117,7 @@ def test_the_model_is_left_as_it_was() -> None:
 def test_two_records_leave_in_any_order() -> None:
     one, two = build("qwen2"), build("llama")
     text = inputs()
-    first_record, second_record = hold(one), hold(two)
+    first_record, second_record = capture_activations(one), capture_activations(two)
     a = first_record.__enter__()
     b = second_record.__enter__()
     one(**text), two(**text)
@@ -132,7 +132,7 @@ def test_two_records_leave_in_any_order() -> None:
 @torch.no_grad()
 def test_a_new_pass_forgets_the_one_before() -> None:
     model = build("qwen2")
-    with hold(model, layers=[1]) as held:
+    with capture_activations(model, layers=[1]) as held:
         with raises(ScopeError, "no-forward-pass"):
             held.outputs(1)
         model(**inputs())
@@ -148,7 +148,7 @@ def test_a_new_pass_forgets_the_one_before() -> None:
 @torch.no_grad()
 def test_a_pass_that_fails_leaves_nothing_to_read() -> None:
     model = build("qwen2")
-    with hold(model) as held:
+    with capture_activations(model) as held:
         model(**inputs())
         with pytest.raises(IndexError):
             model(torch.full((1, 3), VOCABULARY + 1))
@@ -158,7 +158,7 @@ def test_a_pass_that_fails_leaves_nothing_to_read() -> None:
 
 def test_nothing_is_held_for_the_gradient() -> None:
     model = build("qwen2")
-    with hold(model) as held:
+    with capture_activations(model) as held:
         model(**inputs())
         assert not held.values(0).requires_grad
         assert not held.outputs(0).requires_grad

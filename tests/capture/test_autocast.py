@@ -60,7 +60,10 @@ def test_a_watch_leaves_the_output_and_measures_the_rounded_tensors(
     with torch.autocast("cpu", dtype), RoundedWeights(dtype) as truth:
         plain = model(**given, use_cache=use_cache).logits
     for hold in (0, 1 / 256):
-        with torch.autocast("cpu", dtype), attnscope.watch(model, keep=True, hold=hold) as scope:
+        with (
+            torch.autocast("cpu", dtype),
+            attnscope.watch(model, keep=True, max_pending=hold) as scope,
+        ):
             watched = model(**given, use_cache=use_cache).logits
         assert watched.dtype is plain.dtype
         assert torch.equal(watched, plain)

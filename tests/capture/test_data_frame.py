@@ -142,7 +142,7 @@ def test_a_page_stays_small(watched: tuple[Any, Any, Any], monkeypatch: pytest.M
     scope, tokenizer, _ = watched
     whole = scope.show(tokenizer, 1).html
     whole = scope.show(tokenizer, 1).html
-    monkeypatch.setattr(html_page, "MOST", 1500)
+    monkeypatch.setattr(html_page, "MAX_CHARS", 1500)
     html = scope.show(tokenizer, 1).html
     assert len(html) < len(whole)
     assert html.count("<span style=") < whole.count("<span style=")
@@ -158,14 +158,14 @@ def test_a_token_can_be_clicked_where_queries_were_kept(watched: tuple[Any, Any,
     assert '"row": ""' in plain.show(tokenizer, 1).html
 
 
-def test_gazes_are_the_largest_weights_of_each_row() -> None:
+def test_top_keys_have_the_largest_weights_of_each_row() -> None:
     rows = {
         (layer, n): np.arange(10.0)[::-1] / 45 * (n + 1) / 10 for layer in (0, 1) for n in range(10)
     }
-    found = html_page._gazes(lambda layer, n: rows[layer, n], [0, 1], 10)
+    found = html_page._top_rows(lambda layer, n: rows[layer, n], [0, 1], 10)
     assert found is not None
-    assert found.shape == (3, 10, html_page.LOOKED, 3)
+    assert found.shape == (3, 10, html_page.TOP_KEYS, 3)
     where = found[1, 9, :, 0].astype(int) * 256 + found[1, 9, :, 1]
-    assert where.tolist() == list(range(html_page.LOOKED))
+    assert where.tolist() == list(range(html_page.TOP_KEYS))
     assert found[0, 9, 0, 2] == round(9 / 45 * 255)
     assert (found[0] == found[1]).all()

@@ -12,7 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 import attnscope
 from attnscope.capture import hooks, patches, sites
 from attnscope.capture.hook_registry import CapturedCall
-from attnscope.capture.layer_activations import hold
+from attnscope.capture.layer_activations import capture_activations
 from attnscope.capture.sites import Site
 from attnscope.errors import ModelError, ScopeError
 from attnscope.kernels import AttentionCall
@@ -136,13 +136,13 @@ def test_changes_run_in_order_before_attention() -> None:
         return replace(call, v=call.v * 0) if site.layer == 1 else call
 
     plain, found = first(model(**text)), sites.find(model)
-    with hold(model) as held:
+    with capture_activations(model) as held:
         model(**text)
         values = held.values(0)
     with (
         hooks.register(found, change=double),
         hooks.register(found, change=drop),
-        hold(model) as held,
+        capture_activations(model) as held,
         attnscope.watch(model) as scope,
     ):
         changed = first(model(**text))
@@ -212,7 +212,7 @@ def test_another_thread_is_neither_measured_nor_changed(name: str) -> None:
 
     for module in sites.find(model).modules:
         module.register_forward_hook(in_between)
-    with attnscope.watch(model) as scope, hold(model) as held:
+    with attnscope.watch(model) as scope, capture_activations(model) as held:
         watched = first(model(**text))
         assert held.outputs(1).shape[0] == B
     assert len(got) == 3

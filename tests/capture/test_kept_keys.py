@@ -18,7 +18,7 @@ CLASSES = torch.arange(10)[None] % 2
 def test_keys_edited_in_place(mode: type, then: str) -> None:
     """Rows are those of the keys as they were, or an error."""
     model = build("llama")
-    with mode(), attnscope.watch(model, keep=True, hold=0) as scope:
+    with mode(), attnscope.watch(model, keep=True, max_pending=0) as scope:
         cache = model(IDS[:, :6], use_cache=True).past_key_values
         wanted = scope.query_entropy(1)
         cache.layers[1].keys[:, :, 2] *= 3
@@ -37,19 +37,19 @@ def test_keys_edited_in_place(mode: type, then: str) -> None:
 @torch.no_grad()
 def test_a_copy_of_a_scope_can_be_read() -> None:
     model = build("llama")
-    with attnscope.watch(model, keep=True, hold=0) as scope:
+    with attnscope.watch(model, keep=True, max_pending=0) as scope:
         model(IDS)
-    scope._layers[1].kept[0].keys.tensor.mul_(1)  # written to, and then kept anew
-    scope._layers[1].kept[0].keys.hold(scope._layers[1].kept[0].keys.tensor)
+    scope._layers[1].stored[0].keys.tensor.mul_(1)  # written to, and then kept anew
+    scope._layers[1].stored[0].keys.replace_tensor(scope._layers[1].stored[0].keys.tensor)
     assert torch.equal(copy.deepcopy(scope).query_entropy(1), scope.query_entropy(1))
 
 
 @torch.no_grad()
 def test_keys_left_alone() -> None:
     model = build("llama")
-    with attnscope.watch(model, keep=True, hold=0) as whole:
+    with attnscope.watch(model, keep=True, max_pending=0) as whole:
         model(IDS)
-    with attnscope.watch(model, keep=True, hold=0) as scope:
+    with attnscope.watch(model, keep=True, max_pending=0) as scope:
         cache = model(IDS[:, :6], use_cache=True).past_key_values
         for n in range(6, 10):
             model(IDS[:, n : n + 1], past_key_values=cache)

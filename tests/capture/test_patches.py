@@ -19,7 +19,7 @@ from transformers import (
 
 import attnscope
 from attnscope.capture import generation, patches
-from attnscope.capture.record import tallying
+from attnscope.capture.record import summing_tokens
 from attnscope.errors import ScopeError
 from families import VOCABULARY, build
 
@@ -29,7 +29,7 @@ BLOCKS: dict[str, Callable[[PreTrainedModel], Any]] = {
     "watch": attnscope.watch,
     "record": attnscope.record,
     "arm": attnscope.arm,
-    "tallying": tallying,
+    "tallying": summing_tokens,
     "knockout": lambda model: attnscope.knockout(model, keys=(torch.arange(9) == 1).expand(2, 9)),
 }
 

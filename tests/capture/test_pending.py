@@ -73,7 +73,7 @@ def kernels_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @torch.no_grad()
 def test_together_as_at_once(name: str, cache: str, padding: bool) -> None:
     model, inputs = build(name), prompts(padding)
-    with attnscope.watch(model, hold=0) as at_once:
+    with attnscope.watch(model, max_pending=0) as at_once:
         plain = generated(model, inputs, cache_implementation=cache)
     with attnscope.watch(model) as together:
         assert torch.equal(generated(model, inputs, cache_implementation=cache), plain)
@@ -84,7 +84,7 @@ def test_together_as_at_once(name: str, cache: str, padding: bool) -> None:
 @torch.no_grad()
 def test_other_ways_to_keep_keys(name: str) -> None:
     model, inputs = build(name), prompts(padding=True)
-    with attnscope.watch(model, hold=0) as at_once:
+    with attnscope.watch(model, max_pending=0) as at_once:
         generated(model, inputs)
     with attnscope.watch(model) as together:
         generated(model, inputs)
@@ -96,7 +96,7 @@ def test_other_ways_to_keep_keys(name: str) -> None:
 @torch.no_grad()
 def test_other_kernels(name: str, backend: str) -> None:
     model, inputs = build(name), prompts(padding=True)
-    with attnscope.watch(model, hold=0, backend="reference") as at_once:
+    with attnscope.watch(model, max_pending=0, backend="reference") as at_once:
         generated(model, inputs)
     with attnscope.watch(model, backend=backend) as together:
         generated(model, inputs)
@@ -115,7 +115,7 @@ def test_chosen_queries(queries: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = torch.randint(-1, 2, (B, inputs["input_ids"].shape[1] + 2))
     scopes = []
     for hold in (0, 1 / 1024):
-        with attnscope.watch(model, queries=chosen, classes=ids, top=2, hold=hold) as scope:
+        with attnscope.watch(model, queries=chosen, classes=ids, top=2, max_pending=hold) as scope:
             generated(model, inputs)
         scopes.append(scope)
     agree(*scopes)
@@ -182,7 +182,7 @@ def test_masks_in_turn_with_scales_of_their_own() -> None:
     for layer in model.model.layers[1::2]:
         layer.self_attn.scaling *= 3.0
     for run in (lambda: model(**inputs), lambda: generated(model, inputs)):
-        with attnscope.watch(model, hold=0) as at_once:
+        with attnscope.watch(model, max_pending=0) as at_once:
             run()
         with attnscope.watch(model) as together:
             run()
@@ -193,7 +193,7 @@ def test_masks_in_turn_with_scales_of_their_own() -> None:
 def test_large_calls_do_not_wait(kernels_run: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     from attnscope.capture import pending
 
-    monkeypatch.setattr(pending, "LARGE", {"cpu": 1000})
+    monkeypatch.setattr(pending, "LARGE_BYTES", {"cpu": 1000})
     model, inputs = build("qwen2"), prompts()
     with attnscope.watch(model):
         generated(model, inputs)
@@ -207,20 +207,20 @@ def test_large_calls_do_not_wait(kernels_run: list[int], monkeypatch: pytest.Mon
 @torch.no_grad()
 def test_little_room(room: int, kernels_run: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = build("mistral"), prompts(padding=True)
-    with attnscope.watch(model, hold=0) as at_once:
+    with attnscope.watch(model, max_pending=0) as at_once:
         generated(model, inputs)
     kernels_run.clear()
     held: list[int] = []
-    plain = watch_hook.WatchHook.measure_waiting
+    plain = watch_hook.WatchHook.flush_pending
 
     def measuring(self: Any) -> None:
-        held.append(self.held)
+        held.append(self.pending_bytes)
         plain(self)
 
-    monkeypatch.setattr(watch_hook, "LITTLE", 0)
+    monkeypatch.setattr(watch_hook, "MIN_BUDGET", 0)
     monkeypatch.setattr(watch_hook, "free_memory", lambda device: room)
-    monkeypatch.setattr(watch_hook.WatchHook, "measure_waiting", measuring)
-    with attnscope.watch(model, hold=1.0) as together:
+    monkeypatch.setattr(watch_hook.WatchHook, "flush_pending", measuring)
+    with attnscope.watch(model, max_pending=1.0) as together:
         generated(model, inputs)
     agree(together, at_once)
     step = 3 * B * (4 * 8 * 4 + 4 * 4) + 3 * B * 2 * N * 8 * 4  # and the keys of a window
@@ -238,13 +238,13 @@ def test_layers_that_were_measured_together_are_told_apart(
     """A pass in one go, in several, read or not before the next, and continued by another."""
     model, inputs = build(name), prompts(padding)
     ids = torch.randint(-1, 2, (B, N))
-    with attnscope.watch(model, hold=0, queries=queries, classes=ids) as at_once:
+    with attnscope.watch(model, max_pending=0, queries=queries, classes=ids) as at_once:
         model(**inputs)
     other = {"input_ids": inputs["input_ids"].flip(0)}
     for room in (10**9, 9000, 1):
-        monkeypatch.setattr(watch_hook, "LITTLE", 0)
+        monkeypatch.setattr(watch_hook, "MIN_BUDGET", 0)
         monkeypatch.setattr(watch_hook, "free_memory", lambda device, room=room: room)
-        with attnscope.watch(model, hold=1.0, queries=queries, classes=ids) as scope:
+        with attnscope.watch(model, max_pending=1.0, queries=queries, classes=ids) as scope:
             model(**other)
             model(**other)
             scope.received(scope.layers[1])
@@ -253,7 +253,7 @@ def test_layers_that_were_measured_together_are_told_apart(
         for layer in scope.layers:
             one, two = scope.flow(layer), at_once.flow(layer)
             torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-6, equal_nan=True)
-    with attnscope.watch(model, hold=0, queries=queries) as at_once:
+    with attnscope.watch(model, max_pending=0, queries=queries) as at_once:
         past = model(input_ids=inputs["input_ids"][:, :7]).past_key_values
         model(input_ids=inputs["input_ids"][:, 7:], past_key_values=past)
     with attnscope.watch(model, queries=queries) as scope:
@@ -279,7 +279,7 @@ def test_old_keys_and_values_are_let_go() -> None:
 def test_a_static_cache_that_is_used_again() -> None:
     """Its keys are overwritten in place once `generate` is over, or between passes by hand."""
     model, inputs = build("qwen2"), prompts()
-    with attnscope.watch(model, hold=0) as at_once:
+    with attnscope.watch(model, max_pending=0) as at_once:
         generated(model, inputs)
     cache = hf.StaticCache(config=model.config, max_cache_len=N + NEW)
     with attnscope.watch(model) as scope:
@@ -312,7 +312,7 @@ def test_keys_that_do_not_last_are_measured_in_their_pass(kernels_run: list[int]
         kernels_run.clear()
         cache = hf.DynamicCache(config=model.config)
         cache.layers = [Forgetful() for _ in cache.layers]
-        with attnscope.watch(model, hold=hold) as scope:
+        with attnscope.watch(model, max_pending=hold) as scope:
             generated(model, inputs, past_key_values=cache)
         scopes.append(scope)
     agree(*scopes)
@@ -406,8 +406,8 @@ def test_what_cannot_be_told_breaks_a_pass_off(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("hold", [-0.1, 1.5, "much", True])
 def test_bad_hold(hold: Any) -> None:
-    with raises(InputError, "bad-number", argument="hold", value=hold):
-        attnscope.watch(build("qwen2"), hold=hold)
+    with raises(InputError, "bad-number", argument="max_pending", value=hold):
+        attnscope.watch(build("qwen2"), max_pending=hold)
 
 
 @torch.no_grad()
@@ -416,7 +416,7 @@ def test_a_layer_that_a_step_leaves_out_keeps_what_it_measured() -> None:
     model, ids = build("qwen2"), prompts()["input_ids"]
     scopes = []
     for hold in (1 / 256, 0):
-        with attnscope.watch(model, hold=hold) as scope:
+        with attnscope.watch(model, max_pending=hold) as scope:
             cache = hf.DynamicCache(config=model.config)
             model(ids, past_key_values=cache)
             for step in range(3):
@@ -442,8 +442,8 @@ def test_no_step_of_a_generation_holds_what_kernels_cached() -> None:
         assert isinstance(watching, watch_hook.WatchHook)
 
         def count(module: Any, args: Any, output: Any) -> None:
-            frames = {id(f): f for lane in watching.waiting.values() for f in lane.frames}
-            held.append([len(f.visible.cache) for f in frames.values() if "visible" in vars(f)])
+            geometries = {id(g): g for queue in watching.pending.values() for g in queue.geometries}
+            held.append([len(g.visible.cache) for g in geometries.values() if "visible" in vars(g)])
 
         handle = model.register_forward_hook(count)
         generated(model, prompts(padding=True))

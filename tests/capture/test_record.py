@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import attnscope
 from attnscope.capture.log_histogram import BOUND, GINI_BOUND, LogHistogram
-from attnscope.capture.record import Recording, brown_forsythe, tallying
+from attnscope.capture.record import Recording, brown_forsythe, summing_tokens
 from attnscope.errors import InputError, ModelError, ScopeError
 from families import VOCABULARY, build
 from support_errors import raises
@@ -242,7 +242,7 @@ def test_a_pass_of_another_thread_neither_ends_nor_drops_this_one(finishes: bool
             raise ZeroDivisionError
 
     handle = model.model.layers[1].register_forward_pre_hook(interrupt)
-    with attnscope.record(model) as recorded, tallying(model) as tallies:
+    with attnscope.record(model) as recorded, summing_tokens(model) as tallies:
         model(**text)
     handle.remove()
     assert recorded.forwards == 1

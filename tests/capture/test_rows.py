@@ -133,7 +133,10 @@ def test_generation(name: str, queries: str, cache: str, hold: float) -> None:
     """Prompt and steps over the keys of the last; a static cache is written over while we look."""
     model, given = build(name), inputs("left")
     more = {"cache_implementation": "static"} if cache == "static" else {}
-    with torch.no_grad(), attnscope.watch(model, queries=queries, keep=True, hold=hold) as scope:
+    with (
+        torch.no_grad(),
+        attnscope.watch(model, queries=queries, keep=True, max_pending=hold) as scope,
+    ):
         text = model.generate(**given, max_new_tokens=NEW, **GREEDY, **more)
     fed = text[:, :-1]
     real = torch.cat([given["attention_mask"], torch.ones(B, NEW - 1).long()], 1)
@@ -147,9 +150,9 @@ def test_generation(name: str, queries: str, cache: str, hold: float) -> None:
 def test_keys_of_a_reply_are_held_once() -> None:
     """Every step brings back the keys before it: they are one tensor, not one for each step."""
     model, given = build("qwen2"), inputs()
-    with torch.no_grad(), attnscope.watch(model, keep=True, hold=0) as scope:
+    with torch.no_grad(), attnscope.watch(model, keep=True, max_pending=0) as scope:
         model.generate(**given, max_new_tokens=NEW, **GREEDY)
-    kept = scope._layers[0].kept
+    kept = scope._layers[0].stored
     assert len(kept) == NEW
     assert len({id(each.keys) for each in kept}) == 1
 
@@ -220,7 +223,7 @@ def test_a_new_text_forgets_the_rows_before_it() -> None:
 @pytest.fixture
 def long_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every text counts as a long one."""
-    monkeypatch.setitem(pending.LARGE, "cpu", 1)
+    monkeypatch.setitem(pending.LARGE_BYTES, "cpu", 1)
 
 
 @pytest.mark.usefixtures("long_texts")
@@ -232,10 +235,10 @@ def test_sums_of_a_long_text_are_made_when_they_are_read(name: str) -> None:
     with torch.no_grad(), attnscope.watch(model, keep=True) as scope:
         model(**given)
     rows = scope.rows(0, classes(N), C)
-    assert scope._layers[0].owed is not None
+    assert scope._layers[0].deferred is not None
     assert rows.shape == (B, scope.received(0).shape[1], N, C)
-    assert scope._layers[0].owed is None
-    assert scope._layers[1].owed is not None
+    assert scope._layers[0].deferred is None
+    assert scope._layers[1].deferred is not None
     for read in (
         "count",
         "received",
@@ -288,7 +291,7 @@ def test_rows_that_do_not_add_up_are_an_error(monkeypatch: pytest.MonkeyPatch) -
     given, model = inputs(), build("qwen2")
     with torch.no_grad(), attnscope.watch(model, keep=True, backend="triton") as scope:
         model(**given)
-    kept = scope._layers[0].kept[0]
+    kept = scope._layers[0].stored[0]
     assert kept.rows is not None
     assert kept.rows.lse is not None
     kept.rows.lse.add_(0.01)

@@ -403,7 +403,7 @@ def test_a_device_without_float64(monkeypatch: pytest.MonkeyPatch, name: str) ->
     honest = watch_hook.on_cpu
     monkeypatch.setattr(watch_hook, "on_cpu", lambda seen: moved.append(honest(seen)) or moved[-1])
     monkeypatch.setattr(watch_hook, "WITHOUT_FLOAT64", {"cpu"})
-    with attnscope.watch(model, top=2, keep=True, hold=0) as scope:
+    with attnscope.watch(model, top=2, keep=True, max_pending=0) as scope:
         model(ids, attention_mask=real)
     assert len(moved) == len(scope.layers)
     for layer in scope.layers:
@@ -494,7 +494,7 @@ def test_mask_functions_we_do_not_know_are_asked() -> None:
 
     known = masking_utils.and_masks(masking_utils.causal_mask_function, every_third_start)
     mask = described(1, 9, mask_function=known)
-    start, stop = mask.geometry.intervals
+    start, stop = mask.geometry.visible_ranges
     assert start[0].tolist() == [0, 0, 0, 3, 3, 3, 6, 6, 6]
     assert stop[0].tolist() == list(range(1, 10))
 

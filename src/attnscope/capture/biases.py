@@ -66,7 +66,7 @@ def _by_distance(bias: Tensor, visible: Tensor, geometry: Geometry) -> Tensor | 
     if geometry.cross:
         return None
     H, N = bias.shape[1], geometry.keys + geometry.queries
-    position = geometry.own().to(bias.device)
+    position = geometry.self_keys().to(bias.device)
     index = position[:, None] - torch.arange(geometry.keys, device=bias.device) + N
     table = torch.full((H, 2 * N + 1), -math.inf, dtype=bias.dtype, device=bias.device)
     visible_bias = bias.masked_fill(~visible, -math.inf).amax(0)
@@ -109,8 +109,8 @@ def additive_mask(call: AttentionCall, geometry: Geometry, *, last: bool = False
     if call.visible.real is not None:
         visible = visible & call.visible.real[:, None]
     visible = visible[:, None]
-    if geometry.seen is not None:
-        visible = visible & geometry.seen[:, :, rows]
+    if geometry.gap_mask is not None:
+        visible = visible & geometry.gap_mask[:, :, rows]
     mask_floor = torch.finfo(call.q.dtype).min
     return torch.zeros(visible.shape, dtype=call.q.dtype, device=visible.device).masked_fill(
         ~visible, mask_floor

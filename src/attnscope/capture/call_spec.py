@@ -207,7 +207,7 @@ class AttentionRequest:
         return bool(
             call.bias is not None
             or has_trained_bias  # fused attention has no gradient for score biases
-            or self.geometry.seen is not None
+            or self.geometry.gap_mask is not None
             or self.unsupported
             or (self.implementation == "eager" and self.forward_pass.output_attentions)
         )
@@ -284,7 +284,7 @@ class AttentionRequest:
         if call.sinks is None or not bool(sums_to_one):
             return weights
         _, lse = attend(replace(call, sinks=None))
-        if lse is None or call.bias is not None or self.geometry.seen is not None:
+        if lse is None or call.bias is not None or self.geometry.gap_mask is not None:
             raise ModelError(
                 f"{type(self.module).__name__} returns its weights without its learned sinks; "
                 "load the model with attn_implementation='sdpa'",
@@ -365,7 +365,7 @@ class AttentionRequest:
             causal = causal and self.implementation != "eager"
             geometry = masks.geometry_without_mask(q, k, causal=causal)
         if site.kind == "cross":
-            geometry = geometry.across(past or 0, self.forward_pass.padding)
+            geometry = geometry.as_cross(past or 0, self.forward_pass.padding)
         return geometry, bias
 
     def _biases(self, biases: list[Tensor | None]) -> dict[str, Any]:

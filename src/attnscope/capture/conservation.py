@@ -47,13 +47,18 @@ def _unseen(rows: KernelRows) -> Tensor | None:
         return None
     start, stop, _ = rows.bounds()
     key = "unseen", rows.real is None
-    made = rows.cache.get(key)
-    if made is None or made[0] is not start or made[1] is not stop or made[2] is not rows.real:
+    cached = rows.cache.get(key)
+    if (
+        cached is None
+        or cached[0] is not start
+        or cached[1] is not stop
+        or cached[2] is not rows.real
+    ):
         unseen = ~_covered(start, stop, K)
         if rows.real is not None:
             unseen = unseen | ~rows.real
-        made = rows.cache[key] = start, stop, rows.real, unseen[:, None]
-    unseen = made[3]
+        cached = rows.cache[key] = start, stop, rows.real, unseen[:, None]
+    unseen = cached[3]
     for link in rows.links:
         hidden = link.bias == -torch.inf
         if link.queries is not None:  # from some rows: what the others see is seen
@@ -74,17 +79,17 @@ def _covered(start: Tensor, stop: Tensor, keys: int) -> Tensor:
 
 def check(
     layers: Sequence[int],
-    off: Tensor,
+    error: Tensor,
     reach: Tensor,
     dtype: torch.dtype,
     what: str,
     unseen: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Raise where the numbers of a layer are `off` [layers, B, H] by more than rounding explains,
+    """Raise where the numbers of a layer are `error` [layers, B, H] by more than rounding explains,
     given that no score is larger than `reach`; where they are no numbers at all; and where a key
     received something that no query sees: `unseen`, how much and which key, [layers, B, H]."""
     allowed = TOLERANCE.get(dtype, 2e-3) + ROUNDINGS * torch.finfo(torch.float32).eps * reach
-    wrong = ~(off <= allowed)
+    wrong = ~(error <= allowed)
     if unseen is not None:
         wrong = wrong | ~(unseen[0] == 0)
     if not bool(wrong.any()):
@@ -118,18 +123,18 @@ def check(
             amount=float(amount[worst]),
         )
     raise ConservationError(
-        f"layer {layer}: {what} {float(off[at].max()):.3g}, where rounding explains "
+        f"layer {layer}: {what} {float(error[at].max()):.3g}, where rounding explains "
         f"{float(allowed[at].max()):.3g}. {report}",
         layer=layer,
-        off=float(off[at].max()),
+        error=float(error[at].max()),
     )
 
 
-def check_joint(joint: StackedSums, dtype: torch.dtype, what: str) -> None:
+def check_stacked(stacked: StackedSums, dtype: torch.dtype, what: str) -> None:
     """Layers that were reduced together: what the keys received is the number of queries, every
     row agrees with the log-sum-exp that the model's own attention had, and keys that no query
     sees received nothing."""
-    sums, L = joint.sums, len(joint.layers)
+    sums, L = stacked.sums, len(stacked.layers)
     shape = L, -1, sums.mass.shape[1]
     # On the CPU: one copy takes less than starting a kernel for each of these operators.
     if sums.unseen_mass is None or sums.unseen_key is None:
@@ -137,17 +142,17 @@ def check_joint(joint: StackedSums, dtype: torch.dtype, what: str) -> None:
     else:
         mass, amount = torch.stack([sums.mass, sums.unseen_mass]).cpu().view(2, *shape)
         unseen = amount, sums.unseen_key.view(shape)
-    count = joint.selection.count[:, None]
-    off = (mass - count).abs() / count.clamp(min=1)
+    count = stacked.selection.count[:, None]
+    error = (mass - count).abs() / count.clamp(min=1)
     if sums.drift is not None:
-        off = torch.maximum(off, sums.drift.cpu().view_as(mass))
+        error = torch.maximum(error, sums.drift.cpu().view_as(mass))
     reach = mass * 0 if sums.reach is None else sums.reach.cpu().view_as(mass)
-    check(joint.layers, off, reach, dtype, what, unseen)
+    check(stacked.layers, error, reach, dtype, what, unseen)
 
 
 def check_totals(layers: Mapping[int, LayerAccumulator], dtype: torch.dtype, what: str) -> None:
     """The same of single layers whose sums are made, with what their sinks took."""
-    alike: dict[Any, list[tuple[int, Tensor, Tensor, Tensor, Tensor]]] = {}
+    groups: dict[Any, list[tuple[int, Tensor, Tensor, Tensor, Tensor]]] = {}
     for layer, totals in layers.items():
         if totals.sums is None:
             continue
@@ -157,18 +162,18 @@ def check_totals(layers: Mapping[int, LayerAccumulator], dtype: torch.dtype, wha
             mass, count = torch.zeros_like(mass), torch.zeros_like(count)
         drift = torch.zeros_like(mass) if totals.drift is None else totals.drift
         reach = mass * 0 if totals.reach is None else totals.reach
-        of = layer, mass, count, drift, reach
-        alike.setdefault((mass.device, mass.shape), []).append(of)
-    for (device, _), parts in alike.items():
+        entry = layer, mass, count, drift, reach
+        groups.setdefault((mass.device, mass.shape), []).append(entry)
+    for (device, _), parts in groups.items():
         numbers, masses, counts, drifts, reaches = zip(*parts, strict=True)
-        wanted = torch.stack(counts).to(device)[..., None]
-        off = (torch.stack(masses) - wanted).abs() / wanted.clamp(min=1)
-        off = torch.maximum(off, torch.stack(drifts))
-        found = [layers[number].unseen for number in numbers]
+        expected = torch.stack(counts).to(device)[..., None]
+        error = (torch.stack(masses) - expected).abs() / expected.clamp(min=1)
+        error = torch.maximum(error, torch.stack(drifts))
+        unseen_by_layer = [layers[number].unseen for number in numbers]
         unseen = None
-        if any(found):
-            shape = off.shape[1:]
-            none = off.new_zeros(shape, dtype=torch.float32), off.new_zeros(shape).long()
-            amounts, keys = zip(*(each or none for each in found), strict=True)
+        if any(unseen_by_layer):
+            shape = error.shape[1:]
+            none = error.new_zeros(shape, dtype=torch.float32), error.new_zeros(shape).long()
+            amounts, keys = zip(*(each or none for each in unseen_by_layer), strict=True)
             unseen = torch.stack(amounts), torch.stack(keys)
-        check(numbers, off, torch.stack(reaches), dtype, what, unseen)
+        check(numbers, error, torch.stack(reaches), dtype, what, unseen)

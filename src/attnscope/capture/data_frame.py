@@ -48,12 +48,12 @@ class LabelledText:
         self.names = [[classes.names[c] if c >= 0 else None for c in row] for row in self.of_class]
 
 
-def text_of(
+def label_keys(
     scope: Scope, tokenizer: Any, input_ids: Any, classes: ClassSet = DEFAULT
 ) -> LabelledText:
     """The text that a scope's keys are."""
     totals = scope._read(scope.layers[0])[0]
-    wanted = [len(totals.first), totals.keys]
+    shape = [len(totals.first_token), totals.keys]
     ids = scope.tokens if input_ids is None else input_ids
     if ids is None:
         raise ScopeError(
@@ -62,24 +62,24 @@ def text_of(
             code="no-token-ids",
         )
     ids = np.asarray(ids.cpu() if hasattr(ids, "cpu") else ids)
-    if list(ids.shape) != wanted or ids.dtype.kind not in "iu":
+    if list(ids.shape) != shape or ids.dtype.kind not in "iu":
         raise InputError(
-            f"input_ids must be an int array {wanted} ([batch, keys]); got {ids.dtype} "
+            f"input_ids must be an int array {shape} ([batch, keys]); got {ids.dtype} "
             f"{list(ids.shape)}",
             code="wrong-shape",
             argument="input_ids",
             got=f"{ids.dtype} {list(ids.shape)}",
         )
-    real = np.arange(totals.keys) >= totals.first.numpy()[:, None]
+    real = np.arange(totals.keys) >= totals.first_token.numpy()[:, None]
     for selection in totals.selections:
-        frame = selection.frame
-        if frame.real_queries is not None and not frame.cross:
-            there = slice(frame.first_query, frame.first_query + frame.queries)
-            real[:, there] &= frame.real_queries.numpy()
+        geometry = selection.geometry
+        if geometry.real_queries is not None and not geometry.cross:
+            columns = slice(geometry.first_query, geometry.first_query + geometry.queries)
+            real[:, columns] &= geometry.real_queries.numpy()
     return LabelledText(np.where(real, ids, 0), real, tokenizer, classes)
 
 
-def frame_of(
+def frame_of_scope(
     scope: Scope,
     tokenizer: Any,
     measures: Sequence[str],
@@ -99,14 +99,14 @@ def frame_of(
                 measure=name,
             )
     names = [measures] if isinstance(measures, str) else list(measures)
-    text = None if tokenizer is None else text_of(scope, tokenizer, input_ids, classes)
+    text = None if tokenizer is None else label_keys(scope, tokenizer, input_ids, classes)
     parts = [
         part
         for layer in scope.layers
         for name in names
         for part in _parts(scope, layer, name, text)
     ]
-    return _joined(parts, text)
+    return _concat(parts, text)
 
 
 def _parts(
@@ -114,22 +114,24 @@ def _parts(
 ) -> Iterator[dict[str, Any]]:
     """Columns of one measure of one layer, without what tokens say."""
     if name in BY_HEAD:
-        found = _numpy(scope.measure(name, layer))
-        found = found.reshape(*found.shape[:2], -1)
+        values = _numpy(scope.measure(name, layer))
+        values = values.reshape(*values.shape[:2], -1)
         for c, column in enumerate(MEASURES[name].columns):
-            yield _long(layer, column, None, found[..., c : c + 1], None)
+            yield _long_rows(layer, column, None, values[..., c : c + 1], None)
     elif name in BY_TOKEN:
         keys = _real_keys(scope, layer, text)
-        yield _long(layer, name, None, _numpy(getattr(scope, name)(layer)), keys)
+        yield _long_rows(layer, name, None, _numpy(getattr(scope, name)(layer)), keys)
     elif name == "query_entropy":
-        yield _long(layer, name, None, _numpy(scope.query_entropy(layer)), _queries(scope, layer))
+        yield _long_rows(
+            layer, name, None, _numpy(scope.query_entropy(layer)), _queries(scope, layer)
+        )
     else:
         assert text is not None
-        found = _numpy(getattr(scope, name)(layer, text.of_class, len(text.classes)))
+        values = _numpy(getattr(scope, name)(layer, text.of_class, len(text.classes)))
         where = _queries(scope, layer) if name == "rows" else None
         for c, item in enumerate(text.classes.names):
-            of = found[..., c] if name == "rows" else found[..., c : c + 1]
-            yield _long(layer, name, item, of, where)
+            of = values[..., c] if name == "rows" else values[..., c : c + 1]
+            yield _long_rows(layer, name, item, of, where)
 
 
 def _queries(scope: Scope, layer: int) -> Ints:
@@ -143,17 +145,17 @@ def _real_keys(scope: Scope, layer: int, text: LabelledText | None) -> Ints:
     order = np.arange(totals.keys)
     if text is not None:
         return np.where(text.real, order, -1)
-    return np.where(order >= totals.first.numpy()[:, None], order, -1)
+    return np.where(order >= totals.first_token.numpy()[:, None], order, -1)
 
 
-def _long(
+def _long_rows(
     layer: int, measure: str, item: str | None, values: Floats, where: Ints | None
 ) -> dict[str, Any]:
     """One row for each number of `values` [B, H, N] that stands at a position, or at none."""
-    there = np.ones(values.shape, dtype=bool)
+    columns = np.ones(values.shape, dtype=bool)
     if where is not None:
-        there = np.broadcast_to((where >= 0)[:, None], values.shape)
-    b, h, n = np.nonzero(there)
+        columns = np.broadcast_to((where >= 0)[:, None], values.shape)
+    b, h, n = np.nonzero(columns)
     return {
         "sequence": b,
         "layer": layer,
@@ -165,7 +167,7 @@ def _long(
     }
 
 
-def _joined(parts: list[dict[str, Any]], text: LabelledText | None) -> pl.DataFrame:
+def _concat(parts: list[dict[str, Any]], text: LabelledText | None) -> pl.DataFrame:
     import polars as pl
 
     from attnscope.capture.to_pandas import LabelledFrame
@@ -189,7 +191,7 @@ def _joined(parts: list[dict[str, Any]], text: LabelledText | None) -> pl.DataFr
             for name, value in part.items()
         }
         frames.append(pl.DataFrame(columns))
-    whole = pl.concat(frames).with_columns(pl.col("value").fill_nan(None))
+    table = pl.concat(frames).with_columns(pl.col("value").fill_nan(None))
     if text is not None:
         tokens = pl.DataFrame(
             {
@@ -199,14 +201,14 @@ def _joined(parts: list[dict[str, Any]], text: LabelledText | None) -> pl.DataFr
                 "class": pl.Series([c for row in text.names for c in row], dtype=pl.String),
             }
         )
-        whole = whole.join(
+        table = table.join(
             tokens, on=["sequence", "position"], how="left", maintain_order="left"
         ).select(
             "sequence", "layer", "head", "measure", "item", "position", "token", "class", "value"
         )
-    return LabelledFrame(whole)
+    return LabelledFrame(table)
 
 
 def _numpy(tensor: Tensor) -> Floats:
-    found: Floats = tensor.detach().cpu().double().numpy()
-    return found
+    values: Floats = tensor.detach().cpu().double().numpy()
+    return values

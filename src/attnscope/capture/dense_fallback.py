@@ -311,14 +311,14 @@ def geometry_of_weights(
         return masks.build_geometry(
             start, torch.maximum(stop, start), padding, first, 0, K, A.device
         )
-    low, high = mask_geometry.intervals
+    low, high = mask_geometry.visible_ranges
     start, stop = torch.maximum(start, low), torch.minimum(stop, high)
     return replace(
         mask_geometry,
         form="interval",
         bounds=(start, torch.maximum(stop, start)),
         selections={},
-        elsewhere={},
+        copies={},
         device=A.device,
     )
 
@@ -330,7 +330,7 @@ def _cross_geometry(A: Tensor, mask: Any, forward_pass: ForwardPass) -> Geometry
     if mask_geometry is None:
         bounds = torch.zeros(B, Q, dtype=torch.int64), torch.full((B, Q), K)
         mask_geometry = masks.build_geometry(*bounds, None, 0, 0, K, A.device)
-    return mask_geometry.across(forward_pass.past or 0, forward_pass.padding)
+    return mask_geometry.as_cross(forward_pass.past or 0, forward_pass.padding)
 
 
 def _mask_geometry(mask: Any, A: Tensor, forward_pass: ForwardPass) -> Geometry | None:
@@ -358,12 +358,12 @@ def reduce(
 
     Does not sample queries, because the matrix exists already.
     """
-    counted = selection.rows(selection.counted_queries()).to(A.device)
-    self_key = selection.rows(geometry.own().expand(geometry.batch, -1)).to(A.device)
-    if selection.whole.only is not None:
-        A = A[:, :, selection.whole.only : selection.whole.only + 1]
-    elif selection.whole.index is not None:
-        index = selection.whole.index[:, None, :, None]
+    counted = selection.gather_rows(selection.counted_queries()).to(A.device)
+    self_key = selection.gather_rows(geometry.self_keys().expand(geometry.batch, -1)).to(A.device)
+    if selection.all_rows.single_row is not None:
+        A = A[:, :, selection.all_rows.single_row : selection.all_rows.single_row + 1]
+    elif selection.all_rows.index is not None:
+        index = selection.all_rows.index[:, None, :, None]
         A = A.gather(2, index.expand(-1, A.shape[1], -1, A.shape[3]))
     A = A.float().masked_fill(
         ~counted[:, None, :, None], 0.0
@@ -382,7 +382,7 @@ def reduce(
             code="row-sum",
             deviation=deviation,
         )
-    group = None if selection.group is None else selection.rows(selection.group).to(A.device)
+    group = None if selection.group is None else selection.gather_rows(selection.group).to(A.device)
     sums = reference.totals(A, self_key, rowsum.log(), counted.float(), None, group, groups)
     visible = selection.visibility().to(A.device).any(2)
     layer.add(received_unseen(sums, ~visible), 0)

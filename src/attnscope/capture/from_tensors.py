@@ -16,7 +16,7 @@ from attnscope.capture.kernel_rows import positions, rows_of
 from attnscope.capture.masks import build_geometry
 from attnscope.capture.query_selection import Queries, parse, select
 from attnscope.capture.scope import Scope
-from attnscope.capture.stored_rows import keep
+from attnscope.capture.stored_rows import store_rows
 from attnscope.capture.sums import LayerAccumulator
 from attnscope.errors import InputError, describe
 from attnscope.kernels import AttentionCall
@@ -110,11 +110,11 @@ def from_tensors(
         >>> found.measure("entropy").shape  # [batch, heads]
         torch.Size([1, 8])
     """
-    q, k = _checked(q, k)
+    q, k = _check_tensors(q, k)
     if q.device.type in WITHOUT_FLOAT64:
         q, k = q.cpu(), k.cpu()
-    frame = _frame(q, k, causal, window, _real(k, mask, lengths))
-    asked = _queries(queries)
+    geometry = _geometry(q, k, causal, window, _key_mask(k, mask, lengths))
+    parsed = _queries(queries)
     ids = None if classes is None else torch.as_tensor(classes).long().cpu()
     groups = 0 if ids is None else max(int(ids.max()) + 1, 1)
     call = AttentionCall(
@@ -123,33 +123,33 @@ def from_tensors(
         k=k,
         v=k,
         scale=q.shape[3] ** -0.5 if scale is None else float(scale),
-        visible=frame.visible,
+        visible=geometry.visible,
         softcap=softcap,
         sinks=_sinks(sinks, q),
     )
     return TensorScope(
-        _measured(call, frame, asked, ids, groups, kernels.choose(backend, q.device))
+        _measure(call, geometry, parsed, ids, groups, kernels.choose(backend, q.device))
     )
 
 
-def _measured(
+def _measure(
     call: AttentionCall,
-    frame: Geometry,
-    asked: Queries,
+    geometry: Geometry,
+    parsed: Queries,
     ids: Tensor | None,
     groups: int,
     backend: str,
 ) -> Scope:
-    scope = Scope(layers=[0], backend=backend, queries=asked, groups=groups, cross=frame.cross)
+    scope = Scope(layers=[0], backend=backend, queries=parsed, groups=groups, cross=geometry.cross)
     scope._classes = ids
-    end = frame.first_query + frame.queries
-    totals = LayerAccumulator(first=frame.first_real, position=end, keys=frame.keys)
+    end = geometry.first_query + geometry.queries
+    totals = LayerAccumulator(first_token=geometry.first_token, position=end, keys=geometry.keys)
     scope._layers[0] = totals
-    selection = select(asked, frame, CompletionSpan(end, 0), ids, groups)
+    selection = select(parsed, geometry, CompletionSpan(end, 0), ids, groups)
     if selection is not None:
         _add(call, selection, totals, groups, backend)
-    scope._complete = True
-    scope._check(call.q.dtype)
+    scope._pass_done = True
+    scope._check_conservation(call.q.dtype)
     return scope
 
 
@@ -160,21 +160,21 @@ def _add(
     groups: int,
     backend: str,
 ) -> None:
-    frame = selection.frame
-    rows = rows_of(call, selection.whole, None, groups)
+    geometry = selection.geometry
+    rows = rows_of(call, selection.all_rows, None, groups)
     sums = compare_unseen(rows, kernels.kernel(backend)(rows))
     totals.add(sums, 0)
     totals.selections.append(selection)
     if call.sinks is not None:
         assert sums.lse is not None
-        taken = torch.exp(call.sinks.double()[:, None] - sums.lse)
-        totals.add_sink(taken, selection)
+        sink_weights = torch.exp(call.sinks.double()[:, None] - sums.lse)
+        totals.add_sink(sink_weights, selection)
     where = positions(selection).to(call.q.device)
-    seen = int(frame.intervals[1].max())
-    totals.kept.append(keep([], rows, where, 0, seen, copy=False)[0])
+    n_visible = int(geometry.visible_ranges[1].max())
+    totals.stored.append(store_rows([], rows, where, 0, n_visible, copy=False)[0])
 
 
-def _checked(q: Any, k: Any) -> tuple[Tensor, Tensor]:
+def _check_tensors(q: Any, k: Any) -> tuple[Tensor, Tensor]:
     for name, tensor in {"q": q, "k": k}.items():
         if not isinstance(tensor, Tensor) or tensor.ndim != 4 or not tensor.is_floating_point():
             got = describe(tensor)
@@ -210,7 +210,7 @@ def _checked(q: Any, k: Any) -> tuple[Tensor, Tensor]:
     return q.detach(), k.detach()
 
 
-def _real(k: Tensor, mask: Any, lengths: Any) -> Tensor | None:
+def _key_mask(k: Tensor, mask: Any, lengths: Any) -> Tensor | None:
     """bool [B, K] on the CPU; None where nothing is padding."""
     B, K = k.shape[0], k.shape[2]
     if mask is not None and lengths is not None:
@@ -248,7 +248,9 @@ def _real(k: Tensor, mask: Any, lengths: Any) -> Tensor | None:
     return None if bool(real.bool().all()) else real.bool()
 
 
-def _frame(q: Tensor, k: Tensor, causal: bool, window: int | None, real: Tensor | None) -> Geometry:
+def _geometry(
+    q: Tensor, k: Tensor, causal: bool, window: int | None, real: Tensor | None
+) -> Geometry:
     B, Q, K = q.shape[0], q.shape[2], k.shape[2]
     if window is not None and (isinstance(window, bool) or not isinstance(window, int)):
         raise InputError(
@@ -266,8 +268,8 @@ def _frame(q: Tensor, k: Tensor, causal: bool, window: int | None, real: Tensor 
         )
     start, stop = torch.zeros(B, Q, dtype=torch.int64), torch.full((B, Q), K)
     if not causal:
-        frame = build_geometry(start, stop, real, max(K - Q, 0), 0, K, q.device)
-        return frame if Q == K else frame.across(0, None)
+        geometry = build_geometry(start, stop, real, max(K - Q, 0), 0, K, q.device)
+        return geometry if Q == K else geometry.as_cross(0, None)
     if Q > K:
         raise InputError(
             f"{Q} queries and {K} keys: with causal=True the queries are the last tokens of the "
@@ -276,33 +278,33 @@ def _frame(q: Tensor, k: Tensor, causal: bool, window: int | None, real: Tensor 
             queries=Q,
             keys=K,
         )
-    own = torch.arange(K - Q, K).expand(B, Q)
+    self_key = torch.arange(K - Q, K).expand(B, Q)
     if window is not None:
-        start = (own - window + 1).clamp(min=0)
-    return build_geometry(start, own + 1, real, K - Q, 0, K, q.device)
+        start = (self_key - window + 1).clamp(min=0)
+    return build_geometry(start, self_key + 1, real, K - Q, 0, K, q.device)
 
 
 def _queries(queries: Any) -> Queries:
-    asked = parse(queries, 0)
-    if asked.name not in ("all", "last", "mask"):
+    parsed = parse(queries, 0)
+    if parsed.name not in ("all", "last", "mask"):
         raise InputError(
             f"queries={queries!r} needs a model (watch); from_tensors takes 'all', 'last', or a "
             "bool tensor [batch, keys]",
             code="unknown-queries",
             value=queries,
         )
-    return asked
+    return parsed
 
 
 def _sinks(sinks: Any, q: Tensor) -> Tensor | None:
     if sinks is None:
         return None
-    given = torch.as_tensor(sinks, device=q.device)
-    if list(given.shape) != [q.shape[1]]:
+    scores = torch.as_tensor(sinks, device=q.device)
+    if list(scores.shape) != [q.shape[1]]:
         raise InputError(
-            f"sinks must be one score for each of {q.shape[1]} heads; got {describe(given)}",
+            f"sinks must be one score for each of {q.shape[1]} heads; got {describe(scores)}",
             code="wrong-shape",
             argument="sinks",
-            got=describe(given),
+            got=describe(scores),
         )
-    return given.detach()
+    return scores.detach()

@@ -37,19 +37,19 @@ class Geometry:
     """bool [B, Q] on the CPU; None where no query is padding."""
     real_keys: Tensor | None = None
     """bool [B, K] on the CPU, given only when padding lies inside the intervals."""
-    seen: Tensor | None = None
+    gap_mask: Tensor | None = None
     """bool [B or 1, H or 1, Q, K] on the model's device, given only where the intervals have gaps:
     who sees whom. Only the fallback can measure such attention."""
     cross: bool = False
     """Whether the keys are those of another text: then no query has a key of its own."""
     selections: dict[Any, "QuerySelection | None"] = field(default_factory=dict)
     """Selections already made, by the choice that made them."""
-    elsewhere: dict[Any, "Geometry"] = field(default_factory=dict)
+    copies: dict[Any, "Geometry"] = field(default_factory=dict)
     """The same frame on other devices, for models that are spread over several, and as that of
     another text's queries."""
 
     @cached_property
-    def intervals(self) -> tuple[Tensor, Tensor]:
+    def visible_ranges(self) -> tuple[Tensor, Tensor]:
         """Start and stop, int64 [B, Q] on the CPU."""
         if self.bounds is not None:
             return self.bounds
@@ -64,7 +64,7 @@ class Geometry:
         """The intervals as the kernels take them, on the model's device."""
 
         def bounds() -> tuple[Tensor, Tensor]:
-            start, stop = self.intervals
+            start, stop = self.visible_ranges
             return start.int().to(self.device, non_blocking=True), stop.int().to(
                 self.device, non_blocking=True
             )
@@ -76,26 +76,26 @@ class Geometry:
         """This frame on the given device."""
         if device == self.device:
             return self
-        if device not in self.elsewhere:
-            seen = None if self.seen is None else self.seen.to(device)
-            self.elsewhere[device] = self._changed(device=device, seen=seen)
-        return self.elsewhere[device]
+        if device not in self.copies:
+            gap_mask = None if self.gap_mask is None else self.gap_mask.to(device)
+            self.copies[device] = self._changed(device=device, gap_mask=gap_mask)
+        return self.copies[device]
 
     def visibility(self) -> Tensor:
         """bool [B, 1 or H, Q, K]: V, spelled out, for those who hold a matrix of weights anyway."""
-        start, stop = self.intervals
+        start, stop = self.visible_ranges
         order = torch.arange(self.keys)
-        seen = (order >= start[..., None]) & (order < stop[..., None])
+        visible = (order >= start[..., None]) & (order < stop[..., None])
         if self.real_keys is not None:
-            seen &= self.real_keys[:, None]
-        seen = seen[:, None].to(self.device)
-        return seen if self.seen is None else seen & self.seen
+            visible &= self.real_keys[:, None]
+        visible = visible[:, None].to(self.device)
+        return visible if self.gap_mask is None else visible & self.gap_mask
 
-    def with_gaps(self, seen: Tensor) -> "Geometry":
+    def with_gaps(self, gap_mask: Tensor) -> "Geometry":
         """This frame where who sees whom is no interval."""
-        return self._changed(form="interval", bounds=self.intervals, seen=seen)
+        return self._changed(form="interval", bounds=self.visible_ranges, gap_mask=gap_mask)
 
-    def across(self, past: int, padding: Tensor | None) -> "Geometry":
+    def as_cross(self, past: int, padding: Tensor | None) -> "Geometry":
         """This frame where the queries are those of another text, which began `past` tokens ago.
 
         `padding` is the mask of that text, [B, tokens], 0 at padding.
@@ -104,23 +104,23 @@ class Geometry:
         if real is not None and (real.shape != (self.batch, self.queries) or bool(real.all())):
             real = None
         key = "across", past
-        if key not in self.elsewhere:
-            self.elsewhere[key] = self._changed(first_query=past, real_queries=real, cross=True)
-        return self.elsewhere[key]
+        if key not in self.copies:
+            self.copies[key] = self._changed(first_query=past, real_queries=real, cross=True)
+        return self.copies[key]
 
     def _changed(self, **fields: Any) -> "Geometry":
         """Another frame: what was worked out from this one does not hold for it."""
-        return replace(self, selections={}, elsewhere={}, **fields)
+        return replace(self, selections={}, copies={}, **fields)
 
-    def let_go(self) -> None:
+    def clear_caches(self) -> None:
         """Forget what kernels kept from layer to layer: the pass is over."""
         if "visible" in vars(self):
             self.visible.cache.clear()
         for selection in self.selections.values():
-            for part in (selection.whole, *selection.parts) if selection is not None else ():
-                part.cache.clear()
+            for block in (selection.all_rows, *selection.blocks) if selection is not None else ():
+                block.cache.clear()
 
-    def own(self) -> Tensor:
+    def self_keys(self) -> Tensor:
         """int64 [Q]: where each query's own token is among the keys; beyond them if nowhere."""
         if self.cross:
             return torch.full((self.queries,), self.keys)
@@ -131,60 +131,62 @@ class Geometry:
         return torch.arange(self.queries) + self.first_query
 
     @cached_property
-    def first_real(self) -> Tensor:
+    def first_token(self) -> Tensor:
         """int64 [B]: position of the first token of the keys that is not padding; -1 where this
         pass has none."""
         if self.cross:
-            return self.intervals[0].amin(1)
+            return self.visible_ranges[0].amin(1)
         if self.real_queries is None:
             return torch.full((self.batch,), self.first_query)
         first = self.real_queries.int().argmax(1) + self.first_query
         return torch.where(self.real_queries.any(1), first, -1)
 
     @cached_property
-    def begun(self) -> bool:
+    def all_started(self) -> bool:
         """Whether every sequence has such a token."""
-        return (self.real_queries is None and not self.cross) or bool((self.first_real >= 0).all())
+        return (self.real_queries is None and not self.cross) or bool((self.first_token >= 0).all())
 
     def __getstate__(self) -> dict[str, Any]:
         """What the mask says; not what was worked out from it for a device."""
         kept = {name: value for name, value in vars(self).items() if name != "visible"}
-        return kept | {"selections": {}, "elsewhere": {}}
+        return kept | {"selections": {}, "copies": {}}
 
-    def counts(self) -> Tensor:
+    def n_visible(self) -> Tensor:
         """int64 [B, Q]: how many keys each query sees."""
-        start, stop = self.intervals
+        start, stop = self.visible_ranges
         if self.real_keys is None:
             return stop - start
-        seen = pad(self.real_keys.long().cumsum(1), (1, 0))
-        return seen.gather(1, stop) - seen.gather(1, start)
+        real_before = pad(self.real_keys.long().cumsum(1), (1, 0))
+        return real_before.gather(1, stop) - real_before.gather(1, start)
 
 
-def join(frames: list[Geometry]) -> Geometry:
+def concat(geometries: list[Geometry]) -> Geometry:
     """Passes that follow one another as one, over the keys of all of them."""
-    first, last = frames[0], frames[-1]
-    if len(frames) == 1:
+    first, last = geometries[0], geometries[-1]
+    if len(geometries) == 1:
         return first
     keys = last.first_key + last.keys - first.first_key
-    starts, stops, asked = [], [], []
+    starts, stops, real_queries = [], [], []
     real = torch.ones(first.batch, keys, dtype=torch.bool)
-    for frame in frames:
-        at = frame.first_key - first.first_key
-        start, stop = frame.intervals
+    for geometry in geometries:
+        at = geometry.first_key - first.first_key
+        start, stop = geometry.visible_ranges
         starts.append(start + at)
         stops.append(stop + at)
-        shape = frame.batch, frame.queries
-        asked.append(torch.ones(shape).bool() if frame.real_queries is None else frame.real_queries)
-        if frame.real_keys is not None:
-            real[:, at : at + frame.keys] = frame.real_keys
-    padded = any(frame.real_queries is not None for frame in frames)
-    holes = any(frame.real_keys is not None for frame in frames)
+        shape = geometry.batch, geometry.queries
+        real_queries.append(
+            torch.ones(shape).bool() if geometry.real_queries is None else geometry.real_queries
+        )
+        if geometry.real_keys is not None:
+            real[:, at : at + geometry.keys] = geometry.real_keys
+    padded = any(geometry.real_queries is not None for geometry in geometries)
+    holes = any(geometry.real_keys is not None for geometry in geometries)
     return first._changed(
-        queries=sum(frame.queries for frame in frames),
+        queries=sum(geometry.queries for geometry in geometries),
         keys=keys,
         form="interval",
         bounds=(torch.cat(starts, 1), torch.cat(stops, 1)),
-        real_queries=torch.cat(asked, 1) if padded else None,
+        real_queries=torch.cat(real_queries, 1) if padded else None,
         real_keys=real if holes else None,
     )
 
@@ -197,30 +199,30 @@ class RowBlock:
     rows: int
     index: Tensor | None = None
     """int64 [B, M], which queries."""
-    only: int | None = None
+    single_row: int | None = None
     """The one query of every sequence, where `index` says, or would say, no more than that."""
     causal: bool = False
     shift: int = 0
     start: Tensor | None = None
     stop: Tensor | None = None
-    own: Tensor | None = None
+    self_key: Tensor | None = None
     weight: Tensor | None = None
     shrink: Tensor | None = None
     group: Tensor | None = None
     cache: dict[Any, Any] = field(default_factory=dict)
 
-    def times(self, n: int) -> "RowBlock":
+    def repeat(self, n: int) -> "RowBlock":
         """The same rows of every sequence, for a batch `n` times over."""
         if n == 1:
             return self
-        if ("times", n) not in self.cache:
+        if ("repeat", n) not in self.cache:
             each: dict[str, Any] = {
                 name: None if (value := getattr(self, name)) is None else value.repeat(n, 1)
-                for name in ("index", "start", "stop", "own", "weight", "shrink", "group")
+                for name in ("index", "start", "stop", "self_key", "weight", "shrink", "group")
             }
-            self.cache["times", n] = replace(self, cache={}, **each)
-        part: RowBlock = self.cache["times", n]
-        return part
+            self.cache["repeat", n] = replace(self, cache={}, **each)
+        repeated: RowBlock = self.cache["repeat", n]
+        return repeated
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -245,11 +247,11 @@ class VisibilityCounts:
 class QuerySelection:
     """The rows to reduce in one pass."""
 
-    frame: Geometry
-    whole: RowBlock
+    geometry: Geometry
+    all_rows: RowBlock
     """Every counted row over all it sees."""
-    parts: tuple[RowBlock, ...]
-    """Rows whose totals add up to those of `whole`: just `whole`, unless far keys are sampled."""
+    blocks: tuple[RowBlock, ...]
+    """Rows whose totals add up to those of `all_rows`: just `all_rows`, unless far keys are sampled."""
     count: Tensor
     """float64 [B]: the number of queries, |Q|."""
     counted: Tensor | None
@@ -261,88 +263,90 @@ class QuerySelection:
     @property
     def sampled(self) -> bool:
         """Whether the totals are estimates."""
-        return self.parts[0] is not self.whole
+        return self.blocks[0] is not self.all_rows
 
-    def without(self, sequences: Tensor) -> "QuerySelection":
+    def exclude(self, sequences: Tensor) -> "QuerySelection":
         """This, less the queries of some sequences, bool [B]."""
         counted = self.counted_queries() & ~sequences[:, None]
         return replace(self, counted=counted, count=counted.sum(1).double())
 
-    def rows(self, of_queries: Tensor) -> Tensor:
-        """What there is for every query [B, Q], for the rows of `whole` [B, M]."""
-        if self.whole.only is not None:
-            return of_queries[:, self.whole.only : self.whole.only + 1]
-        if self.whole.index is None:
+    def gather_rows(self, of_queries: Tensor) -> Tensor:
+        """What there is for every query [B, Q], for the rows of `all_rows` [B, M]."""
+        if self.all_rows.single_row is not None:
+            return of_queries[:, self.all_rows.single_row : self.all_rows.single_row + 1]
+        if self.all_rows.index is None:
             return of_queries
-        return of_queries.gather(1, self.whole.index.to(of_queries.device))
+        return of_queries.gather(1, self.all_rows.index.to(of_queries.device))
 
     def visibility(self) -> Tensor:
-        """bool [B, 1 or H, M, K]: what the counted rows of `whole` see, spelled out."""
-        seen = self.frame.visibility() & self.counted_queries()[:, None, :, None].to(
-            self.frame.device
+        """bool [B, 1 or H, M, K]: what the counted rows of `all_rows` see, spelled out."""
+        visible = self.geometry.visibility() & self.counted_queries()[:, None, :, None].to(
+            self.geometry.device
         )
-        if self.whole.only is not None:
-            return seen[:, :, self.whole.only : self.whole.only + 1]
-        if self.whole.index is None:
-            return seen
-        index = self.whole.index.to(seen.device)[:, None, :, None]
-        return seen.gather(2, index.expand(-1, seen.shape[1], -1, seen.shape[3]))
+        if self.all_rows.single_row is not None:
+            return visible[:, :, self.all_rows.single_row : self.all_rows.single_row + 1]
+        if self.all_rows.index is None:
+            return visible
+        index = self.all_rows.index.to(visible.device)[:, None, :, None]
+        return visible.gather(2, index.expand(-1, visible.shape[1], -1, visible.shape[3]))
 
     def counted_queries(self) -> Tensor:
         """bool [B, Q], spelled out."""
         if self.counted is not None:
             return self.counted
-        return torch.ones(self.frame.batch, self.frame.queries, dtype=torch.bool)
+        return torch.ones(self.geometry.batch, self.geometry.queries, dtype=torch.bool)
 
     @cached_property
-    def exposure(self) -> VisibilityCounts:
+    def visibility_counts(self) -> VisibilityCounts:
         """How often each key could be looked at."""
-        frame, counted = self.frame, self.counted_queries()
-        groups = torch.zeros(frame.batch, self.groups, dtype=torch.float64)
+        geometry, counted = self.geometry, self.counted_queries()
+        groups = torch.zeros(geometry.batch, self.groups, dtype=torch.float64)
         if self.group is not None:
             member = self.group[..., None] == torch.arange(self.groups)
             groups = (member & counted[..., None]).sum(1).double()
-        position = (frame.positions() * counted).sum(1).double()
-        columns = self._by_intervals(counted) if frame.seen is None else self._by_matrix(counted)
+        position = (geometry.positions() * counted).sum(1).double()
+        columns = (
+            self._by_ranges(counted) if geometry.gap_mask is None else self._by_matrix(counted)
+        )
         return VisibilityCounts(
-            position=position * torch.nan if frame.cross else position, groups=groups, **columns
+            position=position * torch.nan if geometry.cross else position, groups=groups, **columns
         )
 
-    def _by_intervals(self, counted: Tensor) -> dict[str, Tensor]:
+    def _by_ranges(self, counted: Tensor) -> dict[str, Tensor]:
         """What there is of every key, by counting where intervals open and close."""
-        frame = self.frame
-        start, stop = frame.intervals
-        before_own = torch.maximum(torch.minimum(stop, frame.own()), start)
-        seen = frame.counts()
-        one = (counted & (seen > 0)).double()
+        geometry = self.geometry
+        start, stop = geometry.visible_ranges
+        before_self = torch.maximum(torch.minimum(stop, geometry.self_keys()), start)
+        n_visible = geometry.n_visible()
+        one = (counted & (n_visible > 0)).double()
 
-        def pile(weight: Tensor, end: Tensor) -> Tensor:
-            ends = torch.zeros(frame.batch, frame.keys + 1, dtype=torch.float64)
+        def scatter_ranges(weight: Tensor, end: Tensor) -> Tensor:
+            ends = torch.zeros(geometry.batch, geometry.keys + 1, dtype=torch.float64)
             ends.scatter_add_(1, start, weight).scatter_add_(1, end, -weight)
-            total = ends.cumsum(1)[:, : frame.keys]
-            return total if frame.real_keys is None else total * frame.real_keys
+            total = ends.cumsum(1)[:, : geometry.keys]
+            return total if geometry.real_keys is None else total * geometry.real_keys
 
-        share = one / seen.clamp(min=1)
+        share = one / n_visible.clamp(min=1)
         return {
-            "eligible": pile(one, stop).round(),
-            "eligible_later": pile(one, before_own).round(),
-            "uniform": pile(share, stop),
-            "uniform_later": pile(share, before_own),
+            "eligible": scatter_ranges(one, stop).round(),
+            "eligible_later": scatter_ranges(one, before_self).round(),
+            "uniform": scatter_ranges(share, stop),
+            "uniform_later": scatter_ranges(share, before_self),
         }
 
     def _by_matrix(self, counted: Tensor) -> dict[str, Tensor]:
         """The same where the intervals have gaps."""
-        frame = self.frame
-        seen = frame.visibility().cpu() & counted[:, None, :, None]
-        if seen.shape[1] > 1:
+        geometry = self.geometry
+        visible = geometry.visibility().cpu() & counted[:, None, :, None]
+        if visible.shape[1] > 1:
             raise ScopeError(
                 "the heads of this model have different masks, so results that depend on which "
                 "queries see a key (average, eligible, uniform, lift) are not defined; received is",
                 code="masks-by-head",
             )
-        one = seen[:, 0].double()
+        one = visible[:, 0].double()
         share = one / one.sum(-1, keepdim=True).clamp(min=1)
-        later = torch.arange(frame.keys) < frame.own()[:, None]
+        later = torch.arange(geometry.keys) < geometry.self_keys()[:, None]
         return {
             "eligible": one.sum(1),
             "eligible_later": (one * later).sum(1),

@@ -19,23 +19,23 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.capture.data_frame import text_of
+from attnscope.capture.data_frame import label_keys
 from attnscope.errors import InputError, ScopeError, unknown
 from attnscope.tokens.visible import STRONGEST, visible_text
 
 if TYPE_CHECKING:
     from attnscope.capture.scope import Scope
 
-MOST = 300_000
+MAX_CHARS = 300_000
 """Characters of a page: what is too much for it is left out, and said."""
-SPAN = 60
+SPAN_CHARS = 60
 """Characters around a token, at most, beside its text."""
-LOOKED = 8
+TOP_KEYS = 8
 """Of a token's gaze, so many of the largest weights are kept."""
-ROWS = 8_000
+MAX_ROWS = 8_000
 """Gazes that are followed, tokens times layers; beyond, none is."""
 
-Gaze = Callable[[int, int], NDArray[np.float64]]
+RowProvider = Callable[[int, int], NDArray[np.float64]]
 """Of a layer and a token: [K], the weights of its query, mean over heads."""
 
 
@@ -59,81 +59,81 @@ class HtmlPage:
         Path(path).write_text(head + self.html, encoding="utf-8")
 
 
-def shown(scope: Scope, tokenizer: Any, sequence: int, input_ids: Any) -> HtmlPage:
+def page_of_scope(scope: Scope, tokenizer: Any, sequence: int, input_ids: Any) -> HtmlPage:
     """See `Scope.show`."""
-    text = text_of(scope, tokenizer, input_ids)
+    text = label_keys(scope, tokenizer, input_ids)
     if isinstance(sequence, bool) or not 0 <= sequence < len(text.tokens):
         raise unknown("sequence", sequence, range(len(text.tokens)))
-    there = np.flatnonzero(text.real[sequence])
-    tokens = [text.tokens[sequence][n] for n in there]
-    heads = _weights(scope, sequence, there)
+    real = np.flatnonzero(text.real[sequence])
+    tokens = [text.tokens[sequence][n] for n in real]
+    heads = _weights(scope, sequence, real)
 
-    def gaze(layer: int, n: int) -> NDArray[np.float64]:
-        row = scope.row(layer, int(there[n]), sequence).double().mean(0).cpu().numpy()
-        return np.asarray(row[there])
+    def row_of(layer: int, n: int) -> NDArray[np.float64]:
+        row = scope.row(layer, int(real[n]), sequence).double().mean(0).cpu().numpy()
+        return np.asarray(row[real])
 
     title = f"attention received, queries {str(scope._queries)!r}"
-    return drawn(title, tokens, scope.layers, heads, gaze)
+    return render_page(title, tokens, scope.layers, heads, row_of)
 
 
-def drawn(
+def render_page(
     title: str,
     tokens: list[str],
     layers: list[int],
     heads: list[NDArray[np.float64]],
-    gaze: Gaze | None = None,
+    row_of: RowProvider | None = None,
 ) -> HtmlPage:
     """The page of a text, from what its tokens receive from the average query: [H, K] of every
     layer. What is too much for it is left out, and said in the title."""
-    whole, tokens = len(tokens), [visible_text(token) for token in tokens]
+    n_tokens, tokens = len(tokens), [visible_text(token) for token in tokens]
     mean = np.stack([of.mean(0) for of in heads])
     left_out = []
-    while len(tokens) * SPAN + sum(map(len, tokens)) > MOST // 2:
+    while len(tokens) * SPAN_CHARS + sum(map(len, tokens)) > MAX_CHARS // 2:
         tokens = tokens[: int(len(tokens) * 0.9)]
-    if len(tokens) < whole:
-        left_out.append(f"the first {len(tokens):,} of {whole:,} tokens")
+    if len(tokens) < n_tokens:
+        left_out.append(f"the first {len(tokens):,} of {n_tokens:,} tokens")
     size = sum(len(of) + 1 for of in heads) * len(tokens)
-    if size * 4 / 3 > MOST // 3:
+    if size * 4 / 3 > MAX_CHARS // 3:
         heads = [of[:0] for of in heads]
         left_out.append("means over heads")
     if left_out:
         title += "; shown: " + ", ".join(left_out)
     page = _page(title, tokens, layers, mean, heads, None)
-    gazes = None if gaze is None or left_out else _gazes(gaze, layers, len(tokens))
-    if gazes is not None:
-        more = _page(title, tokens, layers, mean, heads, gazes)
-        page = more if len(more) < MOST else page
+    top_rows = None if row_of is None or left_out else _top_rows(row_of, layers, len(tokens))
+    if top_rows is not None:
+        more = _page(title, tokens, layers, mean, heads, top_rows)
+        page = more if len(more) < MAX_CHARS else page
     return HtmlPage(page)
 
 
-def _gazes(gaze: Gaze, layers: list[int], n: int) -> NDArray[np.uint8] | None:
+def _top_rows(row_of: RowProvider, layers: list[int], n: int) -> NDArray[np.uint8] | None:
     """uint8 [1 + layers, tokens, LOOKED, 3]: of every gaze, first the mean over layers, the tokens
     with the largest weights: where they are (in two bytes) and the weight, of 255. None where they
     are too many, or queries were not kept; of a token that was no query, nothing."""
-    if n * len(layers) > ROWS or n > 2**16:
+    if n * len(layers) > MAX_ROWS or n > 2**16:
         return None
-    found = np.zeros((1 + len(layers), n, LOOKED, 3), dtype=np.uint8)
+    packed = np.zeros((1 + len(layers), n, TOP_KEYS, 3), dtype=np.uint8)
     for token in range(n):
         try:
-            rows = [gaze(layer, token)[:n] for layer in layers]
+            rows = [row_of(layer, token)[:n] for layer in layers]
         except ScopeError:
             return None
         except InputError:
             continue
         for at, row in enumerate([np.mean(rows, axis=0), *rows]):
-            top = np.argsort(-row, kind="stable")[:LOOKED]
-            found[at, token, : len(top), 0], found[at, token, : len(top), 1] = top >> 8, top & 255
-            found[at, token, : len(top), 2] = np.clip(row[top] * 255, 0, 255).round()
-    return found
+            top = np.argsort(-row, kind="stable")[:TOP_KEYS]
+            packed[at, token, : len(top), 0], packed[at, token, : len(top), 1] = top >> 8, top & 255
+            packed[at, token, : len(top), 2] = np.clip(row[top] * 255, 0, 255).round()
+    return packed
 
 
-def _weights(scope: Scope, sequence: int, there: NDArray[np.int64]) -> list[NDArray[np.float64]]:
+def _weights(scope: Scope, sequence: int, real: NDArray[np.int64]) -> list[NDArray[np.float64]]:
     """What tokens receive from the average query, [H, K] of every layer."""
     heads = []
     for layer in scope.layers:
         count = max(float(scope.count(layer)[sequence]), 1.0)
         received = scope.received(layer)[sequence].cpu().double().numpy()
-        heads.append(received[:, there] / count)
+        heads.append(received[:, real] / count)
     return heads
 
 
@@ -143,16 +143,16 @@ def _page(
     layers: list[int],
     mean: NDArray[np.float64],
     heads: list[NDArray[np.float64]],
-    gazes: NDArray[np.uint8] | None,
+    top_rows: NDArray[np.uint8] | None,
 ) -> str:
     n = len(tokens)
-    everything = [mean[:, :n].mean(0)]
+    rows = [mean[:, :n].mean(0)]
     most = max(len(of) for of in heads)
     for of_layer, of in zip(mean, heads, strict=True):
-        everything += [of_layer[:n], *(row[:n] for row in of)]
-    full = [_full(row) for row in everything]
+        rows += [of_layer[:n], *(row[:n] for row in of)]
+    full = [_full(row) for row in rows]
     shades = np.stack(
-        [np.clip(row / f * 255, 0, 255).round() for row, f in zip(everything, full, strict=True)]
+        [np.clip(row / f * 255, 0, 255).round() for row, f in zip(rows, full, strict=True)]
     ).astype(np.uint8)
     id = f"attnscope-{uuid4().hex[:12]}"
     colour = ",".join(str(int(STRONGEST[at : at + 2], 16)) for at in (1, 3, 5))
@@ -167,12 +167,12 @@ def _page(
         "at": at,
         "heads": [len(of) for of in heads],
         "bytes": b64encode(shades.tobytes()).decode(),
-        "row": "" if gazes is None else b64encode(gazes.tobytes()).decode(),
+        "row": "" if top_rows is None else b64encode(top_rows.tobytes()).decode(),
         "colour": colour,
     }
     layer_choice = _options([("mean", ""), *((str(layer), i) for i, layer in enumerate(layers))])
     head_choice = _options([("mean", ""), *((str(h), h) for h in range(most))])
-    hint = "" if gazes is None else "Click a token to see what it looks at (mean of heads). "
+    hint = "" if top_rows is None else "Click a token to see what it looks at (mean of heads). "
     return (
         f'<div id="{id}" style="font:14px/1.5 system-ui,sans-serif;padding:.25em 0">'
         f"<b>{escape(title)}</b>"
@@ -212,7 +212,7 @@ def _script(id: str, data: dict[str, Any]) -> str:
         "t.style.background='rgba('+d.colour+','+s+')';"
         "t.style.outline=i===chosen?'2px solid':'';"
         "t.title=i+': '+what+of(i).toPrecision(3)+(s===1?' or more':'');});};"
-        f"const look=(l)=>{{const w=new Float64Array(n),k={LOOKED};for(let j=0;j<k;j++){{"
+        f"const look=(l)=>{{const w=new Float64Array(n),k={TOP_KEYS};for(let j=0;j<k;j++){{"
         "const at=((l*n+chosen)*k+j)*3;"
         "const to=far.charCodeAt(at)*256+far.charCodeAt(at+1);"
         "w[to]=Math.max(w[to],far.charCodeAt(at+2)/255);}return w;};"
@@ -225,7 +225,7 @@ def _script(id: str, data: dict[str, Any]) -> str:
         "if(d.row)told.textContent='Click a token to see what it looks at (mean of heads).';"
         "}else{const w=look(l),most=Math.max(...w.slice(1))||w[0]||1;"
         "show(i=>w[i],+most.toPrecision(3),'looked at with ');"
-        f"told.textContent='The {LOOKED} tokens that token '+chosen+' looks at most, mean of heads"
+        f"told.textContent='The {TOP_KEYS} tokens that token '+chosen+' looks at most, mean of heads"
         "'+(l?', layer '+ls.selectedOptions[0].text:', mean of layers')+'. Click it again to go "
         "back.';}}"
         "tokens.forEach((t,i)=>{if(!d.row)return;t.tabIndex=0;t.style.cursor='pointer';"

@@ -1,4 +1,4 @@
-"""`hold`: keep what the attention layers of a model make in a forward pass: their value vectors,
+"""`capture_activations`: keep what the attention layers of a model make in a forward pass: their value vectors,
 their heads' outputs, and their own. Only of the last pass, and only inside the `with` block; the
 model stays as it was. Works beside `watch`, in either order. Must not know what is computed from
 them.
@@ -33,46 +33,48 @@ class Activations:
         self._values: dict[int, Tensor] = {}
         self._heads: dict[int, Tensor] = {}
         self._outputs: dict[int, Tensor] = {}
-        self._complete = False
+        self._pass_done = False
 
     def values(self, layer: int) -> Tensor:
         """Value vectors [batch, key/value heads, keys, size], as the keys were attended to."""
-        return self._held(self._values, layer, "value vectors")
+        return self._get(self._values, layer, "value vectors")
 
     def heads(self, layer: int) -> Tensor:
         """The heads' outputs side by side [batch, tokens, heads · size], as the output projection
         is given them (behind a gate, where a family has one)."""
-        return self._held(self._heads, layer, "heads' outputs")
+        return self._get(self._heads, layer, "heads' outputs")
 
     def outputs(self, layer: int) -> Tensor:
         """Attention outputs [batch, tokens, hidden], after the output projection."""
-        return self._held(self._outputs, layer, "attention outputs")
+        return self._get(self._outputs, layer, "attention outputs")
 
-    def _held(self, held: dict[int, Tensor], layer: int, what: str) -> Tensor:
+    def _get(self, activations: dict[int, Tensor], layer: int, what: str) -> Tensor:
         if layer not in self.layers:
             raise unknown("layer", layer, self.layers)
-        if not self._complete:
+        if not self._pass_done:
             raise ScopeError(
                 "no forward pass was recorded; call the model inside the with block",
                 code="no-forward-pass",
             )
-        if layer not in held:
+        if layer not in activations:
             raise ScopeError(
                 f"attnscope found no {what} of layer {layer}",
                 code="no-activations",
                 layer=layer,
                 what=what,
             )
-        return held[layer]
+        return activations[layer]
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._values.clear()
         self._heads.clear()
         self._outputs.clear()
-        self._complete = False
+        self._pass_done = False
 
 
-def hold(model: nn.Module, layers: Any = None) -> AbstractContextManager[Activations]:
+def capture_activations(
+    model: nn.Module, layers: Any = None
+) -> AbstractContextManager[Activations]:
     """Hold value vectors and attention outputs of each forward pass, inside a `with` block.
 
         with hold(model, layers=[0]) as activations:
@@ -85,8 +87,8 @@ def hold(model: nn.Module, layers: Any = None) -> AbstractContextManager[Activat
     Meant for passes over whole prompts; of a pass that continues a cache, outputs are those of
     its new tokens.
     """
-    found = sites.find(model)
-    return _recording(found, Activations(sorted(sites.validate_layers(found, layers))))
+    model_sites = sites.find(model)
+    return _recording(model_sites, Activations(sorted(sites.validate_layers(model_sites, layers))))
 
 
 class _Values:
@@ -94,79 +96,83 @@ class _Values:
 
     needs_geometry = False
 
-    def __init__(self, held: Activations):
-        self.held = held
+    def __init__(self, activations: Activations):
+        self.activations = activations
 
     def begin(self, stack: str, cache: Any) -> None:
-        self.held._forget()
+        self.activations._clear()
 
     def wants(self, site: Site) -> bool:
-        return site.kind == "self" and site.layer in self.held.layers
+        return site.kind == "self" and site.layer in self.activations.layers
 
-    def on_call(self, seen: CapturedCall) -> None:
-        if seen.values is not None:
-            self.held._values[seen.site.layer] = seen.values.detach()
+    def on_call(self, captured: CapturedCall) -> None:
+        if captured.values is not None:
+            self.activations._values[captured.site.layer] = captured.values.detach()
 
     def end(self, stack: str, *, finished: bool) -> None:
-        self.held._complete = finished
+        self.activations._pass_done = finished
 
 
 @contextmanager
-def _recording(found: sites.Sites, held: Activations) -> Iterator[Activations]:
+def _recording(model_sites: sites.Sites, activations: Activations) -> Iterator[Activations]:
     with ExitStack() as undo:
-        undo.callback(held._forget)
-        undo.enter_context(hooks.register(found, observer=_Values(held)))
-        base = found.base_model
+        undo.callback(activations._clear)
+        undo.enter_context(hooks.register(model_sites, observer=_Values(activations)))
+        base = model_sites.base_model
         parents = {child: module for module in base.modules() for child in module.children()}
-        for module, site in found.modules.items():
-            if site.kind == "self" and site.layer in held.layers:
-                _take_outputs(module, parents.get(module), site.layer, held, undo)
-                if module in found.non_interface:
-                    _take_projected_values(module, site.layer, held, undo)
-        yield held
+        for module, site in model_sites.modules.items():
+            if site.kind == "self" and site.layer in activations.layers:
+                _keep_outputs(module, parents.get(module), site.layer, activations, undo)
+                if module in model_sites.non_interface:
+                    _keep_projected_values(module, site.layer, activations, undo)
+        yield activations
 
 
-def _take_outputs(
-    module: nn.Module, parent: nn.Module | None, layer: int, held: Activations, undo: ExitStack
+def _keep_outputs(
+    module: nn.Module,
+    parent: nn.Module | None,
+    layer: int,
+    activations: Activations,
+    undo: ExitStack,
 ) -> None:
     """Behind the projection, because some modules add the residual before they return, and
     BERT's project in the module beside.
     """
     inside = (getattr(module, name, None) for name in OUTPUT_PROJECTIONS)
-    found = next((projection for projection in inside if projection is not None), None)
+    model_sites = next((projection for projection in inside if projection is not None), None)
     beside = getattr(getattr(parent, "output", None), "dense", None)
-    projection: nn.Module | None = found if found is not None else beside
+    projection: nn.Module | None = model_sites if model_sites is not None else beside
     source = module if projection is None else projection
 
-    def keep(given: Any, output: Any) -> None:
+    def keep(inputs: Any, output: Any) -> None:
         tensor = output[0] if isinstance(output, tuple) else output
-        held._outputs[layer] = tensor.detach()
+        activations._outputs[layer] = tensor.detach()
         if projection is not None:
-            held._heads[layer] = given.detach()
+            activations._heads[layer] = inputs.detach()
 
-    _listen(source, keep, undo)
+    _hook_output(source, keep, undo)
 
 
-def _take_projected_values(
-    module: nn.Module, layer: int, held: Activations, undo: ExitStack
+def _keep_projected_values(
+    module: nn.Module, layer: int, activations: Activations, undo: ExitStack
 ) -> None:
     """Families without the interface: from the projection that makes their value vectors."""
     family = NON_INTERFACE.get(type(module).__name__)
     if family is None:
         return
 
-    def keep(given: Any, made: Tensor) -> None:
-        held._values[layer] = family.values(module, made).detach()
+    def keep(inputs: Any, output: Tensor) -> None:
+        activations._values[layer] = family.values(module, output).detach()
 
-    _listen(getattr(module, family.projection), keep, undo)
+    _hook_output(getattr(module, family.projection), keep, undo)
 
 
-def _listen(source: nn.Module, keep: Callable[[Any, Any], None], undo: ExitStack) -> None:
+def _hook_output(source: nn.Module, keep: Callable[[Any, Any], None], undo: ExitStack) -> None:
     """Keep what a module is given and makes of it, in this thread; a copy is not listened to."""
     thread = threading.get_ident()
 
-    def take(module: nn.Module, args: Any, output: Any) -> None:
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
         if module is source and threading.get_ident() == thread:
             keep(args[0] if args else None, output)
 
-    undo.callback(source.register_forward_hook(take).remove)
+    undo.callback(source.register_forward_hook(hook).remove)

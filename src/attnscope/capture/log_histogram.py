@@ -49,24 +49,24 @@ class LogHistogram:
 
     def quantile(self, q: float, *, absolute: bool = False) -> Tensor:
         """float64 [groups]: the number below which this share lies; of sizes, if asked for."""
-        counts, sums = self._folded() if absolute else (self.counts, self.sums)
-        at = _reached(counts, q)
+        counts, sums = self._fold() if absolute else (self.counts, self.sums)
+        at = _bin_of_share(counts, q)
         inside = counts.gather(1, at)
         return (sums.gather(1, at) / inside.where(inside > 0, torch.nan))[:, 0]
 
     def deviation(self) -> Tensor:
         """float64 [groups]: the median distance of sizes from their median (MAD)."""
-        counts, sums = self._folded()
+        counts, sums = self._fold()
         middle = self.quantile(0.5, absolute=True)
         centres = sums / counts.where(counts > 0, torch.nan)
         away = (centres - middle[:, None]).abs().nan_to_num(nan=math.inf)
         order = away.argsort(1)
-        at = _reached(counts.gather(1, order), 0.5)
+        at = _bin_of_share(counts.gather(1, order), 0.5)
         return away.gather(1, order).gather(1, at)[:, 0]
 
     def gini(self) -> Tensor:
         """float64 [groups]: how unequal sizes are: 0 if all are equal, 1 if one has it all."""
-        counts, sums = self._folded()
+        counts, sums = self._fold()
         n, total = counts.sum(1, keepdim=True), sums.sum(1, keepdim=True)
         before = sums.cumsum(1) - sums
         # Twice the area below the Lorenz curve, bin by bin.
@@ -75,7 +75,7 @@ class LogHistogram:
 
     def below(self, threshold: Tensor | float) -> Tensor:
         """float64 [groups]: the share of sizes below a number, to within the bin it lies in."""
-        counts, sums = self._folded()
+        counts, sums = self._fold()
         centres = sums / counts.where(counts > 0, torch.nan)
         limit = torch.as_tensor(threshold, dtype=torch.float64, device=counts.device)
         return ((centres < limit.reshape(-1, 1)) * counts).sum(1) / counts.sum(1)
@@ -88,11 +88,11 @@ class LogHistogram:
         bins = edges.shape[1] - 1
         at = torch.searchsorted(edges, centres, right=True) - 1
         inside = (at >= 0) & (at < bins) & ~centres.isnan()
-        found = self.counts.new_zeros(len(centres), bins)
-        found.scatter_add_(1, at.clamp(0, bins - 1), self.counts.where(inside, 0.0))
-        return found / self.count[:, None]
+        shares = self.counts.new_zeros(len(centres), bins)
+        shares.scatter_add_(1, at.clamp(0, bins - 1), self.counts.where(inside, 0.0))
+        return shares / self.count[:, None]
 
-    def _folded(self) -> tuple[Tensor, Tensor]:
+    def _fold(self) -> tuple[Tensor, Tensor]:
         """Counts and sums of sizes, from zero on."""
 
         def fold(bins: Tensor, sign: int) -> Tensor:
@@ -103,7 +103,7 @@ class LogHistogram:
         return fold(self.counts, 1), fold(self.sums, -1)
 
 
-def _reached(counts: Tensor, q: float) -> Tensor:
+def _bin_of_share(counts: Tensor, q: float) -> Tensor:
     """int64 [groups, 1]: the bin in which the q-th share is reached."""
     total = counts.cumsum(1)
     target = (q * (total[:, -1:] - 1)).floor() + 1

@@ -20,9 +20,9 @@ from attnscope.capture.sites import Sites, argument
 from attnscope.errors import InputError, ModelError
 
 # Non-linearities of transformers and of torch are modules of these files ...
-_HOMES = ("transformers.activations", "torch.nn.modules.activation")
+_MODULES = ("transformers.activations", "torch.nn.modules.activation")
 # ... less those that are something else.
-_NOT = (nn.MultiheadAttention, nn.Softmax, nn.LogSoftmax, nn.Softmax2d, nn.Threshold)
+_EXCLUDED = (nn.MultiheadAttention, nn.Softmax, nn.LogSoftmax, nn.Softmax2d, nn.Threshold)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,9 +36,9 @@ class Nonlinearity:
     """The experts it stands in, which call it with the tokens that were routed to them."""
 
 
-def containers(model: nn.Module, found: Sites) -> dict[int, nn.Module]:
+def decoder_layers(model: nn.Module, model_sites: Sites) -> dict[int, nn.Module]:
     """The module of every layer that attends: the step of the list its attention stands in."""
-    if found.shared_stacks:
+    if model_sites.shared_stacks:
         raise ModelError(
             f"{type(model).__name__} uses the same modules for several layers, so their "
             "activations cannot be assigned to a layer",
@@ -47,7 +47,7 @@ def containers(model: nn.Module, found: Sites) -> dict[int, nn.Module]:
         )
     names = {module: name for name, module in model.named_modules()}
     layers: dict[int, nn.Module] = {}
-    for module, site in found.modules.items():
+    for module, site in model_sites.modules.items():
         if site.kind == "self":
             steps = names[module].split(".")
             at = next(n for n, step in enumerate(steps) if step.isdigit())
@@ -56,13 +56,13 @@ def containers(model: nn.Module, found: Sites) -> dict[int, nn.Module]:
 
 
 def nonlinearities(
-    model: nn.Module, found: Sites, layers: frozenset[int]
+    model: nn.Module, model_sites: Sites, layers: frozenset[int]
 ) -> dict[int, list[Nonlinearity]]:
     """The non-linearities of the MLPs of these layers; an error where a layer has none to see."""
-    attention = {part for module in found.modules for part in module.modules()}
-    taken: dict[nn.Module, int] = {}
+    attention = {part for module in model_sites.modules for part in module.modules()}
+    layer_of: dict[nn.Module, int] = {}
     points: dict[int, list[Nonlinearity]] = {}
-    for layer, container in sorted(containers(model, found).items()):
+    for layer, container in sorted(decoder_layers(model, model_sites).items()):
         if layer not in layers:
             continue
         named = dict(container.named_modules())
@@ -70,30 +70,30 @@ def nonlinearities(
         for name, module in named.items():
             if module in attention or not _is_nonlinearity(module):
                 continue
-            if module in taken:
+            if module in layer_of:
                 raise ModelError(
-                    f"layers {taken[module]} and {layer} of {type(model).__name__} share the "
+                    f"layers {layer_of[module]} and {layer} of {type(model).__name__} share the "
                     f"non-linearity {name}, so its activations cannot be assigned to a layer",
                     code="shared-modules",
                     model=type(model).__name__,
                     module=name,
                 )
-            taken[module] = layer
+            layer_of[module] = layer
             points[layer].append(Nonlinearity(layer, name, module, _experts(name, named)))
         if not points[layer]:
-            looked = [name for name, part in named.items() if name and part not in attention]
+            modules = [name for name, part in named.items() if name and part not in attention]
             raise ModelError(
                 f"layer {layer} of {type(model).__name__} has no MLP with a non-linearity from "
-                f"{' or '.join(_HOMES)}; its modules: {', '.join(looked[:12])}",
+                f"{' or '.join(_MODULES)}; its modules: {', '.join(modules[:12])}",
                 code="no-nonlinearity",
                 layer=layer,
-                modules=looked,
+                modules=modules,
             )
     return points
 
 
 def _is_nonlinearity(module: nn.Module) -> bool:
-    return type(module).__module__ in _HOMES and not isinstance(module, _NOT)
+    return type(module).__module__ in _MODULES and not isinstance(module, _EXCLUDED)
 
 
 def _experts(name: str, named: dict[str, nn.Module]) -> nn.Module | None:
@@ -114,7 +114,7 @@ class PassInput:
     """Tokens before them, in the cache."""
     padding: Tensor | None = None
     """bool [B, tokens], False at padding, where the model was given it; None: there is none."""
-    here: Tensor | None = None
+    cached_real: Tensor | None = None
     """`real`, once somebody has asked for it."""
     passes: int = 0
     """How many there were of these sequences before this one."""
@@ -123,27 +123,27 @@ class PassInput:
     @property
     def real(self) -> Tensor:
         """bool [B, tokens] on the CPU: no padding."""
-        if self.here is None:
+        if self.cached_real is None:
             every = torch.ones(self.batch, self.tokens, dtype=torch.bool)
-            self.here = every if self.padding is None else self.padding.cpu()
-        return self.here
+            self.cached_real = every if self.padding is None else self.padding.cpu()
+        return self.cached_real
 
-    def mine(self) -> bool:
+    def is_running(self) -> bool:
         """Whether a pass of this thread is under way."""
         return self.batch > 0 and threading.get_ident() == self.thread
 
 
-def text_of(base: nn.Module, undo: ExitStack) -> PassInput:
+def track_inputs(base: nn.Module, undo: ExitStack) -> PassInput:
     """What a base is given, always of the pass under way in this thread, until undone."""
-    text = PassInput()
+    pass_input = PassInput()
 
     def begin(this: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        if this is not base or threading.get_ident() != text.thread:
+        if this is not base or threading.get_ident() != pass_input.thread:
             return
-        given = argument(base, "input_ids", args, kwargs)
-        if given is None:
-            given = argument(base, "inputs_embeds", args, kwargs)
-        passed = ForwardPass.of(base, args, kwargs)
+        inputs = argument(base, "input_ids", args, kwargs)
+        if inputs is None:
+            inputs = argument(base, "inputs_embeds", args, kwargs)
+        forward_pass = ForwardPass.of(base, args, kwargs)
         mask = argument(base, "attention_mask", args, kwargs)
         if isinstance(mask, Tensor) and mask.ndim != 2:
             raise InputError(
@@ -153,49 +153,53 @@ def text_of(base: nn.Module, undo: ExitStack) -> PassInput:
                 argument="attention_mask",
                 got=list(mask.shape),
             )
-        text.batch, text.tokens = given.shape[:2]
-        text.past = passed.past or 0
-        text.passes = 0 if text.past == 0 else text.passes + 1
-        text.padding = text.here = None
-        if passed.padding is not None:
-            there = passed.padding[:, text.past : text.past + text.tokens].bool()
-            text.padding = pad(there, (0, text.tokens - there.shape[1]), value=True)
+        pass_input.batch, pass_input.tokens = inputs.shape[:2]
+        pass_input.past = forward_pass.past or 0
+        pass_input.passes = 0 if pass_input.past == 0 else pass_input.passes + 1
+        pass_input.padding = pass_input.cached_real = None
+        if forward_pass.padding is not None:
+            visible = forward_pass.padding[
+                :, pass_input.past : pass_input.past + pass_input.tokens
+            ].bool()
+            pass_input.padding = pad(visible, (0, pass_input.tokens - visible.shape[1]), value=True)
 
     undo.callback(base.register_forward_pre_hook(begin, with_kwargs=True).remove)
-    return text
+    return pass_input
 
 
-Take = Callable[[Tensor, Tensor], Tensor | None]
+Callback = Callable[[Tensor, Tensor], Tensor | None]
 """From activations [rows, width] and the token of every row, int64 [rows] in 0 … B · tokens - 1, to
 what takes their place; None to leave them."""
 
 
-def tokens_of(point: Nonlinearity, text: PassInput, take: Take, undo: ExitStack) -> None:
+def hook_with_tokens(
+    point: Nonlinearity, pass_input: PassInput, callback: Callback, undo: ExitStack
+) -> None:
     """Hand over what a non-linearity makes, with the tokens it made it for, until undone."""
     routed = _ExpertOrder()
 
     def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-        if module is not point.module or not text.mine():
+        if module is not point.module or not pass_input.is_running():
             return None
         rows = output.reshape(-1, output.shape[-1])
         if point.experts is not None:
             which = routed.next(len(rows)).to(rows.device)
-        elif len(rows) == text.batch * text.tokens:
+        elif len(rows) == pass_input.batch * pass_input.tokens:
             which = torch.arange(len(rows), device=rows.device)
         else:
             raise ModelError(
                 f"{point.name} in layer {point.layer} was called with {len(rows)} rows for "
-                f"{text.batch} × {text.tokens} tokens, so its rows cannot be assigned to tokens",
+                f"{pass_input.batch} × {pass_input.tokens} tokens, so its rows cannot be assigned to tokens",
                 code="rows-not-tokens",
                 layer=point.layer,
                 rows=len(rows),
             )
-        made = take(rows, which)
-        return None if made is None else made.view(output.shape)
+        replacement = callback(rows, which)
+        return None if replacement is None else replacement.view(output.shape)
 
     undo.callback(point.module.register_forward_hook(hook).remove)
     if point.experts is not None:
-        begin = partial(_route, routed, point, text)
+        begin = partial(_route, routed, point, pass_input)
         undo.callback(point.experts.register_forward_pre_hook(begin, with_kwargs=True).remove)
 
 
@@ -219,13 +223,13 @@ class _ExpertOrder:
 def _route(
     routed: _ExpertOrder,
     point: Nonlinearity,
-    text: PassInput,
+    pass_input: PassInput,
     module: nn.Module,
     args: Any,
     kwargs: Any,
 ) -> None:
     """Work out the order in which experts take tokens, from where they were routed."""
-    if module is not point.experts or not text.mine():
+    if module is not point.experts or not pass_input.is_running():
         return
     index = argument(module, "top_k_index", args, kwargs)
     how = getattr(getattr(module, "config", None), "_experts_implementation", None) or "eager"

@@ -16,7 +16,13 @@ from torch import Tensor, nn
 
 from attnscope.capture import patches, sites
 from attnscope.capture.log_histogram import LogHistogram
-from attnscope.capture.mlps import PassInput, containers, nonlinearities, text_of, tokens_of
+from attnscope.capture.mlps import (
+    PassInput,
+    decoder_layers,
+    hook_with_tokens,
+    nonlinearities,
+    track_inputs,
+)
 from attnscope.capture.token_sums import FIELDS, TokenSums, epsilon
 from attnscope.errors import InputError, ScopeError, describe, unknown
 
@@ -42,7 +48,7 @@ class MaxActivation:
 class _RunningTotals:
     """All passes so far, of one point of one layer; by class."""
 
-    sketch: LogHistogram
+    histogram: LogHistogram
     sums: Tensor
     """float64 [classes, fields]: over tokens."""
     norms: Tensor
@@ -61,7 +67,7 @@ class Recording:
         self.classes = classes
         self.forwards = 0
         """Forward passes recorded."""
-        self._whole: dict[tuple[str, int], _RunningTotals] = {}
+        self._totals: dict[tuple[str, int], _RunningTotals] = {}
 
     def tokens(self, point: str, layer: int) -> Tensor:
         """How many tokens there were."""
@@ -69,34 +75,38 @@ class Recording:
 
     def l1(self, point: str, layer: int) -> Tensor:
         """The mean over tokens of the L1 norm of their activations."""
-        found = self._of(point, layer)
-        return self._field(found, "absolute") / found.tokens
+        model_sites = self._of(point, layer)
+        return self._field(model_sites, "absolute") / model_sites.tokens
 
     def l2(self, point: str, layer: int) -> Tensor:
         """The mean over tokens of the L2 norm of their activations."""
-        found = self._of(point, layer)
-        return found.norms / found.tokens
+        model_sites = self._of(point, layer)
+        return model_sites.norms / model_sites.tokens
 
     def variance(self, point: str, layer: int) -> Tensor:
         """Of all activations, around their mean."""
-        found = self._of(point, layer)
-        n = self._field(found, "width")
-        return self._field(found, "squares") / n - (self._field(found, "sum") / n) ** 2
+        model_sites = self._of(point, layer)
+        n = self._field(model_sites, "width")
+        return self._field(model_sites, "squares") / n - (self._field(model_sites, "sum") / n) ** 2
 
     def near_zero(self, point: str, layer: int) -> Tensor:
         """The share of activations with |a| below the threshold given as `near`: exact. Without
         one, below their own `epsilon`: to within a bin of the sketch."""
-        found = self._of(point, layer)
-        share = self._field(found, "near") / self._field(found, "width")
-        return found.sketch.below(epsilon(found.sketch)) if share.isnan().all() else share
+        model_sites = self._of(point, layer)
+        share = self._field(model_sites, "near") / self._field(model_sites, "width")
+        return (
+            model_sites.histogram.below(epsilon(model_sites.histogram))
+            if share.isnan().all()
+            else share
+        )
 
     def epsilon(self, point: str, layer: int, c: float = 0.25) -> Tensor:
         """1.4826 · c · the median distance of |a| from its median: what near zero is; sketched."""
-        return epsilon(self._of(point, layer).sketch, c)
+        return epsilon(self._of(point, layer).histogram, c)
 
     def gini(self, point: str, layer: int) -> Tensor:
         """How unequal the sizes |a| are, from 0 to 1; to within `sketch.GINI_BOUND`."""
-        return self._of(point, layer).sketch.gini()
+        return self._of(point, layer).histogram.gini()
 
     def quantile(self, point: str, layer: int, q: float, *, absolute: bool = False) -> Tensor:
         """A quantile of activations, or of their sizes; to within `sketch.BOUND` of itself."""
@@ -104,61 +114,63 @@ class Recording:
             raise InputError(
                 f"q={q!r} must be a number from 0 to 1", code="bad-number", argument="q", value=q
             )
-        return self._of(point, layer).sketch.quantile(q, absolute=absolute)
+        return self._of(point, layer).histogram.quantile(q, absolute=absolute)
 
     def histogram(self, point: str, layer: int, edges: Any) -> Tensor:
         """[classes, bins]: the share of activations between these edges."""
-        return self._of(point, layer).sketch.histogram(torch.as_tensor(edges, dtype=torch.float64))
+        return self._of(point, layer).histogram.histogram(
+            torch.as_tensor(edges, dtype=torch.float64)
+        )
 
     def largest(self, point: str, layer: int) -> list[MaxActivation | None]:
         """For every class the activation farthest from zero; None where it had no token."""
         return self._of(point, layer).largest
 
-    def _field(self, found: _RunningTotals, name: str) -> Tensor:
-        return found.sums[:, FIELDS.index(name)]
+    def _field(self, model_sites: _RunningTotals, name: str) -> Tensor:
+        return model_sites.sums[:, FIELDS.index(name)]
 
     def _of(self, point: str, layer: int) -> _RunningTotals:
         if point not in self.points:
             raise unknown("point", point, self.points)
         if layer not in self.layers:
             raise unknown("layer", layer, self.layers)
-        if (point, layer) not in self._whole:
+        if (point, layer) not in self._totals:
             raise ScopeError(
                 "no forward pass was recorded; call the model inside the with block",
                 code="no-forward-pass",
             )
-        return self._whole[point, layer]
+        return self._totals[point, layer]
 
-    def _add(self, point: str, layer: int, tally: TokenSums, text: PassInput) -> None:
+    def _add(self, point: str, layer: int, token_sums: TokenSums, pass_input: PassInput) -> None:
         """A pass is over."""
         key, C = (point, layer), self.classes
-        if key not in self._whole:
-            empty = torch.zeros(C, dtype=torch.float64, device=tally.tokens.device)
+        if key not in self._totals:
+            empty = torch.zeros(C, dtype=torch.float64, device=token_sums.tokens.device)
             sums = empty.new_zeros(C, len(FIELDS))
-            self._whole[key] = _RunningTotals(
+            self._totals[key] = _RunningTotals(
                 LogHistogram(C, empty.device), sums, empty.clone(), empty.clone(), [None] * C
             )
-        whole = self._whole[key]
-        whole.sketch.counts += tally.sketch.counts
-        whole.sketch.sums += tally.sketch.sums
-        there = tally.group >= 0
-        of, tokens = tally.group[there], tally.tokens[there]
-        whole.sums.index_add_(0, of, tokens)
-        whole.norms.index_add_(0, of, tokens[:, FIELDS.index("squares")].sqrt())
-        whole.tokens.index_add_(0, of, torch.ones_like(tokens[:, 0]))
+        running = self._totals[key]
+        running.histogram.counts += token_sums.histogram.counts
+        running.histogram.sums += token_sums.histogram.sums
+        counted = token_sums.group >= 0
+        of, tokens = token_sums.group[counted], token_sums.tokens[counted]
+        running.sums.index_add_(0, of, tokens)
+        running.norms.index_add_(0, of, tokens[:, FIELDS.index("squares")].sqrt())
+        running.tokens.index_add_(0, of, torch.ones_like(tokens[:, 0]))
         for c in range(C):
             if not bool((of == c).any()):
                 continue
-            best = torch.where(tally.group == c, tally.tokens[:, -1].abs(), -1.0).argmax()
-            value, at = float(tally.tokens[best, -1]), int(best)
-            old = whole.largest[c]
+            best = torch.where(token_sums.group == c, token_sums.tokens[:, -1].abs(), -1.0).argmax()
+            value, at = float(token_sums.tokens[best, -1]), int(best)
+            old = running.largest[c]
             if old is None or abs(value) > abs(old.value):
-                whole.largest[c] = MaxActivation(
+                running.largest[c] = MaxActivation(
                     value,
                     self.forwards,
-                    at // text.tokens,
-                    at % text.tokens + text.past,
-                    int(tally.peak[best]),
+                    at // pass_input.tokens,
+                    at % pass_input.tokens + pass_input.past,
+                    int(token_sums.peak[best]),
                 )
 
 
@@ -202,19 +214,19 @@ def record(
         >>> 0 < float(activations.near_zero("mlp", 0)) < 1
         True
     """
-    found = sites.find(model)
-    if len(found.stacks) > 1:
+    model_sites = sites.find(model)
+    if len(model_sites.stacks) > 1:
         raise InputError(
             "this model has an encoder and a decoder; record model.get_encoder() or "
             "model.get_decoder()",
             code="encoder-decoder",
-            stacks=list(found.stacks),
+            stacks=list(model_sites.stacks),
         )
-    wanted = (points,) if isinstance(points, str) else tuple(points)
-    for point in wanted:
+    chosen_points = (points,) if isinstance(points, str) else tuple(points)
+    for point in chosen_points:
         if point not in POINTS:
             raise unknown("point", point, POINTS)
-    if not wanted:
+    if not chosen_points:
         raise InputError(
             f"points=[] records nothing; known: {', '.join(POINTS)}",
             code="no-points",
@@ -229,10 +241,12 @@ def record(
             argument="classes",
             got=describe(ids),
         )
-    chosen = sites.validate_layers(found, layers)
-    held = Recording(wanted, sorted(chosen), 1 if ids is None else max(int(ids.max()) + 1, 1))
-    taps = _taps(model, found, wanted, chosen)
-    return _recording(found.base_model, held, taps, ids, near or {})
+    chosen_layers = sites.validate_layers(model_sites, layers)
+    recording = Recording(
+        chosen_points, sorted(chosen_layers), 1 if ids is None else max(int(ids.max()) + 1, 1)
+    )
+    hook_points = _hook_points(model, model_sites, chosen_points, chosen_layers)
+    return _recording(model_sites.base_model, recording, hook_points, ids, near or {})
 
 
 Limits = dict[int, tuple[Tensor, Tensor]]
@@ -240,135 +254,141 @@ Limits = dict[int, tuple[Tensor, Tensor]]
 which it is large."""
 
 
-def limits_of(tallies: Mapping[int, TokenSums]) -> Limits:
+def limits_of(token_sums_by_layer: Mapping[int, TokenSums]) -> Limits:
     """`epsilon`, and the 99th percentile of sizes; sketched."""
     return {
-        layer: (epsilon(tally.sketch), tally.sketch.quantile(0.99, absolute=True))
-        for layer, tally in tallies.items()
+        layer: (epsilon(token_sums.histogram), token_sums.histogram.quantile(0.99, absolute=True))
+        for layer, token_sums in token_sums_by_layer.items()
     }
 
 
 @contextmanager
-def tallying(
+def summing_tokens(
     model: nn.Module, layers: Any = None, limits: Limits | None = None
 ) -> Iterator[dict[int, TokenSums]]:
     """The point `mlp` of the last pass, by layer, for those who want every token and sequence by
     itself; counted as near zero or large only where limits are given."""
-    found = sites.find(model)
-    tallies: dict[int, TokenSums] = {}
+    model_sites = sites.find(model)
+    token_sums_by_layer: dict[int, TokenSums] = {}
     with ExitStack() as undo:
         undo.enter_context(patches.uncompiled())
-        text = text_of(found.base_model, undo)
+        pass_input = track_inputs(model_sites.base_model, undo)
 
         def begin(this: nn.Module, args: Any) -> None:
-            if this is found.base_model and text.mine():
-                tallies.clear()
+            if this is model_sites.base_model and pass_input.is_running():
+                token_sums_by_layer.clear()
 
-        undo.callback(found.base_model.register_forward_pre_hook(begin).remove)
+        undo.callback(model_sites.base_model.register_forward_pre_hook(begin).remove)
 
-        def take(layer: int, rows: Tensor, which: Tensor) -> None:
-            if layer not in tallies:
-                own = torch.arange(text.batch)[:, None]
-                group = torch.where(text.real, own, -1).flatten()
-                tallies[layer] = TokenSums("mlp", layer, group, text.batch, rows.device)
+        def callback(layer: int, rows: Tensor, which: Tensor) -> None:
+            if layer not in token_sums_by_layer:
+                sequence = torch.arange(pass_input.batch)[:, None]
+                group = torch.where(pass_input.real, sequence, -1).flatten()
+                token_sums_by_layer[layer] = TokenSums(
+                    "mlp", layer, group, pass_input.batch, rows.device
+                )
             near, large = (None, None) if limits is None else limits[layer]
-            tallies[layer].add(rows, which, near, large)
+            token_sums_by_layer[layer].add(rows, which, near, large)
 
         for layer, some in nonlinearities(
-            model, found, sites.validate_layers(found, layers)
+            model, model_sites, sites.validate_layers(model_sites, layers)
         ).items():
             for one in some:
-                tokens_of(one, text, partial(take, layer), undo)
-        yield tallies
+                hook_with_tokens(one, pass_input, partial(callback, layer), undo)
+        yield token_sums_by_layer
 
 
-def _taps(
-    model: nn.Module, found: sites.Sites, points: tuple[str, ...], layers: frozenset[int]
+def _hook_points(
+    model: nn.Module, model_sites: sites.Sites, points: tuple[str, ...], layers: frozenset[int]
 ) -> list[tuple[str, int, Any]]:
     """Where to listen: point, layer, and a non-linearity or the module of a layer."""
-    taps: list[tuple[str, int, Any]] = []
+    hook_points: list[tuple[str, int, Any]] = []
     if "mlp" in points:
-        for layer, some in nonlinearities(model, found, layers).items():
-            taps += [("mlp", layer, one) for one in some]
+        for layer, some in nonlinearities(model, model_sites, layers).items():
+            hook_points += [("mlp", layer, one) for one in some]
     if "residual" in points:
-        behind = containers(model, found)
-        taps += [("residual", layer, behind[layer]) for layer in sorted(layers)]
-    return taps
+        behind = decoder_layers(model, model_sites)
+        hook_points += [("residual", layer, behind[layer]) for layer in sorted(layers)]
+    return hook_points
 
 
 @contextmanager
 def _recording(
     base: nn.Module,
-    held: Recording,
-    taps: list[tuple[str, int, Any]],
+    recording: Recording,
+    hook_points: list[tuple[str, int, Any]],
     ids: Tensor | None,
     near: Mapping[tuple[str, int], Tensor],
 ) -> Iterator[Recording]:
-    tallies: dict[tuple[str, int], TokenSums] = {}
+    token_sums_by_layer: dict[tuple[str, int], TokenSums] = {}
     with ExitStack() as undo:
         undo.enter_context(patches.uncompiled())
-        text = text_of(base, undo)
+        pass_input = track_inputs(base, undo)
 
-        def take(point: str, layer: int, rows: Tensor, which: Tensor) -> None:
+        def callback(point: str, layer: int, rows: Tensor, which: Tensor) -> None:
             key = point, layer
-            if key not in tallies:
-                tallies[key] = TokenSums(
-                    point, layer, _groups(text, ids), held.classes, rows.device
+            if key not in token_sums_by_layer:
+                token_sums_by_layer[key] = TokenSums(
+                    point, layer, _groups(pass_input, ids), recording.classes, rows.device
                 )
             limit = near.get(key)
-            tallies[key].add(rows, which, None if limit is None else limit.to(rows.device), None)
+            token_sums_by_layer[key].add(
+                rows, which, None if limit is None else limit.to(rows.device), None
+            )
 
         def end(this: nn.Module, args: Any, output: Any) -> None:
-            if this is base and text.mine():
+            if this is base and pass_input.is_running():
                 if output is None:  # it broke off
-                    tallies.clear()
-                for (point, layer), tally in tallies.items():
-                    held._add(point, layer, tally, text)
-                held.forwards += bool(tallies)
-                tallies.clear()
+                    token_sums_by_layer.clear()
+                for (point, layer), token_sums in token_sums_by_layer.items():
+                    recording._add(point, layer, token_sums, pass_input)
+                recording.forwards += bool(token_sums_by_layer)
+                token_sums_by_layer.clear()
 
-        for point, layer, where in taps:
+        for point, layer, where in hook_points:
             if point == "mlp":
-                tokens_of(where, text, partial(take, point, layer), undo)
+                hook_with_tokens(where, pass_input, partial(callback, point, layer), undo)
             else:
-                _behind(where, partial(take, point, layer), text, undo)
+                _hook_residual(where, partial(callback, point, layer), pass_input, undo)
         undo.callback(base.register_forward_hook(end, always_call=True).remove)
-        yield held
+        yield recording
 
 
-def _behind(module: nn.Module, take: Any, text: PassInput, undo: ExitStack) -> None:
+def _hook_residual(
+    module: nn.Module, callback: Any, pass_input: PassInput, undo: ExitStack
+) -> None:
     """What a layer returns: the residual stream."""
 
     def hook(this: nn.Module, args: Any, output: Any) -> None:
-        if this is module and text.mine():
+        if this is module and pass_input.is_running():
             stream = output[0] if isinstance(output, tuple) else output
             rows = stream.reshape(-1, stream.shape[-1])
-            take(rows, torch.arange(len(rows), device=rows.device))
+            callback(rows, torch.arange(len(rows), device=rows.device))
 
     undo.callback(module.register_forward_hook(hook).remove)
 
 
-def _groups(text: PassInput, ids: Tensor | None) -> Tensor:
+def _groups(pass_input: PassInput, ids: Tensor | None) -> Tensor:
     """int64 [tokens of all sequences]: the class of each, -1 for padding."""
     if ids is None:
-        return torch.where(text.real, 0, -1).flatten()
-    there = ids[:, text.past : text.past + text.tokens]
-    if there.shape != (text.batch, text.tokens):
+        return torch.where(pass_input.real, 0, -1).flatten()
+    counted = ids[:, pass_input.past : pass_input.past + pass_input.tokens]
+    if counted.shape != (pass_input.batch, pass_input.tokens):
         raise InputError(
-            f"classes has shape {list(ids.shape)}; this forward pass has batch {text.batch} and "
-            f"{text.tokens} tokens",
+            f"classes has shape {list(ids.shape)}; this forward pass has batch {pass_input.batch} and "
+            f"{pass_input.tokens} tokens",
             code="wrong-shape",
             argument="classes",
             got=list(ids.shape),
         )
-    return torch.where(text.real, there.long().cpu(), -1).flatten()
+    return torch.where(pass_input.real, counted.long().cpu(), -1).flatten()
 
 
 def brown_forsythe(one: Recording, other: Recording, point: str, layer: int) -> Tensor:
     """float64 [classes]: the Brown–Forsythe statistic F(1, n − 2) of equal variances, the medians
     being the sketches'. Its n counts activations, which are not independent: read it as a size, and
     test over prompts."""
-    parts = [_spread(each._of(point, layer).sketch) for each in (one, other)]
+    parts = [_spread(each._of(point, layer).histogram) for each in (one, other)]
     n = sum(count for count, _, _ in parts)
     grand = sum(count * mean for count, mean, _ in parts) / n
     between = sum(count * (mean - grand) ** 2 for count, mean, _ in parts)
@@ -376,9 +396,9 @@ def brown_forsythe(one: Recording, other: Recording, point: str, layer: int) -> 
     return torch.as_tensor(between / (within / (n - 2)))
 
 
-def _spread(sketch: LogHistogram) -> tuple[Tensor, Tensor, Tensor]:
+def _spread(histogram: LogHistogram) -> tuple[Tensor, Tensor, Tensor]:
     """Count, mean, and sum of squares of the distances from the median, bin by bin."""
-    centres = sketch.sums / sketch.counts.where(sketch.counts > 0, torch.nan)
-    away = (centres - sketch.quantile(0.5)[:, None]).abs().nan_to_num()
-    n = sketch.count
-    return n, (away * sketch.counts).sum(1) / n, (away**2 * sketch.counts).sum(1)
+    centres = histogram.sums / histogram.counts.where(histogram.counts > 0, torch.nan)
+    away = (centres - histogram.quantile(0.5)[:, None]).abs().nan_to_num()
+    n = histogram.count
+    return n, (away * histogram.counts).sum(1) / n, (away**2 * histogram.counts).sum(1)

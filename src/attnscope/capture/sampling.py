@@ -11,27 +11,31 @@ from attnscope.capture.conservation import check
 from attnscope.capture.geometry import Geometry, RowBlock
 from attnscope.capture.kernel_rows import rows_of
 from attnscope.capture.pending import SiteQueue
-from attnscope.capture.sums import by_lane
+from attnscope.capture.sums import unstack
 from attnscope.kernels import AttentionCall
 from attnscope.kernels.call import reach_of
 
 # Rows of a sampled pass that are looked at whole, to check the log-sum-exp they were given.
-AUDITED = 4
+SPOT_CHECKED_ROWS = 4
 
 
-def whole_rows(
-    call: AttentionCall, frame: Geometry, lse: Tensor | None, backend: str, times: int
+def exact_lse(
+    call: AttentionCall, geometry: Geometry, lse: Tensor | None, backend: str, repeats: int
 ) -> tuple[Tensor, Tensor]:
     """The log-sum-exp of all queries in float64, and how far the given one was from it."""
-    causal = frame.form == "causal"
+    causal = geometry.form == "causal"
     everything = RowBlock(
-        rows=frame.queries,
+        rows=geometry.queries,
         causal=causal,
-        start=None if causal else frame.visible.start,
-        stop=None if causal else frame.visible.stop,
-        own=frame.own().int().expand(frame.batch, -1).contiguous().to(call.q.device),
+        start=None if causal else geometry.visible.start,
+        stop=None if causal else geometry.visible.stop,
+        self_key=geometry.self_keys()
+        .int()
+        .expand(geometry.batch, -1)
+        .contiguous()
+        .to(call.q.device),
     )
-    rows = rows_of(call, everything.times(times), lse, 0, times)
+    rows = rows_of(call, everything.repeat(repeats), lse, 0, repeats)
     if rows.lse is not None:
         return kernels.refine(backend)(rows)
     known = kernels.kernel(backend)(rows).lse
@@ -39,17 +43,23 @@ def whole_rows(
     return known.double(), torch.zeros(known.shape[:2], device=known.device)
 
 
-def audit(
-    lanes: list[SiteQueue], call: AttentionCall, frame: Geometry, lse: Tensor, backend: str
+def spot_check(
+    queues: list[SiteQueue], call: AttentionCall, geometry: Geometry, lse: Tensor, backend: str
 ) -> None:
     """A few rows, looked at whole: do they add up to 1 under the log-sum-exp that parts get?"""
-    L = len(lanes)
-    index = torch.linspace(0, frame.queries - 1, AUDITED).long().expand(frame.batch, -1)
-    start, stop = (bound.gather(1, index).int().to(lse.device) for bound in frame.intervals)
-    own = frame.own()[index].int().to(lse.device)
-    few = RowBlock(rows=AUDITED, index=index.to(lse.device), start=start, stop=stop, own=own).times(
-        L
+    L = len(queues)
+    index = (
+        torch.linspace(0, geometry.queries - 1, SPOT_CHECKED_ROWS).long().expand(geometry.batch, -1)
     )
+    start, stop = (bound.gather(1, index).int().to(lse.device) for bound in geometry.visible_ranges)
+    self_key = geometry.self_keys()[index].int().to(lse.device)
+    few = RowBlock(
+        rows=SPOT_CHECKED_ROWS,
+        index=index.to(lse.device),
+        start=start,
+        stop=stop,
+        self_key=self_key,
+    ).repeat(L)
     rows = rows_of(call, few, lse, 0, L)
     sums = kernels.kernel(backend)(rows)
     assert rows.lse is not None
@@ -57,14 +67,14 @@ def audit(
     mass = sums.mass.double()
     if rows.sinks is not None:
         mass += (torch.exp(rows.sinks.double()[:, None] - rows.lse) * sees).sum(-1)
-    off = (mass - sees.sum(-1)).abs() / AUDITED
+    off = (mass - sees.sum(-1)).abs() / SPOT_CHECKED_ROWS
     reach = sums.reach
     if reach is None:
         reach = reach_of(rows).repeat_interleave(rows.q.shape[1] // rows.k.shape[1], 1)
     check(
-        [lane.site.layer for lane in lanes],
-        torch.stack(by_lane(off, L)),
-        torch.stack(by_lane(reach, L)),
+        [queue.site.layer for queue in queues],
+        torch.stack(unstack(off, L)),
+        torch.stack(unstack(reach, L)),
         call.q.dtype,
         "rows looked at whole add up to 1 only within",
     )

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from attnscope.capture.conservation import check_joint, check_totals
+from attnscope.capture.conservation import check_stacked, check_totals
 from attnscope.capture.geometry import QuerySelection, VisibilityCounts
 from attnscope.capture.per_query import PerQueryMixin
 from attnscope.capture.query_selection import Queries
-from attnscope.capture.sums import LayerAccumulator, StackedSums, join_exposures
+from attnscope.capture.sums import LayerAccumulator, StackedSums, join_visibility_counts
 from attnscope.errors import (
     ConservationError,
     InputError,
@@ -102,45 +102,45 @@ class Scope(PerQueryMixin):
         self._queries = queries
         self._groups = groups
         self._classes: Tensor | None = None
-        self._apart: dict[int, LayerAccumulator] = {}
-        self._joints: list[StackedSums] = []
+        self._by_layer: dict[int, LayerAccumulator] = {}
+        self._stacked: list[StackedSums] = []
         """The last pass, where layers were reduced together and nobody has asked for one."""
-        self._begun = False
+        self._pass_started = False
         """Whether a forward pass began."""
-        self._complete = False
-        self._early: set[int] = set()
+        self._pass_done = False
+        self._measured_early: set[int] = set()
         """Layers of a pass under way that are measured already."""
-        self._checked = True
+        self._verified = True
         """Whether what was measured is known to add up."""
         self._dtype = torch.float32
         """Of the model's queries."""
-        self._unread: Callable[[], None] | None = None
+        self._flush: Callable[[], None] | None = None
         """Measures what still waits, and checks it; while watched."""
-        self._fed: list[Tensor | None] = []
+        self._input_ids: list[Tensor | None] = []
         """The ids of the tokens, pass by pass; None for a pass that was fed none."""
         self._padding: Tensor | None = None
         """[B, K], 0 at padding: the attention mask of the last pass; None where it had none."""
-        self._exposures: tuple[list[QuerySelection], int, VisibilityCounts] | None = None
+        self._visibility_cache: tuple[list[QuerySelection], int, VisibilityCounts] | None = None
 
     @property
     def _layers(self) -> dict[int, LayerAccumulator]:
         """The sums of every layer measured so far."""
-        for joint in self._joints:
-            self._apart |= joint.apart()
-        self._joints.clear()
-        return self._apart
+        for stacked in self._stacked:
+            self._by_layer |= stacked.split_layers()
+        self._stacked.clear()
+        return self._by_layer
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         """Nothing was measured."""
-        self._apart, self._joints = {}, []
+        self._by_layer, self._stacked = {}, []
 
     @property
     def backend(self) -> str:
         """One of "reference", "streaming", "triton" and "eager-fallback": the last one as soon as
         any layer used it."""
         scopes = [self] if self.layers else [*self._parts.values()]
-        taken = {scope._backend for scope in scopes}
-        return "eager-fallback" if "eager-fallback" in taken else self._backend
+        backends = {scope._backend for scope in scopes}
+        return "eager-fallback" if "eager-fallback" in backends else self._backend
 
     @backend.setter
     def backend(self, backend: str) -> None:
@@ -150,29 +150,31 @@ class Scope(PerQueryMixin):
         if not self.layers:
             parts = (f"{name!r}: {part!r}" for name, part in self._parts.items())
             return f"<Scope of {len(self._parts)} parts: {', '.join(parts)}>"
-        asked = f"{len(self.layers)} layers, queries {str(self._queries)!r}, {self.backend!r}"
+        summary = f"{len(self.layers)} layers, queries {str(self._queries)!r}, {self.backend!r}"
         if self._left_out:
-            asked += f", without {', '.join(self._left_out)}"
-        if self._begun and not self._complete:
-            return f"<Scope of {asked}: the last forward pass did not finish>"
+            summary += f", without {', '.join(self._left_out)}"
+        if self._pass_started and not self._pass_done:
+            return f"<Scope of {summary}: the last forward pass did not finish>"
         if not self._layers:
-            return f"<Scope of {asked}: no forward pass yet>"
-        if self._unread is not None:
-            self._unread()
+            return f"<Scope of {summary}: no forward pass yet>"
+        if self._flush is not None:
+            self._flush()
         totals = next(iter(self._layers.values())).result()
-        counts = totals.count().int().tolist() if totals.selections else [0] * len(totals.first)
+        counts = (
+            totals.count().int().tolist() if totals.selections else [0] * len(totals.first_token)
+        )
         counted = ", ".join(map(str, counts[:4])) + (" …" if len(counts) > 4 else "")
         return (
-            f"<Scope of {asked}: {len(counts)} sequences of {totals.keys} keys, "
+            f"<Scope of {summary}: {len(counts)} sequences of {totals.keys} keys, "
             f"{counted} queries counted>"
         )
 
     def __getstate__(self) -> dict[str, Any]:
         """What was measured; not the watch that still measures."""
-        if self._unread is not None and self._complete:
-            self._unread()
-        for totals in [*self._layers.values()] if self._complete else ():
-            totals.pay()
+        if self._flush is not None and self._pass_done:
+            self._flush()
+        for totals in [*self._layers.values()] if self._pass_done else ():
+            totals.compute_deferred()
         return vars(self) | {"_unread": None}
 
     @property
@@ -180,7 +182,7 @@ class Scope(PerQueryMixin):
         """The layers that can be read now: after a pass all of them; while one is under way (in a
         hook of the model) those that are behind it, where texts are so long that each layer is
         measured by itself."""
-        known = self._layers if self._complete else self._early
+        known = self._layers if self._pass_done else self._measured_early
         return [layer for layer in self.layers if layer in known]
 
     @property
@@ -190,13 +192,13 @@ class Scope(PerQueryMixin):
         if self._cross:
             other = self._parts.get("encoder")
             return None if other is None else other.tokens
-        if self._unread is not None and self._complete:
-            self._unread()
+        if self._flush is not None and self._pass_done:
+            self._flush()
         keys = max((totals.keys for totals in self._layers.values()), default=0)
-        if not self._fed or any(ids is None for ids in self._fed):
+        if not self._input_ids or any(ids is None for ids in self._input_ids):
             return None
-        whole = torch.cat([ids.cpu() for ids in self._fed if ids is not None], 1)
-        return whole if whole.shape[1] == keys else None
+        token_ids = torch.cat([ids.cpu() for ids in self._input_ids if ids is not None], 1)
+        return token_ids if token_ids.shape[1] == keys else None
 
     def _ids(self, layer: int) -> Any:
         """The tokens of the keys for a measure, -1 before the first real one and where the mask
@@ -204,7 +206,7 @@ class Scope(PerQueryMixin):
         tokens = self.tokens
         if tokens is None:
             return None
-        first = self._read(layer)[0].first
+        first = self._read(layer)[0].first_token
         hidden = torch.arange(tokens.shape[1]) < first[:, None]
         if self._padding is not None:
             known = min(self._padding.shape[1], tokens.shape[1])
@@ -244,16 +246,16 @@ class Scope(PerQueryMixin):
 
     def average_error(self, layer: int) -> Tensor:
         """[B, H, K]: standard error of `average` when sampled, else 0; nan as in `average`."""
-        could = self._exposed(layer, "eligible_later").float()
-        return self.received_error(layer) / or_nan(could)[:, None]
+        n_visible_from = self._visibility(layer, "eligible_later").float()
+        return self.received_error(layer) / or_nan(n_visible_from)[:, None]
 
     def eligible(self, layer: int) -> Tensor:
         """[B, K]: the number of queries that could see each key."""
-        return self._exposed(layer, "eligible").float()
+        return self._visibility(layer, "eligible").float()
 
     def uniform(self, layer: int) -> Tensor:
         """[B, K]: what each key would receive if every query spread its attention evenly."""
-        return self._exposed(layer, "uniform").float()
+        return self._visibility(layer, "uniform").float()
 
     def mass(self, layer: int, class_ids: Any, n: int) -> Tensor:
         """[B, H, n]: mean over the queries of their attention to each class.
@@ -275,8 +277,8 @@ class Scope(PerQueryMixin):
     def lift(self, layer: int, class_ids: Any, n: int) -> Tensor:
         """[B, H, n]: `mass` over what it would be under uniform attention; 1 is no preference."""
         sums, shares = self.sums(layer), self._shares(layer, class_ids, n)
-        even = mass(self.uniform(layer)[:, None], shares, sums.count)
-        return lift(mass(sums.received, shares, sums.count), even).float()
+        uniform = mass(self.uniform(layer)[:, None], shares, sums.count)
+        return lift(mass(sums.received, shares, sums.count), uniform).float()
 
     def flow(self, layer: int) -> Tensor:
         """[B, H, n, n]: mean over the queries of class c of their mass on class d.
@@ -310,8 +312,8 @@ class Scope(PerQueryMixin):
         if name not in BY_HEAD:
             raise unknown("measure", name, sorted(BY_HEAD))
         rows = self.single(layer) if "rows" in MEASURES[name].needs else None
-        seen = Layer(sums=self.sums(layer), rows=rows, tokens=self._ids(layer))
-        return torch.as_tensor(MEASURES[name].numbers(seen).value)
+        layer_view = Layer(sums=self.sums(layer), rows=rows, tokens=self._ids(layer))
+        return torch.as_tensor(MEASURES[name].numbers(layer_view).value)
 
     def entropy(self, layer: int) -> Tensor:
         """[B, H]: mean over the queries of -sum_j A ln A, in nats."""
@@ -344,17 +346,20 @@ class Scope(PerQueryMixin):
         """What the counted queries add up to: what measures are functions of."""
         totals, sums, count = self._read(layer)
         K = totals.keys
-        later, own = sums.later[..., :K], sums.own
+        later, self_mass = sums.later[..., :K], sums.own
         if self._cross:  # no query is a key, or comes after one
-            later, own = torch.full_like(later, torch.nan), torch.full_like(own, torch.nan)
+            later, self_mass = (
+                torch.full_like(later, torch.nan),
+                torch.full_like(self_mass, torch.nan),
+            )
         return Sums(
             count=count,
             received=sums.received[..., :K],
             received_later=later,
             entropy=sums.entropy,
-            self_mass=own,
-            first_token=totals.first,
-            visibility=partial(self._exposed, layer),
+            self_mass=self_mass,
+            first_token=totals.first_token,
+            visibility=partial(self._visibility, layer),
             sink=totals.sink,
             sink_position=totals.sink_position,
             flow=None if sums.flow is None else sums.flow[..., :K],
@@ -380,23 +385,23 @@ class Scope(PerQueryMixin):
         classes     the set that tokens are judged by
         input_ids   int [batch, keys], where the model was not fed them
         """
-        from attnscope.capture.data_frame import frame_of
+        from attnscope.capture.data_frame import frame_of_scope
 
-        return frame_of(self, tokenizer, measures, classes, input_ids)
+        return frame_of_scope(self, tokenizer, measures, classes, input_ids)
 
     def show(self, tokenizer: Any, sequence: int = 0, *, input_ids: Any = None) -> "HtmlPage":
         """The text, shaded by what every token receives, with a choice of layer and head: for a
         notebook, or `.save("page.html")`."""
-        from attnscope.capture.html_page import shown
+        from attnscope.capture.html_page import page_of_scope
 
-        return shown(self, tokenizer, sequence, input_ids)
+        return page_of_scope(self, tokenizer, sequence, input_ids)
 
     def _read(self, layer: int) -> tuple[LayerAccumulator, AttentionSums, Tensor]:
         """The totals of a layer, and |Q| [B] in float64 beside them."""
-        totals = self._seen(layer)
-        if totals.owed is not None:
-            self._layers[layer].pay()
-            totals = self._seen(layer)
+        totals = self._layer_totals(layer)
+        if totals.deferred is not None:
+            self._layers[layer].compute_deferred()
+            totals = self._layer_totals(layer)
         if totals.sums is None:
             hint = _NO_QUERY.get(self._queries.name, "the query mask selects no real token")
             raise ScopeError(
@@ -404,7 +409,7 @@ class Scope(PerQueryMixin):
             )
         return totals, totals.sums, totals.count().to(totals.sums.received.device)
 
-    def _seen(self, layer: int) -> LayerAccumulator:
+    def _layer_totals(self, layer: int) -> LayerAccumulator:
         """The totals of a layer; their sums may still be owed."""
         if not self.layers:
             raise ScopeError(
@@ -415,13 +420,13 @@ class Scope(PerQueryMixin):
             )
         if isinstance(layer, bool) or layer not in self.layers:
             raise unknown("layer", layer, self.layers)
-        if not self._complete and self._begun and layer not in self._early:
+        if not self._pass_done and self._pass_started and layer not in self._measured_early:
             raise ScopeError(
                 "the last forward pass did not finish, so it has no results", code="pass-unfinished"
             )
-        if self._unread is not None:
-            self._unread()
-        if not self._checked:  # before layers are told apart, which makes it dearer
+        if self._flush is not None:
+            self._flush()
+        if not self._verified:  # before layers are told apart, which makes it dearer
             self._verify()
         if layer not in self._layers:
             raise ScopeError(
@@ -442,33 +447,37 @@ class Scope(PerQueryMixin):
             )
         return totals
 
-    def _exposed(self, layer: int, name: str) -> Tensor:
+    def _visibility(self, layer: int, name: str) -> Tensor:
         totals, sums, _ = self._read(layer)
-        value: Tensor = getattr(self._exposure(totals), name)
+        value: Tensor = getattr(self._visibility_counts(totals), name)
         return value.to(sums.received.device)
 
-    def _exposure(self, totals: LayerAccumulator) -> VisibilityCounts:
+    def _visibility_counts(self, totals: LayerAccumulator) -> VisibilityCounts:
         """What could be seen so far; layers under the same masks share the answer."""
         now = totals.selections
-        if self._exposures is not None:  # held here, so that no other can take a selection's place
-            of, keys, exposure = self._exposures
+        if (
+            self._visibility_cache is not None
+        ):  # held here, so that no other can take a selection's place
+            of, keys, visibility_counts = self._visibility_cache
             if keys == totals.keys and len(of) == len(now) and all(map(operator.is_, of, now)):
-                return exposure
-        exposure = join_exposures(now, totals.keys)
-        self._exposures = [*now], totals.keys, exposure
-        return exposure
+                return visibility_counts
+        visibility_counts = join_visibility_counts(now, totals.keys)
+        self._visibility_cache = [*now], totals.keys, visibility_counts
+        return visibility_counts
 
     def _shares(self, layer: int, class_ids: Any, n: int) -> Tensor:
-        totals = self._seen(layer)
-        device = totals.device if totals.owed is not None else self._read(layer)[1].received.device
+        totals = self._layer_totals(layer)
+        device = (
+            totals.device if totals.deferred is not None else self._read(layer)[1].received.device
+        )
         ids = torch.as_tensor(class_ids)
-        wanted = [len(totals.first), totals.keys]
-        if ids.is_floating_point() and list(ids.shape) == [*wanted, n]:
+        shape = [len(totals.first_token), totals.keys]
+        if ids.is_floating_point() and list(ids.shape) == [*shape, n]:
             return ids.to(device)
-        if list(ids.shape) != wanted or ids.is_floating_point() or ids.dtype == torch.bool:
+        if list(ids.shape) != shape or ids.is_floating_point() or ids.dtype == torch.bool:
             raise InputError(
-                f"class_ids must be an int tensor {wanted} ([batch, keys]) or float shares "
-                f"{[*wanted, n]}; got {describe(ids)}",
+                f"class_ids must be an int tensor {shape} ([batch, keys]) or float shares "
+                f"{[*shape, n]}; got {describe(ids)}",
                 code="wrong-shape",
                 argument="class_ids",
                 got=describe(ids),
@@ -487,19 +496,21 @@ class Scope(PerQueryMixin):
         """Conservation of what was measured since this was last asked; nothing is left to read
         where it does not hold."""
         try:
-            self._check(self._dtype)
+            self._check_conservation(self._dtype)
         except (ConservationError, ModelError):
-            self._forget()
+            self._clear()
             raise
-        self._checked = True
+        self._verified = True
 
-    def _check(self, dtype: torch.dtype, only: int | None = None) -> None:
+    def _check_conservation(self, dtype: torch.dtype, only: int | None = None) -> None:
         """Conservation of all layers whose sums are made, or of one."""
         what = f"backend {self.backend!r}: attention adds up to the number of queries only within"
         if only is not None:
-            check_totals({only: self._apart[only].result()}, dtype, what)
+            check_totals({only: self._by_layer[only].result()}, dtype, what)
             return
-        for joint in self._joints:
-            check_joint(joint, dtype, what)
-        made = {layer: so_far.result() for layer, so_far in self._apart.items()}
-        check_totals(made, dtype, what)
+        for stacked in self._stacked:
+            check_stacked(stacked, dtype, what)
+        accumulators = {
+            layer: accumulator.result() for layer, accumulator in self._by_layer.items()
+        }
+        check_totals(accumulators, dtype, what)

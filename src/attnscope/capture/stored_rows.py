@@ -28,12 +28,12 @@ class SharedKeys:
     """How often the tensor had been written to when it was kept."""
 
     def __post_init__(self) -> None:
-        self.hold(self.tensor)
+        self.replace_tensor(self.tensor)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SharedKeys, (self.first(self.tensor.shape[2]),)  # a copy counts anew
+        return SharedKeys, (self.leading(self.tensor.shape[2]),)  # a copy counts anew
 
-    def hold(self, tensor: Tensor) -> None:
+    def replace_tensor(self, tensor: Tensor) -> None:
         """Keep these in place of the keys so far, which are their beginning."""
         self.tensor, self.version = tensor, _version(tensor)
 
@@ -42,7 +42,7 @@ class SharedKeys:
         """Whether someone has written to them since."""
         return self.version != _version(self.tensor)
 
-    def first(self, width: int) -> Tensor:
+    def leading(self, width: int) -> Tensor:
         """The first keys; an error where they are no longer those of the pass."""
         if self.changed:
             raise ScopeError(
@@ -74,21 +74,23 @@ class StoredRows:
     weights: Tensor | None = None
     """float32 [B, H, M, K], of modules that hand over nothing smaller."""
 
-    def without(self, sequences: Tensor) -> "StoredRows":
+    def exclude(self, sequences: Tensor) -> "StoredRows":
         """This, less the rows of some sequences, bool [B]."""
         return replace(self, positions=self.positions.masked_fill(sequences[:, None], -1))
 
-    def tell(self, asked: PerQueryRequest, backend: str) -> PerQueryResult:
-        """What was asked for of these rows; `asked` counts keys from their first."""
+    def reduce_per_query(self, request: PerQueryRequest, backend: str) -> PerQueryResult:
+        """What was asked for of these rows; `request` counts keys from their first."""
         if self.weights is not None:
-            return of_weights(self.weights, asked)
+            return of_weights(self.weights, request)
         assert self.rows is not None
         assert self.keys is not None
-        rows = replace(self.rows, k=self.keys.first(self.width))
-        return tell_rows(backend)(rows, asked)
+        rows = replace(self.rows, k=self.keys.leading(self.width))
+        return tell_rows(backend)(rows, request)
 
 
-def row_of(kept: Sequence[StoredRows], position: int, sequence: int, keys: int) -> Tensor | None:
+def attention_row(
+    kept: Sequence[StoredRows], position: int, sequence: int, keys: int
+) -> Tensor | None:
     """float32 [H, keys]: the weights of one query, 0 on keys it does not see; None if no row is
     its."""
     for each in kept:
@@ -98,52 +100,52 @@ def row_of(kept: Sequence[StoredRows], position: int, sequence: int, keys: int) 
             else:
                 assert each.rows is not None
                 assert each.keys is not None
-                whole = replace(each.rows, k=each.keys.first(each.width))
-                A = reference.weights(whole.one(sequence, m))[0][0, :, 0]
+                merged = replace(each.rows, k=each.keys.leading(each.width))
+                A = reference.weights(merged.one(sequence, m))[0][0, :, 0]
             return pad(A.float(), (each.first_key, keys - each.first_key - A.shape[-1]))
     return None
 
 
-def rewritten(cache: Any) -> bool:
+def cache_overwrites(cache: Any) -> bool:
     """Whether the keys a model attends to may be written over later: all but those of a dynamic
     cache, which makes new tensors, and those that never were in one."""
     if cache is None:
         return False
-    kinds = (cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer)
+    dynamic_layers = (cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer)
     return type(cache) is not cache_utils.DynamicCache or any(
-        type(layer) not in kinds for layer in cache.layers
+        type(layer) not in dynamic_layers for layer in cache.layers
     )
 
 
-def keep(
-    so_far: Sequence[StoredRows],
+def store_rows(
+    stored: Sequence[StoredRows],
     rows: KernelRows,
     positions: Tensor,
     first_key: int,
-    seen: int,
+    n_visible: int,
     *,
     copy: bool,
 ) -> tuple[StoredRows, int]:
     """Rows to be told later, after those so far, and how many bytes they hold. None of them sees a
-    key from `seen` on; `copy` the keys where they may be written over."""
-    k, seen = rows.k, max(seen, 1)
-    if not rows.causal and seen < k.shape[2]:
-        k = k[:, :, :seen]
+    key from `n_visible` on; `copy` the keys where they may be written over."""
+    k, n_visible = rows.k, max(n_visible, 1)
+    if not rows.causal and n_visible < k.shape[2]:
+        k = k[:, :, :n_visible]
         rows = replace(
             rows,
-            real=None if rows.real is None else rows.real[:, :seen],
-            key_bias=None if rows.key_bias is None else rows.key_bias[..., :seen],
-            links=tuple(replace(link, bias=link.bias[..., :seen]) for link in rows.links),
+            real=None if rows.real is None else rows.real[:, :n_visible],
+            key_bias=None if rows.key_bias is None else rows.key_bias[..., :n_visible],
+            links=tuple(replace(link, bias=link.bias[..., :n_visible]) for link in rows.links),
         )
     # A tensor of inference mode does not count how often it was written to.
-    k, q = k.clone() if copy or k.is_inference() else _own(k), _own(rows.q)
+    k, q = k.clone() if copy or k.is_inference() else _compact_copy(k), _compact_copy(rows.q)
     keys, more = SharedKeys(k), _bytes(q) + _bytes(k)
-    before = so_far[-1].keys if so_far and so_far[-1].first_key == first_key else None
+    before = stored[-1].keys if stored and stored[-1].first_key == first_key else None
     if before is not None and not before.changed:
         width = before.tensor.shape[2]
         if width <= k.shape[2] and torch.equal(before.tensor, k[:, :, :width]):
             more -= _bytes(before.tensor)
-            before.hold(k)
+            before.replace_tensor(k)
             keys = before
     alone = replace(rows, q=q, k=k[:, :, :0], cache={})
     kept = StoredRows(
@@ -152,7 +154,7 @@ def keep(
     return kept, more
 
 
-def keep_weights(A: Tensor, positions: Tensor) -> tuple[StoredRows, int]:
+def store_weights(A: Tensor, positions: Tensor) -> tuple[StoredRows, int]:
     """The same of rows [B, H, M, K] that are there already."""
     return StoredRows(positions=positions, first_key=0, weights=A), _bytes(A)
 
@@ -161,66 +163,68 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _own(tensor: Tensor) -> Tensor:
+def _compact_copy(tensor: Tensor) -> Tensor:
     """As it is, unless it would hold much more than itself."""
     return tensor if tensor.untyped_storage().nbytes() <= 2 * _bytes(tensor) else tensor.clone()
 
 
-def tell(kept: Sequence[StoredRows], asked: PerQueryRequest, backend: str) -> PerQueryResult:
+def reduce_per_query(
+    kept: Sequence[StoredRows], request: PerQueryRequest, backend: str
+) -> PerQueryResult:
     """What was asked for, of the rows of all passes in order; nan of those that do not count.
 
-    `asked` goes over all of them, and counts keys from the first of the sequence.
+    `request` goes over all of them, and counts keys from the first of the sequence.
     """
-    found, at = [], 0
+    results, at = [], 0
     for each in kept:
         rows = slice(at, at + each.positions.shape[1])
         at = rows.stop
         first = each.first_key
         width = each.width if each.weights is None else each.weights.shape[3]
-        keys = None if asked.keys is None else asked.keys[:, rows] - first
+        keys = None if request.keys is None else request.keys[:, rows] - first
         if keys is not None:  # keys that came later, and those a window has dropped, weigh nothing
             keys = keys.where(keys < width, -1)
         part = replace(
-            asked,
-            shares=None if asked.shares is None else asked.shares[:, first : first + width],
+            request,
+            shares=None if request.shares is None else request.shares[:, first : first + width],
             keys=keys,
-            spans=None if asked.spans is None else asked.spans[:, rows] - first,
+            spans=None if request.spans is None else request.spans[:, rows] - first,
         )
-        found.append(_blank(each.tell(part, backend), each))
-    return _one_below_the_other(found)
+        results.append(_mask_uncounted(each.reduce_per_query(part, backend), each))
+    return _concat(results)
 
 
-def _blank(told: PerQueryResult, kept: StoredRows) -> PerQueryResult:
+def _mask_uncounted(result: PerQueryResult, kept: StoredRows) -> PerQueryResult:
     """nan, and -1 for a key, in rows that do not count; keys counted from the sequence's first."""
     counts = kept.positions >= 0
-    if told.top_key is not None:
-        there = (told.top_key >= 0) & counts[:, None, :, None]
-        key = (told.top_key + kept.first_key).where(there, -1)
-        told = replace(told, top_key=key)
+    if result.top_key is not None:
+        counted = (result.top_key >= 0) & counts[:, None, :, None]
+        key = (result.top_key + kept.first_key).where(counted, -1)
+        result = replace(result, top_key=key)
     if bool(counts.all()):
-        return told
+        return result
     blank: dict[str, Tensor] = {}
     for each in fields(PerQueryResult):
-        value: Tensor | None = getattr(told, each.name)
+        value: Tensor | None = getattr(result, each.name)
         if value is not None and each.name != "top_key":
             shape = counts[:, None] if value.ndim == 3 else counts[:, None, :, None]
             blank[each.name] = value.where(shape, torch.nan)
-    return replace(told, **blank)
+    return replace(result, **blank)
 
 
-def _one_below_the_other(found: list[PerQueryResult]) -> PerQueryResult:
-    if len(found) == 1:
-        return found[0]
-    whole: dict[str, Tensor] = {}
+def _concat(results: list[PerQueryResult]) -> PerQueryResult:
+    if len(results) == 1:
+        return results[0]
+    merged: dict[str, Tensor] = {}
     for each in fields(PerQueryResult):
-        parts = [value for told in found if (value := getattr(told, each.name)) is not None]
+        parts = [value for result in results if (value := getattr(result, each.name)) is not None]
         if parts and each.name.startswith("top"):  # early steps may have seen fewer keys
             width = max(part.shape[3] for part in parts)
             fill = {"top_key": -1, "top_weight": 0.0}.get(each.name, torch.nan)
             parts = [pad(part, (0, width - part.shape[3]), value=fill) for part in parts]
         if parts:
-            whole[each.name] = torch.cat(parts, 2)
-    return PerQueryResult(**whole)
+            merged[each.name] = torch.cat(parts, 2)
+    return PerQueryResult(**merged)
 
 
 def _bins(positions: Tensor, bin: int) -> tuple[Tensor, Tensor, int]:
@@ -239,10 +243,10 @@ def _bins(positions: Tensor, bin: int) -> tuple[Tensor, Tensor, int]:
 def bins_of(positions: Tensor, bin: int) -> Tensor:
     """int64 [B, bins]: the first position of each bin; -1 where no query is in it."""
     which, counts, n = _bins(positions, bin)
-    there = torch.zeros(len(positions), n, dtype=torch.int64, device=positions.device)
-    there.scatter_add_(1, which, counts.long())
+    counted = torch.zeros(len(positions), n, dtype=torch.int64, device=positions.device)
+    counted.scatter_add_(1, which, counts.long())
     first = torch.arange(n, device=positions.device) * bin
-    return first.expand_as(there).where(there > 0, -1)
+    return first.expand_as(counted).where(counted > 0, -1)
 
 
 def binned(values: Tensor, positions: Tensor, bin: int) -> Tensor:
@@ -250,8 +254,8 @@ def binned(values: Tensor, positions: Tensor, bin: int) -> Tensor:
     nan where there are none."""
     which, counts, n = _bins(positions, bin)
     flat = values.double().flatten(3) if values.ndim > 3 else values.double()[..., None]
-    there = counts[:, None, :, None] & ~flat.isnan()
-    parts = flat.where(there, 0.0), there.double()
+    counted = counts[:, None, :, None] & ~flat.isnan()
+    parts = flat.where(counted, 0.0), counted.double()
     if torch.equal(positions, torch.arange(flat.shape[2], device=flat.device).expand_as(positions)):
         # Every query at its place: neighbours are a bin, and nothing has to be scattered.
         short = n * bin - flat.shape[2]

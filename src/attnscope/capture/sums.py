@@ -24,9 +24,9 @@ SUMS = BY_KEY + BY_HEAD
 class LayerAccumulator:
     """Sums over the counted queries so far. Keys are positions of the sequence."""
 
-    first: Tensor
+    first_token: Tensor
     """int64 [B], on the CPU: position of the first real token; -1 where none was seen yet."""
-    begun: bool = False
+    all_started: bool = False
     """Whether that is known of all sequences."""
     position: int = 0
     """Tokens of the queries' text seen so far."""
@@ -36,7 +36,7 @@ class LayerAccumulator:
     """Whether more than one pass could have come, or did."""
     turn: int = 0
     """Replies begun so far."""
-    tentative: "LayerAccumulator | None" = None
+    provisional: "LayerAccumulator | None" = None
     """Sums of what may turn out not to count: the last token of a prompt that may go on."""
     sums: AttentionSums | None = None
     """None until a counted query has been seen."""
@@ -56,100 +56,105 @@ class LayerAccumulator:
     sampled: bool = False
     top: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     """For each call: positions of the queries [B, M], their keys and weights [B, H, M, k]."""
-    kept: list[StoredRows] = field(default_factory=list)
+    stored: list[StoredRows] = field(default_factory=list)
     """The rows of each call, where they are to be told one by one."""
-    held: int = 0
+    nbytes: int = 0
     """Bytes that these hold."""
-    owed: Callable[[], None] | None = None
+    deferred: Callable[[], None] | None = None
     """Makes the sums of kept rows, and checks them: when somebody reads them first."""
 
-    def pay(self) -> None:
+    def compute_deferred(self) -> None:
         """Make the sums that are still owed."""
-        owed, self.owed = self.owed, None
-        if owed is not None:
-            owed()
+        deferred, self.deferred = self.deferred, None
+        if deferred is not None:
+            deferred()
 
-    def follow(self, frame: Geometry) -> None:
+    def check_contiguous(self, geometry: Geometry) -> None:
         """Make sure that a pass with a past follows the one before it."""
-        if frame.first_query != self.position:
+        if geometry.first_query != self.position:
             raise ScopeError(
-                f"this forward pass continues at token {frame.first_query}, but {self.position} "
+                f"this forward pass continues at token {geometry.first_query}, but {self.position} "
                 "tokens were measured so far; run the whole sequence inside the with block",
                 code="tokens-missing",
-                position=frame.first_query,
+                position=geometry.first_query,
                 measured=self.position,
             )
-        if not frame.cross and frame.first_key + frame.keys > frame.first_query + frame.queries:
+        if (
+            not geometry.cross
+            and geometry.first_key + geometry.keys > geometry.first_query + geometry.queries
+        ):
             raise ScopeError(
                 "some keys of this model are not tokens of this text (compressed blocks, or keys "
                 "of another text), so its decode steps cannot be added up by key; measure one "
                 "forward pass over the whole text",
                 code="keys-not-tokens",
             )
-        if not self.begun:
-            self.first = torch.where(self.first < 0, frame.first_real, self.first)
-            self.begun = bool((self.first >= 0).all())
+        if not self.all_started:
+            self.first_token = torch.where(
+                self.first_token < 0, geometry.first_token, self.first_token
+            )
+            self.all_started = bool((self.first_token >= 0).all())
 
     def result(self) -> "LayerAccumulator":
         """The sums as they stand over all keys, the tentative ones taken for certain."""
-        whole = self
-        if self.tentative is not None and self.tentative.sums is not None:
-            whole = replace(
+        total = self
+        if self.provisional is not None and self.provisional.sums is not None:
+            total = replace(
                 self,
-                tentative=None,
+                provisional=None,
                 selections=[*self.selections],
                 top=[*self.top],
-                kept=[*self.kept],
+                stored=[*self.stored],
             )
             if self.sums is not None:
-                whole.sums = _copied(self.sums)
-            whole.absorb(self.tentative)
-        if whole.sums is not None and (width := whole.sums.received.shape[-1]) < self.keys:
-            whole.sums = _resized(whole.sums, 0, self.keys - width)
-        return whole
+                total.sums = _copy(self.sums)
+            total.merge(self.provisional)
+        if total.sums is not None and (width := total.sums.received.shape[-1]) < self.keys:
+            total.sums = _resize(total.sums, 0, self.keys - width)
+        return total
 
-    def settle(self) -> None:
+    def commit(self) -> None:
         """The prompt is over: what was tentative counts."""
-        if self.tentative is not None:
-            self.absorb(self.tentative)
-            self.tentative = None
+        if self.provisional is not None:
+            self.merge(self.provisional)
+            self.provisional = None
 
-    def absorb(self, other: "LayerAccumulator") -> None:
+    def merge(self, other: "LayerAccumulator") -> None:
         """Add another's sums to these."""
         if other.sums is None:
             return
         self.add(other.sums, 0)
-        self.drifted(other.drift, other.reach)
+        self.update_bounds(other.drift, other.reach)
         self._keep_unseen(other.unseen)
         self.selections += other.selections
         self.sampled |= other.sampled
         self.top += other.top
-        self.kept += other.kept
+        self.stored += other.stored
         if other.sink is not None and other.sink_position is not None:
-            self._sink(other.sink, other.sink_position)
+            self._add_sink(other.sink, other.sink_position)
 
-    def drop(self, sequences: Tensor) -> None:
+    def zero_sequences(self, sequences: Tensor) -> None:
         """Forget these sequences, bool [B] on the CPU."""
         if self.sums is None:
             return
-        gone = sequences.to(self.sums.received.device)
+        dropped = sequences.to(self.sums.received.device)
         for name in SUMS:
             if (sums := getattr(self.sums, name)) is not None:
-                sums[gone] = 0.0
+                sums[dropped] = 0.0
         for taken in (self.sink, self.sink_position):
             if taken is not None:
-                taken[gone] = 0.0
-        self.selections = [selection.without(sequences) for selection in self.selections]
+                taken[dropped] = 0.0
+        self.selections = [selection.exclude(sequences) for selection in self.selections]
         self.top = [
-            (where.masked_fill(gone[:, None], -1), keys, weights)
+            (where.masked_fill(dropped[:, None], -1), keys, weights)
             for where, keys, weights in self.top
         ]
-        self.kept = [kept.without(gone) for kept in self.kept]
+        self.stored = [stored.exclude(dropped) for stored in self.stored]
 
     @property
     def device(self) -> torch.device:
         """Where the kept rows are."""
-        return self.kept[0].positions.device
+        return self.stored[0].positions.device
 
     def count(self) -> Tensor:
         """float64 [B]: the number of queries, on the CPU."""
@@ -158,34 +163,34 @@ class LayerAccumulator:
 
     def add(self, totals: AttentionSums, first_key: int) -> None:
         """Add the sums of some rows; key 0 of these is at position `first_key`."""
-        self.drifted(totals.drift, totals.reach)
+        self.update_bounds(totals.drift, totals.reach)
         if totals.unseen_mass is not None and totals.unseen_key is not None:
             key = totals.unseen_key + first_key if first_key else totals.unseen_key
             self._keep_unseen((totals.unseen_mass, key))
         if self.sums is None:
             if totals.lse is not None:
                 totals = replace(totals, lse=None)  # as large as all the rest: let it go
-            self.sums = _resized(totals, first_key, 0) if first_key else totals
+            self.sums = _resize(totals, first_key, 0) if first_key else totals
             return
         keys = first_key + totals.received.shape[-1]
         width = self.sums.received.shape[-1]
         if keys > width:  # and some more room, so that a long generation copies seldom
-            self.sums = _resized(self.sums, 0, max(keys, width + 64, width + width // 4) - width)
+            self.sums = _resize(self.sums, 0, max(keys, width + 64, width + width // 4) - width)
         if totals.variance is not None and self.sums.variance is None:
             self.sums = replace(
                 self.sums,
                 variance=torch.zeros_like(self.sums.received),
                 entropy_variance=torch.zeros_like(self.sums.entropy),
             )
-        there = slice(first_key, keys)
+        columns = slice(first_key, keys)
         for name in BY_KEY:
             if (more := getattr(totals, name)) is not None:
-                getattr(self.sums, name)[..., there] += more
+                getattr(self.sums, name)[..., columns] += more
         for name in BY_HEAD:
             if (more := getattr(totals, name)) is not None:
                 getattr(self.sums, name).add_(more)
 
-    def drifted(self, drift: Tensor | None, reach: Tensor | None = None) -> None:
+    def update_bounds(self, drift: Tensor | None, reach: Tensor | None = None) -> None:
         """Keep the largest `drift` and `reach` of all calls."""
         if drift is not None:
             self.drift = drift if self.drift is None else torch.maximum(self.drift, drift)
@@ -202,13 +207,13 @@ class LayerAccumulator:
 
     def add_sink(self, taken: Tensor, selection: QuerySelection) -> None:
         """Add what learned sinks took from each row of a pass, [B, H, M]."""
-        counted = selection.rows(selection.counted_queries())[:, None].to(taken.device)
-        positions = selection.frame.positions().expand(taken.shape[0], -1)
-        where = selection.rows(positions)[:, None].to(taken.device)
+        counted = selection.gather_rows(selection.counted_queries())[:, None].to(taken.device)
+        positions = selection.geometry.positions().expand(taken.shape[0], -1)
+        where = selection.gather_rows(positions)[:, None].to(taken.device)
         taken = taken.double() * counted
-        self._sink(taken.sum(-1), (taken * where).sum(-1))
+        self._add_sink(taken.sum(-1), (taken * where).sum(-1))
 
-    def _sink(self, total: Tensor, placed: Tensor) -> None:
+    def _add_sink(self, total: Tensor, placed: Tensor) -> None:
         self.sink = total if self.sink is None else self.sink + total
         old = self.sink_position
         self.sink_position = placed if old is None else old + placed
@@ -225,30 +230,30 @@ class StackedSums:
     selection: QuerySelection
     turn: int
     continued: bool
-    tentative: bool
+    provisional: bool
     """As in `LayerAccumulator`."""
 
-    def apart(self) -> dict[int, LayerAccumulator]:
+    def split_layers(self) -> dict[int, LayerAccumulator]:
         """The same by layer."""
-        frame = self.selection.frame
-        found = {}
+        geometry = self.selection.geometry
+        accumulators = {}
         for layer, sums in zip(self.layers, split(self.sums, len(self.layers)), strict=True):
-            totals = found[layer] = LayerAccumulator(
-                first=frame.first_real,
-                begun=frame.begun,
-                position=frame.first_query + frame.queries,
-                keys=frame.first_key + frame.keys,
+            totals = accumulators[layer] = LayerAccumulator(
+                first_token=geometry.first_token,
+                all_started=geometry.all_started,
+                position=geometry.first_query + geometry.queries,
+                keys=geometry.first_key + geometry.keys,
                 continued=self.continued,
                 turn=self.turn,
             )
-            if self.tentative:
-                totals.tentative = totals = LayerAccumulator(first=frame.first_real)
-            totals.add(sums, frame.first_key)
+            if self.provisional:
+                totals.provisional = totals = LayerAccumulator(first_token=geometry.first_token)
+            totals.add(sums, geometry.first_key)
             totals.selections.append(self.selection)
-        return found
+        return accumulators
 
 
-def by_lane(tensor: Tensor, n: int) -> tuple[Tensor, ...]:
+def unstack(tensor: Tensor, n: int) -> tuple[Tensor, ...]:
     """[n · B, …] as n of [B, …]."""
     return tensor.view(n, tensor.shape[0] // n, *tensor.shape[1:]).unbind(0)
 
@@ -261,33 +266,33 @@ def split(sums: AttentionSums, n: int) -> list[AttentionSums]:
     for each in fields(sums):
         value = getattr(sums, each.name)
         if value is not None and each.name != "lse":
-            parts[each.name] = by_lane(value, n)
+            parts[each.name] = unstack(value, n)
     return [AttentionSums(**{name: value[i] for name, value in parts.items()}) for i in range(n)]
 
 
-def join_exposures(selections: list[QuerySelection], keys: int) -> VisibilityCounts:
+def join_visibility_counts(selections: list[QuerySelection], keys: int) -> VisibilityCounts:
     """The exposures of several passes as one, over this many keys."""
 
     def total(name: str) -> Tensor:
-        first: Tensor = getattr(selections[0].exposure, name)
-        sums = torch.zeros(first.shape[0], keys, dtype=first.dtype)
+        first_token: Tensor = getattr(selections[0].visibility_counts, name)
+        sums = torch.zeros(first_token.shape[0], keys, dtype=first_token.dtype)
         for selection in selections:
-            value = getattr(selection.exposure, name)
-            at = selection.frame.first_key
+            value = getattr(selection.visibility_counts, name)
+            at = selection.geometry.first_key
             sums[:, at : at + value.shape[1]] += value
         return sums
 
     return VisibilityCounts(
-        position=torch.stack([s.exposure.position for s in selections]).sum(0),
+        position=torch.stack([s.visibility_counts.position for s in selections]).sum(0),
         eligible=total("eligible"),
         eligible_later=total("eligible_later"),
         uniform=total("uniform"),
         uniform_later=total("uniform_later"),
-        groups=torch.stack([s.exposure.groups for s in selections]).sum(0),
+        groups=torch.stack([s.visibility_counts.groups for s in selections]).sum(0),
     )
 
 
-def _copied(sums: AttentionSums) -> AttentionSums:
+def _copy(sums: AttentionSums) -> AttentionSums:
     copies: dict[str, Any] = {}
     for name in SUMS:
         value: Tensor | None = getattr(sums, name)
@@ -295,7 +300,7 @@ def _copied(sums: AttentionSums) -> AttentionSums:
     return replace(sums, **copies)
 
 
-def _resized(sums: AttentionSums, left: int, right: int) -> AttentionSums:
+def _resize(sums: AttentionSums, left: int, right: int) -> AttentionSums:
     def grow(tensor: Tensor) -> Tensor:
         return pad(tensor, (left, right))
 

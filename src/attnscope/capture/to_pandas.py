@@ -25,6 +25,6 @@ class LabelledFrame(pl.DataFrame):
             return super().to_pandas(*args, **kwargs)
         columns = {}
         for column in self.iter_columns():
-            whole = column.dtype.is_numeric() and not column.null_count()
-            columns[column.name] = column.to_numpy() if whole else column.to_list()
+            plain = column.dtype.is_numeric() and not column.null_count()
+            columns[column.name] = column.to_numpy() if plain else column.to_list()
         return pandas.DataFrame(columns)

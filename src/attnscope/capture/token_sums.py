@@ -18,10 +18,10 @@ CHUNK = 1 << 20
 NEAR, NORMAL = 0.25, 1.4826
 
 
-def epsilon(sketch: LogHistogram, c: float = NEAR) -> Tensor:
+def epsilon(histogram: LogHistogram, c: float = NEAR) -> Tensor:
     """float64 [groups]: near zero is closer than 1.4826 · c times the median distance of sizes from
     their median, as in `arm`."""
-    return NORMAL * c * sketch.deviation()
+    return NORMAL * c * histogram.deviation()
 
 
 class TokenSums:
@@ -31,7 +31,7 @@ class TokenSums:
         """`group` int64 [tokens of all sequences]: -1 for tokens that do not count."""
         self.point, self.layer = point, layer
         self.group = group.to(device)
-        self.sketch = LogHistogram(groups, device)
+        self.histogram = LogHistogram(groups, device)
         self.tokens = torch.zeros(len(group), len(FIELDS), dtype=torch.float64, device=device)
         self.peak = torch.full((len(group),), -1, dtype=torch.int64, device=device)
         """Which of a token's activations is the farthest from zero."""
@@ -43,15 +43,15 @@ class TokenSums:
         """
         kept = self.group[which] >= 0
         rows, which = rows.detach()[kept], which[kept]
-        self._refuse_nan(rows)
+        self._check_nan(rows)
         step = max(1, CHUNK // rows.shape[1])
         for at in range(0, len(rows), step):
             some, of = rows[at : at + step], which[at : at + step]
             group = self.group[of]
-            self.sketch.add(some, group)
+            self.histogram.add(some, group)
             self._count(some.double(), of, group, near, large)
 
-    def _refuse_nan(self, rows: Tensor) -> None:
+    def _check_nan(self, rows: Tensor) -> None:
         if not bool(rows.isnan().any()):
             return
         count = int(rows.isnan().sum())
@@ -88,9 +88,9 @@ class TokenSums:
             1,
         )
         self.tokens[:, :-1].index_add_(0, of, sums)
-        found = values.gather(1, where[:, None])[:, 0]
+        extreme = values.gather(1, where[:, None])[:, 0]
         before = self.tokens[:, -1].abs()
         most = before.scatter_reduce(0, of, peak, "amax")  # a token may stand there several times
         better = (peak == most[of]) & (peak > before[of])
-        self.tokens[of[better], -1] = found[better]
+        self.tokens[of[better], -1] = extreme[better]
         self.peak[of[better]] = where[better]

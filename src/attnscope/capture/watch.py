@@ -34,7 +34,7 @@ def watch(
     top: int = 0,
     keep: bool = False,
     seed: int = 0,
-    hold: float = 1 / 256,
+    max_pending: float = 1 / 256,
 ) -> AbstractContextManager[Scope]:
     """Measure where the attention of a transformers model goes, inside a `with` block.
 
@@ -56,8 +56,8 @@ def watch(
         keep: Store queries and keys (as large as a KV cache), so that `Scope.rows`,
             `Scope.weight` and every other per-query result can be computed after the pass.
         seed: Seed of "sample:K".
-        hold: Share of free memory that pending calls may use before they are measured together
-            (layers of a pass, decode steps); 0 measures each call at once. Default: 1/256.
+        max_pending: Share of free memory that pending calls may use before they are measured
+            together (layers of a pass, decode steps); 0 measures each call at once. Default: 1/256.
 
     Returns:
         A context manager that gives a `Scope`, which can be read during and after the block.
@@ -80,11 +80,11 @@ def watch(
         >>> float(scope.received(0).sum(-1).mean().round())  # each of the 8 queries gives 1
         8.0
     """
-    found = sites.find(model)
-    places = sites.select_sites(found, layers)
-    chosen = parse(queries, seed)
-    _check(top, keep, hold)
-    if keep and chosen.name == "sample":
+    model_sites = sites.find(model)
+    chosen_sites = sites.select_sites(model_sites, layers)
+    parsed = parse(queries, seed)
+    _check_options(top, keep, max_pending)
+    if keep and parsed.name == "sample":
         raise InputError(
             f"queries={queries!r} gives estimates from a sample of queries; keep=True stores "
             "single queries. To store some queries, choose them with a bool tensor [batch, keys]",
@@ -92,28 +92,39 @@ def watch(
             queries=queries,
         )
     ids, groups = _classes(classes)
-    if len(found.stacks) > 1 and (chosen.mask is not None or ids is not None):
+    if len(model_sites.stacks) > 1 and (parsed.mask is not None or ids is not None):
         raise InputError(
             "this model has an encoder and a decoder, each with its own text; a query mask or "
             "classes belong to one text. Measure both parts: with watch(model.get_encoder(), …) "
             "as encoder, watch(model.get_decoder(), …) as decoder",
             code="encoder-decoder",
-            stacks=list(found.stacks),
+            stacks=list(model_sites.stacks),
         )
-    device = sites.device_of(found)
+    device = sites.device_of(model_sites)
     kernel = backend if backend == "eager-fallback" else kernels.choose(backend, device)
     parts: dict[str, Scope] = {}
-    for site in places:
+    for site in chosen_sites:
         part = parts.get(site.part)
         if part is None:
-            part = parts[site.part] = _empty(site, kernel, chosen, ids, groups)
-            part._left_out = found.left_out
+            part = parts[site.part] = _empty_scope(site, kernel, parsed, ids, groups)
+            part._left_out = model_sites.left_out
         part.layers.append(site.layer)
-    recorder = WatchHook(found, set(places), parts, kernel, device, top=top, keep=keep, hold=hold)
-    return _watching(recorder, found)
+    hook = WatchHook(
+        model_sites,
+        set(chosen_sites),
+        parts,
+        kernel,
+        device,
+        top=top,
+        keep=keep,
+        max_pending=max_pending,
+    )
+    return _watching(hook, model_sites)
 
 
-def _empty(site: Site, backend: str, queries: Queries, ids: Tensor | None, groups: int) -> Scope:
+def _empty_scope(
+    site: Site, backend: str, queries: Queries, ids: Tensor | None, groups: int
+) -> Scope:
     """The scope of a site's part, without layers yet."""
     scope = Scope(
         layers=[],
@@ -127,7 +138,7 @@ def _empty(site: Site, backend: str, queries: Queries, ids: Tensor | None, group
     return scope
 
 
-def _check(top: Any, keep: Any, hold: Any) -> None:
+def _check_options(top: Any, keep: Any, max_pending: Any) -> None:
     if isinstance(top, bool) or not isinstance(top, int) or top < 0:
         raise InputError(
             f"top={top!r} must be a whole number from 0: how many keys to store for each query",
@@ -135,13 +146,17 @@ def _check(top: Any, keep: Any, hold: Any) -> None:
             argument="top",
             value=top,
         )
-    if isinstance(hold, bool) or not isinstance(hold, int | float) or not 0 <= hold <= 1:
+    if (
+        isinstance(max_pending, bool)
+        or not isinstance(max_pending, int | float)
+        or not 0 <= max_pending <= 1
+    ):
         raise InputError(
-            f"hold={hold!r} must be a number from 0 to 1: the share of free memory for pending "
-            "calls",
+            f"max_pending={max_pending!r} must be a number from 0 to 1: the share of free "
+            "memory for pending calls",
             code="bad-number",
-            argument="hold",
-            value=hold,
+            argument="max_pending",
+            value=max_pending,
         )
     if not isinstance(keep, bool):
         raise InputError(
@@ -165,25 +180,25 @@ def _classes(classes: Any) -> tuple[Tensor | None, int]:
 
 
 @contextmanager
-def _watching(recorder: WatchHook, found: sites.Sites) -> Iterator[Scope]:
-    parts, backend = recorder.parts, recorder.reducer.backend
+def _watching(hook: WatchHook, model_sites: sites.Sites) -> Iterator[Scope]:
+    parts, backend = hook.parts, hook.reducer.backend
     with (
-        tracking_generate(recorder.generations.values()),
-        backward_inside(found.base_models.values(), (), changes=False),
-        hooks.register(found, observer=recorder, dense=backend == "eager-fallback"),
+        tracking_generate(hook.generations.values()),
+        backward_inside(model_sites.base_models.values(), (), changes=False),
+        hooks.register(model_sites, observer=hook, dense=backend == "eager-fallback"),
     ):
         try:
-            yield _whole(parts, backend)
+            yield _combine(parts, backend)
         finally:
-            recorder.finish()
+            hook.finish()
 
 
-def _whole(parts: dict[str, Scope], backend: str) -> Scope:
+def _combine(parts: dict[str, Scope], backend: str) -> Scope:
     """The scope of the only text, or one that has nothing but parts."""
     texts = [scope for scope in parts.values() if not scope._cross] or list(parts.values())
-    whole = texts[0]
+    combined = texts[0]
     if len(texts) > 1:
-        whole = Scope(layers=[], backend=backend, queries=whole._queries, groups=0)
-    for scope in (whole, *parts.values()):
+        combined = Scope(layers=[], backend=backend, queries=combined._queries, groups=0)
+    for scope in (combined, *parts.values()):
         scope._parts = parts
-    return whole
+    return combined

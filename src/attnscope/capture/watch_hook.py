@@ -13,30 +13,30 @@ from attnscope.capture import hooks, sites
 from attnscope.capture.cache_guard import guard_cache, unguard_cache
 from attnscope.capture.forward_pass import CallSpec
 from attnscope.capture.generation import CompletionSpan, GenerationTracker
-from attnscope.capture.geometry import Geometry, join
+from attnscope.capture.geometry import Geometry, concat
 from attnscope.capture.hook_registry import CapturedCall, DeferredCall, on_cpu
 from attnscope.capture.pending import (
     PassQueue,
     SiteQueue,
-    alike,
-    bare,
     cached_keys,
     free_memory,
-    large,
-    lasting,
-    together,
+    group_by_signature,
+    is_large,
+    keys_are_stable,
+    stack_queues,
+    without_tensors,
 )
 from attnscope.capture.reduce import Reducer
 from attnscope.capture.scope import Scope
 from attnscope.capture.sites import Site
-from attnscope.capture.stored_rows import rewritten
+from attnscope.capture.stored_rows import cache_overwrites
 from attnscope.capture.sums import LayerAccumulator, StackedSums
 from attnscope.errors import ModelError, ScopeError
 from attnscope.kernels.call import WITHOUT_FLOAT64
 from attnscope.kernels.tile_plan import even
 
 # Bytes that may wait anywhere: asking the device how many it has free takes longer than a launch.
-LITTLE = 64 << 20
+MIN_BUDGET = 64 << 20
 
 
 class WatchHook:
@@ -46,7 +46,7 @@ class WatchHook:
 
     def __init__(
         self,
-        found: sites.Sites,
+        model_sites: sites.Sites,
         measured: set[Site],
         parts: dict[str, Scope],
         backend: str,
@@ -54,67 +54,67 @@ class WatchHook:
         *,
         top: int,
         keep: bool,
-        hold: float,
+        max_pending: float,
     ):
         self.parts = parts
         """By part: a stack, or "cross"."""
         self.measured = measured
-        self.everything = len(measured) == len(found.all_sites)
-        self.bases = found.base_models
+        self.measures_all = len(measured) == len(model_sites.all_sites)
+        self.bases = model_sites.base_models
         self.device = device
-        self.apart = bool(top or keep)
+        self.needs_rows = bool(top or keep)
         """Whether more is read of layers than their sums."""
         self.reducer = Reducer(
             parts, backend, self.device, layers=len(self.measured), top=top, keep=keep
         )
         self.generations = {
-            stack: GenerationTracker(base, self.catch_up)
-            for stack, base in found.base_models.items()
+            stack: GenerationTracker(base, self.flush)
+            for stack, base in model_sites.base_models.items()
         }
-        self.seen: dict[str, set[Site]] = {}
+        self.sites_run: dict[str, set[Site]] = {}
         """Sites seen in the passes under way, by stack; none between passes (and while gradient
         checkpointing runs layers a second time)."""
-        self.begun: set[str] = set()
+        self.passes_started: set[str] = set()
         """Stacks whose pass under way has shown its first attention."""
-        self.first: dict[CallSpec, tuple[SiteQueue | None, CompletionSpan, int]] = {}
+        self.leaders: dict[CallSpec, tuple[SiteQueue | None, CompletionSpan, int]] = {}
         """Of the pass under way, by what others say too: the lane of a call that waits, or None
         where it does not count; whose words; and the bytes that such a call holds."""
-        self.tail: PassQueue | None = None
+        self.pass_queue: PassQueue | None = None
         """Calls of the pass under way that wait to be measured with the first of them."""
-        self.frames: list[Geometry] = []
+        self.geometries: list[Geometry] = []
         """Those of the passes under way."""
-        self.waiting: dict[Site, SiteQueue] = {}
+        self.pending: dict[Site, SiteQueue] = {}
         """What is not measured yet."""
-        self.hold = hold
-        """The share of free memory that they may hold."""
-        self.room: int | None = None
-        self.held = 0
+        self.max_pending = max_pending
+        """The share of free memory that they may max_pending."""
+        self.budget: int | None = None
+        self.pending_bytes = 0
         self.cache: dict[str, Any] = {}
         """The cache of the pass under way, by stack."""
         self.guarded: Any = None
         """The cache under way; only one, or a long loop would keep them all."""
         for scope in parts.values():
-            scope._unread = self.catch_up
+            scope._flush = self.flush
 
     def begin(self, stack: str, cache: Any) -> None:
         """A forward pass of a stack begins."""
-        self.seen[stack] = set()
-        self.begun.discard(stack)
-        self.first.clear()
-        self._unroll()
+        self.sites_run[stack] = set()
+        self.passes_started.discard(stack)
+        self.leaders.clear()
+        self._split_pass_queue()
         self.cache[stack] = cache
         self.generations[stack].begin_pass()
-        for scope in self._of(stack):
-            scope._begun, scope._complete = True, False
-            scope._early.clear()
-        self.reducer.rewritten = rewritten(cache)
+        for scope in self._scopes(stack):
+            scope._pass_started, scope._pass_done = True, False
+            scope._measured_early.clear()
+        self.reducer.cache_overwrites = cache_overwrites(cache)
         self._guard(cache)
 
     def wants(self, site: Site) -> bool:
         """Whether this site is measured, now."""
-        if site.stack not in self.seen:
+        if site.stack not in self.sites_run:
             return False
-        if site in self.seen[site.stack]:
+        if site in self.sites_run[site.stack]:
             raise ModelError(
                 f"layer {site.layer} calls its attention function more than once in one forward "
                 "pass, with other queries or keys (once for each image, or layers that share a "
@@ -122,306 +122,329 @@ class WatchHook:
                 code="repeated-attention",
                 layer=site.layer,
             )
-        self.seen[site.stack].add(site)
+        self.sites_run[site.stack].add(site)
         return site in self.measured
 
-    def on_call(self, seen: CapturedCall) -> None:
+    def on_call(self, captured: CapturedCall) -> None:
         """Add one attention to the sums, now or with others."""
-        if seen.geometry is not None and seen.geometry.device.type in WITHOUT_FLOAT64:
-            seen = on_cpu(seen)
-        assert seen.geometry is not None
-        site, frame = seen.site, seen.geometry
-        if not self.frames or self.frames[-1] is not frame:
-            self.frames.append(frame)
-        can_wait = seen.lse is not None and not seen.changed and self.hold > 0
-        lane = self.waiting.get(site)
-        if lane is not None and can_wait and site.stack in self.begun:
-            self._wait(lane, seen)  # a further step, like those before it
+        if captured.geometry is not None and captured.geometry.device.type in WITHOUT_FLOAT64:
+            captured = on_cpu(captured)
+        assert captured.geometry is not None
+        site, geometry = captured.site, captured.geometry
+        if not self.geometries or self.geometries[-1] is not geometry:
+            self.geometries.append(geometry)
+        can_defer = captured.lse is not None and not captured.changed and self.max_pending > 0
+        queue = self.pending.get(site)
+        if queue is not None and can_defer and site.stack in self.passes_started:
+            self._enqueue(queue, captured)  # a further step, like those before it
             return
-        reply = self.generations[site.stack].span(frame.first_query, frame.queries)
-        step = frame.queries == 1 and frame.first_query >= reply.start
-        if site.stack not in self.begun:
-            self.begun.add(site.stack)
-            self._make_way(site.stack, frame, step=step)
-            for scope in self._of(site.stack):
-                if frame.first_query == 0:
-                    scope._fed = []
-                given = hooks.last_pass(self.bases[site.stack])
-                scope._fed.append(given.tokens)
-                scope._padding = given.padding
-        elif lane is not None:
-            self.measure_waiting()
+        span = self.generations[site.stack].span(geometry.first_query, geometry.queries)
+        step = geometry.queries == 1 and geometry.first_query >= span.start
+        if site.stack not in self.passes_started:
+            self.passes_started.add(site.stack)
+            self._prepare_for_pass(site.stack, geometry, step=step)
+            for scope in self._scopes(site.stack):
+                if geometry.first_query == 0:
+                    scope._input_ids = []
+                forward_pass = hooks.last_pass(self.bases[site.stack])
+                scope._input_ids.append(forward_pass.tokens)
+                scope._padding = forward_pass.padding
+        elif queue is not None:
+            self.flush_pending()
         scope = self.parts[site.part]
-        if seen.spec is not None and can_wait and self._leads(scope, seen, seen.spec, reply):
+        if (
+            captured.spec is not None
+            and can_defer
+            and self._start_pass_queue(scope, captured, captured.spec, span)
+        ):
             return
-        totals = self._follow(scope, site.layer, frame, reply)
-        if seen.weights is not None:
-            self.reducer.reduce_weights(scope, seen.weights, frame, totals, reply, sinks=seen.sinks)
-            return
-        assert seen.call is not None
-        if scope._queries.counts_none(frame, reply):
-            if seen.spec is not None and can_wait:
-                self.first[seen.spec] = None, reply, 0
-            return
-        if not can_wait or large(seen.call):
-            self.reducer.reduce(
-                [SiteQueue(site=site, call=seen.call, reply=reply, steps=step)],
-                frame,
-                seen.call.q,
-                seen.call.k,
-                seen.lse,
+        totals = self._accumulator(scope, site.layer, geometry, span)
+        if captured.weights is not None:
+            self.reducer.reduce_weights(
+                scope, captured.weights, geometry, totals, span, sinks=captured.sinks
             )
-            if frame.first_query == 0:  # nothing of this layer is still to come in this pass
-                scope._early.add(site.layer)
-                scope._checked = False
             return
-        lane = self.waiting.get(site)
-        if lane is None:
-            lane = SiteQueue(site=site, call=bare(seen.call), reply=reply, steps=step)
-        self._wait(lane, seen)
+        assert captured.call is not None
+        if scope._queries.counts_no_query(geometry, span):
+            if captured.spec is not None and can_defer:
+                self.leaders[captured.spec] = None, span, 0
+            return
+        if not can_defer or is_large(captured.call):
+            self.reducer.reduce(
+                [SiteQueue(site=site, call=captured.call, span=span, decode_steps=step)],
+                geometry,
+                captured.call.q,
+                captured.call.k,
+                captured.lse,
+            )
+            if geometry.first_query == 0:  # nothing of this layer is still to come in this pass
+                scope._measured_early.add(site.layer)
+                scope._verified = False
+            return
+        queue = self.pending.get(site)
+        if queue is None:
+            queue = SiteQueue(
+                site=site, call=without_tensors(captured.call), span=span, decode_steps=step
+            )
+        self._enqueue(queue, captured)
 
     def needs_tensors(self, sites: Collection[Site]) -> list[bool]:
         """Which of these are measured."""
-        if self.everything:
+        if self.measures_all:
             return [True] * len(sites)
         return [site in self.measured for site in sites]
 
-    def queue_limit(self, site: Site, terms: CallSpec) -> tuple[int, bool]:
+    def queue_limit(self, site: Site, spec: CallSpec) -> tuple[int, bool]:
         """Of how many calls that say what this site's said it can be told later, and whether any
         of them counts."""
-        lane, told = self.waiting.get(site), self.first.get(terms)
-        if self.hold == 0 or terms.geometry.device.type in WITHOUT_FLOAT64:
+        queue, leader = self.pending.get(site), self.leaders.get(spec)
+        if self.max_pending == 0 or spec.geometry.device.type in WITHOUT_FLOAT64:
             return 0, True
-        if lane is not None and lane.steps:
-            for other in self.waiting.values() if len(lane.frames) > 1 else ():
-                if other.frames[-1] is lane.frames[-2]:
+        if queue is not None and queue.decode_steps:
+            for other in self.pending.values() if len(queue.geometries) > 1 else ():
+                if other.geometries[-1] is queue.geometries[-2]:
                     cache = self.cache.get(other.site.stack)
-                    other.expect(terms.geometry, cached_keys(cache, other.site.layer))
+                    other.release_keys(spec.geometry, cached_keys(cache, other.site.layer))
             return sys.maxsize, True
-        if told is None:
+        if leader is None:
             return 0, True
-        if told[0] is None:
+        if leader[0] is None:
             return sys.maxsize, False
-        each, most = told[2], LITTLE
-        if self.held + each * len(self.measured) > LITTLE:
-            most = max(most, self._room())
-        return max(0, most - self.held) // each, True
+        bytes_per_call, limit = leader[2], MIN_BUDGET
+        if self.pending_bytes + bytes_per_call * len(self.measured) > MIN_BUDGET:
+            limit = max(limit, self._budget())
+        return max(0, limit - self.pending_bytes) // bytes_per_call, True
 
-    def on_deferred_calls(self, terms: CallSpec, calls: list[DeferredCall]) -> None:
+    def on_deferred_calls(self, spec: CallSpec, calls: list[DeferredCall]) -> None:
         """Calls that differ from one of this pass by their tensors alone wait too, or do not count
         either."""
-        self.seen[calls[0][0].stack].update([call[0] for call in calls])
+        self.sites_run[calls[0][0].stack].update([call[0] for call in calls])
         measured = calls
-        if not self.everything:
+        if not self.measures_all:
             measured = [call for call in calls if call[0] in self.measured]
-        tail = self.tail
-        if tail is not None and tail.terms is terms:
-            tail.calls += measured  # type: ignore[arg-type]
-            self.held += tail.each * len(measured)
+        pass_queue = self.pass_queue
+        if pass_queue is not None and pass_queue.spec is spec:
+            pass_queue.calls += measured  # type: ignore[arg-type]
+            self.pending_bytes += pass_queue.bytes_per_call * len(measured)
             # Before it is too much: what lies together may be a copy, as large again.
-            if self.held + tail.each > LITTLE and not self._has_room(self.held + tail.each):
-                self.measure_waiting()
+            if (
+                self.pending_bytes + pass_queue.bytes_per_call > MIN_BUDGET
+                and not self._within_budget(self.pending_bytes + pass_queue.bytes_per_call)
+            ):
+                self.flush_pending()
             return
-        frame, (like, reply, each) = terms.geometry, self.first[terms]
-        keys = frame.keys
+        geometry, (leader, span, bytes_per_call) = spec.geometry, self.leaders[spec]
+        keys = geometry.keys
         for site, q, k, lse in measured:
-            lane = self.waiting.get(site)
-            if lane is None:
-                self._follow(self.parts[site.part], site.layer, frame, reply)
-                if like is None:
+            queue = self.pending.get(site)
+            if queue is None:
+                self._accumulator(self.parts[site.part], site.layer, geometry, span)
+                if leader is None:
                     continue
-                lane = SiteQueue(site=site, call=like.call, reply=reply, steps=like.steps)
-                self.waiting[site] = lane
+                queue = SiteQueue(
+                    site=site, call=leader.call, span=span, decode_steps=leader.decode_steps
+                )
+                self.pending[site] = queue
             assert q is not None
             assert k is not None
             assert lse is not None
             k = k if keys == k.shape[2] else k[:, :, :keys]
-            self.held += lane.add(frame, q, k, lse, each)
+            self.pending_bytes += queue.add(geometry, q, k, lse, bytes_per_call)
 
-    def _leads(
-        self, scope: Scope, seen: CapturedCall, terms: CallSpec, reply: CompletionSpan
+    def _start_pass_queue(
+        self, scope: Scope, captured: CapturedCall, spec: CallSpec, span: CompletionSpan
     ) -> bool:
         """Let a call wait that may be the first of a whole pass whose layers are measured without
         telling them apart; False where it cannot be."""
-        frame, call = terms.geometry, seen.call
+        geometry, call = spec.geometry, captured.call
         if (
-            self.waiting
-            or self.apart
-            or terms.attend is None  # others will be told one by one
+            self.pending
+            or self.needs_rows
+            or spec.attend is None  # others will be told one by one
             or len(self.parts) > 1
-            or frame.first_query
-            or frame.first_key
-            or frame.keys != terms.shapes[1][2]  # a static cache hands over more than there are
+            or geometry.first_query
+            or geometry.first_key
+            or geometry.keys != spec.shapes[1][2]  # a static cache hands over more than there are
             or call is None
-            or seen.lse is None
-            or large(call)
-            or scope._queries.counts_none(frame, reply)
+            or captured.lse is None
+            or is_large(call)
+            or scope._queries.counts_no_query(geometry, span)
         ):
             return False
-        lane = SiteQueue(site=seen.site, call=bare(call), reply=reply, steps=False)
-        held = lane.add(frame, call.q, call.k, seen.lse)
-        if not self._has_room(held):
+        queue = SiteQueue(
+            site=captured.site, call=without_tensors(call), span=span, decode_steps=False
+        )
+        nbytes = queue.add(geometry, call.q, call.k, captured.lse)
+        if not self._within_budget(nbytes):
             return False
-        self.waiting[seen.site] = lane
-        self.held = held
-        self.first[terms] = lane, reply, held
-        self.tail = PassQueue(terms=terms, first=lane)
+        self.pending[captured.site] = queue
+        self.pending_bytes = nbytes
+        self.leaders[spec] = queue, span, nbytes
+        self.pass_queue = PassQueue(spec=spec, leader=queue)
         return True
 
-    def _unroll(self) -> None:
+    def _split_pass_queue(self) -> None:
         """Make lanes of calls that were to be measured together."""
-        tail, self.tail = self.tail, None
-        if tail is None:
+        pass_queue, self.pass_queue = self.pass_queue, None
+        if pass_queue is None:
             return
-        like, terms = tail.first, tail.terms
-        scope = self.parts[like.site.part]
-        if like.site.layer not in scope._layers:
-            self._follow(scope, like.site.layer, terms.geometry, like.reply)
-        for site, q, k, lse in tail.calls:
-            self._follow(scope, site.layer, terms.geometry, like.reply)
-            lane = SiteQueue(site=site, call=like.call, reply=like.reply, steps=False)
-            lane.add(terms.geometry, q, k, lse)
-            self.waiting[site] = lane
+        leader, spec = pass_queue.leader, pass_queue.spec
+        scope = self.parts[leader.site.part]
+        if leader.site.layer not in scope._layers:
+            self._accumulator(scope, leader.site.layer, spec.geometry, leader.span)
+        for site, q, k, lse in pass_queue.calls:
+            self._accumulator(scope, site.layer, spec.geometry, leader.span)
+            queue = SiteQueue(site=site, call=leader.call, span=leader.span, decode_steps=False)
+            queue.add(spec.geometry, q, k, lse)
+            self.pending[site] = queue
 
-    def _wait(self, lane: SiteQueue, seen: CapturedCall) -> None:
-        assert seen.geometry is not None
-        assert seen.call is not None
-        assert seen.lse is not None
-        self.waiting[lane.site] = lane
-        each = lane.add(seen.geometry, seen.call.q, seen.call.k, seen.lse)
-        self.held += each
-        if seen.spec is not None:
-            self.first[seen.spec] = lane, lane.reply, each
-        if not lane.steps and not self._has_room(self.held):
-            self.measure_waiting()
+    def _enqueue(self, queue: SiteQueue, captured: CapturedCall) -> None:
+        assert captured.geometry is not None
+        assert captured.call is not None
+        assert captured.lse is not None
+        self.pending[queue.site] = queue
+        bytes_per_call = queue.add(
+            captured.geometry, captured.call.q, captured.call.k, captured.lse
+        )
+        self.pending_bytes += bytes_per_call
+        if captured.spec is not None:
+            self.leaders[captured.spec] = queue, queue.span, bytes_per_call
+        if not queue.decode_steps and not self._within_budget(self.pending_bytes):
+            self.flush_pending()
 
-    def _make_way(self, stack: str, frame: Geometry, *, step: bool) -> None:
+    def _prepare_for_pass(self, stack: str, geometry: Geometry, *, step: bool) -> None:
         """A pass begins. What waits is joined by a further step of the same reply, measured before
         anything else of the same text, and forgotten before a new one."""
-        if frame.first_query == 0:
-            self._forget(stack)
-            for scope in self._of(stack):
-                scope._forget()
-        elif not (step and all(lane.steps for lane in self.waiting.values())):
-            self.measure_waiting()
+        if geometry.first_query == 0:
+            self._drop_pending(stack)
+            for scope in self._scopes(stack):
+                scope._clear()
+        elif not (step and all(queue.decode_steps for queue in self.pending.values())):
+            self.flush_pending()
 
     def end(self, stack: str, *, finished: bool) -> None:
         """The pass is over, or broke off: then there is nothing to read."""
-        seen, cache = self.seen.pop(stack, set()), self.cache.pop(stack, None)
-        for scope in self._of(stack):
-            scope._early.clear()
+        sites_run, cache = self.sites_run.pop(stack, set()), self.cache.pop(stack, None)
+        for scope in self._scopes(stack):
+            scope._measured_early.clear()
         if not finished:
-            self._forget(stack)
+            self._drop_pending(stack)
             return
-        if not seen:
+        if not sites_run:
             raise ModelError(
                 "the model ran without a single attention that attnscope can see. Models without "
                 "attention have no attention to measure; in code of your own, let the forward of "
                 "the attention modules call ALL_ATTENTION_FUNCTIONS.get_interface",
                 code="no-attention",
             )
-        for scope in self._of(stack):
-            scope._complete, scope._checked = True, False
-        for lane in self.waiting.values():
-            lane.restore()
-        if self.waiting and (
-            self.tail is not None or not (self._lasts(cache) and self._has_room(self.held))
+        for scope in self._scopes(stack):
+            scope._pass_done, scope._verified = True, False
+        for queue in self.pending.values():
+            queue.restore()
+        if self.pending and (
+            self.pass_queue is not None
+            or not (self._keys_are_stable(cache) and self._within_budget(self.pending_bytes))
         ):
-            self.measure_waiting()
-        for frame in self.frames:  # what kernels kept from layer to layer
-            frame.let_go()
-        self.frames.clear()
+            self.flush_pending()
+        for geometry in self.geometries:  # what kernels kept from layer to layer
+            geometry.clear_caches()
+        self.geometries.clear()
 
-    def _forget(self, stack: str) -> None:
-        self.tail = None
-        self.waiting = {site: lane for site, lane in self.waiting.items() if site.stack != stack}
-        self.held = sum(lane.held for lane in self.waiting.values())
+    def _drop_pending(self, stack: str) -> None:
+        self.pass_queue = None
+        self.pending = {site: queue for site, queue in self.pending.items() if site.stack != stack}
+        self.pending_bytes = sum(queue.nbytes for queue in self.pending.values())
 
-    def _lasts(self, cache: Any) -> bool:
+    def _keys_are_stable(self, cache: Any) -> bool:
         """Whether all that waits may wait beyond this pass: steps whose keys come back."""
-        inside = any(generation.call is not None for generation in self.generations.values())
+        in_generate = any(generation.call is not None for generation in self.generations.values())
         return all(
-            lane.steps
+            queue.decode_steps
             and site.kind == "self"
             # Looked at once: how a model treats its cache does not change between steps.
             and (
-                len(lane.frames) > 1
-                or lasting(cache, site.layer, lane.pieces[-1][1], inside=inside)
+                len(queue.geometries) > 1
+                or keys_are_stable(
+                    cache, site.layer, queue.key_segments[-1][1], in_generate=in_generate
+                )
             )
-            for site, lane in self.waiting.items()
+            for site, queue in self.pending.items()
         )
 
-    def _has_room(self, size: int) -> bool:
+    def _within_budget(self, size: int) -> bool:
         """Whether so many bytes may be held; of a few nobody needs to ask."""
-        if size <= LITTLE and self.hold > 0:
+        if size <= MIN_BUDGET and self.max_pending > 0:
             return True
-        return size <= self._room()
+        return size <= self._budget()
 
-    def _room(self) -> int:
-        if self.room is None:
-            self.room = int(self.hold * free_memory(self.device))
-        return self.room
+    def _budget(self) -> int:
+        if self.budget is None:
+            self.budget = int(self.max_pending * free_memory(self.device))
+        return self.budget
 
-    def catch_up(self) -> None:
+    def flush(self) -> None:
         """Measure what waits. That it adds up is made sure of at once where that takes no waiting
         for a device, and else before the first number is read."""
-        self.measure_waiting()
+        self.flush_pending()
         for scope in self.parts.values():
             scope._dtype = self.reducer.dtype
-            if not scope._checked and self.device.type == "cpu":
+            if not scope._verified and self.device.type == "cpu":
                 scope._verify()
 
     def finish(self) -> None:
         """The watch is over."""
         try:
-            self.catch_up()
+            self.flush()
         finally:
             self.release_cache()
             for scope in self.parts.values():
-                scope._unread = None
+                scope._flush = None
 
-    def measure_waiting(self) -> None:
+    def flush_pending(self) -> None:
         """Measure what waits, those that are alike together."""
-        if self._measure_jointly():
+        if self._flush_pass_queue():
             return
-        self._unroll()
-        lanes, self.waiting, self.held = list(self.waiting.values()), {}, 0
-        for lane in lanes:
-            lane.restore()
-        for group in alike(lanes):
-            self._measure_alike(group)
+        self._split_pass_queue()
+        queues, self.pending, self.pending_bytes = list(self.pending.values()), {}, 0
+        for queue in queues:
+            queue.restore()
+        for group in group_by_signature(queues):
+            self._flush_group(group)
 
-    def _measure_jointly(self) -> bool:
+    def _flush_pass_queue(self) -> bool:
         """Measure a whole pass that waits, if all of it is alike; its layers are told apart when
         somebody asks for one."""
-        tail, scope = self.tail, next(iter(self.parts.values()))
-        if tail is None or len(self.waiting) != 1:
+        pass_queue, scope = self.pass_queue, next(iter(self.parts.values()))
+        if pass_queue is None or len(self.pending) != 1:
             return False
-        if not (self.reducer.in_place(tail.first.q[0]) or self._has_room(tail.size)):
+        if not (
+            self.reducer.reads_in_place(pass_queue.leader.q[0])
+            or self._within_budget(pass_queue.size)
+        ):
             return False
-        first, frame = tail.first, tail.terms.geometry
-        selection = self.reducer.select(scope, frame, first.reply)
-        layers = [first.site.layer, *(site.layer for site, *_ in tail.calls)]
+        leader, geometry = pass_queue.leader, pass_queue.spec.geometry
+        selection = self.reducer.select(scope, geometry, leader.span)
+        layers = [leader.site.layer, *(site.layer for site, *_ in pass_queue.calls)]
         if selection is None or selection.sampled:
             return False
-        self.tail, self.waiting, self.held = None, {}, 0
-        self.reducer.dtype = first.q[0].dtype
-        sums = self.reducer.of_layers(scope, tail, selection)
+        self.pass_queue, self.pending, self.pending_bytes = None, {}, 0
+        self.reducer.dtype = leader.q[0].dtype
+        sums = self.reducer.reduce_stacked(scope, pass_queue, selection)
         sums.lse = None  # as large as all the rest: let it go
-        scope._apart.pop(layers[0], None)  # which had nothing in it yet
-        scope._joints.append(
+        scope._by_layer.pop(layers[0], None)  # which had nothing in it yet
+        scope._stacked.append(
             StackedSums(
                 layers=layers,
                 sums=sums,
                 selection=selection,
-                turn=first.reply.turn,
-                continued=first.reply.call is not None,
-                tentative=scope._queries.tentative(frame, first.reply),
+                turn=leader.span.turn,
+                continued=leader.span.call is not None,
+                provisional=scope._queries.provisional(geometry, leader.span),
             )
         )
         return True
 
-    def _of(self, stack: str) -> list[Scope]:
+    def _scopes(self, stack: str) -> list[Scope]:
         """The scopes that a pass of this stack fills."""
         return [scope for scope in self.parts.values() if scope._stack == stack]
 
@@ -436,13 +459,13 @@ class WatchHook:
         unguard_cache(self.guarded, self)
         self.guarded = None
 
-    def _follow(
-        self, scope: Scope, layer: int, frame: Geometry, reply: CompletionSpan
+    def _accumulator(
+        self, scope: Scope, layer: int, geometry: Geometry, span: CompletionSpan
     ) -> LayerAccumulator:
         """The sums of a layer, for a pass that continues them or begins a new sequence."""
-        if frame.first_query == 0:
+        if geometry.first_query == 0:
             scope._layers[layer] = LayerAccumulator(
-                first=frame.first_real, begun=frame.begun, turn=reply.turn
+                first_token=geometry.first_token, all_started=geometry.all_started, turn=span.turn
             )
         elif layer not in scope._layers:
             raise ScopeError(
@@ -451,24 +474,24 @@ class WatchHook:
                 code="cache-from-before",
             )
         totals = scope._layers[layer]
-        if frame.first_query > 0:
-            totals.pay()
-            totals.follow(frame)
-        totals.continued |= frame.first_query > 0 or reply.call is not None
-        totals.position = frame.first_query + frame.queries
-        totals.keys = frame.first_key + frame.keys
-        if totals.turn != reply.turn and scope._queries.name == "predicts":
-            totals.settle()
-        totals.turn = reply.turn
+        if geometry.first_query > 0:
+            totals.compute_deferred()
+            totals.check_contiguous(geometry)
+        totals.continued |= geometry.first_query > 0 or span.call is not None
+        totals.position = geometry.first_query + geometry.queries
+        totals.keys = geometry.first_key + geometry.keys
+        if totals.turn != span.turn and scope._queries.name == "predicts":
+            totals.commit()
+        totals.turn = span.turn
         return totals
 
-    def _measure_alike(self, lanes: list[SiteQueue]) -> None:
+    def _flush_group(self, queues: list[SiteQueue]) -> None:
         """Measure lanes that are alike, as many at once as there is room for."""
-        step, size = len(lanes), max(lane.size for lane in lanes)
-        while step > 1 and not self._has_room(step * size):
-            step = even(len(lanes), step - 1)
-        frame = join(lanes[0].frames)
-        for at in range(0, len(lanes), step):
-            some = lanes[at : at + step]
-            self.reducer.reduce(some, frame, *together(some))
-        frame.let_go()
+        step, size = len(queues), max(queue.size for queue in queues)
+        while step > 1 and not self._within_budget(step * size):
+            step = even(len(queues), step - 1)
+        geometry = concat(queues[0].geometries)
+        for at in range(0, len(queues), step):
+            some = queues[at : at + step]
+            self.reducer.reduce(some, geometry, *stack_queues(some))
+        geometry.clear_caches()

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from attnscope.capture import sites
-from attnscope.capture.layer_activations import Activations, hold
-from attnscope.capture.record import Limits, limits_of, tallying
+from attnscope.capture.layer_activations import Activations, capture_activations
+from attnscope.capture.record import Limits, limits_of, summing_tokens
 from attnscope.capture.scope import Scope
 from attnscope.capture.token_sums import TokenSums
 from attnscope.capture.watch import watch
@@ -35,13 +35,13 @@ def forward(
     scopes: dict[str, Scope] = {}
     with ExitStack() as undo:
         undo.enter_context(torch.no_grad())
-        held = undo.enter_context(hold(model, layers)) if activations else None
+        held = undo.enter_context(capture_activations(model, layers)) if activations else None
         for name, queries in choices.items():
             watching = watch(model, layers=layers, queries=queries, **options)
             scopes[name] = undo.enter_context(watching)
         tallies: dict[int, TokenSums] = {}
         if limits is not None:
-            tallies = undo.enter_context(tallying(model, layers, limits))
+            tallies = undo.enter_context(summing_tokens(model, layers, limits))
         base(**inputs)
         yield scopes, held, tallies
 
@@ -51,7 +51,7 @@ def thresholds(model: Any, inputs: dict[str, Any], layers: list[int] | None) -> 
     """What near zero and large mean for these sequences: a pass of its own, since what an
     activation is compared with is not known before all of them are."""
     base, inputs = _layers_alone(model, inputs)
-    with tallying(model, layers) as tallies:
+    with summing_tokens(model, layers) as tallies:
         base(**inputs)
     return limits_of(tallies)
 

@@ -198,12 +198,12 @@ def _made(
         read = {"values": held.values, "heads": held.heads, "outputs": held.outputs}
         made = {layer: {point: read[point](layer) for point in points} for layer in held.layers}
     for layer, tally in tallies.items():
-        B = len(tally.sketch.counts)
+        B = len(tally.histogram.counts)
         here = made.setdefault(layer, {})
         here["activations"] = tally.tokens.view(B, -1, tally.tokens.shape[1])
         edges = limits[layer][1].cpu()[:, None] * torch.tensor(EDGES, dtype=torch.float64)
-        bins = tally.sketch.histogram(edges)
-        here["histogram"] = torch.cat([bins, tally.sketch.gini()[:, None]], 1)
+        bins = tally.histogram.histogram(edges)
+        here["histogram"] = torch.cat([bins, tally.histogram.gini()[:, None]], 1)
     return made
 
 

@@ -18,7 +18,13 @@ from torch import Tensor, nn
 
 from attnscope.capture import patches, sites
 from attnscope.capture.checkpointing import backward_inside
-from attnscope.capture.mlps import Nonlinearity, PassInput, nonlinearities, text_of, tokens_of
+from attnscope.capture.mlps import (
+    Nonlinearity,
+    PassInput,
+    hook_with_tokens,
+    nonlinearities,
+    track_inputs,
+)
 from attnscope.errors import InputError, ModelError
 from attnscope.kernels.redistribute import redistribute
 
@@ -143,11 +149,11 @@ def _moving(
 ) -> Iterator[None]:
     with ExitStack() as undo:
         undo.enter_context(patches.uncompiled())
-        text = text_of(base, undo)
+        text = track_inputs(base, undo)
         modules = [point.module for point in points]
         undo.enter_context(backward_inside([base], modules, changes=True))
         for n, point in enumerate(points):
-            tokens_of(point, text, _mover(n, point, text, settings, seed), undo)
+            hook_with_tokens(point, text, _mover(n, point, text, settings, seed), undo)
         yield
 
 

@@ -23,7 +23,7 @@ from attnscope.capture.checkpointing import backward_inside
 from attnscope.capture.generation import CompletionSpan, GenerationTracker, tracking_generate
 from attnscope.capture.geometry import Geometry
 from attnscope.capture.hook_registry import CapturedCall
-from attnscope.capture.query_selection import Queries, chosen, parse
+from attnscope.capture.query_selection import Queries, counted_queries, parse
 from attnscope.capture.sites import Site
 from attnscope.errors import InputError
 from attnscope.kernels import AttentionCall, VisibleRanges
@@ -149,7 +149,7 @@ class ScoreBiasHook:
         """Whom a call's queries see after this, and what is added to their scores."""
         keys = self._keys_of(frame)
         heads = self._heads_of(call, frame)
-        rows = chosen(self.queries, frame, self._reply_of(frame))
+        rows = counted_queries(self.queries, frame, self._reply_of(frame))
         if not bool(keys.any()) or (rows is not None and not bool(rows.any())):
             return call.visible, call.links
         device = call.q.device
@@ -287,10 +287,10 @@ def _refuse_blindness(
 
 def _left(frame: Geometry, visible: VisibleRanges, hidden: Tensor) -> Tensor:
     """int64 [B, 1 or H, Q]: how many keys each query still sees."""
-    if frame.seen is not None:
+    if frame.gap_mask is not None:
         return (frame.visibility().cpu() & ~hidden[:, :, None]).sum(-1)
     shown = ~hidden if visible.real is None else ~hidden & visible.real.cpu()[:, None]
     before = pad(shown.long().cumsum(-1), (1, 0))
-    start, stop = (bound[:, None].expand(-1, hidden.shape[1], -1) for bound in frame.intervals)
+    start, stop = (bound[:, None].expand(-1, hidden.shape[1], -1) for bound in frame.visible_ranges)
     before = before.expand(frame.batch, -1, -1)
     return before.gather(2, stop) - before.gather(2, start)

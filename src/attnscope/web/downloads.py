@@ -11,7 +11,7 @@ import numpy as np
 import vl_convert
 from numpy.typing import NDArray
 
-from attnscope.capture.html_page import Gaze, drawn
+from attnscope.capture.html_page import RowProvider, render_page
 from attnscope.errors import unknown
 from attnscope.figures.text_format import BUNDLED, no_formula
 from attnscope.spec.experiment import Experiment
@@ -123,7 +123,7 @@ def page(view: View, queries: str) -> str:
     title = f"{view.model}: attention received, queries {queries!r}"
     if view.bundled:
         title += f" ({BUNDLED})"
-    body = drawn(title, view.tokens[: view.read], view.layers, heads, _rows(view)).html
+    body = render_page(title, view.tokens[: view.read], view.layers, heads, _rows(view)).html
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -136,7 +136,7 @@ def page(view: View, queries: str) -> str:
     )
 
 
-def _rows(view: View) -> Gaze | None:
+def _rows(view: View) -> RowProvider | None:
     """The attention rows of a view, mean over heads; None if it keeps no queries and keys."""
     scope = view.scope
     if scope is None:
