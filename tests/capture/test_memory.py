@@ -84,7 +84,7 @@ def test_what_layers_share_is_let_go_after_the_pass() -> None:
         model(ids, attention_mask=real)
     for totals in scope._layers.values():
         for selection in totals.selections:
-            assert not selection.whole.cache
+            assert not selection.all_rows.cache
             assert not selection.frame.visible.cache
 
 

@@ -297,7 +297,7 @@ def test_rows_that_do_not_add_up_are_an_error(monkeypatch: pytest.MonkeyPatch) -
     kept.rows.lse.add_(0.01)
     with pytest.raises(ConservationError) as error:
         scope.rows(0, classes(N), C)
-    assert error.value.values["off"] == pytest.approx(0.00995, rel=1e-3)
+    assert error.value.values["deviation"] == pytest.approx(0.00995, rel=1e-3)
 
 
 def test_cross_attention_has_rows_and_no_distance() -> None:

@@ -155,5 +155,5 @@ def test_a_layer_is_checked_without_copying_the_others(monkeypatch: pytest.Monke
         return right(self)
 
     monkeypatch.setattr(LayerAccumulator, "result", result)
-    scope._check(torch.float32, 1)
+    scope._check_conservation(torch.float32, 1)
     assert read == [scope._layers[1]]

@@ -386,7 +386,7 @@ def test_a_model_spread_over_memory_and_disk(tmp_path: Path) -> None:
 
 def described(batch: int, length: int, **more: Any) -> masks.MaskTensor:
     size = {"batch_size": batch, "q_length": length, "kv_length": length}
-    return masks.describe(masking_utils.sdpa_mask, "sdpa", **size, **more)
+    return masks.build_tagged_mask(masking_utils.sdpa_mask, "sdpa", **size, **more)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt-oss", "gptj"])

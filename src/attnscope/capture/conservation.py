@@ -79,17 +79,17 @@ def _covered(start: Tensor, stop: Tensor, keys: int) -> Tensor:
 
 def check(
     layers: Sequence[int],
-    error: Tensor,
+    deviation: Tensor,
     reach: Tensor,
     dtype: torch.dtype,
     what: str,
     unseen: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Raise where the numbers of a layer are `error` [layers, B, H] by more than rounding explains,
+    """Raise where the numbers of a layer are `deviation` [layers, B, H] by more than rounding explains,
     given that no score is larger than `reach`; where they are no numbers at all; and where a key
     received something that no query sees: `unseen`, how much and which key, [layers, B, H]."""
     allowed = TOLERANCE.get(dtype, 2e-3) + ROUNDINGS * torch.finfo(torch.float32).eps * reach
-    wrong = ~(error <= allowed)
+    wrong = ~(deviation <= allowed)
     if unseen is not None:
         wrong = wrong | ~(unseen[0] == 0)
     if not bool(wrong.any()):
@@ -123,10 +123,10 @@ def check(
             amount=float(amount[worst]),
         )
     raise ConservationError(
-        f"layer {layer}: {what} {float(error[at].max()):.3g}, where rounding explains "
+        f"layer {layer}: {what} {float(deviation[at].max()):.3g}, where rounding explains "
         f"{float(allowed[at].max()):.3g}. {report}",
         layer=layer,
-        error=float(error[at].max()),
+        deviation=float(deviation[at].max()),
     )
 
 
@@ -143,11 +143,11 @@ def check_stacked(stacked: StackedSums, dtype: torch.dtype, what: str) -> None:
         mass, amount = torch.stack([sums.mass, sums.unseen_mass]).cpu().view(2, *shape)
         unseen = amount, sums.unseen_key.view(shape)
     count = stacked.selection.count[:, None]
-    error = (mass - count).abs() / count.clamp(min=1)
+    deviation = (mass - count).abs() / count.clamp(min=1)
     if sums.drift is not None:
-        error = torch.maximum(error, sums.drift.cpu().view_as(mass))
+        deviation = torch.maximum(deviation, sums.drift.cpu().view_as(mass))
     reach = mass * 0 if sums.reach is None else sums.reach.cpu().view_as(mass)
-    check(stacked.layers, error, reach, dtype, what, unseen)
+    check(stacked.layers, deviation, reach, dtype, what, unseen)
 
 
 def check_totals(layers: Mapping[int, LayerAccumulator], dtype: torch.dtype, what: str) -> None:
@@ -167,13 +167,13 @@ def check_totals(layers: Mapping[int, LayerAccumulator], dtype: torch.dtype, wha
     for (device, _), parts in groups.items():
         numbers, masses, counts, drifts, reaches = zip(*parts, strict=True)
         expected = torch.stack(counts).to(device)[..., None]
-        error = (torch.stack(masses) - expected).abs() / expected.clamp(min=1)
-        error = torch.maximum(error, torch.stack(drifts))
+        deviation = (torch.stack(masses) - expected).abs() / expected.clamp(min=1)
+        deviation = torch.maximum(deviation, torch.stack(drifts))
         unseen_by_layer = [layers[number].unseen for number in numbers]
         unseen = None
         if any(unseen_by_layer):
-            shape = error.shape[1:]
-            none = error.new_zeros(shape, dtype=torch.float32), error.new_zeros(shape).long()
+            shape = deviation.shape[1:]
+            none = deviation.new_zeros(shape, dtype=torch.float32), deviation.new_zeros(shape).long()
             amounts, keys = zip(*(each or none for each in unseen_by_layer), strict=True)
             unseen = torch.stack(amounts), torch.stack(keys)
-        check(numbers, error, torch.stack(reaches), dtype, what, unseen)
+        check(numbers, deviation, torch.stack(reaches), dtype, what, unseen)
