@@ -13,7 +13,7 @@ from families import build
 N = 2048
 
 
-class TopK(TorchDispatchMode):
+class LargestTensor(TorchDispatchMode):
     """Remembers the largest tensor that any operation returns, views included."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ def test_nothing_is_quadratic(name: str, queries: str, padded: bool) -> None:
     if padded:
         real[0, :700] = 0
         real[1, 1900:] = 0
-    with TopK() as largest, attnscope.watch(model, queries=queries) as scope:
+    with LargestTensor() as largest, attnscope.watch(model, queries=queries) as scope:
         model(ids, attention_mask=real)
         scope.received(0)
         scope.average(0)
@@ -69,14 +69,14 @@ def test_short_texts_do_not_add_up(name: str) -> None:
     real = torch.ones_like(ids)
     for n in range(prompts):
         real[n, size - n // 2 :] = 0
-    with TopK() as largest, attnscope.watch(model) as scope:
+    with LargestTensor() as largest, attnscope.watch(model) as scope:
         model(ids, attention_mask=real)
         scope.received(0)
     assert largest.elements < prompts * size * size, largest.where
 
 
 @torch.no_grad()
-def test_what_layers_share_is_let_go_after_the_pass() -> None:
+def test_caches_shared_by_layers_are_cleared_after_the_pass() -> None:
     model, ids = build("qwen2"), torch.randint(5, 97, (2, 40))
     real = torch.ones_like(ids)
     real[0, 30:] = 0
@@ -85,13 +85,13 @@ def test_what_layers_share_is_let_go_after_the_pass() -> None:
     for totals in scope._layers.values():
         for selection in totals.selections:
             assert not selection.all_rows.cache
-            assert not selection.frame.visible.cache
+            assert not selection.geometry.visible.cache
 
 
 @torch.no_grad()
-def test_the_watchman_sees_eager_attention() -> None:
-    """Were the test above blind, it would pass for this too."""
+def test_the_guard_finds_eager_attention() -> None:
+    """The guard of the tests above can fail: eager attention makes an n × n tensor."""
     model = build("qwen2", "eager")
-    with TopK() as largest:
+    with LargestTensor() as largest:
         model(torch.randint(5, 97, (1, N)))
     assert largest.elements >= N * N

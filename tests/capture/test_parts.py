@@ -169,7 +169,7 @@ def test_sites() -> None:
     assert found.all_sites[:2] == [Site("decoder", 0, "cross"), Site("decoder", 0, "self")]
     assert len(found.all_sites) == 9
     assert found.stacks == ["decoder", "encoder"]
-    assert find(bart().get_encoder()).places == [Site("encoder", n) for n in range(3)]
+    assert find(bart().get_encoder()).all_sites == [Site("encoder", n) for n in range(3)]
 
 
 def test_gradients_of_position_biases() -> None:

@@ -173,7 +173,10 @@ def check_totals(layers: Mapping[int, LayerAccumulator], dtype: torch.dtype, wha
         unseen = None
         if any(unseen_by_layer):
             shape = deviation.shape[1:]
-            none = deviation.new_zeros(shape, dtype=torch.float32), deviation.new_zeros(shape).long()
+            none = (
+                deviation.new_zeros(shape, dtype=torch.float32),
+                deviation.new_zeros(shape).long(),
+            )
             amounts, keys = zip(*(each or none for each in unseen_by_layer), strict=True)
             unseen = torch.stack(amounts), torch.stack(keys)
         check(numbers, deviation, torch.stack(reaches), dtype, what, unseen)
