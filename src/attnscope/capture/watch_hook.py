@@ -141,14 +141,7 @@ class WatchHook:
         span = self.generations[site.stack].span(geometry.first_query, geometry.queries)
         step = geometry.queries == 1 and geometry.first_query >= span.start
         if site.stack not in self.passes_started:
-            self.passes_started.add(site.stack)
             self._prepare_for_pass(site.stack, geometry, step=step)
-            for scope in self._scopes(site.stack):
-                if geometry.first_query == 0:
-                    scope._input_ids = []
-                forward_pass = hooks.last_pass(self.bases[site.stack])
-                scope._input_ids.append(forward_pass.tokens)
-                scope._padding = forward_pass.padding
         elif queue is not None:
             self.flush_pending()
         scope = self.parts[site.part]
@@ -313,14 +306,24 @@ class WatchHook:
             self.flush_pending()
 
     def _prepare_for_pass(self, stack: str, geometry: Geometry, *, step: bool) -> None:
-        """A pass begins. What waits is joined by a further step of the same reply, measured before
-        anything else of the same text, and forgotten before a new one."""
+        """Handle pending calls at the first attention call of a pass, and store its input ids.
+
+        A decode step joins the queues. Any other continuation flushes them. A new sequence drops
+        them.
+        """
+        self.passes_started.add(stack)
         if geometry.first_query == 0:
             self._drop_pending(stack)
             for scope in self._scopes(stack):
                 scope._clear()
         elif not (step and all(queue.decode_steps for queue in self.pending.values())):
             self.flush_pending()
+        forward_pass = hooks.last_pass(self.bases[stack])
+        for scope in self._scopes(stack):
+            if geometry.first_query == 0:
+                scope._input_ids = []
+            scope._input_ids.append(forward_pass.tokens)
+            scope._padding = forward_pass.padding
 
     def end(self, stack: str, *, finished: bool) -> None:
         """The pass is over, or broke off: then there is nothing to read."""
