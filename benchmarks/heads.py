@@ -18,7 +18,7 @@ import torch
 
 import attnscope
 from attnscope.experiment import head_scores as measuring
-from attnscope.stats.head_types import head_kinds, summary
+from attnscope.stats.head_types import classify_heads, summary
 from attnscope.tokens import DEFAULT
 
 PROMPTS = 8
@@ -84,7 +84,7 @@ def check(name: str) -> None:
     print(f"\n{name}: largest deviation from dense eager attention, all layers and heads")
     print("  " + ", ".join(f"{what} {by:.2g}" for what, by in off.items()))
     print(f"  all scores of {PROMPTS} prompts: {spent:.1f} s of CPU time; {cost(model, texts[:2])}")
-    table = summary(head_kinds(scores))
+    table = summary(classify_heads(scores))
     for row in table.iter_rows(named=True):
         print(
             f"  {row['kind']} > {row['threshold']:g}: {row['above']} of {row['heads']} heads, "

@@ -23,8 +23,8 @@ from attnscope.figures.export import png
 from attnscope.figures.head_types import save_heads
 from attnscope.recipes import BUNDLED, RECIPES, figures_of
 from attnscope.run.store import Run, open_run
-from attnscope.stats.head_types import head_kinds, summary
-from attnscope.stats.published import headlines, told
+from attnscope.stats.head_types import classify_heads, summary
+from attnscope.stats.published import published_statistics, reproduced_lines
 
 sys.path.insert(0, str(Path(__file__).parent))  # for those who load this file by its path
 
@@ -42,13 +42,13 @@ def section(run: Run) -> list[str]:
         seed //= prompts.count
     other = "" if seed == 0 else f", on other prompts (seed {seed})"
     lines = [f"### {', '.join(run.experiment.models)}{other}", ""]
-    found = headlines(run)
+    found = published_statistics(run)
     if found:
         lines += ["| | ours | prompts | published |", "| --- | --- | --- | --- |"]
     for one in found:
         interval = f" [{one.low:.3g}, {one.high:.3g}]" if one.low == one.low else ""
         lines.append(f"| {one.what} | {one.value:.3g}{interval} | {one.n} | {one.published} |")
-    verdicts = told(run)[len(found) :]
+    verdicts = reproduced_lines(run)[len(found) :]
     return [*lines, "", "```text", *verdicts, "```", ""]
 
 
@@ -66,7 +66,7 @@ def page(name: str, folders: list[Path]) -> None:
 def heads(label: str, folder: Path) -> None:
     """The table and the picture of `attnscope heads --out`."""
     scores = pl.read_csv(folder / "scores.csv")
-    of_heads = head_kinds(scores)
+    of_heads = classify_heads(scores)
     table = summary(of_heads)
     needles = scores.filter(pl.col("score") == "retrieval")
     tried = needles["prompt"].n_unique()

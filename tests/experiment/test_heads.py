@@ -16,7 +16,7 @@ from attnscope.errors import InputError
 from attnscope.experiment import head_scores as measuring
 from attnscope.experiment.head_scores import head_scores
 from attnscope.figures.head_types import save_heads
-from attnscope.stats.head_types import KINDS, NONE, head_kinds, summary
+from attnscope.stats.head_types import HEAD_TYPES, NONE, classify_heads, summary
 from support_errors import raises
 
 PROMPTS = 6
@@ -115,7 +115,7 @@ def scored(**of: list[float]) -> pl.DataFrame:
 
 def test_a_head_is_of_a_kind_where_the_whole_interval_is_above() -> None:
     sure, unsure = [0.5, 0.52, 0.48, 0.51, 0.49, 0.5], [0.9, 0.0, 0.9, 0.1, 0.8, 0.0]
-    table = head_kinds(scored(sink=sure, induction=unsure, retrieval=[0.5] * 6))
+    table = classify_heads(scored(sink=sure, induction=unsure, retrieval=[0.5] * 6))
     row = table.row(0, named=True)
     assert row["kind"] == "retrieval"
     assert row["kinds"] == "retrieval, sink"
@@ -124,7 +124,7 @@ def test_a_head_is_of_a_kind_where_the_whole_interval_is_above() -> None:
     found = {one["kind"]: one for one in summary(table).to_dicts()}
     assert (found["induction"]["above"], found["induction"]["certain"]) == (1, 0)
     assert found["local"]["heads"] == 0
-    few = head_kinds(scored(sink=sure[:5])).row(0, named=True)
+    few = classify_heads(scored(sink=sure[:5])).row(0, named=True)
     assert few["kind"] == NONE
     assert few["sink_low"] is None
 
@@ -144,7 +144,7 @@ def test_a_class_counts_where_it_is_preferred() -> None:
                         "value": value,
                     }
                 )
-    row = head_kinds(pl.DataFrame(rows)).row(0, named=True)
+    row = classify_heads(pl.DataFrame(rows)).row(0, named=True)
     assert (row["kind"], row["class"]) == ("class-specific", "digit")
     assert row["class_mass"] == pytest.approx(0.425)
 
@@ -153,14 +153,14 @@ def test_the_command_writes_a_table_and_a_picture(tmp_path: Path) -> None:
     asked = ["heads", "zoo:math-qwen2", "--prompts", "6", "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(app, asked, env={"COLUMNS": "160"})
     assert done.exit_code == 0, done.output
-    assert all(kind.name in done.output for kind in KINDS)
+    assert all(kind.name in done.output for kind in HEAD_TYPES)
     assert "needles" in done.output
     assert "A[i, i - 1]" in done.output
     table = pl.read_csv(tmp_path / "out" / "heads.csv")
     model, _ = attnscope.load("zoo:math-qwen2")
     heads = model.config.num_hidden_layers * model.config.num_attention_heads
     assert table.height == heads
-    assert set(table["kind"]) <= {NONE, *(kind.name for kind in KINDS)}
+    assert set(table["kind"]) <= {NONE, *(kind.name for kind in HEAD_TYPES)}
     assert (tmp_path / "out" / "heads.png").read_bytes().startswith(b"\x89PNG")
     assert "Kinds of heads of math-qwen2" in (tmp_path / "out" / "heads.svg").read_text()
 

@@ -19,7 +19,7 @@ from attnscope.recipes import BUNDLED, FIGURES, RECIPES, claims_of
 from attnscope.run.schemas import VALUES
 from attnscope.spec.prompt_sources import DocumentPrompts, NeedlePrompts
 from attnscope.stats.focus import auroc, focus, important_heads, shares
-from attnscope.stats.published import headlines, sink_share
+from attnscope.stats.published import published_statistics, sink_share
 from attnscope.stats.run_stats import judge_run
 from attnscope.stats.verdicts import FROZEN, judge
 from made_models import save_model
@@ -54,7 +54,7 @@ def test_a_recipe_runs_and_comes_to_a_number(name: str, folder: str, tmp_path: P
     run(asked, tmp_path / name, claims=claims_of(name))
     opened = attnscope.open_run(tmp_path / name)
     assert opened.complete
-    numbers = headlines(opened)
+    numbers = published_statistics(opened)
     assert numbers
     assert all(np.isfinite(one.value) and one.n <= 2 for one in numbers)
     for figure, options in FIGURES[name]:
@@ -169,7 +169,7 @@ def test_a_head_that_notices_any_insertion_is_passed_over() -> None:
     assert published.flagged(["harmless"])(numbers) == 1
     assert mended.flagged(["harmless"])(numbers) == 0
     assert mended.flagged(["ignore"])(numbers) == 1
-    assert mended.apart("harmless", ["ignore"])(numbers) == 1
+    assert mended.auroc_against("harmless", ["ignore"])(numbers) == 1
 
 
 def test_a_sink_is_counted_prompt_by_prompt() -> None:

@@ -573,8 +573,8 @@ def test_a_verdict_says_whether_its_claim_was_there_first() -> None:
     more = {"experiment": EXPERIMENT, "resamples": 500}
     assert judge([claim], table, **more)[0].frozen is None
     written = frozen()
-    said = [v.frozen for v in judge([claim, other], table, frozen=written, **more)]
-    assert said == [FROZEN[0], FROZEN[2]]
+    stated = [v.frozen for v in judge([claim, other], table, frozen=written, **more)]
+    assert stated == [FROZEN[0], FROZEN[2]]
     changed = {**written, "affine": "0" * 16}
     assert judge([claim], table, frozen=changed, **more)[0].frozen == FROZEN[1]
     assert digest(claim) == digest(other)  # of what it says, not of its name
@@ -610,22 +610,22 @@ def test_claims_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"direction": "up"}, "bad-input"),
+        ({"direction": "up"}, "bad-value"),
         ({"direction": None}, "bad-direction"),
         ({"comparison": {"over": "model", "threshold": 1}}, "bad-comparison"),
         ({"comparison": {"over": "condition"}}, "pair-missing"),
         ({"comparison": {"over": "layer", "pair": ["a", "b"]}}, "bad-pair"),
         ({"rule": {"kind": "within"}}, "bad-rule"),
-        ({"rule": {"kind": "interval", "share": 2}}, "bad-input"),
-        ({"quantity": {"measure": "mass", "itme": "star"}}, "bad-input"),
+        ({"rule": {"kind": "interval", "share": 2}}, "bad-value"),
+        ({"quantity": {"measure": "mass", "itme": "star"}}, "unknown-key"),
         ({"quantity": {"measure": "first_tokn"}}, "unknown-measure"),
         (
             {"comparison": {"over": "measure", "pair": ["entropy", "entropie"]}},
             "unknown-measure",
         ),
-        ({"comparison": {"over": "model", "by": -1}}, "bad-input"),
+        ({"comparison": {"over": "model", "by": -1}}, "bad-value"),
         ({"scope": {"layers": [-1]}}, "bad-layers"),
-        ({"colour": "red"}, "bad-input"),
+        ({"colour": "red"}, "unknown-key"),
     ],
 )
 def test_a_wrong_claim_is_refused(tmp_path: Path, change: dict[str, Any], code: str) -> None:
@@ -644,7 +644,7 @@ def test_files_that_are_not_claims(tmp_path: Path) -> None:
         ("claims: 5", "bad-claims-file"),
         ("claims: {a: 1}", "bad-claims-file"),
         ("- a", "bad-claims-file"),
-        ("claims: [3]", "bad-input"),
+        ("claims: [3]", "bad-value"),
         (MINE + MINE.replace("claims:", ""), "duplicate-name"),
     ]:
         (tmp_path / "bad.yaml").write_text(text)

@@ -138,7 +138,7 @@ def test_the_interval_is_the_hull() -> None:
     )
 
 
-def test_units_that_tell() -> None:
+def test_informative_units() -> None:
     """All; but where more than half have one value, those that differ from it."""
     x = np.column_stack(
         [np.arange(8.0), [0, 0, 0, 0, 1, 2, 3, 4], [7, 0, 7, 0, 7, 7, 7, 1], np.full(8, 0.1)]
@@ -158,7 +158,7 @@ def test_skewness_is_taken_larger_than_it_looks() -> None:
     np.testing.assert_allclose(many.careful, many.skew, rtol=0.01)
 
 
-def test_doubtful_where_a_few_units_dominate() -> None:
+def test_unreliable_if_a_few_units_dominate() -> None:
     rng = np.random.default_rng(0)
     normal, one = rng.normal(size=(24, 200)), rng.normal(0, 0.01, (24, 200))
     one[0] += 5

@@ -9,7 +9,7 @@ import pytest
 
 from attnscope.figures import draw
 from attnscope.measures.registry import COLUMNS, range_of
-from attnscope.stats.head_types import head_kinds
+from attnscope.stats.head_types import classify_heads
 from attnscope.stats.summary import summary
 from attnscope.stats.tables import possible
 from made_runs import made_run
@@ -73,7 +73,7 @@ def test_scores_of_heads_are_shares() -> None:
             "value": values,
         }
     )
-    row = head_kinds(scores).row(0, named=True)
+    row = classify_heads(scores).row(0, named=True)
     assert row["retrieval"] == pytest.approx(np.mean(values))
     assert row["retrieval_low"] == 0.0
     assert row["retrieval_high"] <= 1.0

@@ -20,7 +20,7 @@ from attnscope.run.merge import merge
 from attnscope.run.store import open_run
 from attnscope.spec.claims import Claim, built_in, digest, load_claims
 from attnscope.spec.experiment import made
-from attnscope.stats.published import told
+from attnscope.stats.published import reproduced_lines
 from attnscope.stats.run_stats import judge_run
 from attnscope.stats.verdicts import FROZEN
 from made_models import save_model
@@ -144,7 +144,9 @@ def test_the_report_of_a_recipe_has_the_verdicts_that_reproduce_prints(
     asked = RECIPES["sinks"](models={"m": model}, prompts=6, beyond_positions=True)
     carry_out(asked, tmp_path / "run", claims=claims_of("sinks"))
     run = open_run(tmp_path / "run")
-    printed = [line for line in told(run) if line.startswith(("supp", "contra", "undet"))]
+    printed = [
+        line for line in reproduced_lines(run) if line.startswith(("supp", "contra", "undet"))
+    ]
     assert len(printed) == 2
     page = html.unescape(re.sub(r"<[^>]*>", " ", build(run)))
     assert "No claim could be judged" not in page

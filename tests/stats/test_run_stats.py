@@ -15,7 +15,7 @@ from attnscope.figures.verdict_cache import VerdictCache
 from attnscope.run.store import Run, open_run
 from attnscope.spec.claims import built_in, digest
 from attnscope.spec.experiment import made
-from attnscope.stats.robustness import survival
+from attnscope.stats.robustness import robustness
 from attnscope.stats.run_stats import (
     compare_run,
     compare_runs,
@@ -123,11 +123,11 @@ def test_kinds_of_filler_are_choices(run: Run) -> None:
         ("repeat", 20, "between"),
         ("sentence", 20, "between"),
     ]
-    assert survival(made)["choices"].to_list() == [2]
+    assert robustness(made)["choices"].to_list() == [2]
 
 
 def test_every_claim_with_a_choice_has_a_line(run: Run) -> None:
-    lines = VerdictCache(run).survival()
+    lines = VerdictCache(run).robustness()
     # `uniform-filler` compares the only repeat with the only sentence; the rest have both kinds.
     assert lines["claim"].to_list() == [
         "mine",
@@ -149,8 +149,8 @@ def test_claims_are_frozen_with_the_run(run: Run) -> None:
     first = built_in()[0]
     names = {"mine": first, "later": first, "fall": first}
     claims = [claim.model_copy(update={"name": name}) for name, claim in names.items()]
-    said = [verdict.frozen for verdict in judge_run(run, claims, resamples=500)]
-    assert said == [FROZEN[0], FROZEN[2], FROZEN[0]]
+    stated = [verdict.frozen for verdict in judge_run(run, claims, resamples=500)]
+    assert stated == [FROZEN[0], FROZEN[2], FROZEN[0]]
     (verdict,) = judge_run(run, [first], strata="level", resamples=500)
     assert verdict.frozen == f"{FROZEN[0]}; the units (level) were chosen afterwards"
 

@@ -9,7 +9,7 @@ import pytest
 from attnscope.errors import InputError
 from attnscope.spec.claims import Claim, built_in
 from attnscope.spec.experiment import made as made_experiment
-from attnscope.stats.robustness import in_a_line, survival
+from attnscope.stats.robustness import robustness, robustness_summary
 from attnscope.stats.sensitivity import MOST, sensitivity
 from attnscope.stats.verdicts import judge
 from made_values import masses, measured
@@ -83,12 +83,12 @@ def test_what_overturns_the_conclusion_is_named(made: pl.DataFrame) -> None:
     last = made.filter(queries="last").filter(pl.col("normalise") != "share")
     assert not last["same_sign"].any()
     assert not last["same_verdict"].any()
-    survived = survival(made)
+    survived = robustness(made)
     assert survived["choices"].to_list() == [8, 8]
     assert not survived["survives"].any()
-    # The share of the only two classes is 1 for everybody; the last query overturns by itself.
+    # The share of the only two classes is always 1; the last query overturns by itself.
     assert set(survived["overturned_by"][0]) == {"queries last", "normalise share"}
-    kept = survival(made.filter(queries="all").filter(pl.col("normalise") != "share"))
+    kept = robustness(made.filter(queries="all").filter(pl.col("normalise") != "share"))
     assert kept["survives"].all()
     assert kept["same_sign"].to_list() == [3, 3]
 
@@ -106,7 +106,7 @@ def test_conditions_are_choices_with_what_they_insert() -> None:
         ("short", "repeat", 10, "end", "supported", False),
         ("sentence", "sentence", 55, "between", "contradicted", False),
     ]
-    assert survival(made)["overturned_by"][0].to_list() == ["condition sentence"]
+    assert robustness(made)["overturned_by"][0].to_list() == ["condition sentence"]
 
 
 def test_of_several_conditions_that_a_claim_is_about_the_first_is_the_reference() -> None:
@@ -117,7 +117,7 @@ def test_of_several_conditions_that_a_claim_is_about_the_first_is_the_reference(
     made = sensitivity(claim("affine"), fits, experiment=ASKED, resamples=300)
     # Both are of the kind `repeat`; the experiment lists the slashes first.
     assert made.filter("reference")["condition"].to_list() == ["slashes"]
-    survived = survival(made).row(0, named=True)
+    survived = robustness(made).row(0, named=True)
     assert (survived["verdict"], survived["survives"]) == ("supported", False)
     assert survived["overturned_by"] == ["condition short"]
 
@@ -143,7 +143,7 @@ def test_a_model_without_a_reference_has_nothing_to_survive() -> None:
         .otherwise("same_verdict")
         .alias("same_verdict")
     )
-    assert dict(survival(lone).select("model", "survives").iter_rows()) == {
+    assert dict(robustness(lone).select("model", "survives").iter_rows()) == {
         "one": True,
         "three": None,
     }
@@ -174,14 +174,14 @@ def test_class_sets_that_leave_nothing_out_are_one_choice_for_all_classes() -> N
 
 
 def test_a_claim_in_a_line(made: pl.DataFrame) -> None:
-    told = in_a_line(made)
-    survived = survival(made)
-    assert (told["claim"], told["verdict"]) == ("map-characters", "supported")
-    assert (told["choices"], told["verdicts"]) == (8, 16)
-    assert told["same_verdict"] == survived["same_verdict"].sum() < 16
-    assert (told["places"], told["survives"]) == (2, 0)
-    assert [line.partition(": ")[0] for line in told["overturned_by"]] == ["layer 0", "layer 1"]
-    assert "queries last" in told["overturned_by"][0]
+    summed = robustness_summary(made)
+    survived = robustness(made)
+    assert (summed["claim"], summed["verdict"]) == ("map-characters", "supported")
+    assert (summed["choices"], summed["verdicts"]) == (8, 16)
+    assert summed["same_verdict"] == survived["same_verdict"].sum() < 16
+    assert (summed["places"], summed["survives"]) == (2, 0)
+    assert [line.partition(": ")[0] for line in summed["overturned_by"]] == ["layer 0", "layer 1"]
+    assert "queries last" in summed["overturned_by"][0]
 
 
 def test_a_verdict_on_all_heads_counts_once_in_a_line() -> None:
@@ -193,9 +193,9 @@ def test_a_verdict_on_all_heads_counts_once_in_a_line() -> None:
     alone = claim("one-factor").model_copy(update={"parts": (fit,)})
     made = sensitivity(alone, fits, experiment=ASKED, resamples=300)
     assert made.height == 10
-    told = in_a_line(made)
-    assert (told["choices"], told["verdicts"], told["same_verdict"]) == (2, 2, 1)
-    assert told["overturned_by"] == ["base, layer 0: condition short"]
+    summed = robustness_summary(made)
+    assert (summed["choices"], summed["verdicts"], summed["same_verdict"]) == (2, 2, 1)
+    assert summed["overturned_by"] == ["base, layer 0: condition short"]
 
 
 def test_a_claim_about_a_region_stays_with_it() -> None:
@@ -214,10 +214,10 @@ def test_the_second_of_a_pair_of_conditions_is_varied() -> None:
     conditions = ("slashes", "short", "sentence")
     table = measured("uniformity", value, conditions=conditions, layers=1, heads=6)
     made = sensitivity(claim("uniform-filler"), table, experiment=ASKED, resamples=300)
-    said = dict(made.select("condition", "verdict").iter_rows())
-    assert said["sentence, slashes"] == "supported"
-    assert said["sentence, short"] == "contradicted"
-    assert len(said) == 2  # nothing is compared with itself
+    verdicts_of = dict(made.select("condition", "verdict").iter_rows())
+    assert verdicts_of["sentence, slashes"] == "supported"
+    assert verdicts_of["sentence, short"] == "contradicted"
+    assert len(verdicts_of) == 2  # nothing is compared with itself
 
 
 def test_the_share_of_spikes_is_a_choice() -> None:
@@ -247,7 +247,7 @@ def test_the_share_of_spikes_is_a_choice() -> None:
             "0.3": "contradicted",
         }
         assert made.filter("reference")["spikes"].to_list() == ["0.1"]
-        assert survival(made)["overturned_by"].to_list() == [["spikes 0.3"]]
+        assert robustness(made)["overturned_by"].to_list() == [["spikes 0.3"]]
 
 
 def test_a_claim_that_the_run_cannot_decide() -> None:
@@ -282,7 +282,7 @@ def test_of_very_many_choices_those_with_the_fewest_changes_are_judged(monkeypat
     alone = found.filter(~pl.col("reference") & (changes == 1))
     assert alone.height == 4 + 3 + 3
     assert found.filter(changes == 2).height == 4 * 3 + 4 * 3 + 3 * 3
-    assert in_a_line(found)["not_judged"] == 80 - MOST
+    assert robustness_summary(found)["not_judged"] == 80 - MOST
 
 
 def test_the_pair_of_a_comparison_over_queries_is_no_choice() -> None:

@@ -15,7 +15,7 @@ def sample(n: int = 24, m: int = 3, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(n, m))
 
 
-def test_prompts_are_units_unless_said() -> None:
+def test_prompts_are_units_by_default() -> None:
     x = sample()
     made = units(x)
     np.testing.assert_array_equal(made.x, x)
@@ -102,7 +102,7 @@ def test_the_design_effect_is_what_the_correlation_says() -> None:
     assert np.isnan(explained(x, np.zeros(1000)))
 
 
-FACTS = pl.DataFrame(
+METADATA = pl.DataFrame(
     {
         "prompt": range(24),
         "level": [i % 4 for i in range(24)],
@@ -114,40 +114,40 @@ FACTS = pl.DataFrame(
 
 def test_facts_are_labels() -> None:
     assert ResamplingUnits().labels(range(3)) == {"cluster": None, "strata": None}
-    labels = ResamplingUnits(FACTS, "document", None).labels([0, 5, 23])
+    labels = ResamplingUnits(METADATA, "document", None).labels([0, 5, 23])
     assert labels["cluster"] is not None
     assert labels["cluster"].tolist() == ["d0", "d1", "d5"]
-    nested = ResamplingUnits(FACTS, ["author", "document"]).labels([0, 5, 23])["cluster"]
+    nested = ResamplingUnits(METADATA, ["author", "document"]).labels([0, 5, 23])["cluster"]
     assert nested is not None
     assert nested.tolist() == ["a0", "a0", "a2"]
     with raises(InputError, "clusters-not-nested", inner="level", outer="document"):
-        ResamplingUnits(FACTS, ["document", "level"]).labels(range(24))
+        ResamplingUnits(METADATA, ["document", "level"]).labels(range(24))
     with raises(InputError, "unknown-metadata-column", known=["level", "document", "author"]):
-        ResamplingUnits(FACTS, "topic")
+        ResamplingUnits(METADATA, "topic")
     with raises(InputError, "unknown-metadata-column", value="topic"):
         ResamplingUnits(None, "topic")
     with raises(InputError, "missing-metadata", name="level", prompts=[24]):
-        ResamplingUnits(FACTS, "level").labels(range(25))
+        ResamplingUnits(METADATA, "level").labels(range(25))
 
 
-def test_a_fact_that_explains_much_is_said() -> None:
+def test_a_metadata_column_that_explains_much_gives_a_warning() -> None:
     x = sample() + 5 * np.arange(24)[:, None] // 4
-    said = ResamplingUnits(FACTS).warnings(x, range(24))
-    assert any("prompts of one document are alike" in one for one in said)
-    assert not any("level" in one for one in said)
+    sentences = ResamplingUnits(METADATA).warnings(x, range(24))
+    assert any("prompts of one document are alike" in one for one in sentences)
+    assert not any("level" in one for one in sentences)
     assert not any(
-        "document" in one for one in ResamplingUnits(FACTS, "document").warnings(x, range(24))
+        "document" in one for one in ResamplingUnits(METADATA, "document").warnings(x, range(24))
     )
 
 
 def test_repeats_of_a_prompt_are_one_unit() -> None:
-    again = FACTS.with_columns(pl.Series("repeat_of", [i % 8 for i in range(24)]))
+    again = METADATA.with_columns(pl.Series("repeat_of", [i % 8 for i in range(24)]))
     made = ResamplingUnits(again)
     labels = made.labels([0, 8, 9])["cluster"]
     assert labels is not None
     assert labels.tolist() == ["0", "0", "1"]
     assert made.count(range(24)) == 8
-    assert made.said(range(24)) == "in 8 clusters (repeat_of)"
+    assert made.describe(range(24)) == "in 8 clusters (repeat_of)"
     # Within a cluster they are in its spread; a prompt in two of them is a mistake.
     assert (
         ResamplingUnits(again.with_columns(topic=pl.col("repeat_of") % 2), "topic").count(range(24))
@@ -156,5 +156,5 @@ def test_repeats_of_a_prompt_are_one_unit() -> None:
     with raises(InputError, "clusters-not-nested", inner="repeat_of"):
         ResamplingUnits(again, "document").labels(range(24))
     # An author may say it of some prompts only: the others are their own.
-    some = FACTS.with_columns(pl.Series("repeat_of", [None, None, 0, *[None] * 21]))
+    some = METADATA.with_columns(pl.Series("repeat_of", [None, None, 0, *[None] * 21]))
     assert ResamplingUnits(some).count(range(24)) == 23

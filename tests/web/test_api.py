@@ -161,10 +161,10 @@ def test_the_mean_over_some_heads(client: TestClient, view: dict[str, Any], scop
 
 def test_head_types_equal_the_librarys(client: TestClient, loaded: Any) -> None:
     from attnscope.experiment.head_scores import head_scores
-    from attnscope.stats.head_types import head_kinds
+    from attnscope.stats.head_types import classify_heads
 
     got = result(client, "/api/head-types", {"model": MODEL})["result"]
-    table = head_kinds(head_scores(*loaded, prompts=got["prompts"], needles=False))
+    table = classify_heads(head_scores(*loaded, prompts=got["prompts"], needles=False))
     assert [(h["layer"], h["head"], h["type"]) for h in got["heads"]] == table.select(
         "layer", "head", "kind"
     ).rows()

@@ -95,16 +95,18 @@ def compare(
     drawn = {"resamples": resamples, "seed": seed}
     settings = {**units, "families": families, "margin": margin, "level": level, **drawn}
     how = {"combine": combine, "normalise": normalise, "over": over, "pair": two, **settings}
-    found = [opened(run) for run in runs]
-    judged, varied = _claims(found[0], claims, sensitivity)
-    compared, verdicts, choices = _told(found, judged, varied, how, {**units, **drawn})
+    opened_runs = [opened(run) for run in runs]
+    judged, varied = _claims(opened_runs[0], claims, sensitivity)
+    compared, verdicts, choices = _results(opened_runs, judged, varied, how, {**units, **drawn})
     if compared is not None:
-        compared = _only(compared, listed(measure), numbers("layer", layer), listed(classes), holds)
-    told = (compared, verdicts, choices)
+        compared = _selected(
+            compared, listed(measure), numbers("layer", layer), listed(classes), holds
+        )
+    results = (compared, verdicts, choices)
     if json:
-        print(formatting.as_json(*told, settings=settings))
+        print(formatting.as_json(*results, settings=settings))
     else:
-        _print(formatting.as_tables(*told, all_rows=all_rows, settings=settings))
+        _print(formatting.as_tables(*results, all_rows=all_rows, settings=settings))
 
 
 def _claims(
@@ -125,7 +127,7 @@ def _claims(
     raise unknown("claim", sensitivity, [claim.name for claim in known])
 
 
-def _told(
+def _results(
     runs: Sequence[Run],
     judged: Sequence[Claim] | None,
     varied: Claim | None,
@@ -151,7 +153,7 @@ def _told(
     return compared, verdicts, choices
 
 
-def _only(
+def _selected(
     compared: pl.DataFrame,
     measures: list[str] | None,
     layers: list[int] | None,
@@ -163,18 +165,18 @@ def _only(
 
     from attnscope.stats.paired import OUTCOMES
 
-    for what, column, wanted in (
+    for what, column, names in (
         ("measure", "measure", measures),
         ("layer", "layer", layers),
         ("class", "item", classes),
     ):
-        if wanted is None:
+        if names is None:
             continue
-        there = compared[column].drop_nulls().unique(maintain_order=True).to_list()
-        for one in wanted:
-            if one not in there:
-                raise unknown(what, one, sorted(there))
-        compared = compared.filter(pl.col(column).is_in(wanted))
+        known = compared[column].drop_nulls().unique(maintain_order=True).to_list()
+        for name in names:
+            if name not in known:
+                raise unknown(what, name, sorted(known))
+        compared = compared.filter(pl.col(column).is_in(names))
     return compared.filter(pl.col("outcome") != OUTCOMES[-1]) if holds else compared
 
 

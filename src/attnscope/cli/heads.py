@@ -38,7 +38,7 @@ def heads(
 
     import attnscope
     from attnscope.experiment.head_scores import head_scores
-    from attnscope.stats.head_types import head_kinds, summary
+    from attnscope.stats.head_types import classify_heads, summary
     from attnscope.stats.intervals import MINIMUM
 
     loaded, tokenizer = attnscope.load(model, bos=bos)
@@ -48,7 +48,7 @@ def heads(
             print(message, file=sys.stderr)
 
     scores = head_scores(loaded, tokenizer, prompts=prompts, seed=seed, progress=report)
-    table = head_kinds(scores)
+    table = classify_heads(scores)
     types = summary(table)
     if out is not None:
         from attnscope.figures.head_types import save_heads

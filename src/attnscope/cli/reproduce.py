@@ -161,7 +161,7 @@ def _reproduced(name: str, experiment: Experiment, folder: Path, *, quiet: bool)
     from attnscope.recipes import RECIPES, claims_of, figures_of
     from attnscope.report import write_report
     from attnscope.run.store import open_run
-    from attnscope.stats.published import told
+    from attnscope.stats.published import reproduced_lines
 
     plan = make_plan(experiment)
     if not quiet:
@@ -169,7 +169,7 @@ def _reproduced(name: str, experiment: Experiment, folder: Path, *, quiet: bool)
     outcome = carry_out(plan, on_disk(folder), quiet=quiet, claims=claims_of(name))
     run = open_run(folder)
     if not quiet:
-        print(*told(run), sep="\n")
+        print(*reproduced_lines(run), sep="\n")
         print(f"{name}: drawing the figure and writing the report", flush=True)
     for figure, options in figures_of(name):
         save(draw(run, figure, **options), folder / "figures")

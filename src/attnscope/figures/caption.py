@@ -116,7 +116,7 @@ def prompts_text(
     least, most = min(frame["n"]), max(frame["n"])
     n = f"n = {count(most, 'prompt')}" if least == most else f"n = {least} to {most} prompts"
     shown = list(request.choice.prompts or request.run.cells["prompt"].unique())
-    n = f"{n} {request.units.said(shown)}".rstrip()
+    n = f"{n} {request.units.describe(shown)}".rstrip()
     if min(most, request.units.count(shown)) < MINIMUM:
         return f"{n}, so there are no intervals (they need {MINIMUM})"
     how = f"95 %, Student's t widened for skewness, over {request.unit_name}"

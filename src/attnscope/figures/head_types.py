@@ -1,6 +1,6 @@
 """Every head by its kind: layers by heads, one colour for each kind.
 
-Drawn from the table of `stats.head_kinds`, not from a run. This module must not know models.
+Drawn from the table of `stats.classify_heads`, not from a run. This module must not know models.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from attnscope.figures.charts.matrix import EDGE
 from attnscope.figures.export import as_csv, write
 from attnscope.figures.figure import VEGA_LITE
 from attnscope.figures.theme import PUBLISHED
-from attnscope.stats.head_types import KINDS, NONE
+from attnscope.stats.head_types import HEAD_TYPES, NONE
 
 COLOURS = ("#d62728", "#1f77b4", "#2ca02c", "#e377c2", "#ff7f0e", "#9aa0a6", "#eef0f3")
 
@@ -26,7 +26,7 @@ def save_heads(
     """The table of heads and their scores as CSV, and the picture of their kinds."""
     for name, frame in {"heads.csv": table, "scores.csv": scores}.items():
         write(folder / name, as_csv(frame).encode())
-    rules = "; ".join(f"{kind.name} > {kind.threshold:g}" for kind in KINDS)
+    rules = "; ".join(f"{kind.name} > {kind.threshold:g}" for kind in HEAD_TYPES)
     svg = _svg(
         table,
         title=f"Kinds of heads of {model}",
@@ -39,7 +39,7 @@ def save_heads(
 
 def _svg(table: pl.DataFrame, *, title: str, caption: str) -> str:
     """`kind` at `layer` and `head` as SVG; the kinds in the order of the legend."""
-    theme, types = PUBLISHED, [*(kind.name for kind in KINDS), NONE]
+    theme, types = PUBLISHED, [*(kind.name for kind in HEAD_TYPES), NONE]
     heads, layers = (table[name].unique().sort().to_list() for name in ("head", "layer"))
     step = max(5.0, min(24.0, 760 / len(heads)))
     tall = max(5.0, min(18.0, step))

@@ -20,7 +20,7 @@ from attnscope.figures.sensitivity_rows import NEEDS, choose_claim, choose_rows,
 from attnscope.figures.text_format import count, join
 from attnscope.spec.claims import Claim, ClaimPart
 from attnscope.stats.outcome import fill_statement, sides_of
-from attnscope.stats.robustness import CHOICES, in_a_line, not_judged, survival
+from attnscope.stats.robustness import CHOICES, not_judged_note, robustness, robustness_summary
 
 HEADS = {"mean": "mean over heads", "sum": "sum over heads", "max": "maximum over heads"}
 
@@ -66,7 +66,7 @@ def _text(numbers: FigureNumbers[SensitivityContext], request: Request) -> Figur
     claim, table, models = context.claim, context.table, context.models
     part = claim.parts[request.options["part"]]
     layers = table["layer"].drop_nulls().unique().sort().to_list()
-    survived = in_a_line(table)
+    survived = robustness_summary(table)
     agree = _agreement(table, survived)
     statement = fill_statement(claim.statement, _names(claim, models, table)).rstrip(".")
     what = _compared(table, part, models)
@@ -89,7 +89,7 @@ def _text(numbers: FigureNumbers[SensitivityContext], request: Request) -> Figur
             f"Reference (shaded): {_reference(table)}",
             prompts_text(request, data, interval=intervals(data)),
             f"{agree}. The choices are the same data seen again, not further evidence",
-            not_judged(survived["not_judged"]),
+            not_judged_note(survived["not_judged"]),
             "Every panel has its own scale" if data["panel"].n_unique() > 1 else "",
         ],
         models=models,
@@ -212,7 +212,9 @@ def _notes(table: pl.DataFrame, *, signed: bool) -> list[str]:
     """For every place: how many choices agree, and the fewest that overturn the verdict."""
     once = table.unique(["model", "layer", *CHOICES], keep="first", maintain_order=True)
     notes = []
-    for row in survival(once.with_columns(pl.lit(None, dtype=pl.Int64()).alias("head"))).to_dicts():
+    for row in robustness(
+        once.with_columns(pl.lit(None, dtype=pl.Int64()).alias("head"))
+    ).to_dicts():
         where = [row["model"], None if row["layer"] is None else f"layer {row['layer']}"]
         location = ", ".join(one for one in where if one is not None)
         if row["verdict"] is None:

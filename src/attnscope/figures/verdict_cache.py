@@ -16,7 +16,7 @@ from attnscope.figures.blocks import Items, Lines, Section, Strong
 from attnscope.spec.claims import Claim
 from attnscope.stats.evidence import measures
 from attnscope.stats.resampling import ResamplingUnits
-from attnscope.stats.robustness import CHOICES, in_a_line
+from attnscope.stats.robustness import CHOICES, robustness_summary
 from attnscope.stats.run_stats import claims_of_run, judge_run, sensitivity_of_run
 from attnscope.stats.verdicts import Verdict
 
@@ -81,7 +81,7 @@ class VerdictCache:
             raise result
         return result
 
-    def survival(self) -> pl.DataFrame:
+    def robustness(self) -> pl.DataFrame:
         """A line for every claim that the run can judge under more than one choice."""
         lines = []
         for claim in self.claims:
@@ -90,7 +90,7 @@ class VerdictCache:
             except AttnscopeError:
                 continue
             if table.select(*CHOICES).n_unique() > 1:
-                lines.append(in_a_line(table))
+                lines.append(robustness_summary(table))
         overturned = {"overturned_by": pl.List(pl.String())}
         return pl.DataFrame(lines, schema_overrides=overturned, infer_schema_length=None)
 

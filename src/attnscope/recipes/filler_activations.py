@@ -19,7 +19,7 @@ def filler_activations(
     models: Models = SMOLLM2, prompts: int = 64, seed: int = 0, layers: Any = (0,), **keys: Any
 ) -> Experiment:
     """Activations of the question's tokens with 55 slashes before them, and without."""
-    own = {
+    defaults = {
         "prompts": {"source": "equations", "count": prompts, "seed": seed},
         "layers": layers,
         "keys": ["question"],
@@ -34,5 +34,5 @@ def filler_activations(
         layers,
         (0,),
         MEASURES,
-        {**own, **keys},
+        {**defaults, **keys},
     )

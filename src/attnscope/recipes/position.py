@@ -20,7 +20,7 @@ def position(models: Models = SMOLLM2, prompts: int = 16, seed: int = 0, **keys:
         models=labelled(models),
         prompts={"source": "documents", "count": prompts, "seed": seed, "documents": DOCUMENTS},
         queries=["last"],
-        keys=[f"document:{place}" for place in range(1, DOCUMENTS + 1)],
+        keys=[f"document:{number}" for number in range(1, DOCUMENTS + 1)],
         classes=["whole"],
         measures=["mass"],
     )

@@ -14,9 +14,9 @@ Models = Mapping[str, str] | Sequence[str]
 SMOLLM2 = ("zoo:smollm2",)
 
 
-def recipe(given: Mapping[str, Any], /, **asked: Any) -> Experiment:
+def recipe(changes: Mapping[str, Any], /, **defaults: Any) -> Experiment:
     """What a recipe asks for, with the keys that are given in place of its own."""
-    return made(**{**asked, **given})
+    return made(**{**defaults, **changes})
 
 
 def with_the_first_three(layers: Any) -> Any:
@@ -50,34 +50,34 @@ def label_of(name: str) -> str:
 
 def layers_of(models: Mapping[str, str], published: Sequence[int], of: int) -> list[int]:
     """The published layers; in a model that has fewer, those at the same depth."""
-    there = [_shape(name)[0] for name in models.values()]
-    fewest = min((layers for layers in there if layers), default=of)
+    depths = [_shape(name)[0] for name in models.values()]
+    fewest = min((layers for layers in depths if layers), default=of)
     if max(published) < fewest:
         return list(published)
-    found = sorted({round(layer / (of - 1) * (fewest - 1)) for layer in published})
+    layers_there = sorted({round(layer / (of - 1) * (fewest - 1)) for layer in published})
     warnings.warn(
-        f"a model has {fewest} layers: layers {_told(found)} stand for the published "
-        f"{_told(published)} of {of}, at the same depth",
+        f"a model has {fewest} layers: layers {_listed(layers_there)} stand for the published "
+        f"{_listed(published)} of {of}, at the same depth",
         AttnscopeWarning,
         stacklevel=3,
     )
-    return found
+    return layers_there
 
 
 def heads_of(models: Mapping[str, str], published: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     """For each model the published heads that it has; at least its first."""
-    found = {}
+    chosen = {}
     for label, name in models.items():
         heads = _shape(name)[1]
-        found[label] = [n for n in published[label] if heads is None or n < heads] or [0]
-        if len(found[label]) < len(published[label]):
+        chosen[label] = [n for n in published[label] if heads is None or n < heads] or [0]
+        if len(chosen[label]) < len(published[label]):
             warnings.warn(
-                f"{label} has {heads} heads: of the published {_told(published[label])}, only "
-                f"{_told(found[label])} are shown",
+                f"{label} has {heads} heads: of the published {_listed(published[label])}, only "
+                f"{_listed(chosen[label])} are shown",
                 AttnscopeWarning,
                 stacklevel=3,
             )
-    return found
+    return chosen
 
 
 def begins(name: str) -> bool:
@@ -107,5 +107,5 @@ def _shape(name: str) -> tuple[int | None, int | None]:
     return getattr(text, "num_hidden_layers", None), getattr(text, "num_attention_heads", None)
 
 
-def _told(numbers: Sequence[int]) -> str:
+def _listed(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))

@@ -24,7 +24,7 @@ from attnscope.figures.text_format import BUNDLED, count, join
 from attnscope.figures.verdict_cache import VerdictCache
 from attnscope.spec.experiment_yaml import written
 from attnscope.stats.contrast import TESTED
-from attnscope.stats.robustness import not_judged
+from attnscope.stats.robustness import not_judged_note
 from attnscope.stats.run_stats import compare_run
 from attnscope.stats.verdicts import verdict_table
 
@@ -234,7 +234,7 @@ def _prompts(run: Run) -> str:
 
 def _robustness(verdict_cache: VerdictCache) -> str:
     """A line for every claim that the run has several choices for."""
-    lines = verdict_cache.survival()
+    lines = verdict_cache.robustness()
     if lines.is_empty():
         return ""
     of = pl.format("{} of {}", "same_verdict", "verdicts")
@@ -247,7 +247,7 @@ def _robustness(verdict_cache: VerdictCache) -> str:
         pl.col("overturned_by").list.join(". ").replace("", None).alias("overturned by"),
     )
     omitted = sum(lines["not_judged"])
-    note = f" {not_judged(omitted)}." if omitted else ""
+    note = f" {not_judged_note(omitted)}." if omitted else ""
     return (
         "<h3>Do the claims survive the choices?</h3><p>Each claim again under every choice of "
         "queries, keys, classes, normalisation and condition that this run has. The reference is "

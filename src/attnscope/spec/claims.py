@@ -237,8 +237,8 @@ class Claim(StrictModel):
     def _single(cls, data: Any) -> Any:
         """A claim of one part may be written without the list."""
         if isinstance(data, dict) and "parts" not in data:
-            own = {name: data[name] for name in cls.model_fields if name in data}
-            return {**own, "parts": [{k: v for k, v in data.items() if k not in own}]}
+            named = {name: data[name] for name in cls.model_fields if name in data}
+            return {**named, "parts": [{k: v for k, v in data.items() if k not in named}]}
         return data
 
 
@@ -249,15 +249,15 @@ def _known(measure: str) -> None:
 
 def digest(claim: Claim) -> str:
     """Of everything a claim says but its name."""
-    said = claim.model_dump(mode="json", exclude={"name"})
-    text = json.dumps(said, sort_keys=True, ensure_ascii=False)
+    content = claim.model_dump(mode="json", exclude={"name"})
+    text = json.dumps(content, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def frozen(claims: Iterable[Claim] | None = None) -> dict[str, str]:
     """Digests by name: of the built-in claims, and of those given, which come first."""
-    made = {claim.name: digest(claim) for claim in built_in()}
-    return made | {claim.name: digest(claim) for claim in claims or ()}
+    digests = {claim.name: digest(claim) for claim in built_in()}
+    return digests | {claim.name: digest(claim) for claim in claims or ()}
 
 
 def to_yaml(claims: Iterable[Claim]) -> str:

@@ -71,11 +71,11 @@ def informative_units(samples: ArrayLike) -> NDArray[np.int64]:
     value, those that differ from it."""
     x = np.sort(as_columns(samples), axis=0)  # nan last, and no two of them are equal
     n = (~np.isnan(x)).sum(0)
-    alike, run = np.ones(x.shape[1], dtype=np.int64), np.ones(x.shape[1], dtype=np.int64)
+    longest, current = np.ones(x.shape[1], dtype=np.int64), np.ones(x.shape[1], dtype=np.int64)
     for before, value in itertools.pairwise(x):
-        run = np.where(value == before, run + 1, 1)
-        alike = np.maximum(alike, run)
-    return np.asarray(np.where(2 * alike > n, n - alike, n), dtype=np.int64)
+        current = np.where(value == before, current + 1, 1)
+        longest = np.maximum(longest, current)
+    return np.asarray(np.where(2 * longest > n, n - longest, n), dtype=np.int64)
 
 
 def mean_of(x: Floats) -> Floats:

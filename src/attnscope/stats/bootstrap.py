@@ -47,7 +47,7 @@ def quantiles(
 ) -> tuple[Floats, Floats]:
     """BCa; its quantiles are taken farther out if there are degrees of freedom."""
     low, high = np.full(x.shape[1], np.nan), np.full(x.shape[1], np.nan)
-    for columns, (rows,) in _alike((x,), resamples):
+    for columns, (rows,) in _same_units((x,), resamples):
         part = x[np.ix_(rows, columns)]
         n = len(part)
         if n < 2:
@@ -76,7 +76,7 @@ def quantiles_unpaired(
     """The same for the difference of two samples' means; `spread` is its estimate, standard error
     and degrees of freedom."""
     low, high = np.full(a.shape[1], np.nan), np.full(a.shape[1], np.nan)
-    for columns, rows in _alike((a, b), resamples):
+    for columns, rows in _same_units((a, b), resamples):
         parts = [side[np.ix_(r, columns)] for side, r in zip((a, b), rows, strict=True)]
         if min(map(len, parts)) < 2:
             continue
@@ -101,7 +101,7 @@ def quantiles_unpaired(
     return low, high
 
 
-def _alike(
+def _same_units(
     samples: tuple[Floats, ...], resamples: int
 ) -> Iterator[tuple[NDArray[np.intp], list[Bools]]]:
     """Columns with values for the same units, a bearable number at a time, and those units."""
@@ -156,8 +156,8 @@ def _accelerated(
         shifted = bias + z
         at = special.ndtr(bias + shifted / (1 - acceleration * shifted)) * (resamples - 1)
         at = np.nan_to_num(at)
-        whole = np.floor(at).astype(int).clip(0, resamples - 2)
+        index = np.floor(at).astype(int).clip(0, resamples - 2)
         rows = np.arange(len(boot))
-        left, right = boot[rows, whole], boot[rows, whole + 1]
-        ends.append(left + (right - left) * (at - whole) + mean)
+        left, right = boot[rows, index], boot[rows, index + 1]
+        ends.append(left + (right - left) * (at - index) + mean)
     return ends[0], ends[1]

@@ -73,27 +73,27 @@ def paired_contrast(
     a, b = np.where(both, a, np.nan), np.where(both, b, np.nan)
     scale = np.maximum(np.abs(a), np.abs(b))
     d = _without_rounding(d, np.where(both, scale, 0.0).max(0, initial=0.0))
-    made = units(d, **labels)
-    found = moments(made.x, made.degrees)
+    sample = units(d, **labels)
+    estimated = moments(sample.x, sample.degrees)
     flips = _flips(family, settings)
-    p, stepped = sign_flip(made.parts, family=family, resamples=flips, seed=settings.seed)
+    p, stepped = sign_flip(sample.parts, family=family, resamples=flips, seed=settings.seed)
     # Where most units have one value, it is the others that decide, whatever that value is.
-    min_p = np.maximum(least(made.n, flips), np.minimum(2.0 ** (1 - made.informative), 1.0))
+    min_p = np.maximum(least(sample.n, flips), np.minimum(2.0 ** (1 - sample.informative), 1.0))
     mean_a, mean_b = mean_of(a), mean_of(b)
     spread = spread_of(d)
     n = both.sum(0)
     return {
         "n": n,
-        "units": made.n,
+        "units": sample.n,
         "n_a": n,
         "n_b": n,
         "mean_a": mean_a,
         "mean_b": mean_b,
-        **_of_difference(found, made, settings),
+        **_of_difference(estimated, sample, settings),
         **ratio_of(a, b, mean_a, mean_b, settings.level, labels),
-        **effect_of(d, found.estimate, spread, settings.level, labels),
-        **_tested(p, stepped, found, made.n, min_p, family, mean_a, settings),
-        **_sources(d, made, labels),
+        **effect_of(d, estimated.estimate, spread, settings.level, labels),
+        **_tested(p, stepped, estimated, sample.n, min_p, family, mean_a, settings),
+        **_clustering(d, sample, labels),
         "left_out": len(d) - n,
     }
 
@@ -108,14 +108,14 @@ def unpaired_contrast(
     """The same for two independent samples; their columns are the same, their prompts are not."""
     of_a, of_b = labels or ({}, {})
     units_a, units_b = units(a, **of_a), units(b, **of_b)
-    found = moments_unpaired(units_a.x, units_b.x)
+    estimated = moments_unpaired(units_a.x, units_b.x)
     n_a, n_b = (~np.isnan(a)).sum(0), (~np.isnan(b)).sum(0)
     mean_a, mean_b = mean_of(a), mean_of(b)
     flips = _flips(family, settings)
     p, stepped = relabel(units_a.x, units_b.x, family=family, resamples=flips, seed=settings.seed)
     fewest = np.minimum(units_a.n, units_b.n)
     min_p = np.full(len(p), 1 / (flips + 1))
-    made = intervals_unpaired(
+    interval = intervals_unpaired(
         units_a.x,
         units_b.x,
         level=settings.level,
@@ -123,15 +123,15 @@ def unpaired_contrast(
         seed=settings.seed,
     )
     difference = {
-        "difference": found.estimate,
-        "low": made.low,
-        "high": made.high,
-        "unreliable": made.unreliable,
-        "skew": found.skew,
+        "difference": estimated.estimate,
+        "low": interval.low,
+        "high": interval.high,
+        "unreliable": interval.unreliable,
+        "skew": estimated.skew,
         "informative": np.minimum(units_a.informative, units_b.informative),
-        "detectable": _detectable(found, fewest, paired=False),
+        "detectable": _detectable(estimated, fewest, paired=False),
     }
-    icc_a, icc_b = _sources(a, units_a, of_a), _sources(b, units_b, of_b)
+    icc_a, icc_b = _clustering(a, units_a, of_a), _clustering(b, units_b, of_b)
     return {
         "n": n_a + n_b,
         "units": fewest,
@@ -142,7 +142,7 @@ def unpaired_contrast(
         **difference,
         **ratio_unpaired(a, b, mean_a, mean_b, settings.level, (of_a, of_b)),
         **effect_unpaired(a, b, mean_b - mean_a, settings.level, (of_a, of_b)),
-        **_tested(p, stepped, found, fewest, min_p, family, mean_a, settings),
+        **_tested(p, stepped, estimated, fewest, min_p, family, mean_a, settings),
         **{name: np.fmax(icc_a[name], icc_b[name]) for name in icc_a},
         "left_out": len(a) + len(b) - n_a - n_b,
     }
@@ -176,32 +176,32 @@ def _flips(family: ArrayLike, settings: ContrastSettings) -> int:
     return max(settings.resamples, min(40 * tests, max(MOST_FLIPS, 40 * largest)))
 
 
-def _of_difference(found: Moments, made: Units, settings: ContrastSettings) -> dict[str, Any]:
+def _of_difference(estimated: Moments, sample: Units, settings: ContrastSettings) -> dict[str, Any]:
     interval = intervals(
-        made.x,
-        degrees=made.degrees,
-        informative=made.informative,
+        sample.x,
+        degrees=sample.degrees,
+        informative=sample.informative,
         level=settings.level,
         resamples=settings.resamples,
         seed=settings.seed,
     )
     return {
-        "difference": found.estimate,
+        "difference": estimated.estimate,
         "low": interval.low,
         "high": interval.high,
         "unreliable": interval.unreliable,
-        "skew": found.skew,
-        "informative": made.informative,
-        "detectable": _detectable(found, made.n, paired=True),
+        "skew": estimated.skew,
+        "informative": sample.informative,
+        "detectable": _detectable(estimated, sample.n, paired=True),
     }
 
 
-def _detectable(found: Moments, n: NDArray[Any], *, paired: bool) -> Floats:
+def _detectable(estimated: Moments, n: NDArray[Any], *, paired: bool) -> Floats:
     """The smallest difference that one test of so many units finds four times in five."""
     standard = np.array([_standard(int(k), paired) for k in n])
     with np.errstate(invalid="ignore"):
-        size = found.error * np.sqrt(n if paired else n / 2)
-        return np.where(found.error > 0, standard * size, np.nan)
+        size = estimated.error * np.sqrt(n if paired else n / 2)
+        return np.where(estimated.error > 0, standard * size, np.nan)
 
 
 @cache
@@ -212,7 +212,7 @@ def _standard(n: int, paired: bool) -> float:
 def _tested(
     p: Floats,
     stepped: Floats,
-    found: Moments,
+    estimated: Moments,
     n: NDArray[Any],
     min_p: Floats,
     family: ArrayLike,
@@ -222,32 +222,32 @@ def _tested(
     """p-values and their corrections. A p is the larger of the permutation test's, which is exact
     for symmetric differences, and that of a t corrected for skewness, which needs no symmetry; and
     never below its min_p."""
-    largest = np.fmax(two_sided(found), min_p)
+    largest = np.fmax(two_sided(estimated), min_p)
     enough = n >= MINIMUM
     p, stepped = (np.where(enough, np.fmax(one, largest), np.nan) for one in (p, stepped))
-    made: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "p": p,
         "q": correction.corrected(p, family, settings.families),
         "p_fwer": stepped,
         "min_p": np.where(enough, min_p, np.nan),
     }
     if (bound := margin_of(settings.margin, mean_a)) is not None:
-        sides = (one_sided(found, bound, "less"), one_sided(found, -bound, "more"))
+        sides = (one_sided(estimated, bound, "less"), one_sided(estimated, -bound, "more"))
         # Where too few units tell anything, nothing is shown to be equal either.
         equal = np.where(min_p > settings.alpha, 1.0, np.maximum(*sides))
         equal = np.where(enough, equal, np.nan)
-        made["margin"] = bound
-        made["p_equivalence"] = equal
-        made["q_equivalence"] = correction.corrected(equal, family, settings.families)
-    return made
+        columns["margin"] = bound
+        columns["p_equivalence"] = equal
+        columns["q_equivalence"] = correction.corrected(equal, family, settings.families)
+    return columns
 
 
-def _sources(x: Floats, made: Units, labels: Labels) -> dict[str, Floats]:
+def _clustering(x: Floats, sample: Units, labels: Labels) -> dict[str, Floats]:
     none = np.full(x.shape[1], np.nan)
     cluster = labels.get("cluster")
     return {
         "icc": none if cluster is None else intraclass(x, cluster),
-        "design_effect": design_effect(x, made)
+        "design_effect": design_effect(x, sample)
         if any(v is not None for v in labels.values())
         else none,
     }
@@ -255,7 +255,7 @@ def _sources(x: Floats, made: Units, labels: Labels) -> dict[str, Floats]:
 
 def _without_rounding(d: Floats, scale: Floats) -> Floats:
     """Differences that are all one number but for float64 rounding become that number."""
-    middle = mean_of(d)
-    middle = np.where(np.abs(middle) <= 1e-14 * scale, 0.0, middle)
-    apart = np.where(np.isnan(d), 0.0, np.abs(d - middle)).max(0, initial=0.0)
-    return np.where((apart <= 1e-14 * scale) & ~np.isnan(d), middle, d)
+    mean = mean_of(d)
+    mean = np.where(np.abs(mean) <= 1e-14 * scale, 0.0, mean)
+    distance = np.where(np.isnan(d), 0.0, np.abs(d - mean)).max(0, initial=0.0)
+    return np.where((distance <= 1e-14 * scale) & ~np.isnan(d), mean, d)

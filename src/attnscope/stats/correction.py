@@ -56,8 +56,8 @@ def two_level(p: ArrayLike, family: ArrayLike) -> Floats:
     of_family = false_discovery(simes)
     steps = np.sort(of_family)
     chosen = np.arange(1, len(steps) + 1)
-    for number, some, own in zip(numbers, within, of_family, strict=True):
+    for number, some, of_this in zip(numbers, within, of_family, strict=True):
         # At a level from the k-th smallest on, k families are chosen.
-        levels = np.maximum(np.maximum(steps, own), some[:, None] * len(steps) / chosen)
+        levels = np.maximum(np.maximum(steps, of_this), some[:, None] * len(steps) / chosen)
         q[family == number] = np.minimum(levels.min(1), 1.0)
     return q

@@ -26,10 +26,10 @@ Labels = dict[str, Any]
 AWAY = 3.0
 
 
-def _within(found: Moments, level: float, enough: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+def _within(estimated: Moments, level: float, enough: NDArray[np.bool_]) -> tuple[Floats, Floats]:
     """The ends of the interval, where there are enough units and something varies."""
-    there = enough & (found.error > 0)
-    low, high = (np.where(there, end, np.nan) for end in hull(found, level))
+    defined = enough & (estimated.error > 0)
+    low, high = (np.where(defined, end, np.nan) for end in hull(estimated, level))
     return low, high
 
 
@@ -41,8 +41,8 @@ def ratio_of(
     sure = _away(moments(of_a.x, of_a.degrees)) & (mean_b > 0)
     with np.errstate(invalid="ignore", divide="ignore"):
         shares = np.log(mean_b / mean_a) + b / mean_b - a / mean_a
-    made = units(np.where(sure, shares, np.nan), **labels)
-    low, high = _within(moments(made.x, made.degrees), level, made.n >= MINIMUM)
+    sample = units(np.where(sure, shares, np.nan), **labels)
+    low, high = _within(moments(sample.x, sample.degrees), level, sample.n >= MINIMUM)
     return _ratio_figures(mean_a, mean_b, low, high)
 
 
@@ -58,19 +58,19 @@ def ratio_unpaired(
     sides = []
     sure = mean_b > 0
     for x, mean, of in ((a, mean_a, labels[0]), (b, mean_b, labels[1])):
-        own = units(x, **of)
-        sure = sure & _away(moments(own.x, own.degrees))
+        sample = units(x, **of)
+        sure = sure & _away(moments(sample.x, sample.degrees))
         with np.errstate(invalid="ignore", divide="ignore"):
             sides.append(units(np.where(mean > 0, np.log(mean) + x / mean - 1, np.nan), **of))
-    found = moments_unpaired(sides[0].x, sides[1].x)
+    estimated = moments_unpaired(sides[0].x, sides[1].x)
     enough = np.minimum(sides[0].n, sides[1].n) >= MINIMUM
-    low, high = _within(found, level, enough & sure)
+    low, high = _within(estimated, level, enough & sure)
     return _ratio_figures(mean_a, mean_b, low, high)
 
 
-def _away(found: Moments) -> NDArray[np.bool_]:
+def _away(estimated: Moments) -> NDArray[np.bool_]:
     with np.errstate(invalid="ignore"):
-        return np.asarray((found.estimate > 0) & (found.estimate > AWAY * found.error))
+        return np.asarray((estimated.estimate > 0) & (estimated.estimate > AWAY * estimated.error))
 
 
 def _ratio_figures(mean_a: Floats, mean_b: Floats, low: Floats, high: Floats) -> dict[str, Floats]:
@@ -91,9 +91,9 @@ def effect_of(
         raw = np.where(spread > 0, difference / spread, np.nan)
         z = (d - difference) / spread
         added = raw + z - raw / 2 * (z**2 - 1)
-    made = units(np.where(spread > 0, added, np.nan), **labels)
-    found = replace(moments(made.x, made.degrees), estimate=raw)
-    low, high = _within(found, level, made.n >= MINIMUM)
+    sample = units(np.where(spread > 0, added, np.nan), **labels)
+    estimated = replace(moments(sample.x, sample.degrees), estimate=raw)
+    low, high = _within(estimated, level, sample.n >= MINIMUM)
     return _effect_figures(raw, low, high, n - 1)
 
 
@@ -112,11 +112,11 @@ def effect_unpaired(
         sides = []
         for x, n, sign, of in ((a, n_a, -1, labels[0]), (b, n_b, 1, labels[1])):
             z = (x - mean_of(x)) / pooled
-            own = z - sign * raw / 2 * (n / (n_a + n_b)) * (z**2 - mean_of(z**2))
-            sides.append(units(np.where(pooled > 0, own, np.nan), **of))
-    found = replace(moments_unpaired(sides[0].x, sides[1].x), estimate=raw)
+            influence = z - sign * raw / 2 * (n / (n_a + n_b)) * (z**2 - mean_of(z**2))
+            sides.append(units(np.where(pooled > 0, influence, np.nan), **of))
+    estimated = replace(moments_unpaired(sides[0].x, sides[1].x), estimate=raw)
     enough = np.minimum(sides[0].n, sides[1].n) >= MINIMUM
-    low, high = _within(found, level, enough)
+    low, high = _within(estimated, level, enough)
     return _effect_figures(raw, low, high, degrees)
 
 

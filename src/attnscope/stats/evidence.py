@@ -30,12 +30,12 @@ class NotPairedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RunContents:
     """What a run has, and what is resampled."""
 
     models: list[str]
     conditions: list[str]
-    kinds: dict[str, str | None]
+    insertions: dict[str, str | None]
     """What each condition inserts; None for the base. Empty where nobody knows."""
     measures: list[str]
     first: dict[str, list[str]]
@@ -45,18 +45,18 @@ class Facts:
 
     def matching(self, selector: str) -> list[str]:
         """The conditions a selector means; at least one, or it was not measured."""
-        known = {name: self.kinds.get(name) for name in self.conditions}
+        known = {name: self.insertions.get(name) for name in self.conditions}
         if selector in known:
             return [selector]
-        if selector in ("base", "variant") and self.kinds:
-            found = [n for n, kind in known.items() if (kind is None) == (selector == "base")]
+        if selector in ("base", "variant") and self.insertions:
+            matches = [n for n, kind in known.items() if (kind is None) == (selector == "base")]
         elif selector == "base" and len(known) == 1:
-            found = list(known)
+            matches = list(known)
         else:
             kind = selector.removeprefix("kind:")
-            found = [n for n, k in known.items() if selector.startswith("kind:") and k == kind]
-        if found:
-            return found
+            matches = [n for n, k in known.items() if selector.startswith("kind:") and k == kind]
+        if matches:
+            return matches
         what = {"base": "without an insertion", "variant": "with an insertion"}.get(selector)
         if selector.startswith("kind:"):
             what = f"with insert: {{kind: {selector.removeprefix('kind:')}}}"
@@ -76,28 +76,28 @@ def measures(part: ClaimPart) -> list[str]:
 def missing(measure: str) -> NotMeasuredError:
     """The error for a measure that a run does not have: says how it would."""
     declared = COLUMNS.get(measure)
-    asked = measure if declared is None else declared.name
+    name = measure if declared is None else declared.name
     pair = declared is not None and declared.compares_to_base
     also = ", with a condition that has an insertion" if pair else ""
     return NotMeasuredError(
-        f"{measure!r} was not measured; add {asked!r} to the experiment's measures{also}"
+        f"{measure!r} was not measured; add {name!r} to the experiment's measures{also}"
     )
 
 
-def default_condition(claim: Claim, facts: Facts) -> str:
+def default_condition(claim: Claim, contents: RunContents) -> str:
     """The selector of the condition that a claim is about: what it says, else what has values."""
     if claim.condition is not None:
         return claim.condition
-    asked = {m for part in claim.parts for m in measures(part)}
-    of_pairs = all(m in COLUMNS and COLUMNS[m].compares_to_base for m in asked)
-    return "variant" if of_pairs and facts.kinds else "base"
+    needed = {m for part in claim.parts for m in measures(part)}
+    of_pairs = all(m in COLUMNS and COLUMNS[m].compares_to_base for m in needed)
+    return "variant" if of_pairs and contents.insertions else "base"
 
 
 def evidence(
     claim: Claim,
     number: int,
     table: pl.DataFrame,
-    facts: Facts,
+    contents: RunContents,
     models: tuple[str, str] | str,
     binding: dict[str, str],
 ) -> pl.DataFrame:
@@ -108,7 +108,7 @@ def evidence(
     conditions = (
         [binding[str(side)] for side in part.comparison.pair or ()]
         if over == "condition"
-        else [binding[default_condition(claim, facts)]]
+        else [binding[default_condition(claim, contents)]]
     )
     table = table.filter(pl.col("condition").is_in(conditions))
     if table.is_empty():
@@ -123,11 +123,11 @@ def evidence(
             table = table.filter(pl.col(what).is_in(part.comparison.pair or ()))
             chosen[what] = str((part.comparison.pair or ("", ""))[1])
             continue
-        table, chosen[what] = _choose(table, what, getattr(quantity, what), facts.first[what])
+        table, chosen[what] = _choose(table, what, getattr(quantity, what), contents.first[what])
     table = _in_scope(table, part)
     table = _amounts(table, part)
     a, b = _sides(table, part, models, conditions)
-    made = _contrasted(a, b, part, facts).with_columns(*_decided(part))
+    rows = _contrasted(a, b, part, contents).with_columns(*_decided(part))
     labels = {
         "part": number,
         "measure": quantity.measure,
@@ -139,7 +139,7 @@ def evidence(
         "combine": part.scope.heads,
         **chosen,
     }
-    return made.select(
+    return rows.select(
         *(pl.lit(value, dtype=_type(value)).alias(name) for name, value in labels.items()),
         pl.all(),
     ).sort(["layer", "head"])
@@ -150,8 +150,8 @@ def item_of(part: ClaimPart) -> str | None:
     declared = [COLUMNS[m] for m in measures(part) if m in COLUMNS and COLUMNS[m].items]
     if not declared:
         return None
-    wanted = part.quantity.item
-    return declared[0].default if wanted is None else wanted[0]
+    item = part.quantity.item
+    return declared[0].default if item is None else item[0]
 
 
 def null_of(part: ClaimPart) -> float:
@@ -162,7 +162,7 @@ def null_of(part: ClaimPart) -> float:
     return sign * part.comparison.by
 
 
-def _contrasted(a: Matrix, b: Matrix, part: ClaimPart, facts: Facts) -> pl.DataFrame:
+def _contrasted(a: Matrix, b: Matrix, part: ClaimPart, contents: RunContents) -> pl.DataFrame:
     """Figures of the second against the first; the test is against what has to be exceeded."""
     ratio = part.comparison.scale == "ratio"
     not_positive = np.zeros(b.columns.height, dtype=int)
@@ -178,20 +178,20 @@ def _contrasted(a: Matrix, b: Matrix, part: ClaimPart, facts: Facts) -> pl.DataF
         first + shift,
         second,
         np.zeros(b.columns.height, dtype=np.intp),  # all rows of a part are one family
-        replace(facts.settings, level=1 - part.rule.level),
-        facts.sources.labels(b.prompts),
+        replace(contents.settings, level=1 - part.rule.level),
+        contents.sources.labels(b.prompts),
     )
     figures["mean_a"] = figures["mean_a"] - shift
     for name in ("difference", "low", "high"):
         figures[name] = figures[name] + shift
-    made = b.columns.with_columns(
+    rows = b.columns.with_columns(
         *(pl.Series(name, np.asarray(figure)) for name, figure in figures.items()),
         pl.Series("not_positive", not_positive),
     ).with_columns(pl.selectors.float().fill_nan(None))
     if ratio:
-        made = made.with_columns(pl.col("mean_a", "mean_b", "difference", "low", "high").exp())
-        made = made.with_columns(pl.col("difference").alias("ratio"))
-    return made
+        rows = rows.with_columns(pl.col("mean_a", "mean_b", "difference", "low", "high").exp())
+        rows = rows.with_columns(pl.col("difference").alias("ratio"))
+    return rows
 
 
 def _type(value: object) -> Any:
@@ -199,30 +199,30 @@ def _type(value: object) -> Any:
 
 
 def _choose(
-    table: pl.DataFrame, what: str, wanted: str | None, listed: list[str]
+    table: pl.DataFrame, what: str, name: str | None, listed: list[str]
 ) -> tuple[pl.DataFrame, str | None]:
     """Keep one of the queries, keys or class sets: the one wanted, else the run's first."""
-    there = table[what].drop_nulls().unique(maintain_order=True).to_list()
-    if not there:
+    measured = table[what].drop_nulls().unique(maintain_order=True).to_list()
+    if not measured:
         return table, None
-    if wanted is not None and wanted not in there:
+    if name is not None and name not in measured:
         raise NotMeasuredError(
-            f"{what} {wanted!r} were not measured here (but {', '.join(there)}); "
-            f"add {wanted!r} to the experiment's {what}"
+            f"{what} {name!r} were not measured here (but {', '.join(measured)}); "
+            f"add {name!r} to the experiment's {what}"
         )
-    one = wanted or next((name for name in listed if name in there), there[0])
-    return table.filter(pl.col(what) == one), one
+    chosen = name or next((name for name in listed if name in measured), measured[0])
+    return table.filter(pl.col(what) == chosen), chosen
 
 
 def _in_scope(table: pl.DataFrame, part: ClaimPart) -> pl.DataFrame:
-    there = table["layer"].unique().to_list()
+    measured = table["layer"].unique().to_list()
     layers = part.comparison.pair if part.comparison.over == "layer" else part.scope.layers
     if isinstance(layers, str) or layers is None:
         return table
     for layer in layers:
-        if layer not in there:
+        if layer not in measured:
             raise NotMeasuredError(
-                f"layer {layer} was not measured; measured: {ranges(there)} (counted from 0)"
+                f"layer {layer} was not measured; measured: {ranges(measured)} (counted from 0)"
             )
     return table.filter(pl.col("layer").is_in([int(layer) for layer in layers]))
 
@@ -255,13 +255,15 @@ def _amounts(table: pl.DataFrame, part: ClaimPart) -> pl.DataFrame:
     return table if quantity.normalise == "share" else tables.normalise(table, quantity.normalise)
 
 
-def _classes(table: pl.DataFrame, wanted: Sequence[Any]) -> list[str]:
+def _classes(table: pl.DataFrame, classes: Sequence[Any]) -> list[str]:
     """These classes, which are there."""
-    there = table["item"].drop_nulls().unique(maintain_order=True).to_list()
-    for item in wanted:
-        if item not in there:
-            raise NotMeasuredError(f"class {item!r} was not measured; measured: {', '.join(there)}")
-    return [str(item) for item in wanted]
+    measured = table["item"].drop_nulls().unique(maintain_order=True).to_list()
+    for item in classes:
+        if item not in measured:
+            raise NotMeasuredError(
+                f"class {item!r} was not measured; measured: {', '.join(measured)}"
+            )
+    return [str(item) for item in classes]
 
 
 def _sides(
@@ -303,8 +305,8 @@ def _decided(part: ClaimPart) -> list[pl.Expr]:
         supports = (low >= rule.bounds[0]) & (high <= rule.bounds[1])
         opposes = (low > rule.bounds[1]) | (high < rule.bounds[0])
     else:
-        found = pl.col("q") < rule.level
-        above, below = found & (difference > null), found & (difference < null)
+        significant = pl.col("q") < rule.level
+        above, below = significant & (difference > null), significant & (difference < null)
         if rule.kind == "interval":
             above, below = above & (low > null), below & (high < null)
         supports, opposes = (above, below) if part.direction == "more" else (below, above)

@@ -32,13 +32,13 @@ def important_heads(calm: Floats, attacked: Floats, fewest: int = 1) -> Heads:
     """Heads whose calm and attacked scores [prompts, heads] are apart by four standard deviations
     of each, as published; by three, two … where that leaves fewer than so many heads; all heads
     where there are no more."""
-    apart = calm.mean(0) - attacked.mean(0)
+    gap = calm.mean(0) - attacked.mean(0)
     spread = calm.std(0) + attacked.std(0)
     for spreads in range(SPREADS, -1, -1):
-        chosen = apart - spreads * spread > 0
+        chosen = gap - spreads * spread > 0
         if chosen.sum() >= fewest:
             return np.asarray(chosen)
-    return np.asarray(apart >= np.sort(apart)[-min(fewest, len(apart))])
+    return np.asarray(gap >= np.sort(gap)[-min(fewest, len(gap))])
 
 
 def auroc(calm: Floats, attacked: Floats) -> float:
@@ -57,21 +57,21 @@ class Focus:
     threshold: float
     """Halfway between the mean scores of those that the heads were chosen on."""
 
-    def flagged(self, kinds: list[str]) -> Callable[[Floats], float]:
+    def flagged(self, texts: list[str]) -> Callable[[Floats], float]:
         """The share of scores below the threshold, over prompts with these numbers."""
 
         def statistic(some: Floats) -> float:
-            scores = np.stack([self.of[kind][some.astype(int)] for kind in kinds])
+            scores = np.stack([self.of[text][some.astype(int)] for text in texts])
             return float((scores < self.threshold).mean())
 
         return statistic
 
-    def apart(self, calm: str, kinds: list[str]) -> Callable[[Floats], float]:
+    def auroc_against(self, calm: str, texts: list[str]) -> Callable[[Floats], float]:
         """The AUROC of these kinds against a calm one, over prompts with these numbers."""
 
         def statistic(some: Floats) -> float:
             rows = some.astype(int)
-            attacked = np.concatenate([self.of[kind][rows] for kind in kinds])
+            attacked = np.concatenate([self.of[text][rows] for text in texts])
             return auroc(self.of[calm][rows], attacked)
 
         return statistic

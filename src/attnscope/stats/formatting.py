@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from attnscope.stats.robustness import not_judged, survival
+from attnscope.stats.robustness import not_judged_note, robustness
 from attnscope.stats.verdicts import Verdict
 
 WIDTH = 100
@@ -36,7 +36,7 @@ def as_json(
     """One object: `settings`, `comparison` (rows), `verdicts` (each with its figures),
     `sensitivity` (rows)."""
     fields = ("claim", "statement", "verdict", "reason", "model", "condition", "layer", "frozen")
-    made: dict[str, Any] = {
+    data: dict[str, Any] = {
         "settings": dict(settings or {}),
         "comparison": [] if compared is None else compared.to_dicts(),
         "verdicts": [
@@ -48,7 +48,7 @@ def as_json(
         ],
         "sensitivity": [] if choices is None else choices.to_dicts(),
     }
-    return json.dumps(made, ensure_ascii=False, indent=1)
+    return json.dumps(data, ensure_ascii=False, indent=1)
 
 
 def as_tables(
@@ -72,7 +72,7 @@ def as_tables(
         for (first, second, *_), rows in compared.group_by(by, maintain_order=True):
             parts += [_comparison(str(first), str(second), rows, level, all_rows), Text()]
     if choices is not None:
-        parts += [_survival(choices), Text()]
+        parts += [_robustness(choices), Text()]
     if settings:
         used = ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None)
         parts.append(Text(used, style="dim"))
@@ -117,18 +117,18 @@ def _caption(rows: pl.DataFrame, all_rows: bool) -> str:
     return "; ".join([*lines, *_clustering(rows), *notes])
 
 
-def _survival(choices: pl.DataFrame) -> Table:
-    survived = survival(choices)
-    table = Table(title=f"{survived['claim'][0]} under other choices", title_justify="left")
+def _robustness(choices: pl.DataFrame) -> Table:
+    table_rows = robustness(choices)
+    table = Table(title=f"{table_rows['claim'][0]} under other choices", title_justify="left")
     places = ("model", "layer", "head")
-    shown = [name for name in places if survived[name].null_count() < survived.height]
+    shown = [name for name in places if table_rows[name].null_count() < table_rows.height]
     shown += ["verdict", "choices", "same_sign", "same_verdict"]
     for name in shown:
         table.add_column(name.replace("_", " "), overflow="fold")
     table.add_column("overturned by", overflow="fold", ratio=1)
-    table.caption = not_judged(choices["not_judged"][0]) or None
+    table.caption = not_judged_note(choices["not_judged"][0]) or None
     table.caption_justify = "left"
-    for row in survived.iter_rows(named=True):
+    for row in table_rows.iter_rows(named=True):
         cells = [*(row[name] for name in shown), "\n".join(row["overturned_by"]) or None]
         table.add_row(*map(_number, cells))
     return table

@@ -27,7 +27,7 @@ class HeadType:
     about: str
 
 
-KINDS = (
+HEAD_TYPES = (
     HeadType("induction", "induction", 0.3, "A[i, i - n + 1] on random tokens said twice"),
     HeadType(
         "retrieval", "retrieval", 0.1, "needle tokens generated while looked at most (published)"
@@ -43,7 +43,7 @@ KINDS = (
 NONE = "none of these"
 
 
-def head_kinds(scores: pl.DataFrame) -> pl.DataFrame:
+def classify_heads(scores: pl.DataFrame) -> pl.DataFrame:
     """One row for each head: `layer`, `head`, `kind`, `kinds`, `class`, and of every score its mean
     over prompts, the ends of its interval (null where there is none) and n, from a table with the
     columns `score`, `item`, `prompt`, `layer`, `head`, `value`."""
@@ -53,18 +53,18 @@ def head_kinds(scores: pl.DataFrame) -> pl.DataFrame:
     of_class = scores.filter(pl.col("score") == "class_mass").join(
         chosen.rename({"class": "item"}), on=[*places, "item"], how="inner"
     )
-    whole = pl.concat([single, of_class.select(single.columns)])
+    selected = pl.concat([single, of_class.select(single.columns)])
     table = scores.select(places).unique().sort(places).join(chosen, on=places, how="left")
-    for kind in KINDS:
-        of = _interval(whole.filter(pl.col("score") == kind.score), kind.score)
+    for head_type in HEAD_TYPES:
+        of = _interval(selected.filter(pl.col("score") == head_type.score), head_type.score)
         table = table.join(of, on=places, how="left")
-    held = [
-        pl.when(pl.col(f"{kind.score}_low") > kind.threshold).then(pl.lit(kind.name))
-        for kind in KINDS
+    matches = [
+        pl.when(pl.col(f"{head_type.score}_low") > head_type.threshold).then(pl.lit(head_type.name))
+        for head_type in HEAD_TYPES
     ]
     return table.with_columns(
-        pl.coalesce(*held, pl.lit(NONE)).alias("kind"),
-        pl.concat_str(held, separator=", ", ignore_nulls=True).alias("kinds"),
+        pl.coalesce(*matches, pl.lit(NONE)).alias("kind"),
+        pl.concat_str(matches, separator=", ", ignore_nulls=True).alias("kinds"),
     ).select(*places, "kind", "kinds", pl.exclude(*places, "kind", "kinds"))
 
 
@@ -100,10 +100,10 @@ def _interval(scores: pl.DataFrame, name: str) -> pl.DataFrame:
     mean = mean_of(x)
     with np.errstate(invalid="ignore"):
         same = np.nanmax(np.where(n > 0, x, 0), 0) == np.nanmin(np.where(n > 0, x, 0), 0)
-    found = intervals(x)
+    interval = intervals(x)
     # Where all prompts say the same there is nothing to resample: the interval is that number.
     certain = same & (n >= MINIMUM)
-    low, high = (np.where(certain, mean, end) for end in (found.low, found.high))
+    low, high = (np.where(certain, mean, end) for end in (interval.low, interval.high))
     low, high = (np.clip(end, *SHARE) for end in (low, high))  # every score is a share
     values = dict(zip(columns, (mean, low, high, n), strict=True))
     return wide.select("layer", "head").with_columns(
@@ -117,22 +117,22 @@ def summary(table: pl.DataFrame) -> pl.DataFrame:
     whole interval is, of how many heads (0 where the score is not known of any), and the heads with
     the largest scores."""
     rows = []
-    for kind in KINDS:
-        score = table[kind.score]
-        best = table.filter(score.is_not_null()).sort(kind.score, descending=True).head(3)
+    for head_type in HEAD_TYPES:
+        score = table[head_type.score]
+        best = table.filter(score.is_not_null()).sort(head_type.score, descending=True).head(3)
         rows.append(
             {
-                "kind": kind.name,
-                "threshold": kind.threshold,
-                "above": int((score > kind.threshold).sum()),
-                "certain": int((table[f"{kind.score}_low"] > kind.threshold).sum()),
+                "kind": head_type.name,
+                "threshold": head_type.threshold,
+                "above": int((score > head_type.threshold).sum()),
+                "certain": int((table[f"{head_type.score}_low"] > head_type.threshold).sum()),
                 "heads": table.height if score.is_not_null().any() else 0,
-                "prompts": int(table[f"{kind.score}_n"].max() or 0),  # type: ignore[arg-type]
+                "prompts": int(table[f"{head_type.score}_n"].max() or 0),  # type: ignore[arg-type]
                 "largest": ", ".join(
                     f"{layer}.{head} {value:.2f}"
-                    for layer, head, value in best.select("layer", "head", kind.score).rows()
+                    for layer, head, value in best.select("layer", "head", head_type.score).rows()
                 ),
-                "what": kind.about,
+                "what": head_type.about,
             }
         )
     return pl.DataFrame(rows)

@@ -79,11 +79,11 @@ def intervals(
     that are `informative` those that `informative_units` counts."""
     x = as_columns(samples)
     check(level, resamples)
-    found = moments(x, degrees)
+    estimated = moments(x, degrees)
     few = (~np.isnan(x)).sum(0) < MINIMUM
     some = informative_units(x) if informative is None else np.asarray(informative)
-    bootstrap = quantiles(x, found.degrees, level, resamples, seed)
-    return _marked(found, few, some, bootstrap, level)
+    bootstrap = quantiles(x, estimated.degrees, level, resamples, seed)
+    return _marked(estimated, few, some, bootstrap, level)
 
 
 def intervals_unpaired(
@@ -97,12 +97,12 @@ def intervals_unpaired(
     """The same for the difference of two independent samples' means, second less first."""
     a, b = two_samples(first, second)
     check(level, resamples)
-    found = moments_unpaired(a, b)
+    estimated = moments_unpaired(a, b)
     few = np.minimum((~np.isnan(a)).sum(0), (~np.isnan(b)).sum(0)) < MINIMUM
     some = np.minimum(informative_units(a), informative_units(b))
-    spread = (found.estimate, found.error, found.degrees)
+    spread = (estimated.estimate, estimated.error, estimated.degrees)
     bootstrap = quantiles_unpaired(a, b, spread, level, resamples, seed)
-    return _marked(found, few, some, bootstrap, level)
+    return _marked(estimated, few, some, bootstrap, level)
 
 
 def moments(samples: ArrayLike, degrees: ArrayLike | None = None) -> Moments:
@@ -135,42 +135,42 @@ def moments_unpaired(first: ArrayLike, second: ArrayLike) -> Moments:
     return Moments(mean_b - mean_a, error, skew, usual, careful, degrees)
 
 
-def t_interval(found: Moments, level: float = 0.95) -> tuple[Floats, Floats]:
+def t_interval(estimated: Moments, level: float = 0.95) -> tuple[Floats, Floats]:
     """Student's."""
-    reach = stats.t.isf((1 - level) / 2, found.degrees) * found.error
-    return found.estimate - reach, found.estimate + reach
+    reach = stats.t.isf((1 - level) / 2, estimated.degrees) * estimated.error
+    return estimated.estimate - reach, estimated.estimate + reach
 
 
-def skewed_interval(found: Moments, level: float = 0.95) -> tuple[Floats, Floats]:
+def skewed_interval(estimated: Moments, level: float = 0.95) -> tuple[Floats, Floats]:
     """Student's, corrected for skewness."""
-    reach = np.asarray(stats.t.isf((1 - level) / 2, found.degrees))
-    low, high = (_back(z, found.usual) for z in (reach, -reach))
-    return found.estimate - found.error * low, found.estimate - found.error * high
+    reach = np.asarray(stats.t.isf((1 - level) / 2, estimated.degrees))
+    low, high = (_back(z, estimated.usual) for z in (reach, -reach))
+    return estimated.estimate - estimated.error * low, estimated.estimate - estimated.error * high
 
 
-def hull(found: Moments, level: float = 0.95) -> tuple[Floats, Floats]:
+def hull(estimated: Moments, level: float = 0.95) -> tuple[Floats, Floats]:
     """From the lower of the two lower ends to the higher of the two higher ones."""
-    plain, skewed = t_interval(found, level), skewed_interval(found, level)
+    plain, skewed = t_interval(estimated, level), skewed_interval(estimated, level)
     return np.minimum(plain[0], skewed[0]), np.maximum(plain[1], skewed[1])
 
 
-def two_sided(found: Moments, null: float | Floats = 0.0) -> Floats:
+def two_sided(estimated: Moments, null: float | Floats = 0.0) -> Floats:
     """p of the estimate against a value, by Student's t corrected for skewness, more carefully than
     the interval is; nan where nothing varies."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        t = np.where(found.error > 0, (found.estimate - null) / found.error, np.nan)
-    return np.asarray(2 * stats.t.sf(np.abs(_forth(t, found.careful)), found.degrees))
+        t = np.where(estimated.error > 0, (estimated.estimate - null) / estimated.error, np.nan)
+    return np.asarray(2 * stats.t.sf(np.abs(_forth(t, estimated.careful)), estimated.degrees))
 
 
-def one_sided(found: Moments, null: float | Floats, direction: str) -> Floats:
+def one_sided(estimated: Moments, null: float | Floats, direction: str) -> Floats:
     """p for the estimate being "less" or "more" than a value: the larger of Student's t and the
     same corrected for skewness."""
     sign = -1.0 if direction == "less" else 1.0
     with np.errstate(invalid="ignore", divide="ignore"):
-        t = np.where(found.error > 0, (found.estimate - null) / found.error, np.nan)
-    skewed = _forth(t, found.careful)
+        t = np.where(estimated.error > 0, (estimated.estimate - null) / estimated.error, np.nan)
+    skewed = _forth(t, estimated.careful)
     least = np.minimum(sign * t, sign * skewed)  # the smaller t has the larger p
-    return np.asarray(stats.t.sf(least, found.degrees))
+    return np.asarray(stats.t.sf(least, estimated.degrees))
 
 
 def _sums(x: Floats) -> tuple[Floats, Floats, Floats, Floats]:
@@ -210,17 +210,17 @@ def _back(y: Floats, skew: Floats) -> Floats:
 
 
 def _marked(
-    found: Moments,
+    estimated: Moments,
     few: Bools,
     informative: NDArray[np.int64],
     bootstrap: tuple[Floats, Floats],
     level: float,
 ) -> Intervals:
-    plain = t_interval(found, level)
-    none = few | ~(found.error > 0)
-    low, high = (np.where(none, np.nan, end) for end in hull(found, level))
+    plain = t_interval(estimated, level)
+    none = few | ~(estimated.error > 0)
+    low, high = (np.where(none, np.nan, end) for end in hull(estimated, level))
     with np.errstate(invalid="ignore"):
-        apart = np.maximum(*(np.abs(b - t) for b, t in zip(bootstrap, plain, strict=True)))
-        apart = apart > APART * (plain[1] - plain[0]) / 2
-    dominated = apart | (np.abs(found.skew) > SKEWED) | (informative < MINIMUM)
+        disagree = np.maximum(*(np.abs(b - t) for b, t in zip(bootstrap, plain, strict=True)))
+        disagree = disagree > APART * (plain[1] - plain[0]) / 2
+    dominated = disagree | (np.abs(estimated.skew) > SKEWED) | (informative < MINIMUM)
     return Intervals(low, high, ~none & dominated)

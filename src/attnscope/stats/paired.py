@@ -75,25 +75,25 @@ def compare(
     chosen = list(pairs) if pairs is not None else _pairs(values, over, pair)
     held = "condition" if over == "model" else "model"
     by = [held, *_IDENTITY]
-    asked = values.lazy().filter(pl.col(over).is_in([*itertools.chain(*chosen)]))
-    table = tables.normalise(tables.combine(asked, combine), normalise)
-    sides = [_sides(table, over, two, held, by, paired) for two in chosen]
-    find = _together if all(side.paired for side in sides) else _apart
+    chosen_rows = values.lazy().filter(pl.col(over).is_in([*itertools.chain(*chosen)]))
+    prepared = tables.normalise(tables.combine(chosen_rows, combine), normalise)
+    sides = [_sides(prepared, over, two, held, by, paired) for two in chosen]
+    find = _all_pairs if all(side.paired for side in sides) else _each_pair
     columns, figures, warnings = find(sides, by, settings, sources)
-    made = columns.with_columns(
+    table = columns.with_columns(
         pl.when(pl.col("measure") == "mass").then(pl.lit(normalise)).alias("normalise"),
         pl.lit(combine).alias("combine"),
         *(_series(name, figure) for name, figure in figures.items()),
     )
-    made = made.with_columns(_outcome(made.columns, settings), _note(warnings))
-    told = [*by[:5], "normalise", *by[5:7], "combine", *by[7:], *figures]
-    return _in_order(made, chosen, by).select("a", "b", *told, "outcome", "paired", "note")
+    table = table.with_columns(_outcome(table.columns, settings), _note(warnings))
+    order = [*by[:5], "normalise", *by[5:7], "combine", *by[7:], *figures]
+    return _in_order(table, chosen, by).select("a", "b", *order, "outcome", "paired", "note")
 
 
-def _in_order(made: pl.DataFrame, pairs: Sequence[Pair], by: Sequence[str]) -> pl.DataFrame:
+def _in_order(table: pl.DataFrame, pairs: Sequence[Pair], by: Sequence[str]) -> pl.DataFrame:
     number = {two: at for at, two in enumerate(pairs)}
-    first = pl.Series("pair", [number[two] for two in made.select("a", "b").iter_rows()])
-    return made.with_columns(first).sort(["pair", *by])
+    first = pl.Series("pair", [number[two] for two in table.select("a", "b").iter_rows()])
+    return table.with_columns(first).sort(["pair", *by])
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,33 +108,33 @@ class _Sides:
 
 
 def _pairs(values: Values, over: str, pair: Pair | str | None) -> list[Pair]:
-    there: list[str] = (
+    known: list[str] = (
         values.lazy().select(pl.col(over).unique(maintain_order=True)).collect()[over].to_list()
     )
-    if pair == "all" or (pair is None and len(there) == 2):
-        if len(there) < 2:
+    if pair == "all" or (pair is None and len(known) == 2):
+        if len(known) < 2:
             raise InputError(
-                f"a comparison needs two {over}s; there is one: {', '.join(there)}",
+                f"a comparison needs two {over}s; there is one: {', '.join(known)}",
                 code="nothing-to-compare",
                 over=over,
-                known=there,
+                known=known,
             )
-        return list(itertools.combinations(there, 2))
+        return list(itertools.combinations(known, 2))
     if pair is None:
         raise InputError(
-            f"there are {len(there)} {over}s: {', '.join(there)}; choose two with pair=, or "
+            f"there are {len(known)} {over}s: {', '.join(known)}; choose two with pair=, or "
             "compare all with pair='all'",
             code="ambiguous-pair",
             over=over,
-            known=there,
+            known=known,
         )
     if isinstance(pair, str):
         raise InputError(
             f"pair={pair!r} is no pair; give (first, second) or 'all'", code="bad-pair", value=pair
         )
     for name in pair:
-        if name not in there:
-            raise unknown(over, name, there)
+        if name not in known:
+            raise unknown(over, name, known)
     if pair[0] == pair[1]:
         raise InputError(
             f"{over} {pair[0]!r} cannot be compared with itself; give two different {over}s",
@@ -151,7 +151,7 @@ def _sides(
     if paired is None:
         paired = bool(set(first["prompt"]) & set(second["prompt"]))
     if paired:
-        _no_orphans((first, second), pair, over, held)
+        _check_paired((first, second), pair, over, held)
     # What only one side has (pair measures, which the base lacks) is not compared.
     has = [side.select(by).unique() for side in (first, second)]
     common = [
@@ -171,7 +171,7 @@ def _sides(
         pl.lit(pair[0]).alias("a"),
         pl.lit(pair[1]).alias("b"),
         pl.lit(paired).alias("paired"),
-        pl.lit(_unlike(first, second, pair)).alias("unlike"),
+        pl.lit(_shape_note(first, second, pair)).alias("unlike"),
         pl.lit(
             None
             if paired
@@ -181,20 +181,22 @@ def _sides(
     return _Sides(columns, (a.prompts, b.prompts), (a.x, b.x), paired)
 
 
-def _unlike(first: pl.DataFrame, second: pl.DataFrame, pair: Pair) -> str | None:
+def _shape_note(first: pl.DataFrame, second: pl.DataFrame, pair: Pair) -> str | None:
     """Layers and heads are matched by number; where the two differ in them, that is said."""
-    said = []
+    notes = []
     for what in ("layer", "head"):
-        there = [set(side[what].drop_nulls()) for side in (first, second)]
-        if there[0] != there[1]:
-            said.append(
-                f"{what}s are matched by number, and {pair[0]} has {ranges(there[0])}, "
-                f"{pair[1]} {ranges(there[1])}: the others are left out"
+        numbers = [set(side[what].drop_nulls()) for side in (first, second)]
+        if numbers[0] != numbers[1]:
+            notes.append(
+                f"{what}s are matched by number, and {pair[0]} has {ranges(numbers[0])}, "
+                f"{pair[1]} {ranges(numbers[1])}: the others are left out"
             )
-    return "; ".join(said) or None
+    return "; ".join(notes) or None
 
 
-def _no_orphans(sides: tuple[pl.DataFrame, pl.DataFrame], pair: Pair, over: str, held: str) -> None:
+def _check_paired(
+    sides: tuple[pl.DataFrame, pl.DataFrame], pair: Pair, over: str, held: str
+) -> None:
     """Every prompt of one side has its partner on the other."""
     measured = [set(side.select(held, "prompt").unique().iter_rows()) for side in sides]
     unpaired: dict[tuple[str, str], list[int]] = {}
@@ -214,13 +216,13 @@ def _no_orphans(sides: tuple[pl.DataFrame, pl.DataFrame], pair: Pair, over: str,
         )
 
 
-def _together(
+def _all_pairs(
     sides: list[_Sides], by: list[str], settings: ContrastSettings, sources: ResamplingUnits
 ) -> tuple[pl.DataFrame, dict[str, Any], list[str]]:
     """Pairs of the same prompts: one sample with the columns of all, flipped together."""
     prompts = sorted({prompt for side in sides for prompt in side.prompts[0]})
     row = {prompt: at for at, prompt in enumerate(prompts)}
-    whole = []
+    samples = []
     for at in (0, 1):
         x = np.full((len(prompts), sum(side.columns.height for side in sides)), np.nan)
         done = 0
@@ -228,31 +230,31 @@ def _together(
             rows = [row[prompt] for prompt in side.prompts[0]]
             x[rows, done : done + side.columns.height] = side.x[at]
             done += side.columns.height
-        whole.append(x)
+        samples.append(x)
     columns = pl.concat([side.columns for side in sides])
     labels = sources.labels(prompts)
-    figures = paired_contrast(whole[0], whole[1], family_of(columns, by), settings, labels)
+    figures = paired_contrast(samples[0], samples[1], family_of(columns, by), settings, labels)
     if len(sides) > 1:  # a prompt that another pair alone has is not left out of this one
-        own = np.concatenate([np.full(s.columns.height, len(s.prompts[0])) for s in sides])
-        figures["left_out"] = own - figures["n"]
-    return columns, figures, sources.warnings(whole[1] - whole[0], prompts)
+        of_pair = np.concatenate([np.full(s.columns.height, len(s.prompts[0])) for s in sides])
+        figures["left_out"] = of_pair - figures["n"]
+    return columns, figures, sources.warnings(samples[1] - samples[0], prompts)
 
 
-def _apart(
+def _each_pair(
     sides: list[_Sides], by: list[str], settings: ContrastSettings, sources: ResamplingUnits
 ) -> tuple[pl.DataFrame, dict[str, Any], list[str]]:
     """Pairs of other prompts, each by itself; the correction is over all of them."""
-    made, warnings = [], []
+    contrasts, warnings = [], []
     for side in sides:
         labels = [sources.labels(of) for of in side.prompts]
         family = family_of(side.columns, by)
         if side.paired:
-            made.append(paired_contrast(*side.x, family, settings, labels[0]))
+            contrasts.append(paired_contrast(*side.x, family, settings, labels[0]))
         else:
-            made.append(unpaired_contrast(*side.x, family, settings, (labels[0], labels[1])))
+            contrasts.append(unpaired_contrast(*side.x, family, settings, (labels[0], labels[1])))
         for x, of in zip(side.x, side.prompts, strict=True):
             warnings += sources.warnings(x, of)
-    figures = {name: np.concatenate([one[name] for one in made]) for name in made[0]}
+    figures = {name: np.concatenate([one[name] for one in contrasts]) for name in contrasts[0]}
     columns = pl.concat([side.columns for side in sides])
     if len(sides) > 1:
         family = family_of(columns, by)
@@ -282,15 +284,15 @@ def _series(name: str, figure: Any) -> pl.Series:
 
 
 def _outcome(columns: Sequence[str], settings: ContrastSettings) -> pl.Expr:
-    found = pl.col("q") <= settings.alpha
-    found = (found & ((pl.col("low") > 0) | (pl.col("high") < 0))).fill_null(False)
+    different = pl.col("q") <= settings.alpha
+    different = (different & ((pl.col("low") > 0) | (pl.col("high") < 0))).fill_null(False)
     small = pl.lit(False)
     if "q_equivalence" in columns:
         small = (pl.col("q_equivalence") <= settings.alpha).fill_null(False)
     return (
-        pl.when(found & small)
+        pl.when(different & small)
         .then(pl.lit(OUTCOMES[1]))
-        .when(found)
+        .when(different)
         .then(pl.lit(OUTCOMES[0]))
         .when(small)
         .then(pl.lit(OUTCOMES[2]))
@@ -299,9 +301,9 @@ def _outcome(columns: Sequence[str], settings: ContrastSettings) -> pl.Expr:
     )
 
 
-def _doubt() -> pl.Expr:
+def _unreliable_note() -> pl.Expr:
     """Why an interval is unreliable."""
-    alike = pl.format(
+    few_informative = pl.format(
         "unreliable interval: only {} of {} units differ from the most common value, so p cannot "
         "be below {}; use more prompts",
         "informative",
@@ -310,7 +312,7 @@ def _doubt() -> pl.Expr:
     )
     return (
         pl.when((pl.col("informative") < MINIMUM) & pl.col("paired"))
-        .then(alike)
+        .then(few_informative)
         .when(pl.col("informative") < MINIMUM)
         .then(pl.lit("unreliable interval: most units of a side have the same value; use more"))
         .when(pl.col("skew").abs() > SKEWED)
@@ -341,7 +343,7 @@ def _note(warnings: list[str]) -> pl.Expr:
                 "effect, and p is 1"
             )
         ),
-        pl.when(pl.col("unreliable")).then(_doubt()),
+        pl.when(pl.col("unreliable")).then(_unreliable_note()),
         pl.when(pl.col("ratio").is_null() & (pl.col("n") > 0)).then(
             pl.lit("no ratio: a mean is not above 0")
         ),

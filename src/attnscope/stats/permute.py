@@ -51,10 +51,12 @@ def sign_flip(
             flipped /= length
         for of in order:
             together[of] += (_largest(flipped, of) >= as_far[of] / length[of]).sum(0)
-    own = 0 if exact else 1
-    p, stepped = ((count + own) / (patterns + own) for count in (alone, together))
-    there = values.any(0)
-    return np.where(there, p, np.nan), np.where(there, _steps(stepped, order), np.nan)
+    observed_pattern = 0 if exact else 1
+    p, stepped = (
+        (count + observed_pattern) / (patterns + observed_pattern) for count in (alone, together)
+    )
+    defined = values.any(0)
+    return np.where(defined, p, np.nan), np.where(defined, _steps(stepped, order), np.nan)
 
 
 def relabel(
@@ -107,24 +109,24 @@ class _Sums:
 
     def __init__(self, known: Floats, values: Floats, squares: Floats):
         self.parts = (known, values, squares)
-        self.whole = [part.sum(0) for part in self.parts]
+        self.totals = [part.sum(0) for part in self.parts]
 
     def welch(self, in_b: Floats) -> Floats:
         """Welch's t of each labelling and column; 0 where nothing varies, or there is nothing."""
         n_b, sum_b, squares_b = (in_b @ part for part in self.parts)
         n_a, sum_a, squares_a = (
-            whole - of_b for whole, of_b in zip(self.whole, (n_b, sum_b, squares_b), strict=True)
+            totals - of_b for totals, of_b in zip(self.totals, (n_b, sum_b, squares_b), strict=True)
         )
         with np.errstate(invalid="ignore", divide="ignore"):
             error = sum(
                 np.maximum(square - total**2 / n, 0.0) / (n - 1) / n
                 for n, total, square in ((n_a, sum_a, squares_a), (n_b, sum_b, squares_b))
             )
-            apart = sum_b / n_b - sum_a / n_a
+            difference = sum_b / n_b - sum_a / n_a
             # What rounding leaves of no spread at all is far below any that is there.
-            scale = arrays.SAME * self.whole[2] / np.maximum(self.whole[0], 1)
-            t = np.where(error > scale, apart / np.sqrt(error), np.sign(apart) * np.inf)
-        return np.where(np.abs(apart) > np.sqrt(scale), np.nan_to_num(t, posinf=np.inf), 0.0)
+            scale = arrays.SAME * self.totals[2] / np.maximum(self.totals[0], 1)
+            t = np.where(error > scale, difference / np.sqrt(error), np.sign(difference) * np.inf)
+        return np.where(np.abs(difference) > np.sqrt(scale), np.nan_to_num(t, posinf=np.inf), 0.0)
 
 
 def _ordered(family: ArrayLike | None, statistic: Floats) -> list[NDArray[np.intp]]:
@@ -143,10 +145,10 @@ def _largest(statistic: Floats, of: NDArray[np.intp]) -> Floats:
 
 def _steps(stepped: Floats, order: list[NDArray[np.intp]]) -> Floats:
     """A step is never easier than the one before."""
-    made = np.full(len(stepped), np.nan)
+    monotone = np.full(len(stepped), np.nan)
     for of in order:
-        made[of] = np.maximum.accumulate(stepped[of])
-    return made
+        monotone[of] = np.maximum.accumulate(stepped[of])
+    return monotone
 
 
 def _signs(n: int, exact: bool, resamples: int, seed: int, block: int) -> Iterator[Floats]:

@@ -92,18 +92,18 @@ def power(
     samples = _chances(of_unit, units, paired) if units <= FEW else None
     # The maximum's own permutations say how far its heads have to go: its min_p is one test's.
     least = min_p(units, paired=paired)
-    found = 1.0
+    share = 1.0
     for _ in range(1000):  # falls to the largest share that agrees with its own threshold
-        reach = threshold(found, level=level, tests=tests, effects=effects, correction=correction)
+        reach = threshold(share, level=level, tests=tests, effects=effects, correction=correction)
         if least > (level if correction == "max" else reach):
             return 0.0
         now = _beyond(stats.t.isf(reach / 2, degrees), shift, spreads)
         if samples is not None:
             now = min(max(now - _lost(samples, reach, level, correction), 0.0), 1.0)
-        if found - now < 1e-9:
+        if share - now < 1e-9:
             return now
-        found = now
-    return found
+        share = now
+    return share
 
 
 def prompts_needed(effect: float, *, power: float = 0.8, **design: Any) -> int:
@@ -153,24 +153,26 @@ def _lost(samples: tuple[Floats, Floats, Floats], reach: float, level: float, ho
     far its heads have to go, and its correction for skewness is that of one test."""
     student, signs, skewed = samples
     if how == "max":
-        found = (student <= reach) & (skewed <= level)
+        detected = (student <= reach) & (skewed <= level)
     else:
-        found = np.maximum(signs, skewed) <= reach
-    return float((student <= reach).mean() - found.mean())
+        detected = np.maximum(signs, skewed) <= reach
+    return float((student <= reach).mean() - detected.mean())
 
 
 def _chances(effect: float, units: int, paired: bool) -> tuple[Floats, Floats, Floats]:
     """p-values of samples with this effect: Student's, those of all signs (where they are tried,
     else Student's), and those corrected for skewness."""
     first, second, flipped = _samples(units, paired)
-    found = moments(second + effect) if paired else moments_unpaired(first, second + effect)
-    student = np.asarray(2 * stats.t.sf(np.abs(found.estimate / found.error), found.degrees))
+    estimated = moments(second + effect) if paired else moments_unpaired(first, second + effect)
+    student = np.asarray(
+        2 * stats.t.sf(np.abs(estimated.estimate / estimated.error), estimated.degrees)
+    )
     signs = student
     if flipped is not None:
         patterns, sums = flipped
         observed = np.abs((second + effect).sum(0)) * (1 - 1e-6)
         signs = (np.abs(sums + effect * patterns[:, None]) >= observed).mean(0)
-    return student, signs, two_sided(found)
+    return student, signs, two_sided(estimated)
 
 
 @lru_cache(maxsize=8)

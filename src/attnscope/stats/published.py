@@ -45,17 +45,17 @@ class PublishedStatistic:
         return f"{self.what}: {self.value:.3g}{interval}, n = {self.n}{beside}"
 
 
-def headlines(run: Run) -> list[PublishedStatistic]:
+def published_statistics(run: Run) -> list[PublishedStatistic]:
     """The numbers of a recipe's run; none where it is no recipe's."""
-    found = _OF.get(run.experiment.name)
-    return [] if found is None else found(run)
+    statistics = _OF.get(run.experiment.name)
+    return [] if statistics is None else statistics(run)
 
 
-def told(run: Run) -> list[str]:
+def reproduced_lines(run: Run) -> list[str]:
     """What `attnscope reproduce` prints of a run: its numbers, and the verdicts on its claims, as
     its report and `attnscope compare` have them."""
     return [
-        *map(str, headlines(run)),
+        *map(str, published_statistics(run)),
         *map(str, judge_run(run)),
     ]
 
@@ -91,64 +91,66 @@ def sink_share(table: Floats) -> float:
 
 
 def _sinks(run: Run) -> list[PublishedStatistic]:
-    made = []
+    statistics = []
     for model in run.experiment.models:
         for condition in run.experiment.conditions:
             table, prompts = by_head(run, "first_token", model=model, condition=condition)
             what = f"{model}, {condition}: share of heads with first-token mass above {SINK}"
             known = "GPT2-XL 0.703, LLaMA3-8B 0.912" if condition == "random" else ""
-            made.append(
+            statistics.append(
                 PublishedStatistic(what, *_resampled(table, sink_share), len(prompts), known)
             )
-    return made
+    return statistics
 
 
 def _induction(run: Run) -> list[PublishedStatistic]:
-    made = []
+    statistics = []
     for model in run.experiment.models:
         table, prompts = by_head(run, "induction", model=model)
         what = f"{model}: share of heads with an induction score above {SINK}"
-        made.append(
+        statistics.append(
             PublishedStatistic(what, *_resampled(table, share_above(SINK)), len(prompts), "")
         )
-    return made
+    return statistics
 
 
 def _needle(run: Run) -> list[PublishedStatistic]:
     """How many needles are found; retrieval heads by those, as published, and by all."""
-    made = []
+    statistics = []
     what = f"share of heads with a retrieval score above {RETRIEVAL}"
     for model in run.experiment.models:
         right = found_needles(run, model)
         table, prompts = by_head(run, "retrieval", model=model)
-        found = np.array([right[prompt] for prompt in prompts])
-        of = found[:, None].astype(np.float64)
+        correct = np.array([right[prompt] for prompt in prompts])
+        of = correct[:, None].astype(np.float64)
         several = _resampled(of, lambda some: float(some.mean()))
-        made.append(
-            PublishedStatistic(f"{model}: share of needles found", *several, len(found), "")
+        statistics.append(
+            PublishedStatistic(f"{model}: share of needles found", *several, len(correct), "")
         )
         for where, some, known in (
-            ("where the needle was found", table[found], "below 0.05"),
+            ("where the needle was found", table[correct], "below 0.05"),
             ("in all prompts", table, ""),
         ):
             if len(some):
                 numbers = _resampled(some, share_above(RETRIEVAL))
-                made.append(
+                statistics.append(
                     PublishedStatistic(f"{model}: {what}, {where}", *numbers, len(some), known)
                 )
-    return made
+    return statistics
 
 
 def found_needles(run: Run, model: str) -> dict[int, bool]:
     """By prompt, whether more than half of the needle's words were said, as published."""
     spans = run.tokens.filter(pl.col("regions").list.contains("answer"), model=model).collect()
-    wanted = spans.group_by("prompt", maintain_order=True).agg(pl.col("text").str.join(""))
-    said = dict(run.cells.filter(model=model).select("prompt", "generated").rows())
-    return {prompt: recalled(text, said[prompt] or "") > 0.5 for prompt, text in wanted.rows()}
+    needles = spans.group_by("prompt", maintain_order=True).agg(pl.col("text").str.join(""))
+    completions = dict(run.cells.filter(model=model).select("prompt", "generated").rows())
+    return {
+        prompt: recalled(text, completions[prompt] or "") > 0.5 for prompt, text in needles.rows()
+    }
 
 
 def _lookback(run: Run) -> list[PublishedStatistic]:
-    made = []
+    statistics = []
     for model in run.experiment.models:
         for measure, what in (
             ("lookback_per_token", "lookback ratio, mean over heads, per token as published"),
@@ -156,15 +158,15 @@ def _lookback(run: Run) -> list[PublishedStatistic]:
         ):
             table, prompts = by_head(run, measure, model=model)
             numbers = _resampled(table, lambda some: float(some.mean()))
-            made.append(PublishedStatistic(f"{model}: {what}", *numbers, len(prompts), ""))
-    return made
+            statistics.append(PublishedStatistic(f"{model}: {what}", *numbers, len(prompts), ""))
+    return statistics
 
 
 def _fall(run: Run, axis: str, published: str) -> list[PublishedStatistic]:
     """Masses by place: the last over the first, and the ends over the middle; as lift, so that
     uniform attention gives 1."""
     places = list(getattr(run.experiment, axis))
-    made = []
+    statistics = []
     for model in run.experiment.models:
         rows = run.values.filter(pl.col("measure") == "mass", pl.col("model") == model)
         lift = (
@@ -176,7 +178,7 @@ def _fall(run: Run, axis: str, published: str) -> list[PublishedStatistic]:
         )
         table = lift.select(places).drop_nulls().to_numpy().astype(np.float64)
         ends, middle = table[:, [0, -1]], table[:, len(places) // 2 - 1 : len(places) // 2 + 1]
-        wanted: dict[str, Callable[[Floats], float]] = {
+        lifts: dict[str, Callable[[Floats], float]] = {
             f"lift of {places[0]}": lambda some: float(some[:, 0].mean()),
             f"lift of {places[-1]}": lambda some: float(some[:, -1].mean()),
         }
@@ -184,11 +186,11 @@ def _fall(run: Run, axis: str, published: str) -> list[PublishedStatistic]:
             both = np.stack([ends.mean(1), middle.mean(1)], axis=1)
             numbers = _resampled(both, lambda some: float(some[:, 0].mean() / some[:, 1].mean()))
             what = f"{model}: the ends' lift over the middle's"
-            made.append(PublishedStatistic(what, *numbers, len(table), published))
-        for what, statistic in wanted.items():
+            statistics.append(PublishedStatistic(what, *numbers, len(table), published))
+        for what, statistic in lifts.items():
             numbers = _resampled(table, statistic)
-            made.append(PublishedStatistic(f"{model}: {what}", *numbers, len(table), ""))
-    return made
+            statistics.append(PublishedStatistic(f"{model}: {what}", *numbers, len(table), ""))
+    return statistics
 
 
 def _drift(run: Run) -> list[PublishedStatistic]:
@@ -202,49 +204,54 @@ def _position(run: Run) -> list[PublishedStatistic]:
 def _injection(run: Run) -> list[PublishedStatistic]:
     """The focus score with heads chosen as published, and with harmless insertions among what is
     calm; each against clean texts and against harmless insertions."""
-    made = []
+    statistics = []
     conditions = [name for name in run.experiment.conditions if name != run.experiment.base]
-    kinds = list(dict.fromkeys(name.rpartition("-")[0] for name in conditions))
-    attacks = [kind for kind in kinds if kind != HARMLESS]
+    texts_of = list(dict.fromkeys(name.rpartition("-")[0] for name in conditions))
+    attacks = [text for text in texts_of if text != HARMLESS]
     for model in run.experiment.models:
         scores = {name: _focus_scores(run, model, name) for name in run.experiment.conditions}
         clean = {CLEAN: scores[run.experiment.base]}
-        texts = [{k: scores[f"{k}-{n}"] for k in kinds} | clean for n in (1, 2)]
+        texts = [{k: scores[f"{k}-{n}"] for k in texts_of} | clean for n in (1, 2)]
         ways = {
             "heads as published": focus(*texts, calm=[CLEAN], attack=attacks[0]),
             "heads chosen against harmless too": focus(
                 *texts, calm=[CLEAN, HARMLESS], attack=attacks[0], fewest=SEVERAL
             ),
         }
-        for way, found in ways.items():
-            numbers = np.arange(len(found.of[CLEAN]), dtype=np.float64)
-            made += [
+        for way, scored in ways.items():
+            numbers = np.arange(len(scored.of[CLEAN]), dtype=np.float64)
+            statistics += [
                 PublishedStatistic(
                     f"{model}, {what}", *_resampled(numbers, statistic), len(numbers), known
                 )
-                for what, statistic, known in _told_apart(way, found, attacks)
+                for what, statistic, known in _focus_statistics(way, scored, attacks)
             ]
-    return made
+    return statistics
 
 
-def _told_apart(way: str, found: Focus, attacks: list[str]) -> list[tuple[str, Statistic, str]]:
+def _focus_statistics(
+    way: str, scored: Focus, attacks: list[str]
+) -> list[tuple[str, Statistic, str]]:
     """What is said of a choice of heads: a name, a statistic, and what is published."""
     known = TRACKER if "published" in way else ""
-    every = f"{way} ({found.heads}): AUROC of all attacks against clean"
-    told = [(every, found.apart(CLEAN, attacks), known)]
-    told += [(f"{way}: AUROC of {k} against clean", found.apart(CLEAN, [k]), "") for k in attacks]
-    told += [
-        (f"{way}: AUROC of {what} against {calm}", found.apart(calm, which), "")
+    every = f"{way} ({scored.heads}): AUROC of all attacks against clean"
+    statistics = [(every, scored.auroc_against(CLEAN, attacks), known)]
+    statistics += [
+        (f"{way}: AUROC of {k} against clean", scored.auroc_against(CLEAN, [k]), "")
+        for k in attacks
+    ]
+    statistics += [
+        (f"{way}: AUROC of {what} against {calm}", scored.auroc_against(calm, which), "")
         for what, calm, which in (
             (HARMLESS, CLEAN, [HARMLESS]),
             ("all attacks", HARMLESS, attacks),
         )
     ]
-    told += [
-        (f"{way}: share of {what} flagged", found.flagged(which), "")
+    statistics += [
+        (f"{way}: share of {what} flagged", scored.flagged(which), "")
         for what, which in ((CLEAN, [CLEAN]), (HARMLESS, [HARMLESS]), ("all attacks", attacks))
     ]
-    return told
+    return statistics
 
 
 def _focus_scores(run: Run, model: str, condition: str) -> Floats:

@@ -25,7 +25,7 @@ then have nearly twice the variance of independent ones."""
 class ResamplingUnits:
     """Facts of prompts, and which of them say what is resampled."""
 
-    facts: pl.DataFrame | None = None
+    metadata: pl.DataFrame | None = None
     """A column `prompt`, and one for each fact."""
     cluster: str | Sequence[str] | None = None
     """The fact whose values are the units; of several, nested, the first is the outermost. Repeats
@@ -41,7 +41,7 @@ class ResamplingUnits:
     @property
     def names(self) -> list[str]:
         """The facts there are."""
-        return [] if self.facts is None else [c for c in self.facts.columns if c != "prompt"]
+        return [] if self.metadata is None else [c for c in self.metadata.columns if c != "prompt"]
 
     @property
     def nested(self) -> list[str]:
@@ -58,18 +58,18 @@ class ResamplingUnits:
     @property
     def settings(self) -> dict[str, Any]:
         """As `compare` and `summary` take them."""
-        return {"prompts": self.facts, "cluster": self.cluster, "strata": self.strata}
+        return {"prompts": self.metadata, "cluster": self.cluster, "strata": self.strata}
 
     def count(self, prompts: Sequence[int]) -> int:
         """How many units these prompts are."""
         of = self.labels(prompts)["cluster"]
         return len(prompts) if of is None else len(set(of))
 
-    def said(self, prompts: Sequence[int]) -> str:
+    def describe(self, prompts: Sequence[int]) -> str:
         """Clusters and strata, in words; nothing where every prompt stands for itself."""
         outer = self._outermost(prompts)
-        told = [] if outer is None else [f"in {self.count(prompts)} clusters ({outer})"]
-        return " ".join([*told, *([] if self.strata is None else [f"in strata ({self.strata})"])])
+        parts = [] if outer is None else [f"in {self.count(prompts)} clusters ({outer})"]
+        return " ".join([*parts, *([] if self.strata is None else [f"in strata ({self.strata})"])])
 
     def labels(self, prompts: Sequence[int]) -> dict[str, NDArray[Any] | None]:
         """`cluster` and `strata` of prompts, as `units` takes them."""
@@ -81,25 +81,25 @@ class ResamplingUnits:
 
     def warnings(self, x: NDArray[np.float64], prompts: Sequence[int]) -> list[str]:
         """A sentence for each fact that explains much of a sample [prompts, columns], unused."""
-        said = []
+        sentences = []
         for name in self.names:
             if name in (*self.nested, self.strata):
                 continue
             label = self._of(name, prompts, missing="")
             share = explained(x, label)
             if share > MUCH:
-                said.append(
+                sentences.append(
                     f"prompts of one {name} are alike (intraclass correlation {share:.2f}): "
                     f"cluster by {name!r}, or make it the strata"
                 )
-        return said
+        return sentences
 
     def _of(self, name: str, prompts: Sequence[int], missing: str | None = None) -> NDArray[Any]:
-        assert self.facts is not None
-        known = dict(self.facts.select("prompt", pl.col(name).cast(pl.String())).iter_rows())
-        own = name == REPEATS  # what repeats nothing is its own
-        found = [known.get(prompt) or (str(prompt) if own else None) for prompt in prompts]
-        without = [p for p, value in zip(prompts, found, strict=True) if value is None]
+        assert self.metadata is not None
+        known = dict(self.metadata.select("prompt", pl.col(name).cast(pl.String())).iter_rows())
+        repeats = name == REPEATS  # what repeats nothing is its own
+        values = [known.get(prompt) or (str(prompt) if repeats else None) for prompt in prompts]
+        without = [p for p, value in zip(prompts, values, strict=True) if value is None]
         if without and missing is None:
             raise InputError(
                 f"{len(without)} prompts have no {name!r}, the first is prompt {without[0]}; to "
@@ -108,7 +108,7 @@ class ResamplingUnits:
                 name=name,
                 prompts=without,
             )
-        return np.array([missing if value is None else value for value in found], dtype=str)
+        return np.array([missing if value is None else value for value in values], dtype=str)
 
     def _outermost(self, prompts: Sequence[int]) -> str | None:
         """The outermost of several facts; each value of an inner one lies in one of an outer."""

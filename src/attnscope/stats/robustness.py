@@ -10,7 +10,7 @@ CHOICES = ("queries", "keys", "classes", "normalise", "condition", "spikes")
 """What is varied, where the run has more than one."""
 
 
-def survival(table: pl.DataFrame) -> pl.DataFrame:
+def robustness(table: pl.DataFrame) -> pl.DataFrame:
     """For each model, layer and head: over how many choices sign and verdict are the reference's,
     and which choices overturn the verdict: the fewest that do, in words. Without a reference
     nothing can survive it: null.
@@ -29,7 +29,7 @@ def survival(table: pl.DataFrame) -> pl.DataFrame:
     return survived.with_columns(pl.Series("overturned_by", words, dtype=pl.List(pl.String())))
 
 
-def in_a_line(table: pl.DataFrame) -> dict[str, Any]:
+def robustness_summary(table: pl.DataFrame) -> dict[str, Any]:
     """How a claim survives, over all models and layers that it was judged for: the reference's
     `verdict`, how many `choices` there are, how many of the `verdicts` are those of the reference
     (`same_verdict`), in how many of the `places` (a model, a layer) all are (`survives`), what
@@ -38,29 +38,31 @@ def in_a_line(table: pl.DataFrame) -> dict[str, Any]:
     verdicts = table.filter(pl.col("difference").is_not_null()).unique(
         ["claim", "model", "layer", *CHOICES], keep="first", maintain_order=True
     )
-    places = survival(verdicts.with_columns(pl.lit(None, dtype=pl.Int64()).alias("head")))
-    told = [
-        f"{_place(row)}{'; '.join(row['overturned_by'])}"
+    places = robustness(verdicts.with_columns(pl.lit(None, dtype=pl.Int64()).alias("head")))
+    overturned = [
+        f"{_location(row)}{'; '.join(row['overturned_by'])}"
         for row in places.iter_rows(named=True)
         if row["overturned_by"]
     ]
     counted = places["verdict"].drop_nulls().value_counts(sort=True, name="n")
-    own: dict[str, int] = dict(counted.iter_rows())
-    only = next(iter(own), None)
+    counts: dict[str, int] = dict(counted.iter_rows())
+    only = next(iter(counts), None)
     return {
         "claim": table["claim"][0],
-        "verdict": ", ".join(f"{name} {n}" for name, n in own.items()) if len(own) > 1 else only,
+        "verdict": ", ".join(f"{name} {n}" for name, n in counts.items())
+        if len(counts) > 1
+        else only,
         "choices": verdicts.select(*CHOICES).n_unique(),
         "verdicts": verdicts.height,
         "same_verdict": int(verdicts["same_verdict"].sum()),
         "places": places.height,
         "survives": int(places["survives"].sum()),
-        "overturned_by": told,
+        "overturned_by": overturned,
         "not_judged": int(table["not_judged"][0]),
     }
 
 
-def not_judged(many: int) -> str:
+def not_judged_note(many: int) -> str:
     """What was left out of the combinations of choices, in words; empty where nothing was."""
     if not many:
         return ""
@@ -68,9 +70,9 @@ def not_judged(many: int) -> str:
     return f"{many:,} further {combinations} that change most choices at once were not judged"
 
 
-def _place(row: dict[str, Any]) -> str:
-    said = [row["model"], None if row["layer"] is None else f"layer {row['layer']}"]
-    known = [one for one in said if one is not None]
+def _location(row: dict[str, Any]) -> str:
+    parts = [row["model"], None if row["layer"] is None else f"layer {row['layer']}"]
+    known = [part for part in parts if part is not None]
     return f"{', '.join(known)}: " if known else ""
 
 

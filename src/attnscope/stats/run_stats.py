@@ -30,15 +30,15 @@ def compare_run(
     two, or every condition against the base. Heads and masses as the experiment says; `settings`
     as for `compare`. Classes that no prompt has a token of are left out.
     """
-    asked = run.experiment
-    over = over or _over(asked, pair)
+    experiment = run.experiment
+    over = over or _over(experiment, pair)
     pairs = None
-    if over == "model" and (pair == "all" or (pair is None and len(asked.models) == 2)):
-        pairs = list(itertools.combinations(asked.models, 2))
+    if over == "model" and (pair == "all" or (pair is None and len(experiment.models) == 2)):
+        pairs = list(itertools.combinations(experiment.models, 2))
     elif pair == "all":
-        pairs = list(itertools.combinations(asked.conditions, 2))
+        pairs = list(itertools.combinations(experiment.conditions, 2))
     elif pair is None and over == "condition":
-        pairs = [(asked.base, name) for name in asked.variants]
+        pairs = [(experiment.base, name) for name in experiment.variants]
         if not pairs:
             raise InputError(
                 "this run has one model and one condition, so there is nothing to compare; add a "
@@ -50,8 +50,8 @@ def compare_run(
         over=over,
         pair=pair,
         pairs=pairs,
-        combine=combine or asked.combine,
-        normalise=normalise or asked.normalise,
+        combine=combine or experiment.combine,
+        normalise=normalise or experiment.normalise,
         prompts=run.prompts,
         **settings,
     )
@@ -77,7 +77,7 @@ def compare_runs(
         )
     first = runs[0].experiment
     labels = [label for run in runs for label in run.experiment.models]
-    apart = len(set(labels)) < len(labels)
+    ambiguous = len(set(labels)) < len(labels)
     same = all(_prompts(run) == _prompts(runs[0]) for run in runs)
     names, tables, known, past = [], [], [], 0
     for run in runs:
@@ -85,7 +85,7 @@ def compare_runs(
         number = pl.col("prompt") + past
         past += 0 if same else max(run.cells["prompt"], default=-1) + 1
         known.append(run.prompts.with_columns(number))
-        before = f"{run.path.name}/" if apart else ""
+        before = f"{run.path.name}/" if ambiguous else ""
         names += [f"{before}{label}" for label in run.experiment.models]
         renamed = pl.concat_str(pl.lit(before), "model").alias("model")
         tables.append(run.values.with_columns(renamed, number))
@@ -119,14 +119,14 @@ def _prompts(run: Run) -> tuple[object, int]:
     return run.experiment.measured()["prompts"], run.experiment.repeats
 
 
-def _over(asked: Experiment, pair: tuple[str, str] | str | None) -> str:
+def _over(experiment: Experiment, pair: tuple[str, str] | str | None) -> str:
     """What differs: what the names of a pair are, else models if they are two."""
-    models, conditions = list(asked.models), list(asked.conditions)
+    models, conditions = list(experiment.models), list(experiment.conditions)
     if pair is None or isinstance(pair, str):
         several = len(models) == 2 or (len(models) > 2 and len(conditions) == 1)
         return "model" if several else "condition"
-    for over, there in (("model", models), ("condition", conditions)):
-        if set(pair) <= set(there):
+    for over, known in (("model", models), ("condition", conditions)):
+        if set(pair) <= set(known):
             return over
     wrong = [name for name in pair if name not in models and name not in conditions]
     if wrong:
@@ -158,24 +158,24 @@ def _occurring(values: pl.LazyFrame) -> pl.LazyFrame:
 
 def claims_of_run(run: Run) -> tuple[Claim, ...]:
     """The run's own claims, then the built-in ones with other names."""
-    own = {claim.name for claim in run.claims}
-    return (*run.claims, *(claim for claim in built_in() if claim.name not in own))
+    names = {claim.name for claim in run.claims}
+    return (*run.claims, *(claim for claim in built_in() if claim.name not in names))
 
 
 def judge_run(run: Run, claims: Iterable[Claim] | None = None, **settings: Any) -> list[Verdict]:
     """Verdicts on a run: on these claims; by default on the run's own, and on the built-in ones
     that can be judged on it. `settings` as for `judge`."""
-    asked: dict[str, Any] = {"experiment": run.experiment, "prompts": run.prompts}
+    inputs: dict[str, Any] = {"experiment": run.experiment, "prompts": run.prompts}
     frozen = run.environment.get("claims")
     every = claims_of_run(run) if claims is None else tuple(claims)
-    verdicts = judge(every, run.values, frozen=frozen, **asked, **settings)
+    verdicts = judge(every, run.values, frozen=frozen, **inputs, **settings)
     if claims is not None:
         return verdicts
-    own = {claim.name for claim in run.claims}
-    return [v for v in verdicts if v.claim in own or v.verdict != "not measured"]
+    names = {claim.name for claim in run.claims}
+    return [v for v in verdicts if v.claim in names or v.verdict != "not measured"]
 
 
 def sensitivity_of_run(run: Run, claim: Claim, **settings: Any) -> pl.DataFrame:
     """`sensitivity` of a claim on a run; `settings` as for it."""
-    asked: dict[str, Any] = {"experiment": run.experiment, "prompts": run.prompts}
-    return sensitivity(claim, run.values, **asked, **settings)
+    inputs: dict[str, Any] = {"experiment": run.experiment, "prompts": run.prompts}
+    return sensitivity(claim, run.values, **inputs, **settings)

@@ -51,21 +51,21 @@ def sensitivity(
             measures=_measures(claim),
         )
     settings |= {"experiment": experiment, "pair": pair}
-    own = judge([claim], table, **settings)
-    if all(verdict.figures is None for verdict in own):
+    verdicts = judge([claim], table, **settings)
+    if all(verdict.figures is None for verdict in verdicts):
         raise InputError(
-            f"claim {claim.name!r} cannot be judged on this run: {own[0].reason}",
+            f"claim {claim.name!r} cannot be judged on this run: {verdicts[0].reason}",
             code="not-measured",
             claim=claim.name,
         )
-    options = {name: _there(claim, table, name, experiment) for name in CHOICES}
-    reference = _reference(own, part)
+    options = {name: _options(claim, table, name, experiment) for name in CHOICES}
+    reference = _reference(verdicts, part)
     table = _in_scope(claim, table)
     rows = []
-    ways, further = _ways(options, next(iter(reference.values())))
-    for chosen in ways:
-        looked_at = _looked_at(claim, table, chosen)
-        for verdict in judge([_changed(claim, chosen)], looked_at, **settings):
+    combinations, further = _combinations(options, next(iter(reference.values())))
+    for chosen in combinations:
+        selected = _rows_for(claim, table, chosen)
+        for verdict in judge([_changed(claim, chosen)], selected, **settings):
             rows += _rows(verdict, reference, part)
     if not rows:
         raise InputError(
@@ -73,23 +73,23 @@ def sensitivity(
             code="claim-without-choices",
             claim=claim.name,
         )
-    made = pl.DataFrame(rows, schema_overrides=_TYPES, infer_schema_length=None)
-    made = made.unique(maintain_order=True)
-    made = made.with_columns(pl.lit(further, dtype=pl.Int64()).alias("not_judged"))
-    return _beside_the_reference(_with_insertions(made, experiment))
+    rows_table = pl.DataFrame(rows, schema_overrides=_TYPES, infer_schema_length=None)
+    rows_table = rows_table.unique(maintain_order=True)
+    rows_table = rows_table.with_columns(pl.lit(further, dtype=pl.Int64()).alias("not_judged"))
+    return _against_reference(_with_insertions(rows_table, experiment))
 
 
-def _ways(
+def _combinations(
     options: dict[str, list[Any]], reference: dict[str, Any]
 ) -> tuple[list[dict[str, Any]], int]:
     """At most `MOST` combinations of choices, and how many further ones there are. Those with the
     fewest changes against the reference come first: itself, each choice changed alone, two …"""
-    own = dict(reference)
-    if own["condition"] is not None:  # of a pair of conditions the second is varied
-        own["condition"] = own["condition"].split(", ")[-1]
+    reference_values = dict(reference)
+    if reference_values["condition"] is not None:  # of a pair of conditions the second is varied
+        reference_values["condition"] = reference_values["condition"].split(", ")[-1]
     names = list(options)
     changed = {
-        name: [value for value in values if value not in (None, own[name])]
+        name: [value for value in values if value not in (None, reference_values[name])]
         for name, values in options.items()
     }
     kept = {
@@ -112,15 +112,17 @@ def _measures(claim: Claim) -> list[str]:
     return sorted({measure for part in claim.parts for measure in measures(part)})
 
 
-def _there(claim: Claim, table: pl.DataFrame, name: str, asked: Experiment | None) -> list[Any]:
+def _options(
+    claim: Claim, table: pl.DataFrame, name: str, experiment: Experiment | None
+) -> list[Any]:
     """The values a choice can take; None stands for the claim's own."""
     quantities = [part.quantity for part in claim.parts]
     if name == "normalise":
         if not any("mass" in measures(part) for part in claim.parts):
             return [None]
         # All classes together have a share of 1, whatever the attention.
-        whole = any(quantity.item is None for quantity in quantities)
-        return [how for how in NORMALISE if how != "share" or not whole]
+        all_classes = any(quantity.item is None for quantity in quantities)
+        return [how for how in NORMALISE if how != "share" or not all_classes]
     if name == "spikes":
         return _items(claim, table)
     if any(part.comparison.over == name for part in claim.parts) and name != "condition":
@@ -130,24 +132,24 @@ def _there(claim: Claim, table: pl.DataFrame, name: str, asked: Experiment | Non
     if name == "condition":
         over = [part for part in claim.parts if part.comparison.over == "condition"]
         if over:  # the second of the pair is varied, the first stays
-            return list(asked.variants if asked else ()) or [None]
+            return list(experiment.variants if experiment else ()) or [None]
         return table["condition"].unique(maintain_order=True).to_list()
-    there = table[name].drop_nulls().unique(maintain_order=True).to_list()
-    listed = [one for one in getattr(asked, name, ()) if one in there]
-    there = listed + [one for one in there if one not in listed]
-    if name == "classes" and len(there) > 1 and all(q.item is None for q in quantities):
-        there = _unlike(table, there)
-    return there or [None]
+    present = table[name].drop_nulls().unique(maintain_order=True).to_list()
+    listed = [one for one in getattr(experiment, name, ()) if one in present]
+    present = listed + [one for one in present if one not in listed]
+    if name == "classes" and len(present) > 1 and all(q.item is None for q in quantities):
+        present = _distinct_sets(table, present)
+    return present or [None]
 
 
 def _items(claim: Claim, table: pl.DataFrame) -> list[Any]:
     """How many tokens count as spikes, where a claim is about them."""
     about = {m for part in claim.parts if item_of(part) is not None for m in measures(part)}
-    there = table.filter(pl.col("measure").is_in(sorted(about)))["item"].drop_nulls()
-    return there.unique(maintain_order=True).to_list() or [None]
+    present = table.filter(pl.col("measure").is_in(sorted(about)))["item"].drop_nulls()
+    return present.unique(maintain_order=True).to_list() or [None]
 
 
-def _unlike(table: pl.DataFrame, sets: list[str]) -> list[str]:
+def _distinct_sets(table: pl.DataFrame, sets: list[str]) -> list[str]:
     """Class sets that differ when all their classes are added up. Two sets that leave out no token
     do not: to count both would be to count one conclusion twice.
     """
@@ -156,12 +158,12 @@ def _unlike(table: pl.DataFrame, sets: list[str]) -> list[str]:
     kept: dict[str, pl.DataFrame] = {}
     for name in sets:
         added = table.filter(pl.col("classes") == name).group_by(by).agg(pl.col(amounts).sum())
-        if not any(_alike(added, other, by, amounts) for other in kept.values()):
+        if not any(_same_values(added, other, by, amounts) for other in kept.values()):
             kept[name] = added
     return list(kept)
 
 
-def _alike(a: pl.DataFrame, b: pl.DataFrame, by: list[str], amounts: tuple[str, ...]) -> bool:
+def _same_values(a: pl.DataFrame, b: pl.DataFrame, by: list[str], amounts: tuple[str, ...]) -> bool:
     if a.height != b.height:
         return False
     both = a.join(b, on=by, nulls_equal=True)
@@ -185,7 +187,7 @@ def _in_scope(claim: Claim, table: pl.DataFrame) -> pl.DataFrame:
     return table.filter(pl.col("layer").is_in(sorted(layers)))
 
 
-def _looked_at(claim: Claim, table: pl.DataFrame, chosen: dict[str, Any]) -> pl.DataFrame:
+def _rows_for(claim: Claim, table: pl.DataFrame, chosen: dict[str, Any]) -> pl.DataFrame:
     """The rows that a claim with these choices looks at."""
     between = any(part.comparison.over == "condition" for part in claim.parts)
     keep = [
@@ -201,7 +203,7 @@ def _changed(claim: Claim, chosen: dict[str, Any]) -> Claim:
     condition = chosen["condition"]
 
     def part(old: ClaimPart) -> ClaimPart:
-        given = {
+        updates = {
             name: chosen[name]
             for name in ("queries", "keys", "classes", "normalise")
             if chosen[name] is not None
@@ -211,8 +213,8 @@ def _changed(claim: Claim, chosen: dict[str, Any]) -> Claim:
             pair = (comparison.pair[0], condition)
             comparison = comparison.model_copy(update={"pair": pair})
         if chosen["spikes"] is not None and item_of(old) is not None:
-            given["item"] = (chosen["spikes"],)
-        quantity = old.quantity.model_copy(update=given)
+            updates["item"] = (chosen["spikes"],)
+        quantity = old.quantity.model_copy(update=updates)
         return old.model_copy(update={"quantity": quantity, "comparison": comparison})
 
     return claim.model_copy(
@@ -237,14 +239,14 @@ _TYPES = {
 }
 
 
-def _reference(own: list[Verdict], part: int) -> dict[str | None, dict[str, Any]]:
+def _reference(verdicts: list[Verdict], part: int) -> dict[str | None, dict[str, Any]]:
     """The choices of the claim itself, by model: those of its first verdict that has figures."""
-    made: dict[str | None, dict[str, Any]] = {}
-    for verdict in own:
-        if verdict.figures is not None and verdict.model not in made:
+    by_model: dict[str | None, dict[str, Any]] = {}
+    for verdict in verdicts:
+        if verdict.figures is not None and verdict.model not in by_model:
             first = verdict.figures.filter(pl.col("part") == part).row(0, named=True)
-            made[verdict.model] = _choices(verdict, first)
-    return made
+            by_model[verdict.model] = _choices(verdict, first)
+    return by_model
 
 
 def _choices(verdict: Verdict, row: dict[str, Any]) -> dict[str, Any]:
@@ -265,11 +267,11 @@ def _rows(
         return []
     # A model whose own choices have no figures is held against those of the others.
     reference = references.get(verdict.model) or next(iter(references.values()))
-    made = []
+    rows = []
     for row in verdict.figures.filter(pl.col("part") == part).iter_rows(named=True):
         choices = _choices(verdict, row)
         changed = [name for name in CHOICES if choices[name] != reference[name]]
-        made.append(
+        rows.append(
             {
                 "claim": verdict.claim,
                 "model": verdict.model,
@@ -280,31 +282,31 @@ def _rows(
                 "reference": not changed,
             }
         )
-    return made
+    return rows
 
 
-def _with_insertions(table: pl.DataFrame, asked: Experiment | None) -> pl.DataFrame:
+def _with_insertions(table: pl.DataFrame, experiment: Experiment | None) -> pl.DataFrame:
     """What a condition inserts, where it is one condition and the experiment says."""
     known: dict[str, dict[str, Any]] = {
         name: {**what.insert.model_dump(), "position": what.position}
-        for name, what in (asked.conditions if asked else {}).items()
+        for name, what in (experiment.conditions if experiment else {}).items()
         if what.insert is not None
     }
     names = [str(name).split(", ")[-1] for name in table["condition"]]
 
-    def told(what: str) -> list[Any]:
+    def column(what: str) -> list[Any]:
         return [known.get(name, {}).get(what) for name in names]
 
     return table.with_columns(
-        pl.Series("kind", told("kind"), dtype=pl.String()),
-        pl.Series("count", told("count"), dtype=pl.Int64()),
-        pl.Series("position", [None if p is None else str(p) for p in told("position")]).cast(
+        pl.Series("kind", column("kind"), dtype=pl.String()),
+        pl.Series("count", column("count"), dtype=pl.Int64()),
+        pl.Series("position", [None if p is None else str(p) for p in column("position")]).cast(
             pl.String()
         ),
     )
 
 
-def _beside_the_reference(table: pl.DataFrame) -> pl.DataFrame:
+def _against_reference(table: pl.DataFrame) -> pl.DataFrame:
     """Whether sign and verdict are those of the reference for the same model, layer and head."""
     equal = pl.when(pl.col("scale") == "ratio").then(1.0).otherwise(0.0)
     table = table.with_columns((pl.col("difference") - equal).sign().alias("sign"))

@@ -32,9 +32,9 @@ def summary(
     `cluster` and `strata` are as in `compare`. `within` are the possible values
     (`tables.possible`): an interval ends there.
     """
-    made = matrix(values, by)
-    sample = units(made.x, **ResamplingUnits(prompts, cluster, strata).labels(made.prompts))
-    found = intervals(
+    table = matrix(values, by)
+    sample = units(table.x, **ResamplingUnits(prompts, cluster, strata).labels(table.prompts))
+    interval = intervals(
         sample.x,
         degrees=sample.degrees,
         informative=sample.informative,
@@ -42,11 +42,11 @@ def summary(
         resamples=resamples,
         seed=seed,
     )
-    return made.columns.with_columns(
-        pl.Series("mean", mean_of(made.x)).fill_nan(None),
-        pl.Series("low", np.clip(found.low, *within)).fill_nan(None),
-        pl.Series("high", np.clip(found.high, *within)).fill_nan(None),
-        pl.Series("n", (~np.isnan(made.x)).sum(0).astype(np.int64)),
+    return table.columns.with_columns(
+        pl.Series("mean", mean_of(table.x)).fill_nan(None),
+        pl.Series("low", np.clip(interval.low, *within)).fill_nan(None),
+        pl.Series("high", np.clip(interval.high, *within)).fill_nan(None),
+        pl.Series("n", (~np.isnan(table.x)).sum(0).astype(np.int64)),
         pl.Series("units", sample.n.astype(np.int64)),
-        pl.Series("unreliable", found.unreliable),
+        pl.Series("unreliable", interval.unreliable),
     )

@@ -42,7 +42,7 @@ def combine(values: Values, how: str = "mean") -> pl.DataFrame:
     table = values.lazy().drop("error", strict=False).collect()
     if how == "each" or table.is_empty():
         return table
-    whole = table.filter(pl.col("head").is_null())
+    without_head = table.filter(pl.col("head").is_null())
     table = table.filter(pl.col("head").is_not_null())
 
     def together(column: str) -> pl.Expr:
@@ -51,19 +51,19 @@ def combine(values: Values, how: str = "mean") -> pl.DataFrame:
 
     by = ["prompt", *(c for c in IDENTITY if c != "head")]
     table = table.with_columns(pl.col("value", "uniform").fill_nan(None))
-    made = table.group_by(by, maintain_order=True).agg(
+    combined = table.group_by(by, maintain_order=True).agg(
         together("value"),
         together("uniform"),
         pl.col("tokens").max(),  # the same in every head
-        pl.lit(None, dtype=whole.schema["head"]).alias("head"),
+        pl.lit(None, dtype=without_head.schema["head"]).alias("head"),
         (pl.len() > pl.col("head").n_unique()).alias("twice"),
     )
-    if made["twice"].any():
-        _say_twice(table, [*by, "head"])
-    return pl.concat([made.select(whole.columns), whole])
+    if combined["twice"].any():
+        _refuse_duplicates(table, [*by, "head"])
+    return pl.concat([combined.select(without_head.columns), without_head])
 
 
-def _say_twice(table: pl.DataFrame, by: Sequence[str]) -> None:
+def _refuse_duplicates(table: pl.DataFrame, by: Sequence[str]) -> None:
     """A head counts once: a row that stands twice would be added up twice."""
     twice = table.filter(table.select(by).is_duplicated()).select(by).row(0, named=True)
     raise InputError(

@@ -52,8 +52,8 @@ def units(
             parts = np.where(some, sums * scale, np.nan)
             values = np.where(some, mean + (sums - mean * sizes) * scale, np.nan)
         layers = None if strata is None else _of_groups(strata, of, len(groups), groups)
-    there = ~np.isnan(values)
-    n = there.sum(0)
+    defined = ~np.isnan(values)
+    n = defined.sum(0)
     if layers is None:
         return Units(values, parts, n - 1.0, n, informative_units(parts))
     return Units(*_within(values, layers), n, informative_units(parts))
@@ -73,24 +73,24 @@ def intraclass(samples: ArrayLike, cluster: ArrayLike) -> Floats:
         centred = np.where(known, filled - filled.sum(0) / total, 0.0)
         sums = _grouped(centred, of)
         between = np.where(sizes > 0, sums**2 / sizes, 0.0).sum(0)
-        whole = (centred**2).sum(0)
+        total_squares = (centred**2).sum(0)
         of_between = between / (some - 1)
-        of_within = np.maximum(whole - between, 0.0) / (total - some)
+        of_within = np.maximum(total_squares - between, 0.0) / (total - some)
         size = (total - (sizes**2).sum(0) / total) / (some - 1)
         share = (of_between - of_within) / (of_between + (size - 1) * of_within)
-    there = (some > 1) & (total > some) & (whole > 0)
-    return np.where(there, share, np.nan)
+    defined = (some > 1) & (total > some) & (total_squares > 0)
+    return np.where(defined, share, np.nan)
 
 
-def design_effect(samples: ArrayLike, made: Units) -> Floats:
+def design_effect(samples: ArrayLike, sample: Units) -> Floats:
     """How many times larger the variance of a mean is for these units than it would be for as many
     independent prompts."""
     x = as_columns(samples)
     n = (~np.isnan(x)).sum(0)
     with np.errstate(invalid="ignore", divide="ignore"):
         plain = _squares(x) / n / (n - 1)
-        actual = _squares(made.x) / made.n / (made.n - 1)
-        return np.where((plain > 0) & (n > 1) & (made.n > 1), actual / plain, np.nan)
+        actual = _squares(sample.x) / sample.n / (sample.n - 1)
+        return np.where((plain > 0) & (n > 1) & (sample.n > 1), actual / plain, np.nan)
 
 
 def explained(samples: ArrayLike, label: ArrayLike) -> float:
@@ -108,21 +108,21 @@ def _within(values: Floats, layers: NDArray[np.generic]) -> tuple[Floats, Floats
     """Units less their stratum's mean, scaled so that the plain formula of a mean's error gives
     the stratified one; and the degrees of freedom."""
     _, of = _labels(layers, len(values), "strata")
-    there = ~np.isnan(values)
-    sizes = _grouped(there.astype(float), of)
-    n = there.sum(0)
+    defined = ~np.isnan(values)
+    sizes = _grouped(defined.astype(float), of)
+    n = defined.sum(0)
     if (sizes == 1).any():
         raise InputError(
             "a stratum has a single unit, so it has no variance; join strata, or leave out strata=",
             code="stratum-too-small",
         )
-    filled = np.where(there, values, 0.0)
+    filled = np.where(defined, values, 0.0)
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = filled.sum(0) / n
         of_stratum = _grouped(filled, of) / sizes
         stretch = np.sqrt((n - 1) / n * sizes / (sizes - 1))
-    made = np.where(there, mean + (filled - of_stratum[of]) * stretch[of], np.nan)
-    return made, made, n - (sizes > 0).sum(0).astype(float)
+    values_within = np.where(defined, mean + (filled - of_stratum[of]) * stretch[of], np.nan)
+    return values_within, values_within, n - (sizes > 0).sum(0).astype(float)
 
 
 def _labels(labels: ArrayLike, n: int, what: str) -> tuple[NDArray[np.generic], NDArray[np.intp]]:
@@ -155,9 +155,9 @@ def _of_groups(
 
 
 def _grouped(x: Floats, of: NDArray[np.intp]) -> Floats:
-    made = np.zeros((of.max(initial=-1) + 1, x.shape[1]))
-    np.add.at(made, of, x)
-    return made
+    sums = np.zeros((of.max(initial=-1) + 1, x.shape[1]))
+    np.add.at(sums, of, x)
+    return sums
 
 
 def _squares(x: Floats) -> Floats:

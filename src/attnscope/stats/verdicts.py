@@ -13,9 +13,9 @@ from attnscope.spec.claims import Claim, digest
 from attnscope.spec.experiment import Experiment
 from attnscope.stats.contrast import ContrastSettings
 from attnscope.stats.evidence import (
-    Facts,
     NotMeasuredError,
     NotPairedError,
+    RunContents,
     default_condition,
     evidence,
     measures,
@@ -87,32 +87,32 @@ def judge(
     prompts      what is known of each prompt; `cluster` and `strata` as in `compare`
     """
     claims = list(claims)
-    wanted = {measure for claim in claims for part in claim.parts for measure in measures(part)}
+    needed = {measure for claim in claims for part in claim.parts for measure in measures(part)}
     lazy = values.lazy()
-    there = lazy.select(pl.col("measure").unique()).collect()["measure"].to_list()
-    table = lazy.filter(pl.col("measure").is_in(sorted(wanted))).collect()
+    measured = lazy.select(pl.col("measure").unique()).collect()["measure"].to_list()
+    table = lazy.filter(pl.col("measure").is_in(sorted(needed))).collect()
     # Apart, because the masses are far more rows than all the rest, and most claims need none.
     tables = {str(rows["measure"][0]): rows for rows in table.partition_by("measure")}
-    facts = Facts(
+    contents = RunContents(
         models=_ordered(lazy, "model", experiment.models if experiment else ()),
         conditions=_ordered(lazy, "condition", experiment.conditions if experiment else ()),
-        kinds={
+        insertions={
             name: condition.kind
             for name, condition in (experiment.conditions if experiment else {}).items()
         },
-        measures=there,
+        measures=measured,
         first={
             what: list(getattr(experiment, what, ())) for what in ("queries", "keys", "classes")
         },
         settings=ContrastSettings(resamples=resamples, seed=seed),
         sources=ResamplingUnits(prompts, cluster, strata),
     )
-    made = [
-        replace(verdict, frozen=_frozen(claim, frozen, facts.sources))
+    verdicts = [
+        replace(verdict, frozen=_frozen(claim, frozen, contents.sources))
         for claim in claims
-        for verdict in _judged(claim, tables, facts, pair)
+        for verdict in _judged(claim, tables, contents, pair)
     ]
-    return _without_contradiction(made, claims)
+    return _without_contradiction(verdicts, claims)
 
 
 def _frozen(
@@ -132,7 +132,9 @@ def _without_contradiction(verdicts: list[Verdict], claims: Sequence[Claim]) -> 
     """Of claims that exclude each other and are both supported, neither is: a rule let through
     what it should not have, and nobody knows which."""
     excluded = {claim.name: set(claim.excludes) for claim in claims}
-    place = {(v.claim, v.model, v.condition, v.layer) for v in verdicts if v.verdict == "supported"}
+    supported = {
+        (v.claim, v.model, v.condition, v.layer) for v in verdicts if v.verdict == "supported"
+    }
 
     def other(verdict: Verdict) -> str | None:
         where = (verdict.model, verdict.condition, verdict.layer)
@@ -142,7 +144,7 @@ def _without_contradiction(verdicts: list[Verdict], claims: Sequence[Claim]) -> 
             (
                 name
                 for name, their in excluded.items()
-                if (name, *where) in place
+                if (name, *where) in supported
                 and (name in excluded[verdict.claim] or verdict.claim in their)
             ),
             None,
@@ -169,75 +171,78 @@ def verdict_table(verdicts: Sequence[Verdict]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
-def _ordered(values: pl.LazyFrame, what: str, asked: Iterable[str]) -> list[str]:
+def _ordered(values: pl.LazyFrame, what: str, first: Iterable[str]) -> list[str]:
     """In the experiment's order, then as they come."""
-    there = values.select(pl.col(what).unique(maintain_order=True)).collect()[what].to_list()
-    listed = [name for name in asked if name in there]
-    return listed + [name for name in there if name not in listed]
+    present = values.select(pl.col(what).unique(maintain_order=True)).collect()[what].to_list()
+    listed = [name for name in first if name in present]
+    return listed + [name for name in present if name not in listed]
 
 
 def _judged(
-    claim: Claim, tables: dict[str, pl.DataFrame], facts: Facts, pair: tuple[str, str] | None
+    claim: Claim,
+    tables: dict[str, pl.DataFrame],
+    contents: RunContents,
+    pair: tuple[str, str] | None,
 ) -> list[Verdict]:
     try:
         for measure in dict.fromkeys(m for part in claim.parts for m in measures(part)):
-            if measure not in facts.measures:
+            if measure not in contents.measures:
                 raise missing(measure)
-        bindings = _bindings(claim, facts)
-        pairs = _models(claim, facts, pair)
+        bindings = _bindings(claim, contents)
+        pairs = _models(claim, contents, pair)
     except NotMeasuredError as why:
         words = fill_statement(claim.statement, sides_of(claim))
         return [Verdict(claim.name, words, "not measured", str(why))]
-    found = []
+    verdicts = []
     for models, binding in itertools.product(pairs, bindings):
-        found += _bound(claim, tables, facts, models, binding)
-    return found
+        verdicts += _bound(claim, tables, contents, models, binding)
+    return verdicts
 
 
-def _bindings(claim: Claim, facts: Facts) -> list[dict[str, str]]:
+def _bindings(claim: Claim, contents: RunContents) -> list[dict[str, str]]:
     """Every way to put the run's conditions in the place of the claim's."""
     selectors: list[str] = []
     if any(part.comparison.over != "condition" for part in claim.parts):
-        selectors.append(default_condition(claim, facts))
+        selectors.append(default_condition(claim, contents))
     for part in claim.parts:
         if part.comparison.over == "condition":
             selectors += [str(side) for side in part.comparison.pair or ()]
     selectors = list(dict.fromkeys(selectors))
-    ways = itertools.product(*(facts.matching(selector) for selector in selectors))
+    ways = itertools.product(*(contents.matching(selector) for selector in selectors))
     bound = [dict(zip(selectors, way, strict=True)) for way in ways]
     pairs = [p.comparison.pair for p in claim.parts if p.comparison.over == "condition"]
-    apart = [
+    different = [
         way
         for way in bound
         if all(pair and way[str(pair[0])] != way[str(pair[1])] for pair in pairs)
     ]
-    if not apart:
+    if not different:
         raise NotMeasuredError(
             f"two conditions are compared, and this run has one for {' and '.join(selectors)}; "
             "add another to the experiment's conditions"
         )
-    return apart
+    return different
 
 
 def _models(
-    claim: Claim, facts: Facts, pair: tuple[str, str] | None
+    claim: Claim, contents: RunContents, pair: tuple[str, str] | None
 ) -> list[tuple[str, str] | str]:
     over = [part.comparison for part in claim.parts if part.comparison.over == "model"]
     if not over:
-        return list(facts.models)
+        return list(contents.models)
     named = next((c.pair for c in over if c.pair), None)
     chosen = (str(named[0]), str(named[1])) if named else pair
     if chosen is None:
-        if len(facts.models) != 2:
+        if len(contents.models) != 2:
             raise NotMeasuredError(
-                f"two models are compared, and this run has {len(facts.models)}: "
-                f"{', '.join(facts.models)}; add one to the experiment, or say which two"
+                f"two models are compared, and this run has {len(contents.models)}: "
+                f"{', '.join(contents.models)}; add one to the experiment, or say which two"
             )
-        chosen = (facts.models[0], facts.models[1])
+        chosen = (contents.models[0], contents.models[1])
     for name in chosen:
-        if name not in facts.models:
+        if name not in contents.models:
             raise NotMeasuredError(
-                f"no model {name!r} in this run; it has {', '.join(facts.models)}"
+                f"no model {name!r} in this run; it has {', '.join(contents.models)}"
             )
     return [chosen]
 
@@ -257,7 +262,7 @@ def _sides(claim: Claim, models: tuple[str, str] | str, binding: dict[str, str])
 def _bound(
     claim: Claim,
     tables: dict[str, pl.DataFrame],
-    facts: Facts,
+    contents: RunContents,
     models: tuple[str, str] | str,
     binding: dict[str, str],
 ) -> list[Verdict]:
@@ -282,7 +287,7 @@ def _bound(
                 claim,
                 number,
                 pl.concat([tables[measure] for measure in measures(part)]),
-                facts,
+                contents,
                 models,
                 binding,
             )
@@ -294,7 +299,7 @@ def _bound(
         return [verdict("undetermined", str(why), None, None)]
     each = any(part.scope.layers == "each" for part in claim.parts)
     layers = sorted({int(n) for part in rows for n in part["layer"]}) if each else [None]
-    made = []
+    verdicts = []
     for layer in layers:
         chosen = [
             part.filter(pl.col("layer") == layer) if p.scope.layers == "each" else part
@@ -302,8 +307,8 @@ def _bound(
         ]
         outcomes = [outcome_of(p, part) for p, part in zip(claim.parts, chosen, strict=True)]
         reason = _reason(claim, chosen, outcomes)
-        made.append(verdict(_overall(outcomes), reason, layer, pl.concat(chosen)))
-    return made
+        verdicts.append(verdict(_overall(outcomes), reason, layer, pl.concat(chosen)))
+    return verdicts
 
 
 def _overall(outcomes: Sequence[str]) -> str:

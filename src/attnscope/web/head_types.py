@@ -6,7 +6,7 @@ Heads are classified on generated texts, not on the prompt of a view.
 from typing import Any
 
 from attnscope.figures.head_types import COLOURS
-from attnscope.stats.head_types import KINDS, NONE, head_kinds, summary
+from attnscope.stats.head_types import HEAD_TYPES, NONE, classify_heads, summary
 from attnscope.web.jobs import Job
 from attnscope.web.measuring import between_layers
 from attnscope.web.model_cache import Loaded
@@ -26,10 +26,10 @@ def classify_heads(loaded: Loaded, job: Job, *, needles: bool) -> dict[str, Any]
         scores = head_scores(
             loaded.model, loaded.tokenizer, prompts=PROMPTS, needles=needles, progress=job.report
         )
-    table = head_kinds(scores)
+    table = classify_heads(scores)
     rows = {row["kind"]: row for row in summary(table).to_dicts()}
-    tested = [each for each in KINDS if needles or each.name != "retrieval"]
-    names = [*(each.name for each in KINDS), NONE]
+    tested = [each for each in HEAD_TYPES if needles or each.name != "retrieval"]
+    names = [*(each.name for each in HEAD_TYPES), NONE]
     colours = dict(zip(names, COLOURS, strict=True))
     result = {
         "prompts": PROMPTS,
