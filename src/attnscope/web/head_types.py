@@ -6,7 +6,8 @@ Heads are classified on generated texts, not on the prompt of a view.
 from typing import Any
 
 from attnscope.figures.head_types import COLOURS
-from attnscope.stats.head_types import HEAD_TYPES, NONE, classify_heads, summary
+from attnscope.stats import head_types
+from attnscope.stats.head_types import HEAD_TYPES, NONE, summary
 from attnscope.web.jobs import Job
 from attnscope.web.measuring import between_layers
 from attnscope.web.model_cache import Loaded
@@ -26,7 +27,7 @@ def classify_heads(loaded: Loaded, job: Job, *, needles: bool) -> dict[str, Any]
         scores = head_scores(
             loaded.model, loaded.tokenizer, prompts=PROMPTS, needles=needles, progress=job.report
         )
-    table = classify_heads(scores)
+    table = head_types.classify_heads(scores)
     rows = {row["kind"]: row for row in summary(table).to_dicts()}
     tested = [each for each in HEAD_TYPES if needles or each.name != "retrieval"]
     names = [*(each.name for each in HEAD_TYPES), NONE]
