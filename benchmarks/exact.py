@@ -41,7 +41,7 @@ class Torch(ModuleType):
 
     whole: Tensor
 
-    def refine(self, rows: KernelRows) -> tuple[Tensor, Tensor]:
+    def exact_lse(self, rows: KernelRows) -> tuple[Tensor, Tensor]:
         """Whole rows, of which parts will be asked for."""
         self.whole, lse = self._softmax(rows)
         return lse.double(), torch.zeros(lse.shape[:2])
@@ -56,7 +56,7 @@ class Torch(ModuleType):
             A, _ = self._softmax(rows)
         A = A.double().where(_seen(rows), 0.0)
         return reference.totals(
-            A, own, start.float(), rows.weight, rows.shrink, rows.group, rows.groups
+            A, own, start.float(), rows.weight, rows.fpc, rows.group, rows.groups
         )
 
     def _softmax(self, rows: KernelRows) -> tuple[Tensor, Tensor]:

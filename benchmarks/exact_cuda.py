@@ -30,7 +30,7 @@ from attnscope.kernels.attend import attend
 
 ROUNDING = 4 * torch.finfo(torch.float32).eps
 TOKENS = 600
-SCALARS = ("mass", "entropy", "own")
+SCALARS = ("mass", "entropy", "self_mass")
 
 
 class Tensors:
@@ -120,7 +120,7 @@ def compared(rows: KernelRows) -> tuple[str, float, float, float]:
     wanted, ours, torchs = reference.reduce(rows), kernel("triton")(rows), softmax(rows)
     worst = ("", 0.0, 0.0, -1.0)
     n = rows.q.shape[2]
-    for name in ("received", "later", *SCALARS):
+    for name in ("received", "received_later", *SCALARS):
         truth = getattr(wanted, name).double()
         each = n if name in SCALARS else 1  # averages, as a scope returns them
         off, their = ((getattr(x, name).double() - truth).abs() / each for x in (ours, torchs))
@@ -148,7 +148,7 @@ def measure(file: str) -> None:
             lse = attend(call)[1]
             rows = KernelRows(
                 q=some, k=other, scale=scale, causal=True, start=bounds[0], stop=bounds[1],
-                own=own, lse=lse,
+                self_key=own, lse=lse,
             )  # fmt: skip
             measure, ours, torchs, ratio = compared(rows)
             print(

@@ -151,7 +151,7 @@ def check() -> list[str]:
             scale=128**-0.5,
             start=start,
             stop=own + 1,
-            own=own,
+            self_key=own,
             causal=window is None,
         )
         wanted, got = reference.reduce(rows), kernel("triton")(rows)
@@ -160,7 +160,7 @@ def check() -> list[str]:
                 (getattr(got, name) - getattr(wanted, name)).abs().max()
                 / getattr(wanted, name).abs().max()
             ).item()
-            for name in ("received", "later", "entropy", "own", "mass", "lse")
+            for name in ("received", "received_later", "entropy", "self_mass", "mass", "lse")
         }
         worst = max(off.values())
         assert worst < 2e-3, off

@@ -22,12 +22,12 @@ def calls(
     D = draw(st.sampled_from([4, 8, 12, 16, 20]))
     E = draw(st.sampled_from([4, 8, 16]))
     torch.manual_seed(draw(st.integers(0, 10_000)))
-    own = torch.arange(K - Q, K).expand(B, Q)
+    self_key = torch.arange(K - Q, K).expand(B, Q)
     start, stop = torch.zeros(B, Q, dtype=torch.int64), torch.full((B, Q), K)
     if draw(st.booleans()):
-        stop = own + 1
+        stop = self_key + 1
     if draw(st.booleans()):
-        start = (own - draw(st.integers(0, K))).clamp(min=0)
+        start = (self_key - draw(st.integers(0, K))).clamp(min=0)
     left = torch.randint(0, K // 2 + 1, (B, 1)) * draw(st.integers(0, 1))
     right = K - torch.randint(0, K // 2 + 1, (B, 1)) * draw(st.integers(0, 1))
     start = torch.maximum(start, left).clamp(max=K)
@@ -36,7 +36,7 @@ def calls(
     form = "interval"
     if real is None and not start.any() and (stop == K).all():
         form = "full"
-    elif real is None and not start.any() and Q == K and torch.equal(stop, own + 1):
+    elif real is None and not start.any() and Q == K and torch.equal(stop, self_key + 1):
         form = "causal"
     return AttentionCall(
         layer=0,
@@ -64,7 +64,7 @@ def rows_of(call: AttentionCall) -> KernelRows:
         scale=call.scale,
         start=call.visible.start,
         stop=call.visible.stop,
-        own=torch.arange(K - Q, K, dtype=torch.int32).expand(B, Q).contiguous(),
+        self_key=torch.arange(K - Q, K, dtype=torch.int32).expand(B, Q).contiguous(),
         real=call.visible.real,
         softcap=call.softcap,
         sinks=call.sinks,
@@ -100,26 +100,34 @@ def selections(
         rows = _cut_rows(rows, M - M % 2)
         if rows.weight is not None:
             rows = replace(rows, weight=rows.weight[:, ::2].repeat_interleave(2, 1).contiguous())
-        rows = replace(rows, shrink=torch.rand(B, M // 2))
+        rows = replace(rows, fpc=torch.rand(B, M // 2))
     if draw(st.booleans()):
         rows = replace(rows, group=torch.randint(-1, 3, (B, rows.q.shape[2])), groups=3)
     if draw(st.integers(0, 3)) == 3:
-        rows = replace(rows, links=_links(rows))
+        rows = replace(rows, score_biases=_score_biases(rows))
     return rows
 
 
 def _cut_rows(rows: KernelRows, M: int) -> KernelRows:
     """The first M rows."""
-    by_row = {name: getattr(rows, name) for name in ("start", "stop", "own", "weight")}
-    cut = {n: None if t is None else t[:, :M].contiguous() for n, t in by_row.items()}
-    return replace(rows, q=rows.q[:, :, :M], **cut)
+    by_row = {name: getattr(rows, name) for name in ("start", "stop", "self_key", "weight")}
+    make_tiles = {n: None if t is None else t[:, :M].contiguous() for n, t in by_row.items()}
+    return replace(rows, q=rows.q[:, :, :M], **make_tiles)
 
 
-def _made_causal(rows: KernelRows, shift: int, *, spelled: bool) -> KernelRows:
+def _made_causal(rows: KernelRows, diagonal_offset: int, *, spelled: bool) -> KernelRows:
     """The same queries in order, each with the keys up to its own; holes stay."""
-    shift = min(shift, rows.k.shape[2] - rows.q.shape[2])
-    rows = replace(rows, causal=True, shift=shift, start=None, stop=None, own=None, cache={})
-    return rows.filled() if spelled else rows
+    diagonal_offset = min(diagonal_offset, rows.k.shape[2] - rows.q.shape[2])
+    rows = replace(
+        rows,
+        causal=True,
+        diagonal_offset=diagonal_offset,
+        start=None,
+        stop=None,
+        self_key=None,
+        cache={},
+    )
+    return rows.with_bounds() if spelled else rows
 
 
 def visible(rows: KernelRows) -> torch.Tensor:
@@ -130,25 +138,25 @@ def visible(rows: KernelRows) -> torch.Tensor:
     if rows.real is not None:
         seen = seen & rows.real[:, None]
     seen = seen[:, None].expand(B, H, M, -1)
-    for link in rows.links:
-        hidden = link.bias[:, :, None] == -torch.inf
-        if link.queries is not None:
-            hidden = hidden & link.queries[:, None, :, None]
+    for added_bias in rows.score_biases:
+        hidden = added_bias.bias[:, :, None] == -torch.inf
+        if added_bias.queries is not None:
+            hidden = hidden & added_bias.queries[:, None, :, None]
         seen = seen & ~hidden
     return seen
 
 
-def _links(rows: KernelRows) -> tuple[ScoreBias, ...]:
+def _score_biases(rows: KernelRows) -> tuple[ScoreBias, ...]:
     """One that steers all rows; two that hide keys, each from rows that still see another."""
     (B, H, M), K = rows.q.shape[:3], rows.k.shape[2]
-    rows = replace(rows, links=(ScoreBias(bias=torch.randn(1, H, K)),))
+    rows = replace(rows, score_biases=(ScoreBias(bias=torch.randn(1, H, K)),))
     for heads in (1, H):
         bias = torch.zeros(B, heads, K).masked_fill(torch.rand(B, heads, K) < 0.3, -torch.inf)
         hides = ScoreBias(bias=bias, queries=torch.ones(B, M, dtype=torch.bool))
-        left = visible(replace(rows, links=(*rows.links, hides))).any(-1).all(1)
+        left = visible(replace(rows, score_biases=(*rows.score_biases, hides))).any(-1).all(1)
         queries = left & (torch.rand(B, M) < 0.7) if heads > 1 else left
-        rows = replace(rows, links=(*rows.links, replace(hides, queries=queries)))
-    return rows.links
+        rows = replace(rows, score_biases=(*rows.score_biases, replace(hides, queries=queries)))
+    return rows.score_biases
 
 
 def seen_rows(rows: KernelRows) -> torch.Tensor:
@@ -165,7 +173,10 @@ def assert_same(got: AttentionSums, wanted: AttentionSums, rows: KernelRows) -> 
     counted = seen[:, 0].double() if rows.weight is None else seen[:, 0] * rows.weight.double()
     least = {"entropy": float(counted.sum(1).max())}
     for field in fields(AttentionSums):
-        if field.name in ("drift", "reach"):  # not of the definition, but of the arithmetic
+        if field.name in (
+            "lse_error",
+            "score_bound",
+        ):  # not of the definition, but of the arithmetic
             continue
         a, b = getattr(got, field.name), getattr(wanted, field.name)
         assert (a is None) == (b is None), field.name

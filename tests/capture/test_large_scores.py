@@ -169,7 +169,7 @@ def dropped_key(rows: Any) -> Any:
     A, _, _ = reference.weights(rows)
     real = torch.ones(rows.k.shape[0], rows.k.shape[2], dtype=torch.bool)
     real[:, A.sum((0, 1, 2)).argmax()] = False
-    return replace(rows.filled(), real=real, causal=False)
+    return replace(rows.with_bounds(), real=real, causal=False)
 
 
 FAULTS: dict[str, Callable[[Any], Any]] = {

@@ -41,14 +41,14 @@ def test_finds_every_key_that_no_row_sees() -> None:
     def found(rows: KernelRows) -> None:
         B, H, _, _ = rows.q.shape
         K = rows.k.shape[2]
-        rows = replace(rows, links=rows.links[-1:], cache={})
+        rows = replace(rows, score_biases=rows.score_biases[-1:], cache={})
         unseen = ~visible(rows).any(2)
         for key in range(K):
             received = torch.zeros(B, H, K)
             received[:, :, key] = 0.5
             none = torch.zeros(B, H)
             sums = AttentionSums(
-                received=received, later=received, mass=none, entropy=none, own=none
+                received=received, received_later=received, mass=none, entropy=none, self_mass=none
             )
             sums = compare_unseen(rows, sums)
             mass = none if sums.unseen_mass is None else sums.unseen_mass

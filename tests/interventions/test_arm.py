@@ -10,8 +10,8 @@ from torch import Tensor
 import attnscope
 from attnscope.errors import InputError, ModelError
 from attnscope.kernels import redistribute_jit
-from attnscope.kernels.redistribute import HALF, amounts, bounds, moved, redistribute
-from attnscope.kernels.redistribute import _often as how_often
+from attnscope.kernels.redistribute import HALF, apply_shift, bounds, philox_uniform, redistribute
+from attnscope.kernels.redistribute import _histogram16 as how_often
 from families import VOCABULARY, build
 from support_errors import raises
 
@@ -36,14 +36,14 @@ def test_read_word_by_word(c: float, p1: float) -> None:
     """The share lies inside its bounds, and at either of them."""
     a = torch.nn.functional.silu(torch.randn(1, 7, 48) * 2)
     u = torch.rand(a.shape)
-    got = moved(a, u, bounds(a, c=c, p1=p1))
+    got = apply_shift(a, u, bounds(a, c=c, p1=p1))
     assert np.allclose(got[0].numpy(), literally(a[0].numpy(), u[0].numpy(), c, p1), atol=1e-6)
 
 
 def test_properties() -> None:
     a, u = torch.nn.functional.gelu(torch.randn(1, 11, 64)), torch.rand(1, 11, 64)
     for given in (None, 0.5, 0.01):
-        got = moved(a, u, bounds(a, share=given))
+        got = apply_shift(a, u, bounds(a, share=given))
         changed = got != a
         assert (got.sign() == a.sign())[a != 0].all()
         share = given or float(changed.float().mean())
@@ -78,11 +78,11 @@ def test_padding_and_width_of_numbers_change_no_bound(dtype: torch.dtype, c: flo
 def test_amounts_are_even_and_go_by_place() -> None:
     keys, real = torch.tensor([5, 5, 6]), torch.ones(3, 40, dtype=torch.bool)
     real[1, :7] = False
-    drawn = amounts(keys, real, torch.Size([3, 40, 101]))
+    drawn = philox_uniform(keys, real, torch.Size([3, 40, 101]))
     assert torch.equal(drawn[0, :33], drawn[1, 7:])
     assert not torch.equal(drawn[0], drawn[2])
     assert len(drawn[0].unique()) > 0.99 * drawn[0].numel()
-    assert torch.equal(amounts(keys[2:], None, torch.Size([1, 50, 101]))[0, :40], drawn[2])
+    assert torch.equal(philox_uniform(keys[2:], None, torch.Size([1, 50, 101]))[0, :40], drawn[2])
     counts = torch.histc(drawn[::2], 20, 0, 1) / drawn[::2].numel()
     assert (counts - 0.05).abs().max() < 0.01
     assert abs(np.corrcoef(drawn[0, :, :-1].flatten(), drawn[0, :, 1:].flatten())[0, 1]) < 0.05
@@ -100,13 +100,13 @@ def test_the_kernel_moves_as_the_definition(
     keys = torch.tensor([2**62 + 12345, 7])
     for there in (None, real):
         wanted = redistribute(a, keys, there)
-        got = redistribute_jit.moved(a, keys, there, bounds(a, there))
+        got = redistribute_jit.apply_shift(a, keys, there, bounds(a, there))
         rounding = 2**-7 if dtype == torch.bfloat16 else 0
         torch.testing.assert_close(got, wanted, rtol=rounding, atol=0)
         assert torch.equal(got != a, wanted != a)
         assert not torch.equal(got, a)
         if dtype == torch.bfloat16:
-            counts = redistribute_jit.often(a, there)
+            counts = redistribute_jit.histogram16(a, there)
             assert torch.equal(counts, how_often(a, there))
             assert counts.sum() == (350 + (350 if there is None else 210))
 
@@ -115,7 +115,7 @@ def test_common_numbers_are_counted_as_all_others(monkeypatch: pytest.MonkeyPatc
     """On the chip or in memory, of real tokens alone; also where the commonest were guessed ill,
     where hardly any number is common, and where there is but one."""
     monkeypatch.setattr(redistribute_jit, "MANY", 0)
-    for name, size in (("BLOCK", 64), ("LOOKED", 2), ("TILE", 128), ("TILES", 2)):
+    for name, size in (("BLOCK", 64), ("SAMPLED_BLOCKS", 2), ("TILE", 128), ("TILES", 2)):
         monkeypatch.setattr(redistribute_jit, name, size)
     acted = torch.nn.functional.silu(torch.randn(2, 5, 71) * 2).bfloat16()
     wide = torch.randint(-HALF, HALF, acted.shape, dtype=torch.int16).view(torch.bfloat16)
@@ -126,7 +126,7 @@ def test_common_numbers_are_counted_as_all_others(monkeypatch: pytest.MonkeyPatc
     real[0, 2] = real[1, :4] = False
     for a in (acted, wide, changing, zeros):
         for there in (None, real):
-            assert torch.equal(redistribute_jit.often(a, there), how_often(a, there))
+            assert torch.equal(redistribute_jit.histogram16(a, there), how_often(a, there))
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gemma3", "gpt2", "bert"])

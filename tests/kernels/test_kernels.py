@@ -24,19 +24,19 @@ from made_rows import TOLERANCE, assert_same, calls, rows_of, seen_rows, selecti
 KNOWN = ["lse known", "lse unknown", "parts of rows"]
 
 
-def told(rows: KernelRows, known: str) -> KernelRows:
+def with_known_lse(rows: KernelRows, known: str) -> KernelRows:
     """These rows with what is known of their log-sum-exp, whole or cut to a part of their keys."""
     if known == "lse unknown":
         return rows
     lse = kernel("reference")(rows).lse.where(seen_rows(rows), 0.0)
     if known == "lse known":
         return replace(rows, lse=lse.float())
-    given = kernels.refine("reference")(replace(rows, lse=lse.float()))[0]
+    given = kernels.exact_lse("reference")(replace(rows, lse=lse.float()))[0]
     torch.testing.assert_close(given, lse)
-    rows = rows.filled()
+    rows = rows.with_bounds()
     start = rows.start + torch.randint(0, 5, rows.start.shape, dtype=torch.int32)
     start = torch.minimum(start, rows.stop)
-    return replace(rows, lse=given, start=start, causal=False, shift=0, cache={})
+    return replace(rows, lse=given, start=start, causal=False, diagonal_offset=0, cache={})
 
 
 @pytest.mark.parametrize("known", KNOWN)
@@ -45,7 +45,7 @@ def test_against_the_reference(backend: str, known: str) -> None:
     @settings(max_examples=100 if backend == "streaming" else 15, deadline=None)
     @given(selections(sizes=(2, 2000) if backend == "streaming" else (2,)))
     def check(rows: KernelRows) -> None:
-        rows = told(rows, known)
+        rows = with_known_lse(rows, known)
         assert_same(kernel(backend)(rows), kernel("reference")(rows), rows)
 
     check()
@@ -63,7 +63,9 @@ def test_triton_on_texts_of_many_tiles(known: str, monkeypatch: pytest.MonkeyPat
     @settings(max_examples=25, deadline=None, phases=[Phase.generate])
     @given(selections(sizes=(2,), heads=(1, 2)))
     def check(rows: KernelRows) -> None:
-        rows = told(replace(rows, key_bias=None, distance_bias=None, links=()), known)
+        rows = with_known_lse(
+            replace(rows, key_bias=None, distance_bias=None, score_biases=()), known
+        )
         assert_same(triton.reduce(rows), kernel("reference")(rows), rows)
 
     check()
@@ -74,14 +76,14 @@ def test_a_layer_with_holes_does_not_use_the_tiles_of_one_without() -> None:
     triton = pytest.importorskip("attnscope.kernels.triton")
     torch.manual_seed(0)
     B, H, M, D = 2, 2, 100, 8
-    own = torch.arange(M, dtype=torch.int32).repeat(B, 1)
+    self_key = torch.arange(M, dtype=torch.int32).repeat(B, 1)
     plain = KernelRows(
         q=torch.randn(B, H, M, D),
         k=torch.randn(B, H, M, D),
         scale=0.3,
-        start=torch.zeros_like(own),
-        stop=own + 1,
-        own=own,
+        start=torch.zeros_like(self_key),
+        stop=self_key + 1,
+        self_key=self_key,
     )
     real = torch.arange(M).expand(B, M) % 9 != 4
     for rows in (plain, replace(plain, real=real), plain):
@@ -106,8 +108,8 @@ def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     for name, size in {"BLOCK": 8, "LEAST": 3, "UNCUT": 12, "MASK": 900, "SCORES": 900}.items():
         monkeypatch.setattr(attention, name, size)
     if request.param == "nothing kept":
-        monkeypatch.setattr(tiles, "BoundedCache", lambda: tile_plan.BoundedCache(room=0))
-        monkeypatch.setattr(attention, "BoundedCache", lambda: tile_plan.BoundedCache(room=0))
+        monkeypatch.setattr(tiles, "BoundedCache", lambda: tile_plan.BoundedCache(budget=0))
+        monkeypatch.setattr(attention, "BoundedCache", lambda: tile_plan.BoundedCache(budget=0))
 
 
 @pytest.mark.usefixtures("small")
@@ -116,7 +118,7 @@ def test_texts_cut_into_pieces(known: str) -> None:
     @settings(max_examples=60, deadline=None)
     @given(selections())
     def check(rows: KernelRows) -> None:
-        rows = told(rows, known)
+        rows = with_known_lse(rows, known)
         wanted = kernel("reference")(rows)
         assert_same(kernel("streaming")(rows), wanted, rows)
         assert_same(kernel("streaming")(rows), wanted, rows)  # another layer, the same plan
@@ -139,7 +141,7 @@ def test_a_plan_is_not_taken_for_other_rows() -> None:
         scale=0.5,
         start=torch.zeros_like(stop),
         stop=stop,
-        own=stop - 1,
+        self_key=stop - 1,
     )
     kernel("streaming")(rows)
     other = replace(rows, stop=torch.where(stop > 4, stop, 0), cache=rows.cache)
@@ -150,18 +152,18 @@ def test_a_plan_is_not_taken_for_other_rows() -> None:
 def test_a_head_that_leaves_all_to_its_sink(backend: str) -> None:
     """What is left for the keys rounds to nothing, or to less: still numbers, and not negative."""
     torch.manual_seed(0)
-    own = torch.arange(6, dtype=torch.int32).repeat(16, 1)
+    self_key = torch.arange(6, dtype=torch.int32).repeat(16, 1)
     rows = KernelRows(
         q=torch.randn(16, 2, 6, 4) + 9,
         k=torch.randn(16, 1, 6, 4) - 9,
         scale=0.5,
-        start=torch.zeros_like(own),
-        stop=own + 1,
-        own=own,
+        start=torch.zeros_like(self_key),
+        stop=self_key + 1,
+        self_key=self_key,
         sinks=torch.tensor([1.4682, 1.0857]),
         weight=torch.rand(16, 6) * 3,
     )
-    rows = told(rows, "lse known")
+    rows = with_known_lse(rows, "lse known")
     got = kernel(backend)(rows)
     assert_same(got, kernel("reference")(rows), rows)
     assert (got.received >= 0).all()
@@ -172,7 +174,7 @@ def test_output_and_log_sum_exp(where: str) -> None:
     check_output(where, 100 if where == "torch" else 20)
 
 
-def links_of(call: AttentionCall) -> tuple[ScoreBias, ...]:
+def score_biases_of(call: AttentionCall) -> tuple[ScoreBias, ...]:
     """One that steers all rows, and one that hides keys from rows that still see another."""
     (B, H, Q), K = call.q.shape[:3], call.k.shape[2]
     start, stop = call.visible.start[..., None], call.visible.stop[..., None]
@@ -195,8 +197,8 @@ def check_output(where: str, examples: int) -> None:
     def check(call: AttentionCall) -> None:
         if where == "triton":
             call = replace(call, key_bias=None, distance_bias=None)
-        call = replace(call, links=links_of(call) if len(call.q) > 1 else ())
-        rows = replace(rows_of(call), links=call.links)
+        call = replace(call, score_biases=score_biases_of(call) if len(call.q) > 1 else ())
+        rows = replace(rows_of(call), score_biases=call.score_biases)
         A, _, lse = reference.weights(rows)
         out, got = attend(call) if where == "torch" else triton.attend(call)
         v = call.v.double().repeat_interleave(call.q.shape[1] // call.k.shape[1], 1)
@@ -223,7 +225,7 @@ def test_output_where_every_score_is_far_below_zero() -> None:
     start, stop = torch.zeros(1, 8, dtype=torch.int32), torch.arange(1, 9, dtype=torch.int32)[None]
     visible = VisibleRanges(form="interval", bounds=lambda: (start, stop))
     out, lse = triton_attend(AttentionCall(layer=0, q=q, k=k, v=v, scale=0.25, visible=visible))
-    rows = KernelRows(q=q, k=k, scale=0.25, start=start, stop=stop, own=stop - 1)
+    rows = KernelRows(q=q, k=k, scale=0.25, start=start, stop=stop, self_key=stop - 1)
     A, _, wanted = reference.weights(rows)
     assert wanted.max() < -100_000
     torch.testing.assert_close(lse.double(), wanted, rtol=1e-6, atol=0)
@@ -284,27 +286,35 @@ def test_layers_that_lie_apart(mask: str, only: int | None) -> None:
     torch.manual_seed(0)
     q = [torch.randn(B, Q, H, D).transpose(1, 2) for _ in range(L)]
     k = [torch.randn(B, Q, G, D).transpose(1, 2) for _ in range(L)]
-    own = torch.arange(Q, dtype=torch.int32).expand(B, Q)
+    self_key = torch.arange(Q, dtype=torch.int32).expand(B, Q)
     causal = mask != "window"
-    start = torch.zeros_like(own) if causal else (own - 6).clamp(min=0)
+    start = torch.zeros_like(self_key) if causal else (self_key - 6).clamp(min=0)
     real = torch.arange(Q).expand(B, Q) % 7 != 2 if mask == "holes" else None
-    bounds = {"scale": 0.3, "start": start, "stop": own + 1, "own": own, "real": real}
+    bounds = {
+        "scale": 0.3,
+        "start": start,
+        "stop": self_key + 1,
+        "self_key": self_key,
+        "real": real,
+    }
     lse = [reference.reduce(KernelRows(q=q[n], k=k[n], **bounds)).lse.float() for n in range(L)]
     some = slice(None) if only is None else slice(only, only + 1)
     first = KernelRows(q=q[0][:, :, some], k=k[0], scale=0.3, lse=lse[0][:, :, some], real=real)
     if causal:
-        first = replace(first, causal=True, shift=only or 0)
+        first = replace(first, causal=True, diagonal_offset=only or 0)
     else:
-        rows = {name: bounds[name][:, some].contiguous() for name in ("start", "stop", "own")}
+        rows = {name: bounds[name][:, some].contiguous() for name in ("start", "stop", "self_key")}
         first = replace(first, **rows)
     got = triton.reduce_layers(first, q, k, lse, only or 0)
     for n in range(L):
         wanted = triton.reduce(replace(first, q=q[n][:, :, some], k=k[n], lse=lse[n][:, :, some]))
-        for name in ("received", "later", "mass", "entropy", "own"):
+        for name in ("received", "received_later", "mass", "entropy", "self_mass"):
             one, other = getattr(got, name)[n * B : (n + 1) * B], getattr(wanted, name)
             assert torch.equal(one, other), name
         dense = reference.reduce(replace(first, q=q[n][:, :, some], k=k[n], lse=None))
         torch.testing.assert_close(wanted.received, dense.received, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(wanted.later, dense.later, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            wanted.received_later, dense.received_later, rtol=1e-5, atol=1e-5
+        )
     apart = [q[0], q[1].contiguous(), q[2]]
     assert triton.reduce_layers(first, apart, k, lse, only or 0) is None

@@ -15,8 +15,8 @@ from made_rows import assert_same, seen_rows, selections
 
 def plain(rows: KernelRows) -> KernelRows:
     """These rows as a fused operator leaves them, without what is left to torch."""
-    biases = {"key_bias": None, "distance_bias": None, "links": ()}
-    rows = replace(rows, softcap=None, shrink=None, **biases)
+    biases = {"key_bias": None, "distance_bias": None, "score_biases": ()}
+    rows = replace(rows, softcap=None, fpc=None, **biases)
     lse = kernel("reference")(rows).lse.where(seen_rows(rows), 0.0)
     return replace(rows, lse=lse.float())
 
@@ -27,9 +27,11 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[KernelRows]]:
     seen: list[KernelRows] = []
     real = numba_kernel.reduce
 
-    def reduce(rows: KernelRows, reach: torch.Tensor, large: list[list[bool]]) -> AttentionSums:
+    def reduce(
+        rows: KernelRows, score_bound: torch.Tensor, large: list[list[bool]]
+    ) -> AttentionSums:
         seen.append(rows)
-        return real(rows, reach, large)
+        return real(rows, score_bound, large)
 
     monkeypatch.setattr(numba_kernel, "reduce", reduce)
     return seen
@@ -40,14 +42,14 @@ def text(
 ) -> KernelRows:
     """A long text: more than one block of keys, and more than one piece of work for a head."""
     torch.manual_seed(tokens)
-    own = torch.arange(tokens, dtype=torch.int32).expand(batch, -1).contiguous()
+    self_key = torch.arange(tokens, dtype=torch.int32).expand(batch, -1).contiguous()
     rows = KernelRows(
         q=torch.randn(batch, heads, tokens, D) * size,
         k=torch.randn(batch, heads // 2, tokens, D),
         scale=0.3,
-        start=torch.zeros_like(own),
-        stop=own + 1,
-        own=own,
+        start=torch.zeros_like(self_key),
+        stop=self_key + 1,
+        self_key=self_key,
     )
     return plain(rows)
 
@@ -69,7 +71,7 @@ def test_against_the_reference(taken: list[KernelRows]) -> None:
 def test_long_texts(taken: list[KernelRows], size: float, window: int | None) -> None:
     rows = text(1100, size=size)
     if window is not None:
-        rows = plain(replace(rows, start=(rows.own - window).clamp(min=0)))
+        rows = plain(replace(rows, start=(rows.self_key - window).clamp(min=0)))
     assert_same(kernel("streaming")(rows), kernel("reference")(rows), rows)
     assert len(taken) == 1
 
@@ -112,7 +114,7 @@ def test_what_a_thread_raises_is_raised(
         if first == 0:
             raise error
 
-    monkeypatch.setattr(numba_kernel, "code", lambda wide: broken)
+    monkeypatch.setattr(numba_kernel, "compiled_function", lambda wide: broken)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     with pytest.raises(error):
         kernel("streaming")(text(90))
@@ -121,7 +123,7 @@ def test_what_a_thread_raises_is_raised(
 def test_work_that_is_lost_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal may end a thread's turn before it begins."""
     monkeypatch.setattr(numba_kernel, "WORTH", 0)
-    monkeypatch.setattr(numba_kernel, "_together", lambda work, threads: None)
+    monkeypatch.setattr(numba_kernel, "_parallel_for", lambda work, threads: None)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     with pytest.raises(RuntimeError):
         kernel("streaming")(text(90))
@@ -130,11 +132,11 @@ def test_work_that_is_lost_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_same_bytes_in_any_batch() -> None:
     rows = text(90, batch=3)
     whole = kernel("streaming")(rows)
-    names = ("q", "k", "start", "stop", "own", "lse")
+    names = ("q", "k", "start", "stop", "self_key", "lse")
     for b in range(3):
         one = replace(rows, **{n: getattr(rows, n)[b : b + 1] for n in names}, cache={})
         alone = kernel("streaming")(one)
-        for each in ("received", "later", "mass", "entropy", "own", "lse"):
+        for each in ("received", "received_later", "mass", "entropy", "self_mass", "lse"):
             assert torch.equal(getattr(alone, each)[0], getattr(whole, each)[b])
 
 
@@ -168,7 +170,7 @@ LEFT: dict[str, Callable[[KernelRows], KernelRows]] = {
     "soft-cap": lambda rows: replace(rows, softcap=20.0),
     "bias by key": lambda rows: replace(rows, key_bias=torch.zeros(1, 4, 60)),
     "bias by distance": lambda rows: replace(rows, distance_bias=torch.zeros(4, 3)),
-    "sampled": lambda rows: replace(rows, shrink=torch.ones(1, 30)),
+    "sampled": lambda rows: replace(rows, fpc=torch.ones(1, 30)),
     "log-sum-exp unknown": lambda rows: replace(rows, lse=None),
     "parts of rows": lambda rows: replace(rows, lse=rows.lse.double()),
     "float64": lambda rows: replace(rows, q=rows.q.double(), k=rows.k.double()),
@@ -179,8 +181,8 @@ LEFT: dict[str, Callable[[KernelRows], KernelRows]] = {
 @pytest.mark.parametrize("what", LEFT)
 def test_what_is_left_to_torch(what: str) -> None:
     rows = text(60)
-    assert numba_kernel.takes(rows, [[False, False]])
-    assert not numba_kernel.takes(LEFT[what](rows), [[False, False]])
+    assert numba_kernel.supports(rows, [[False, False]])
+    assert not numba_kernel.supports(LEFT[what](rows), [[False, False]])
 
 
 def test_torch_does_it_all_where_numba_does_not_work(
@@ -191,12 +193,12 @@ def test_torch_does_it_all_where_numba_does_not_work(
     def broken(wide: bool) -> None:
         raise ImportError("numba")
 
-    monkeypatch.setattr(numba_kernel, "code", broken)
-    numba_kernel.works.cache_clear()
+    monkeypatch.setattr(numba_kernel, "compiled_function", broken)
+    numba_kernel.available.cache_clear()
     try:
         assert_same(kernel("streaming")(rows), kernel("reference")(rows), rows)
     finally:
-        numba_kernel.works.cache_clear()
+        numba_kernel.available.cache_clear()
     assert not taken
 
 
@@ -212,5 +214,5 @@ def test_code_is_made_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch)
             return "code"
 
     monkeypatch.setattr(numba_kernel, "_jit", lambda: Loops)
-    assert numba_kernel.code.__wrapped__(False) == "code"
+    assert numba_kernel.compiled_function.__wrapped__(False) == "code"
     assert asked == [True, False]

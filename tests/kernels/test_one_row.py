@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 
-from attnscope.kernels import KernelRows, PerQueryRequest, one_row, reference, tell_rows
+from attnscope.kernels import KernelRows, PerQueryRequest, one_row, per_query_kernel, reference
 from attnscope.kernels.call import ScoreBias
 from attnscope.kernels.one_row import renyi2
 from made_rows import selections
@@ -73,32 +73,36 @@ def test_against_plain_loops(backend: str) -> None:
         if linked:
             B, _, M, _ = rows.q.shape
             bias = torch.randn(B, 1, rows.k.shape[2])
-            rows = replace(rows, links=(ScoreBias(bias=bias, queries=torch.rand(B, M) < 0.5),))
+            rows = replace(
+                rows, score_biases=(ScoreBias(bias=bias, queries=torch.rand(B, M) < 0.5),)
+            )
         asked = asked_of(rows)
-        told = tell_rows(backend)(rows, asked)
+        with_known_lse = per_query_kernel(backend)(rows, asked)
         for name, wanted in dense(rows, asked).items():
-            got = getattr(told, name).double().numpy()
+            got = getattr(with_known_lse, name).double().numpy()
             np.testing.assert_allclose(got, wanted, rtol=0, atol=CLOSE, err_msg=name)
-        check_top(rows, told)
+        check_top(rows, with_known_lse)
 
     check()
 
 
-def check_top(rows: KernelRows, told: Any) -> None:
+def check_top(rows: KernelRows, with_known_lse: Any) -> None:
     """Largest first, each at the key it names; ties may name either."""
     A, x = reference.weights(rows)[0], reference.scores(rows)[0]
     k = min(3, A.shape[3])
     score = x.topk(k).values
     seen = score > -torch.inf
-    assert torch.equal(told.top_key >= 0, seen)
-    at = told.top_key.clamp(min=0)
+    assert torch.equal(with_known_lse.top_key >= 0, seen)
+    at = with_known_lse.top_key.clamp(min=0)
     scale = max(1.0, float(x[x > -torch.inf].abs().max())) if bool(seen.any()) else 1.0
-    torch.testing.assert_close(told.top_weight.double(), A.gather(3, at) * seen, rtol=0, atol=CLOSE)
-    for got in (told.top_score.double(), x.gather(3, at)):
+    torch.testing.assert_close(
+        with_known_lse.top_weight.double(), A.gather(3, at) * seen, rtol=0, atol=CLOSE
+    )
+    for got in (with_known_lse.top_score.double(), x.gather(3, at)):
         torch.testing.assert_close(
             got.where(seen, 0.0), score.where(seen, 0.0), rtol=0, atol=1e-6 * scale
         )
-    assert bool(told.top_score[~seen].isnan().all())
+    assert bool(with_known_lse.top_score[~seen].isnan().all())
 
 
 # 40 classes are more than one launch takes; shares of thirds are not exact in 16 bits.
@@ -112,18 +116,18 @@ def test_masses_by_triton_against_the_definition(classes: int) -> None:
         st.booleans(),
     )
     def check(rows: KernelRows, dtype: torch.dtype, known: bool, divided: bool) -> None:
-        biases = {"key_bias": None, "distance_bias": None, "links": ()}
+        biases = {"key_bias": None, "distance_bias": None, "score_biases": ()}
         rows = replace(rows, q=rows.q.to(dtype), k=rows.k.to(dtype), **biases)
         B, K = rows.k.shape[0], rows.k.shape[2]
         shares = torch.nn.functional.one_hot(torch.randint(0, classes, (B, K)), classes).float()
         asked = PerQueryRequest(shares=shares / 3 if divided else shares)
-        wanted = tell_rows("reference")(rows, asked).mass
+        wanted = per_query_kernel("reference")(rows, asked).mass
         lse = reference.weights(rows)[2]
         given = replace(rows, lse=lse.where(lse > -torch.inf, 0.0).float()) if known else rows
-        told = tell_rows("triton")(given, asked)
-        torch.testing.assert_close(told.mass, wanted, rtol=0, atol=1e-6)
-        assert told.drift is not None
-        assert float(told.drift.max()) < 1e-5
+        with_known_lse = per_query_kernel("triton")(given, asked)
+        torch.testing.assert_close(with_known_lse.mass, wanted, rtol=0, atol=1e-6)
+        assert with_known_lse.lse_error is not None
+        assert float(with_known_lse.lse_error.max()) < 1e-5
 
     check()
 
@@ -134,9 +138,9 @@ def test_rows_that_do_not_add_up_under_the_given_log_sum_exp_drift() -> None:
     rows = KernelRows(q=q, k=k, scale=0.3, causal=True)
     right = reference.weights(rows)[2].float()
     asked = PerQueryRequest(shares=torch.ones(1, 40, 1))
-    told = tell_rows("triton")(replace(rows, lse=right + 0.01), asked)
-    assert told.drift is not None
-    assert float(told.drift.min()) == pytest.approx(0.01, rel=0.01)
+    with_known_lse = per_query_kernel("triton")(replace(rows, lse=right + 0.01), asked)
+    assert with_known_lse.lse_error is not None
+    assert float(with_known_lse.lse_error.min()) == pytest.approx(0.01, rel=0.01)
 
 
 def test_what_triton_does_not_make_itself_is_told_as_on_any_device() -> None:
@@ -144,12 +148,12 @@ def test_what_triton_does_not_make_itself_is_told_as_on_any_device() -> None:
     torch.manual_seed(0)
     q, k = torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
     asked = PerQueryRequest(shares=torch.ones(1, 9, 1) / 2)
-    large = tell_rows("triton")(KernelRows(q=q * 3000, k=k, scale=1.0, causal=True), asked)
-    assert large.drift is None
+    large = per_query_kernel("triton")(KernelRows(q=q * 3000, k=k, scale=1.0, causal=True), asked)
+    assert large.lse_error is None
     torch.testing.assert_close(large.mass, torch.full((1, 2, 9, 1), 0.5))
     rows = KernelRows(q=q, k=k, scale=1.0, causal=True)
-    both = tell_rows("triton")(rows, replace(asked, entropies=True))
-    wanted = tell_rows("reference")(rows, PerQueryRequest(entropies=True))
+    both = per_query_kernel("triton")(rows, replace(asked, entropies=True))
+    wanted = per_query_kernel("reference")(rows, PerQueryRequest(entropies=True))
     assert both.mass is not None
     torch.testing.assert_close(both.entropy, wanted.entropy, rtol=0, atol=CLOSE)
 
@@ -170,11 +174,11 @@ def test_a_sink_that_takes_all_leaves_the_largest_score_known() -> None:
         scale=1.0,
         start=torch.zeros(1, 1).int(),
         stop=torch.full((1, 1), 3).int(),
-        own=torch.full((1, 1), 2).int(),
+        self_key=torch.full((1, 1), 2).int(),
         sinks=torch.tensor([1000.0]),
     )
     for backend in ("reference", "streaming"):
-        told = tell_rows(backend)(rows, PerQueryRequest(top=1, entropies=True))
-        assert told.top_key.item() == 1
-        assert told.top_score.item() == 8.0
-        assert told.top_weight.item() == told.entropy.item() == 0.0
+        with_known_lse = per_query_kernel(backend)(rows, PerQueryRequest(top=1, entropies=True))
+        assert with_known_lse.top_key.item() == 1
+        assert with_known_lse.top_score.item() == 8.0
+        assert with_known_lse.top_weight.item() == with_known_lse.entropy.item() == 0.0

@@ -5,7 +5,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from attnscope.kernels.tile_plan import BoundedCache, Tile, cut, cut_causal, cut_own, even, see
+from attnscope.kernels.tile_plan import (
+    BoundedCache,
+    Tile,
+    balanced_step,
+    causal_tiles,
+    diagonal_tiles,
+    make_tiles,
+    tile_mask,
+)
 
 
 @st.composite
@@ -24,34 +32,34 @@ def test_pieces_cover_the_batch_and_tell_what_they_see(
 ) -> None:
     start, stop = bounds
     times = torch.zeros_like(start)
-    for pieces in cut(start, stop, sequences, rows):
-        for piece in pieces:
-            assert piece.sequences == pieces[0].sequences
-            there = piece.sequences, piece.rows
+    for tiles in make_tiles(start, stop, sequences, rows):
+        for tile in tiles:
+            assert tile.sequences == tiles[0].sequences
+            there = tile.sequences, tile.rows
             times[there] += 1
             assert times[there].shape[0] <= sequences
             assert times[there].shape[1] <= rows
-            everything = see(piece, 0, 12, start, stop, None)[:, 0]
-            assert piece.empty == (not everything.any())
-            if piece.empty:
+            everything = tile_mask(tile, 0, 12, start, stop, None)[:, 0]
+            assert tile.empty == (not everything.any())
+            if tile.empty:
                 continue
             seen = everything.flatten(0, 1).any(0).nonzero()[:, 0]
-            assert (piece.low, piece.high) == (int(seen[0]), int(seen[-1]) + 1)
-            for left in range(piece.low, piece.high):
-                for right in range(left + 1, piece.high + 1):
-                    assert piece.clear(left, right) == bool(everything[..., left:right].all())
+            assert (tile.low, tile.high) == (int(seen[0]), int(seen[-1]) + 1)
+            for left in range(tile.low, tile.high):
+                for right in range(left + 1, tile.high + 1):
+                    assert tile.is_dense(left, right) == bool(everything[..., left:right].all())
     assert (times == 1).all()
 
 
 @given(st.integers(1, 1000), st.integers(0, 1200))
 def test_even_steps_are_no_more_and_no_longer(size: int, step: int) -> None:
-    length = even(size, step)
+    length = balanced_step(size, step)
     assert 1 <= length <= max(1, step)
     assert -(-size // length) == -(-size // max(1, min(step, size)))
 
 
 def test_a_store_keeps_what_fits() -> None:
-    store = BoundedCache(room=10)
+    store = BoundedCache(budget=10)
     kept, lost = torch.zeros(8), torch.zeros(3)
     assert store.keep("kept", kept)[0] is kept
     assert store.keep("lost", lost)[0] is lost
@@ -61,16 +69,16 @@ def test_a_store_keeps_what_fits() -> None:
 @pytest.mark.parametrize(
     ("B", "M", "sequences", "rows"), [(1, 1, 1, 1), (3, 11, 2, 4), (5, 8, 5, 8)]
 )
-def test_pieces_told_by_arithmetic_are_those_that_are_cut(
+def test_tiles_by_arithmetic_equal_those_from_bounds(
     B: int, M: int, sequences: int, rows: int
 ) -> None:
-    def spans(pieces: list[list[Tile]]) -> list[list[tuple[object, ...]]]:
-        names = ("sequences", "rows", "low", "high", "clear_from", "clear_to")
-        return [[tuple(getattr(p, name) for name in names) for p in some] for some in pieces]
+    def spans(tiles: list[list[Tile]]) -> list[list[tuple[object, ...]]]:
+        names = ("sequences", "rows", "low", "high", "dense_from", "dense_to")
+        return [[tuple(getattr(p, name) for name in names) for p in some] for some in tiles]
 
-    own = torch.arange(M).expand(B, M)
-    seen = cut(torch.zeros_like(own), own + 1, sequences, rows)
-    assert spans(cut_causal(B, M, sequences, rows)) == spans(seen)
+    self_key = torch.arange(M).expand(B, M)
+    seen = make_tiles(torch.zeros_like(self_key), self_key + 1, sequences, rows)
+    assert spans(causal_tiles(B, M, sequences, rows)) == spans(seen)
     for first in (0, 7):
-        alone = cut(own + first, own + first + 1, sequences, rows)
-        assert spans(cut_own(first, B, M, sequences, rows)) == spans(alone)
+        alone = make_tiles(self_key + first, self_key + first + 1, sequences, rows)
+        assert spans(diagonal_tiles(first, B, M, sequences, rows)) == spans(alone)

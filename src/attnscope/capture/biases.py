@@ -12,7 +12,7 @@ from torch import Tensor
 from attnscope.capture.geometry import Geometry
 from attnscope.capture.masks import MASK_THRESHOLD, mask_floor
 from attnscope.kernels import AttentionCall
-from attnscope.kernels.call import distance_index, link_bias
+from attnscope.kernels.call import distance_index, total_score_bias
 
 
 def split_biases(biases: list[Tensor], geometry: Geometry, H: int) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def total_bias(call: AttentionCall, geometry: Geometry) -> Tensor | None:
         index = distance_index(position, 0, call.k.shape[2], call.distance_bias.shape[1])
         biases.append(call.distance_bias[None, :, index])
     everything = slice(None)
-    linked = link_bias(call.links, everything, everything, everything, everything)
+    linked = total_score_bias(call.score_biases, everything, everything, everything, everything)
     if linked is not None:
         biases.append(linked)
     return _total(biases) if biases else None

@@ -22,7 +22,7 @@ from attnscope.capture.geometry import Geometry
 from attnscope.capture.sites import Site
 from attnscope.errors import ModelError
 from attnscope.kernels import AttentionCall
-from attnscope.kernels.attend import attend, prepared
+from attnscope.kernels.attend import attend, bind_attention
 from attnscope.kernels.autocast import autocast_dtype, round_as_autocast, without_autocast
 
 # Modules whose eager attention was compared with attnscope's result and matched → the function.
@@ -144,7 +144,7 @@ class AttentionRequest:
         learns = any(tensor.requires_grad for tensor in (self.q, self.k, self.v))
         if self.dropout or learns or self.rounding is not None:
             return None
-        attend, keys = prepared(self.call), self.geometry.keys
+        attend, keys = bind_attention(self.call), self.geometry.keys
         if keys == self.k.shape[2]:
             return attend
         return lambda q, k, v: attend(q, k[:, :, :keys], v[:, :, :keys])

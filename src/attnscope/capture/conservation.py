@@ -43,7 +43,12 @@ def _unseen(rows: KernelRows) -> Tensor | None:
     """bool [B, 1 or H, K]: keys that no row sees; None where that is none of them. Of several
     links, each is taken by itself: a key that only two together hide is not among these."""
     M, K = rows.q.shape[2], rows.k.shape[2]
-    if rows.causal and rows.real is None and M + rows.shift == K and not rows.links:
+    if (
+        rows.causal
+        and rows.real is None
+        and M + rows.diagonal_offset == K
+        and not rows.score_biases
+    ):
         return None
     start, stop, _ = rows.bounds()
     key = "unseen", rows.real is None
@@ -59,7 +64,7 @@ def _unseen(rows: KernelRows) -> Tensor | None:
             unseen = unseen | ~rows.real
         cached = rows.cache[key] = start, stop, rows.real, unseen[:, None]
     unseen = cached[3]
-    for link in rows.links:
+    for link in rows.score_biases:
         hidden = link.bias == -torch.inf
         if link.queries is not None:  # from some rows: what the others see is seen
             others = _covered(start, torch.where(link.queries, start, stop), K)
@@ -144,9 +149,9 @@ def check_stacked(stacked: StackedSums, dtype: torch.dtype, what: str) -> None:
         unseen = amount, sums.unseen_key.view(shape)
     count = stacked.selection.count[:, None]
     deviation = (mass - count).abs() / count.clamp(min=1)
-    if sums.drift is not None:
-        deviation = torch.maximum(deviation, sums.drift.cpu().view_as(mass))
-    reach = mass * 0 if sums.reach is None else sums.reach.cpu().view_as(mass)
+    if sums.lse_error is not None:
+        deviation = torch.maximum(deviation, sums.lse_error.cpu().view_as(mass))
+    reach = mass * 0 if sums.score_bound is None else sums.score_bound.cpu().view_as(mass)
     check(stacked.layers, deviation, reach, dtype, what, unseen)
 
 

@@ -59,13 +59,14 @@ def on_cpu(captured: CapturedCall) -> CapturedCall:
         for each in fields(captured.call)
         if isinstance(value := getattr(captured.call, each.name), Tensor)
     }
-    links = tuple(
+    score_biases = tuple(
         ScoreBias(
-            bias=link.bias.cpu(), queries=None if link.queries is None else link.queries.cpu()
+            bias=added_bias.bias.cpu(),
+            queries=None if added_bias.queries is None else added_bias.queries.cpu(),
         )
-        for link in captured.call.links
+        for added_bias in captured.call.score_biases
     )
-    call = replace(captured.call, visible=geometry.visible, links=links, **moved)
+    call = replace(captured.call, visible=geometry.visible, score_biases=score_biases, **moved)
     return replace(
         captured,
         geometry=geometry,

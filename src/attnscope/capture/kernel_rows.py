@@ -36,28 +36,28 @@ def rows_of(
         k=k.detach() if k.requires_grad else k,
         scale=call.scale,
         causal=block.causal,
-        shift=block.shift,
+        diagonal_offset=block.shift,
         start=block.start,
         stop=block.stop,
-        own=block.self_key,
+        self_key=block.self_key,
         lse=lse.detach() if lse is not None and lse.requires_grad else lse,
         real=real,
         softcap=call.softcap,
         sinks=sinks.detach() if sinks is not None else None,
         key_bias=None if call.key_bias is None else call.key_bias.detach(),
         distance_bias=None if call.distance_bias is None else call.distance_bias.detach(),
-        links=_links(call, block),
+        score_biases=_score_biases(call, block),
         weight=block.weight,
-        shrink=block.shrink,
+        fpc=block.shrink,
         group=block.group,
         groups=groups if block.group is not None else 0,
         cache=block.cache,
     )
 
 
-def _links(call: AttentionCall, block: RowBlock) -> tuple[ScoreBias, ...]:
+def _score_biases(call: AttentionCall, block: RowBlock) -> tuple[ScoreBias, ...]:
     """Of the rows of a part. Changed calls are measured one by one, so the batch is the call's."""
     index = block.index
     if index is None and block.single_row is not None:
         index = torch.full((len(call.q), 1), block.single_row, device=call.q.device)
-    return tuple(link.among(index) for link in call.links) if call.links else ()
+    return tuple(added.gather(index) for added in call.score_biases) if call.score_biases else ()

@@ -193,8 +193,8 @@ class PerQueryMixin:
         self._stored_positions(layer)
         stored = self._layer_totals(layer).stored
         result = reduce_per_query(stored, request, self.backend)
-        if result.drift is not None:
-            off = result.drift.nan_to_num(0.0).amax(2)[None]
+        if result.lse_error is not None:
+            off = result.lse_error.nan_to_num(0.0).amax(2)[None]
             dtype = torch.float32 if stored[0].rows is None else stored[0].rows.q.dtype
             check([layer], off, off * 0, dtype, "rows add up to 1 only within")
         return result

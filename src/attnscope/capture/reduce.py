@@ -165,7 +165,7 @@ class Reducer:
         all_rows, leader = selection.all_rows, pass_queue.leader
         q, k, lse = pass_queue.tensors()
         backend = self.kernel_for(q[0])
-        layers = kernels.layers(backend)
+        layers = kernels.layers_kernel(backend)
         if layers is not None and (all_rows.index is None or all_rows.single_row is not None):
             call = replace(leader.call, q=q[0], k=k[0])
             rows = rows_of(call, all_rows, lse[0], scope._groups)
@@ -242,7 +242,7 @@ class Reducer:
                 sink_weights = torch.exp(queue.call.sinks.detach().double()[:, None] - queue_lse)
                 totals.add_sink(sink_weights, selection)
         if self.top:
-            result = kernels.tell_rows(backend)(rows, kernels.PerQueryRequest(top=self.top))
+            result = kernels.per_query_kernel(backend)(rows, kernels.PerQueryRequest(top=self.top))
             keys, weights = result.top_key, result.top_weight
             assert keys is not None
             assert weights is not None

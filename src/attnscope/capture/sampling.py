@@ -13,7 +13,7 @@ from attnscope.capture.kernel_rows import rows_of
 from attnscope.capture.pending import SiteQueue
 from attnscope.capture.sums import unstack
 from attnscope.kernels import AttentionCall
-from attnscope.kernels.call import reach_of
+from attnscope.kernels.call import score_bounds
 
 # Rows of a sampled pass that are looked at whole, to check the log-sum-exp they were given.
 SPOT_CHECKED_ROWS = 4
@@ -37,7 +37,7 @@ def exact_lse(
     )
     rows = rows_of(call, everything.repeat(repeats), lse, 0, repeats)
     if rows.lse is not None:
-        return kernels.refine(backend)(rows)
+        return kernels.exact_lse(backend)(rows)
     known = kernels.kernel(backend)(rows).lse
     assert known is not None
     return known.double(), torch.zeros(known.shape[:2], device=known.device)
@@ -68,9 +68,9 @@ def spot_check(
     if rows.sinks is not None:
         mass += (torch.exp(rows.sinks.double()[:, None] - rows.lse) * sees).sum(-1)
     off = (mass - sees.sum(-1)).abs() / SPOT_CHECKED_ROWS
-    reach = sums.reach
+    reach = sums.score_bound
     if reach is None:
-        reach = reach_of(rows).repeat_interleave(rows.q.shape[1] // rows.k.shape[1], 1)
+        reach = score_bounds(rows).repeat_interleave(rows.q.shape[1] // rows.k.shape[1], 1)
     check(
         [queue.site.layer for queue in queues],
         torch.stack(unstack(off, L)),

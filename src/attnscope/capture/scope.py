@@ -346,7 +346,7 @@ class Scope(PerQueryMixin):
         """What the counted queries add up to: what measures are functions of."""
         totals, sums, count = self._read(layer)
         K = totals.keys
-        later, self_mass = sums.later[..., :K], sums.own
+        later, self_mass = sums.received_later[..., :K], sums.self_mass
         if self._cross:  # no query is a key, or comes after one
             later, self_mass = (
                 torch.full_like(later, torch.nan),

@@ -15,7 +15,13 @@ from torch.nn.functional import pad
 from transformers import cache_utils
 
 from attnscope.errors import InputError, ScopeError
-from attnscope.kernels import KernelRows, PerQueryRequest, PerQueryResult, reference, tell_rows
+from attnscope.kernels import (
+    KernelRows,
+    PerQueryRequest,
+    PerQueryResult,
+    per_query_kernel,
+    reference,
+)
 from attnscope.kernels.one_row import of_weights
 
 
@@ -85,7 +91,7 @@ class StoredRows:
         assert self.rows is not None
         assert self.keys is not None
         rows = replace(self.rows, k=self.keys.leading(self.width))
-        return tell_rows(backend)(rows, request)
+        return per_query_kernel(backend)(rows, request)
 
 
 def attention_row(
@@ -101,7 +107,7 @@ def attention_row(
                 assert each.rows is not None
                 assert each.keys is not None
                 merged = replace(each.rows, k=each.keys.leading(each.width))
-                A = reference.weights(merged.one(sequence, m))[0][0, :, 0]
+                A = reference.weights(merged.select_row(sequence, m))[0][0, :, 0]
             return pad(A.float(), (each.first_key, keys - each.first_key - A.shape[-1]))
     return None
 
@@ -135,7 +141,10 @@ def store_rows(
             rows,
             real=None if rows.real is None else rows.real[:, :n_visible],
             key_bias=None if rows.key_bias is None else rows.key_bias[..., :n_visible],
-            links=tuple(replace(link, bias=link.bias[..., :n_visible]) for link in rows.links),
+            score_biases=tuple(
+                replace(added_bias, bias=added_bias.bias[..., :n_visible])
+                for added_bias in rows.score_biases
+            ),
         )
     # A tensor of inference mode does not count how often it was written to.
     k, q = k.clone() if copy or k.is_inference() else _compact_copy(k), _compact_copy(rows.q)

@@ -15,8 +15,8 @@ from attnscope.capture.stored_rows import StoredRows
 from attnscope.errors import ScopeError
 from attnscope.kernels import AttentionSums
 
-BY_KEY = ("received", "later", "variance", "flow")
-BY_HEAD = ("mass", "entropy", "own", "entropy_variance")
+BY_KEY = ("received", "received_later", "variance", "flow")
+BY_HEAD = ("mass", "entropy", "self_mass", "entropy_variance")
 SUMS = BY_KEY + BY_HEAD
 
 
@@ -163,7 +163,7 @@ class LayerAccumulator:
 
     def add(self, totals: AttentionSums, first_key: int) -> None:
         """Add the sums of some rows; key 0 of these is at position `first_key`."""
-        self.update_bounds(totals.drift, totals.reach)
+        self.update_bounds(totals.lse_error, totals.score_bound)
         if totals.unseen_mass is not None and totals.unseen_key is not None:
             key = totals.unseen_key + first_key if first_key else totals.unseen_key
             self._keep_unseen((totals.unseen_mass, key))
@@ -307,7 +307,7 @@ def _resize(sums: AttentionSums, left: int, right: int) -> AttentionSums:
     return replace(
         sums,
         received=grow(sums.received),
-        later=grow(sums.later),
+        received_later=grow(sums.received_later),
         variance=None if sums.variance is None else grow(sums.variance),
         flow=None if sums.flow is None else grow(sums.flow),
     )

@@ -33,7 +33,7 @@ from attnscope.capture.stored_rows import cache_overwrites
 from attnscope.capture.sums import LayerAccumulator, StackedSums
 from attnscope.errors import ModelError, ScopeError
 from attnscope.kernels.call import WITHOUT_FLOAT64
-from attnscope.kernels.tile_plan import even
+from attnscope.kernels.tile_plan import balanced_step
 
 # Bytes that may wait anywhere: asking the device how many it has free takes longer than a launch.
 MIN_BUDGET = 64 << 20
@@ -492,7 +492,7 @@ class WatchHook:
         """Measure lanes that are alike, as many at once as there is room for."""
         step, size = len(queues), max(queue.size for queue in queues)
         while step > 1 and not self._within_budget(step * size):
-            step = even(len(queues), step - 1)
+            step = balanced_step(len(queues), step - 1)
         geometry = concat(queues[0].geometries)
         for at in range(0, len(queues), step):
             some = queues[at : at + step]

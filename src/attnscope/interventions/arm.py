@@ -47,9 +47,9 @@ class Settings:
                 continue
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not low < value <= high or math.isinf(value):
-                reach = "above 0" if math.isinf(high) else f"above 0, up to {high}"
+                allowed = "above 0" if math.isinf(high) else f"above 0, up to {high}"
                 raise InputError(
-                    f"{name}={value!r}: give a number {reach}",
+                    f"{name}={value!r}: give a number {allowed}",
                     code="value-out-of-range",
                     argument=name,
                     value=value,
@@ -108,13 +108,13 @@ def arm(
         >>> bool((inside == before).all()), bool((model(**inputs).logits == before).all())
         (False, True)
     """
-    found = sites.find(model)
-    if len(found.stacks) > 1:
+    model_sites = sites.find(model)
+    if len(model_sites.stacks) > 1:
         raise InputError(
             "this model has an encoder and a decoder; apply arm to model.get_encoder() or "
             "model.get_decoder()",
             code="more-than-one-stack",
-            stacks=len(found.stacks),
+            stacks=len(model_sites.stacks),
         )
     for each in [seed] if isinstance(seed, int) else seed:
         if isinstance(each, bool) or not isinstance(each, int) or each < 0:
@@ -131,7 +131,7 @@ def arm(
         p1=preset.p1 if p1 is None else p1,
         share=(preset.share if c is None else None) if share is None else share,
     )
-    points = nonlinearities(model, found, sites.validate_layers(found, layers))
+    points = nonlinearities(model, model_sites, sites.validate_layers(model_sites, layers))
     flat = [point for some in points.values() for point in some]
     if experts := next((point for point in flat if point.experts is not None), None):
         raise ModelError(
@@ -140,11 +140,11 @@ def arm(
             code="mixture-of-experts",
             layer=experts.layer,
         )
-    return _moving(found.base_model, flat, settings, seed)
+    return _arming(model_sites.base_model, flat, settings, seed)
 
 
 @contextmanager
-def _moving(
+def _arming(
     base: nn.Module, points: list[Nonlinearity], settings: Settings, seed: int | Sequence[int]
 ) -> Iterator[None]:
     with ExitStack() as undo:
@@ -153,11 +153,11 @@ def _moving(
         modules = [point.module for point in points]
         undo.enter_context(backward_inside([base], modules, changes=True))
         for n, point in enumerate(points):
-            hook_with_tokens(point, text, _mover(n, point, text, settings, seed), undo)
+            hook_with_tokens(point, text, _make_hook(n, point, text, settings, seed), undo)
         yield
 
 
-def _mover(
+def _make_hook(
     n: int, point: Nonlinearity, text: PassInput, settings: Settings, seed: int | Sequence[int]
 ) -> Any:
     def move(rows: Tensor, which: Tensor) -> Tensor:

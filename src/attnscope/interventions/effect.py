@@ -45,7 +45,7 @@ class NextTokenShift:
 @torch.no_grad()
 def next_token(model: nn.Module, inputs: Mapping[str, Any], **cut: Any) -> NextTokenShift:
     """What the model says next, and what with some attention cut: `cut` as of `knockout`."""
-    where = _places(inputs["input_ids"], inputs.get("attention_mask"), None)
+    where = _positions(inputs["input_ids"], inputs.get("attention_mask"), None)
     before = _LogProbs.of(model, inputs, where).next
     with knockout(model, **cut):
         after = _LogProbs.of(model, inputs, where).next
@@ -84,44 +84,48 @@ def effect(
     """
     ids = inputs["input_ids"]
     B = ids.shape[0]
-    where = _places(ids, inputs.get("attention_mask"), answer)
+    where = _positions(ids, inputs.get("attention_mask"), answer)
     with watch(model, layers=layers, queries="last") as scope:
         plain = _LogProbs.of(model, inputs, where)
-    found = [(layer, scope.entropy(layer).shape[1]) for layer in scope.layers]
-    if len({heads for _, heads in found}) > 1 and not together:
+    layers_and_heads = [(layer, scope.entropy(layer).shape[1]) for layer in scope.layers]
+    if len({heads for _, heads in layers_and_heads}) > 1 and not together:
         raise InputError(
             "the chosen layers have different numbers of heads; choose layers with the same "
             "number, or use together=True",
             code="unequal-head-counts",
-            heads=dict(found),
+            heads=dict(layers_and_heads),
         )
-    said, moved = [], []
-    for layer, H in found:
+    logprobs, divergences = [], []
+    for layer, H in layers_and_heads:
         cuts = torch.ones(1, H, dtype=torch.bool) if together else torch.eye(H, dtype=torch.bool)
         step = max(1, at_once // B)
         for at in range(0, len(cuts), step):
             some = cuts[at : at + step]
             n = len(some)
-            wide = {name: _times(value, n) for name, value in inputs.items()}
+            batch = {name: _tile_batch(value, n) for name, value in inputs.items()}
             cut = knockout(
                 model,
-                keys=_times(torch.as_tensor(keys), n),
-                queries=_times(queries, n),
+                keys=_tile_batch(torch.as_tensor(keys), n),
+                queries=_tile_batch(queries, n),
                 layers=[layer],
                 heads=some.repeat_interleave(B, 0),
             )
             with cut:
-                changed = _LogProbs.of(model, wide, where.times(n))
-            said.append(changed.answer.view(n, B) - plain.answer)
-            moved.append(_divergence(plain.next, changed.next.view(n, B, -1)))
-    shape = len(found), -1, B
-    logprob, kl = (torch.cat(each).view(shape).permute(2, 0, 1).float() for each in (said, moved))
+                changed = _LogProbs.of(model, batch, where.tile_batch(n))
+            logprobs.append(changed.answer.view(n, B) - plain.answer)
+            divergences.append(_divergence(plain.next, changed.next.view(n, B, -1)))
+    shape = len(layers_and_heads), -1, B
+    logprob, kl = (
+        torch.cat(each).view(shape).permute(2, 0, 1).float() for each in (logprobs, divergences)
+    )
     return Effect(
-        layers=[layer for layer, _ in found], logprob=None if answer is None else logprob, kl=kl
+        layers=[layer for layer, _ in layers_and_heads],
+        logprob=None if answer is None else logprob,
+        kl=kl,
     )
 
 
-def _times(value: Any, n: int) -> Any:
+def _tile_batch(value: Any, n: int) -> Any:
     """[n · B, …], the batch over and over."""
     return value.repeat(n, *[1] * (value.ndim - 1)) if isinstance(value, Tensor) else value
 
@@ -136,16 +140,16 @@ class _Positions:
     next: Tensor
     """int64 [B]: the position that predicts the next token."""
 
-    def times(self, n: int) -> "_Positions":
-        return _Positions(*(_times(each, n) for each in (self.ids, self.answer, self.next)))
+    def tile_batch(self, n: int) -> "_Positions":
+        return _Positions(*(_tile_batch(each, n) for each in (self.ids, self.answer, self.next)))
 
 
-def _places(ids: Tensor, real: Tensor | None, answer: Tensor | None) -> _Positions:
-    there = torch.ones_like(ids, dtype=torch.bool) if real is None else real.bool()
+def _positions(ids: Tensor, real: Tensor | None, answer: Tensor | None) -> _Positions:
+    real_tokens = torch.ones_like(ids, dtype=torch.bool) if real is None else real.bool()
     order = torch.arange(ids.shape[1], device=ids.device)
-    last = torch.where(there, order, -1).amax(1)
+    last = torch.where(real_tokens, order, -1).amax(1)
     if answer is None:
-        return _Positions(ids, torch.zeros_like(there), last)
+        return _Positions(ids, torch.zeros_like(real_tokens), last)
     if answer.shape != ids.shape or answer.dtype != torch.bool:
         raise InputError(
             f"answer must be a bool tensor with the shape of input_ids, {list(ids.shape)}; got "
@@ -155,9 +159,9 @@ def _places(ids: Tensor, real: Tensor | None, answer: Tensor | None) -> _Positio
             shape=list(answer.shape),
             expected=list(ids.shape),
         )
-    answer = answer.to(ids.device) & there
+    answer = answer.to(ids.device) & real_tokens
     first = torch.where(answer, order, ids.shape[1]).amin(1)
-    before = torch.where(there, order, ids.shape[1]).amin(1)
+    before = torch.where(real_tokens, order, ids.shape[1]).amin(1)
     if not bool(answer.any(1).all()) or bool((first <= before).any()):
         sequence = int((~answer.any(1) | (first <= before)).nonzero()[0])
         raise InputError(
@@ -188,8 +192,10 @@ class _LogProbs:
         logits = model(**inputs, **options).logits
         if not options:
             logits = logits[:, kept]
-        says = logits.double().log_softmax(-1)
+        log_probs = logits.double().log_softmax(-1)
         token = where.ids.roll(-1, 1)[:, kept]
-        each = says.gather(2, token[..., None])[..., 0] * predicts[:, kept]
+        each = log_probs.gather(2, token[..., None])[..., 0] * predicts[:, kept]
         at = torch.searchsorted(kept, where.next)
-        return cls(each.sum(1), says[torch.arange(len(says), device=says.device), at])
+        return cls(
+            each.sum(1), log_probs[torch.arange(len(log_probs), device=log_probs.device), at]
+        )

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 
 from torch import Tensor, nn
 
-from attnscope.interventions.links import linking
+from attnscope.interventions.score_bias import bias_scores
 
 
 def knockout(
@@ -51,4 +51,6 @@ def knockout(
         >>> float(scope.received(0)[0, :, 1].sum())  # the last token no longer attends to it
         0.0
     """
-    return linking(model, bias=-math.inf, queries=queries, keys=keys, layers=layers, heads=heads)
+    return bias_scores(
+        model, bias=-math.inf, queries=queries, keys=keys, layers=layers, heads=heads
+    )

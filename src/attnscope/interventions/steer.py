@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from torch import Tensor, nn
 
 from attnscope.errors import InputError
-from attnscope.interventions.links import linking
+from attnscope.interventions.score_bias import bias_scores
 
 
 def steer(
@@ -60,4 +60,4 @@ def steer(
             value=factor,
         )
     bias = math.log(factor)
-    return linking(model, bias=bias, queries="all", keys=keys, layers=layers, heads=heads)
+    return bias_scores(model, bias=bias, queries="all", keys=keys, layers=layers, heads=heads)

@@ -70,15 +70,15 @@ def choose(backend: str, device: torch.device) -> str:
     return backend
 
 
-class Refine(Protocol):
+class ExactLse(Protocol):
     """The log-sum-exp of whole rows in float64, and how far the given one was from it [B, H]."""
 
     def __call__(self, rows: KernelRows) -> tuple[Tensor, Tensor]: ...
 
 
-def refine(backend: str) -> Refine:
-    """The `refine` of a kernel: what it must know of whole rows before it sees parts of them."""
-    return cast(Refine, import_module(f"attnscope.kernels.{backend}").refine)
+def exact_lse(backend: str) -> ExactLse:
+    """The `exact_lse` of a kernel: what it must know of whole rows before it sees parts of them."""
+    return cast(ExactLse, import_module(f"attnscope.kernels.{backend}").exact_lse)
 
 
 def kernel(backend: str) -> Reduce:
@@ -95,7 +95,7 @@ class ReduceLayers(Protocol):
     ) -> AttentionSums | None: ...
 
 
-def layers(backend: str) -> ReduceLayers | None:
+def layers_kernel(backend: str) -> ReduceLayers | None:
     """The kernel for layers that lie apart, where there is one."""
     if backend != "triton":
         return None
@@ -105,10 +105,10 @@ def layers(backend: str) -> ReduceLayers | None:
 class ReducePerQuery(Protocol):
     """What every row holds, of what is asked for."""
 
-    def __call__(self, rows: KernelRows, asked: PerQueryRequest) -> PerQueryResult: ...
+    def __call__(self, rows: KernelRows, request: PerQueryRequest) -> PerQueryResult: ...
 
 
-def tell_rows(backend: str) -> ReducePerQuery:
+def per_query_kernel(backend: str) -> ReducePerQuery:
     """The `by_query` of a kernel."""
-    home = backend if backend in ("reference", "triton") else "one_row"
-    return cast(ReducePerQuery, import_module(f"attnscope.kernels.{home}").by_query)
+    module = backend if backend in ("reference", "triton") else "one_row"
+    return cast(ReducePerQuery, import_module(f"attnscope.kernels.{module}").by_query)

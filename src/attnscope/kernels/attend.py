@@ -23,9 +23,9 @@ from attnscope.kernels.call import (
     VisibleRanges,
     distance_index,
     has_triton,
-    link_bias,
+    total_score_bias,
 )
-from attnscope.kernels.tile_plan import BoundedCache, Tile, cut, even, see
+from attnscope.kernels.tile_plan import BoundedCache, Tile, balanced_step, make_tiles, tile_mask
 
 # Queries of one block: at most, at least, and how many are not cut at all.
 BLOCK, LEAST, UNCUT = 256, 64, 192
@@ -52,38 +52,38 @@ def attend(
     """
     plain = call.softcap is None and call.sinks is None
     biased = call.key_bias is not None or call.distance_bias is not None
-    known = call.visible.form != "interval" and plain and not biased and not call.links
-    if known and (dropout or not need_lse) and call.q.shape[-1] == call.v.shape[-1]:
+    fusable = call.visible.form != "interval" and plain and not biased and not call.score_biases
+    if fusable and (dropout or not need_lse) and call.q.shape[-1] == call.v.shape[-1]:
         return _sdpa(call, dropout), None
-    if known and not dropout:
-        operator = _fused(call)
+    if fusable and not dropout:
+        operator = _cached_operator(call)
         if operator is not None:
             return operator(call.q, call.k, call.v)
-    if not dropout and not biased and _triton_runs(call):
+    if not dropout and not biased and _can_use_triton(call):
         return triton_attend(call)
     if plain:
         return _by_blocks(call, dropout)
     return _by_scores(call, dropout)
 
 
-def prepared(
+def bind_attention(
     call: AttentionCall,
 ) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]:
     """What `attend` does, for calls that differ from this one by their tensors alone: shapes,
     type and device are the same, and nobody wants gradients."""
     unfused = call.softcap is not None or call.visible.form == "interval"
-    operator = None if unfused else _fused(call)
+    operator = None if unfused else _cached_operator(call)
     if operator is not None:
         return operator
     bare = replace(call, q=_NOTHING, k=_NOTHING, v=_NOTHING)
 
-    def again(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
+    def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
         return attend(replace(bare, q=q, k=k, v=v))
 
-    return again
+    return run
 
 
-def _triton_runs(call: AttentionCall) -> bool:
+def _can_use_triton(call: AttentionCall) -> bool:
     """Our Triton kernel has no backward pass."""
     if call.q.device.type != "cuda" or not has_triton():
         return False
@@ -111,19 +111,19 @@ def _sdpa(call: AttentionCall, dropout: float) -> Tensor:
     return out
 
 
-def _fused(call: AttentionCall) -> Operator | None:
+def _cached_operator(call: AttentionCall) -> Operator | None:
     """The operator plain sdpa would choose, as it also returns the log-sum-exp; None where there
     is none. Layers under one mask are alike: torch chooses once for all of them."""
     q, k, v = call.q, call.k, call.v
-    learns = q.requires_grad, k.requires_grad, v.requires_grad
-    key = "operator", q.shape, k.shape, v.shape, q.dtype, q.device, learns, call.scale
+    needs_grad = q.requires_grad, k.requires_grad, v.requires_grad
+    key = "operator", q.shape, k.shape, v.shape, q.dtype, q.device, needs_grad, call.scale
     if key not in call.visible.cache:
-        call.visible.cache[key] = _chosen(call, causal=call.visible.form == "causal")
+        call.visible.cache[key] = _select_operator(call, causal=call.visible.form == "causal")
     operator: Operator | None = call.visible.cache[key]
     return operator
 
 
-def _chosen(call: AttentionCall, *, causal: bool) -> Operator | None:
+def _select_operator(call: AttentionCall, *, causal: bool) -> Operator | None:
     q, k, v, scale = call.q, call.k, call.v, call.scale
     if q.is_cpu:
         if q.shape[-1] == v.shape[-1] and q.dtype != torch.float64:  # whose lse is that wide too
@@ -166,12 +166,12 @@ def _flash_cuda(
 ) -> tuple[Tensor, Tensor]:
     E = v.shape[-1]
     wide = -(-E // 8) * 8  # the operator takes no other sizes; sdpa widens heads before it too
-    q, k, v = _widened(q, k, v, wide)
+    q, k, v = _pad_head_dim(q, k, v, wide)
     out, lse, *_ = torch._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)
     return out if wide == E else out[..., :E], lse
 
 
-def _widened(q: Tensor, k: Tensor, v: Tensor, wide: int) -> tuple[Tensor, ...]:
+def _pad_head_dim(q: Tensor, k: Tensor, v: Tensor, wide: int) -> tuple[Tensor, ...]:
     """Heads of one size; zeros change neither scores nor values."""
     return tuple(t if t.shape[-1] == wide else F.pad(t, (0, wide - t.shape[-1])) for t in (q, k, v))
 
@@ -181,7 +181,7 @@ def _flash_cpu(
 ) -> tuple[Tensor, Tensor]:
     E = v.shape[-1]
     if q.shape[-1] != E:  # the operator wants one size
-        q, k, v = _widened(q, k, v, max(q.shape[-1], E))
+        q, k, v = _pad_head_dim(q, k, v, max(q.shape[-1], E))
     out, lse = _FLASH_CPU(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
     out = out if out.shape[-1] == E else out[..., :E]
     return out, lse if lse.dtype == torch.float32 else lse.float()
@@ -195,24 +195,24 @@ def _by_blocks(call: AttentionCall, dropout: float = 0.0) -> tuple[Tensor, Tenso
     fused = call.q.device.type == "cpu" and not dropout
     # Small blocks see less of the future; of very small texts there is nothing to save.
     rows = Q if Q < UNCUT else max(LEAST, min(BLOCK, Q // 8))
-    for piece in chain.from_iterable(_pieces(call.visible, rows, MASK // K)):
-        if piece.empty:
+    for tile in chain.from_iterable(_tiles(call.visible, rows, MASK // K)):
+        if tile.empty:
             continue
-        there = piece.sequences, slice(None), piece.rows
-        keys = piece.sequences, slice(None), slice(piece.low, piece.high)
-        q, k, v = call.q[there], call.k[keys], call.v[keys]
-        bias = _biases(call, piece, q.dtype)
+        index = tile.sequences, slice(None), tile.rows
+        keys = tile.sequences, slice(None), slice(tile.low, tile.high)
+        q, k, v = call.q[index], call.k[keys], call.v[keys]
+        bias = _biases(call, tile, q.dtype)
         if bias is not None and q.dtype == torch.float64:
             bias = bias.double()  # the operator takes no mask of another width
         if fused:
-            out[there], lse[there] = _flash_cpu(q, k, v, call.scale, causal=False, bias=bias)
+            out[index], lse[index] = _flash_cpu(q, k, v, call.scale, causal=False, bias=bias)
             continue
         k, v = (t.repeat_interleave(per_group, 1) for t in (k, v))
         bias = None if bias is None else bias.to(q.dtype)  # sdpa wants it so
         some = F.scaled_dot_product_attention(
             q, k, v, attn_mask=bias, dropout_p=dropout, scale=call.scale
         )
-        out[there] = torch.where(_seen(call.visible, piece), some, 0.0)
+        out[index] = torch.where(_any_visible(call.visible, tile), some, 0.0)
     return out, lse if fused else None
 
 
@@ -220,19 +220,19 @@ def _by_scores(call: AttentionCall, dropout: float = 0.0) -> tuple[Tensor, Tenso
     """Attention with a soft-cap or sinks: the scores of a few rows at a time, spelled out."""
     out, all_lse = _empty(call)
     H, most = call.q.shape[1], max(1, SCORES // (call.q.shape[1] * call.k.shape[2]))
-    for pieces in _pieces(call.visible, min(BLOCK, most), most):
-        some = pieces[0].sequences
+    for tiles in _tiles(call.visible, min(BLOCK, most), most):
+        some = tiles[0].sequences
         k, v = (t[some].repeat_interleave(H // t.shape[1], 1) for t in (call.k, call.v))
-        for piece in pieces:
-            there, keys = (some, slice(None), piece.rows), slice(piece.low, piece.high)
-            if piece.empty:
+        for tile in tiles:
+            index, keys = (some, slice(None), tile.rows), slice(tile.low, tile.high)
+            if tile.empty:
                 if call.sinks is not None:
-                    all_lse[there] = call.sinks.float()[:, None]
+                    all_lse[index] = call.sinks.float()[:, None]
                 continue
-            x = (call.q[there] @ k[:, :, keys].transpose(2, 3)).float() * call.scale
+            x = (call.q[index] @ k[:, :, keys].transpose(2, 3)).float() * call.scale
             if call.softcap is not None:
                 x = call.softcap * torch.tanh(x / call.softcap)
-            bias = _biases(call, piece, torch.float32)
+            bias = _biases(call, tile, torch.float32)
             if bias is not None:
                 x = x + bias
             lse = torch.logsumexp(x, -1, keepdim=True)
@@ -240,8 +240,8 @@ def _by_scores(call: AttentionCall, dropout: float = 0.0) -> tuple[Tensor, Tenso
                 lse = torch.logaddexp(lse, call.sinks.float()[:, None, None])
             p = torch.exp(x - lse.clamp(min=torch.finfo(torch.float32).min))
             p = F.dropout(p, dropout)
-            out[there] = p.to(v.dtype) @ v[:, :, keys]
-            all_lse[there] = lse[..., 0].where(lse[..., 0] > -math.inf, 0.0)
+            out[index] = p.to(v.dtype) @ v[:, :, keys]
+            all_lse[index] = lse[..., 0].where(lse[..., 0] > -math.inf, 0.0)
     return out, None if dropout else all_lse
 
 
@@ -252,35 +252,37 @@ def _empty(call: AttentionCall) -> tuple[Tensor, Tensor]:
     return out, call.q.new_zeros((B, H, Q), dtype=torch.float32)
 
 
-def _pieces(visible: VisibleRanges, rows: int, most: int) -> list[list[Tile]]:
+def _tiles(visible: VisibleRanges, rows: int, most: int) -> list[list[Tile]]:
     """Pieces of up to `rows` queries of a sequence, up to `most` of several; for all layers."""
     key = "pieces", rows, most
     if key not in visible.cache:
         B, Q = visible.start.shape
         rows = min(rows, Q)
-        visible.cache[key] = cut(visible.start, visible.stop, even(B, most // rows), rows)
-    pieces: list[list[Tile]] = visible.cache[key]
-    return pieces
+        visible.cache[key] = make_tiles(
+            visible.start, visible.stop, balanced_step(B, most // rows), rows
+        )
+    tiles: list[list[Tile]] = visible.cache[key]
+    return tiles
 
 
-def _biases(call: AttentionCall, piece: Tile, dtype: torch.dtype) -> Tensor | None:
+def _biases(call: AttentionCall, tile: Tile, dtype: torch.dtype) -> Tensor | None:
     """All that is added to the scores of a piece, broadcast to [sequences, heads, rows, keys].
 
     The mask alone is of the given type; biases by key or distance are added up in float32.
     """
-    keys = slice(piece.low, piece.high)
+    keys = slice(tile.low, tile.high)
     added = []
     if call.key_bias is not None:
-        some = piece.sequences if len(call.key_bias) > 1 else slice(None)
+        some = tile.sequences if len(call.key_bias) > 1 else slice(None)
         added.append(call.key_bias[some, :, None, keys].float())
     if call.distance_bias is not None:
-        own = torch.arange(piece.rows.start, piece.rows.stop, device=call.q.device) + call.first
-        index = distance_index(own, piece.low, piece.high, call.distance_bias.shape[1])
+        self_key = torch.arange(tile.rows.start, tile.rows.stop, device=call.q.device) + call.first
+        index = distance_index(self_key, tile.low, tile.high, call.distance_bias.shape[1])
         added.append(call.distance_bias.float()[None, :, index])
-    linked = link_bias(call.links, piece.sequences, slice(None), piece.rows, keys)
-    if linked is not None:
-        added.append(linked)
-    mask = _bias(call.visible, piece, torch.float32 if added else dtype)
+    score_bias = total_score_bias(call.score_biases, tile.sequences, slice(None), tile.rows, keys)
+    if score_bias is not None:
+        added.append(score_bias)
+    mask = _bias(call.visible, tile, torch.float32 if added else dtype)
     if not added:
         return mask
     if mask is not None:
@@ -288,24 +290,24 @@ def _biases(call: AttentionCall, piece: Tile, dtype: torch.dtype) -> Tensor | No
     total = added[0]
     for term in added[1:]:
         total = total + term
-    B, H = call.q[piece.sequences].shape[:2]
-    return total.expand(B, H, piece.rows.stop - piece.rows.start, -1)
+    B, H = call.q[tile.sequences].shape[:2]
+    return total.expand(B, H, tile.rows.stop - tile.rows.start, -1)
 
 
-def _bias(visible: VisibleRanges, piece: Tile, dtype: torch.dtype) -> Tensor | None:
+def _bias(visible: VisibleRanges, tile: Tile, dtype: torch.dtype) -> Tensor | None:
     """[sequences, 1, rows, keys], to add to scores: 0 where seen; None where all see all."""
-    if piece.empty or (visible.real is None and piece.clear(piece.low, piece.high)):
+    if tile.empty or (visible.real is None and tile.is_dense(tile.low, tile.high)):
         return None
     store: BoundedCache = visible.cache.setdefault("masks", BoundedCache())
-    key = piece, dtype
+    key = tile, dtype
     if key in store.kept:
         return store.kept[key][0]
-    seen = see(piece, piece.low, piece.high, visible.start, visible.stop, visible.real)
-    bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-    return store.keep(key, bias.masked_fill_(~seen, -math.inf))[0]
+    mask = tile_mask(tile, tile.low, tile.high, visible.start, visible.stop, visible.real)
+    bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    return store.keep(key, bias.masked_fill_(~mask, -math.inf))[0]
 
 
-def _seen(visible: VisibleRanges, piece: Tile) -> Tensor:
+def _any_visible(visible: VisibleRanges, tile: Tile) -> Tensor:
     """bool [sequences, 1, rows, 1]: whether a query sees anything at all."""
-    there = piece.sequences, piece.rows
-    return (visible.stop[there] > visible.start[there])[:, None, :, None]
+    index = tile.sequences, tile.rows
+    return (visible.stop[index] > visible.start[index])[:, None, :, None]

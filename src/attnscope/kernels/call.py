@@ -1,8 +1,6 @@
-"""What crosses out of a model into the kernels, as plain data: one attention call and its rows.
+"""The input and output of the kernels: an attention call, its rows, and the sums over them.
 
-Knows tensors and the definitions; must not know transformers, modules or files.
-
-Tensors are named by shape throughout the kernels:
+Names of dimensions in all kernels:
     B batch · H query heads · G key/value heads (H = G · R) · Q queries · K keys
     D size of a query or key · E size of a value · M counted queries (rows)
 """
@@ -16,13 +14,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-# Scores that may be larger than this are made in float64, or made again. Trained models stay below
-# it, but for heads whose biases give them scores of hundreds or tens of thousands: of those float32
-# rounds away what a weight is made of.
+# Scores that may be larger than this are computed in float64. Most heads of trained models stay
+# below it. The biases of a few heads give scores of hundreds to tens of thousands, where float32
+# rounds away the digits that decide a weight.
 LARGE = 128.0
-# So few rows are single rows.
+# Up to this many rows, the CPU computes products in float64: it costs little.
 SINGLE = 8
-# Devices that do not know float64, in which kernels add up.
+# Devices without float64, which the kernels use for sums.
 WITHOUT_FLOAT64 = {"mps"}
 
 Form = Literal["causal", "full", "interval"]
@@ -30,58 +28,58 @@ Form = Literal["causal", "full", "interval"]
 
 @dataclass(eq=False, kw_only=True)
 class VisibleRanges:
-    """Which keys each query sees: the real keys `j` with `start[b, i] <= j < stop[b, i]`.
+    """The keys each query sees: the real keys `j` with `start[b, i] <= j < stop[b, i]`.
 
-    Every mask of the models we know is such an interval (causal, windowed, chunked, packed,
-    padded on either side), so two integers per query replace an n × n mask.
+    All supported masks are such intervals (causal, windowed, chunked, packed, padded on either
+    side), so two integers per query replace an n × n mask.
     """
 
     form: Form
-    """How a fused kernel can be told: "causal" and "full" need no mask at all."""
+    """The mask argument of a fused kernel: "causal" and "full" need no mask tensor."""
     bounds: Callable[[], tuple[Tensor, Tensor]]
-    """Makes `start` and `stop`, if they are ever needed."""
+    """Computes `start` and `stop` on first use."""
     real: Tensor | None = None
-    """bool [B, K], given only when padding lies *inside* the intervals."""
+    """bool [B, K]: False at padding; None unless padding lies inside the intervals."""
     cache: dict[Any, Any] = field(default_factory=dict)
-    """Where a kernel keeps what depends on the intervals alone; shared by layers."""
+    """Cache of values that depend on the intervals alone; shared by layers."""
 
     @cached_property
-    def _made(self) -> tuple[Tensor, Tensor]:
+    def _bounds(self) -> tuple[Tensor, Tensor]:
         return self.bounds()
 
     @property
     def start(self) -> Tensor:
         """int32 [B, Q], first visible key."""
-        return self._made[0]
+        return self._bounds[0]
 
     @property
     def stop(self) -> Tensor:
-        """int32 [B, Q], one past the last visible key; equal to `start` where nothing is seen."""
-        return self._made[1]
+        """int32 [B, Q], one past the last visible key; equal to `start` if no key is visible."""
+        return self._bounds[1]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ScoreBias:
-    """What somebody adds to the scores of some queries for some keys, in some heads."""
+    """A bias that an intervention adds to the scores of some queries, keys and heads."""
 
     bias: Tensor
-    """float32 [B or 1, H or 1, K], added after scale, soft-cap and the model's own biases; -inf
-    hides a key. No row that sees anything may lose all it sees."""
+    """float32 [B or 1, H or 1, K], added after scale, soft-cap and the model's biases; -inf
+    hides a key. A row with visible keys must keep at least one."""
     queries: Tensor | None = None
-    """bool [B, Q]: the queries meant; None for all of them. Of `KernelRows`: [B, M], the rows
-    meant."""
+    """bool [B, Q]: the queries that get the bias; None for all. In `KernelRows`: [B, M], the
+    rows."""
 
-    def among(self, index: Tensor | None) -> "ScoreBias":
-        """The same for gathered rows, int64 [B, M]."""
+    def gather(self, index: Tensor | None) -> "ScoreBias":
+        """The bias of gathered rows, int64 [B, M]."""
         if index is None or self.queries is None:
             return self
         return replace(self, queries=self.queries.gather(1, index))
 
 
-# Not frozen, which would take as long as a small layer: made once and not changed.
+# Not frozen: the constructor of a frozen dataclass takes as long as a small layer.
 @dataclass(slots=True, eq=False, kw_only=True)
 class AttentionCall:
-    """One attention of one layer in one forward pass."""
+    """One attention call: one layer in one forward pass."""
 
     layer: int
     q: Tensor
@@ -95,37 +93,37 @@ class AttentionCall:
     softcap: float | None = None
     """Scores become `softcap * tanh(score / softcap)`."""
     sinks: Tensor | None = None
-    """[H], a learned score per head that takes part in the softmax and has no key."""
+    """[H], a learned sink: a score per head in the softmax without a key."""
     key_bias: Tensor | None = None
     """[B or 1, H, K], added to every query's score of a key, after scale and soft-cap (ALiBi)."""
     distance_bias: Tensor | None = None
-    """[H, 2 N + 1], added likewise: entry `N + d` to scores at distance `d = own - key`; the ends
-    stand for all that lies beyond them (T5's relative positions)."""
+    """[H, 2 N + 1], added likewise: entry `N + d` at distance `d = self_key - key`. The first and
+    last entries also apply to larger distances (relative positions of T5)."""
     first: int = 0
-    """Index among the keys of query 0's own token, for `distance_bias`; the others follow it."""
+    """Index of query 0 among the keys, for `distance_bias`; the other queries follow it."""
     bias: Tensor | None = None
-    """[B or 1, H or 1, Q, K], added likewise. No kernel takes it: such a call is made densely."""
-    links: tuple[ScoreBias, ...] = ()
+    """[B or 1, H or 1, Q, K], added likewise. Kernels do not support it: the call runs densely."""
+    score_biases: tuple[ScoreBias, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class KernelRows:
-    """The rows of A that count: a call's queries, chosen, weighted and ready for a kernel.
+    """The attention rows to reduce: selected queries of a call with weights.
 
-    Every kernel takes every legal combination. Legal are:
-    - `start`, `stop` and `own`: all three, or none; none only with `causal`. With all three and
-      `causal`, they are what `filled` would make.
-    - `causal`: M + `shift` <= K. Keys after the last row's own are visible to no row. `causal`
-      does not exclude holes (`real`), `links`, `weight`, `group` or `shrink`.
-    - `shift`: 0 without `causal`.
-    - an interval: 0 <= `start` <= `stop` <= K; `own` may lie outside it, and outside the keys.
-    - `lse` in float32: rows are whole. In float64: rows may be parts of rows.
-    - `shrink`: M is even, and the rows of a pair have the same weight.
+    Every kernel supports every valid combination. Valid are:
+    - `start`, `stop` and `self_key`: all three, or none; none only with `causal`. With all three
+      and `causal`, they equal those of `with_bounds`.
+    - `causal`: M + `diagonal_offset` <= K. No row sees keys after the token of the last row.
+      `causal` allows gaps (`real`), `score_biases`, `weight`, `group` and `fpc`.
+    - `diagonal_offset`: 0 without `causal`.
+    - an interval: 0 <= `start` <= `stop` <= K; `self_key` may be outside it, and outside the keys.
+    - `lse` in float32: rows are complete. In float64: rows may cover a part of their keys.
+    - `fpc`: M is even, and the rows of a pair have the same weight.
     - `group` with `groups` > 0, both or neither.
-    - M = 0, and rows that see nothing.
-    - `cache`: rows that share it differ in their tensors `q`, `k`, `lse`, `real` and `links` alone.
+    - M = 0, and rows without visible keys.
+    - `cache`: rows with the same cache differ only in `q`, `k`, `lse`, `real` and `score_biases`.
 
-    Only `triangular` may spare a kernel its masks.
+    A kernel may skip masks only if `triangular` is True.
     """
 
     q: Tensor
@@ -134,19 +132,19 @@ class KernelRows:
     """[B, G, K, D]"""
     scale: float
     causal: bool = False
-    """Queries in order, each with the interval of keys up to its own. There may be holes in it."""
-    shift: int = 0
-    """Of causal rows: where the own token of the first stands among the keys."""
+    """Queries in order, each with the keys up to its own token. `real` may add gaps."""
+    diagonal_offset: int = 0
+    """For causal rows: index of the first row's token among the keys."""
     start: Tensor | None = None
-    """int32 [B, M]: as in `VisibleRanges`; equal to `stop` for a row that does not count."""
+    """int32 [B, M]: as in `VisibleRanges`; equal to `stop` for a row to skip."""
     stop: Tensor | None = None
     """int32 [B, M]"""
-    own: Tensor | None = None
-    """int32 [B, M]: the index of the query's own token among the keys."""
+    self_key: Tensor | None = None
+    """int32 [B, M]: index of the query's own token among the keys."""
     lse: Tensor | None = None
-    """[B, H, M]: log-sum-exp of the visible scores, sink included, if already known; 0 for a row
-    that sees nothing. In float32 as a fused operator returns it: rows are whole, and kernels make
-    it anew where scores are large. In float64 as `refine` returns it: rows may be parts of rows."""
+    """[B, H, M]: log-sum-exp of the visible scores with the sink, if known; 0 for a row without
+    visible keys. float32 from a fused operator: rows are complete, and kernels recompute it where
+    scores are large. float64 from `exact_lse`: rows may cover a part of their keys."""
     real: Tensor | None = None
     """bool [B, K], as in `VisibleRanges`."""
     softcap: float | None = None
@@ -154,13 +152,13 @@ class KernelRows:
     key_bias: Tensor | None = None
     """As in `AttentionCall`."""
     distance_bias: Tensor | None = None
-    """As in `AttentionCall`; distances are counted from `own`."""
-    links: tuple[ScoreBias, ...] = ()
+    """As in `AttentionCall`; distances start at `self_key`."""
+    score_biases: tuple[ScoreBias, ...] = ()
     weight: Tensor | None = None
-    """float32 [B, M]: how many queries a row stands for; None means one each."""
-    shrink: Tensor | None = None
-    """float32 [B, M / 2], for sampled rows: rows 2m and 2m + 1 are the two draws of a stratum,
-    and `shrink` is its finite-population factor (1 - 2 / stratum size)."""
+    """float32 [B, M]: the number of queries that a row represents; None for one each."""
+    fpc: Tensor | None = None
+    """float32 [B, M / 2], for sampled rows: finite-population correction (1 - 2 / stratum size).
+    Rows 2m and 2m + 1 are the two draws of a stratum."""
     group: Tensor | None = None
     """int64 [B, M], in `0 … groups - 1` or -1: the class of the query, for flow."""
     groups: int = 0
@@ -169,37 +167,37 @@ class KernelRows:
 
     @property
     def triangular(self) -> bool:
-        """Whether each row sees all keys up to its own: causal, and without a hole."""
+        """Whether each row sees all keys up to its own token: causal, without gaps."""
         return self.causal and self.real is None
 
-    def filled(self) -> "KernelRows":
-        """These rows with their bounds spelled out; rows with one cache share them."""
+    def with_bounds(self) -> "KernelRows":
+        """These rows with `start`, `stop` and `self_key`; rows with the same cache share them."""
         if self.start is not None:
             return self
         assert self.causal
         B, _, M, _ = self.q.shape
-        key = "bounds", B, M, self.shift
+        key = "bounds", B, M, self.diagonal_offset
         if key not in self.cache:
-            own = torch.arange(M, dtype=torch.int32, device=self.q.device)
-            own = (own + self.shift).expand(B, -1).contiguous()
-            self.cache[key] = torch.zeros_like(own), own + 1, own
-        start, stop, own = self.cache[key]
-        return replace(self, start=start, stop=stop, own=own)
+            self_key = torch.arange(M, dtype=torch.int32, device=self.q.device)
+            self_key = (self_key + self.diagonal_offset).expand(B, -1).contiguous()
+            self.cache[key] = torch.zeros_like(self_key), self_key + 1, self_key
+        start, stop, self_key = self.cache[key]
+        return replace(self, start=start, stop=stop, self_key=self_key)
 
-    def one(self, sequence: int, row: int) -> "KernelRows":
-        """A single row, B = M = 1, by itself."""
-        start, stop, own = self.bounds()
+    def select_row(self, sequence: int, row: int) -> "KernelRows":
+        """One row, B = M = 1."""
+        start, stop, self_key = self.bounds()
         b, m = slice(sequence, sequence + 1), slice(row, row + 1)
 
         def of(value: Tensor | None) -> Tensor | None:
             return None if value is None else value[b] if len(value) > 1 else value
 
-        links = [
+        score_biases = [
             ScoreBias(
-                bias=link.bias[b] if len(link.bias) > 1 else link.bias,
-                queries=None if link.queries is None else link.queries[b, m],
+                bias=added_bias.bias[b] if len(added_bias.bias) > 1 else added_bias.bias,
+                queries=None if added_bias.queries is None else added_bias.queries[b, m],
             )
-            for link in self.links
+            for added_bias in self.score_biases
         ]
         return KernelRows(
             q=self.q[b, :, m],
@@ -207,99 +205,104 @@ class KernelRows:
             scale=self.scale,
             start=start[b, m],
             stop=stop[b, m],
-            own=own[b, m],
+            self_key=self_key[b, m],
             real=None if self.real is None else self.real[b],
             softcap=self.softcap,
             sinks=self.sinks,
             key_bias=of(self.key_bias),
             distance_bias=self.distance_bias,
-            links=tuple(links),
+            score_biases=tuple(score_biases),
         )
 
     def bounds(self) -> tuple[Tensor, Tensor, Tensor]:
-        """`start`, `stop` and `own`."""
-        rows = self.filled()
+        """`start`, `stop` and `self_key`."""
+        rows = self.with_bounds()
         assert rows.start is not None
         assert rows.stop is not None
-        assert rows.own is not None
-        return rows.start, rows.stop, rows.own
+        assert rows.self_key is not None
+        return rows.start, rows.stop, rows.self_key
 
 
 # Not frozen, as `AttentionCall`.
 @dataclass(slots=True, eq=False, kw_only=True)
 class AttentionSums:
-    """Sums over the rows that count, each row times its weight."""
+    """Sums over rows, each row times its weight."""
 
     received: Tensor
     """float32 [B, H, K]: sum of A[i, j]."""
-    later: Tensor
+    received_later: Tensor
     """float32 [B, H, K]: the same over queries after the key, i > j."""
     mass: Tensor
     """float32 [B, H]: sum of `received` over the keys, for the conservation check."""
     entropy: Tensor
     """float32 [B, H]: sum over rows of -sum_j A ln A."""
-    own: Tensor
+    self_mass: Tensor
     """float32 [B, H]: sum of A[i, i]."""
     lse: Tensor | None = None
-    """float32 or float64 [B, H, M]: the log-sum-exp used, given or computed."""
-    drift: Tensor | None = None
-    """float32 [B, H]: how far the given log-sum-exp was from the rows' own, at most; None where
-    they were not compared."""
-    reach: Tensor | None = None
-    """float32 [B, H]: no score was larger than this. Rounding goes with it."""
+    """float32 or float64 [B, H, M]: the log-sum-exp that was used."""
+    lse_error: Tensor | None = None
+    """float32 [B, H]: largest error of the log-sum-exp in `KernelRows`; None if not compared."""
+    score_bound: Tensor | None = None
+    """float32 [B, H]: upper bound of the absolute scores; rounding errors grow with it."""
     unseen_mass: Tensor | None = None
-    """float32 [B, H]: the most that a key received which no row sees, 0 unless a kernel is wrong;
-    None where every key is seen, and as kernels return it: the caller compares."""
+    """float32 [B, H]: largest attention to a key that no row sees; above 0 only if a kernel is
+    wrong. The caller computes it, not the kernel; None if every key is visible."""
     unseen_key: Tensor | None = None
-    """int64 [B, H]: that key."""
+    """int64 [B, H]: the key with this attention."""
     variance: Tensor | None = None
-    """float32 [B, H, K]: of `received`, where rows are sampled."""
+    """float32 [B, H, K]: variance of `received`, if rows are sampled."""
     entropy_variance: Tensor | None = None
     """float32 [B, H]"""
     flow: Tensor | None = None
     """float32 [B, H, groups, K]: `received` from each group of queries."""
 
 
-def distance_index(own: Tensor, left: int, right: int, size: int) -> Tensor:
-    """int64 [..., keys]: where the distances from `own` [...] to the keys `left … right` stand in a
-    `distance_bias` of this size."""
-    keys = torch.arange(left, right, device=own.device)
-    return (own[..., None].long() - keys + size // 2).clamp_(0, size - 1)
+def distance_index(self_key: Tensor, left: int, right: int, size: int) -> Tensor:
+    """int64 [..., keys]: index into a `distance_bias` of this size, from `self_key` [...] to the
+    keys `left … right`."""
+    keys = torch.arange(left, right, device=self_key.device)
+    return (self_key[..., None].long() - keys + size // 2).clamp_(0, size - 1)
 
 
-def link_bias(
-    links: tuple[ScoreBias, ...], sequences: slice, heads: slice, rows: slice, keys: slice
+def total_score_bias(
+    score_biases: tuple[ScoreBias, ...], sequences: slice, heads: slice, rows: slice, keys: slice
 ) -> Tensor | None:
-    """float32, broadcast to [sequences, heads, rows, keys]: what links add to these scores."""
+    """float32, broadcast to [sequences, heads, rows, keys]: the sum of all score biases."""
     total = None
-    for link in links:
-        some = sequences if len(link.bias) > 1 else slice(None)
-        bias = link.bias[some, heads if link.bias.shape[1] > 1 else slice(None), None, keys]
-        if link.queries is not None:
-            bias = torch.where(link.queries[sequences, None, rows, None], bias, 0.0)
+    for added_bias in score_biases:
+        some = sequences if len(added_bias.bias) > 1 else slice(None)
+        bias = added_bias.bias[
+            some, heads if added_bias.bias.shape[1] > 1 else slice(None), None, keys
+        ]
+        if added_bias.queries is not None:
+            bias = torch.where(added_bias.queries[sequences, None, rows, None], bias, 0.0)
         total = bias if total is None else total + bias
     return total
 
 
-def reach_of(rows: KernelRows) -> Tensor:
-    """float32 [B, G]: no score of these heads is larger than this, nor was it before a soft-cap;
-    not finite where a query or key is not."""
+def score_bounds(rows: KernelRows) -> Tensor:
+    """float32 [B, G]: upper bound of the absolute scores, before the soft-cap.
+
+    Not finite if a query or key is not.
+    """
     B, G = rows.k.shape[:2]
     if rows.q.shape[2] == 0:
         return torch.zeros(B, G, device=rows.k.device)
     q, k = (torch.linalg.vector_norm(t, dim=-1).float() for t in (rows.q, rows.k))
-    reach: Tensor = q.reshape(B, G, -1).amax(-1) * k.amax(-1) * abs(rows.scale)
+    score_bound: Tensor = q.reshape(B, G, -1).amax(-1) * k.amax(-1) * abs(rows.scale)
     if rows.key_bias is not None:
         most = rows.key_bias.float().abs().amax(-1)
-        reach = reach + most.reshape(len(most), G, -1).amax(-1)
+        score_bound = score_bound + most.reshape(len(most), G, -1).amax(-1)
     if rows.distance_bias is not None:
-        reach = reach + rows.distance_bias.float().abs().amax(-1).view(G, -1).amax(-1)
-    for link in rows.links:  # a hidden key has no score
-        reach = reach + link.bias.abs().where(link.bias > -torch.inf, 0.0).amax()
-    return reach
+        score_bound = score_bound + rows.distance_bias.float().abs().amax(-1).view(G, -1).amax(-1)
+    for added_bias in rows.score_biases:  # hidden keys have no score
+        score_bound = (
+            score_bound + added_bias.bias.abs().where(added_bias.bias > -torch.inf, 0.0).amax()
+        )
+    return score_bound
 
 
 @cache
 def has_triton() -> bool:
-    """Whether the Triton kernels can be imported here."""
+    """Whether the Triton kernels can be imported."""
     return find_spec("triton") is not None

@@ -1,15 +1,12 @@
-"""The loops of the compiled kernel: what numba makes machine code of. Launched by `compiled.py`;
-knows arrays and nothing else.
+"""The loops of the CPU kernel that numba compiles; `numba_kernel.py` calls them.
 
-Sixteen rows at a time (a chunk) against all the keys that any of them sees: the scores of four rows
-(a quad) and some hundred keys, summed in registers (`_products`); their exponentials and the sums
-of those (`_weigh`); and when rows are whole, and can be divided by their sums, the sums over rows
-(`_columns`). These three are written in LLVM's vectors, because what loops become by themselves is
-not to be relied upon. All else is numba, and cheap.
+A chunk is 16 rows against all keys that any of them sees. Each chunk has three steps:
+`_products` computes the scores of four rows (a quad) and some hundred keys in registers;
+`_exp_row_sums` computes their exponentials and row sums; `_column_sums` adds the normalised rows.
+These three use LLVM vectors, because automatic vectorisation of loops is not reliable.
 
-Sums are float32 over sixteen rows or a block of keys, and float64 beyond. Nothing here assumes that
-numbers are finite: one that is not must come out as one. All is in one file, by which numba knows
-whether what it kept on disk is still true.
+Sums are float32 over 16 rows or a block of keys, and float64 beyond. Values that are not finite
+stay not finite. All code is in one file, because numba checks its disk cache by file.
 """
 
 import math
@@ -64,33 +61,33 @@ class Workspace(NamedTuple):
     start: Any
     """int32 [ROWS], as `stop`: equal where a row sees nothing."""
     stop: Any
-    below: Any
+    offset: Any
     """T [ROWS]: what the scores of a row begin with, its log-sum-exp over the scale, negative: what
     is left of large scores is rounded as the small number it is."""
     sums: Any
     """float64 [ROWS, 2]: the sum of a row's entries, and that of p ln p."""
-    times: Any
+    row_scale: Any
     """float32 [ROWS]: what its entries are multiplied by."""
 
 
 class Vectors:
     """LLVM's vectors of one type, with the few operations on them that are needed here."""
 
-    def __init__(self, builder: Any, element: Any, lanes: int):
+    def __init__(self, builder: Any, element: Any, elements: int):
         self.builder = builder
-        self.lanes = lanes
-        self.type = ir.VectorType(element, lanes)
+        self.elements = elements
+        self.type = ir.VectorType(element, elements)
         self.zero = self.constant(0.0)
 
     def constant(self, value: float) -> Any:
         """A vector of one number that is known."""
-        return ir.Constant(self.type, [value] * self.lanes)
+        return ir.Constant(self.type, [value] * self.elements)
 
     def at(self, pointer: Any, offset: int) -> Any:
         """The place of a vector, so many of its elements behind a pointer."""
         builder = self.builder
-        there = builder.gep(pointer, [ir.IntType(64)(offset)])
-        return builder.bitcast(there, self.type.as_pointer())
+        address = builder.gep(pointer, [ir.IntType(64)(offset)])
+        return builder.bitcast(address, self.type.as_pointer())
 
     def load(self, pointer: Any, offset: int = 0) -> Any:
         """What is there."""
@@ -103,7 +100,7 @@ class Vectors:
     def spread(self, scalar: Any) -> Any:
         """A vector of one number."""
         empty = ir.Constant(self.type, ir.Undefined)
-        first = ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), [0] * self.lanes)
+        first = ir.Constant(ir.VectorType(ir.IntType(32), self.elements), [0] * self.elements)
         one = self.builder.insert_element(empty, scalar, ir.IntType(32)(0))
         return self.builder.shuffle_vector(one, empty, first)
 
@@ -115,22 +112,24 @@ class Vectors:
     def total(self, value: Any) -> Any:
         """The sum of a vector of float32."""
         element = self.type.element
-        name = f"llvm.vector.reduce.fadd.v{self.lanes}f32"
+        name = f"llvm.vector.reduce.fadd.v{self.elements}f32"
         kind = ir.FunctionType(element, [element, self.type])
         function = cgutils.get_or_insert_function(self.builder.module, kind, name)
         return self.builder.call(function, [element(0.0), value], fastmath=("reassoc",))
 
     def exponential(self, x: Any, table: Any) -> Any:
         """Of a vector of float32; 0 and infinity where float32 ends."""
-        builder, whole = self.builder, ir.VectorType(ir.IntType(32), self.lanes)
+        builder, integer = self.builder, ir.VectorType(ir.IntType(32), self.elements)
         lowest, highest, log2e, much, *rest = (
             self.load(table, n * VECTOR // 4) for n in range(len(TABLE))
         )
         x = builder.select(builder.fcmp_ordered("<", x, lowest), lowest, x)  # a nan stays
         x = builder.select(builder.fcmp_ordered(">", x, highest), highest, x)
         n = self.add_product(x, log2e, much)
-        power = builder.add(builder.bitcast(n, whole), ir.Constant(whole, [127] * self.lanes))
-        power = builder.shl(power, ir.Constant(whole, [23] * self.lanes))
+        power = builder.add(
+            builder.bitcast(n, integer), ir.Constant(integer, [127] * self.elements)
+        )
+        power = builder.shl(power, ir.Constant(integer, [23] * self.elements))
         n = builder.fsub(n, much)
         for part in rest[:2]:
             x = self.add_product(n, part, x)
@@ -151,26 +150,26 @@ def _pointers(context: Any, builder: Any, signature: Any, args: Any) -> list[Any
 
 
 def _generate_products(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    scores, width, q, keys, depth, panels, begun = _pointers(context, builder, signature, args)
+    scores, width, q, keys, depth, panels, initial = _pointers(context, builder, signature, args)
     n, mul, element = ir.IntType(64), builder.mul, signature.args[2].dtype
-    lanes = 8 * VECTOR // element.bitwidth
-    vectors = Vectors(builder, context.get_data_type(element), lanes)
-    size = n(PAIR * lanes)
+    elements = 8 * VECTOR // element.bitwidth
+    vectors = Vectors(builder, context.get_data_type(element), elements)
+    size = n(PAIR * elements)
     every = [(i, v) for i in range(QUAD) for v in range(PAIR)]
-    begun = [vectors.spread(builder.load(builder.gep(begun, [n(i)]))) for i in range(QUAD)]
+    initial = [vectors.spread(builder.load(builder.gep(initial, [n(i)]))) for i in range(QUAD)]
 
     def add_dimension(panel: Any, d: Any, sums: list[Any]) -> list[Any]:
-        there = builder.gep(q, [mul(d, n(QUAD))])
-        of_rows = [vectors.spread(builder.load(builder.gep(there, [n(i)]))) for i in range(QUAD)]
-        there = builder.gep(panel, [mul(d, size)])
-        of_keys = [vectors.load(there, v * lanes) for v in range(PAIR)]
+        address = builder.gep(q, [mul(d, n(QUAD))])
+        of_rows = [vectors.spread(builder.load(builder.gep(address, [n(i)]))) for i in range(QUAD)]
+        address = builder.gep(panel, [mul(d, size)])
+        of_keys = [vectors.load(address, v * elements) for v in range(PAIR)]
         pairs = zip(every, sums, strict=True)
         return [vectors.add_product(of_rows[i], of_keys[v], each) for (i, v), each in pairs]
 
     with cgutils.for_range(builder, panels) as loop:
         first = mul(loop.index, size)
         panel = builder.gep(keys, [mul(first, depth)])
-        sums = [cgutils.alloca_once_value(builder, begun[i]) for i, _ in every]
+        sums = [cgutils.alloca_once_value(builder, initial[i]) for i, _ in every]
         rest = builder.srem(depth, n(DEPTH))
         with cgutils.for_range_slice(builder, rest, depth, n(DEPTH), n) as (begin, _):
             parts = [vectors.zero for _ in every]
@@ -184,119 +183,127 @@ def _generate_products(context: Any, builder: Any, signature: Any, args: Any) ->
                 builder.store(part, total)
         for (i, v), total in zip(every, sums, strict=True):
             here = builder.gep(scores, [builder.add(mul(width, n(i)), first)])
-            vectors.store(builder.load(total), here, v * lanes)
+            vectors.store(builder.load(total), here, v * elements)
     return context.get_dummy_value()
 
 
 @intrinsic
-def _products(typing, scores, width, q, keys, depth, panels, begun):  # type: ignore[no-untyped-def]
+def _products(typing, scores, width, q, keys, depth, panels, initial):  # type: ignore[no-untyped-def]
     """A quad [D, QUAD] times some panels of keys [panels, D, panel], sums begun with a number for
     each row, into scores [QUAD, width]."""
     n = types.intp
-    return types.void(scores, n, q, keys, n, n, begun), _generate_products
+    return types.void(scores, n, q, keys, n, n, initial), _generate_products
 
 
-def _hide(floats: Vectors, first: Any, start: Any, stop: Any, real: Any, values: list[Any]) -> None:
+def _mask_hidden(
+    floats: Vectors, first: Any, start: Any, stop: Any, real: Any, values: list[Any]
+) -> None:
     """Put 0 into those of the values, of the keys from `first` on, that a row does not see."""
-    builder, lanes = floats.builder, floats.lanes
-    order = ir.VectorType(ir.IntType(32), lanes)
-    whole, bytes_ = Vectors(builder, order.element, lanes), Vectors(builder, ir.IntType(8), lanes)
-    keys, low, high = (
-        whole.spread(each) for each in (builder.trunc(first, order.element), start, stop)
+    builder, elements = floats.builder, floats.elements
+    order = ir.VectorType(ir.IntType(32), elements)
+    integers, bytes_ = (
+        Vectors(builder, order.element, elements),
+        Vectors(builder, ir.IntType(8), elements),
     )
-    keys = builder.add(keys, ir.Constant(order, list(range(lanes))))
-    seen = builder.icmp_signed(">=", keys, low)
-    seen = builder.and_(seen, builder.icmp_signed("<", keys, high))
-    there = bytes_.load(builder.gep(real, [first]))
-    seen = builder.and_(seen, builder.icmp_signed("!=", there, bytes_.constant(0)))
+    keys, low, high = (
+        integers.spread(each) for each in (builder.trunc(first, order.element), start, stop)
+    )
+    keys = builder.add(keys, ir.Constant(order, list(range(elements))))
+    mask = builder.icmp_signed(">=", keys, low)
+    mask = builder.and_(mask, builder.icmp_signed("<", keys, high))
+    address = bytes_.load(builder.gep(real, [first]))
+    mask = builder.and_(mask, builder.icmp_signed("!=", address, bytes_.constant(0)))
     for value in values:
-        builder.store(builder.select(seen, builder.load(value), floats.zero), value)
+        builder.store(builder.select(mask, builder.load(value), floats.zero), value)
 
 
-def _generate_weigh(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def _generate_exp_row_sums(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     (
-        scores, width, p, p_width, table, key, panels, clear_from, clear_to,
+        scores, width, p, p_width, table, key, panels, dense_from, dense_to,
         scale, start, stop, real, sums,
     ) = _pointers(context, builder, signature, args)  # fmt: skip
     n, add, rows = ir.IntType(64), builder.add, range(QUAD)
-    lanes = 8 * VECTOR // signature.args[0].dtype.bitwidth
-    vectors, floats = Vectors(builder, scale.type, lanes), Vectors(builder, ir.FloatType(), lanes)
+    elements = 8 * VECTOR // signature.args[0].dtype.bitwidth
+    vectors, floats = (
+        Vectors(builder, scale.type, elements),
+        Vectors(builder, ir.FloatType(), elements),
+    )
 
     def of(array: Any, i: int) -> Any:
         return builder.load(builder.gep(array, [n(i)]))
 
     scale = vectors.spread(scale)
-    found = [[cgutils.alloca_once_value(builder, floats.zero) for _ in range(2)] for _ in rows]
-    made = [[cgutils.alloca_once(builder, floats.type) for _ in range(2)] for _ in rows]
+    totals = [[cgutils.alloca_once_value(builder, floats.zero) for _ in range(2)] for _ in rows]
+    entries = [[cgutils.alloca_once(builder, floats.type) for _ in range(2)] for _ in rows]
     with cgutils.for_range(builder, builder.mul(panels, n(PAIR))) as loop:
-        at = builder.mul(loop.index, n(lanes))
+        at = builder.mul(loop.index, n(elements))
         first = add(key, at)
-        for i, (left, entry) in enumerate(made):
+        for i, (left, entry) in enumerate(entries):
             x = vectors.load(builder.gep(scores, [add(builder.mul(width, n(i)), at)]))
             x = builder.fmul(x, scale)
             x = x if vectors.type == floats.type else builder.fptrunc(x, floats.type)
             builder.store(x, left)
             builder.store(floats.exponential(x, table), entry)
         edge = builder.or_(
-            builder.icmp_signed("<", first, clear_from),
-            builder.icmp_signed(">", add(first, n(lanes)), clear_to),
+            builder.icmp_signed("<", first, dense_from),
+            builder.icmp_signed(">", add(first, n(elements)), dense_to),
         )
         with builder.if_then(edge, likely=False):
             for i in rows:
-                _hide(floats, first, of(start, i), of(stop, i), real, made[i])
+                _mask_hidden(floats, first, of(start, i), of(stop, i), real, entries[i])
         for i in rows:
-            x, e = (builder.load(each) for each in made[i])
+            x, e = (builder.load(each) for each in entries[i])
             floats.store(e, builder.gep(p, [add(builder.mul(p_width, n(i)), at)]))
-            seen, entropy = found[i]
-            builder.store(builder.fadd(builder.load(seen), e), seen)
+            row_sum, entropy = totals[i]
+            builder.store(builder.fadd(builder.load(row_sum), e), row_sum)
             builder.store(floats.add_product(e, x, builder.load(entropy)), entropy)
     for i in rows:
-        for one, each in enumerate(found[i]):
-            there = builder.gep(sums, [n(2 * i + one)])
+        for one, each in enumerate(totals[i]):
+            address = builder.gep(sums, [n(2 * i + one)])
             more = builder.fpext(floats.total(builder.load(each)), ir.DoubleType())
-            builder.store(builder.fadd(builder.load(there), more), there)
+            builder.store(builder.fadd(builder.load(address), more), address)
     return context.get_dummy_value()
 
 
 @intrinsic
-def _weigh(  # type: ignore[no-untyped-def]
-    typing, scores, width, p, p_width, table, key, panels, clear_from, clear_to,
+def _exp_row_sums(  # type: ignore[no-untyped-def]
+    typing, scores, width, p, p_width, table, key, panels, dense_from, dense_to,
     scale, start, stop, real, sums,
 ):  # fmt: skip
     """The entries of a quad on some panels of keys from `key` on, p = exp(score · scale), 0 where a
     row sees none; and the sums of p and of p ln p, added to `sums`. All rows see the keys
-    `clear_from … clear_to`."""
+    `dense_from … dense_to`."""
     n = types.intp
     arrays = start, stop, real, sums
-    return types.void(scores, n, p, n, table, n, n, n, n, scale, *arrays), _generate_weigh
+    return types.void(scores, n, p, n, table, n, n, n, n, scale, *arrays), _generate_exp_row_sums
 
 
-def _generate_columns(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    p, width, times, sums, low, high = _pointers(context, builder, signature, args)
-    n, lanes = ir.IntType(64), VECTOR // 4
-    floats = Vectors(builder, ir.FloatType(), lanes)
-    doubles = Vectors(builder, ir.DoubleType(), lanes)
+def _generate_column_sums(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    p, width, row_scale, sums, low, high = _pointers(context, builder, signature, args)
+    n, elements = ir.IntType(64), VECTOR // 4
+    floats = Vectors(builder, ir.FloatType(), elements)
+    doubles = Vectors(builder, ir.DoubleType(), elements)
     with cgutils.for_range_slice(builder, low, high, n(STEP), n) as (key, _):
         # Two sums of each vector, so that one need not wait for the other.
-        found = [[floats.zero] * 2 for _ in range(0, STEP, lanes)]
+        totals = [[floats.zero] * 2 for _ in range(0, STEP, elements)]
         for i in range(ROWS):
-            one = floats.spread(builder.load(builder.gep(times, [n(i)])))
+            one = floats.spread(builder.load(builder.gep(row_scale, [n(i)])))
             here = builder.gep(p, [builder.add(builder.mul(width, n(i)), key)])
-            for v, each in enumerate(found):
-                each[i % 2] = floats.add_product(one, floats.load(here, v * lanes), each[i % 2])
+            for v, each in enumerate(totals):
+                each[i % 2] = floats.add_product(one, floats.load(here, v * elements), each[i % 2])
         here = builder.gep(sums, [key])
-        for v, each in enumerate(found):
+        for v, each in enumerate(totals):
             more = builder.fpext(builder.fadd(*each), doubles.type)
-            more = builder.fadd(doubles.load(here, v * lanes), more)
-            doubles.store(more, here, v * lanes)
+            more = builder.fadd(doubles.load(here, v * elements), more)
+            doubles.store(more, here, v * elements)
     return context.get_dummy_value()
 
 
 @intrinsic
-def _columns(typing, p, width, times, sums, low, high):  # type: ignore[no-untyped-def]
+def _column_sums(typing, p, width, row_scale, sums, low, high):  # type: ignore[no-untyped-def]
     """Add the rows of a chunk, each times its number, to the sums of the keys `low … high`."""
     n = types.intp
-    return types.void(p, n, times, sums, n, n), _generate_columns
+    return types.void(p, n, row_scale, sums, n, n), _generate_column_sums
 
 
 # Without `_nrt` every array that a function is given would be counted, atomically.
@@ -322,17 +329,17 @@ def _pack_keys(k, panel, packed):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _prepare(room, b, h, m, last, q, start, stop, lse, scale):  # type: ignore[no-untyped-def]
+def _prepare(workspace, b, h, m, last, q, start, stop, lse, scale):  # type: ignore[no-untyped-def]
     """The rows `m … last` of a head, at most ROWS, as a chunk; others see nothing."""
     D = q.shape[3]
     for i in range(ROWS):
-        there = m + i < last
-        room.start[i] = start[b, m + i] if there else 0
-        room.stop[i] = stop[b, m + i] if there else 0
-        room.below[i] = -np.float64(lse[b, h, m + i]) / scale if there else 0.0
-        room.sums[2 * i], room.sums[2 * i + 1], room.times[i] = 0.0, 0.0, 0.0
-        packed = room.q[i // QUAD * QUAD * D + i % QUAD :]
-        if there:
+        valid = m + i < last
+        workspace.start[i] = start[b, m + i] if valid else 0
+        workspace.stop[i] = stop[b, m + i] if valid else 0
+        workspace.offset[i] = -np.float64(lse[b, h, m + i]) / scale if valid else 0.0
+        workspace.sums[2 * i], workspace.sums[2 * i + 1], workspace.row_scale[i] = 0.0, 0.0, 0.0
+        packed = workspace.q[i // QUAD * QUAD * D + i % QUAD :]
+        if valid:
             row = q[b, h, m + i]
             for d in range(D):
                 packed[d * QUAD] = row[d]
@@ -345,74 +352,74 @@ def _prepare(room, b, h, m, last, q, start, stop, lse, scale):  # type: ignore[n
 def _span(start, stop, first, count):  # type: ignore[no-untyped-def]
     """From the first key that any of these rows sees to behind the last, and what all of them see
     of that."""
-    low, high, clear_from, clear_to = 2**31, 0, 0, 2**31
+    low, high, dense_from, dense_to = 2**31, 0, 0, 2**31
     for i in range(first, first + count):
         if stop[i] > start[i]:
             low, high = min(low, start[i]), max(high, stop[i])
-        clear_from, clear_to = max(clear_from, start[i]), min(clear_to, stop[i])
-    return low, high, clear_from, clear_to
+        dense_from, dense_to = max(dense_from, start[i]), min(dense_to, stop[i])
+    return low, high, dense_from, dense_to
 
 
 @_jit
-def _entries(room, D, holes, low, high, scale):  # type: ignore[no-untyped-def]
+def _exponentials(workspace, D, holes, low, high, scale):  # type: ignore[no-untyped-def]
     """The entries of a chunk on the keys `low … high`, and their sums."""
-    width, panel = room.p.size // ROWS, PAIR * VECTOR // room.keys.itemsize
+    width, panel = workspace.p.size // ROWS, PAIR * VECTOR // workspace.keys.itemsize
     for left in range(low, high, BLOCK):
         right = min(left + BLOCK, high)
         for row in range(0, ROWS, QUAD):
-            first, last, clear_from, clear_to = _span(room.start, room.stop, row, QUAD)
+            first, last, dense_from, dense_to = _span(workspace.start, workspace.stop, row, QUAD)
             first, last = max(left, first - first % panel), min(right, last + -last % panel)
             if first < last:
                 panels = (last - first) // panel
-                q, keys = room.q[row * D :], room.keys[first * D :]
-                _products(room.scores, BLOCK, q, keys, D, panels, room.below[row:])
-                _weigh(
-                    room.scores, BLOCK, room.p[row * width + first :], width, room.table,
-                    first, panels, clear_from, -1 if holes else clear_to,
-                    scale, room.start[row:], room.stop[row:], room.real,
-                    room.sums[2 * row :],
+                q, keys = workspace.q[row * D :], workspace.keys[first * D :]
+                _products(workspace.scores, BLOCK, q, keys, D, panels, workspace.offset[row:])
+                _exp_row_sums(
+                    workspace.scores, BLOCK, workspace.p[row * width + first :], width,
+                    workspace.table, first, panels, dense_from, -1 if holes else dense_to,
+                    scale, workspace.start[row:], workspace.stop[row:], workspace.real,
+                    workspace.sums[2 * row :],
                 )  # fmt: skip
             else:
                 first = last = left
             for i in range(row, row + QUAD):
-                _clear(room.p[i * width + left : i * width + first])
-                _clear(room.p[i * width + last : i * width + right])
+                _clear(workspace.p[i * width + left : i * width + first])
+                _clear(workspace.p[i * width + last : i * width + right])
 
 
 @_jit
-def _divide(room, i, below, weight, sink, has_sink, own, scalars):  # type: ignore[no-untyped-def]
-    """Let `times` divide a row by what its entries and the sink's add up to. Returns its
+def _normalize(workspace, i, offset, weight, sink, has_sink, self_key, scalars):  # type: ignore[no-untyped-def]
+    """Let `row_scale` divide a row by what its entries and the sink's add up to. Returns its
     log-sum-exp."""
-    seen, entropy = room.sums[2 * i], room.sums[2 * i + 1]
-    total = seen
+    row_sum, entropy = workspace.sums[2 * i], workspace.sums[2 * i + 1]
+    total = row_sum
     if has_sink:
-        total += math.exp(sink - below)
+        total += math.exp(sink - offset)
     # A row that sees nothing, or next to nothing beside its sink, stays as it is.
-    total = total if seen > 0 else 1.0
+    total = total if row_sum > 0 else 1.0
     off = math.log(total)
-    times = weight / total
-    room.times[i] = times
-    if room.start[i] <= own < room.stop[i]:
-        scalars[0] += times * room.p[i * (room.p.size // ROWS) + own]
-    scalars[1] -= times * (entropy - seen * off)
+    row_scale = weight / total
+    workspace.row_scale[i] = row_scale
+    if workspace.start[i] <= self_key < workspace.stop[i]:
+        scalars[0] += row_scale * workspace.p[i * (workspace.p.size // ROWS) + self_key]
+    scalars[1] -= row_scale * (entropy - row_sum * off)
     if not abs(off) <= scalars[2]:  # a nan stays
         scalars[2] = abs(off)
-    return below + off
+    return offset + off
 
 
 @_jit
-def _add_row(room, i, from_, sums, take):  # type: ignore[no-untyped-def]
+def _add_row(workspace, i, from_, sums, take):  # type: ignore[no-untyped-def]
     """Add what a row has on the keys from `from_` on that it sees; and `take` it from there."""
-    at, times = i * (room.p.size // ROWS), np.float64(room.times[i])
-    for j in range(max(from_, room.start[i]), room.stop[i]):
-        sums[j] += times * room.p[at + j]
+    at, row_scale = i * (workspace.p.size // ROWS), np.float64(workspace.row_scale[i])
+    for j in range(max(from_, workspace.start[i]), workspace.stop[i]):
+        sums[j] += row_scale * workspace.p[at + j]
         if take:
-            room.p[at + j] = 0.0
+            workspace.p[at + j] = 0.0
 
 
-def sweep(  # type: ignore[no-untyped-def]
-    first, last, scale, room, wide, large, q, k, start, stop, own, lse, real, weight, sinks, group,
-    sums, scalars, told, flow,
+def reduce_rows(  # type: ignore[no-untyped-def]
+    first, last, scale, workspace, wide, large, q, k, start, stop, self_key, lse, real, weight,
+    sinks, group, sums, scalars, lse_out, flow,
 ):  # fmt: skip
     """The pieces `first … last` of the work, each some rows of one head: those whose products are
     made in the type of `scale`, which are the `large` ones if it is the `wide` type.
@@ -425,36 +432,43 @@ def sweep(  # type: ignore[no-untyped-def]
     G, pieces = k.shape[1], sums.shape[2]
     size = -(-M // pieces)
     size += -size % ROWS
-    panel, packed, holes = PAIR * VECTOR // room.keys.itemsize, -1, real.shape[1] > 0
+    panel, packed, holes = PAIR * VECTOR // workspace.keys.itemsize, -1, real.shape[1] > 0
     for n in range(first, last):
         b, h, piece = n // (H * pieces), n // pieces % H, n % pieces
         if large[b, h // (H // G)] != wide:
             continue
         if packed != b * G + h // (H // G):
             packed = b * G + h // (H // G)
-            _pack_keys(k[b, h // (H // G)], panel, room.keys)
+            _pack_keys(k[b, h // (H // G)], panel, workspace.keys)
             for j in range(real.shape[1]):
-                room.real[j] = real[b, j]
+                workspace.real[j] = real[b, j]
         end = min(M, (piece + 1) * size)
         for m in range(piece * size, end, ROWS):
-            _prepare(room, b, h, m, min(end, m + ROWS), q, start, stop, lse, scale)
-            low, high, _, _ = _span(room.start, room.stop, 0, ROWS)
+            _prepare(workspace, b, h, m, min(end, m + ROWS), q, start, stop, lse, scale)
+            low, high, _, _ = _span(workspace.start, workspace.stop, 0, ROWS)
             low, high = low - low % STEP, high + -high % STEP
-            _entries(room, D, holes, low, high, scale)
+            _exponentials(workspace, D, holes, low, high, scale)
             for i in range(min(ROWS, end - m)):
-                told[b, h, m + i] = _divide(
-                    room, i, np.float64(lse[b, h, m + i]),
+                lse_out[b, h, m + i] = _normalize(
+                    workspace, i, np.float64(lse[b, h, m + i]),
                     weight[b, m + i] if weight.shape[1] else 1.0,
                     sinks[h] if sinks.size else 0.0, sinks.size > 0,
-                    own[b, m + i], scalars[b, h, piece],
+                    self_key[b, m + i], scalars[b, h, piece],
                 )  # fmt: skip
                 if group.shape[1] and group[b, m + i] >= 0:
-                    _add_row(room, i, 0, flow[b, h, group[b, m + i]], False)
-                _add_row(room, i, own[b, m + i], sums[b, h, piece, 1], True)
-            _columns(room.p, room.p.size // ROWS, room.times, sums[b, h, piece, 0], low, high)
+                    _add_row(workspace, i, 0, flow[b, h, group[b, m + i]], False)
+                _add_row(workspace, i, self_key[b, m + i], sums[b, h, piece, 1], True)
+            _column_sums(
+                workspace.p,
+                workspace.p.size // ROWS,
+                workspace.row_scale,
+                sums[b, h, piece, 0],
+                low,
+                high,
+            )
 
 
-def make_room(keys: int, D: int, *, wide: bool) -> Workspace:
+def make_workspace(keys: int, D: int, *, wide: bool) -> Workspace:
     """For so many keys."""
     T: Any = np.float64 if wide else np.float32
     return Workspace(
@@ -466,22 +480,24 @@ def make_room(keys: int, D: int, *, wide: bool) -> Workspace:
         real=np.ones(keys, np.uint8),
         start=np.empty(ROWS, np.int32),
         stop=np.empty(ROWS, np.int32),
-        below=np.empty(ROWS, T),
+        offset=np.empty(ROWS, T),
         sums=np.empty(2 * ROWS),
-        times=np.empty(ROWS, np.float32),
+        row_scale=np.empty(ROWS, np.float32),
     )
 
 
 def build(*, wide: bool, cache: bool) -> Any:
-    """`sweep` as machine code, for products in float64 or float32; kept on disk for other processes
-    if `cache`. What is given may have any strides."""
+    """Compile `reduce_rows` for products in float64 or float32; `cache` keeps it on disk.
+
+    Arrays may have any strides.
+    """
     f4, f8, i4, i8, yes = types.float32, types.float64, types.int32, types.int64, types.boolean
     T = f8 if wide else f4
-    room = T, T, T, f4, f4, types.uint8, i4, i4, T, f8, f4
+    workspace = T, T, T, f4, f4, types.uint8, i4, i4, T, f8, f4
     signature = types.void(
-        i8, i8, T, types.NamedTuple([each[::1] for each in room], Workspace),
+        i8, i8, T, types.NamedTuple([each[::1] for each in workspace], Workspace),
         yes, yes[:, :], f4[:, :, :, :], f4[:, :, :, :],
         i4[:, :], i4[:, :], i4[:, :], f4[:, :, :], yes[:, :], f4[:, :], f4[:], i8[:, :],
         f8[:, :, :, :, ::1], f8[:, :, :, ::1], f8[:, :, ::1], f8[:, :, :, ::1],
     )  # fmt: skip
-    return njit(signature, cache=cache, nogil=True, **_OPTIONS)(sweep)
+    return njit(signature, cache=cache, nogil=True, **_OPTIONS)(reduce_rows)

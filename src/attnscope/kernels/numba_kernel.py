@@ -3,7 +3,7 @@
 Torch's operators, one after the other, cost as much in memory traffic as the product itself, and
 gain little from a second core. Here numba compiles the loops (`compiled_jit.py`), on the user's
 machine and without a compiler there. It does what nearly all models ask for; the rest, and all of
-it where numba does not work, is left to torch: `takes` says which.
+it where numba does not work, is left to torch: `supports` says which.
 
 The work is cut into pieces in a way that does not depend on threads, each writes sums of its own,
 and those are added up in order: the same bytes on any number of cores.
@@ -33,7 +33,7 @@ WORTH, TURNS = 1 << 24, 8
 STEP = 32
 
 
-def takes(rows: KernelRows, large: list[list[bool]]) -> bool:
+def supports(rows: KernelRows, large: list[list[bool]]) -> bool:
     """Whether these rows can be reduced here; `large` where products are made in float64."""
     return (
         rows.q.device.type == "cpu"
@@ -45,10 +45,10 @@ def takes(rows: KernelRows, large: list[list[bool]]) -> bool:
         and rows.softcap is None
         and rows.key_bias is None
         and rows.distance_bias is None
-        and not rows.links
-        and rows.shrink is None
+        and not rows.score_biases
+        and rows.fpc is None
         and not (torch.is_grad_enabled() and (rows.q.requires_grad or rows.k.requires_grad))
-        and all(works(wide) for wide in {wide for each in large for wide in each})
+        and all(available(wide) for wide in {wide for each in large for wide in each})
     )
 
 
@@ -57,56 +57,63 @@ def _jit() -> Any:
 
 
 @cache
-def code(wide: bool) -> Callable[..., None]:
+def compiled_function(wide: bool) -> Callable[..., None]:
     """The loops, with products in float64 or float32. The first time on a machine this takes some
     seconds; then they are read from disk, or made in each process where nothing can be kept."""
     try:
-        made: Callable[..., None] = _jit().build(wide=wide, cache=True)
+        compiled: Callable[..., None] = _jit().build(wide=wide, cache=True)
     except (OSError, RuntimeError):  # numba's way to say that no folder can be written to
-        made = _jit().build(wide=wide, cache=False)
-    return made
+        compiled = _jit().build(wide=wide, cache=False)
+    return compiled
 
 
 @cache
-def works(wide: bool) -> bool:
+def available(wide: bool) -> bool:
     """Whether numba is here and can make them."""
     try:
-        code(wide)
+        compiled_function(wide)
     except Exception:  # it has many ways to fail, and torch does the same work
         return False
     return True
 
 
-def reduce(rows: KernelRows, reach: Tensor, large: list[list[bool]]) -> AttentionSums:
-    """All totals of these rows; `reach` [B, H]."""
+def reduce(rows: KernelRows, score_bound: Tensor, large: list[list[bool]]) -> AttentionSums:
+    """All totals of these rows; `score_bound` [B, H]."""
     B, H, M, D = rows.q.shape
     K = rows.k.shape[2]
     pieces = 1 if rows.group is not None else max(1, min(PIECES // H, -(-M // PIECE_ROWS)))
-    filled = K + -K % STEP
-    sums = torch.zeros(B, H, pieces, 2, filled, dtype=torch.float64)
+    with_bounds = K + -K % STEP
+    sums = torch.zeros(B, H, pieces, 2, with_bounds, dtype=torch.float64)
     scalars = sums.new_zeros(B, H, pieces, 3)
     lse = sums.new_empty(B, H, M)
-    flow = sums.new_zeros(B, H, rows.groups if rows.group is not None else 0, filled)
+    flow = sums.new_zeros(B, H, rows.groups if rows.group is not None else 0, with_bounds)
     arrays = (*_arrays(rows), *(each.numpy() for each in (sums, scalars, lse, flow)))
     threads = torch.get_num_threads() if B * H * M * K * D > WORTH else 1
-    kinds = np.array(large)
+    large_mask = np.array(large)
     for wide in (False, True):
-        if (kinds == wide).any():
+        if (large_mask == wide).any():
             scale = np.float64(rows.scale) if wide else np.float32(rows.scale)
-            room = partial(_jit().make_room, filled, D, wide=wide)
-            _spread(code(wide), B * H * pieces, threads, scale, room, (wide, kinds, *arrays))
+            workspace = partial(_jit().make_workspace, with_bounds, D, wide=wide)
+            _run_pieces(
+                compiled_function(wide),
+                B * H * pieces,
+                threads,
+                scale,
+                workspace,
+                (wide, large_mask, *arrays),
+            )
     later, others = (sums.sum(2) if pieces > 1 else sums[:, :, 0])[..., :K].unbind(2)
     received = later + others
-    own, entropy = scalars[..., :2].sum(2).float().unbind(-1)
+    self_mass, entropy = scalars[..., :2].sum(2).float().unbind(-1)
     return AttentionSums(
         received=received.float(),
-        later=later.float(),
+        received_later=later.float(),
         mass=received.sum(-1).float(),
         entropy=entropy,
-        own=own,
+        self_mass=self_mass,
         lse=lse,
-        drift=scalars[..., 2].amax(2).float(),
-        reach=reach,
+        lse_error=scalars[..., 2].amax(2).float(),
+        score_bound=score_bound,
         flow=None if rows.group is None else flow[..., :K].float(),
     )
 
@@ -116,8 +123,8 @@ def _arrays(rows: KernelRows) -> list[Any]:
     B = len(rows.q)
 
     def of(value: Tensor | None, dtype: torch.dtype, *none: int) -> Any:
-        given = torch.empty(none, dtype=dtype) if value is None else value.detach().to(dtype)
-        return given.numpy()
+        array = torch.empty(none, dtype=dtype) if value is None else value.detach().to(dtype)
+        return array.numpy()
 
     return [
         of(rows.q, torch.float32),
@@ -131,12 +138,12 @@ def _arrays(rows: KernelRows) -> list[Any]:
     ]
 
 
-def _spread(
-    sweep: Callable[..., None],
+def _run_pieces(
+    reduce_rows: Callable[..., None],
     count: int,
     threads: int,
     scale: Any,
-    make_room: Callable[[], Any],
+    make_workspace: Callable[[], Any],
     arrays: tuple[Any, ...],
 ) -> None:
     """Do `count` pieces of work on this thread and on others beside it."""
@@ -146,23 +153,23 @@ def _spread(
     done: list[int] = []
 
     def work() -> None:
-        room = make_room()
+        workspace = make_workspace()
         with suppress(IndexError):  # nothing is left
             while True:
                 first = todo.popleft()
-                sweep(first, min(first + step, count), scale, room, *arrays)
+                reduce_rows(first, min(first + step, count), scale, workspace, *arrays)
                 done.append(first)
 
     turns = len(todo)
     if turns == 1:
         work()
         return
-    _together(work, min(threads, turns))
+    _parallel_for(work, min(threads, turns))
     if len(done) != turns:
         raise RuntimeError(f"{turns - len(done)} of {turns} parts of a layer were not measured")
 
 
-def _together(work: Callable[[], None], threads: int) -> None:
+def _parallel_for(work: Callable[[], None], threads: int) -> None:
     """Do the same on so many threads, this one among them; raises what one of them raised."""
     failed: list[BaseException] = []
 
@@ -194,5 +201,5 @@ def _openmp() -> Callable[..., None] | None:
         return None
     parallel.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
     parallel.restype = None
-    found: Callable[..., None] = parallel
-    return found
+    function: Callable[..., None] = parallel
+    return function

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from attnscope.kernels.autocast import without_autocast
-from attnscope.kernels.call import LARGE, KernelRows, distance_index, link_bias, reach_of
-from attnscope.kernels.tile_plan import Tile, cut, even, see
+from attnscope.kernels.call import LARGE, KernelRows, distance_index, score_bounds, total_score_bias
+from attnscope.kernels.tile_plan import Tile, balanced_step, make_tiles, tile_mask
 
 # Scores of one block: a few megabytes stay in a CPU's cache; a GPU wants work for every core.
 SCORES = {"cpu": 1 << 19, "cuda": 1 << 26}
@@ -33,19 +33,19 @@ class PerQueryRequest:
     top: int = 0
     """How many of the largest entries."""
 
-    def part(self, piece: Tile) -> "PerQueryRequest":
+    def for_tile(self, tile: Tile) -> "PerQueryRequest":
         """The same of the rows of a piece, whose keys begin at its first."""
-        rows = piece.sequences, piece.rows
-        keys = None if self.keys is None else self.keys[rows] - piece.low
+        rows = tile.sequences, tile.rows
+        keys = None if self.keys is None else self.keys[rows] - tile.low
         if keys is not None:
-            keys = keys.where(keys < piece.high - piece.low, -1)
+            keys = keys.where(keys < tile.high - tile.low, -1)
         return replace(
             self,
             shares=None
             if self.shares is None
-            else self.shares[piece.sequences, piece.low : piece.high],
+            else self.shares[tile.sequences, tile.low : tile.high],
             keys=keys,
-            spans=None if self.spans is None else self.spans[rows] - piece.low,
+            spans=None if self.spans is None else self.spans[rows] - tile.low,
         )
 
 
@@ -70,7 +70,7 @@ class PerQueryResult:
     top_score: Tensor | None = None
     """[B, H, M, k]: as the softmax took it, scaled, capped and biased; nan where none is seen, or
     where only the weights are known."""
-    drift: Tensor | None = None
+    lse_error: Tensor | None = None
     """[B, H, M]: how far a row was from adding up to 1 under the log-sum-exp that the model's own
     attention had; None where that was not looked at."""
 
@@ -81,70 +81,70 @@ def renyi2(squares: Tensor) -> Tensor:
 
 
 @without_autocast
-def of_weights(A: Tensor, asked: PerQueryRequest, scores: Tensor | None = None) -> PerQueryResult:
+def of_weights(A: Tensor, request: PerQueryRequest, scores: Tensor | None = None) -> PerQueryResult:
     """What was asked for, of rows A [B, H, M, K] that exist; `scores` are -inf where unseen."""
-    found: dict[str, Tensor] = {}
-    if asked.shares is not None:
-        found["mass"] = A @ asked.shares.to(A.dtype)[:, None]
-    if asked.keys is not None:
-        there = asked.keys[:, None, :, None]
-        one = A.gather(3, there.clamp(min=0).expand(*A.shape[:3], 1))
-        found["weight"] = (one * (there >= 0))[..., 0]
-    if asked.spans is not None:
+    result: dict[str, Tensor] = {}
+    if request.shares is not None:
+        result["mass"] = A @ request.shares.to(A.dtype)[:, None]
+    if request.keys is not None:
+        chosen = request.keys[:, None, :, None]
+        one = A.gather(3, chosen.clamp(min=0).expand(*A.shape[:3], 1))
+        result["weight"] = (one * (chosen >= 0))[..., 0]
+    if request.spans is not None:
         order = torch.arange(A.shape[3], device=A.device)
-        found["spans"] = A.new_empty(*A.shape[:3], asked.spans.shape[2])
-        for s, ends in enumerate(asked.spans.unbind(2)):
+        result["spans"] = A.new_empty(*A.shape[:3], request.spans.shape[2])
+        for s, ends in enumerate(request.spans.unbind(2)):
             first, last = ends[:, None, :, :1], ends[:, None, :, 1:]
-            found["spans"][..., s] = (A * ((order >= first) & (order < last))).sum(3)
-    if asked.entropies:
-        found["entropy"] = torch.special.entr(A).sum(3)
-        found["squares"] = A.square().sum(3)
-    if asked.top:
+            result["spans"][..., s] = (A * ((order >= first) & (order < last))).sum(3)
+    if request.entropies:
+        result["entropy"] = torch.special.entr(A).sum(3)
+        result["squares"] = A.square().sum(3)
+    if request.top:
         by = A.where(A > 0, -torch.inf) if scores is None else scores
-        score, key = by.topk(min(asked.top, A.shape[3]))
-        found["top_weight"] = A.gather(3, key)
-        found["top_key"] = key.where(score > -torch.inf, -1)
+        score, key = by.topk(min(request.top, A.shape[3]))
+        result["top_weight"] = A.gather(3, key)
+        result["top_key"] = key.where(score > -torch.inf, -1)
         known = (score > -torch.inf) & (scores is not None)
-        found["top_score"] = score.where(known, torch.nan)
+        result["top_score"] = score.where(known, torch.nan)
     return PerQueryResult(
-        **{name: value if name == "top_key" else value.float() for name, value in found.items()}
+        **{name: value if name == "top_key" else value.float() for name, value in result.items()}
     )
 
 
 @without_autocast
-def by_query(rows: KernelRows, asked: PerQueryRequest) -> PerQueryResult:
+def by_query(rows: KernelRows, request: PerQueryRequest) -> PerQueryResult:
     """What was asked for of these rows, never more than a few of them at once."""
-    found = _nothing(rows, asked)
+    result = _empty_result(rows, request)
     if rows.q.shape[2] == 0:
-        return found
-    for piece, heads, scores in _blocks(rows):
+        return result
+    for tile, heads, scores in _blocks(rows):
         A = _softmax(rows, heads, scores)
-        some = of_weights(A, asked.part(piece), scores if asked.top else None)
-        there = piece.sequences, heads, piece.rows
+        some = of_weights(A, request.for_tile(tile), scores if request.top else None)
+        index = tile.sequences, heads, tile.rows
         for each in fields(PerQueryResult):
-            got, to = getattr(some, each.name), getattr(found, each.name)
+            got, to = getattr(some, each.name), getattr(result, each.name)
             if to is not None and each.name.startswith("top"):
-                where = piece.low if each.name == "top_key" else 0
-                to[there][..., : got.shape[3]] = got + where * (got >= 0)
+                where = tile.low if each.name == "top_key" else 0
+                to[index][..., : got.shape[3]] = got + where * (got >= 0)
             elif to is not None:
-                to[there] = got
-    return found
+                to[index] = got
+    return result
 
 
-def _nothing(rows: KernelRows, asked: PerQueryRequest) -> PerQueryResult:
+def _empty_result(rows: KernelRows, request: PerQueryRequest) -> PerQueryResult:
     """What rows hold that see nothing."""
     B, H, M = rows.q.shape[:3]
 
     def new(*last: int, fill: float = 0.0) -> Tensor:
         return torch.full((B, H, M, *last), fill, dtype=torch.float32, device=rows.q.device)
 
-    top = min(asked.top, rows.k.shape[2])
+    top = min(request.top, rows.k.shape[2])
     return PerQueryResult(
-        mass=None if asked.shares is None else new(asked.shares.shape[2]),
-        weight=None if asked.keys is None else new(),
-        spans=None if asked.spans is None else new(asked.spans.shape[2]),
-        entropy=new() if asked.entropies else None,
-        squares=new() if asked.entropies else None,
+        mass=None if request.shares is None else new(request.shares.shape[2]),
+        weight=None if request.keys is None else new(),
+        spans=None if request.spans is None else new(request.spans.shape[2]),
+        entropy=new() if request.entropies else None,
+        squares=new() if request.entropies else None,
         top_key=new(top, fill=-1).long() if top else None,
         top_weight=new(top) if top else None,
         top_score=new(top, fill=torch.nan) if top else None,
@@ -157,48 +157,50 @@ def _blocks(rows: KernelRows) -> Iterator[tuple[Tile, slice, Tensor]]:
     B, H, M, _ = rows.q.shape
     G, K = rows.k.shape[1:3]
     R = H // G
-    room = SCORES.get(rows.q.device.type, SCORES["cpu"])
-    step = even(M, max(1, room // (R * K)))
-    blocks = max(1, room // (R * step * K))
-    groups, sequences = min(G, blocks), even(B, max(1, blocks // G))
-    large = [[not size <= LARGE for size in each] for each in reach_of(rows).tolist()]
-    start, stop, own = rows.bounds()
-    for pieces in cut(start, stop, sequences, step):
-        some = pieces[0].sequences
+    budget = SCORES.get(rows.q.device.type, SCORES["cpu"])
+    step = balanced_step(M, max(1, budget // (R * K)))
+    blocks = max(1, budget // (R * step * K))
+    groups, sequences = min(G, blocks), balanced_step(B, max(1, blocks // G))
+    large = [[not size <= LARGE for size in each] for each in score_bounds(rows).tolist()]
+    start, stop, self_key = rows.bounds()
+    for tiles in make_tiles(start, stop, sequences, step):
+        some = tiles[0].sequences
         for g in range(0, G, groups):
             kv = slice(g, min(g + groups, G))
             wide = any(any(each[kv]) for each in large[some])
             keys = rows.k[some, kv].to(torch.float64 if wide else torch.float32)
             heads = slice(g * R, kv.stop * R)
-            for piece in pieces:
-                if not piece.empty:
-                    yield piece, heads, _scores(rows, keys, piece, heads, (start, stop, own))
+            for tile in tiles:
+                if not tile.empty:
+                    yield tile, heads, _scores(rows, keys, tile, heads, (start, stop, self_key))
 
 
 def _scores(
-    rows: KernelRows, keys: Tensor, piece: Tile, heads: slice, bounds: tuple[Tensor, Tensor, Tensor]
+    rows: KernelRows, keys: Tensor, tile: Tile, heads: slice, bounds: tuple[Tensor, Tensor, Tensor]
 ) -> Tensor:
-    start, stop, own = bounds
-    q = rows.q[piece.sequences, heads, piece.rows].to(keys.dtype)
+    start, stop, self_key = bounds
+    q = rows.q[tile.sequences, heads, tile.rows].to(keys.dtype)
     B, H, T, D = q.shape
-    G, low, high = keys.shape[1], piece.low, piece.high
+    G, low, high = keys.shape[1], tile.low, tile.high
     x = q.reshape(B, G, -1, D) @ keys[:, :, low:high].transpose(2, 3)
     x = x.view(B, H, T, high - low).mul_(rows.scale)
     if rows.softcap is not None:
         x.div_(rows.softcap).tanh_().mul_(rows.softcap)
     if rows.key_bias is not None:
-        some = piece.sequences if len(rows.key_bias) > 1 else slice(None)
+        some = tile.sequences if len(rows.key_bias) > 1 else slice(None)
         x += rows.key_bias[some, heads, None, low:high]
     if rows.distance_bias is not None:
         table = rows.distance_bias[heads]
-        index = distance_index(own[piece.sequences, piece.rows], low, high, table.shape[1])
+        index = distance_index(self_key[tile.sequences, tile.rows], low, high, table.shape[1])
         x += table[:, index].transpose(0, 1)
-    linked = link_bias(rows.links, piece.sequences, heads, piece.rows, slice(low, high))
-    if linked is not None:
-        x += linked
-    if rows.real is None and piece.clear(low, high):
+    score_bias = total_score_bias(
+        rows.score_biases, tile.sequences, heads, tile.rows, slice(low, high)
+    )
+    if score_bias is not None:
+        x += score_bias
+    if rows.real is None and tile.is_dense(low, high):
         return x
-    return x.masked_fill_(~see(piece, low, high, start, stop, rows.real), -torch.inf)
+    return x.masked_fill_(~tile_mask(tile, low, high, start, stop, rows.real), -torch.inf)
 
 
 def _softmax(rows: KernelRows, heads: slice, x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from attnscope.kernels.call import has_triton
 # A standard deviation of normal values is this many times their median absolute deviation.
 NORMAL = 1.4826
 # The share of entries that is moved lies in here, unless it is given.
-LEAST, MOST = 0.02, 0.25
+MIN_SHARE, MAX_SHARE = 0.02, 0.25
 
 # Numbers of 16 bits from 0 on.
 HALF = 1 << 15
@@ -54,23 +54,23 @@ def redistribute(
 ) -> Tensor:
     """Activations [B, T, W] after the move; `keys` int64 [B] are the chance of each sequence, and
     `real` bool [B, T] is False at padding, which stays."""
-    found = bounds(a, real, c=c, p1=p1, share=share)
+    limits = bounds(a, real, c=c, p1=p1, share=share)
     if a.is_cuda and has_triton():
         from attnscope.kernels import redistribute_jit
 
-        return redistribute_jit.moved(a, keys, real, found)
-    return moved(a, amounts(keys, real, a.shape), found, real)
+        return redistribute_jit.apply_shift(a, keys, real, limits)
+    return apply_shift(a, philox_uniform(keys, real, a.shape), limits, real)
 
 
-def moved(a: Tensor, amount: Tensor, found: Bounds, real: Tensor | None = None) -> Tensor:
+def apply_shift(a: Tensor, amount: Tensor, limits: Bounds, real: Tensor | None = None) -> Tensor:
     """The move itself; `amount` float32 [B, T, W] is from [0, 1)."""
-    near, high, low = (each[:, None, None] for each in (found.near, found.high, found.low))
+    near, high, low = (each[:, None, None] for each in (limits.near, limits.high, limits.low))
     values = a.float()
     moves = values.abs() <= near
     if real is not None:
         moves &= real[..., None]
-    reach = torch.where(values >= 0, high, low)
-    return torch.where(moves, values + amount * reach, values).to(a.dtype)
+    score_bound = torch.where(values >= 0, high, low)
+    return torch.where(moves, values + amount * score_bound, values).to(a.dtype)
 
 
 def bounds(
@@ -97,8 +97,8 @@ def bounds(
     else:
         near = NORMAL * c * order.deviation(n)
         below = order.below(near)
-        count = torch.where(below < LEAST * n, (LEAST * n).round(), below)
-        count = torch.where(below > MOST * n, (MOST * n).round(), count)
+        count = torch.where(below < MIN_SHARE * n, (MIN_SHARE * n).round(), below)
+        count = torch.where(below > MAX_SHARE * n, (MAX_SHARE * n).round(), count)
     return Bounds(
         near=order.size((count - 1).clamp(min=0).long()),
         high=_quantile(order.value, p1 / 100, n).clamp(min=0),
@@ -139,53 +139,55 @@ class _Counted:
     and nothing as long as the text is sorted."""
 
     def __init__(self, a: Tensor, real: Tensor | None):
-        self.table = _every(a.dtype, a.device)
+        self.table = _value_table(a.dtype, a.device)
         self.sizes = self.table[HALF:]
-        self.upto = _often(a, real).cumsum(1)
+        self.cumulative = _histogram16(a, real).cumsum(1)
         """int64 [B, values]: how many are no larger."""
-        smaller = torch.nn.functional.pad(self.upto, (1, 0))[:, :HALF].flip(1)
-        self.within = self.upto[:, HALF:] - smaller
+        smaller = torch.nn.functional.pad(self.cumulative, (1, 0))[:, :HALF].flip(1)
+        self.cumulative_size = self.cumulative[:, HALF:] - smaller
         """int64 [B, sizes]: how many values are no farther from zero."""
 
     def value(self, at: Tensor) -> Tensor:
-        return self.table[_rank(self.upto, at)]
+        return self.table[_rank(self.cumulative, at)]
 
     def size(self, at: Tensor) -> Tensor:
-        return self.sizes[_rank(self.within, at)]
+        return self.sizes[_rank(self.cumulative_size, at)]
 
     def below(self, limit: Tensor) -> Tensor:
         at = torch.searchsorted(self.sizes, limit)
-        before = self.within.gather(1, (at - 1).clamp(min=0)[:, None])[:, 0]
+        before = self.cumulative_size.gather(1, (at - 1).clamp(min=0)[:, None])[:, 0]
         return torch.where(at > 0, before, 0).double()
 
     def deviation(self, n: Tensor) -> Tensor:
         centre = _quantile(self.size, 0.5, n)
         away, order = (self.sizes - centre[:, None]).abs().sort(1)
-        often = self.within.diff(dim=1, prepend=torch.zeros_like(self.within[:, :1]))
-        upto = often.gather(1, order).cumsum(1)
-        return _quantile(lambda at: away.gather(1, _rank(upto, at)[:, None])[:, 0], 0.5, n)
+        histogram16 = self.cumulative_size.diff(
+            dim=1, prepend=torch.zeros_like(self.cumulative_size[:, :1])
+        )
+        cumulative = histogram16.gather(1, order).cumsum(1)
+        return _quantile(lambda at: away.gather(1, _rank(cumulative, at)[:, None])[:, 0], 0.5, n)
 
 
-def _rank(upto: Tensor, at: Tensor) -> Tensor:
+def _rank(cumulative: Tensor, at: Tensor) -> Tensor:
     """int64 [B]: the first that has more than `at` up to it, of [B, values]."""
-    return torch.searchsorted(upto, at[:, None] + 1)[:, 0].clamp(max=upto.shape[1] - 1)
+    return torch.searchsorted(cumulative, at[:, None] + 1)[:, 0].clamp(max=cumulative.shape[1] - 1)
 
 
-def _often(a: Tensor, real: Tensor | None) -> Tensor:
+def _histogram16(a: Tensor, real: Tensor | None) -> Tensor:
     """int64 [B, 2 · HALF]: how often each number of 16 bits occurs, in order."""
     if a.is_cuda and has_triton():
         from attnscope.kernels import redistribute_jit
 
-        return redistribute_jit.often(a, real)
+        return redistribute_jit.histogram16(a, real)
     bits = a.contiguous().view(torch.int16).long()
-    place = torch.where(bits >= 0, HALF + bits, -1 - bits)
-    place += 2 * HALF * torch.arange(len(a), device=a.device)[:, None, None]
-    counted = place if real is None else place[real]
+    index = torch.where(bits >= 0, HALF + bits, -1 - bits)
+    index += 2 * HALF * torch.arange(len(a), device=a.device)[:, None, None]
+    counted = index if real is None else index[real]
     return torch.bincount(counted.flatten(), minlength=2 * HALF * len(a)).view(len(a), -1)
 
 
 @cache
-def _every(dtype: torch.dtype, device: torch.device) -> Tensor:
+def _value_table(dtype: torch.dtype, device: torch.device) -> Tensor:
     """float32 [2 · HALF]: every number of 16 bits, in order; those that are none count as
     infinite."""
     bits = torch.arange(HALF).to(torch.int16)
@@ -202,7 +204,7 @@ def _quantile(ranked: Callable[[Tensor], Tensor], q: float, n: Tensor) -> Tensor
     return below + (above - below) * (at - low).float()
 
 
-def amounts(keys: Tensor, real: Tensor | None, shape: torch.Size) -> Tensor:
+def philox_uniform(keys: Tensor, real: Tensor | None, shape: torch.Size) -> Tensor:
     """float32 [B, T, W], uniform in [0, 1): by the sequence's key, the place of a token among the
     real ones, and the activation. Four activations, a quarter of a row apart, share a hash."""
     B, T, W = shape

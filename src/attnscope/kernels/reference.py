@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from attnscope.kernels.autocast import without_autocast
-from attnscope.kernels.call import AttentionSums, KernelRows, distance_index, link_bias, reach_of
+from attnscope.kernels.call import (
+    AttentionSums,
+    KernelRows,
+    distance_index,
+    score_bounds,
+    total_score_bias,
+)
 from attnscope.kernels.one_row import PerQueryRequest, PerQueryResult, of_weights
 
 
@@ -22,17 +28,17 @@ def scores(rows: KernelRows) -> tuple[Tensor, Tensor]:
     if rows.softcap is not None:
         x = rows.softcap * torch.tanh(x / rows.softcap)
     keys = torch.arange(rows.k.shape[2], device=rows.k.device)
-    start, stop, own = rows.bounds()
+    start, stop, self_key = rows.bounds()
     if rows.key_bias is not None:
         x = x + rows.key_bias.double()[:, :, None]
     if rows.distance_bias is not None:
         table = rows.distance_bias.double()
-        index = distance_index(own, 0, rows.k.shape[2], table.shape[1])
+        index = distance_index(self_key, 0, rows.k.shape[2], table.shape[1])
         x = x + table[:, index].transpose(0, 1)
     every = slice(None)
-    linked = link_bias(rows.links, every, every, every, every)
-    if linked is not None:
-        x = x + linked.double()
+    score_bias = total_score_bias(rows.score_biases, every, every, every, every)
+    if score_bias is not None:
+        x = x + score_bias.double()
     visible = (keys >= start[..., None]) & (keys < stop[..., None])
     if rows.real is not None:
         visible = visible & rows.real[:, None, :]
@@ -52,20 +58,20 @@ def weights(rows: KernelRows) -> tuple[Tensor, Tensor, Tensor]:
     return A, visible, lse
 
 
-def by_query(rows: KernelRows, asked: PerQueryRequest) -> PerQueryResult:
+def by_query(rows: KernelRows, request: PerQueryRequest) -> PerQueryResult:
     """What was asked for of every row."""
-    return of_weights(weights(rows)[0], asked, scores(rows)[0])
+    return of_weights(weights(rows)[0], request, scores(rows)[0])
 
 
 def reduce(rows: KernelRows) -> AttentionSums:
     """All totals of these rows."""
     A, _, lse = weights(rows)
-    sums = totals(A, rows.bounds()[2], lse, rows.weight, rows.shrink, rows.group, rows.groups)
-    reach = reach_of(rows).repeat_interleave(rows.q.shape[1] // rows.k.shape[1], 1)
-    return replace(sums, lse=lse, reach=reach)
+    sums = totals(A, rows.bounds()[2], lse, rows.weight, rows.fpc, rows.group, rows.groups)
+    score_bound = score_bounds(rows).repeat_interleave(rows.q.shape[1] // rows.k.shape[1], 1)
+    return replace(sums, lse=lse, score_bound=score_bound)
 
 
-def refine(rows: KernelRows) -> tuple[Tensor, Tensor]:
+def exact_lse(rows: KernelRows) -> tuple[Tensor, Tensor]:
     """The log-sum-exp of these rows, and how far the given one was from it, at most."""
     assert rows.lse is not None
     _, visible, lse = weights(replace(rows, lse=None))
@@ -76,23 +82,23 @@ def refine(rows: KernelRows) -> tuple[Tensor, Tensor]:
 @without_autocast
 def totals(
     A: Tensor,
-    own: Tensor,
+    self_key: Tensor,
     lse: Tensor,
     weight: Tensor | None = None,
-    shrink: Tensor | None = None,
+    fpc: Tensor | None = None,
     group: Tensor | None = None,
     groups: int = 0,
 ) -> AttentionSums:
     """The totals of a matrix A [B, H, M, K] that exists; the arguments are those of
     `KernelRows`."""
     keys = torch.arange(A.shape[-1], device=A.device)
-    token = own[:, None, :, None]
-    each = torch.ones_like(own, dtype=A.dtype) if weight is None else weight.to(A.dtype)
+    token = self_key[:, None, :, None]
+    each = torch.ones_like(self_key, dtype=A.dtype) if weight is None else weight.to(A.dtype)
     weighted = A * each[:, None, :, None]
     entropy = torch.special.entr(A).sum(-1) * each[:, None]
     variance = entropy_variance = flow = None
-    if shrink is not None:
-        factor = shrink.to(A.dtype)[:, None]
+    if fpc is not None:
+        factor = fpc.to(A.dtype)[:, None]
         gap = weighted[:, :, 0::2] - weighted[:, :, 1::2]
         variance = (gap.square() * factor[..., None]).sum(2).float()
         gap = entropy[..., 0::2] - entropy[..., 1::2]
@@ -102,10 +108,10 @@ def totals(
         flow = torch.einsum("bhmk,bmc->bhck", weighted, member.to(A.dtype)).float()
     return AttentionSums(
         received=weighted.sum(2).float(),
-        later=(weighted * (token > keys)).sum(2).float(),
+        received_later=(weighted * (token > keys)).sum(2).float(),
         mass=weighted.sum((2, 3)).float(),
         entropy=entropy.sum(-1).float(),
-        own=(weighted * (token == keys)).sum((2, 3)).float(),
+        self_mass=(weighted * (token == keys)).sum((2, 3)).float(),
         lse=lse.float(),
         variance=variance,
         entropy_variance=entropy_variance,

@@ -14,38 +14,38 @@ import torch
 from torch import Tensor
 
 # Elements of masks kept from one layer for the next: more would be made again, layer by layer.
-KEPT = 1 << 21
+CACHE_ELEMENTS = 1 << 21
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tile:
     """Some rows of some sequences. Keys `low … high` are seen by any of them, and all of
-    `clear_from … clear_to` by all."""
+    `dense_from … dense_to` by all."""
 
     sequences: slice
     rows: slice
     low: int
     high: int
-    clear_from: int
-    clear_to: int
+    dense_from: int
+    dense_to: int
 
     @property
     def empty(self) -> bool:
         """Whether no row sees anything."""
         return self.high <= self.low
 
-    def clear(self, left: int, right: int) -> bool:
+    def is_dense(self, left: int, right: int) -> bool:
         """Whether these keys need no mask."""
-        return self.clear_from <= left and right <= self.clear_to
+        return self.dense_from <= left and right <= self.dense_to
 
 
-def even(size: int, step: int) -> int:
+def balanced_step(size: int, step: int) -> int:
     """The largest step up to `step` that cuts `size` into steps of about one size."""
     count = -(-size // max(1, min(step, size)))
     return -(-size // count)
 
 
-def cut(start: Tensor, stop: Tensor, sequences: int, rows: int) -> list[list[Tile]]:
+def make_tiles(start: Tensor, stop: Tensor, sequences: int, rows: int) -> list[list[Tile]]:
     """Pieces of up to this many sequences and rows, those of the same sequences in one list."""
     B, M = start.shape
     first = start.where(stop > start, torch.iinfo(start.dtype).max)
@@ -71,19 +71,19 @@ def cut(start: Tensor, stop: Tensor, sequences: int, rows: int) -> list[list[Til
     ]
 
 
-def cut_causal(B: int, M: int, sequences: int, rows: int) -> list[list[Tile]]:
-    """What `cut` makes of rows that see all keys up to their own token: no tensor is looked at."""
+def causal_tiles(B: int, M: int, sequences: int, rows: int) -> list[list[Tile]]:
+    """The tiles of causal rows, computed without reading a tensor."""
     return [
         [Tile(some, block, 0, block.stop, 0, block.start + 1) for block in _blocks(M, rows)]
         for some in _blocks(B, sequences)
     ]
 
 
-def cut_own(first: int, B: int, M: int, sequences: int, rows: int) -> list[list[Tile]]:
-    """What `cut` makes of rows that see their own token alone, the tokens in order from `first`."""
-    own = [(m, first + m.start, first + m.stop) for m in _blocks(M, rows)]
+def diagonal_tiles(first: int, B: int, M: int, sequences: int, rows: int) -> list[list[Tile]]:
+    """The tiles of rows that see only their own token; the tokens are in order from `first`."""
+    self_key = [(m, first + m.start, first + m.stop) for m in _blocks(M, rows)]
     return [
-        [Tile(some, block, low, high, high - 1, low + 1) for block, low, high in own]
+        [Tile(some, block, low, high, high - 1, low + 1) for block, low, high in self_key]
         for some in _blocks(B, sequences)
     ]
 
@@ -92,29 +92,29 @@ def _blocks(size: int, step: int) -> list[slice]:
     return [slice(at, min(at + step, size)) for at in range(0, size, step)]
 
 
-def see(
-    piece: Tile, left: int, right: int, start: Tensor, stop: Tensor, real: Tensor | None
+def tile_mask(
+    tile: Tile, left: int, right: int, start: Tensor, stop: Tensor, real: Tensor | None
 ) -> Tensor:
     """bool [sequences, 1, rows, keys]: who of a piece sees which of the keys `left … right`."""
     keys = torch.arange(left, right, device=start.device, dtype=start.dtype)
-    there = piece.sequences, piece.rows
-    seen = (keys >= start[there][..., None]) & (keys < stop[there][..., None])
+    index = tile.sequences, tile.rows
+    mask = (keys >= start[index][..., None]) & (keys < stop[index][..., None])
     if real is not None:
-        seen &= real[piece.sequences, None, left:right]
-    return seen[:, None]
+        mask &= real[tile.sequences, None, left:right]
+    return mask[:, None]
 
 
 @dataclass(slots=True, eq=False)
 class BoundedCache:
     """Tensors that are the same for every layer of a pass, as many as there is room for."""
 
-    room: int = KEPT
+    budget: int = CACHE_ELEMENTS
     kept: dict[Any, tuple[Tensor, ...]] = field(default_factory=dict)
 
-    def keep(self, key: Any, *made: Tensor) -> tuple[Tensor, ...]:
+    def keep(self, key: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Put these away, if they fit, and hand them back."""
-        size = sum(tensor.numel() for tensor in made)
-        if size <= self.room:
-            self.room -= size
-            self.kept[key] = made
-        return made
+        size = sum(tensor.numel() for tensor in tensors)
+        if size <= self.budget:
+            self.budget -= size
+            self.kept[key] = tensors
+        return tensors

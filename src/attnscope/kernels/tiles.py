@@ -15,8 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.kernels.call import LARGE, SINGLE, KernelRows, distance_index, link_bias
-from attnscope.kernels.tile_plan import BoundedCache, Tile, cut, cut_causal, cut_own, even, see
+from attnscope.kernels.call import LARGE, SINGLE, KernelRows, distance_index, total_score_bias
+from attnscope.kernels.tile_plan import (
+    BoundedCache,
+    Tile,
+    balanced_step,
+    causal_tiles,
+    diagonal_tiles,
+    make_tiles,
+    tile_mask,
+)
 
 LOG2E = math.log2(math.e)
 
@@ -45,12 +53,12 @@ REFINED = 8192
 class TilePlan:
     """What is the same for all layers that share these rows."""
 
-    given: tuple[Tensor | None, ...]
+    made_from: tuple[Tensor | None, ...]
     """The bounds this was made from, to know them again."""
     start: Tensor
     stop: Tensor
-    own: Tensor
-    whole: bool
+    self_key: Tensor
+    full_rows: bool
     """Whether every tile holds whole rows."""
     width: int
     """Keys of a tile."""
@@ -58,25 +66,25 @@ class TilePlan:
     """Key/value heads of a tile."""
     size: int
     """Elements of a tile."""
-    pieces: list[list[tuple[Tile, Tile]]]
+    tiles: list[list[tuple[Tile, Tile]]]
     """Each piece with another of the same rows, in which a row sees its own token alone."""
-    backward: bool
+    no_future: bool
     """No row sees a key after its own token; so, of its own and later keys, it sees its own."""
-    first_own: int | None
+    diagonal_start: int | None
     """Where the tokens of the rows begin, if they stand in order and alike in all sequences."""
-    alike: bool
+    shared_mask: bool
     """Whether all sequences have the same rows: then masks are made for one of them."""
     store: BoundedCache
 
 
-def large_products(rows: KernelRows, reach: Tensor, *, whole: bool) -> list[list[bool]]:
+def needs_float64(rows: KernelRows, score_bound: Tensor, *, full_rows: bool) -> list[list[bool]]:
     """Where products are made in float64, for each sequence and group of heads: where scores may be
     large (or are no numbers), where rows seen in parts must agree with whole ones, and where there
     are so few rows that it costs nothing and no sum over them evens their rounding out."""
-    parts = not whole and rows.k.shape[2] <= REFINED
+    parts = not full_rows and rows.k.shape[2] <= REFINED
     few = rows.q.shape[2] <= SINGLE
     most = 0.0 if (parts or few) and rows.k.device.type == "cpu" else LARGE
-    return [[not size <= most for size in groups] for groups in reach.tolist()]
+    return [[not size <= most for size in groups] for groups in score_bound.tolist()]
 
 
 def dtype_of(wide: bool) -> torch.dtype:
@@ -84,63 +92,63 @@ def dtype_of(wide: bool) -> torch.dtype:
     return torch.float64 if wide else torch.float32
 
 
-def plan_of(rows: KernelRows, *, whole: bool) -> TilePlan:
+def plan_of(rows: KernelRows, *, full_rows: bool) -> TilePlan:
     """How to cut these rows; made once for all layers that share them."""
     B, H, M, _ = rows.q.shape
     G, K = rows.k.shape[1], rows.k.shape[2]
     R = H // G
-    key = "streaming", B, H, G, M, K, rows.shift, whole
-    given = rows.start, rows.stop, rows.own, rows.real, rows.group
-    made: TilePlan | None = rows.cache.get(key)
-    if made is not None and all(a is b for a, b in zip(made.given, given, strict=True)):
-        return made
-    room = TILE_WHOLE if whole and K > SHORT else TILE
-    width = K if whole or K <= SHORT else TILE_KEYS
-    step = min(MANY, max(FEW, K // 4, room // (B * H * K)))
-    if whole and K > SHORT:
-        step = min(step, max(LEAST, room // (R * K)))
-    step = even(M, step)
+    key = "streaming", B, H, G, M, K, rows.diagonal_offset, full_rows
+    made_from = rows.start, rows.stop, rows.self_key, rows.real, rows.group
+    plan: TilePlan | None = rows.cache.get(key)
+    if plan is not None and all(a is b for a, b in zip(plan.made_from, made_from, strict=True)):
+        return plan
+    budget = TILE_WHOLE if full_rows and K > SHORT else TILE
+    width = K if full_rows or K <= SHORT else TILE_KEYS
+    step = min(MANY, max(FEW, K // 4, budget // (B * H * K)))
+    if full_rows and K > SHORT:
+        step = min(step, max(LEAST, budget // (R * K)))
+    step = balanced_step(M, step)
     # The two draws of a stratum stay in one piece, and so do rows that are added up together.
     step += -step % (CHUNK if step > 2 * CHUNK else 2)
-    if not whole:
-        width = min(K, max(width, room // (B * H * step)))
-    blocks = max(1, room // (R * step * width))
-    groups, sequences = min(G, blocks), even(B, blocks // G)
-    start, stop, own = rows.bounds()
-    alike = rows.causal and rows.start is None and rows.shift == 0 and M == K
-    if alike:  # known without a look at them
-        pieces = cut_causal(B, M, sequences, step)
-        first, in_order, backward = 0, True, True
+    if not full_rows:
+        width = min(K, max(width, budget // (B * H * step)))
+    blocks = max(1, budget // (R * step * width))
+    groups, sequences = min(G, blocks), balanced_step(B, blocks // G)
+    start, stop, self_key = rows.bounds()
+    shared_mask = rows.causal and rows.start is None and rows.diagonal_offset == 0 and M == K
+    if shared_mask:  # known without a look at them
+        tiles = causal_tiles(B, M, sequences, step)
+        first, in_order, no_future = 0, True, True
     else:
-        pieces = cut(start, stop, sequences, step)
-        order = own[:1, :1] + torch.arange(M, device=own.device, dtype=own.dtype)
-        first = int(own[0, 0])
-        in_order = 0 <= first <= K - M and bool((own == order).all())
-        backward = bool((stop <= own + 1)[stop > start].all())
+        tiles = make_tiles(start, stop, sequences, step)
+        order = self_key[:1, :1] + torch.arange(M, device=self_key.device, dtype=self_key.dtype)
+        first = int(self_key[0, 0])
+        in_order = 0 <= first <= K - M and bool((self_key == order).all())
+        no_future = bool((stop <= self_key + 1)[stop > start].all())
     if in_order:
-        owners = cut_own(first, B, M, sequences, step)
+        diagonals = diagonal_tiles(first, B, M, sequences, step)
     else:
-        owners = cut(own, own + 1, sequences, step)
-    made = TilePlan(
-        given=given,
+        diagonals = make_tiles(self_key, self_key + 1, sequences, step)
+    plan = TilePlan(
+        made_from=made_from,
         start=start,
         stop=stop,
-        own=own,
-        whole=whole,
+        self_key=self_key,
+        full_rows=full_rows,
         width=width,
         groups=groups,
         size=sequences * groups * R * step * width,
-        pieces=[list(zip(*same, strict=True)) for same in zip(pieces, owners, strict=True)],
-        backward=backward,
-        first_own=first if in_order else None,
-        alike=alike,
+        tiles=[list(zip(*same, strict=True)) for same in zip(tiles, diagonals, strict=True)],
+        no_future=no_future,
+        diagonal_start=first if in_order else None,
+        shared_mask=shared_mask,
         store=BoundedCache(),
     )
-    rows.cache[key] = made
-    return made
+    rows.cache[key] = plan
+    return plan
 
 
-def sum_of_rows(times: Tensor, p: Tensor) -> Tensor:
+def weighted_sum(times: Tensor, p: Tensor) -> Tensor:
     """[B, H, K]: the rows of a tile [B, H, rows, K], each times its number [B, H, rows]."""
     B, H, T, K = p.shape
     if T % CHUNK or T <= 2 * CHUNK:
@@ -156,118 +164,124 @@ def blocks(
     scaled; in float64 where scores are large."""
     G, D, R = rows.k.shape[1], rows.k.shape[3], rows.q.shape[1] // rows.k.shape[1]
     carried = rows.lse is not None and rows.softcap is None
-    for pieces in plan.pieces:
+    for tiles in plan.tiles:
         for g in range(0, G, plan.groups):
-            there = pieces[0][0].sequences, slice(g, min(g + plan.groups, G))
-            some = rows.k[there]
-            wide = any(any(groups[there[1]]) for groups in large[there[0]])
+            index = tiles[0][0].sequences, slice(g, min(g + plan.groups, G))
+            some = rows.k[index]
+            wide = any(any(groups[index[1]]) for groups in large[index[0]])
             keys = some.new_empty((*some.shape[:3], D + carried), dtype=dtype_of(wide))
             torch.mul(some.to(keys.dtype), rows.scale, out=keys[..., :D])
             if carried:
                 keys[..., D] = -1.0
-            yield pieces, slice(g * R, there[1].stop * R), keys
+            yield tiles, slice(g * R, index[1].stop * R), keys
 
 
 def tiles_of(
     rows: KernelRows,
     plan: TilePlan,
-    below: Tensor,
+    offset: Tensor,
     keys: Tensor,
-    tiles: Tensor,
-    piece: Tile,
+    buffers: Tensor,
+    tile: Tile,
     heads: slice,
 ) -> Iterator[tuple[int, int, Tensor, Tensor]]:
-    """The scores of a piece, tile by tile: from key, to key, what is left of them after `below` is
+    """The scores of a piece, tile by tile: from key, to key, what is left of them after `offset` is
     taken off, in units of log2 (float32 [sequences, heads, rows, keys]), and room for as much.
 
-    `below` [B, H, M] is the log-sum-exp where it is known; else the largest score of each row is
+    `offset` [B, H, M] is the log-sum-exp where it is known; else the largest score of each row is
     put there. Products are made in the type of the keys: what is left are the digits that count,
     and fits into float32.
     """
-    there = piece.sequences, heads, piece.rows
-    given = rows.q[there]
-    B, H, T, D = given.shape
+    index = tile.sequences, heads, tile.rows
+    queries = rows.q[index]
+    B, H, T, D = queries.shape
     R = rows.q.shape[1] // rows.k.shape[1]
     keys = keys.flatten(0, 1)
     q = keys.new_empty((B, H, T, keys.shape[2]))
-    q[..., :D] = given
-    negative = None
+    q[..., :D] = queries
+    negative_offset = None
     if keys.shape[2] > D:
-        q[..., D] = below[there]
+        q[..., D] = offset[index]
     elif rows.lse is not None:
-        negative = below[there].to(q.dtype)[..., None].neg()
+        negative_offset = offset[index].to(q.dtype)[..., None].neg()
     q = q.view(len(keys), R * T, -1)
-    width = piece.high - piece.low if plan.whole else plan.width
-    for left in range(piece.low, piece.high, width):
-        right = min(left + width, piece.high)
+    width = tile.high - tile.low if plan.full_rows else plan.width
+    for left in range(tile.low, tile.high, width):
+        right = min(left + width, tile.high)
         size = B * H * T * (right - left)
-        x, p = (tile[:size].view(B, H, T, right - left) for tile in tiles)
+        x, p = (buffer[:size].view(B, H, T, right - left) for buffer in buffers)
         scores = x if q.dtype == x.dtype else torch.empty_like(x, dtype=q.dtype)
-        _scores(rows, q, keys[:, left:right], negative, scores)
-        _add_biases(rows, plan, piece, heads, left, right, scores)
-        _hide(rows, plan, piece, left, right, scores)
+        _scores(rows, q, keys[:, left:right], negative_offset, scores)
+        _add_biases(rows, plan, tile, heads, left, right, scores)
+        _add_mask(rows, plan, tile, left, right, scores)
         if rows.lse is None:
             most = scores.amax(3)
             if rows.sinks is not None:
                 most = torch.maximum(most, rows.sinks[heads, None].to(most.dtype))
             most = most.where(most > MASKED / 2, 0.0)  # a row that sees nothing has none
             scores.sub_(most[..., None])
-            below[there] = most
+            offset[index] = most
         torch.mul(scores, LOG2E, out=x)
         yield left, right, x, p
 
 
-def _scores(rows: KernelRows, q: Tensor, k: Tensor, negative: Tensor | None, x: Tensor) -> None:
+def _scores(
+    rows: KernelRows, q: Tensor, k: Tensor, negative_offset: Tensor | None, x: Tensor
+) -> None:
     """Scores, less the log-sum-exp where it is known, into `x`."""
     torch.bmm(q, k.transpose(1, 2), out=x.view(len(q), q.shape[1], -1))
     if rows.softcap is not None:
         x.div_(rows.softcap).tanh_().mul_(rows.softcap)
-    if negative is not None:
-        x.add_(negative)
+    if negative_offset is not None:
+        x.add_(negative_offset)
 
 
 def _add_biases(
-    rows: KernelRows, plan: TilePlan, piece: Tile, heads: slice, left: int, right: int, x: Tensor
+    rows: KernelRows, plan: TilePlan, tile: Tile, heads: slice, left: int, right: int, x: Tensor
 ) -> None:
     """The biases by key, by distance and of links, into `x` [sequences, heads, rows, keys]."""
     if rows.key_bias is not None:
-        some = piece.sequences if len(rows.key_bias) > 1 else slice(None)
+        some = tile.sequences if len(rows.key_bias) > 1 else slice(None)
         x.add_(rows.key_bias[some, heads, None, left:right])
     if rows.distance_bias is not None:
         table = rows.distance_bias[heads]
-        key = "distance", piece, left, table.shape[1]
+        key = "distance", tile, left, table.shape[1]
         if key not in plan.store.kept:
-            own = plan.own[piece.sequences, piece.rows]
-            if plan.first_own is not None:  # the same in all sequences
-                own = own[:1]
-            index = plan.store.keep(key, distance_index(own, left, right, table.shape[1]))[0]
+            self_key = plan.self_key[tile.sequences, tile.rows]
+            if plan.diagonal_start is not None:  # the same in all sequences
+                self_key = self_key[:1]
+            index = plan.store.keep(key, distance_index(self_key, left, right, table.shape[1]))[0]
         else:
             index = plan.store.kept[key][0]
         x.add_(table[:, index].transpose(0, 1))
-    linked = link_bias(rows.links, piece.sequences, heads, piece.rows, slice(left, right))
-    if linked is not None:
-        x.add_(linked.clamp(min=MASKED))
+    score_bias = total_score_bias(
+        rows.score_biases, tile.sequences, heads, tile.rows, slice(left, right)
+    )
+    if score_bias is not None:
+        x.add_(score_bias.clamp(min=MASKED))
 
 
-def _hide(rows: KernelRows, plan: TilePlan, piece: Tile, left: int, right: int, x: Tensor) -> None:
+def _add_mask(
+    rows: KernelRows, plan: TilePlan, tile: Tile, left: int, right: int, x: Tensor
+) -> None:
     """Mask what a row does not see, on those of the keys `left … right` where there may be any."""
     spans = [(left, right)]
     if rows.real is None:
-        from_, to = max(left, piece.clear_from), min(right, piece.clear_to)
+        from_, to = max(left, tile.dense_from), min(right, tile.dense_to)
         if from_ < to:
             spans = [(left, from_), (to, right)]
     for a, b in spans:
         if a < b:
-            x[..., a - left : b - left].add_(_mask(rows, plan, piece, a, b))
+            x[..., a - left : b - left].add_(_mask(rows, plan, tile, a, b))
 
 
-def _mask(rows: KernelRows, plan: TilePlan, piece: Tile, left: int, right: int) -> Tensor:
+def _mask(rows: KernelRows, plan: TilePlan, tile: Tile, left: int, right: int) -> Tensor:
     """float32 [sequences or 1, 1, rows, keys]: 0 where a row sees a key."""
-    key: Any = "mask", piece, left
-    if plan.alike and rows.real is None:
-        key, piece = ("mask", piece.rows.start, left), replace(piece, sequences=slice(0, 1))
+    key: Any = "mask", tile, left
+    if plan.shared_mask and rows.real is None:
+        key, tile = ("mask", tile.rows.start, left), replace(tile, sequences=slice(0, 1))
     if key in plan.store.kept:
         return plan.store.kept[key][0]
-    seen = see(piece, left, right, plan.start, plan.stop, rows.real)
-    mask = torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, MASKED)
+    mask = tile_mask(tile, left, right, plan.start, plan.stop, rows.real)
+    mask = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, MASKED)
     return plan.store.keep(key, mask)[0]

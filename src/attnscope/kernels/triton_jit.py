@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 
 # A log-sum-exp no score reaches: its row gets weight 0, and 0 times its score is 0, not nan.
-NOBODY = tl.constexpr(1.0e30)
+LSE_INF = tl.constexpr(1.0e30)
 MASKED = tl.constexpr(-1.0e4)
 # Weights times 2 ** UP are at most 16384, and keep 22 bits in two float16 numbers.
-UP = tl.constexpr(14.0)
+SCALE_LOG2 = tl.constexpr(14.0)
 # Below any score, where the log-sum-exp has not been taken off yet.
 LOWEST = tl.constexpr(-1.0e30)
 
@@ -28,7 +28,7 @@ def _scores(a, b, scale, cap, SOFTCAP: tl.constexpr):  # type: ignore[no-untyped
 
 
 @triton.jit
-def _look(  # type: ignore[no-untyped-def]
+def _log_weights(  # type: ignore[no-untyped-def]
     keys, q, q_row, q_col, q_m, lse_at, m, dims, M, D, scale, cap,
     SOFTCAP: tl.constexpr, TMA: tl.constexpr, EVEN_D: tl.constexpr, EVEN_M: tl.constexpr,
     BM: tl.constexpr,
@@ -38,28 +38,28 @@ def _look(  # type: ignore[no-untyped-def]
     if TMA:
         queries = q.load([q_row + m * BM, q_col]).T
     else:
-        there = rows if EVEN_M else tl.minimum(rows, M - 1)
-        at = q + there[None, :].to(tl.int64) * q_m + dims[:, None]
+        row_index = rows if EVEN_M else tl.minimum(rows, M - 1)
+        at = q + row_index[None, :].to(tl.int64) * q_m + dims[:, None]
         queries = tl.load(at) if EVEN_D else tl.load(at, mask=(dims < D)[:, None], other=0.0)
     x = _scores(keys, queries, scale, cap, SOFTCAP)
     if EVEN_M:
-        given = tl.load(lse_at + rows)
+        lse_tile = tl.load(lse_at + rows)
     else:
-        given = tl.load(lse_at + rows, mask=rows < M, other=NOBODY)
-    return x - given[None, :] * 1.4426950408889634
+        lse_tile = tl.load(lse_at + rows, mask=rows < M, other=LSE_INF)
+    return x - lse_tile[None, :] * 1.4426950408889634
 
 
 @triton.jit
-def _fold(x, N: tl.constexpr, M: tl.constexpr):  # type: ignore[no-untyped-def]
+def _thread_sum(x, N: tl.constexpr, M: tl.constexpr):  # type: ignore[no-untyped-def]
     """[N, M] to [N, 8], adding up only what one thread holds: no exchange between threads."""
     return tl.sum(tl.reshape(x, [N, M // 8, 8]), 1)
 
 
 @triton.jit
 def columns(  # type: ignore[no-untyped-def]
-    q, k, lse, start, stop, own, weight, shrink, real, ranges, out, scalars,
+    q, k, lse, start, stop, self_key, weight, fpc, real, row_ranges, out, scalars,
     q_b, q_h, q_m, q_rows, q_cols, k_b, k_g, k_n, k_rows, k_cols,
-    H, R, M, K, D, shift, batch, lse_h, plane, scale, cap,
+    H, R, M, K, D, diagonal_offset, batch, lse_h, plane, scale, cap,
     TRIANGULAR: tl.constexpr, SOFTCAP: tl.constexpr, WEIGHTED: tl.constexpr, PAIRED: tl.constexpr,
     HOLES: tl.constexpr, TMA: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BD: tl.constexpr, EVEN_D: tl.constexpr, EVEN_M: tl.constexpr, BY_HEAD: tl.constexpr,
@@ -99,70 +99,72 @@ def columns(  # type: ignore[no-untyped-def]
     # Blocks of rows: those that see some of the keys, and the run of those that see all of them
     # from further on.
     if TRIANGULAR:
-        first, last = tl.maximum(block * BN - shift, 0) // BM, tl.cdiv(M, BM)
-        clear = tl.minimum(tl.cdiv(tl.maximum((block + 1) * BN - shift, 0), BM), last)
-        blurred = last
+        first, last = tl.maximum(block * BN - diagonal_offset, 0) // BM, tl.cdiv(M, BM)
+        unmasked_start = tl.minimum(
+            tl.cdiv(tl.maximum((block + 1) * BN - diagonal_offset, 0), BM), last
+        )
+        unmasked_end = last
     else:
-        at = ranges + (b * blocks + block) * 4
-        first, clear = tl.load(at), tl.load(at + 1)
-        blurred, last = tl.load(at + 2), tl.load(at + 3)
+        at = row_ranges + (b * blocks + block) * 4
+        first, unmasked_start = tl.load(at), tl.load(at + 1)
+        unmasked_end, last = tl.load(at + 2), tl.load(at + 3)
     total = tl.zeros([BN, 8], tl.float32)
     entropy = tl.zeros([BN, 8], tl.float32)
     # From queries that are not after the key: in causal attention only the key's own.
-    earlier = tl.zeros([BN, 8], tl.float32)
+    not_later = tl.zeros([BN, 8], tl.float32)
     on_self = tl.zeros([BN], tl.float32)
     spread = tl.zeros([BN, 4], tl.float32)
-    for t in range(first, last - (blurred - clear)):
-        m = tl.where(t < clear, t, t + blurred - clear)
+    for t in range(first, last - (unmasked_end - unmasked_start)):
+        m = tl.where(t < unmasked_start, t, t + unmasked_end - unmasked_start)
         rows = m * BM + tl.arange(0, BM)
-        there = tl.minimum(rows, M - 1)
-        x = _look(
+        row_index = tl.minimum(rows, M - 1)
+        x = _log_weights(
             keys, q_at, q_row, q_col, q_m, lse_at, m, dims, M, D, scale, cap,
             SOFTCAP, TMA, EVEN_D, EVEN_M, BM,
         )  # fmt: skip
         if TRIANGULAR:
-            token = rows + shift
-            seen = cols[:, None] <= token[None, :]
+            token = rows + diagonal_offset
+            mask = cols[:, None] <= token[None, :]
         else:
-            token = tl.load(own + row_at + there)
-            low = tl.load(start + row_at + there)
-            high = tl.load(stop + row_at + there)
-            seen = (cols[:, None] >= low[None, :]) & (cols[:, None] < high[None, :])
-        seen = seen & (rows < M)[None, :] & (cols < K)[:, None]
+            token = tl.load(self_key + row_at + row_index)
+            low = tl.load(start + row_at + row_index)
+            high = tl.load(stop + row_at + row_index)
+            mask = (cols[:, None] >= low[None, :]) & (cols[:, None] < high[None, :])
+        mask = mask & (rows < M)[None, :] & (cols < K)[:, None]
         if HOLES:
-            seen = seen & (tl.load(real + b * K + cols, mask=cols < K, other=0) != 0)[:, None]
-        x = tl.where(seen, x, MASKED)
+            mask = mask & (tl.load(real + b * K + cols, mask=cols < K, other=0) != 0)[:, None]
+        x = tl.where(mask, x, MASKED)
         p = tl.exp2(x)
         if WEIGHTED:
-            p *= tl.load(weight + row_at + there)[None, :]
-        total += _fold(p, BN, BM)
-        entropy += _fold(p * x, BN, BM)
-        earlier += _fold(tl.where(token[None, :] <= cols[:, None], p, 0.0), BN, BM)
+            p *= tl.load(weight + row_at + row_index)[None, :]
+        total += _thread_sum(p, BN, BM)
+        entropy += _thread_sum(p * x, BN, BM)
+        not_later += _thread_sum(tl.where(token[None, :] <= cols[:, None], p, 0.0), BN, BM)
         if not TRIANGULAR:
             on_self += tl.sum(tl.where(token[None, :] == cols[:, None], p, 0.0), 1)
         if PAIRED:
-            spread += _gaps(p, shrink, b, m, M, BM, BN)
+            spread += _pair_variance(p, fpc, b, m, M, BM, BN)
     # Kept in memory meanwhile: registers are what the next loop is short of.
     at = out + bh.to(tl.int64) * K + cols
-    not_later = tl.sum(earlier, 1)
-    tl.store(at + plane, not_later, mask=cols < K)
-    mine = not_later if TRIANGULAR else on_self
+    not_later_sum = tl.sum(not_later, 1)
+    tl.store(at + plane, not_later_sum, mask=cols < K)
+    mine = not_later_sum if TRIANGULAR else on_self
     # One number a head and block, which the launcher adds up: atomics have no fixed order.
     scalar = scalars + 3 * (block * heads + bh)
     tl.store(scalar + 2, tl.sum(mine))
-    for m in range(clear, blurred):
-        x = _look(
+    for m in range(unmasked_start, unmasked_end):
+        x = _log_weights(
             keys, q_at, q_row, q_col, q_m, lse_at, m, dims, M, D, scale, cap,
             SOFTCAP, TMA, EVEN_D, EVEN_M, BM,
         )  # fmt: skip
         p = tl.exp2(x)
         if WEIGHTED:
-            there = tl.minimum(m * BM + tl.arange(0, BM), M - 1)
-            p *= tl.load(weight + row_at + there)[None, :]
-        total += _fold(p, BN, BM)
-        entropy += _fold(p * x, BN, BM)
+            row_index = tl.minimum(m * BM + tl.arange(0, BM), M - 1)
+            p *= tl.load(weight + row_at + row_index)[None, :]
+        total += _thread_sum(p, BN, BM)
+        entropy += _thread_sum(p * x, BN, BM)
         if PAIRED:
-            spread += _gaps(p, shrink, b, m, M, BM, BN)
+            spread += _pair_variance(p, fpc, b, m, M, BM, BN)
     received = tl.sum(total, 1)
     tl.debug_barrier()
     tl.store(at, received, mask=cols < K)
@@ -176,11 +178,11 @@ def columns(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _gaps(p, shrink, b, m, M, BM: tl.constexpr, BN: tl.constexpr):  # type: ignore[no-untyped-def]
+def _pair_variance(p, fpc, b, m, M, BM: tl.constexpr, BN: tl.constexpr):  # type: ignore[no-untyped-def]
     """Squared differences between the two draws of each stratum, [BN, 4]: added up only within a
     thread."""
     pairs = m * (BM // 2) + tl.arange(0, BM // 2)
-    factor = tl.load(shrink + b * (M // 2) + pairs, mask=pairs < M // 2, other=0.0)
+    factor = tl.load(fpc + b * (M // 2) + pairs, mask=pairs < M // 2, other=0.0)
     one, other = tl.split(tl.reshape(p, [BN, BM // 2, 2]))
     gap = (one - other) * (one - other) * factor[None, :]
     return tl.sum(tl.reshape(gap, [BN, BM // 8, 4]), 1)
@@ -196,40 +198,40 @@ def row_entropy(  # type: ignore[no-untyped-def]
     block, bh, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     b, h = bh // H, bh % H
     rows = block * BM + tl.arange(0, BM)
-    there = tl.minimum(rows, M - 1)
+    row_index = tl.minimum(rows, M - 1)
     dims = tl.arange(0, BD)
     q_at = q + b.to(tl.int64) * q_b + h.to(tl.int64) * q_h
-    q_at += there[:, None].to(tl.int64) * q_m + dims[None, :]
+    q_at += row_index[:, None].to(tl.int64) * q_m + dims[None, :]
     queries = tl.load(q_at, mask=(dims < D)[None, :], other=0.0)
-    row_at = b.to(tl.int64) * M + there
+    row_at = b.to(tl.int64) * M + row_index
     low, high = tl.load(start + row_at), tl.load(stop + row_at)
-    given = tl.load(lse + bh.to(tl.int64) * M + there) * 1.4426950408889634
+    lse_tile = tl.load(lse + bh.to(tl.int64) * M + row_index) * 1.4426950408889634
     k_at = k + b.to(tl.int64) * k_b + (h // R).to(tl.int64) * k_g + dims[:, None]
     total = tl.zeros([BM], tl.float32)
     for n in range(piece * SPLIT, tl.minimum((piece + 1) * SPLIT, tl.cdiv(K, BN))):
         cols = n * BN + tl.arange(0, BN)
         key_at = k_at + cols[None, :].to(tl.int64) * k_n
         keys = tl.load(key_at, mask=(cols[None, :] < K) & (dims[:, None] < D), other=0.0)
-        x = _scores(queries, keys, scale, cap, SOFTCAP) - given[:, None]
-        seen = (cols[None, :] >= low[:, None]) & (cols[None, :] < high[:, None])
+        x = _scores(queries, keys, scale, cap, SOFTCAP) - lse_tile[:, None]
+        mask = (cols[None, :] >= low[:, None]) & (cols[None, :] < high[:, None])
         if HOLES:
-            seen = seen & (tl.load(real + b * K + cols, mask=cols < K, other=0) != 0)[None, :]
-        x = tl.where(seen, x, MASKED)
+            mask = mask & (tl.load(real + b * K + cols, mask=cols < K, other=0) != 0)[None, :]
+        x = tl.where(mask, x, MASKED)
         total -= tl.sum(tl.exp2(x) * x, 1)
     at = out + (piece * tl.num_programs(1) + bh).to(tl.int64) * M + rows
     tl.store(at, total * 0.6931471805599453, mask=rows < M)
 
 
 @triton.jit
-def _link(  # type: ignore[no-untyped-def]
-    x, links, linked, b, h, H, rows, cols, M, K, LINKS: tl.constexpr
+def _add_score_bias(  # type: ignore[no-untyped-def]
+    x, biases, biased_rows, b, h, H, rows, cols, M, K, BIASES: tl.constexpr
 ):  # fmt: skip
     """Scores of a tile with what links add to them: links [LINKS, B, H, K], the rows that each
     means [LINKS, B, M]."""
-    for n in tl.static_range(LINKS):
+    for n in tl.static_range(BIASES):
         at = (n * (tl.num_programs(1) // H) + b).to(tl.int64)
-        bias = tl.load(links + (at * H + h) * K + cols, mask=cols < K, other=0.0)
-        meant = tl.load(linked + at * M + rows) != 0
+        bias = tl.load(biases + (at * H + h) * K + cols, mask=cols < K, other=0.0)
+        meant = tl.load(biased_rows + at * M + rows) != 0
         x += tl.where(meant[:, None], bias[None, :] * 1.4426950408889634, 0.0)
     return x
 
@@ -238,7 +240,7 @@ def _link(  # type: ignore[no-untyped-def]
 def _add_masses(acc, x, shares, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
     """Weights 2 ** x [BM, BN] times the shares of their keys [BN, BE], added up. Tensor cores take
     16 bits, so a weight goes in twice: as far as these reach, and what is left."""
-    p = tl.exp2(x + UP)
+    p = tl.exp2(x + SCALE_LOG2)
     if EXACT:
         acc += tl.dot(p, shares, input_precision="ieee")
     else:  # not after a return: what follows one is compiled all the same
@@ -260,40 +262,40 @@ def row_masses(  # type: ignore[no-untyped-def]
     bh = tl.program_id(1)
     b, h = bh // H, bh % H
     rows = block * BM + tl.arange(0, BM)
-    there = tl.minimum(rows, M - 1)
+    row_index = tl.minimum(rows, M - 1)
     dims, classes = tl.arange(0, BD), tl.arange(0, BE)
     q_at = q + b.to(tl.int64) * q_b + h.to(tl.int64) * q_h
-    q_at += there[:, None].to(tl.int64) * q_m + dims[None, :]
+    q_at += row_index[:, None].to(tl.int64) * q_m + dims[None, :]
     queries = tl.load(q_at, mask=(dims < D)[None, :], other=0.0)
-    row_at = b.to(tl.int64) * M + there
+    row_at = b.to(tl.int64) * M + row_index
     low, high = tl.load(start + row_at), tl.load(stop + row_at)
-    given = tl.load(lse + bh.to(tl.int64) * M + there)[:, None] * 1.4426950408889634
+    lse_tile = tl.load(lse + bh.to(tl.int64) * M + row_index)[:, None] * 1.4426950408889634
     k_at = k + b.to(tl.int64) * k_b + (h // R).to(tl.int64) * k_g + dims[:, None]
     shares_at = shares + b.to(tl.int64) * K * BE + classes[None, :]
     # Blocks of keys: those that some row sees, and the run of those that all rows see whole.
     extent = b * tl.num_programs(0) + block
     first, last = tl.load(low_key + extent) // BN, tl.cdiv(tl.load(high_key + extent), BN)
-    clear, blurred = last, last
+    unmasked_start, unmasked_end = last, last
     if not HOLES:
-        clear = tl.minimum(tl.maximum(tl.cdiv(tl.max(low, 0), BN), first), last)
-        blurred = tl.maximum(tl.minimum(tl.min(high, 0) // BN, last), clear)
+        unmasked_start = tl.minimum(tl.maximum(tl.cdiv(tl.max(low, 0), BN), first), last)
+        unmasked_end = tl.maximum(tl.minimum(tl.min(high, 0) // BN, last), unmasked_start)
     acc = tl.zeros([BM, BE], tl.float32)
-    for t in range(first, last - (blurred - clear)):
-        n = tl.where(t < clear, t, t + blurred - clear)
+    for t in range(first, last - (unmasked_end - unmasked_start)):
+        n = tl.where(t < unmasked_start, t, t + unmasked_end - unmasked_start)
         cols = n * BN + tl.arange(0, BN)
         key_at = k_at + cols[None, :].to(tl.int64) * k_n
         keys = tl.load(key_at, mask=(cols[None, :] < K) & (dims[:, None] < D), other=0.0)
-        x = _scores(queries, keys, scale, cap, SOFTCAP) - given
-        seen = (cols[None, :] >= low[:, None]) & (cols[None, :] < high[:, None])
+        x = _scores(queries, keys, scale, cap, SOFTCAP) - lse_tile
+        mask = (cols[None, :] >= low[:, None]) & (cols[None, :] < high[:, None])
         if HOLES:
-            seen = seen & (tl.load(real + b * K + cols, mask=cols < K, other=0) != 0)[None, :]
+            mask = mask & (tl.load(real + b * K + cols, mask=cols < K, other=0) != 0)[None, :]
         mine = tl.load(shares_at + cols[:, None] * BE, mask=cols[:, None] < K, other=0.0)
-        acc = _add_masses(acc, tl.where(seen, x, MASKED), mine, EXACT)
-    for n in range(clear, blurred):
+        acc = _add_masses(acc, tl.where(mask, x, MASKED), mine, EXACT)
+    for n in range(unmasked_start, unmasked_end):
         cols = n * BN + tl.arange(0, BN)
         key_at = k_at + cols[None, :].to(tl.int64) * k_n
         keys = tl.load(key_at, mask=dims[:, None] < D, other=0.0)
-        x = _scores(queries, keys, scale, cap, SOFTCAP) - given
+        x = _scores(queries, keys, scale, cap, SOFTCAP) - lse_tile
         acc = _add_masses(acc, x, tl.load(shares_at + cols[:, None] * BE), EXACT)
     at = out + (bh.to(tl.int64) * M + rows[:, None]) * BE + classes[None, :]
     tl.store(at, acc * (1.0 / 16384.0), mask=(rows < M)[:, None])
@@ -301,23 +303,23 @@ def row_masses(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def attention(  # type: ignore[no-untyped-def]
-    q, k, v, start, stop, real, sinks, links, linked, low_key, high_key, out, lse,
+    q, k, v, start, stop, real, sinks, biases, biased_rows, low_key, high_key, out, lse,
     q_b, q_h, q_m, k_b, k_g, k_n, v_b, v_g, v_n, o_b, o_h, o_m,
     H, R, M, K, D, E, scale, cap,
     SOFTCAP: tl.constexpr, HOLES: tl.constexpr, SINKS: tl.constexpr, HAS_V: tl.constexpr,
-    LINKS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    BIASES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
     """Rows of attention by online softmax: log-sum-exp and, given values, the output."""
     block, bh = tl.program_id(0), tl.program_id(1)
     b, h = bh // H, bh % H
     rows = block * BM + tl.arange(0, BM)
-    there = tl.minimum(rows, M - 1)
+    row_index = tl.minimum(rows, M - 1)
     dims, values = tl.arange(0, BD), tl.arange(0, BE)
     q_at = q + b.to(tl.int64) * q_b + h.to(tl.int64) * q_h
-    q_at += there[:, None].to(tl.int64) * q_m + dims[None, :]
+    q_at += row_index[:, None].to(tl.int64) * q_m + dims[None, :]
     queries = tl.load(q_at, mask=(dims < D)[None, :], other=0.0)
     row_at = b.to(tl.int64) * M
-    low, high = tl.load(start + row_at + there), tl.load(stop + row_at + there)
+    low, high = tl.load(start + row_at + row_index), tl.load(stop + row_at + row_index)
     k_at = k + b.to(tl.int64) * k_b + (h // R).to(tl.int64) * k_g + dims[:, None]
     v_at = v + b.to(tl.int64) * v_b + (h // R).to(tl.int64) * v_g + values[None, :]
 
@@ -331,26 +333,28 @@ def attention(  # type: ignore[no-untyped-def]
         key_at = k_at + cols[None, :].to(tl.int64) * k_n
         keys = tl.load(key_at, mask=(cols[None, :] < K) & (dims[:, None] < D), other=0.0)
         x = _scores(queries, keys, scale, cap, SOFTCAP)
-        if LINKS:
-            x = _link(x, links, linked, b, h, H, there, cols, M, K, LINKS)
-        seen = (cols[None, :] >= low[:, None]) & (cols[None, :] < high[:, None])
+        if BIASES:
+            x = _add_score_bias(x, biases, biased_rows, b, h, H, row_index, cols, M, K, BIASES)
+        mask = (cols[None, :] >= low[:, None]) & (cols[None, :] < high[:, None])
         if HOLES:
-            seen = seen & (tl.load(real + b * K + cols, mask=cols < K, other=0) != 0)[None, :]
-        x = tl.where(seen, x, 2.0 * LOWEST)
+            mask = mask & (tl.load(real + b * K + cols, mask=cols < K, other=0) != 0)[None, :]
+        x = tl.where(mask, x, 2.0 * LOWEST)
         new = tl.maximum(top, tl.max(x, 1))
-        shift = tl.exp2(top - new)
+        rescale = tl.exp2(top - new)
         p = tl.exp2(x - new[:, None])
-        norm = norm * shift + tl.sum(p, 1)
+        norm = norm * rescale + tl.sum(p, 1)
         if HAS_V:
             value_at = v_at + cols[:, None].to(tl.int64) * v_n
             v_tile = tl.load(value_at, mask=(cols[:, None] < K) & (values[None, :] < E), other=0.0)
-            acc = acc * shift[:, None] + tl.dot(p.to(v_tile.dtype), v_tile, input_precision="ieee")
+            acc = acc * rescale[:, None] + tl.dot(
+                p.to(v_tile.dtype), v_tile, input_precision="ieee"
+            )
         top = new
     if SINKS:
         sink = tl.load(sinks + h).to(tl.float32) * 1.4426950408889634
         new = tl.maximum(top, sink)
-        shift = tl.exp2(top - new)
-        norm, acc, top = norm * shift + tl.exp2(sink - new), acc * shift[:, None], new
+        rescale = tl.exp2(top - new)
+        norm, acc, top = norm * rescale + tl.exp2(sink - new), acc * rescale[:, None], new
     safe = tl.where(norm == 0.0, 1.0, norm)
     total = tl.where(norm == 0.0, 0.0, top + tl.log2(safe))
     at = bh.to(tl.int64) * M + rows

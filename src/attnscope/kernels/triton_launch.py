@@ -28,12 +28,12 @@ def launch(
         program[grid](*arguments, **options)
         return
     device = next(each.device.index for each in arguments if isinstance(each, Tensor))
-    key = (id(program), device, *map(_kind, arguments), *options.items())
-    known = None if Ellipsis in key else _started.get(key)
-    there = torch.cuda.device(device) if device != torch.cuda.current_device() else _NOTHING
-    with there:
-        if known is not None:
-            known[(*grid, 1, 1)[:3]](*arguments)
+    key = (id(program), device, *map(_specialization_key, arguments), *options.items())
+    compiled = None if Ellipsis in key else _started.get(key)
+    context = torch.cuda.device(device) if device != torch.cuda.current_device() else _NOTHING
+    with context:
+        if compiled is not None:
+            compiled[(*grid, 1, 1)[:3]](*arguments)
             return
         compiled = program[grid](*arguments, **options)
     if Ellipsis not in key:
@@ -42,7 +42,7 @@ def launch(
         _started[key] = compiled
 
 
-def _kind(argument: Any) -> Any:
+def _specialization_key(argument: Any) -> Any:
     """What a compiled program takes for granted of an argument: of a tensor its type, and whether
     it lies even; of a number all; of a float nothing. `...` where that is not known here."""
     if isinstance(argument, Tensor):

@@ -21,12 +21,12 @@ LONG = 16384
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 
-def rowwise(tensor: Tensor) -> Tensor:
+def contiguous_rows(tensor: Tensor) -> Tensor:
     """As it is if each row lies in one piece, which is how models hand them over."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def flat(tensor: Tensor, rows: int, queries: int) -> tuple[Any, int, int, int] | None:
+def tma_view(tensor: Tensor, rows: int, queries: int) -> tuple[Any, int, int, int] | None:
     """A descriptor for the tensor copy engine, and the row of a batch item, row and column of a
     head in it; None where the engine cannot be used or would not pay."""
     B, H, N, D = tensor.shape
@@ -43,11 +43,11 @@ def flat(tensor: Tensor, rows: int, queries: int) -> tuple[Any, int, int, int] |
         return None
     if tensor.data_ptr() % 16 or across % 8:
         return None
-    flat = tensor.as_strided(shape, (across, 1))
-    return (TensorDescriptor.from_tensor(flat, [rows, D]), *where)
+    view = tensor.as_strided(shape, (across, 1))
+    return (TensorDescriptor.from_tensor(view, [rows, D]), *where)
 
 
-def wide(size: int) -> int:
+def pow2(size: int) -> int:
     """What a tile's side must be: a power of two, and enough for a tensor core."""
     return max(16, int(triton.next_power_of_2(size)))
 
@@ -91,14 +91,14 @@ def blocks(tensor: Tensor, size: int, fill: int) -> Tensor:
 def _shared(rows: KernelRows, what: str, size: tuple[int, ...], make: Callable[[], Any]) -> Any:
     """What depends on the bounds and on whether there are holes, made once for all layers that
     share both. A layer with holes does not use what was made for one without."""
-    key, given = (what, *size, rows.real is None), (rows.start, rows.stop, rows.own)
-    made = rows.cache.get(key)
-    if made is None or not all(a is b for a, b in zip(made[0], given, strict=True)):
-        made = rows.cache[key] = given, make()
-    return made[1]
+    key, bounds = (what, *size, rows.real is None), (rows.start, rows.stop, rows.self_key)
+    cached = rows.cache.get(key)
+    if cached is None or not all(a is b for a, b in zip(cached[0], bounds, strict=True)):
+        cached = rows.cache[key] = bounds, make()
+    return cached[1]
 
 
-def extent(rows: KernelRows, BM: int) -> tuple[Tensor, Tensor]:
+def key_extent(rows: KernelRows, BM: int) -> tuple[Tensor, Tensor]:
     """For each block of rows: first and one past last key that any of them sees, int32 [B, blocks].
 
     Layers under one mask share it.
@@ -113,27 +113,27 @@ def extent(rows: KernelRows, BM: int) -> tuple[Tensor, Tensor]:
         high = blocks(torch.where(sees, stop, 0), BM, 0).amax(2)
         return torch.minimum(low, high).int(), high.int()
 
-    found: tuple[Tensor, Tensor] = _shared(rows, "extent", (BM,), make)
-    return found
+    result: tuple[Tensor, Tensor] = _shared(rows, "extent", (BM,), make)
+    return result
 
 
-def ranges(rows: KernelRows, BM: int, BN: int) -> Tensor:
+def row_ranges(rows: KernelRows, BM: int, BN: int) -> Tensor:
     """For each block of keys, int32 [B, blocks, 4]: the first block of rows that sees any of
     them, the run of those whose rows all see all of them from further on, and one past the last.
     """
-    found: Tensor = _shared(rows, "ranges", (BM, BN), lambda: _ranges(rows, BM, BN))
-    return found
+    result: Tensor = _shared(rows, "ranges", (BM, BN), lambda: _row_ranges(rows, BM, BN))
+    return result
 
 
-def _ranges(rows: KernelRows, BM: int, BN: int) -> Tensor:
+def _row_ranges(rows: KernelRows, BM: int, BN: int) -> Tensor:
     B, K = rows.q.shape[0], rows.k.shape[2]
     if rows.q.shape[2] <= BM:
         # One block of rows: every key looks at it, and at its bounds. Some thirty launches less.
         every = rows.k.new_zeros((B, triton.cdiv(K, BN), 4)).int()
         every[..., 3] = 1
         return every
-    start, stop, own = rows.bounds()
-    low, high = (bound[:, None] for bound in extent(rows, BM))
+    start, stop, self_key = rows.bounds()
+    low, high = (bound[:, None] for bound in key_extent(rows, BM))
     left = torch.arange(0, K, BN, device=low.device)[:, None]
     right = left + BN
     meet = (low < right) & (high > left) & (high > low)
@@ -141,12 +141,12 @@ def _ranges(rows: KernelRows, BM: int, BN: int) -> Tensor:
     first = torch.where(meet, order, meet.shape[2]).amin(2)
     last = torch.where(meet, order + 1, 0).amax(2)
     latest = blocks(start, BM, FAR).amax(2)[:, None]
-    soonest = torch.minimum(blocks(stop, BM, 0).amin(2), blocks(own, BM, 0).amin(2))[:, None]
-    whole = (latest <= left) & (soonest >= right) & (rows.real is None)
-    clear = torch.where(whole, order, FAR).amin(2)
-    clear = torch.minimum(torch.maximum(clear, first), last)
-    broken = ~whole & (order >= clear[..., None])
-    blurred = torch.where(broken, order, FAR).amin(2)
-    blurred = torch.maximum(torch.minimum(blurred, last), clear)
+    soonest = torch.minimum(blocks(stop, BM, 0).amin(2), blocks(self_key, BM, 0).amin(2))[:, None]
+    fully_visible = (latest <= left) & (soonest >= right) & (rows.real is None)
+    unmasked_start = torch.where(fully_visible, order, FAR).amin(2)
+    unmasked_start = torch.minimum(torch.maximum(unmasked_start, first), last)
+    broken = ~fully_visible & (order >= unmasked_start[..., None])
+    unmasked_end = torch.where(broken, order, FAR).amin(2)
+    unmasked_end = torch.maximum(torch.minimum(unmasked_end, last), unmasked_start)
     last = torch.maximum(last, first)
-    return torch.stack([first, clear, blurred, last], 2).int().contiguous()
+    return torch.stack([first, unmasked_start, unmasked_end, last], 2).int().contiguous()

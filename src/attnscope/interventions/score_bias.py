@@ -31,43 +31,43 @@ from attnscope.kernels.call import ScoreBias
 
 
 @contextmanager
-def linking(
+def bias_scores(
     model: nn.Module, *, bias: float, queries: Any, keys: Any, layers: Any, heads: Any
 ) -> Iterator[None]:
     """Add `bias` to these scores, inside a `with` block."""
-    found = sites.find(model)
-    asked = parse(queries, 0)
-    if asked.name == "sample":
+    model_sites = sites.find(model)
+    parsed = parse(queries, 0)
+    if parsed.name == "sample":
         raise InputError(
             f"queries={queries!r} works for watch only; use 'all', 'last', 'generated', "
             "'predicts' or a bool tensor [batch, keys]",
             code="unsupported-queries",
             queries=queries,
         )
-    if len(found.stacks) > 1:
+    if len(model_sites.stacks) > 1:
         raise InputError(
             "this model has an encoder and a decoder, each with its own keys; apply the "
             "intervention to model.get_encoder() or model.get_decoder()",
             code="more-than-one-stack",
-            stacks=len(found.stacks),
+            stacks=len(model_sites.stacks),
         )
     change = ScoreBiasHook(
-        queries=asked,
-        keys=_keys(keys),
-        layers=sites.validate_layers(found, layers),
-        heads=_heads(heads),
+        queries=parsed,
+        keys=_key_mask(keys),
+        layers=sites.validate_layers(model_sites, layers),
+        heads=_head_mask(heads),
         bias=bias,
-        base=found.base_model,
+        base=model_sites.base_model,
     )
     with (
         tracking_generate([change.generation]),
-        backward_inside([found.base_model], found.modules, changes=True),
-        hooks.register(found, observer=change, change=change, layers=change.layers),
+        backward_inside([model_sites.base_model], model_sites.modules, changes=True),
+        hooks.register(model_sites, observer=change, change=change, layers=change.layers),
     ):
         yield
 
 
-def _keys(keys: Any) -> Tensor:
+def _key_mask(keys: Any) -> Tensor:
     mask = torch.as_tensor(keys)
     if mask.dtype != torch.bool or mask.ndim != 2:
         raise InputError(
@@ -84,24 +84,24 @@ def _keys(keys: Any) -> Tensor:
     return mask.detach().cpu()
 
 
-def _heads(heads: Any) -> Tensor | list[int] | None:
+def _head_mask(heads: Any) -> Tensor | list[int] | None:
     if heads is None:
         return None
     if isinstance(heads, Tensor) and heads.dtype == torch.bool and heads.ndim == 2:
         return heads.detach().cpu()
-    wanted = [heads] if isinstance(heads, int) else list(heads)
-    if not wanted:
+    chosen_heads = [heads] if isinstance(heads, int) else list(heads)
+    if not chosen_heads:
         raise InputError(
             "heads=[] selects no head; leave heads out to select all of them", code="no-heads"
         )
-    for head in wanted:
+    for head in chosen_heads:
         if isinstance(head, bool) or not isinstance(head, int) or head < 0:
             raise InputError(
                 f"unknown head {head!r}; heads are whole numbers, counted from 0",
                 code="unknown-head",
                 value=head,
             )
-    return wanted
+    return chosen_heads
 
 
 class ScoreBiasHook:
@@ -125,8 +125,8 @@ class ScoreBiasHook:
         self.layers = layers
         self.heads = heads
         self.bias = bias
-        self.generation = GenerationTracker(base, self._let_go)
-        self.made: dict[Any, tuple[VisibleRanges, tuple[ScoreBias, ...], Geometry]] = {}
+        self.generation = GenerationTracker(base, self._clear)
+        self.cache: dict[Any, tuple[VisibleRanges, tuple[ScoreBias, ...], Geometry]] = {}
         """What layers share in a pass, by what they were given."""
 
     def __call__(self, site: Site, call: AttentionCall, frame: Geometry) -> AttentionCall:
@@ -134,43 +134,47 @@ class ScoreBiasHook:
         if site.kind != "self" or site.layer not in self.layers:
             return call
         H = call.q.shape[1]
-        key = call.visible, call.links, id(frame), H
-        if key not in self.made:  # the frame is kept with it, so that its id stays its own
-            visible, links = self._link(call, frame)
-            self.made[key] = visible, links, frame
-        visible, links, _ = self.made[key]
-        if visible is call.visible and links == call.links:
+        key = call.visible, call.score_biases, id(frame), H
+        if key not in self.cache:  # the frame is kept with it, so that its id stays its own
+            visible, score_biases = self._biased(call, frame)
+            self.cache[key] = visible, score_biases, frame
+        visible, score_biases, _ = self.cache[key]
+        if visible is call.visible and score_biases == call.score_biases:
             return call
-        return replace(call, visible=visible, links=links)
+        return replace(call, visible=visible, score_biases=score_biases)
 
-    def _link(
+    def _biased(
         self, call: AttentionCall, frame: Geometry
     ) -> tuple[VisibleRanges, tuple[ScoreBias, ...]]:
         """Whom a call's queries see after this, and what is added to their scores."""
-        keys = self._keys_of(frame)
-        heads = self._heads_of(call, frame)
-        rows = counted_queries(self.queries, frame, self._reply_of(frame))
+        keys = self._keys_in_pass(frame)
+        heads = self._heads_in_call(call, frame)
+        rows = counted_queries(self.queries, frame, self._completion_of(frame))
         if not bool(keys.any()) or (rows is not None and not bool(rows.any())):
-            return call.visible, call.links
+            return call.visible, call.score_biases
         device = call.q.device
         if self.bias == -math.inf:
-            _refuse_blindness(call, frame, rows, keys[:, None] & heads[..., None])
+            _check_visible_keys(call, frame, rows, keys[:, None] & heads[..., None])
             if self.queries.name == "all" and self.heads is None:
-                return _without(call.visible, keys.to(device, non_blocking=True)), call.links
+                return _mask_keys(
+                    call.visible, keys.to(device, non_blocking=True)
+                ), call.score_biases
         bias = torch.zeros(frame.batch, heads.shape[1], frame.keys)
         bias.masked_fill_(keys[:, None] & heads[..., None], self.bias)
         if rows is not None:
             rows = rows.to(device, non_blocking=True)
         added = ScoreBias(bias=bias.to(device, non_blocking=True), queries=rows)
-        return call.visible, (*call.links, added)
+        return call.visible, (*call.score_biases, added)
 
-    def _reply_of(self, frame: Geometry) -> CompletionSpan:
+    def _completion_of(self, frame: Geometry) -> CompletionSpan:
         """Which tokens of a frame are prompt, and which of them is its last."""
-        reply = self.generation.span(frame.first_query, frame.queries)
+        completion = self.generation.span(frame.first_query, frame.queries)
         prompt = self.generation.prompt
         if prompt is not None:
             by_role = self.queries.name in ("last", "predicts")
-            return CompletionSpan(prompt.end, reply.turn, last=prompt.last if by_role else None)
+            return CompletionSpan(
+                prompt.end, completion.turn, last=prompt.last if by_role else None
+            )
         if self.generation.prefill_passes > 1 and self.queries.name in ("last", "predicts"):
             raise InputError(
                 f"queries={self.queries.name!r}: this pass adds {frame.queries} tokens after a "
@@ -180,9 +184,9 @@ class ScoreBiasHook:
                 code="prompt-in-pieces",
                 queries=self.queries.name,
             )
-        return CompletionSpan(reply.start, reply.turn)
+        return CompletionSpan(completion.start, completion.turn)
 
-    def _keys_of(self, frame: Geometry) -> Tensor:
+    def _keys_in_pass(self, frame: Geometry) -> Tensor:
         """bool [B, K]: the keys meant, among those of a frame; tokens beyond the given are not."""
         B, n = self.keys.shape
         prompt, fed = self.generation.prompt, frame.queries
@@ -196,10 +200,10 @@ class ScoreBiasHook:
                 shape=[B, n],
                 expected=[frame.batch, fed],
             )
-        there = self.keys[:, frame.first_key : frame.first_key + frame.keys]
-        return pad(there, (0, frame.keys - there.shape[1]))
+        keys = self.keys[:, frame.first_key : frame.first_key + frame.keys]
+        return pad(keys, (0, frame.keys - keys.shape[1]))
 
-    def _heads_of(self, call: AttentionCall, frame: Geometry) -> Tensor:
+    def _heads_in_call(self, call: AttentionCall, frame: Geometry) -> Tensor:
         """bool [B or 1, H or 1]: the heads meant."""
         H = call.q.shape[1]
         if self.heads is None:
@@ -228,30 +232,30 @@ class ScoreBiasHook:
     def begin(self, stack: str, cache: Any) -> None:
         """A forward pass begins."""
         self.generation.begin_pass()
-        self._let_go()
+        self._clear()
 
     def wants(self, site: Site) -> bool:
         """Nothing: this changes, and does not look."""
         return False
 
-    def on_call(self, seen: CapturedCall) -> None:
+    def on_call(self, captured: CapturedCall) -> None:
         """Never called."""
 
     def end(self, stack: str, *, finished: bool) -> None:
         """A forward pass is over."""
-        self._let_go()
+        self._clear()
 
-    def _let_go(self) -> None:
-        self.made.clear()
+    def _clear(self) -> None:
+        self.cache.clear()
 
 
-def _without(visible: VisibleRanges, keys: Tensor) -> VisibleRanges:
+def _mask_keys(visible: VisibleRanges, keys: Tensor) -> VisibleRanges:
     """The same intervals with these keys, bool [B, K], seen by nobody."""
     real = ~keys if visible.real is None else visible.real & ~keys
     return VisibleRanges(form="interval", bounds=lambda: (visible.start, visible.stop), real=real)
 
 
-def _refuse_blindness(
+def _check_visible_keys(
     call: AttentionCall, frame: Geometry, rows: Tensor | None, hidden: Tensor
 ) -> None:
     """Every query must be left something to look at, after earlier knockouts too.
@@ -263,17 +267,19 @@ def _refuse_blindness(
         rows = torch.ones(frame.batch, frame.queries, dtype=torch.bool)
         if frame.real_queries is not None:
             rows = frame.real_queries
-    earlier = [link for link in call.links if bool((link.bias == -math.inf).any())]
+    earlier = [
+        added_bias for added_bias in call.score_biases if bool((added_bias.bias == -math.inf).any())
+    ]
     for n in range(len(earlier) + 1):
         for some in combinations(earlier, n):
-            who, what = rows, hidden
-            for link in some:
-                what = what | (link.bias == -math.inf).cpu()
-                if link.queries is not None:
-                    who = who & link.queries.cpu()
-            left = _left(frame, call.visible, what)
-            if bool(((left == 0) & who[:, None]).any()):
-                b, _, i = ((left == 0) & who[:, None]).nonzero()[0].tolist()
+            queries, masked = rows, hidden
+            for added_bias in some:
+                masked = masked | (added_bias.bias == -math.inf).cpu()
+                if added_bias.queries is not None:
+                    queries = queries & added_bias.queries.cpu()
+            n_visible = _n_visible(frame, call.visible, masked)
+            if bool(((n_visible == 0) & queries[:, None]).any()):
+                b, _, i = ((n_visible == 0) & queries[:, None]).nonzero()[0].tolist()
                 raise InputError(
                     f"the knockout would hide every key from the token at position "
                     f"{frame.first_query + i} of sequence {b} in layer {call.layer}; leave it a "
@@ -285,7 +291,7 @@ def _refuse_blindness(
                 )
 
 
-def _left(frame: Geometry, visible: VisibleRanges, hidden: Tensor) -> Tensor:
+def _n_visible(frame: Geometry, visible: VisibleRanges, hidden: Tensor) -> Tensor:
     """int64 [B, 1 or H, Q]: how many keys each query still sees."""
     if frame.gap_mask is not None:
         return (frame.visibility().cpu() & ~hidden[:, :, None]).sum(-1)
