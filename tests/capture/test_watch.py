@@ -384,7 +384,7 @@ def test_a_model_spread_over_memory_and_disk(tmp_path: Path) -> None:
         assert torch.equal(scope.entropy(layer), whole.entropy(layer))
 
 
-def described(batch: int, length: int, **more: Any) -> masks.MaskTensor:
+def tagged(batch: int, length: int, **more: Any) -> masks.MaskTensor:
     size = {"batch_size": batch, "q_length": length, "kv_length": length}
     return masks.build_tagged_mask(masking_utils.sdpa_mask, "sdpa", **size, **more)
 
@@ -413,17 +413,17 @@ def test_a_device_without_float64(monkeypatch: pytest.MonkeyPatch, name: str) ->
         torch.testing.assert_close(scope.top_keys(layer)[2], wanted.top_keys(layer)[2], **close)
 
 
-def test_a_mask_moved_or_copied_keeps_its_frame() -> None:
-    mask = described(2, 5, attention_mask=torch.ones(2, 5, dtype=torch.bool))
+def test_a_mask_moved_or_copied_keeps_its_geometry() -> None:
+    mask = tagged(2, 5, attention_mask=torch.ones(2, 5, dtype=torch.bool))
     for moved in (mask.to("cpu", torch.bool), mask.clone(), mask.contiguous(), mask.detach()):
         assert isinstance(moved, masks.MaskTensor)
         assert moved.geometry is mask.geometry
 
 
-def test_whoever_looks_at_a_mask_sees_the_one_of_transformers() -> None:
+def test_other_operations_use_the_dense_mask_of_transformers() -> None:
     real = torch.ones(2, 5, dtype=torch.bool)
     real[0, :2] = False
-    mask = described(2, 5, attention_mask=real)
+    mask = tagged(2, 5, attention_mask=real)
     plain = masking_utils.sdpa_mask(
         batch_size=2, q_length=5, kv_length=5, attention_mask=real, allow_is_causal_skip=False
     )
@@ -488,12 +488,12 @@ def test_a_mask_of_the_users_own() -> None:
 
 
 @torch.no_grad()
-def test_mask_functions_we_do_not_know_are_asked() -> None:
+def test_unknown_mask_functions_are_evaluated() -> None:
     def every_third_start(batch: Any, head: Any, q: Any, k: Any) -> Any:
         return k >= (q // 3) * 3
 
     known = masking_utils.and_masks(masking_utils.causal_mask_function, every_third_start)
-    mask = described(1, 9, mask_function=known)
+    mask = tagged(1, 9, mask_function=known)
     start, stop = mask.geometry.visible_ranges
     assert start[0].tolist() == [0, 0, 0, 3, 3, 3, 6, 6, 6]
     assert stop[0].tolist() == list(range(1, 10))

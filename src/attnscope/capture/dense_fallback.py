@@ -226,9 +226,9 @@ def hook(
 
 def _weights_changed_error(module: nn.Module, name: str) -> ModelError:
     return ModelError(
-        f"{type(module).__name__} changes its attention weights after the softmax (for example "
-        "with gates or a top-k), so attnscope cannot read the weights that it uses "
-        f"(module {name}); choose other layers",
+        f"{type(module).__name__} (module {name}) changes its attention weights after the softmax, "
+        "for example with gates or a top-k; attnscope cannot read the weights that it uses; "
+        "choose other layers",
         code="weights-changed-after-softmax",
         module=name,
     )
@@ -365,9 +365,8 @@ def reduce(
     elif selection.all_rows.index is not None:
         index = selection.all_rows.index[:, None, :, None]
         A = A.gather(2, index.expand(-1, A.shape[1], -1, A.shape[3]))
-    A = A.float().masked_fill(
-        ~counted[:, None, :, None], 0.0
-    )  # these rows may hold any value, also NaN
+    # Rows that do not count may hold any value, also NaN.
+    A = A.float().masked_fill(~counted[:, None, :, None], 0.0)
     if geometry.real_keys is not None:
         A = A * geometry.real_keys[:, None, None].to(A.device)
     rowsum = A.sum(-1)
