@@ -15,7 +15,7 @@ import polars as pl
 from attnscope.measures.registry import COLUMNS
 from attnscope.run.schemas import VALUES
 from attnscope.spec.claims import Claim, ClaimPart
-from attnscope.spec.experiment import Experiment, made
+from attnscope.spec.experiment import Experiment, make_experiment
 from attnscope.stats.evidence import item_of, measures
 
 PROMPTS, HEADS = 24, 8
@@ -181,7 +181,7 @@ def asked(claim: Claim) -> Experiment:
     names = dict.fromkeys(["base", *(key[2] for key in found if isinstance(key, tuple))])
     models = dict.fromkeys(key[1] for key in found if isinstance(key, tuple))
     quantities = [part.quantity for part in claim.parts]
-    return made(
+    return make_experiment(
         name="made",
         models={name: name for name in models},
         prompts={"source": "math", "count": PROMPTS},

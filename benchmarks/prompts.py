@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from attnscope.prompts.datasets import read
-from attnscope.prompts.filler import KINDS, Filler
+from attnscope.prompts.filler import FILLERS, Filler
 from attnscope.prompts.insertion import POSITIONS, insert
 from attnscope.prompts.math import math_samples
 from attnscope.prompts.spatial import spatial_samples
@@ -45,7 +45,7 @@ def insertions(samples: list, kind: str, by: str) -> None:
     pairs = failures = boundary = aligned = inserted = 0
     for n, sample in enumerate(samples):
         base = tokenize(apply_chat_template(sample.prompt, tokenizer), tokenizer)
-        for position, count, filler in product(POSITIONS, LENGTHS, KINDS):
+        for position, count, filler in product(POSITIONS, LENGTHS, FILLERS):
             what = Filler(kind=filler, count=count, seed=n)
             try:
                 pair = insert(base, what, tokenizer, position=position, by=by)
@@ -106,7 +106,7 @@ def generators() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--problems", type=Path, help="JSONL with a field 'problem'")
-    parser.add_argument("--tokenizers", nargs="+", default=[LARGER, *made_tokenizers.KINDS])
+    parser.add_argument("--tokenizers", nargs="+", default=[LARGER, *made_tokenizers.FILLERS])
     options = parser.parse_args()
     if options.problems:
         samples = list(read(options.problems, fields={"question": "problem"}, system=SYSTEM))
@@ -118,7 +118,7 @@ def main() -> None:
     print(
         f"\n{len(samples)} problems × {len(POSITIONS)} positions × {len(LENGTHS)} lengths ", end=""
     )
-    print(f"× {len(KINDS)} kinds of filler\n")
+    print(f"× {len(FILLERS)} kinds of filler\n")
     print("| tokenizer | inserted by | pairs | failures | base tokens in boundary ", end="")
     print("| filler tokens, mean | time | per pair |\n| --- | --- " + "| ---: " * 6 + "|")
     for kind, by in product(options.tokenizers, ("text", "ids")):

@@ -32,7 +32,7 @@ from attnscope.experiment.batch_store import BatchStore
 from attnscope.experiment.condition_batch import ConditionBatch
 from attnscope.experiment.execute import run_plan
 from attnscope.experiment.plan import make_plan
-from attnscope.spec.experiment import made
+from attnscope.spec.experiment import make_experiment
 
 
 def resident() -> float:
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, help="as suits the device, if not given")
     options = parser.parse_args()
     logging.disable_progress_bar()
-    experiment = made(
+    experiment = make_experiment(
         name="many",
         models={"model": options.model},
         prompts={"source": "math", "count": options.prompts, "level": 1},

@@ -52,9 +52,9 @@ def folders(place: Path, number: int) -> dict[str, str]:
 
 
 def asked(place: Path, models: int = MODELS, prompts: int = PROMPTS) -> Any:
-    from attnscope.spec.experiment import made
+    from attnscope.spec.experiment import make_experiment
 
-    return made(
+    return make_experiment(
         name="survey",
         models=folders(place, models),
         prompts={"source": "math", "count": prompts},
@@ -90,7 +90,7 @@ def store(folder: Path, place: Path, models: int = MODELS, prompts: int = PROMPT
     """Made numbers, in the batches of the plan."""
     from attnscope.experiment.measuring_environment import describe
     from attnscope.run.schemas import CELLS, TOKENS, VALUES
-    from attnscope.run.writer import opened
+    from attnscope.run.writer import open_directory
 
     laid = plan(place, models, prompts)
     started, draw = time.monotonic(), np.random.default_rng(0)
@@ -101,7 +101,7 @@ def store(folder: Path, place: Path, models: int = MODELS, prompts: int = PROMPT
         for measure in ("entropy", "first_token")
     ]
     words = pl.DataFrame(rows, schema=["layer", "head", "measure"], orient="row")
-    with opened(folder, laid.experiment) as directory:
+    with open_directory(folder, laid.experiment) as directory:
         directory.write_lines("metadata.jsonl", laid.metadata)
         entries = {
             model.label: {"name": model.info.name, "revision": model.info.revision,

@@ -12,9 +12,9 @@ import polars as pl
 
 from attnscope.measures.activation_shape import HISTOGRAM
 from attnscope.run.schemas import BY_QUERY, CELLS, POSITIONS, TOKENS, VALUES
-from attnscope.run.writer import opened
+from attnscope.run.writer import open_directory
 from attnscope.spec.claims import Claim, frozen
-from attnscope.spec.experiment import Experiment, made
+from attnscope.spec.experiment import Experiment, make_experiment
 
 CLASSES = ("hash", "star", "whitespace", "word", "other")
 
@@ -111,7 +111,7 @@ def made_run(
                             row = where | {"queries": "all", "layer": layer, "head": head}
                             positions.append(_profile(row, length, filler, seed + head + 7 * m))
     kinds = {c: "sentence" if "sentence" in c else "repeat" for c, k in conditions.items() if k}
-    experiment = made(
+    experiment = make_experiment(
         name="made",
         models={m: f"zoo:{m}" for m in models},
         prompts={"source": "spatial", "count": prompts, "seed": seed},
@@ -310,7 +310,7 @@ def write_run(run: MadeRun, folder: Path) -> Path:
         tables["positions"] = positions
     if not run.by_query.collect().is_empty():
         tables["by_query"] = run.by_query.collect()
-    with opened(folder, run.experiment) as directory:
+    with open_directory(folder, run.experiment) as directory:
         about = {"threads": 1, "claims": frozen(run.claims), **run.environment}
         directory.write_json("environment.json", about)
         directory.keep_claims(run.claims)

@@ -12,7 +12,7 @@ from attnscope.cli import app
 from attnscope.experiment.execute import run
 from attnscope.recipes import RECIPES, token_types
 from attnscope.run.schemas import TABLES
-from attnscope.spec.experiment import made
+from attnscope.spec.experiment import make_experiment
 
 ROOT = Path(__file__).parents[1]
 
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the runs and files that the pages name."""
     made_here = tmp_path_factory.mktemp("docs")
     run(token_types(prompts=6), made_here / "runs" / "token-types")
-    slashes = made(
+    slashes = make_experiment(
         name="slashes",
         models={"math": "zoo:math-qwen2"},
         prompts={"source": "math", "count": 1, "level": 1},

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from attnscope.spec.experiment import Experiment, made
-from attnscope.spec.experiment_yaml import written
+from attnscope.spec.experiment import Experiment, make_experiment
+from attnscope.spec.experiment_yaml import experiment_to_yaml
 
 __all__ = ["Server", "experiment", "prints", "write_experiment"]
 
@@ -31,14 +31,14 @@ def experiment(**keys: Any) -> Experiment:
         "chat": False,
         "batch_tokens": 400,
     }
-    return made(**{**asked, **keys})
+    return make_experiment(**{**asked, **keys})
 
 
 def write_experiment(folder: Path, **keys: Any) -> Path:
     """The same, as a file."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "experiment.yaml"
-    file.write_text(written(experiment(**keys)), encoding="utf-8")
+    file.write_text(experiment_to_yaml(experiment(**keys)), encoding="utf-8")
     return file
 
 

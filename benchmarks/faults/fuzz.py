@@ -87,10 +87,10 @@ def as_bytes(text: str, draw: Draw) -> bytes:
 def experiments(folder: Path) -> Callable[[Draw], Any]:
     from asked import experiment
 
-    from attnscope.spec.experiment_yaml import read_experiment, written
+    from attnscope.spec.experiment_yaml import experiment_to_yaml, read_experiment
 
     seeds = [
-        written(experiment()),
+        experiment_to_yaml(experiment()),
         "name: a\nmodels: {q: zoo:math-qwen2}\nprompts: {source: math, count: 4}\n"
         "conditions:\n  base: {}\n  f: {insert: {kind: repeat, unit: /, count: 5}}\n"
         "measures: [mass, lambda]\n",
@@ -128,13 +128,13 @@ def experiment_trees(folder: Path) -> Callable[[Draw], Any]:
     import yaml
     from asked import experiment
 
-    from attnscope.spec.experiment import made
-    from attnscope.spec.experiment_yaml import read_experiment, written
+    from attnscope.spec.experiment import make_experiment
+    from attnscope.spec.experiment_yaml import experiment_to_yaml, read_experiment
 
     replaced = {"base": {}, "other": {"replace": {"region": "question", "new": "4"}}}
     seeds = [
-        yaml.safe_load(written(experiment())),
-        yaml.safe_load(written(experiment(conditions=replaced, measures=["mass"]))),
+        yaml.safe_load(experiment_to_yaml(experiment())),
+        yaml.safe_load(experiment_to_yaml(experiment(conditions=replaced, measures=["mass"]))),
         {"models": {"a": "zoo:math-qwen2", "b": "zoo:chat-llama"}, "measures": ["mass", "rows"],
          "prompts": {"source": "math", "count": 4}, "classes": ["default"],
          "queries": ["all", "after:question"], "generate": {"max_new_tokens": 4}},
@@ -147,9 +147,9 @@ def experiment_trees(folder: Path) -> Callable[[Draw], Any]:
             file.write_text(yaml.safe_dump(tree, allow_unicode=True), encoding="utf-8")
             read_experiment(file)
         else:
-            taken = made(**tree)
+            taken = make_experiment(**tree)
             if draw.random() < 0.1:
-                file.write_text(written(taken), encoding="utf-8")
+                file.write_text(experiment_to_yaml(taken), encoding="utf-8")
                 assert read_experiment(file, outside=True).digest == taken.digest
 
     return one
@@ -340,14 +340,14 @@ def short(folder: Path) -> Callable[[Draw], Any]:
     """What stands in a word: queries, shards, numbers, places of fillers."""
     from attnscope.cli.options import numbers
     from attnscope.experiment.shard import parse_shard
-    from attnscope.paths import place
+    from attnscope.paths import to_path
     from attnscope.spec.queries import parse_queries
 
     readers: list[tuple[Callable[[str], Any], tuple[str, ...]]] = [
         (parse_queries, ("all", "last", "after:maps", "sample:40", "region:x", "generated")),
         (parse_shard, ("1/4", "12/12", "5/4")),
         (lambda text: numbers("layers", text), ("0,1,2", "7")),
-        (lambda text: place(Path(text)), ("runs/x", "memory://a/b", "/tmp/x")),
+        (lambda text: to_path(Path(text)), ("runs/x", "memory://a/b", "/tmp/x")),
     ]
 
     def one(draw: Draw) -> None:

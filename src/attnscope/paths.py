@@ -20,12 +20,12 @@ _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.DOTALL)  # two letters: 
 _ON_THIS_MACHINE = ("file", "local")
 
 
-def place(where: str | Path) -> Path:
+def to_path(where: str | Path) -> Path:
     """The path that is meant: of a file system, or at an address."""
-    found = _ADDRESS.fullmatch(str(where))  # a Path makes s3:/x of s3://x
-    if found is None or is_far(where):
-        return where if is_far(where) else Path(where)  # type: ignore[return-value]
-    scheme, rest = found.groups()
+    match = _ADDRESS.fullmatch(str(where))  # a Path makes s3:/x of s3://x
+    if match is None or is_remote(where):
+        return where if is_remote(where) else Path(where)  # type: ignore[return-value]
+    scheme, rest = match.groups()
     address = f"{scheme}://{'/' if scheme in _ON_THIS_MACHINE else ''}{rest}"
     try:
         from upath import UPath
@@ -51,7 +51,7 @@ def place(where: str | Path) -> Path:
     return cast(Path, path)
 
 
-def is_far(path: Any) -> bool:
+def is_remote(path: Any) -> bool:
     """Whether it is at an address, and not a path of a file system."""
     return not isinstance(path, str | Path)
 
@@ -59,7 +59,7 @@ def is_far(path: Any) -> bool:
 def open_file(path: Path, *, links: bool = False) -> BufferedReader:
     """A regular file, opened to read; a pipe, a device or, without `links`, a link is an OSError.
     Never waits, as opening a pipe does."""
-    if is_far(path):
+    if is_remote(path):
         return path.open("rb")
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     if not links and path.is_symlink():

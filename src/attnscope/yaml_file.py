@@ -28,11 +28,11 @@ MOST = 100_000
 _STANDARD = "tag:yaml.org,2002:"
 _NUMBERS = (f"{_STANDARD}int", f"{_STANDARD}float")
 
-Place = tuple[Any, ...]
+KeyPath = tuple[Any, ...]
 """Keys and numbers that lead to a value."""
 
 
-def read_yaml(path: Path) -> tuple[Any, dict[Place, int]]:
+def read_yaml(path: Path) -> tuple[Any, dict[KeyPath, int]]:
     """What a file says, and the line of each value."""
     try:
         text = read_file(path, LARGEST, links=True).decode("utf-8")
@@ -47,7 +47,7 @@ def read_yaml(path: Path) -> tuple[Any, dict[Place, int]]:
     return parse_yaml(text, path)
 
 
-def parse_yaml(text: str, where: object) -> tuple[Any, dict[Place, int]]:
+def parse_yaml(text: str, where: object) -> tuple[Any, dict[KeyPath, int]]:
     """What a text says, and the line of each value; errors begin with `where`."""
     import yaml  # only where something is parsed
 
@@ -103,28 +103,28 @@ class _Reading:
 
     def __init__(self, where: object):
         self.where = where
-        self.lines: dict[Place, int] = {}
+        self.lines: dict[KeyPath, int] = {}
         self.count = 0
 
-    def plain(self, node: yaml.Node, place: Place) -> Any:
+    def plain(self, node: yaml.Node, key_path: KeyPath) -> Any:
         """The node as Python data; `lines` learns where everything stands."""
         import yaml
 
         line = node.start_mark.line + 1
-        self.lines.setdefault(place, line)
+        self.lines.setdefault(key_path, line)
         self.count += 1
-        if len(place) > DEEPEST or self.count > MOST:
-            raise _too_much(self.where, line, deep=len(place) > DEEPEST)
+        if len(key_path) > DEEPEST or self.count > MOST:
+            raise _too_much(self.where, line, deep=len(key_path) > DEEPEST)
         if isinstance(node, yaml.CollectionNode):
             kind = "map" if isinstance(node, yaml.MappingNode) else "seq"
             self._refuse_tag(node, f"{_STANDARD}{kind}")
         if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, place)
+            return self._mapping(node, key_path)
         if isinstance(node, yaml.SequenceNode):
-            return [self.plain(item, (*place, n)) for n, item in enumerate(node.value)]
+            return [self.plain(item, (*key_path, n)) for n, item in enumerate(node.value)]
         return self._scalar(node)
 
-    def _mapping(self, node: yaml.MappingNode, place: Place) -> dict[Any, Any]:
+    def _mapping(self, node: yaml.MappingNode, key_path: KeyPath) -> dict[Any, Any]:
         import yaml
 
         data: dict[Any, Any] = {}
@@ -138,7 +138,7 @@ class _Reading:
                 )
             key = self._scalar(key_node)
             if key in data:
-                first = self.lines[(*place, key)]
+                first = self.lines[(*key_path, key)]
                 raise InputError(
                     f"{self.where}, line {line}: the key {key!r} is given twice, first in line "
                     f"{first}",
@@ -147,8 +147,8 @@ class _Reading:
                     line=line,
                     first=first,
                 )
-            self.lines[(*place, key)] = line
-            data[key] = self.plain(value_node, (*place, key))
+            self.lines[(*key_path, key)] = line
+            data[key] = self.plain(value_node, (*key_path, key))
         return data
 
     def _scalar(self, node: yaml.Node) -> Any:

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from attnscope.spec.experiment import Experiment, made
+from attnscope.spec.experiment import Experiment, make_experiment
 from made_models import save_model
 
 
@@ -25,6 +25,6 @@ def small(folder: str) -> Any:
             "measures": ["mass", "lambda", "profile"],
             "batch_tokens": 256,
         }
-        return made(**{**asked, **keys})
+        return make_experiment(**{**asked, **keys})
 
     return make

@@ -11,7 +11,7 @@ from attnscope.cli import estimate as estimating
 from attnscope.errors import InputError
 from attnscope.experiment.cells import Batch
 from attnscope.experiment.plan import ModelPlan, _by_length, make_plan
-from attnscope.spec.experiment import made
+from attnscope.spec.experiment import make_experiment
 from support_errors import raises
 
 widths = st.lists(st.integers(1, 300), min_size=1, max_size=60)
@@ -39,7 +39,7 @@ def test_time_goes_by_the_stand_in(
 ) -> None:
     """A millisecond a token plain and two watched, of two layers: the rest is arithmetic."""
     plan = make_plan(
-        made(
+        make_experiment(
             name="some",
             models={"model": "zoo:math-qwen2"},
             prompts={"source": "math", "count": 7, "level": 1},
@@ -72,7 +72,7 @@ def test_time_goes_by_the_stand_in(
 @pytest.mark.parametrize("more", [{}, {"queries": ["generated"]}, {"layers": [1]}])
 def test_the_stand_in_measures_what_is_asked(more: dict[str, Any]) -> None:
     plan = make_plan(
-        made(
+        make_experiment(
             name="some",
             models={"model": "zoo:math-qwen2"},
             prompts={"source": "math", "count": 2, "level": 1},
@@ -88,7 +88,7 @@ def test_the_stand_in_measures_what_is_asked(more: dict[str, Any]) -> None:
 
 def test_a_plan_makes_cells_when_they_are_asked_for() -> None:
     (of,) = make_plan(
-        made(
+        make_experiment(
             name="some",
             models={"model": "zoo:math-qwen2"},
             prompts={"source": "math", "count": 7, "level": 1},
@@ -106,7 +106,7 @@ def test_a_plan_makes_cells_when_they_are_asked_for() -> None:
 
 def test_the_prompt_that_is_wrong_is_named(tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_text("A long first line.\nA long second line.\nShort.\nLong again.")
-    asked = made(
+    asked = make_experiment(
         name="some",
         models={"model": "zoo:math-qwen2"},
         prompts={"source": "file", "path": str(tmp_path / "p.txt")},
@@ -121,11 +121,11 @@ def test_a_prompt_that_cannot_be_rendered_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts are rendered ahead of those that are tokenised; the error says which it was."""
-    monkeypatch.setattr("attnscope.tokens.tokenized._TOGETHER", 2)
-    monkeypatch.setattr("attnscope.tokens.chat._TOGETHER", 3)
+    monkeypatch.setattr("attnscope.tokens.tokenized._BATCH", 2)
+    monkeypatch.setattr("attnscope.tokens.chat._BATCH", 3)
     (tmp_path / "p.txt").write_text("One.\nTwo.\nThree.\nFour.\nFive \U0010fffd.\nSix.")
     prompts = {"source": "file", "path": str(tmp_path / "p.txt")}
-    asked = made(name="some", models={"model": "zoo:math-qwen2"}, prompts=prompts)
+    asked = make_experiment(name="some", models={"model": "zoo:math-qwen2"}, prompts=prompts)
     with raises(InputError, "no-unused-character", prompt=4):
         make_plan(asked)
 
@@ -135,10 +135,10 @@ def test_a_prompt_without_tokens_is_named(monkeypatch: pytest.MonkeyPatch, tmp_p
         ids = [[] if "Three" in prompt.text else [5] for prompt in prompts]
         return {True: (prompts, ids, [[(0, 1)] * len(one) for one in ids])}
 
-    monkeypatch.setattr("attnscope.tokens.tokenized._TOGETHER", 2)
+    monkeypatch.setattr("attnscope.tokens.tokenized._BATCH", 2)
     monkeypatch.setattr("attnscope.tokens.tokenized._encoded", encoded)
     (tmp_path / "p.txt").write_text("One.\nTwo.\nThree.\nFour.\nFive.\nSix.")
     prompts = {"source": "file", "path": str(tmp_path / "p.txt")}
-    asked = made(name="some", models={"model": "zoo:math-qwen2"}, prompts=prompts)
+    asked = make_experiment(name="some", models={"model": "zoo:math-qwen2"}, prompts=prompts)
     with raises(InputError, "no-tokens", prompt=2):
         make_plan(asked)

@@ -9,8 +9,8 @@ import pytest
 
 from attnscope.cli import app, main
 from attnscope.errors import AttnscopeError
-from attnscope.spec.experiment import made
-from attnscope.spec.experiment_yaml import written
+from attnscope.spec.experiment import make_experiment
+from attnscope.spec.experiment_yaml import experiment_to_yaml
 from made_models import save_model
 from made_runs import made_run, write_run
 from support_errors import raises
@@ -47,14 +47,14 @@ def refused(monkeypatch):
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory, folder):
-    experiment = made(
+    experiment = make_experiment(
         name="small",
         models={"tiny": folder},
         prompts={"source": "math", "count": 4, "level": 1},
         measures=["mass"],
     )
     path = tmp_path_factory.mktemp("files") / "small.yaml"
-    path.write_text(written(experiment))
+    path.write_text(experiment_to_yaml(experiment))
     return path
 
 

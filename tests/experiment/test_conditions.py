@@ -7,7 +7,7 @@ import pytest
 
 from attnscope.errors import AttnscopeWarning, InputError
 from attnscope.experiment.plan import make_plan
-from attnscope.spec.experiment import made
+from attnscope.spec.experiment import make_experiment
 from made_models import save_model
 from support_errors import raises
 
@@ -41,7 +41,7 @@ def planned(folder, talk):
             "measures": ["mass", "lambda"],
             **keys,
         }
-        return make_plan(made(**asked)).models[0].cells()
+        return make_plan(make_experiment(**asked)).models[0].cells()
 
     return make
 

@@ -8,7 +8,7 @@ from attnscope.errors import AttnscopeError, InputError
 from attnscope.experiment.execute import run
 from attnscope.run.store import open_run
 from attnscope.spec.claims import built_in
-from attnscope.spec.experiment import made
+from attnscope.spec.experiment import make_experiment
 from run_bytes import bytes_of
 
 FLIPS = 9
@@ -18,7 +18,7 @@ FLIPS = 9
 @pytest.fixture(scope="module")
 def experiment(folder):
     source = {"source": "math", "count": 2, "level": 1}
-    return made(name="small", models={"tiny": folder}, prompts=source, measures=["mass"])
+    return make_experiment(name="small", models={"tiny": folder}, prompts=source, measures=["mass"])
 
 
 @pytest.fixture(scope="module")

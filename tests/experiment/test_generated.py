@@ -96,7 +96,7 @@ def test_the_text_is_kept_and_comes_again(small, tmp_path):
 def test_sampled_without_a_seed_is_recorded_as_unrepeatable(small, tmp_path):
     once = small(queries="generated", measures=["entropy"], generate={"sample": True})
     assert once.generate.seed is None
-    run(once.changed(prompts={"source": "math", "count": 1}), tmp_path / "run")
+    run(once.with_keys(prompts={"source": "math", "count": 1}), tmp_path / "run")
     environment = attnscope.open_run(tmp_path / "run").environment
     assert environment["repeatable"] is False
     assert "generate" not in environment["seeds"]
@@ -236,7 +236,7 @@ def test_random_tokens_twice_over(small, folder, tmp_path):
         mine = values.filter(prompt=prompt).sort("layer", "head")["value"].to_numpy()
         np.testing.assert_allclose(mine, want.ravel(), atol=1e-5)
     with raises(InputError, "vocabulary-too-small", needed=50_000):
-        make_plan(asked.changed(prompts={"source": "tokens", "length": 50_000}))
+        make_plan(asked.with_keys(prompts={"source": "tokens", "length": 50_000}))
     with raises(InputError, "tokens-with-chat"):
         small(prompts={"source": "tokens"}, chat=True)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from attnscope.experiment.execute import run
-from attnscope.spec.experiment_yaml import written
+from attnscope.spec.experiment_yaml import experiment_to_yaml
 from run_bytes import bytes_of
 
 # A process that runs an experiment costs seconds of imports. So a server imports everything once
@@ -73,7 +73,7 @@ def measure(small, tmp_path) -> Iterator[Callable[[int, Path], int]]:
         batch_tokens=64,
     )
     file = tmp_path / "experiment.yaml"
-    file.write_text(written(experiment))
+    file.write_text(experiment_to_yaml(experiment))
     command = [sys.executable, "-c", SERVER, str(file)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

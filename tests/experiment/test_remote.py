@@ -16,7 +16,7 @@ from attnscope.experiment import ray as on_cluster
 from attnscope.experiment.execute import run, run_plan
 from attnscope.experiment.plan import make_plan
 from attnscope.experiment.shard import Shard
-from attnscope.paths import place
+from attnscope.paths import to_path
 from attnscope.run import store
 from attnscope.run.merge import merge
 from run_bytes import bytes_of
@@ -87,7 +87,7 @@ def test_stopped_and_continued(small, whole, address):
 def test_a_worker_of_a_cluster_writes_there(small, whole, address):
     plan = make_plan(small())
     run_plan(plan, address, stop=lambda: True)
-    worker = on_cluster._Worker((plan, place(address), 1, 60.0))
+    worker = on_cluster._Worker((plan, to_path(address), 1, 60.0))
     for batch in plan.models[0].batches:
         assert worker.measured("tiny", batch)[0] == {}
     assert run(small(), address).measured == 0
@@ -97,7 +97,7 @@ def test_a_worker_of_a_cluster_writes_there(small, whole, address):
 def test_parts_have_addresses_of_their_own(small, whole, address, tmp_path):
     with raises(InputError, "shared-object-store", own=f"{address}-2-of-3"):
         run(small(), address, shard=Shard(2, 3))
-    parts = [Shard(n, 3).place(place(address)) for n in (1, 2, 3)]
+    parts = [Shard(n, 3).folder_for(to_path(address)) for n in (1, 2, 3)]
     for n, part in enumerate(parts, 1):
         run(small(), part, shard=Shard(n, 3))
         assert run(small(), part, shard=Shard(n, 3)).measured == 0
@@ -107,7 +107,7 @@ def test_parts_have_addresses_of_their_own(small, whole, address, tmp_path):
     merge([address], tmp_path / "back")
     assert bytes_of(tmp_path / "back") == bytes_of(whole)
     with raises(InputError, "no-run-name"):
-        Shard(1, 2).place(UPath("memory://"))
+        Shard(1, 2).folder_for(UPath("memory://"))
 
 
 def test_a_store_that_takes_nothing(small, address, monkeypatch):
@@ -124,5 +124,5 @@ def test_without_the_extra(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "upath", None)
     with raises(InputError, "missing-package", package="universal_pathlib"):
-        place("memory://bucket/run")
-    assert place("C:/runs") == Path("C:/runs")
+        to_path("memory://bucket/run")
+    assert to_path("C:/runs") == Path("C:/runs")

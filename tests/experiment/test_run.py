@@ -17,7 +17,7 @@ from attnscope.experiment.class_counts import class_counts
 from attnscope.experiment.execute import run
 from attnscope.experiment.plan import TOGETHER, make_plan
 from attnscope.run.schemas import CELLS, POSITIONS, TOKENS, VALUES
-from attnscope.run.writer import opened
+from attnscope.run.writer import open_directory
 from attnscope.spec.experiment_yaml import read_experiment
 from attnscope.stats.run_stats import compare_run
 from dense_rows import check
@@ -183,7 +183,7 @@ def test_what_a_user_left_there_stays(small, tmp_path):
 
 def test_a_second_process_changes_nothing_before_it_has_the_lock(small, tmp_path):
     """It used to look first and lock later, and then write its own experiment over the other's."""
-    with opened(tmp_path / "run", small()):
+    with open_directory(tmp_path / "run", small()):
         before = bytes_of(tmp_path / "run")
         with raises(InputError, "run-locked"):
             run(small(combine="max"), tmp_path / "run")
@@ -350,7 +350,7 @@ def test_the_environment_is_recorded(small, folder, tmp_path):
 
 def test_two_processes_do_not_share_a_directory(small, tmp_path):
     with (
-        opened(tmp_path / "run", small()),
+        open_directory(tmp_path / "run", small()),
         raises(InputError, "run-locked"),
     ):
         run(small(), tmp_path / "run")

@@ -13,7 +13,7 @@ from attnscope.errors import InputError
 from attnscope.experiment.execute import run
 from attnscope.experiment.shard import Shard, parse_shard
 from attnscope.run.merge import merge
-from attnscope.run.writer import opened
+from attnscope.run.writer import open_directory
 from made_models import save_model
 from run_bytes import bytes_of
 from support_errors import raises
@@ -44,9 +44,9 @@ def test_no_part_of_a_run(text):
 @pytest.fixture(scope="module")
 def asked(folder, tmp_path_factory):
     """Two models, several batches of each."""
-    from attnscope.spec.experiment import made
+    from attnscope.spec.experiment import make_experiment
 
-    return made(
+    return make_experiment(
         name="small",
         models={"tiny": folder, "other": save_model(tmp_path_factory.mktemp("m") / "o", seed=9)},
         prompts={"source": "math", "count": 6, "level": 1},
@@ -93,9 +93,9 @@ def test_a_shard_alone_is_not_the_run(asked, parts, tmp_path):
 
 
 def test_a_run_without_shards_does_not_write_beside_shards(asked, tmp_path):
-    with opened(tmp_path / "run", asked, shared=True), raises(InputError, "run-locked"):
+    with open_directory(tmp_path / "run", asked, shared=True), raises(InputError, "run-locked"):
         run(asked, tmp_path / "run")
-    with opened(tmp_path / "run", asked), raises(InputError, "run-locked"):
+    with open_directory(tmp_path / "run", asked), raises(InputError, "run-locked"):
         run(asked, tmp_path / "run", shard=Shard(1, 2))
 
 
@@ -133,7 +133,7 @@ def test_a_damaged_part_is_left_out_and_said(parts, tmp_path):
 
 
 def test_what_does_not_belong_together(asked, parts, tmp_path, monkeypatch):
-    run(asked.changed(seed=4), tmp_path / "other", shard=Shard(1, 3))
+    run(asked.with_keys(seed=4), tmp_path / "other", shard=Shard(1, 3))
     with raises(InputError, "not-one-run", different=["seed"]):
         merge([*parts, tmp_path / "other"], tmp_path / "run")
     monkeypatch.setattr("attnscope.experiment.measuring_environment.__version__", "99")

@@ -16,7 +16,7 @@ from attnscope.errors import ConservationError, InputError, ModelError
 from attnscope.experiment import local
 from attnscope.experiment.execute import run, run_plan
 from attnscope.experiment.plan import make_plan
-from attnscope.spec.experiment_yaml import written
+from attnscope.spec.experiment_yaml import experiment_to_yaml
 from made_models import save_model
 from run_bytes import bytes_of
 from support_errors import raises
@@ -208,7 +208,7 @@ def test_asked_to_stop_a_run_finishes_its_batch(small, tmp_path):
 def typed(small, tmp_path, monkeypatch, capsys):
     """`attnscope run` on a small experiment: exit code, output, complaints."""
     file = tmp_path / "small.yaml"
-    file.write_text(written(small()))
+    file.write_text(experiment_to_yaml(small()))
 
     def type_it(*words):
         monkeypatch.setattr(sys, "argv", ["attnscope", "run", str(file), *words])

@@ -8,8 +8,8 @@ import yaml
 
 from attnscope.errors import InputError
 from attnscope.spec.conditions import ArmSpec, Condition, Insert, KnockoutSpec, Replace, SteerSpec
-from attnscope.spec.experiment import Experiment, Profiles, made
-from attnscope.spec.experiment_yaml import read_experiment, written
+from attnscope.spec.experiment import Experiment, Profiles, make_experiment
+from attnscope.spec.experiment_yaml import experiment_to_yaml, read_experiment
 from attnscope.spec.generate import Generate
 from support_errors import raises
 
@@ -34,7 +34,7 @@ def read(tmp_path: Path, text: str):
 
 def test_defaults_are_written_out(tmp_path):
     experiment = read(tmp_path, GOOD)
-    complete = yaml.safe_load(written(experiment))
+    complete = yaml.safe_load(experiment_to_yaml(experiment))
     assert set(complete) == set(type(experiment).model_fields)
     assert complete["models"] == {"first": "first", "second": "second"}
     assert complete["conditions"]["filler"] == {
@@ -50,7 +50,7 @@ def test_defaults_are_written_out(tmp_path):
 
 def test_what_is_written_reads_back_the_same(tmp_path):
     experiment = read(tmp_path, GOOD)
-    again = read(tmp_path, written(experiment))
+    again = read(tmp_path, experiment_to_yaml(experiment))
     assert again == experiment
     assert hash(again) == hash(experiment)
     assert again.digest == experiment.digest
@@ -73,10 +73,10 @@ def test_the_digest_knows_every_key(tmp_path, old, new):
 def test_a_key_that_came_later_leaves_old_questions_what_they_were(tmp_path):
     """A run of a build before `bin` opens: its question had no such key."""
     experiment = read(tmp_path, GOOD)
-    assert "bin" in experiment.complete()
-    assert "bin" not in experiment.measured()
-    assert experiment.changed(bin=2).measured()["bin"] == 2
-    assert experiment.changed(bin=2).digest != experiment.digest
+    assert "bin" in experiment.to_dict()
+    assert "bin" not in experiment.identity()
+    assert experiment.with_keys(bin=2).identity()["bin"] == 2
+    assert experiment.with_keys(bin=2).digest != experiment.digest
 
 
 def test_the_digest_knows_the_rules_of_a_class_file(tmp_path):
@@ -200,31 +200,31 @@ BASE = {"name": "x", "models": {"a": "a"}, "prompts": {"source": "math"}}
 
 def test_pair_measures_need_a_pair():
     with raises(InputError, "no-variant", measure="lambda"):
-        made(**BASE, measures=["lambda"])
+        make_experiment(**BASE, measures=["lambda"])
 
 
 def test_flow_needs_whole_tokens():
     with raises(InputError, "class-set-by-fraction", value="maps"):
-        made(**BASE, measures=["flow"], classes=["maps"])
+        make_experiment(**BASE, measures=["flow"], classes=["maps"])
 
 
 def test_every_prompt_has_a_sentence_of_its_own():
     insert = {"kind": "sentence", "count": 5, "seed": 3}
-    experiment = made(**BASE, conditions={"base": {}, "more": {"insert": insert}})
+    experiment = make_experiment(**BASE, conditions={"base": {}, "more": {"insert": insert}})
     assert [experiment.conditions["more"].insert.filler(n).seed for n in (0, 1, 7)] == [3, 4, 10]
 
 
 def test_the_base_is_chosen_in_one_place():
     empty = {"name": "x", "models": ["zoo:math-qwen2"], "prompts": {"source": "math"}}
     conditions = {"none": {"insert": {"count": 0}}, "plain": {}}
-    experiment = made(**empty, conditions=conditions)
+    experiment = make_experiment(**empty, conditions=conditions)
     assert experiment.base == "plain"  # inserting nothing is a variant like any other
     assert experiment.variants == ("none",)
-    assert experiment.complete()["base"] == "plain"
+    assert experiment.to_dict()["base"] == "plain"
     with raises(InputError, "unknown-base", value="other", known=["none", "plain"]):
-        made(**empty, conditions=conditions, base="other")
+        make_experiment(**empty, conditions=conditions, base="other")
     with raises(InputError, "base-changes-something", value="none", known=["plain"]):
-        made(**empty, conditions=conditions, base="none")
+        make_experiment(**empty, conditions=conditions, base="none")
 
 
 FIRST_FORMAT = """\
@@ -264,7 +264,7 @@ def test_the_question_of_a_run_of_the_first_format_is_still_good(tmp_path):
 def test_an_old_key_is_refused_with_its_new_name(tmp_path):
     keys = {"name": "x", "models": ["zoo:math-qwen2"], "prompts": {"source": "math"}}
     with raises(InputError, "renamed-key", value="cut", new="truncate"):
-        made(**keys, cut=3)
+        make_experiment(**keys, cut=3)
     (tmp_path / "experiment.yaml").write_text(HEAD + "cut: 3\n")
     with raises(InputError, "renamed-key", value="cut", new="truncate"):
         read_experiment(tmp_path / "experiment.yaml")
@@ -274,7 +274,7 @@ def test_both_spellings_of_normalise(tmp_path):
     (tmp_path / "experiment.yaml").write_text(HEAD + "normalize: lift\n")
     experiment = read_experiment(tmp_path / "experiment.yaml")
     assert experiment.normalise == "lift"
-    assert experiment.changed(normalize="share").normalise == "share"
+    assert experiment.with_keys(normalize="share").normalise == "share"
     (tmp_path / "experiment.yaml").write_text(HEAD + "normalize: lift\nnormalise: lift\n")
     with raises(InputError, "key-given-twice", value="normalize"):
         read_experiment(tmp_path / "experiment.yaml")
@@ -290,23 +290,23 @@ def test_classes_are_kept_as_rules(tmp_path):
     )
     experiment = read_experiment(tmp_path / "experiment.yaml")
     (tmp_path / "mine.yaml").unlink()
-    (tmp_path / "experiment.yaml").write_text(written(experiment))
+    (tmp_path / "experiment.yaml").write_text(experiment_to_yaml(experiment))
     again = read_experiment(tmp_path / "experiment.yaml")  # needs no other file
     assert again == experiment
     assert again.digest == experiment.digest
-    assert again.complete()["classes"]["mine"] == [
+    assert again.to_dict()["classes"]["mine"] == [
         {"name": "hash", "characters": "#", "strip": True},
         {"name": "ids", "token_ids": [1, 3]},
         {"name": "other", "every": "token"},
     ]
-    assert str(tmp_path) not in written(experiment)
+    assert str(tmp_path) not in experiment_to_yaml(experiment)
 
 
 def test_what_readers_choose_is_not_what_is_measured():
-    one = made(name="x", models=["zoo:math-qwen2"], prompts={"source": "math"})
-    other = one.changed(combine="max", normalise="lift")
+    one = make_experiment(name="x", models=["zoo:math-qwen2"], prompts={"source": "math"})
+    other = one.with_keys(combine="max", normalise="lift")
     assert one.digest == other.digest
-    assert one.digest != one.changed(seed=1).digest
+    assert one.digest != one.with_keys(seed=1).digest
 
 
 HEAD = "name: x\nmodels: [zoo:math-qwen2]\nprompts: {source: math}\n"
@@ -346,4 +346,4 @@ def test_a_strange_file_is_an_error_at_once(tmp_path, text, code):
 
 def test_half_a_character_from_python():
     with raises(InputError, "lone-surrogate"):
-        made(name="x", models={"\ud800": "zoo:math-qwen2"}, prompts={"source": "math"})
+        make_experiment(name="x", models={"\ud800": "zoo:math-qwen2"}, prompts={"source": "math"})

@@ -8,7 +8,7 @@ import pytest
 from attnscope.errors import InputError
 from attnscope.experiment.execute import run
 from attnscope.run.store import open_run
-from attnscope.spec.experiment import made
+from attnscope.spec.experiment import make_experiment
 
 SPECIAL = {
     "pipe": lambda path: os.mkfifo(path),
@@ -21,7 +21,7 @@ SPECIAL = {
 @pytest.fixture(scope="module")
 def experiment(folder):
     source = {"source": "math", "count": 2, "level": 1}
-    return made(name="small", models={"tiny": folder}, prompts=source, measures=["mass"])
+    return make_experiment(name="small", models={"tiny": folder}, prompts=source, measures=["mass"])
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ import pytest
 
 from attnscope.errors import InputError
 from attnscope.experiment.execute import run
-from attnscope.run.sql import DEEPEST, LONGEST_CHAIN, LONGEST_QUERY, allowed
+from attnscope.run.sql import DEEPEST, LONGEST_CHAIN, LONGEST_QUERY, check_query
 from attnscope.run.store import open_run
-from attnscope.spec.experiment import made
+from attnscope.spec.experiment import make_experiment
 
 TABLES = ["values", "tokens", "positions", "by_query", "cells", "prompts"]
 
@@ -16,7 +16,10 @@ TABLES = ["values", "tokens", "positions", "by_query", "cells", "prompts"]
 def done(tmp_path_factory, folder):
     out = tmp_path_factory.mktemp("runs") / "run"
     source = {"source": "math", "count": 2, "level": 1}
-    run(made(name="small", models={"tiny": folder}, prompts=source, measures=["mass"]), out)
+    run(
+        make_experiment(name="small", models={"tiny": folder}, prompts=source, measures=["mass"]),
+        out,
+    )
     return open_run(out)
 
 
@@ -150,7 +153,7 @@ def test_a_query_reads_nothing_but_the_tables_of_the_run(done, secret, query):
     ],
 )  # fmt: skip
 def test_what_a_query_may_be(done, query, reads):
-    text, named = allowed(query, TABLES)
+    text, named = check_query(query, TABLES)
     assert named == reads
     frames = {name: getattr(done, name).lazy() for name in TABLES}
     with pl.SQLContext(frames) as context:

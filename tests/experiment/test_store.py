@@ -19,11 +19,11 @@ from support_errors import raises
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory, folder):
-    from attnscope.spec.experiment import made
+    from attnscope.spec.experiment import make_experiment
 
     out = tmp_path_factory.mktemp("runs") / "a [b] * c"  # a path that looks like a pattern
     conditions = {"base": {}, "filler": {"insert": {"count": 9}}}
-    experiment = made(
+    experiment = make_experiment(
         name="small",
         models={"tiny": folder},
         prompts={"source": "math", "count": 3, "level": 1},

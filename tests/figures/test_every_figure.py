@@ -19,7 +19,7 @@ from attnscope.figures.export import csv
 from attnscope.figures.registry import table
 from attnscope.figures.text_format import inline
 from attnscope.spec.claims import built_in
-from attnscope.spec.experiment import Experiment, made
+from attnscope.spec.experiment import Experiment, make_experiment
 from made_runs import MadeRun, made_run
 from reading_back import plain, rows_of, table_of
 from support_errors import raises
@@ -192,7 +192,7 @@ def test_a_line_over_lengths_is_one_filler_at_one_place() -> None:
 
     def with_places() -> Experiment:
         keys = {"name": "made", "models": ["one"], "prompts": {"source": "spatial"}}
-        return made(**keys, conditions=places)
+        return make_experiment(**keys, conditions=places)
 
     asked = replace(run, experiment=with_places())
     figure = draw(asked, "lambda-length")

@@ -41,7 +41,7 @@ def test_charts_of_many_rows_do_not_touch_the_settings_of_altair(monkeypatch: An
 
 
 def with_changes(run: Any, **changes: Any) -> Any:
-    return replace(run, experiment=run.experiment.changed(**changes))
+    return replace(run, experiment=run.experiment.with_keys(**changes))
 
 
 def small() -> Any:

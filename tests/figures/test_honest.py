@@ -24,7 +24,7 @@ from support_errors import raises
 
 def asking(run: MadeRun, **keys: object) -> MadeRun:
     """The run of an experiment that asks for more than the made one."""
-    return replace(run, experiment=run.experiment.changed(**keys))
+    return replace(run, experiment=run.experiment.with_keys(**keys))
 
 
 def test_an_experiment_that_asks_for_lift_gets_lift() -> None:

@@ -40,7 +40,7 @@ def choices_run(*, models: tuple[str, ...] = ("base", "tuned"), layers: int = 2)
         for keys in ("all", "maps")
     ]
     run = made_run(models=models, prompts=12, layers=(0,), heads=1, conditions={"none": 0})
-    experiment = run.experiment.changed(queries=["all", "last"], keys=["all", "maps"])
+    experiment = run.experiment.with_keys(queries=["all", "last"], keys=["all", "maps"])
     return replace(run, values=pl.concat(tables).lazy(), experiment=experiment)
 
 

@@ -19,7 +19,7 @@ from attnscope.experiment.execute import run
 from attnscope.loading import find
 from attnscope.loading.revision import digest_of_folder
 from attnscope.run.store import open_run
-from attnscope.spec.experiment import made
+from attnscope.spec.experiment import make_experiment
 from attnscope.spec.experiment_yaml import read_experiment
 from made_models import save_model
 
@@ -226,7 +226,7 @@ def test_an_adapter_of_the_zoo(
 
 
 def test_an_adapter_on_an_adapter_is_no_model(base: str, adapter: str) -> None:
-    experiment = made(
+    experiment = make_experiment(
         name="x", models={"a": f"{base}+{base}"}, prompts={"source": "math", "count": 1}
     )
     with pytest.raises(ModelError, match="no adapter"):

@@ -17,7 +17,7 @@ from attnscope.loading import load_tokenizer
 from attnscope.loading.compatibility import add_bos, check_fit, expected_bos, positions
 from attnscope.loading.device import chosen_device
 from attnscope.look import look
-from attnscope.spec.experiment import made
+from attnscope.spec.experiment import make_experiment
 from made_models import save_model
 
 
@@ -86,7 +86,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def experiment(**keys: Any) -> Any:
     asked = {"name": "x", "prompts": {"source": "math", "count": 2, "level": 1}}
-    return made(**{**asked, **keys})
+    return make_experiment(**{**asked, **keys})
 
 
 def test_a_plan_refuses_what_does_not_fit(short: str) -> None:

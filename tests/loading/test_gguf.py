@@ -20,7 +20,7 @@ from attnscope.loading.cache import home
 from attnscope.loading.gguf import read_head
 from attnscope.loading.revision import digest_of_file
 from attnscope.run.store import open_run
-from attnscope.spec.experiment import made
+from attnscope.spec.experiment import make_experiment
 from made_gguf import save_gguf
 from made_models import save_model
 
@@ -78,7 +78,7 @@ def test_the_revision_is_the_digest(file: Path) -> None:
 
 def test_in_a_run_and_in_look(file: Path, tmp_path: Path) -> None:
     prompts = {"source": "math", "count": 2, "level": 1}
-    experiment = made(name="small", models={"tiny": str(file)}, prompts=prompts)
+    experiment = make_experiment(name="small", models={"tiny": str(file)}, prompts=prompts)
     run(experiment, tmp_path / "run")
     recorded = open_run(tmp_path / "run").environment["models"]["tiny"]
     assert recorded["revision"] == digest_of_file(file)

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnscope.errors import InputError
-from attnscope.prompts.filler import KINDS, Filler, filler_ids, filler_text
+from attnscope.prompts.filler import FILLERS, Filler, filler_ids, filler_text
 from attnscope.prompts.word_list import word_list
 from attnscope.tokens import read_vocabulary
 from support_errors import raises
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FILLERS)
 @settings(max_examples=8, deadline=None)
 @given(count=st.integers(0, 70), seed=st.integers(0, 10**6))
 def test_by_ids_there_are_exactly_as_many_tokens(

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnscope.errors import InputError
-from attnscope.prompts.filler import KINDS, Filler
-from attnscope.prompts.insertion import POSITIONS, Pair, insert, place
+from attnscope.prompts.filler import FILLERS, Filler
+from attnscope.prompts.insertion import POSITIONS, Pair, character_at, insert
 from attnscope.tokens import Prompt, apply_chat_template, join, tokenize
 from made_tokenizers import CHATML, made
 from support_errors import raises
@@ -51,7 +51,7 @@ def check(pair: Pair) -> None:
 
 @pytest.mark.parametrize("by", ["text", "ids"])
 @pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FILLERS)
 def test_every_insertion_is_aligned(tokenizer: Any, kind: str, position: str, by: Any) -> None:
     base = tokenize(PROMPT, tokenizer)
     for count in LENGTHS:
@@ -175,8 +175,8 @@ def test_a_special_token_can_be_the_filler(tokenizer: Any) -> None:
 
 
 def test_random_places_follow_the_seed_and_end_words() -> None:
-    places = [place(PROMPT, "random", seed=seed) for seed in range(40)]
-    assert places == [place(PROMPT, "random", seed=seed) for seed in range(40)]
+    places = [character_at(PROMPT, "random", seed=seed) for seed in range(40)]
+    assert places == [character_at(PROMPT, "random", seed=seed) for seed in range(40)]
     assert len(set(places)) > 8
     for at in places:
         assert not PROMPT.text[at - 1].isspace()
@@ -185,11 +185,13 @@ def test_random_places_follow_the_seed_and_end_words() -> None:
 
 def test_places_by_name() -> None:
     question = PROMPT.spans("question")[0]
-    assert place(PROMPT, "before-system") == 0
-    assert place(PROMPT, "between") == question.start == place(PROMPT, "before:question")
-    assert place(PROMPT, "end") == question.end == len(PROMPT.text)
-    assert place(PROMPT, "after:system") == PROMPT.spans("system")[0].end
-    assert place(PROMPT, 5) == 5
+    assert character_at(PROMPT, "before-system") == 0
+    assert (
+        character_at(PROMPT, "between") == question.start == character_at(PROMPT, "before:question")
+    )
+    assert character_at(PROMPT, "end") == question.end == len(PROMPT.text)
+    assert character_at(PROMPT, "after:system") == PROMPT.spans("system")[0].end
+    assert character_at(PROMPT, 5) == 5
 
 
 @pytest.mark.parametrize(
@@ -213,4 +215,4 @@ def test_other_bad_input(byte_level: Any) -> None:
     with raises(InputError, "unknown-way-to-insert", value="token"):
         insert(PROMPT, Filler(), byte_level, by="token")  # type: ignore[arg-type]
     with raises(InputError, "no-word"):
-        place(Prompt(" \n"), "random")
+        character_at(Prompt(" \n"), "random")

@@ -6,7 +6,7 @@ import pytest
 
 from attnscope.errors import InputError
 from attnscope.prompts import document_samples, needle_samples, read
-from attnscope.spec.experiment import made
+from attnscope.spec.experiment import make_experiment
 from support_errors import raises
 
 
@@ -58,7 +58,7 @@ def test_a_haystack_of_ones_own(tmp_path):
 )
 def test_what_is_no_needle(keys, code):
     with raises(InputError, code):
-        made(name="n", models=["m"], prompts={"source": "needle", **keys})
+        make_experiment(name="n", models=["m"], prompts={"source": "needle", **keys})
 
 
 def test_a_needle_that_is_not_in_the_text_is_an_error(tmp_path):

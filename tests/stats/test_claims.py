@@ -17,7 +17,7 @@ from attnscope.cli import app
 from attnscope.errors import InputError
 from attnscope.run.schemas import CELLS, POSITIONS, TOKENS
 from attnscope.spec.claims import Claim, ClaimPart, built_in, digest, frozen, load_claims
-from attnscope.spec.experiment import made
+from attnscope.spec.experiment import make_experiment
 from attnscope.stats.evidence import _decided
 from attnscope.stats.formatting import as_json, as_tables
 from attnscope.stats.intervals import intervals, moments, two_sided
@@ -42,7 +42,7 @@ ASKED: dict[str, Any] = {
     "keys": ["all"],
     "classes": ["default"],
 }
-EXPERIMENT = made(**ASKED)
+EXPERIMENT = make_experiment(**ASKED)
 
 
 def noise(*at: Any) -> float:
@@ -352,7 +352,7 @@ def test_a_verdict_for_every_model_and_condition() -> None:
         "affine_r2", around(0.97), models=("base", "tuned"), conditions=("s10", "s25"), heads=None
     )
     claims = [claim for claim in built_in() if claim.name == "affine"]
-    found = judge(claims, table, experiment=made(**asked), resamples=500)
+    found = judge(claims, table, experiment=make_experiment(**asked), resamples=500)
     assert [(v.model, v.condition) for v in found] == [
         ("base", "s10"),
         ("base", "s25"),
@@ -660,7 +660,9 @@ def test_files_that_are_not_claims(tmp_path: Path) -> None:
 
 
 def stored(table: pl.DataFrame, folder: Path) -> Path:
-    asked = made(**{**ASKED, "conditions": {"none": {"insert": None}}, "measures": ["mass"]})
+    asked = make_experiment(
+        **{**ASKED, "conditions": {"none": {"insert": None}}, "measures": ["mass"]}
+    )
     cells = [
         [f"{model}-{prompt}", model, prompt, "none", 9, 0, 0, 0, 0, None]
         for model in ("base", "tuned")

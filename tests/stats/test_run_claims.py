@@ -19,7 +19,7 @@ from attnscope.report import build
 from attnscope.run.merge import merge
 from attnscope.run.store import open_run
 from attnscope.spec.claims import Claim, built_in, digest, load_claims
-from attnscope.spec.experiment import made
+from attnscope.spec.experiment import make_experiment
 from attnscope.stats.published import reproduced_lines
 from attnscope.stats.run_stats import judge_run
 from attnscope.stats.verdicts import FROZEN
@@ -109,7 +109,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def question(model: str) -> Any:
-    return made(
+    return make_experiment(
         name="small",
         models={"m": model},
         prompts={"source": "math", "count": 6},

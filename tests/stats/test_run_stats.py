@@ -14,7 +14,7 @@ from attnscope.experiment.execute import run as carry_out
 from attnscope.figures.verdict_cache import VerdictCache
 from attnscope.run.store import Run, open_run
 from attnscope.spec.claims import built_in, digest
-from attnscope.spec.experiment import made
+from attnscope.spec.experiment import make_experiment
 from attnscope.stats.robustness import robustness
 from attnscope.stats.run_stats import (
     compare_run,
@@ -30,7 +30,7 @@ from support_errors import raises
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder: Path = tmp_path_factory.mktemp("run")
-    experiment = made(
+    experiment = make_experiment(
         name="fillers",
         models={"qwen": save_model(folder / "model", layers=3)},
         prompts={"source": "math", "count": 12},
@@ -75,7 +75,7 @@ def test_every_claim_about_fillers_has_a_verdict(run: Run) -> None:
 
 def test_claims_about_activations_are_judged_on_the_tokens_that_both_have(tmp_path: Path) -> None:
     """The question's tokens; digits and the like against words, within a prompt."""
-    experiment = made(
+    experiment = make_experiment(
         name="activations",
         models={"qwen": save_model(tmp_path / "model", layers=1)},
         prompts={"source": "math", "count": 8},
@@ -158,7 +158,7 @@ def test_claims_are_frozen_with_the_run(run: Run) -> None:
 def test_claims_are_written_down_before_anything_is_measured(tmp_path: Path) -> None:
     """And stay as they were, whatever claims the run is continued with."""
     first = built_in()[0]
-    asked = made(
+    asked = make_experiment(
         name="frozen",
         models={"qwen": save_model(tmp_path / "model", layers=1)},
         prompts={"source": "math", "count": 1},
@@ -198,7 +198,9 @@ def test_runs_of_one_prompt_file_are_paired(run: Run, tmp_path: Path) -> None:
     for folder, some in (("one", lines), ("two", lines), ("three", lines[::-1])):
         (tmp_path / f"{folder}.jsonl").write_text("".join(some))
         prompts = {"source": "file", "path": str(tmp_path / f"{folder}.jsonl")}
-        asked = run.experiment.changed(prompts=prompts, conditions={"base": {}}, measures=["mass"])
+        asked = run.experiment.with_keys(
+            prompts=prompts, conditions={"base": {}}, measures=["mass"]
+        )
         carry_out(asked, tmp_path / folder)
         made.append(open_run(tmp_path / folder))
     assert compare_runs(made[:2], resamples=500)["paired"].all()
@@ -207,7 +209,7 @@ def test_runs_of_one_prompt_file_are_paired(run: Run, tmp_path: Path) -> None:
 
 def test_runs_of_other_prompts_keep_what_is_known_of_them(run: Run, tmp_path: Path) -> None:
     """Two runs of other prompts, each asked twice: twelve prompts are six units on either side."""
-    asked = run.experiment.changed(
+    asked = run.experiment.with_keys(
         prompts={"source": "math", "count": 6, "seed": 1}, repeats=2, measures=["mass"]
     )
     carry_out(asked, tmp_path / "other")

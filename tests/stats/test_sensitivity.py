@@ -8,7 +8,7 @@ import pytest
 
 from attnscope.errors import InputError
 from attnscope.spec.claims import Claim, built_in
-from attnscope.spec.experiment import made as made_experiment
+from attnscope.spec.experiment import make_experiment as made_experiment
 from attnscope.stats.robustness import robustness, robustness_summary
 from attnscope.stats.sensitivity import MOST, sensitivity
 from attnscope.stats.verdicts import judge

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attnscope.errors import InputError
-from attnscope.paths import is_far, place
+from attnscope.paths import is_remote, to_path
 
 if TYPE_CHECKING:
     from attnscope.run.store import Run
@@ -98,8 +98,8 @@ def opened(folder: str | Path) -> Run:
 
 def on_disk(folder: str | Path) -> Path:
     """A local directory for figures and reports."""
-    path = place(folder)
-    if is_far(path):
+    path = to_path(folder)
+    if is_remote(path):
         raise InputError(
             f"{path} is a remote address; figures and reports need a local directory: "
             "give one with --out",

@@ -13,7 +13,7 @@ from attnscope.cli.options import Json, Quiet, opened
 from attnscope.cli.run_in_terminal import carry_out, no_bars, print_outcomes
 from attnscope.cli.tables import print_json, without_control
 from attnscope.errors import InputError
-from attnscope.paths import place
+from attnscope.paths import to_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -111,7 +111,7 @@ def run(
     part = None if shard is None else parse_shard(shard)
     experiment = read_experiment(file, outside=outside)
     frozen = None if claims is None else load_claims(claims)
-    folder = _run_folder(part, place(out or Path("runs") / experiment.name), quiet=quiet or json)
+    folder = _run_folder(part, to_path(out or Path("runs") / experiment.name), quiet=quiet or json)
     executor = _executor(folder, ray, workers, load_within=load_within, mixed=mixed)
     no_bars()
     plan = make_plan(experiment)
@@ -125,9 +125,9 @@ def run(
 
 def _run_folder(part: Part | None, run_dir: Path, *, quiet: bool) -> Path:
     """The directory of a run, or of a part of it."""
-    folder = run_dir if part is None else part.place(run_dir)
+    folder = run_dir if part is None else part.folder_for(run_dir)
     if part is not None and folder != run_dir and not quiet:
-        print(f"this part: {folder}; to join all parts: {part.joining(run_dir)}", flush=True)
+        print(f"this part: {folder}; to join all parts: {part.merge_command(run_dir)}", flush=True)
     return folder
 
 
@@ -210,7 +210,7 @@ def _print_plan(plan: Plan, *, quiet: bool, json: bool) -> None:
     estimates, counts = estimate(plan), class_counts(plan)
     if json:
         plans, classes = [asdict(one) for one in estimates], [asdict(one) for one in counts]
-        print_json({"experiment": plan.experiment.complete(), "plan": plans, "classes": classes})
+        print_json({"experiment": plan.experiment.to_dict(), "plan": plans, "classes": classes})
         return
     if not quiet:
         print(*choices(plan.experiment), "", *_class_lines(counts), "", sep="\n")

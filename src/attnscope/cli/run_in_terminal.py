@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from attnscope.cli.tables import print_json
-from attnscope.paths import is_far
+from attnscope.paths import is_remote
 
 if TYPE_CHECKING:
     from attnscope.experiment.execute import Outcome
@@ -108,7 +108,7 @@ def _print_outcome(name: str, outcome: Outcome, figures: Sequence[str]) -> None:
     already = outcome.cells - outcome.measured - len(outcome.failed)
     note = f" ({already} from before)" if already else ""
     print(f"{name}: {outcome.cells - len(outcome.failed)} cells{note} in {outcome.folder}")
-    if not outcome.complete and not outcome.failed and not is_far(outcome.folder):
+    if not outcome.complete and not outcome.failed and not is_remote(outcome.folder):
         print("  other parts of the run are missing; the last one completes it")
     for figure in figures:
         print(f"  figure  {outcome.folder / 'figures' / figure}.png, svg, pdf, html, csv, md")

@@ -13,7 +13,7 @@ from transformers import LogitsProcessorList
 
 from attnscope.evaluate.condition_parser import ConditionProtocol
 from attnscope.evaluate.fit import check_all_fit
-from attnscope.experiment.completion import Drawn, Gumbels, greedily
+from attnscope.experiment.completion import Drawn, Gumbels, greedy_config
 from attnscope.tokens import TokenizedPrompt, pad
 
 SampleKey = tuple[int, int]
@@ -41,7 +41,7 @@ def generate_completions(
     changed = {n: condition.change_prompt(prompts[n], tokenizer) for n in problems}
     check_all_fit(model, condition.name, changed.values(), new_tokens=max_new_tokens)
     order = sorted(samples, key=lambda one: len(changed[one[0]]))
-    config = greedily(model, tokenizer, max_new_tokens)
+    config = greedy_config(model, tokenizer, max_new_tokens)
     config.stop_strings = list(until) or None
     for first in range(0, len(order), batch):
         some = order[first : first + batch]

@@ -13,10 +13,10 @@ from itertools import product
 from typing import Any, Protocol
 
 from attnscope.errors import InputError, unknown
-from attnscope.experiment.intervene import intervening
+from attnscope.experiment.intervene import intervene
 from attnscope.prompts import insert
 from attnscope.prompts.insertion import POSITIONS
-from attnscope.spec.base import checked
+from attnscope.spec.base import validate
 from attnscope.spec.conditions import Condition, KnockoutSpec
 from attnscope.tokens import DEFAULT, TokenizedPrompt
 from attnscope.tokens.tokenized import PaddedBatch
@@ -91,7 +91,7 @@ class ParsedCondition:
         change = self.attention_change
         if change is not None and change.region is not None:
             batch.mask(change.region)  # raises if a prompt does not have the region
-        return intervening(self.condition, model, tokenizer, batch, [DEFAULT], among)
+        return intervene(self.condition, model, tokenizer, batch, [DEFAULT], among)
 
 
 def expand(text: str) -> list[str]:
@@ -125,7 +125,7 @@ def parse(text: str) -> ParsedCondition:
         fields = {"arm": _arm(text, rest)}
     elif kind in ("knockout", "steer"):
         fields = {kind: _attention_change(text, kind, rest)}
-    condition = checked(Condition, fields, repr(text))
+    condition = validate(Condition, fields, repr(text))
     return ParsedCondition(name=text, kind=kind, condition=condition)
 
 

@@ -19,8 +19,8 @@ import torch
 from attnscope.capture.stored_rows import binned, bins_of
 from attnscope.experiment.cells import Batch, Cell
 from attnscope.experiment.condition_batch import ConditionBatch
-from attnscope.experiment.intervene import intervening
-from attnscope.experiment.model_pass import PassResult, answered, passed_through
+from attnscope.experiment.intervene import intervene
+from attnscope.experiment.model_pass import PassResult, forward_pass, generation_pass
 from attnscope.experiment.plan import ModelPlan
 from attnscope.experiment.results import Column, HeadValues, Measured, Profile, QueryValues
 from attnscope.measures.layer import Array, Layer, stack_layers
@@ -34,13 +34,15 @@ def measure_batch(
     experiment: Experiment, plan: ModelPlan, model: Any, batch: Batch
 ) -> dict[str, Measured]:
     """Every condition of a batch, the base first: one forward pass each, or one answer."""
-    wanted = [measure for measure in MEASURES.values() if measure.name in experiment.measures]
+    measures = [measure for measure in MEASURES.values() if measure.name in experiment.measures]
     base: PassResult | None = None
     measured = {}
     for condition, cells in batch.cells.items():
-        asked = [measure for measure in wanted if not measure.compares_to_base or base is not None]
-        with _run(experiment, plan, model, cells, wanted, base) as passed:
-            measured[condition] = _measure(experiment, plan, asked, passed)
+        chosen = [
+            measure for measure in measures if not measure.compares_to_base or base is not None
+        ]
+        with _run(experiment, plan, model, cells, measures, base) as passed:
+            measured[condition] = _measure(experiment, plan, chosen, passed)
             if experiment.generate is not None:
                 measured[condition].cells = passed.padded.cells
             if condition == experiment.base:
@@ -54,7 +56,7 @@ def _run(
     plan: ModelPlan,
     model: Any,
     cells: tuple[Cell, ...],
-    wanted: list[Measure],
+    measures: list[Measure],
     base: PassResult | None,
 ) -> Iterator[PassResult]:
     """One condition: its texts read, or its prompts answered."""
@@ -62,18 +64,18 @@ def _run(
     padded = ConditionBatch(experiment, plan, cells)
 
     def changed(batch: PaddedBatch) -> AbstractContextManager[None]:
-        return intervening(what, model, plan.tokenizer, batch, experiment.classes.values())
+        return intervene(what, model, plan.tokenizer, batch, experiment.classes.values())
 
     if experiment.generate is not None:
-        answering = answered(experiment, plan, model, cells, wanted, base)
-        with changed(pad(padded.batch.rows, plan.tokenizer, side="left")), answering as passed:
+        generation = generation_pass(experiment, plan, model, cells, measures, base)
+        with changed(pad(padded.batch.rows, plan.tokenizer, side="left")), generation as passed:
             if passed.sums:
                 yield passed
                 return
         padded = passed.padded  # nothing was fed back: the prompts were all that the model read
     with (
         changed(padded.batch),
-        passed_through(experiment, plan, model, padded, wanted, base) as passed,
+        forward_pass(experiment, plan, model, padded, measures, base) as passed,
     ):
         yield passed
 
@@ -82,7 +84,7 @@ Layers = list[tuple[int, list[int], Layer]]
 
 
 def _measure(
-    experiment: Experiment, plan: ModelPlan, asked: list[Measure], passed: PassResult
+    experiment: Experiment, plan: ModelPlan, chosen: list[Measure], passed: PassResult
 ) -> Measured:
     readings: list[HeadValues] = []
     profiles: dict[str, Profile] = {}
@@ -93,7 +95,7 @@ def _measure(
         stored = HeadValues(
             queries, [(layer, head) for layer, heads, _ in layers for head in heads]
         )
-        for measure in asked:
+        for measure in chosen:
             if measure.level == "token":
                 profiles[queries] = _profile(measure, plan, layers)
             elif measure.level == "query":
@@ -118,8 +120,8 @@ def _heads_of_layers(measure: Measure, layers: Layers) -> list[tuple[int, int | 
         return [(layer, None) for layer, _, _ in layers]
     return [
         (layer, head)
-        for layer, _, seen in layers
-        for head in range(seen.recorded["values"].shape[1])
+        for layer, _, data in layers
+        for head in range(data.recorded["values"].shape[1])
     ]
 
 
@@ -132,8 +134,10 @@ def _add(
 ) -> None:
     """The numbers of a measure, under each of the experiment's choices that it goes over."""
     for columns, view in _views(measure, experiment, passed):
-        found = [_arrays(measure.numbers(_viewed(layer, view)), len(columns)) for layer in layers]
-        parts = zip(*found, strict=True)
+        parts_found = [
+            _arrays(measure.numbers(_viewed(layer, view)), len(columns)) for layer in layers
+        ]
+        parts = zip(*parts_found, strict=True)
         reading.add(columns, tuple(np.concatenate(part, axis=1) for part in parts))
 
 
@@ -162,18 +166,18 @@ def _series(
     passed: PassResult,
 ) -> list[QueryValues]:
     """The numbers of single queries, as means over bins of positions."""
-    found = []
+    parts_found = []
     for columns, view in _views(measure, experiment, passed):
         heads: list[tuple[int, int]] = []
         parts = []
-        for layer, stored, seen in layers:
+        for layer, stored, data in layers:
             kept = [n for n, head in enumerate(stored) if plan.keeps(layer, head)]
             if not kept:
                 continue
             heads += [(layer, stored[n]) for n in kept]
-            value = torch.as_tensor(measure.numbers(_viewed(seen, view)).value)[:, kept]
-            counted = seen.sums.count > 0  # else nobody is meant
-            where = seen.per_query.positions.where(counted[:, None], -1)
+            value = torch.as_tensor(measure.numbers(_viewed(data, view)).value)[:, kept]
+            counted = data.sums.count > 0  # else nobody is meant
+            where = data.per_query.positions.where(counted[:, None], -1)
             value = value.flatten(3) if value.ndim > 3 else value[..., None]
             parts.append(binned(value, where, experiment.bin).cpu())
         if not heads:
@@ -182,12 +186,12 @@ def _series(
         count = torch.zeros_like(first)
         counts = (where >= 0).cpu()
         count.scatter_add_(1, where.cpu().clamp(min=0) // experiment.bin, counts.long())
-        found.append(
+        parts_found.append(
             QueryValues(
                 queries, heads, columns, first.numpy(), count.numpy(), torch.cat(parts, 1).numpy()
             )
         )
-    return found
+    return parts_found
 
 
 def _viewed(layer: Layer, view: dict[str, Any]) -> Layer:
@@ -221,27 +225,29 @@ def _arrays(numbers: Numbers, width: int) -> tuple[Array, Array, Array, Array]:
     shape = (*value.shape[:2], width)
     value = value.reshape(shape)
 
-    def beside(given: Any) -> Array:
-        if given is None:
+    def beside(value: Any) -> Array:
+        if value is None:
             return np.full(shape, np.nan)
-        array = _array(given)
+        array = _array(value)
         return np.broadcast_to(array[..., None] if array.ndim == 2 else array, shape)
 
     return value, beside(numbers.uniform), beside(numbers.tokens), beside(numbers.error)
 
 
-def _array(given: Any) -> Array:
-    array = given.cpu().numpy() if isinstance(given, torch.Tensor) else given
+def _array(value: Any) -> Array:
+    array = value.cpu().numpy() if isinstance(value, torch.Tensor) else value
     return np.asarray(array, dtype=np.float64)
 
 
 def _profile(measure: Measure, plan: ModelPlan, layers: Layers) -> Profile:
     heads: list[tuple[int, int]] = []
     parts = []
-    for layer, stored, seen in layers:
+    for layer, stored, data in layers:
         kept = [n for n, head in enumerate(stored) if plan.keeps(layer, head)]
         heads += [(layer, stored[n]) for n in kept]
-        of_kept = replace(seen, sums=seen.sums.select_heads(kept))
+        of_kept = replace(data, sums=data.sums.select_heads(kept))
         parts.append(torch.as_tensor(measure.numbers(of_kept).value).cpu())
-    found = torch.cat(parts, dim=1).float().numpy()
-    return Profile(heads, {name: found[..., n].copy() for n, name in enumerate(measure.columns)})
+    parts_found = torch.cat(parts, dim=1).float().numpy()
+    return Profile(
+        heads, {name: parts_found[..., n].copy() for n, name in enumerate(measure.columns)}
+    )

@@ -71,9 +71,9 @@ class BatchStore:
                 stored += [cell.id for cell in ordered]
                 for name, table in tables.items():
                     parts.setdefault(name, []).append(table)
-        place = {id: n for n, id in enumerate(stored)}
-        order = np.array([place[cell.id] for cell in cells], dtype=np.int64)
-        return {name: _in_order(found, order) for name, found in parts.items()}
+        index_of = {id: n for n, id in enumerate(stored)}
+        order = np.array([index_of[cell.id] for cell in cells], dtype=np.int64)
+        return {name: _in_order(tables_of_name, order) for name, tables_of_name in parts.items()}
 
     def _of_model(self, model: ModelPlan) -> TokenColumns:
         if self._columns is None or self._columns[0] is not model:
@@ -103,7 +103,7 @@ def _row(done: Done, cell: Cell) -> list[Any]:
         "filler_tokens": 0 if pair is None else len(pair.filler),
         "boundary_tokens": 0 if pair is None else len(pair.variant_boundary),
         "base_boundary_tokens": 0 if pair is None else len(pair.base_boundary),
-        "generated_tokens": 0 if cell.answer is None else len(cell.answer.ids),
-        "generated": None if cell.answer is None else cell.answer.text,
+        "generated_tokens": 0 if cell.completion is None else len(cell.completion.ids),
+        "generated": None if cell.completion is None else cell.completion.text,
     }
     return [row[name] for name in CELLS]

@@ -36,7 +36,7 @@ class Cell:
     tokens: TokenizedPrompt
     alignment: Alignment | None
     """With the base's cell; None in the base itself."""
-    answer: Completion | None = None
+    completion: Completion | None = None
     """There once the model has given it."""
 
 
@@ -45,7 +45,7 @@ class Batch:
     """Prompts that run together, under every condition in turn."""
 
     id: str
-    told: bytes
+    identity: bytes
     """All that it is, the other prompts included: its ID is a hash of this, and so are those of
     its cells, with their places."""
     numbers: tuple[int, ...]
@@ -58,15 +58,15 @@ class Batch:
     @cached_property
     def cells(self) -> dict[str, tuple[Cell, ...]]:
         """By condition; row n is the same prompt in each."""
-        together = hashlib.sha256(self.told)
+        together = hashlib.sha256(self.identity)
         cells: dict[str, list[Cell]] = {}
-        for place, (number, row) in enumerate(zip(self.numbers, self.rows, strict=True)):
+        for position, (number, row) in enumerate(zip(self.numbers, self.rows, strict=True)):
             for condition, (tokens, alignment) in row.items():
                 digest = together.copy()
-                digest.update(f"{self.first + place}:{number}:{condition}".encode())
+                digest.update(f"{self.first + position}:{number}:{condition}".encode())
                 cell = Cell(id_of(digest), number, condition, tokens, alignment)
                 cells.setdefault(condition, []).append(cell)
-        return {condition: tuple(found) for condition, found in cells.items()}
+        return {condition: tuple(members) for condition, members in cells.items()}
 
     def __iter__(self) -> Iterator[Cell]:
         return (cell for cells in self.cells.values() for cell in cells)
@@ -96,10 +96,13 @@ class Batch:
         return sum(map(sum, self.lengths()))
 
 
-def batch_of(told: bytes, numbers: list[int], rows: list[Row]) -> Batch:
-    """A batch that is told apart from all others by `told`."""
+def batch_of(identity: bytes, numbers: list[int], rows: list[Row]) -> Batch:
+    """A batch that is told apart from all others by `identity`."""
     return Batch(
-        id=id_of(hashlib.sha256(told)), told=told, numbers=tuple(numbers), rows=tuple(rows)
+        id=id_of(hashlib.sha256(identity)),
+        identity=identity,
+        numbers=tuple(numbers),
+        rows=tuple(rows),
     )
 
 

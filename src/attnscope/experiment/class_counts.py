@@ -31,7 +31,7 @@ def class_counts(plan: Plan) -> list[ClassCount]:
     models: dict[int, list[str]] = {}
     for model in plan.models:
         models.setdefault(id(model.tokenizer), []).append(model.label)
-    found = []
+    counts = []
     for labels in models.values():
         model = next(one for one in plan.models if one.label == labels[0])
         base = [cell for cell in model.cells() if cell.condition == plan.experiment.base]
@@ -44,5 +44,5 @@ def class_counts(plan: Plan) -> list[ClassCount]:
                     cell.prompt for cell, one in zip(base, shares, strict=True) if not one[number]
                 )
                 total = round(float(shares[:, number].sum(dtype=np.float64)), 2)
-                found.append(ClassCount(tuple(labels), label, name, total, len(base), lacking))
-    return found
+                counts.append(ClassCount(tuple(labels), label, name, total, len(base), lacking))
+    return counts

@@ -21,7 +21,7 @@ from attnscope.capture.scope import Scope
 from attnscope.capture.watch import watch
 from attnscope.errors import InputError
 from attnscope.experiment.cells import Cell, Completion
-from attnscope.experiment.unpad import to_left
+from attnscope.experiment.unpad import pad_left
 from attnscope.spec.generate import GENERATED, Generate
 from attnscope.tokens import Region, TokenizedPrompt, pad, prompt_from_ids
 
@@ -29,7 +29,7 @@ _NOTHING = np.zeros((0, 2), dtype=np.int64)
 
 
 @contextmanager
-def answering(
+def generating(
     model: Any,
     tokenizer: Any,
     cells: Sequence[Cell],
@@ -44,25 +44,25 @@ def answering(
 
     batch = pad([cell.tokens for cell in cells], tokenizer, side="left")
     left = torch.from_numpy((~batch.real).sum(1))
-    room = batch.input_ids.shape[1] + generate.max_new_tokens - 1
+    length = batch.input_ids.shape[1] + generate.max_new_tokens - 1
     scopes: dict[str, Scope] = {}
     with ExitStack() as undo:
         for name, queries in choices.items():
-            chosen = queries if isinstance(queries, str) else to_left(queries, left, room, False)
+            chosen = queries if isinstance(queries, str) else pad_left(queries, left, length, False)
             scopes[name] = undo.enter_context(watch(model, queries=chosen, **options))
         drawn = []
         if generate.sample:
             seed = generate.seed
             rows = [_gumbels(None if seed is None else seed + cell.prompt) for cell in cells]
             drawn = [Drawn(rows, generate.temperature, generate.top_p)]
-        said = model.generate(
-            **{name: given.to(model.device) for name, given in batch.inputs.items()},
-            generation_config=greedily(model, tokenizer, generate.max_new_tokens),
+        output = model.generate(
+            **{name: tensor.to(model.device) for name, tensor in batch.inputs.items()},
+            generation_config=greedy_config(model, tokenizer, generate.max_new_tokens),
             logits_processor=LogitsProcessorList(drawn),
         )
-        new = said[:, batch.input_ids.shape[1] :].tolist()
-        answers = [_ended(row, ends_of(model, tokenizer)) for row in new]
-        for cell, new in zip(cells, answers, strict=True):
+        new = output[:, batch.input_ids.shape[1] :].tolist()
+        completions = [_ended(row, end_tokens(model, tokenizer)) for row in new]
+        for cell, new in zip(cells, completions, strict=True):
             if not new:
                 raise InputError(
                     f"prompt {cell.prompt}: the model generated no token; give another prompt or "
@@ -70,7 +70,7 @@ def answering(
                     code="empty-completion",
                     prompt=cell.prompt,
                 )
-        yield scopes, answers, left
+        yield scopes, completions, left
 
 
 def _ended(new: list[int], ends: list[int]) -> list[int]:
@@ -113,7 +113,7 @@ def _gumbels(seed: int | None) -> Gumbels:
     return lambda n: -(-torch.rand(n, generator=random, dtype=torch.float64).log()).log()
 
 
-def ends_of(model: Any, tokenizer: Any) -> list[int]:
+def end_tokens(model: Any, tokenizer: Any) -> list[int]:
     """The tokens that end an answer: where the model's makers end it, or the tokenizer's. A
     fine-tune or an adapter may have learnt either."""
     end = model.generation_config.eos_token_id
@@ -121,15 +121,15 @@ def ends_of(model: Any, tokenizer: Any) -> list[int]:
     return sorted(ends - {None})
 
 
-def greedily(model: Any, tokenizer: Any, longest: int) -> Any:
+def greedy_config(model: Any, tokenizer: Any, longest: int) -> Any:
     """How answers of up to so many tokens are generated, here and everywhere: the likeliest token
     each time, and nothing that the model's makers recommend: no penalties, no top-k. Drawn tokens
     are made the likeliest beforehand."""
     from transformers import GenerationConfig
 
-    made = model.generation_config
-    ends = ends_of(model, tokenizer)
-    paddings = (made.pad_token_id, tokenizer.pad_token_id, *ends)
+    defaults = model.generation_config
+    ends = end_tokens(model, tokenizer)
+    paddings = (defaults.pad_token_id, tokenizer.pad_token_id, *ends)
     return GenerationConfig(
         max_new_tokens=longest,
         do_sample=False,
@@ -138,30 +138,32 @@ def greedily(model: Any, tokenizer: Any, longest: int) -> Any:
         no_repeat_ngram_size=0,
         eos_token_id=ends or None,
         pad_token_id=next((one for one in paddings if one is not None), None),
-        bos_token_id=made.bos_token_id,
+        bos_token_id=defaults.bos_token_id,
         temperature=1.0,
         top_p=1.0,
         top_k=50,
     )
 
 
-def with_answer(cell: Cell, new: Sequence[int], tokenizer: Any) -> Cell:
+def with_completion(cell: Cell, new: Sequence[int], tokenizer: Any) -> Cell:
     """The cell with what was generated."""
     text = tokenizer.decode(new, skip_special_tokens=True)
     longer = _extended(cell.tokens, "", _NOTHING[:, 0], _NOTHING)
     if len(new) > 1:
         fed = prompt_from_ids(new[:-1], tokenizer)
         longer = _extended(cell.tokens, fed.prompt.text, fed.ids, fed.offsets)
-    return replace(cell, tokens=longer, answer=Completion(tuple(new), text))
+    return replace(cell, tokens=longer, completion=Completion(tuple(new), text))
 
 
-def with_room(cell: Cell, generate: Generate) -> Cell:
+def with_longest_completion(cell: Cell, generate: Generate) -> Cell:
     """The cell as it would be after the longest answer, whatever it says: to choose queries by
     their places before they are there."""
-    room = generate.max_new_tokens - 1
-    places = np.arange(room, dtype=np.int64)
+    length = generate.max_new_tokens - 1
+    places = np.arange(length, dtype=np.int64)
     offsets = np.stack([places, places + 1], axis=1)
-    return replace(cell, tokens=_extended(cell.tokens, "?" * room, np.zeros_like(places), offsets))
+    return replace(
+        cell, tokens=_extended(cell.tokens, "?" * length, np.zeros_like(places), offsets)
+    )
 
 
 def _extended(

@@ -43,8 +43,8 @@ class ConditionBatch:
         """[B, K] the token after each; also the last of an answer, which is not a key. -1: none."""
         after = np.pad(self.tokens[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
         for row, cell in enumerate(self.cells):
-            if cell.answer is not None:
-                after[row, len(cell.tokens) - 1] = cell.answer.ids[-1]
+            if cell.completion is not None:
+                after[row, len(cell.tokens) - 1] = cell.completion.ids[-1]
         return after
 
     @cached_property
@@ -52,7 +52,7 @@ class ConditionBatch:
         """[B] where answers begin; -1 for none."""
         return np.array(
             [
-                -1 if cell.answer is None else len(cell.tokens) - len(cell.answer.ids) + 1
+                -1 if cell.completion is None else len(cell.tokens) - len(cell.completion.ids) + 1
                 for cell in self.cells
             ]
         )
@@ -73,15 +73,15 @@ class ConditionBatch:
             classes.ids(self.batch.input_ids, self.tokenizer, self.real)
             for classes in self.classes.values()
         ]
-        there = (np.stack(ids) >= 0).any(axis=0)
-        kinds, which = np.unique(np.stack(ids)[:, there], axis=1, return_inverse=True)
+        has_class = (np.stack(ids) >= 0).any(axis=0)
+        class_rows, which = np.unique(np.stack(ids)[:, has_class], axis=1, return_inverse=True)
         group = np.full(self.real.shape, -1, dtype=np.int64)
-        group[there] = which.ravel()
-        if not there.any():  # a group of nobody
-            kinds = np.full((len(ids), 1), -1)
+        group[has_class] = which.ravel()
+        if not has_class.any():  # a group of nobody
+            class_rows = np.full((len(ids), 1), -1)
         tables = {
             label: (kind[:, None] == np.arange(len(classes))).astype(np.float64)
-            for (label, classes), kind in zip(self.classes.items(), kinds, strict=True)
+            for (label, classes), kind in zip(self.classes.items(), class_rows, strict=True)
         }
         return group, tables
 
@@ -99,43 +99,43 @@ class ConditionBatch:
 
     def queries(self, name: str) -> Any:
         """What `watch` takes; None where no token of the batch is meant."""
-        asked = parse_queries(name)
-        region = GENERATED if asked.kind == GENERATED else asked.region
+        choice = parse_queries(name)
+        region = GENERATED if choice.kind == GENERATED else choice.region
         if region is None:
             return name
         mask = self.region(region)
-        if asked.kind == "predicts":  # what a token is predicted from is the one before it
+        if choice.kind == "predicts":  # what a token is predicted from is the one before it
             before = np.pad(mask[:, 1:], ((0, 0), (0, 1)))
             if region == GENERATED:  # the last of an answer was predicted too, and is not there
                 before |= mask | self._last_of_prompts()
             mask = before
-        if asked.kind == "after":
+        if choice.kind == "after":
             last = mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)
             behind = np.arange(mask.shape[1]) > last[:, None]
             mask = behind & self.real & _any(mask)[:, None]
         return torch.from_numpy(mask) if mask.any() else None
 
     def _last_of_prompts(self) -> Mask:
-        """[B, K] the token that the first of an answer is predicted from."""
+        """[B, K] the token that the first of a completion is predicted from."""
         ends = self.real.sum(1) - self.region(GENERATED).sum(1) - 1
         return np.asarray(np.arange(self.real.shape[1]) == ends[:, None])
 
     @property
     def inputs(self) -> dict[str, Any]:
         """What the model takes. Without padding there is no mask to work around."""
-        given = dict(self.batch.inputs)
+        inputs = dict(self.batch.inputs)
         if self.real.all():
-            del given["attention_mask"]
-        return given
+            del inputs["attention_mask"]
+        return inputs
 
     @cached_property
-    def twin(self) -> NDArray[np.int64]:
+    def aligned_position(self) -> NDArray[np.int64]:
         """[B, K] the base token that each token was; -1 for none."""
-        twin = np.full(self.real.shape, -1, dtype=np.int64)
+        aligned_position = np.full(self.real.shape, -1, dtype=np.int64)
         for row, cell in enumerate(self.cells):
             assert cell.alignment is not None
-            twin[row, cell.alignment.variant] = cell.alignment.base
-        return twin
+            aligned_position[row, cell.alignment.variant] = cell.alignment.base
+        return aligned_position
 
     @cached_property
     def inserted(self) -> Mask:

@@ -29,9 +29,9 @@ from attnscope.experiment.plan import Plan, kind_of, make_plan
 from attnscope.experiment.shard import Shard
 from attnscope.experiment.to_tables import OF_LEVEL
 from attnscope.measures.registry import MEASURES
-from attnscope.paths import is_far, place
-from attnscope.run.environment import accept, elsewhere
-from attnscope.run.writer import Directory, opened
+from attnscope.paths import is_remote, to_path
+from attnscope.run.environment import accept_differences, differences
+from attnscope.run.writer import Directory, open_directory
 from attnscope.spec.claims import Claim, digest, load_claims
 from attnscope.spec.experiment import Experiment
 
@@ -81,12 +81,12 @@ def run_plan(
 ) -> Outcome:
     """Run what was planned. When `stop` says so, the batch at hand is finished and written, and
     that is all. `mixed` lets another machine, or other versions, continue what was begun."""
-    where = place(folder)
+    where = to_path(folder)
     if shard is not None:
         shard.refuse_shared(where)
         shard.refuse_too_many(plan.size)
-    shared = shard is not None and not is_far(where)
-    with opened(where, plan.experiment, shared=shared) as directory:
+    shared = shard is not None and not is_remote(where)
+    with open_directory(where, plan.experiment, shared=shared) as directory:
         work = [Work(model, batch) for model in plan.models for batch in model.batches]
         ids = [one.batch.id for one in work]
         _refuse_other_batches(directory, set(ids))
@@ -99,7 +99,7 @@ def run_plan(
         count = _Count(mine, done, progress)
         if pending:
             directory.drop_damaged()
-            directory.unfinish()
+            directory.remove_manifest()
             store = BatchStore(plan.experiment, directory, different)
             _carry_out(plan, pending, store, environment, executor, count, stop)
         complete = count.left == 0 and not count.failed and _finish(plan, directory, work, mine)
@@ -136,7 +136,7 @@ def _finish(plan: Plan, directory: Directory, work: list[Work], mine: list[Work]
     others = [one for one in work if one.batch.id not in ids]
     if not all(directory.has_index(one.batch.id) for one in work):
         return False
-    with directory.alone():
+    with directory.locked_alone():
         environment = directory.environment()
     if len(_done(plan, directory, others, environment)) < len(others):
         return False
@@ -163,25 +163,25 @@ def _environment(
     """Recorded at the first start; and what is different now."""
     claims = list(claims or ())
     here = describe(plan, claims)
-    with directory.alone():
-        there = directory.environment()
-        _keep_claims(directory, there, claims)
-        if there:
-            different = elsewhere(there, here)
-            accept(there, different, directory.folder, mixed=mixed)
-            return there, different
+    with directory.locked_alone():
+        recorded = directory.environment()
+        _keep_claims(directory, recorded, claims)
+        if recorded:
+            different = differences(recorded, here)
+            accept_differences(recorded, different, directory.folder, mixed=mixed)
+            return recorded, different
         directory.write_json("environment.json", here)
     return here, {}
 
 
-def _keep_claims(directory: Directory, there: dict[str, Any], claims: list[Claim]) -> None:
+def _keep_claims(directory: Directory, recorded: dict[str, Any], claims: list[Claim]) -> None:
     """Store the claims with the run when it begins. Later it keeps those: a claim that came after
     something was measured is no claim of the run."""
-    begun = there.get("claims", {})
-    late = [claim.name for claim in claims if begun.get(claim.name) != digest(claim)]
-    if not there or (claims and not late and not _whole_claims(directory, begun)):
+    frozen_digests = recorded.get("claims", {})
+    late = [claim.name for claim in claims if frozen_digests.get(claim.name) != digest(claim)]
+    if not recorded or (claims and not late and not _whole_claims(directory, frozen_digests)):
         directory.keep_claims(claims)
-    if there and directory.has_claims() and not _whole_claims(directory, begun):
+    if recorded and directory.has_claims() and not _whole_claims(directory, frozen_digests):
         file = directory.folder / "claims.yaml"
         raise InputError(
             f"{file} is damaged: its claims are not those that the run was begun with. Give all of "
@@ -190,7 +190,7 @@ def _keep_claims(directory: Directory, there: dict[str, Any], claims: list[Claim
             code="damaged-claims",
             file=str(file),
         )
-    if not there or not late:
+    if not recorded or not late:
         return
     warnings.warn(
         f"{directory.folder} was begun without the claims {', '.join(late)}, or with other "
@@ -201,16 +201,16 @@ def _keep_claims(directory: Directory, there: dict[str, Any], claims: list[Claim
     )
 
 
-def _whole_claims(directory: Directory, begun: dict[str, str]) -> bool:
+def _whole_claims(directory: Directory, frozen_digests: dict[str, str]) -> bool:
     """Whether the claims are there as the run was begun with them."""
     try:
-        found = load_claims(directory.folder / "claims.yaml")
+        stored = load_claims(directory.folder / "claims.yaml")
     except InputError:
         return False
     written = directory.as_written("claims.yaml")
     if written is not None:
         return written
-    return all(begun.get(claim.name) == digest(claim) for claim in found)
+    return all(frozen_digests.get(claim.name) == digest(claim) for claim in stored)
 
 
 def _carry_out(
@@ -244,12 +244,12 @@ def _recorded(
     plan: Plan, directory: Directory, label: str, about: dict[str, Any]
 ) -> dict[str, Any]:
     """The entries of the models, this one among them, in the plan's order."""
-    with directory.alone():
+    with directory.locked_alone():
         environment = directory.environment()
         entries = environment["models"]
-        there = entries.setdefault(label, about)
-        if there != about:
-            differing = [key for key in about if there.get(key) != about[key]]
+        recorded = entries.setdefault(label, about)
+        if recorded != about:
+            differing = [key for key in about if recorded.get(key) != about[key]]
             raise InputError(
                 f"model {label!r} has changed since the run started: its {', '.join(differing)} "
                 "differ; give another directory with --out",
@@ -306,7 +306,7 @@ class _Count:
         """Batches that were not tried yet."""
         self.tokens = self.measured = 0
         self.failed: dict[str, str] = {}
-        self._tell()
+        self._report()
 
     def finished(self, done: Done) -> None:
         batch = done.work.batch
@@ -316,8 +316,8 @@ class _Count:
         self.cells += len(batch) - len(failed)
         self.tokens += batch.tokens
         self.left -= 1
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self.progress is not None and self.total:
             self.progress(self.cells, self.tokens, self.total)

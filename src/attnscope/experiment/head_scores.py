@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from attnscope.capture.scope import Scope
 from attnscope.capture.watch import watch
 from attnscope.errors import InputError
-from attnscope.experiment.completion import greedily
+from attnscope.experiment.completion import greedy_config
 from attnscope.loading.compatibility import check_fit
-from attnscope.prompts.needle import needle_samples, recalled
+from attnscope.prompts.needle import needle_samples, recall
 from attnscope.prompts.word_list import english
 from attnscope.tokens import DEFAULT, Prompt, read_vocabulary, tokenize
 
@@ -78,14 +78,14 @@ def head_scores(
             code="cannot-generate",
             model=type(model).__name__,
         )
-    tell = progress or (lambda what: None)
+    report = progress or (lambda what: None)
     parts: list[pl.DataFrame] = []
-    tell(f"{prompts} texts of {LENGTH} tokens")
+    report(f"{prompts} texts of {LENGTH} tokens")
     parts += _of_texts(model, tokenizer, prompts, seed)
-    tell(f"{prompts} times {REPEATED} random tokens, said twice")
+    report(f"{prompts} times {REPEATED} random tokens, said twice")
     parts += _of_repeats(model, tokenizer, prompts, seed)
-    for found, of_needle in _of_needles(model, tokenizer, prompts, seed) if needles else ():
-        tell(f"needles: {found} of {prompts} found")
+    for found_count, of_needle in _of_needles(model, tokenizer, prompts, seed) if needles else ():
+        report(f"needles: {found_count} of {prompts} found")
         parts += of_needle
     return pl.concat(parts)
 
@@ -147,44 +147,44 @@ def _of_needles(
 ) -> Iterator[tuple[int, list[pl.DataFrame]]]:
     """Needle by needle, how many were found so far. The answer is begun as the needle is, so that
     models that were never taught to answer go on with it too."""
-    found = 0
+    found_count = 0
     depths = [(number + 0.5) / prompts for number in range(prompts)]
     samples = needle_samples(TRIES * prompts, depths=depths, lengths=[NEEDLE_WORDS], seed=seed)
     for number, sample in enumerate(samples):
         prompt = sample.prompt
         stem = sample.metadata["needle"].split(str(sample.answer))[0].rstrip()
-        asked = Prompt(f"{prompt.text}\n\nAnswer: {stem}", prompt.regions)
-        tokens = tokenize(asked, tokenizer)
+        question = Prompt(f"{prompt.text}\n\nAnswer: {stem}", prompt.regions)
+        tokens = tokenize(question, tokenizer)
         ids = torch.from_numpy(tokens.ids[None])
         check_fit(model.config, tokens.ids)
         where = np.flatnonzero(tokens.mask("answer"))
         with torch.no_grad(), watch(model, keep=True, queries="predicts") as scope:
-            said = model.generate(
+            output = model.generate(
                 input_ids=ids.to(model.device),
                 attention_mask=torch.ones_like(ids).to(model.device),
-                generation_config=greedily(model, tokenizer, NEW_TOKENS),
+                generation_config=greedy_config(model, tokenizer, NEW_TOKENS),
             )[0].cpu()
-        new = tokenizer.decode(said[ids.shape[1] :], skip_special_tokens=True)
-        right = recalled(str(sample.answer), new) > 0.5
-        found += right
-        copied = [_copied(scope, layer, said, torch.from_numpy(where)) for layer in scope.layers]
+        new = tokenizer.decode(output[ids.shape[1] :], skip_special_tokens=True)
+        right = recall(str(sample.answer), new) > 0.5
+        found_count += right
+        copied = [_copied(scope, layer, output, torch.from_numpy(where)) for layer in scope.layers]
         yield (
-            found,
+            found_count,
             [
                 _table("retrieval", layer, (of if right else of * torch.nan)[None], prompt=number)
                 for layer, of in zip(scope.layers, copied, strict=True)
             ],
         )
-        if found == prompts:
+        if found_count == prompts:
             return
 
 
-def _copied(scope: Scope, layer: int, said: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+def _copied(scope: Scope, layer: int, output: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
     """[H]: the share of the needle's tokens (at `where`) that were generated while the head's
     largest weight lay on them."""
     at = scope.query_positions(layer)[0].cpu()
     key = scope.largest(layer).key[0, :, :, 0].cpu()
-    hits = (key[..., None] == where) & (said[at + 1][None, :, None] == said[where])
+    hits = (key[..., None] == where) & (output[at + 1][None, :, None] == output[where])
     return hits.any(1).double().mean(1)
 
 

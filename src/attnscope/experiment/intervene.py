@@ -18,7 +18,7 @@ from attnscope.tokens.tokenized import Mask, PaddedBatch
 
 
 @contextmanager
-def intervening(
+def intervene(
     condition: Condition,
     model: Any,
     tokenizer: Any,
@@ -29,17 +29,17 @@ def intervening(
     """Inside, the model is as the condition wants it. Tokens are of the first of the class sets
     that has such a class; `among` bool [B, N] leaves out those that do not count."""
     with ExitStack() as undo:
-        for cut in (condition.knockout, condition.steer):
-            if cut is None:
+        for intervention in (condition.knockout, condition.steer):
+            if intervention is None:
                 continue
-            keys = _keys(cut, tokenizer, batch, classes)
+            keys = _keys(intervention, tokenizer, batch, classes)
             if among is not None:
                 keys &= among
             if not keys.any():
                 continue  # no prompt of this batch has such a token
-            where: dict[str, Any] = {"layers": cut.layers, "heads": cut.heads}
+            where: dict[str, Any] = {"layers": intervention.layers, "heads": intervention.heads}
             where["keys"] = torch.from_numpy(keys)
-            if cut is condition.steer:
+            if intervention is condition.steer:
                 undo.enter_context(steer(model, factor=condition.steer.factor, **where))
             else:
                 undo.enter_context(knockout(model, **where))
@@ -49,15 +49,19 @@ def intervening(
 
 
 def _keys(
-    cut: KnockoutSpec, tokenizer: Any, batch: PaddedBatch, classes: Iterable[ClassSet]
+    intervention: KnockoutSpec, tokenizer: Any, batch: PaddedBatch, classes: Iterable[ClassSet]
 ) -> Mask:
     """[B, N]: the tokens meant."""
-    keys = batch.real.copy() if cut.region is None else batch.mask(cut.region, some=True)
-    if cut.tokens is None:
+    keys = (
+        batch.real.copy()
+        if intervention.region is None
+        else batch.mask(intervention.region, some=True)
+    )
+    if intervention.tokens is None:
         return keys
     for one in classes:
-        if cut.tokens in one.names:
+        if intervention.tokens in one.names:
             ids = one.ids(batch.input_ids, tokenizer, batch.real)
-            keys &= ids == one.index(cut.tokens)
+            keys &= ids == one.index(intervention.tokens)
             return keys
-    raise AssertionError(cut.tokens)  # whoever made the condition has looked
+    raise AssertionError(intervention.tokens)  # whoever made the condition has looked

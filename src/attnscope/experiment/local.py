@@ -16,7 +16,7 @@ from attnscope.experiment.batch import measure_batch
 from attnscope.experiment.executor import Done, Work
 from attnscope.experiment.measuring_environment import describe_model
 from attnscope.experiment.plan import ModelPlan, Plan
-from attnscope.experiment.split_retry import NO_MEMORY, in_parts, said
+from attnscope.experiment.split_retry import NO_MEMORY, one_line, split_and_retry
 
 LOAD_WITHIN = 3600.0
 """Seconds that a model may take to load: a disk or a connection that hangs must not stop a run."""
@@ -47,7 +47,7 @@ class Measurer:
         self.about: dict[str, Any] | None = None
         self._loaded: ModelPlan | None = None
         self._broken = ""  # why the model is not tried any more
-        self._in_vain = 0  # batches in a row of which nothing could be measured
+        self._failures = 0  # batches in a row of which nothing could be measured
 
     def __call__(self, work: Work) -> Done:
         """A batch, measured as far as it can be."""
@@ -56,34 +56,34 @@ class Measurer:
         if self._broken:
             failed = {cell.prompt: self._broken for cell in work.batch}
             return Done(work, (), failed, self.about)
-        parts, failed = in_parts(
+        parts, failed = split_and_retry(
             work.batch,
             lambda part: measure_batch(self.plan.experiment, work.model, self.model, part),
         )
         tried = [why for why in failed.values() if not why.startswith(NO_MEMORY)]
-        self._in_vain = self._in_vain + 1 if tried and not parts else 0
-        if self._in_vain >= GIVE_UP:
+        self._failures = self._failures + 1 if tried and not parts else 0
+        if self._failures >= GIVE_UP:
             self._broken = f"not tried, after {GIVE_UP} batches in vain: {tried[0]}"
         return Done(work, tuple(parts), failed, self.about)
 
     def _load(self, of_model: ModelPlan) -> None:
         self.model = self.about = None  # the one before makes room
-        self._loaded, self._broken, self._in_vain = of_model, "", 0
+        self._loaded, self._broken, self._failures = of_model, "", 0
         try:
             self.model, self.about = self._within(lambda: _load(self.plan, of_model), of_model)
         except Exception as error:
-            self._broken = f"model {of_model.label!r}: {said(error)}"
+            self._broken = f"model {of_model.label!r}: {one_line(error)}"
 
     def _within(self, load: Callable[[], Any], of_model: ModelPlan) -> Any:
         """What `load` gives, if it does so in time. Nothing can end a thread that hangs, so it is
         left behind."""
-        found: list[Any] = []
+        loaded: list[Any] = []
         errors: list[BaseException] = []
 
         def beside() -> None:
             try:
                 with _threads(self.threads):
-                    found.append(load())
+                    loaded.append(load())
             except BaseException as error:  # a SystemExit would end the thread without a word
                 errors.append(error)
 
@@ -99,14 +99,14 @@ class Measurer:
             ) from errors[0]
         if errors:
             raise errors[0]
-        if not found:
+        if not loaded:
             raise ModelError(
                 f"{of_model.info.name!r} was not loaded within {self.load_within:.0f} seconds; is "
                 "its disk or connection there? Allow more with --load-within",
                 code="load-timeout",
                 seconds=self.load_within,
             )
-        return found[0]
+        return loaded[0]
 
 
 def _load(plan: Plan, of_model: ModelPlan) -> tuple[Any, dict[str, Any]]:

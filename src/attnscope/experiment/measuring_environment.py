@@ -37,8 +37,8 @@ def describe(plan: Plan, claims: Iterable[Claim] | None = None) -> dict[str, Any
         "repeatable": plan.experiment.generate is None or plan.experiment.generate.repeatable,
         "experiment": plan.experiment.digest,
         "classes": {
-            label: {"fingerprint": kinds.fingerprint, "classes": list(kinds.names)}
-            for label, kinds in plan.experiment.classes.items()
+            label: {"fingerprint": class_set.fingerprint, "classes": list(class_set.names)}
+            for label, class_set in plan.experiment.classes.items()
         },
         "claims": frozen(claims),
         "models": {},

@@ -49,13 +49,13 @@ def model_info(name: str) -> ModelInfo:
     )
 
 
-def chosen(info: ModelInfo, label: str, what: str, wanted: Any) -> tuple[int, ...] | None:
+def check_numbers(info: ModelInfo, label: str, what: str, numbers: Any) -> tuple[int, ...] | None:
     """The layers to measure, or the heads to store; None for all of them. Refuses one that the
     model does not have."""
-    if wanted == "all":
+    if numbers == "all":
         return None
     count = info.layers if what == "layer" else info.heads
-    beyond = [n for n in wanted if count is not None and n >= count]
+    beyond = [n for n in numbers if count is not None and n >= count]
     if beyond:
         raise InputError(
             f"model {label!r} ({info.name}) has no {what} {beyond[0]}: it has {what}s 0 to "
@@ -65,4 +65,4 @@ def chosen(info: ModelInfo, label: str, what: str, wanted: Any) -> tuple[int, ..
             model=label,
             count=count,
         )
-    return tuple(wanted)
+    return tuple(numbers)

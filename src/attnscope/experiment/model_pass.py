@@ -20,17 +20,17 @@ from attnscope.capture.scope import Scope
 from attnscope.capture.token_sums import TokenSums
 from attnscope.errors import InputError
 from attnscope.experiment.cells import Cell
-from attnscope.experiment.completion import answering, with_answer, with_room
+from attnscope.experiment.completion import generating, with_completion, with_longest_completion
 from attnscope.experiment.condition_batch import ConditionBatch
 from attnscope.experiment.forward import forward, thresholds
 from attnscope.experiment.plan import ModelPlan
-from attnscope.experiment.unpad import texts_single, texts_sums
+from attnscope.experiment.unpad import unpad_rows, unpad_sums
 from attnscope.measures.activation_shape import EDGES
 from attnscope.measures.layer import Array, Baseline, Layer, PerQuery, Sums
 from attnscope.measures.measure import Measure, Need
 from attnscope.spec.experiment import Experiment
 
-Made = dict[int, dict[str, Any]]
+Recorded = dict[int, dict[str, Any]]
 """What each layer made, by the name that measures call it."""
 _POINTS: set[Need] = {"values", "heads", "outputs"}
 
@@ -44,7 +44,7 @@ class PassResult:
     """By queries and layer."""
     single: dict[str, dict[int, PerQuery]]
     """The same, where a measure needs it; there while the pass is."""
-    made: Made
+    recorded: Recorded
     tables: dict[str, Array]
     """By class set: of which class each group of queries is."""
     base: PassResult | None
@@ -55,15 +55,15 @@ class PassResult:
         """What variants are compared with, and no more: not what is only read within a prompt."""
         sums = {
             queries: {
-                layer: (heads, replace(of, flow=None)) for layer, (heads, of) in found.items()
+                layer: (heads, replace(of, flow=None)) for layer, (heads, of) in result.items()
             }
-            for queries, found in self.sums.items()
+            for queries, result in self.sums.items()
         }
-        made = {
+        recorded = {
             layer: {name: what.float().cpu() for name, what in of.items() if name != "values"}
-            for layer, of in self.made.items()
+            for layer, of in self.recorded.items()
         }
-        return replace(self, sums=sums, single={}, made=made)
+        return replace(self, sums=sums, single={}, recorded=recorded)
 
     def layers(self, queries: str) -> Iterator[tuple[int, list[int], Layer]]:
         """Number, stored heads, and all there is to see."""
@@ -72,16 +72,16 @@ class PassResult:
             if self.base is not None:
                 pair = Baseline(
                     sums=self.base.sums[queries][layer][1],
-                    aligned_position=self.padded.twin,
+                    aligned_position=self.padded.aligned_position,
                     inserted=self.padded.inserted,
-                    recorded=self.base.made.get(layer, {}),
+                    recorded=self.base.recorded.get(layer, {}),
                 )
             yield (
                 layer,
                 heads,
                 Layer(
                     sums=sums,
-                    recorded=self.made.get(layer, {}),
+                    recorded=self.recorded.get(layer, {}),
                     base=pair,
                     rows=self.single.get(queries, {}).get(layer),
                     tokens=self.padded.tokens,
@@ -93,16 +93,16 @@ class PassResult:
 
 
 @contextmanager
-def passed_through(
+def forward_pass(
     experiment: Experiment,
     plan: ModelPlan,
     model: Any,
     padded: ConditionBatch,
-    wanted: list[Measure],
+    measures: list[Measure],
     base: PassResult | None,
 ) -> Iterator[PassResult]:
     """The forward pass of a condition; what layers made is there inside the `with` alone."""
-    needs = {need for measure in wanted for need in measure.needs}
+    needs = {need for measure in measures for need in measure.needs}
     choices = {name: padded.queries(name) for name in experiment.queries}
     groups, tables = padded.groups() if "flow" in needs else (None, {})
     inputs = {name: value.to(model.device) for name, value in padded.inputs.items()}
@@ -130,7 +130,7 @@ def passed_through(
                 name: _single(scopes[name], plan, choices[name])
                 for name in (choices if "rows" in needs else ())
             },
-            made=_made(held, needs & _POINTS, tallies, limits or {}),
+            recorded=_recorded(held, needs & _POINTS, tallies, limits or {}),
             tables=tables,
             base=base,
             limits=limits,
@@ -138,22 +138,24 @@ def passed_through(
 
 
 @contextmanager
-def answered(
+def generation_pass(
     experiment: Experiment,
     plan: ModelPlan,
     model: Any,
     cells: tuple[Cell, ...],
-    wanted: list[Measure],
+    measures: list[Measure],
     base: PassResult | None,
 ) -> Iterator[PassResult]:
     """The same of a model that answers: the prompts and every token that it was fed; without sums
     where none was."""
     assert experiment.generate is not None
     generate = experiment.generate
-    needs = {need for measure in wanted for need in measure.needs}
-    longest = ConditionBatch(experiment, plan, tuple(with_room(cell, generate) for cell in cells))
+    needs = {need for measure in measures for need in measure.needs}
+    longest = ConditionBatch(
+        experiment, plan, tuple(with_longest_completion(cell, generate) for cell in cells)
+    )
     choices = {name: longest.queries(name) for name in experiment.queries}
-    with answering(
+    with generating(
         model,
         plan.tokenizer,
         cells,
@@ -162,24 +164,24 @@ def answered(
         layers=None if plan.layers is None else list(plan.layers),
         backend=experiment.backend,
         keep="rows" in needs,
-    ) as (scopes, answers, left):
-        each = zip(cells, answers, strict=True)
+    ) as (scopes, completions, left):
+        each = zip(cells, completions, strict=True)
         padded = ConditionBatch(
-            experiment, plan, tuple(with_answer(*one, plan.tokenizer) for one in each)
+            experiment, plan, tuple(with_completion(*one, plan.tokenizer) for one in each)
         )
-        found = PassResult(padded=padded, sums={}, single={}, made={}, tables={}, base=base)
-        for name in choices if max(map(len, answers)) > 1 else ():
+        result = PassResult(padded=padded, sums={}, single={}, recorded={}, tables={}, base=base)
+        for name in choices if max(map(len, completions)) > 1 else ():
             stored = _stored(scopes[name], plan, choices[name])
-            found.sums[name] = {
-                layer: (heads, texts_sums(sums, left, padded.real.shape[1]))
+            result.sums[name] = {
+                layer: (heads, unpad_sums(sums, left, padded.real.shape[1]))
                 for layer, (heads, sums) in stored.items()
             }
             if "rows" in needs:
-                found.single[name] = {
-                    layer: texts_single(single, left, stored[layer][1].received.shape[-1])
+                result.single[name] = {
+                    layer: unpad_rows(single, left, stored[layer][1].received.shape[-1])
                     for layer, single in _single(scopes[name], plan, choices[name]).items()
                 }
-        yield found
+        yield result
 
 
 def _seed(experiment: Experiment, padded: ConditionBatch) -> int:
@@ -190,26 +192,26 @@ def _seed(experiment: Experiment, padded: ConditionBatch) -> int:
     return int(drawn.generate_state(1)[0])  # 32 bits: torch's generators look at no more
 
 
-def _made(
+def _recorded(
     held: Activations | None, points: set[Need], tallies: dict[int, TokenSums], limits: Limits
-) -> Made:
-    made: Made = {}
+) -> Recorded:
+    recorded: Recorded = {}
     if held is not None:
         read = {"values": held.values, "heads": held.heads, "outputs": held.outputs}
-        made = {layer: {point: read[point](layer) for point in points} for layer in held.layers}
+        recorded = {layer: {point: read[point](layer) for point in points} for layer in held.layers}
     for layer, tally in tallies.items():
         B = len(tally.histogram.counts)
-        here = made.setdefault(layer, {})
+        here = recorded.setdefault(layer, {})
         here["activations"] = tally.tokens.view(B, -1, tally.tokens.shape[1])
         edges = limits[layer][1].cpu()[:, None] * torch.tensor(EDGES, dtype=torch.float64)
         bins = tally.histogram.histogram(edges)
         here["histogram"] = torch.cat([bins, tally.histogram.gini()[:, None]], 1)
-    return made
+    return recorded
 
 
 def _stored(scope: Scope, plan: ModelPlan, chosen: Any) -> dict[int, tuple[list[int], Sums]]:
     """By layer: the heads that are stored, and their sums."""
-    found = {}
+    result = {}
     for layer in scope.layers:
         sums = scope.sums(layer)
         count = sums.received.shape[1]
@@ -225,20 +227,20 @@ def _stored(scope: Scope, plan: ModelPlan, chosen: Any) -> dict[int, tuple[list[
                 count=count,
             )
         sums = sums.select_heads(heads)
-        found[layer] = heads, sums if chosen is not None else sums.empty_copy()
-    return found
+        result[layer] = heads, sums if chosen is not None else sums.empty_copy()
+    return result
 
 
 def _single(scope: Scope, plan: ModelPlan, chosen: Any) -> dict[int, PerQuery]:
     """By layer: what single queries look at; nan where no token is meant."""
-    found = {layer: scope.single(layer, plan.heads) for layer in scope.layers}
+    result = {layer: scope.single(layer, plan.heads) for layer in scope.layers}
     if chosen is not None:
-        return found
+        return result
 
-    def nothing(single: PerQuery, name: str, *asked: Any) -> Any:
-        told = single.read(name, *asked)
-        return told * np.nan if isinstance(told, torch.Tensor) else [t * np.nan for t in told]
+    def all_nan(single: PerQuery, name: str, *arguments: Any) -> Any:
+        value = single.read(name, *arguments)
+        return value * np.nan if isinstance(value, torch.Tensor) else [t * np.nan for t in value]
 
     return {
-        layer: replace(single, read=partial(nothing, single)) for layer, single in found.items()
+        layer: replace(single, read=partial(all_nan, single)) for layer, single in result.items()
     }

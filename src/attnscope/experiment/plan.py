@@ -22,9 +22,9 @@ import numpy as np
 
 from attnscope.errors import AttnscopeWarning, InputError
 from attnscope.experiment.cells import Batch, Cell, batch_of
-from attnscope.experiment.model_info import ModelInfo, chosen, model_info
-from attnscope.experiment.prompt_list import identified, prompt_metadata, samples_of
-from attnscope.experiment.variants import Row, rows_of
+from attnscope.experiment.model_info import ModelInfo, check_numbers, model_info
+from attnscope.experiment.prompt_list import prompt_metadata, samples_of, with_file_digest
+from attnscope.experiment.variants import Row, tokenize_variants
 from attnscope.loading import load_config, load_tokenizer, model_class
 from attnscope.loading.compatibility import check_fit, warn_without_bos
 from attnscope.loading.device import chosen_device
@@ -97,11 +97,11 @@ def _keeping_all() -> Iterator[None]:
 
 
 def _make_plan(experiment: Experiment) -> Plan:
-    experiment = identified(experiment)
+    experiment = with_file_digest(experiment)
     samples = samples_of(experiment)
     device = chosen_device(experiment.device)
     if experiment.batch_tokens == "auto":
-        experiment = experiment.changed(batch_tokens=TOGETHER.get(kind_of(device), 8192))
+        experiment = experiment.with_keys(batch_tokens=TOGETHER.get(kind_of(device), 8192))
     infos = {label: model_info(name) for label, name in experiment.models.items()}
     tokenizers = _shared(
         {
@@ -110,15 +110,21 @@ def _make_plan(experiment: Experiment) -> Plan:
         }
     )
     experiment = _with_chat_settled(experiment, tokenizers)
-    laid: dict[int, _TokenizedPrompts] = {}  # by tokenizer: the same for all models that have it
+    tokenized: dict[
+        int, _TokenizedPrompts
+    ] = {}  # by tokenizer: the same for all models that have it
     models = []
     for label, tokenizer in tokenizers.items():
-        if id(tokenizer) not in laid:
+        if id(tokenizer) not in tokenized:
             prompts = [sample.prompt for sample in samples]
-            laid[id(tokenizer)] = _TokenizedPrompts(rows_of(experiment, label, prompts, tokenizer))
-            _check_regions(experiment, label, laid[id(tokenizer)].rows)
+            tokenized[id(tokenizer)] = _TokenizedPrompts(
+                tokenize_variants(experiment, label, prompts, tokenizer)
+            )
+            _check_regions(experiment, label, tokenized[id(tokenizer)].rows)
         models.append(
-            _plan_model(experiment, label, infos[label], tokenizer, laid[id(tokenizer)], device)
+            _plan_model(
+                experiment, label, infos[label], tokenizer, tokenized[id(tokenizer)], device
+            )
         )
     return Plan(experiment, tuple(models), device, tuple(prompt_metadata(experiment, samples)))
 
@@ -129,16 +135,16 @@ def _shared(tokenizers: dict[str, Any]) -> dict[str, Any]:
     first: dict[str, Any] = {}
     for label, tokenizer in tokenizers.items():
         places = ("name_or_path", "tokenizer_file", "vocab_file", "merges_file")
-        said = {k: v for k, v in (tokenizer.init_kwargs or {}).items() if k not in places}
+        options = {k: v for k, v in (tokenizer.init_kwargs or {}).items() if k not in places}
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        told = [
+        identity = [
             type(tokenizer).__name__,
             label if backend is None else backend.to_str(),
-            repr(sorted(said.items(), key=str)),
+            repr(sorted(options.items(), key=str)),
             repr(tokenizer.special_tokens_map),
             repr(getattr(tokenizer, "chat_template", None)),
         ]
-        key = hashlib.sha256("\0".join(told).encode("utf-8", "backslashreplace")).hexdigest()
+        key = hashlib.sha256("\0".join(identity).encode("utf-8", "backslashreplace")).hexdigest()
         tokenizers[label] = first.setdefault(key, tokenizer)
     return tokenizers
 
@@ -154,7 +160,7 @@ class _TokenizedPrompts:
         self.highest = max(int(tokens.ids.max()) for tokens in texts)
         self.widths = [max(len(tokens) for tokens, _ in row.values()) for row in rows]
 
-    def told(self, numbers: list[int]) -> bytes:
+    def identity(self, numbers: list[int]) -> bytes:
         """What prompts say, and which they are: the same text may come again."""
         return b"".join(f"{number}:".encode() + self.prints[number] for number in numbers)
 
@@ -162,7 +168,7 @@ class _TokenizedPrompts:
 def _with_chat_settled(experiment: Experiment, tokenizers: dict[str, Any]) -> Experiment:
     """With `auto` the chat template is used if there is one, and of all models or of none."""
     if isinstance(experiment.prompts, TokenPrompts):
-        return experiment.changed(chat=False)
+        return experiment.with_keys(chat=False)
     if experiment.chat != "auto":
         return experiment
     having = [label for label, one in tokenizers.items() if getattr(one, "chat_template", None)]
@@ -175,7 +181,7 @@ def _with_chat_settled(experiment: Experiment, tokenizers: dict[str, Any]) -> Ex
             having=having,
             lacking=lacking,
         )
-    return experiment.changed(chat=bool(having))
+    return experiment.with_keys(chat=bool(having))
 
 
 def _plan_model(
@@ -183,15 +189,15 @@ def _plan_model(
     label: str,
     info: ModelInfo,
     tokenizer: Any,
-    laid: _TokenizedPrompts,
+    tokenized: _TokenizedPrompts,
     device: str,
 ) -> ModelPlan:
-    layers = chosen(info, label, "layer", experiment.layers)
-    heads = chosen(info, label, "head", experiment.heads_of(label))
-    profile_layers = chosen(info, label, "layer", experiment.profiles.layers)
-    profile_heads = chosen(info, label, "head", experiment.profiles.heads_of(label))
+    layers = check_numbers(info, label, "layer", experiment.layers)
+    heads = check_numbers(info, label, "head", experiment.heads_of(label))
+    profile_layers = check_numbers(info, label, "layer", experiment.profiles.layers)
+    profile_heads = check_numbers(info, label, "head", experiment.profiles.heads_of(label))
     _check_classes(experiment)
-    _check_fit(experiment, label, info.pinned, tokenizer, laid)
+    _check_fit(experiment, label, info.pinned, tokenizer, tokenized)
     identity = {
         "format": FORMAT,
         "label": label,
@@ -199,7 +205,7 @@ def _plan_model(
         "layers": layers,
         "heads": heads,
         "profiles": [profile_layers, profile_heads],
-        "classes": {name: kinds.fingerprint for name, kinds in experiment.classes.items()},
+        "classes": {name: class_set.fingerprint for name, class_set in experiment.classes.items()},
         **experiment.model_dump(
             mode="json",
             include={
@@ -217,9 +223,11 @@ def _plan_model(
     }
     common = json.dumps(identity, sort_keys=True).encode()
     batches = [
-        batch_of(common + laid.told(numbers), numbers, [laid.rows[n] for n in numbers])
+        batch_of(
+            common + tokenized.identity(numbers), numbers, [tokenized.rows[n] for n in numbers]
+        )
         for numbers in _by_length(
-            laid.widths,
+            tokenized.widths,
             experiment.batch_tokens,
             PADDING.get(kind_of(device), math.inf),
         )
@@ -230,29 +238,29 @@ def _plan_model(
 
 
 def _check_fit(
-    experiment: Experiment, label: str, name: str, tokenizer: Any, laid: _TokenizedPrompts
+    experiment: Experiment, label: str, name: str, tokenizer: Any, tokenized: _TokenizedPrompts
 ) -> None:
     """Every text within the model's positions and vocabulary, and begun as the model expects."""
     config = load_config(name)
-    room = 0
+    new_tokens = 0
     if experiment.generate is not None:
-        _check_answers(label, config)
-        room = experiment.generate.max_new_tokens - 1
-    worst = np.full(laid.longest + room, laid.highest)
+        _check_generation(label, config)
+        new_tokens = experiment.generate.max_new_tokens - 1
+    worst = np.full(tokenized.longest + new_tokens, tokenized.highest)
     try:
         check_fit(config, worst, beyond=experiment.beyond_positions)
     except InputError:  # some text does not fit: which?
-        _find_unfit(experiment, label, config, laid.rows, room)
-    warn_without_bos(config, tokenizer, laid.rows[0][experiment.base][0].ids, name)
+        _find_unfit(experiment, label, config, tokenized.rows, new_tokens)
+    warn_without_bos(config, tokenizer, tokenized.rows[0][experiment.base][0].ids, name)
 
 
 def _find_unfit(
-    experiment: Experiment, label: str, config: Any, rows: list[Row], room: int
+    experiment: Experiment, label: str, config: Any, rows: list[Row], new_tokens: int
 ) -> None:
     for number, row in enumerate(rows):
         for condition, (tokens, _) in row.items():
             try:
-                ids = np.pad(tokens.ids, (0, room), mode="edge")
+                ids = np.pad(tokens.ids, (0, new_tokens), mode="edge")
                 check_fit(config, ids, beyond=experiment.beyond_positions)
             except InputError as error:
                 where = f"model {label!r}, prompt {number}, condition {condition!r}"
@@ -263,7 +271,7 @@ def _find_unfit(
                 ) from error
 
 
-def _check_answers(label: str, config: Any) -> None:
+def _check_generation(label: str, config: Any) -> None:
     """Whether a model can answer at all, one token after the other."""
     if getattr(config, "is_encoder_decoder", False):
         raise InputError(
@@ -292,28 +300,30 @@ def _check_regions(experiment: Experiment, label: str, rows: list[Row]) -> None:
     if experiment.generate is not None:
         known[GENERATED] = None
         names = [some | {GENERATED} for some in names]
-    for what, said, region in _regions_wanted(experiment):
+    for what, text, region in _named_regions(experiment):
         lacking = sum(region not in some for some in names)
         if lacking == len(rows):
             listed = [*known, *(("all", "not-first") if what == "keys" else ())]
             raise InputError(
-                f"{what} {said!r}: the prompts have no region {region!r}; "
+                f"{what} {text!r}: the prompts have no region {region!r}; "
                 f"known: {', '.join(listed) or 'none'}",
                 code="unknown-region",
                 value=region,
                 known=listed,
             )
         if lacking:
-            there = "it changes nothing there" if what == "condition" else "values are null there"
+            consequence = (
+                "it changes nothing there" if what == "condition" else "values are null there"
+            )
             warnings.warn(
-                f"model {label!r}, {what} {said!r}: {lacking} of {len(rows)} prompts have no "
-                f"region {region!r}; {there}",
+                f"model {label!r}, {what} {text!r}: {lacking} of {len(rows)} prompts have no "
+                f"region {region!r}; {consequence}",
                 AttnscopeWarning,
                 stacklevel=2,
             )
 
 
-def _regions_wanted(experiment: Experiment) -> Iterator[tuple[str, str, str]]:
+def _named_regions(experiment: Experiment) -> Iterator[tuple[str, str, str]]:
     """What names a region, how it is written, and the region."""
     for key in experiment.keys:
         if key not in ("all", "not-first"):
@@ -323,21 +333,28 @@ def _regions_wanted(experiment: Experiment) -> Iterator[tuple[str, str, str]]:
         if region is not None:
             yield "queries", queries, region
     for name, condition in experiment.conditions.items():
-        for cut in (condition.knockout, condition.steer):
-            if cut is not None and cut.region is not None:
-                yield "condition", name, cut.region
+        for intervention in (condition.knockout, condition.steer):
+            if intervention is not None and intervention.region is not None:
+                yield "condition", name, intervention.region
 
 
 def _check_classes(experiment: Experiment) -> None:
     """A class that is cut or steered is one of the experiment's."""
-    known = list(dict.fromkeys(c for kinds in experiment.classes.values() for c in kinds.names))
+    known = list(
+        dict.fromkeys(c for class_set in experiment.classes.values() for c in class_set.names)
+    )
     for name, condition in experiment.conditions.items():
-        for cut in (condition.knockout, condition.steer):
-            if cut is not None and cut.tokens is not None and cut.tokens not in known:
+        for intervention in (condition.knockout, condition.steer):
+            if (
+                intervention is not None
+                and intervention.tokens is not None
+                and intervention.tokens not in known
+            ):
                 raise InputError(
-                    f"condition {name!r}: unknown class {cut.tokens!r}; known: {', '.join(known)}",
+                    f"condition {name!r}: unknown class {intervention.tokens!r}; known: "
+                    f"{', '.join(known)}",
                     code="unknown-class",
-                    value=cut.tokens,
+                    value=intervention.tokens,
                     known=known,
                     condition=name,
                 )

@@ -41,44 +41,46 @@ CONVERSATIONS = 16
 """As many are made up, unless a number is given."""
 
 
-def identified(experiment: Experiment) -> Experiment:
+def with_file_digest(experiment: Experiment) -> Experiment:
     """The experiment with the digest of the file that its prompts come from."""
     prompts = experiment.prompts
-    given = getattr(prompts, "path", None)
-    if given is None:
+    path_of_prompts = getattr(prompts, "path", None)
+    if path_of_prompts is None:
         return experiment
-    path = Path(given)
+    path = Path(path_of_prompts)
     if not path.is_file():
         raise InputError(
             f"the prompt file {path} does not exist", code="file-missing", path=str(path)
         )
-    digest, wanted = digest_of(path), getattr(prompts, "digest", None)
-    if wanted not in (None, digest):
+    digest, expected = digest_of(path), getattr(prompts, "digest", None)
+    if expected not in (None, digest):
         raise InputError(
             f"{path} has other content than the experiment names: its SHA-256 starts with "
-            f"{digest[:12]}, and prompts.digest starts with {str(wanted)[:12]}; restore the file, "
-            "or leave digest out",
+            f"{digest[:12]}, and prompts.digest starts with {str(expected)[:12]}; restore the "
+            "file, or leave digest out",
             code="file-changed",
             path=str(path),
             digest=digest,
-            expected=wanted,
+            expected=expected,
         )
-    return experiment.changed(prompts=prompts.model_dump() | {"digest": digest})
+    return experiment.with_keys(prompts=prompts.model_dump() | {"digest": digest})
 
 
 def prompt_metadata(experiment: Experiment, samples: list[Sample]) -> Iterator[dict[str, Any]]:
     """What a source knows, but not what is written in the prompt itself; and which prompts are
     one asked again: repeats say less than others would, so readers make them one unit."""
-    told: set[str] = set()
+    in_prompt: set[str] = set()
     if isinstance(experiment.prompts, FilePrompts):
         layout = Layout(template=experiment.prompts.template, fields=experiment.prompts.fields)
-        told = {layout.fields.get(slot, slot) for slot in layout.slots}
+        in_prompt = {layout.fields.get(slot, slot) for slot in layout.slots}
     first: dict[str, int] = {}
     for number, sample in enumerate(samples):
         first.setdefault(sample.prompt.text, number)
     for sample in samples:
         again = {} if len(first) == len(samples) else {REPEATS: first[sample.prompt.text]}
-        yield again | {name: value for name, value in sample.metadata.items() if name not in told}
+        yield again | {
+            name: value for name, value in sample.metadata.items() if name not in in_prompt
+        }
 
 
 def samples_of(experiment: Experiment) -> list[Sample]:
@@ -94,10 +96,10 @@ def _samples(experiment: Experiment) -> list[Sample]:
         return _first(read(prompts.path, **layout), prompts.count, prompts.path)
     if isinstance(prompts, ConversationPrompts):
         if prompts.path is None:
-            made = made_conversations(
+            conversations = made_conversations(
                 prompts.count or CONVERSATIONS, turns=prompts.turns, seed=prompts.seed
             )
-            return list(made)
+            return list(conversations)
         return _first(read_conversations(prompts.path, prompts.field), prompts.count, prompts.path)
     if isinstance(prompts, TokenPrompts):  # every tokenizer has its own
         return [Sample(Prompt(f"tokens {n}")) for n in range(prompts.count)]
@@ -105,8 +107,8 @@ def _samples(experiment: Experiment) -> list[Sample]:
     return list(BUILDERS[prompts.source](prompts.count, **options))
 
 
-def _first(found: Iterable[Sample], count: int | None, path: str) -> list[Sample]:
-    samples = list(islice(found, count))
+def _first(samples_found: Iterable[Sample], count: int | None, path: str) -> list[Sample]:
+    samples = list(islice(samples_found, count))
     if not samples or len(samples) < (count or 0):
         raise InputError(
             f"{path} has {len(samples)} prompts, and prompts.count is {count or 'all'}; "

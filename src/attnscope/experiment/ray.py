@@ -26,8 +26,8 @@ from attnscope.experiment.executor import Done, Executor, Work
 from attnscope.experiment.local import LOAD_WITHIN, Measurer
 from attnscope.experiment.measuring_environment import describe
 from attnscope.experiment.plan import Plan
-from attnscope.paths import is_far
-from attnscope.run.environment import accept, elsewhere
+from attnscope.paths import is_remote
+from attnscope.run.environment import accept_differences, differences
 from attnscope.run.writer import Directory
 
 LOCAL = "local"
@@ -52,7 +52,7 @@ def on_ray(
     """An executor on the cluster at `address`, whose workers write to `folder`. `mixed` lets in
     those on other kinds of nodes, or with other versions; what they write says so."""
     if address != LOCAL:
-        _must_answer(address)
+        _check_address(address)
 
     def measured(
         plan: Plan, pending: Sequence[Work], *, threads: int
@@ -61,11 +61,11 @@ def on_ray(
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             number, needs = shares(nodes, plan.device, workers, threads)
             alone = replace(plan, models=tuple(replace(m, batches=()) for m in plan.models))
-            where = folder if is_far(folder) else folder.absolute()
-            given = ray.put((alone, where, threads, load_within))
+            where = folder if is_remote(folder) else folder.absolute()
+            shared = ray.put((alone, where, threads, load_within))
             kind = ray.remote(**needs)(_Worker)
-            crew = _WorkerPool(ray, lambda: kind.remote(given), folder, _Queue(pending), mixed)
-            yield from crew.work(min(number, len(pending)))
+            pool = _WorkerPool(ray, lambda: kind.remote(shared), folder, _Queue(pending), mixed)
+            yield from pool.work(min(number, len(pending)))
 
     return measured
 
@@ -92,24 +92,24 @@ def shares(
     if device.startswith("cuda"):
         number = max(1, int(sum(gpus)) if workers is None else workers)
         return number, {"num_cpus": 1, "num_gpus": min(1.0, sum(gpus) / number)}
-    room = sum(node.get("CPU", 0) // threads for node in nodes)
-    return max(1, int(room) if workers is None else workers), {"num_cpus": threads}
+    workers_that_fit = sum(node.get("CPU", 0) // threads for node in nodes)
+    return max(1, int(workers_that_fit) if workers is None else workers), {"num_cpus": threads}
 
 
 class _Worker:
     """Lives on the cluster: measures batches and writes them."""
 
-    def __init__(self, given: tuple[Plan, Path, int, float]):
+    def __init__(self, shared: tuple[Plan, Path, int, float]):
         import torch
         from transformers.utils import logging
 
-        plan, folder, threads, load_within = given
+        plan, folder, threads, load_within = shared
         torch.set_num_threads(threads)
         logging.disable_progress_bar()
         self.models = {model.label: model for model in plan.models}
         self.measure = Measurer(plan, threads, load_within)
         directory = Directory(folder)
-        different = elsewhere(directory.environment(), describe(plan))
+        different = differences(directory.environment(), describe(plan))
         self.store = BatchStore(plan.experiment, directory, different)
 
     def elsewhere(self) -> dict[str, Any]:
@@ -171,64 +171,75 @@ class _WorkerHandle:
 class _WorkerPool:
     """Hands out the work and takes in what was done."""
 
-    def __init__(self, ray: Any, hire: Any, folder: Path, queue: _Queue, mixed: bool = False):
-        self.ray, self.hire, self.queue = ray, hire, queue
+    def __init__(
+        self, ray: Any, start_worker: Any, folder: Path, queue: _Queue, mixed: bool = False
+    ):
+        self.ray, self.start_worker, self.queue = ray, start_worker, queue
         self.folder, self.mixed = folder, mixed
         self.known: list[dict[str, Any]] = [{}]  # kinds of nodes, by what is different there
-        self.hands: list[_WorkerHandle] = []
+        self.workers_alive: list[_WorkerHandle] = []
         self.lost: Counter[str] = Counter()  # workers, by the batch they were lost over
         self.failures = 0  # workers lost in a row
 
     def work(self, number: int) -> Generator[Done, None, None]:
         """Until everything is done."""
         for _ in range(number):
-            self._another()
-        while any(hand.doing for hand in self.hands) or self.queue.left:
-            waiting = [one for hand in self.hands for one in (hand.started, *hand.doing) if one]
+            self._start_worker()
+        while any(worker.doing for worker in self.workers_alive) or self.queue.left:
+            waiting = [
+                one
+                for worker in self.workers_alive
+                for one in (worker.started, *worker.doing)
+                if one
+            ]
             ready, _ = self.ray.wait(waiting, num_returns=1)
-            hand = next(h for h in self.hands if ready[0] == h.started or ready[0] in h.doing)
+            worker = next(
+                h for h in self.workers_alive if ready[0] == h.started or ready[0] in h.doing
+            )
             try:
                 answer = self.ray.get(ready[0])
             except self.ray.exceptions.RayActorError as error:
-                yield from self._replace(hand, error)
+                yield from self._replace(worker, error)
                 continue
-            if ready[0] == hand.started:
-                self._meet(answer)
-                hand.started = None
+            if ready[0] == worker.started:
+                self._check_environment(answer)
+                worker.started = None
             else:
-                work = hand.doing.pop(ready[0])
+                work = worker.doing.pop(ready[0])
                 if isinstance(answer, OSError):
                     raise answer
                 self.failures = 0
                 failed, about = answer
                 yield Done(work, (), failed, about, stored=True)
-            self._give(hand)
+            self._give(worker)
 
-    def _meet(self, different: dict[str, Any]) -> None:
+    def _check_environment(self, different: dict[str, Any]) -> None:
         if different not in self.known:
-            there = Directory(self.folder).environment()
-            accept(there, different, f"{self.folder}, on another node,", mixed=self.mixed)
+            recorded = Directory(self.folder).environment()
+            accept_differences(
+                recorded, different, f"{self.folder}, on another node,", mixed=self.mixed
+            )
             self.known.append(different)
 
-    def _another(self) -> None:
-        actor = self.hire()
-        self.hands.append(_WorkerHandle(actor, actor.elsewhere.remote()))
+    def _start_worker(self) -> None:
+        actor = self.start_worker()
+        self.workers_alive.append(_WorkerHandle(actor, actor.elsewhere.remote()))
 
-    def _give(self, hand: _WorkerHandle) -> None:
-        busy = Counter(other.label for other in self.hands if other.label is not None)
-        while len(hand.doing) < AHEAD:
-            work = self.queue.next(hand.label, busy)
+    def _give(self, worker: _WorkerHandle) -> None:
+        busy = Counter(other.label for other in self.workers_alive if other.label is not None)
+        while len(worker.doing) < AHEAD:
+            work = self.queue.next(worker.label, busy)
             if work is None:
                 return
-            hand.label = work.model.label
+            worker.label = work.model.label
             # As the dashboard shows it.
-            name = f"{hand.label}: {len(work.batch)} cells, {work.batch.tokens} tokens"
-            measured = hand.actor.measured.options(name=name)
-            hand.doing[measured.remote(hand.label, work.batch)] = work
+            name = f"{worker.label}: {len(work.batch)} cells, {work.batch.tokens} tokens"
+            measured = worker.actor.measured.options(name=name)
+            worker.doing[measured.remote(worker.label, work.batch)] = work
 
-    def _replace(self, hand: _WorkerHandle, error: Exception) -> Iterator[Done]:
+    def _replace(self, worker: _WorkerHandle, error: Exception) -> Iterator[Done]:
         """A worker was lost: its work goes to another, unless it is the work that kills."""
-        self.hands.remove(hand)
+        self.workers_alive.remove(worker)
         self.failures += 1
         why = _message(error)
         if self.failures > TRIES:
@@ -238,14 +249,14 @@ class _WorkerPool:
                 workers=self.failures,
                 reason=why,
             )
-        for n, work in enumerate(hand.doing.values()):
+        for n, work in enumerate(worker.doing.values()):
             self.lost[work.batch.id] += n == 0  # the others were waiting behind it
             if self.lost[work.batch.id] < TRIES:
                 self.queue.back(work)
             else:
                 failed = {cell.prompt: f"{TRIES} workers were lost: {why}" for cell in work.batch}
                 yield Done(work, (), failed, None)
-        self._another()
+        self._start_worker()
 
 
 @contextmanager
@@ -291,7 +302,7 @@ def _has_dashboard() -> bool:
     return find_spec("aiohttp_cors") is not None
 
 
-def _must_answer(address: str) -> None:
+def _check_address(address: str) -> None:
     """Ray itself would try for minutes."""
     if address == "auto":
         return

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from attnscope.errors import InputError
 from attnscope.experiment.executor import Work
-from attnscope.paths import is_far
+from attnscope.paths import is_remote
 
 
 @dataclass(frozen=True)
@@ -34,19 +34,20 @@ class Shard:
             before += one.cost
         return mine
 
-    def place(self, whole: Path) -> Path:
-        """Where this part is written, of a run at `whole`."""
-        return self._beside(whole, self.number) if is_far(whole) else whole
+    def folder_for(self, run_folder: Path) -> Path:
+        """Where this part is written, of a run at `run_folder`."""
+        return self._beside(run_folder, self.number) if is_remote(run_folder) else run_folder
 
     def refuse_shared(self, where: Path) -> None:
         """Refuse an address that is not this part's own."""
-        if is_far(where) and not where.name.endswith(f"-{self.number}-of-{self.of}"):
+        if is_remote(where) and not where.name.endswith(f"-{self.number}-of-{self.of}"):
             raise InputError(
                 f"shards of a run cannot share {where}: an object store has no locks. Write this "
-                f"shard to {self.place(where)}; join the shards with: {self.joining(where)}",
+                f"shard to {self.folder_for(where)}; join the shards with: "
+                f"{self.merge_command(where)}",
                 code="shared-object-store",
                 path=str(where),
-                own=str(self.place(where)),
+                own=str(self.folder_for(where)),
             )
 
     def refuse_too_many(self, cells: int) -> None:
@@ -60,25 +61,25 @@ class Shard:
                 cells=cells,
             )
 
-    def joining(self, whole: Path) -> str:
+    def merge_command(self, run_folder: Path) -> str:
         """The command, of a shell that knows braces, that makes one run of the parts beside it."""
-        parts = self._beside(whole, f"{{1..{self.of}}}")
-        return f"attnscope merge {parts} --out {whole}"
+        parts = self._beside(run_folder, f"{{1..{self.of}}}")
+        return f"attnscope merge {parts} --out {run_folder}"
 
-    def _beside(self, whole: Path, number: int | str) -> Path:
-        if not whole.name:
+    def _beside(self, run_folder: Path, number: int | str) -> Path:
+        if not run_folder.name:
             raise InputError(
-                f"{whole} is a whole object store; give a path inside it: {whole}/RUN",
+                f"{run_folder} is a whole object store; give a path inside it: {run_folder}/RUN",
                 code="no-run-name",
-                path=str(whole),
+                path=str(run_folder),
             )
-        return whole.with_name(f"{whole.name}-{number}-of-{self.of}")
+        return run_folder.with_name(f"{run_folder.name}-{number}-of-{self.of}")
 
 
 def parse_shard(text: str) -> Shard:
     """From `I/N`."""
-    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
-    number, of = (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
+    number, of = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= number <= of:
         raise InputError(
             f"--shard {text!r} is not a shard; write I/N, the I-th of N shards, I from 1 to N: "

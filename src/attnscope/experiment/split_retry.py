@@ -20,27 +20,27 @@ NO_MEMORY = "out of memory"
 """How the error of a cell begins that is too large."""
 
 
-def in_parts(
+def split_and_retry(
     batch: Batch, measure: Callable[[Batch], dict[str, Measured]]
 ) -> tuple[list[MeasuredPart], dict[int, str]]:
     """The batch as it could be measured, and the prompts that could not be, with their errors."""
     try:
         return [MeasuredPart(batch, measure(batch))], {}
     except Exception as error:
-        why = said(error)
+        why = one_line(error)
         traceback.clear_frames(error.__traceback__)  # or they hold what filled the memory
     if len(batch.numbers) == 1:
         return [], {batch.numbers[0]: why}
     parts: list[MeasuredPart] = []
     failed: dict[int, str] = {}
     for half in batch.halves():
-        measured, not_measured = in_parts(half, measure)
+        measured, not_measured = split_and_retry(half, measure)
         parts += measured
         failed |= not_measured
     return parts, failed
 
 
-def said(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """An error in a line. What is not ours comes with where it happened."""
     message = " ".join(str(error).split())[:400]
     if _is_out_of_memory(error, message):
@@ -48,8 +48,8 @@ def said(error: BaseException) -> str:
     if isinstance(error, AttnscopeError):
         return message
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {message}{place}"
+    location = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {message}{location}"
 
 
 def _is_out_of_memory(error: BaseException, message: str) -> bool:

@@ -37,18 +37,20 @@ def value_table(label: str, cells: Sequence[Cell], measured: Measured, order: Ro
     flat: dict[str, list[NDArray[np.float64]]] = {name: [] for name in _NUMBERS}
     for reading in measured.readings:
         words.append(_words(reading.queries, tuple(reading.heads), tuple(reading.columns)))
-        for parts, given in zip(flat.values(), zip(*reading.numbers, strict=True), strict=True):
-            parts.append(np.concatenate(given, axis=2).reshape(len(cells), -1))
+        for parts, arrays in zip(flat.values(), zip(*reading.numbers, strict=True), strict=True):
+            parts.append(np.concatenate(arrays, axis=2).reshape(len(cells), -1))
     if not words:
         return VALUES.to_frame(), np.zeros(len(cells), dtype=np.int64)
     of_cell = pl.concat(words) if len(words) > 1 else words[0]
-    said = {column.name: column for column in pl.concat([of_cell] * len(cells)).get_columns()}
+    texts = {column.name: column for column in pl.concat([of_cell] * len(cells)).get_columns()}
     rows = np.full(len(cells), len(of_cell))
     numbers = {
         name: pl.Series(np.concatenate(parts, axis=1)[order].ravel(), nan_to_null=True)
         for name, parts in flat.items()
     }
-    return _frame(VALUES, said | _whose(label, [cells[n] for n in order], rows) | numbers), rows
+    return _frame(
+        VALUES, texts | _cell_columns(label, [cells[n] for n in order], rows) | numbers
+    ), rows
 
 
 def _frame(schema: pl.Schema, columns: dict[str, Any]) -> pl.DataFrame:
@@ -56,7 +58,7 @@ def _frame(schema: pl.Schema, columns: dict[str, Any]) -> pl.DataFrame:
     return pl.DataFrame([pl.Series(name, columns[name]) for name in schema.names()])
 
 
-def _whose(label: str, cells: Sequence[Cell], rows: Rows) -> dict[str, Any]:
+def _cell_columns(label: str, cells: Sequence[Cell], rows: Rows) -> dict[str, Any]:
     """The first three columns of every table, for cells of one condition with so many rows each."""
     total = int(rows.sum())
     return {
@@ -108,10 +110,12 @@ def _positions(label: str, cell: Cell, row: int, measured: Measured) -> pl.DataF
             "head": np.repeat(numbers, n),
             "position": np.tile(np.arange(n, dtype=np.int32), len(heads)),
         } | {
-            name: pl.Series(found[row, :, :n].ravel(), nan_to_null=True)
-            for name, found in profiled.items()
+            name: pl.Series(array[row, :, :n].ravel(), nan_to_null=True)
+            for name, array in profiled.items()
         }
-        parts.append(_frame(POSITIONS, _whose(label, [cell], np.array([n * len(heads)])) | columns))
+        parts.append(
+            _frame(POSITIONS, _cell_columns(label, [cell], np.array([n * len(heads)])) | columns)
+        )
     return pl.concat(parts)
 
 
@@ -126,8 +130,8 @@ def query_table(label: str, cells: Sequence[Cell], measured: Measured, order: Ro
 
 
 def _of_series(label: str, cell: Cell, row: int, series: QueryValues) -> pl.DataFrame:
-    there = series.positions[row] >= 0
-    S, N, C = len(series.heads), int(there.sum()), len(series.columns)
+    has_value = series.positions[row] >= 0
+    S, N, C = len(series.heads), int(has_value.sum()), len(series.columns)
     layers, heads = np.array(series.heads, dtype=np.int16).reshape(-1, 2).T
     words = {
         name: [getattr(column, name) for column in series.columns]
@@ -136,14 +140,14 @@ def _of_series(label: str, cell: Cell, row: int, series: QueryValues) -> pl.Data
     each = np.tile(np.arange(C), S * N)
     columns: dict[str, Any] = {
         "queries": _repeated(series.queries, S * N * C),
-        **{name: pl.Series(said, dtype=pl.String)[each] for name, said in words.items()},
+        **{name: pl.Series(texts, dtype=pl.String)[each] for name, texts in words.items()},
         "layer": np.repeat(layers, N * C),
         "head": np.repeat(heads, N * C),
-        "position": np.tile(np.repeat(series.positions[row, there], C), S).astype(np.int32),
-        "count": np.tile(np.repeat(series.counts[row, there], C), S).astype(np.int32),
-        "value": pl.Series(series.value[row][:, there].ravel(), nan_to_null=True),
+        "position": np.tile(np.repeat(series.positions[row, has_value], C), S).astype(np.int32),
+        "count": np.tile(np.repeat(series.counts[row, has_value], C), S).astype(np.int32),
+        "value": pl.Series(series.value[row][:, has_value].ravel(), nan_to_null=True),
     }
-    return _frame(BY_QUERY, _whose(label, [cell], np.array([S * N * C])) | columns)
+    return _frame(BY_QUERY, _cell_columns(label, [cell], np.array([S * N * C])) | columns)
 
 
 class TokenColumns:
@@ -168,7 +172,7 @@ def token_table(label: str, cells: Sequence[Cell], vocabulary: TokenColumns) -> 
     rows = np.array([len(cell.tokens) for cell in cells])
     ids = np.concatenate([cell.tokens.ids for cell in cells])
     position = np.arange(len(ids)) - np.repeat(np.cumsum(rows) - rows, rows)
-    role, twin = _roles_and_twins(cells, rows, position)
+    role, aligned = _roles_and_alignment(cells, rows, position)
     columns = {
         "position": position.astype(np.int32),
         "id": ids.astype(np.int32),
@@ -176,38 +180,38 @@ def token_table(label: str, cells: Sequence[Cell], vocabulary: TokenColumns) -> 
         "class": vocabulary.classes[ids],
         "regions": _regions(cells, rows),
         "role": _ROLES[role],
-        "aligned_position": pl.Series(np.where(twin < 0, np.nan, twin), nan_to_null=True).cast(
-            pl.Int32
-        ),
+        "aligned_position": pl.Series(
+            np.where(aligned < 0, np.nan, aligned), nan_to_null=True
+        ).cast(pl.Int32),
     }
-    return _frame(TOKENS, _whose(label, cells, rows) | columns), rows
+    return _frame(TOKENS, _cell_columns(label, cells, rows) | columns), rows
 
 
 _ROLES = pl.Series(["text", "filler", "boundary", "generated"])
 
 
-def _roles_and_twins(cells: Sequence[Cell], rows: Rows, position: Rows) -> tuple[Rows, Rows]:
+def _roles_and_alignment(cells: Sequence[Cell], rows: Rows, position: Rows) -> tuple[Rows, Rows]:
     """Of each token: its role by number, and its twin, -1 for none."""
-    role, twin = np.zeros(len(position), dtype=np.int64), position.copy()
+    role, aligned = np.zeros(len(position), dtype=np.int64), position.copy()
     for cell, end, n in zip(cells, np.cumsum(rows).tolist(), rows.tolist(), strict=True):
-        own, its_twin = role[end - n : end], twin[end - n : end]
+        roles_of_cell, aligned_of_cell = role[end - n : end], aligned[end - n : end]
         if cell.alignment is not None:
-            own[cell.alignment.filler] = 1
-            own[cell.alignment.variant_boundary] = 2
-            its_twin[:] = -1
-            its_twin[cell.alignment.variant] = cell.alignment.base
-        if cell.answer is not None:  # all but its last token was fed back
-            generated = slice(n - len(cell.answer.ids) + 1, n)
-            own[generated], its_twin[generated] = 3, -1
-    return role, twin
+            roles_of_cell[cell.alignment.filler] = 1
+            roles_of_cell[cell.alignment.variant_boundary] = 2
+            aligned_of_cell[:] = -1
+            aligned_of_cell[cell.alignment.variant] = cell.alignment.base
+        if cell.completion is not None:  # all but its last token was fed back
+            generated = slice(n - len(cell.completion.ids) + 1, n)
+            roles_of_cell[generated], aligned_of_cell[generated] = 3, -1
+    return role, aligned
 
 
 def _regions(cells: Sequence[Cell], rows: Rows) -> pl.Series:
     """The names of each token's regions, as lists; equal ones are made once."""
     regions = [cell.tokens.prompt.regions for cell in cells]
     spans = np.zeros((len(cells), max(map(len, regions)), 2), dtype=np.int64)
-    for n, own in enumerate(regions):
-        for m, region in enumerate(own):
+    for n, of_one in enumerate(regions):
+        for m, region in enumerate(of_one):
             spans[n, m] = region.start, region.end
     offsets = np.concatenate([cell.tokens.offsets for cell in cells])
     of_cell = np.repeat(np.arange(len(cells)), rows)
@@ -222,7 +226,7 @@ def _regions(cells: Sequence[Cell], rows: Rows) -> pl.Series:
     # Regions are spans, so that what a token is in changes a few times in a text.
     changes = (inside[1:] != inside[:-1]).any(axis=1) | (of_cell[1:] != of_cell[:-1])
     starts = np.concatenate([[0], np.flatnonzero(changes) + 1])
-    named = [tuple(region.name for region in own) for own in regions]
+    named = [tuple(region.name for region in of_one) for of_one in regions]
     known: dict[tuple[tuple[str, ...], bytes], int] = {}
     lists: list[list[str]] = []
     numbers = []
@@ -230,8 +234,8 @@ def _regions(cells: Sequence[Cell], rows: Rows) -> pl.Series:
         key = named[cell], inside[start].tobytes()
         if key not in known:
             known[key] = len(lists)
-            there = set(compress(named[cell], inside[start]))
-            lists.append([name for name in dict.fromkeys(named[cell]) if name in there])
+            present = set(compress(named[cell], inside[start]))
+            lists.append([name for name in dict.fromkeys(named[cell]) if name in present])
         numbers.append(known[key])
     which = np.repeat(numbers, np.diff([*starts, len(of_cell)]))
     return pl.Series(lists, dtype=pl.List(pl.String))[which]

@@ -18,7 +18,7 @@ from torch import Tensor
 from attnscope.measures.layer import PerQuery, Sums
 
 
-def to_left(values: Tensor, left: Tensor, width: int, fill: float = 0) -> Tensor:
+def pad_left(values: Tensor, left: Tensor, width: int, fill: float = 0) -> Tensor:
     """What the columns of texts [B, n, …] say, at their places behind the padding [B, width, …]."""
     return _moved(values, -left, width, fill, 1)
 
@@ -26,16 +26,16 @@ def to_left(values: Tensor, left: Tensor, width: int, fill: float = 0) -> Tensor
 def _moved(values: Tensor, by: Tensor, width: int, fill: float, axis: int) -> Tensor:
     """Column j of the result is column j + by of `values`; `fill` where there is none."""
     at = torch.arange(width, device=values.device) + by.to(values.device)[:, None]
-    there = (at >= 0) & (at < values.shape[axis])
+    inside = (at >= 0) & (at < values.shape[axis])
     shape = [1] * values.ndim
     shape[0], shape[axis] = at.shape
-    at, there = at.clamp(0, max(values.shape[axis] - 1, 0)).view(shape), there.view(shape)
-    whole = list(values.shape)
-    whole[axis] = width
-    return values.gather(axis, at.expand(whole)).where(there, fill)
+    at, inside = at.clamp(0, max(values.shape[axis] - 1, 0)).view(shape), inside.view(shape)
+    shape_of_result = list(values.shape)
+    shape_of_result[axis] = width
+    return values.gather(axis, at.expand(shape_of_result)).where(inside, fill)
 
 
-def texts_sums(sums: Sums, left: Tensor, width: int) -> Sums:
+def unpad_sums(sums: Sums, left: Tensor, width: int) -> Sums:
     """The sums of a batch, by positions in the texts."""
     padding = left.to(sums.count)
 
@@ -59,24 +59,24 @@ def texts_sums(sums: Sums, left: Tensor, width: int) -> Sums:
     )
 
 
-def texts_single(single: PerQuery, left: Tensor, keys: int) -> PerQuery:
+def unpad_rows(single: PerQuery, left: Tensor, keys: int) -> PerQuery:
     """Single queries of a batch, by positions in the texts; `keys` are those of the batch."""
     padding = left.to(single.positions)[:, None]
 
-    def read(name: str, *asked: Any) -> Any:
+    def read(name: str, *arguments: Any) -> Any:
         if name == "rows":
-            classes, n = asked
-            given = torch.as_tensor(classes)
-            fill = 0 if given.is_floating_point() else -1
-            return single.read(name, to_left(given, left, keys, fill), n)
+            classes, n = arguments
+            class_table = torch.as_tensor(classes)
+            fill = 0 if class_table.is_floating_point() else -1
+            return single.read(name, pad_left(class_table, left, keys, fill), n)
         if name == "weight":
-            (key_of,) = asked
+            (key_of,) = arguments
             return single.read(name, (key_of + padding).where(key_of >= 0, -1))
-        told = single.read(name, *asked)
+        value = single.read(name, *arguments)
         if name == "largest":
-            key, *rest = told
+            key, *rest = value
             return [(key - padding[:, None, :, None]).where(key >= 0, -1), *rest]
-        return told
+        return value
 
     where = single.positions
     return replace(single, positions=(where - padding).where(where >= 0, -1), read=read)

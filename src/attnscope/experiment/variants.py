@@ -16,13 +16,13 @@ from attnscope.errors import AttnscopeWarning, InputError
 from attnscope.measures.registry import MEASURES
 from attnscope.prompts import Filler, insert
 from attnscope.prompts.filler import filler_ids
-from attnscope.prompts.insertion import Insertion, Pair, insertion, place
+from attnscope.prompts.insertion import Insertion, Pair, character_at, insertion
 from attnscope.prompts.rewriting import (
     Edit,
-    changed_system,
-    places_in,
-    replaced_region,
-    replaced_text,
+    change_system,
+    rendered_with_places,
+    replace_region,
+    replace_text,
 )
 from attnscope.spec.conditions import Condition
 from attnscope.spec.experiment import Experiment
@@ -47,7 +47,9 @@ Row = dict[str, tuple[TokenizedPrompt, Alignment | None]]
 """A prompt's tokens under each condition, the base first."""
 
 
-def rows_of(experiment: Experiment, label: str, prompts: list[Prompt], tokenizer: Any) -> list[Row]:
+def tokenize_variants(
+    experiment: Experiment, label: str, prompts: list[Prompt], tokenizer: Any
+) -> list[Row]:
     """Every prompt under every condition, as this tokenizer writes it."""
     at = _PromptCounter()
     render = partial(_rendered, tokenizer=tokenizer, chat=bool(experiment.chat))
@@ -60,12 +62,12 @@ def rows_of(experiment: Experiment, label: str, prompts: list[Prompt], tokenizer
             first = _PromptCounter()  # who is rendered is ahead of who is tokenised
             rendered = first.each(_all_rendered(prompts, experiment, tokenizer, first))
             bases = list(at.each(tokenize_all(rendered, tokenizer)))
-        wholes, bases = bases, [_cut(base, experiment.truncate) for base in bases]
+        full_texts, bases = bases, [_truncate(base, experiment.truncate) for base in bases]
         rows: list[Row] = [{experiment.base: (base, None)} for base in bases]
         for name in experiment.variants:
             condition = experiment.conditions[name]
             if condition.insert is not None:
-                changed = _inserted(wholes, bases, condition, tokenizer, at)
+                changed = _inserted(full_texts, bases, condition, tokenizer, at)
             else:
                 changed = (
                     _compared(base, *_changed(prompt, base, condition, n, render, tokenizer),
@@ -84,7 +86,7 @@ def rows_of(experiment: Experiment, label: str, prompts: list[Prompt], tokenizer
         message = f"model {label!r}, prompt {number}: {error}{hint}"
         values = {**error.values, "model": label, "prompt": number}
         raise InputError(message, code=error.code, **values) from error
-    _say_unaligned(experiment, label, rows)
+    _warn_unaligned(experiment, label, rows)
     return rows
 
 
@@ -118,8 +120,8 @@ def _all_rendered(
         return
     chats = [turns_of(prompt) for prompt in at.each(prompts)]
     done = 0
-    for ends, some in groupby(chats, _ends_with_the_assistant):
-        alike = list(some)
+    for ends, some in groupby(chats, _ends_with_assistant):
+        chats_of_group = list(some)
         if ends and experiment.generate is not None:
             raise InputError(
                 "the conversation ends with the assistant's turn, so the model has nothing to "
@@ -128,10 +130,12 @@ def _all_rendered(
             )
         if experiment.chat:
             # What ends with the assistant is read as it stands: nothing is to be added to it.
-            yield from apply_chat_template_to_all(alike, tokenizer, generation_prompt=not ends)
+            yield from apply_chat_template_to_all(
+                chats_of_group, tokenizer, generation_prompt=not ends
+            )
         else:
-            yield from prompts[done : done + len(alike)]
-        done += len(alike)
+            yield from prompts[done : done + len(chats_of_group)]
+        done += len(chats_of_group)
 
 
 def _rendered(prompt: Prompt, *, tokenizer: Any, chat: bool, template: str | None = None) -> Prompt:
@@ -139,17 +143,17 @@ def _rendered(prompt: Prompt, *, tokenizer: Any, chat: bool, template: str | Non
     if not chat:
         return prompt
     turns = turns_of(prompt)
-    asking = not _ends_with_the_assistant(turns)
+    asking = not _ends_with_assistant(turns)
     other = {} if template is None else {"chat_template": template}
     return apply_chat_template(turns, tokenizer, generation_prompt=asking, **other)
 
 
-def _ends_with_the_assistant(turns: list[Turn]) -> bool:
+def _ends_with_assistant(turns: list[Turn]) -> bool:
     return [role for role, _ in turns][-1:] == ["assistant"]
 
 
 def _inserted(
-    wholes: list[TokenizedPrompt],
+    full_texts: list[TokenizedPrompt],
     bases: list[TokenizedPrompt],
     condition: Condition,
     tokenizer: Any,
@@ -173,39 +177,39 @@ def _inserted(
         return
     put = [
         insertion(
-            whole.prompt,
+            full.prompt,
             filler,
             tokenizer,
-            position=place(base.prompt, condition.position, seed=filler.seed),
+            position=character_at(base.prompt, condition.position, seed=filler.seed),
         )
-        for whole, base, filler in at.each(zip(wholes, bases, fillers, strict=True))
+        for full, base, filler in at.each(zip(full_texts, bases, fillers, strict=True))
     ]
     variants = tokenize_all([one.prompt for one in put], tokenizer)
-    for whole, base, one, variant in zip(wholes, bases, put, variants, strict=True):
-        yield _cut_alike(whole, base, one.pair(whole, variant), one)
+    for full, base, one, variant in zip(full_texts, bases, put, variants, strict=True):
+        yield _truncate_variant(full, base, one.pair(full, variant), one)
 
 
-def _cut_alike(
-    whole: TokenizedPrompt, base: TokenizedPrompt, pair: Pair, put: Insertion
+def _truncate_variant(
+    full: TokenizedPrompt, base: TokenizedPrompt, pair: Pair, put: Insertion
 ) -> Variant:
     """The whole text's variant, cut where the base is cut: the text is tokenised as a whole, so
     that the tokens in front of the cut are those of the base."""
-    off = len(whole) - len(base)
+    off = len(full) - len(base)
     if not off:
         return pair.variant, pair.alignment
-    if np.isin(np.arange(len(base), len(whole)), pair.alignment.base).all():
+    if np.isin(np.arange(len(base), len(full)), pair.alignment.base).all():
         kept = len(pair.variant) - off
     else:  # the filler stands at the cut, and changed the token behind it
         end = base.offsets[:, 1].max() + put.inserted.end - put.inserted.start
         kept = int(np.flatnonzero(pair.variant.offsets[:, 0] < end)[-1]) + 1
-    variant = _cut(pair.variant, kept)
+    variant = _truncate(pair.variant, kept)
     return variant, put.pair(base, variant).alignment
 
 
 def _compared(
     base: TokenizedPrompt, tokens: TokenizedPrompt, places: NDArray[np.int64], most: int | None
 ) -> Variant:
-    tokens = _cut(tokens, most)
+    tokens = _truncate(tokens, most)
     return tokens, align_by(base, tokens, places)
 
 
@@ -228,7 +232,9 @@ def _changed(
         if condition.template is not None:
             others |= {"chat": True, "template": condition.template}
         changed = partial(render, **others)
-        variant, places = places_in(source, edits, render, changed, same_markup=not others)
+        variant, places = rendered_with_places(
+            source, edits, render, changed, same_markup=not others
+        )
         tokens = tokenize(variant, tokenizer)
     if condition.bos is False:
         tokens = _without_bos(tokens, tokenizer)
@@ -241,11 +247,11 @@ def _changed(
 def _edits(source: Prompt, condition: Condition) -> list[Edit]:
     edits: list[Edit] = []
     if condition.replace is not None and condition.replace.region is not None:
-        edits += replaced_region(source, condition.replace.region, condition.replace.new)
+        edits += replace_region(source, condition.replace.region, condition.replace.new)
     elif condition.replace is not None:
-        edits += replaced_text(source, condition.replace.old or "", condition.replace.new)
+        edits += replace_text(source, condition.replace.old or "", condition.replace.new)
     if condition.system is not None:
-        edits += changed_system(source, condition.system or None)
+        edits += change_system(source, condition.system or None)
     return edits
 
 
@@ -272,8 +278,8 @@ def _at_random(tokens: TokenizedPrompt, seed: int, tokenizer: Any) -> TokenizedP
 def _drawn(prompts: TokenPrompts, number: int, tokenizer: Any) -> TokenizedPrompt:
     """Different tokens at random, so many times over, begun as this tokenizer begins a text."""
     filler = Filler(kind="random-tokens", count=4 * prompts.length, seed=prompts.seed + number)
-    begun = tokenizer("a")["input_ids"][:1]
-    first = begun if begun == [tokenizer.bos_token_id] else []
+    first_id = tokenizer("a")["input_ids"][:1]
+    first = first_id if first_id == [tokenizer.bos_token_id] else []
     repeats = {f"repeat:{n + 1}": prompts.length for n in range(prompts.repeats)}
     different = list(dict.fromkeys(filler_ids(filler, tokenizer)))[: prompts.length]
     if len(different) < prompts.length:
@@ -288,7 +294,7 @@ def _drawn(prompts: TokenPrompts, number: int, tokenizer: Any) -> TokenizedPromp
     return prompt_from_ids(ids, tokenizer, first=first, regions=repeats)
 
 
-def _cut(tokens: TokenizedPrompt, most: int | None) -> TokenizedPrompt:
+def _truncate(tokens: TokenizedPrompt, most: int | None) -> TokenizedPrompt:
     """The first `most` tokens, with the text and the regions that they have."""
     if most is None or len(tokens) <= most:
         return tokens
@@ -297,7 +303,7 @@ def _cut(tokens: TokenizedPrompt, most: int | None) -> TokenizedPrompt:
     return TokenizedPrompt(tokens.prompt.cut(0, end) if end else tokens.prompt, ids, offsets)
 
 
-def _say_unaligned(experiment: Experiment, label: str, rows: list[Row]) -> None:
+def _warn_unaligned(experiment: Experiment, label: str, rows: list[Row]) -> None:
     """Conditions whose tokens have no twins: nothing can be compared token by token there."""
     if not any(MEASURES[measure].compares_to_base for measure in experiment.measures):
         return

@@ -114,7 +114,7 @@ _PERSONA = (
 _NAMES = ("Mara", "Otto", "Ines", "Bram", "Tilda", "Jonas", "Wanda", "Emil")
 _WORK = ("baker", "sailor", "gardener", "teacher", "carpenter", "nurse", "painter", "farmer")
 _TRAITS = ("cheerful", "grumpy", "patient", "curious", "shy", "proud", "sleepy", "honest")
-_ASKED = (
+_QUESTIONS = (
     "What did you do with the {adjective} {noun} yesterday?",
     "Do you like the {noun} more than the {other}?",
     "Where would you look for a {adjective} {noun}?",
@@ -124,7 +124,7 @@ _ASKED = (
     "Would you give your {noun} to a friend?",
     "What comes to your mind when you hear of a {adjective} {other}?",
 )
-_SAID = (
+_RESPONSES = (
     "I left the {noun} near the {other}, as anybody would.",
     "The {noun} is fine, but a {adjective} {other} is better.",
     "I would look behind the {other} first.",
@@ -155,6 +155,8 @@ def made_conversations(count: int, *, turns: int = 8, seed: int = 0) -> Iterator
                 "other": draw.choice(nouns),
                 "adjective": draw.choice(adjectives),
             }
-            messages.append({"role": "user", "content": draw.choice(_ASKED).format(**words)})
-            messages.append({"role": "assistant", "content": draw.choice(_SAID).format(**words)})
+            messages.append({"role": "user", "content": draw.choice(_QUESTIONS).format(**words)})
+            messages.append(
+                {"role": "assistant", "content": draw.choice(_RESPONSES).format(**words)}
+            )
         yield Sample(conversation(messages), None, {"turns": turns})

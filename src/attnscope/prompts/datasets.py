@@ -177,8 +177,8 @@ def _prompt(record: Record, layout: Layout) -> Prompt:
             characters=len(prompt.text),
             limit=LONGEST,
         )
-    for name, wanted in layout.mark.items():
-        prompt = mark(prompt, name, _value(record, name, wanted))
+    for name, field_name in layout.mark.items():
+        prompt = mark(prompt, name, _value(record, name, field_name))
     return prompt
 
 
@@ -193,7 +193,7 @@ def _places(text: str, words: str) -> list[int]:
         for side, edge in (("<!", words[:1]), ("!", words[-1:]))
     )
     pattern = f"{before}{regex.escape(words)}{after}"
-    return [found.start() for found in regex.finditer(pattern, text, regex.V1)] if words else []
+    return [match.start() for match in regex.finditer(pattern, text, regex.V1)] if words else []
 
 
 def mark(prompt: Prompt, name: str, words: str) -> Prompt:
@@ -211,18 +211,20 @@ def mark(prompt: Prompt, name: str, words: str) -> Prompt:
     return Prompt(prompt.text, (*prompt.regions, region), prompt.complete)
 
 
-def _value(record: Record, slot: str, wanted: str) -> str:
-    if wanted not in record:
+def _value(record: Record, slot: str, field_name: str) -> str:
+    if field_name not in record:
         raise InputError(
-            f"there is no field {wanted!r} for {{{slot}}}; the fields are {', '.join(record)}",
+            f"there is no field {field_name!r} for {{{slot}}}; the fields are {', '.join(record)}",
             code="unknown-field",
-            value=wanted,
+            value=field_name,
             known=list(record),
         )
-    value = record[wanted]
+    value = record[field_name]
     if value is None:
         raise InputError(
-            f"the field {wanted!r} for {{{slot}}} has no value", code="empty-field", value=wanted
+            f"the field {field_name!r} for {{{slot}}} has no value",
+            code="empty-field",
+            value=field_name,
         )
     return value if isinstance(value, str) else json.dumps(value, default=str)
 

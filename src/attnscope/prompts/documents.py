@@ -21,8 +21,8 @@ def document_samples(
     for number in range(count):
         draw = Random(f"documents:{seed}:{number}")
         parts: list[tuple[str | None, str]] = [(None, "Read these documents.\n\n")]
-        for place in range(1, documents + 1):
-            parts.append((f"document:{place}", f"Document {place}: {_about(draw, words)}"))
+        for index in range(1, documents + 1):
+            parts.append((f"document:{index}", f"Document {index}: {_about(draw, words)}"))
             parts.append((None, "\n\n"))
         parts.append(("question", "What are these documents about? Answer in one sentence."))
         yield Sample(join(parts), None, {"documents": documents})

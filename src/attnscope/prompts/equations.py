@@ -32,8 +32,8 @@ def _problem(draw: Random, level: int) -> Sample:
         written, number = _equation(draw)
         clauses.append(f"{name} has {written} {things}")
         quantities.append(number)
-    told = " and ".join(clauses)
-    question = f"If {told}, then how many {things} do they have together?"
+    statement = " and ".join(clauses)
+    question = f"If {statement}, then how many {things} do they have together?"
     prompt = compose(SYSTEM, join([("question", question)]))
     metadata = {"level": level, "quantities": tuple(quantities)}
     return Sample(prompt, str(sum(quantities)), metadata)

@@ -38,7 +38,7 @@ class Filler:
     """What to insert, and how much of it."""
 
     kind: str = "repeat"
-    """One of `KINDS`."""
+    """One of `FILLERS`."""
     count: int = 55
     """Repetitions or tokens; see the module. 0 inserts nothing."""
     unit: str | None = None
@@ -47,8 +47,8 @@ class Filler:
     """Same seed, same filler, on every machine."""
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise unknown("kind of filler", self.kind, KINDS)
+        if self.kind not in FILLERS:
+            raise unknown("kind of filler", self.kind, FILLERS)
         if self.count < 0:
             raise InputError(
                 f"the filler's count is {self.count}; it must be 0 or more",
@@ -128,21 +128,23 @@ def _prose_text(
         text = beginning(end)
         for _ in range(4):
             some = [f"{text} {word}".lstrip() for word in draw.sample(words, 64)]
-            found = lengths([one + stop for one in some])
-            if filler.count in found:
-                return some[found.index(filler.count)] + stop
-            text = next((t for t, n in zip(some, found, strict=True) if n < filler.count), text)
+            token_counts = lengths([one + stop for one in some])
+            if filler.count in token_counts:
+                return some[token_counts.index(filler.count)] + stop
+            text = next(
+                (t for t, n in zip(some, token_counts, strict=True) if n < filler.count), text
+            )
     return longest + stop if longest else words[0]
 
 
 def _repeat_ids(filler: Filler, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """One token that says just the unit, if the vocabulary has it; else the unit's tokens."""
     texts = read_vocabulary(tokenizer).texts
-    wanted = [f" {filler.repeated}", filler.repeated] if filler.kind == "word" else []
-    for text in [*wanted, filler.repeated]:
+    spellings = [f" {filler.repeated}", filler.repeated] if filler.kind == "word" else []
+    for text in [*spellings, filler.repeated]:
         if text in texts:
             return [texts.index(text)] * filler.count
-    unit = _ids_of((wanted or [filler.repeated])[0], tokenizer)
+    unit = _ids_of((spellings or [filler.repeated])[0], tokenizer)
     if not unit or tokenizer.unk_token_id in unit:
         raise _unsayable(filler.repeated)
     return list(islice(cycle(unit), filler.count))
@@ -204,4 +206,4 @@ _IDS: dict[str, _Ids] = {
     "sentence": partial(_prose_ids, english),
     "lorem": partial(_prose_ids, latin),
 }
-KINDS = tuple(_TEXT)
+FILLERS = tuple(_TEXT)

@@ -70,11 +70,11 @@ def insert(
     if by == "text":
         put = insertion(base.prompt, filler, tokenizer, position=position, separator=separator)
         return put.pair(base, tokenize(put.prompt, tokenizer))
-    at = place(base.prompt, position, seed=filler.seed)
+    at = character_at(base.prompt, position, seed=filler.seed)
     return _insert_ids(base, filler_ids(filler, tokenizer), tokenizer, at)
 
 
-def place(prompt: Prompt, position: str | int, *, seed: int = 0) -> int:
+def character_at(prompt: Prompt, position: str | int, *, seed: int = 0) -> int:
     """The character a position means in this prompt."""
     if isinstance(position, int):
         if not 0 <= position <= len(prompt.text):
@@ -87,7 +87,7 @@ def place(prompt: Prompt, position: str | int, *, seed: int = 0) -> int:
             )
         return position
     if position == "random":
-        return _random_place(prompt, seed)
+        return _random_position(prompt, seed)
     side, _, name = position.partition(":")
     if position in _AT_REGION:
         side, name = _AT_REGION[position]
@@ -105,12 +105,12 @@ def place(prompt: Prompt, position: str | int, *, seed: int = 0) -> int:
     return spans[0].start if side == "before" else spans[-1].end
 
 
-def _random_place(prompt: Prompt, seed: int) -> int:
+def _random_position(prompt: Prompt, seed: int) -> int:
     """After some word of what the prompt says: never inside a word, never in template markup."""
-    said = [
+    regions = [
         r for name in ("system", "question") if name in prompt.names for r in prompt.spans(name)
     ]
-    spans = said or [Region(0, len(prompt.text), "text")]
+    spans = regions or [Region(0, len(prompt.text), "text")]
     ends = sorted(
         {
             region.start + word.end()
@@ -146,13 +146,13 @@ def insertion(
     separator: str = "\n",
 ) -> Insertion:
     """Insert a filler by text and tokenise nothing: for many at once, later."""
-    at, said = place(base, position, seed=filler.seed), filler_text(filler, tokenizer)
+    at, content = character_at(base, position, seed=filler.seed), filler_text(filler, tokenizer)
     text = base.text
-    before = separator if said and at > 0 and not text[at - 1].isspace() else ""
-    after = separator if said and at < len(text) and not text[at].isspace() else ""
-    region = Region(at + len(before), at + len(before) + len(said), "filler")
+    before = separator if content and at > 0 and not text[at - 1].isspace() else ""
+    after = separator if content and at < len(text) and not text[at].isspace() else ""
+    region = Region(at + len(before), at + len(before) + len(content), "filler")
     return Insertion(
-        base.inserted(at, f"{before}{said}{after}", region),
+        base.inserted(at, f"{before}{content}{after}", region),
         Region(at, region.end + len(after), "inserted"),
         region,
     )
@@ -165,9 +165,9 @@ def _insert_ids(
     written = base.offsets[:index, 1]
     at = int(written.max()) if written.size else 0
     # A special token has no text, but it takes up room: its name stands for it.
-    said = read_vocabulary(tokenizer).texts
+    known = read_vocabulary(tokenizer).texts
     names = tokenizer.convert_ids_to_tokens(filler)
-    texts = [said[id] or name for id, name in zip(filler, names, strict=True)]
+    texts = [known[id] or name for id, name in zip(filler, names, strict=True)]
     region = Region(at, at + sum(map(len, texts)), "filler")
     ends = at + np.cumsum([0, *map(len, texts)], dtype=np.int64)
     moved = base.offsets[index:] + (region.end - region.start)

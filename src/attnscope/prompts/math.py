@@ -80,12 +80,12 @@ def _problem(draw: Random, level: int) -> Sample:
 
 def _step(draw: Random, level: int, number: int) -> _Step:
     """Some step that this level has and this number allows; buying is always possible."""
-    kinds = [_buys, _gives]
+    steps = [_buys, _gives]
     if level >= 3:
-        kinds += [_multiplies, _shares]
+        steps += [_multiplies, _shares]
     if level >= 4:
-        kinds += [_sells]
-    for kind in draw.sample(kinds, len(kinds)):
+        steps += [_sells]
+    for kind in draw.sample(steps, len(steps)):
         step = kind(draw, level, number)
         if step is not None:
             return step
@@ -100,8 +100,8 @@ def _buys(draw: Random, level: int, number: int) -> _Step:
 def _gives(draw: Random, level: int, number: int) -> _Step | None:
     if number < 4:
         return None
-    given = draw.randint(2, number - 1)
-    return f"{{name}} gives {given} of them to {{friend}}.", number - given
+    number_given = draw.randint(2, number - 1)
+    return f"{{name}} gives {number_given} of them to {{friend}}.", number - number_given
 
 
 def _multiplies(draw: Random, level: int, number: int) -> _Step | None:

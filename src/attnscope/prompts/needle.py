@@ -51,9 +51,9 @@ def needle_samples(
     for number in range(len(places) if count is None else count):
         depth, length = places[number % len(places)]
         draw = Random(f"needle:{seed}:{number}")
-        said = _made(draw) if needle is None else (needle, question or "", answer or needle)
-        hay = _enough(_made_sentences(draw) if text is None else iter(text), length)
-        yield _sample(hay, depth, length, *said)
+        texts = _make_needle(draw) if needle is None else (needle, question or "", answer or needle)
+        hay = _enough(_sentences(draw) if text is None else iter(text), length)
+        yield _sample(hay, depth, length, *texts)
 
 
 def _sample(
@@ -79,27 +79,29 @@ def _sample(
     return Sample(prompt, answer, {"depth": depth, "length": length, "needle": needle})
 
 
-def recalled(answer: str, said: str) -> float:
+def recall(answer: str, completion: str) -> float:
     """The share of an answer's words, each as often as it stands there, that were said. A needle
     counts as found where it is above a half, as published (arXiv 2404.15574)."""
-    wanted, there = (Counter(re.findall(r"\w+", text.lower())) for text in (answer, said))
-    return (wanted & there).total() / max(1, wanted.total())
+    expected, words_found = (
+        Counter(re.findall(r"\w+", text.lower())) for text in (answer, completion)
+    )
+    return (expected & words_found).total() / max(1, expected.total())
 
 
-def _made(draw: Random) -> tuple[str, str, str]:
+def _make_needle(draw: Random) -> tuple[str, str, str]:
     """A needle, its question and its answer: a sentence that a small model can repeat, of words
     that nobody could guess."""
-    place, *nouns = draw.sample(word_list("noun"), 3)
+    noun, *nouns = draw.sample(word_list("noun"), 3)
     one, other = draw.sample(word_list("adjective"), 2)
     answer = f"look for the {one} {nouns[0]} behind the {other} {nouns[1]}"
     return (
-        f"The first thing to do in the {place} is to {answer}.",
-        f"What is the first thing to do in the {place}?",
+        f"The first thing to do in the {noun} is to {answer}.",
+        f"What is the first thing to do in the {noun}?",
         answer,
     )
 
 
-def _made_sentences(draw: Random) -> Iterator[str]:
+def _sentences(draw: Random) -> Iterator[str]:
     sentence = ""
     for piece in english(draw):
         sentence += piece
@@ -135,9 +137,9 @@ def _sentences_of(path: Path, longest: int) -> list[str]:
 
 def _enough(sentences: Iterator[str], words: int) -> list[str]:
     """Sentences until so many words are there."""
-    found: list[str] = []
-    there = 0
-    while there < words:
-        found.append(next(sentences))
-        there += len(found[-1].split())
-    return found
+    sentences_found: list[str] = []
+    words_found = 0
+    while words_found < words:
+        sentences_found.append(next(sentences))
+        words_found += len(sentences_found[-1].split())
+    return sentences_found

@@ -32,7 +32,7 @@ class Edit:
     new: str
 
 
-def replaced_text(prompt: Prompt, old: str, new: str) -> list[Edit]:
+def replace_text(prompt: Prompt, old: str, new: str) -> list[Edit]:
     """Every place where the prompt says `old` says `new`."""
     edits, at = [], prompt.text.find(old)
     while at >= 0:
@@ -47,14 +47,14 @@ def replaced_text(prompt: Prompt, old: str, new: str) -> list[Edit]:
     return edits
 
 
-def replaced_region(prompt: Prompt, name: str, new: str) -> list[Edit]:
+def replace_region(prompt: Prompt, name: str, new: str) -> list[Edit]:
     """A region says something else."""
     if name not in prompt.names:
         raise unknown("region", name, prompt.names or ["(the prompt has none)"])
     return [Edit(region.start, region.end, new) for region in prompt.spans(name)]
 
 
-def changed_system(prompt: Prompt, new: str | None) -> list[Edit]:
+def change_system(prompt: Prompt, new: str | None) -> list[Edit]:
     """Another system prompt, or (None) without it and the blank space behind it."""
     if "system" not in prompt.names:
         if new is None:
@@ -90,17 +90,17 @@ def edited(prompt: Prompt, edits: Sequence[Edit]) -> Prompt:
 def _moved(region: Region, edit: Edit) -> Region | None:
     by, end = len(edit.new) - (edit.end - edit.start), edit.start + len(edit.new)
 
-    def place(at: int, *, opening: bool) -> int:
+    def moved(at: int, *, opening: bool) -> int:
         if edit.start < at < edit.end:
             return edit.start if opening else end
         beyond = at >= edit.end and (at > edit.start or (opening and edit.start == edit.end))
         return at + by if beyond else at
 
-    first, last = place(region.start, opening=True), place(region.end, opening=False)
+    first, last = moved(region.start, opening=True), moved(region.end, opening=False)
     return Region(first, last, region.name) if first < last else None
 
 
-def places_in(
+def rendered_with_places(
     base: Prompt,
     edits: Sequence[Edit],
     as_base: Callable[[Prompt], Prompt],
@@ -121,9 +121,9 @@ def places_in(
     for name in one.names:
         if not name.startswith(f"{_TRACE}kept") or name not in two.names:
             continue
-        (here,), (there,) = one.spans(name)[:1], two.spans(name)[:1]
-        if one.text[here.start : here.end] == two.text[there.start : there.end]:
-            places[here.start : here.end] = np.arange(there.start, there.end)
+        (here,), (target,) = one.spans(name)[:1], two.spans(name)[:1]
+        if one.text[here.start : here.end] == two.text[target.start : target.end]:
+            places[here.start : here.end] = np.arange(target.start, target.end)
     if same_markup:
         _follow_markup(one, two, places)
     visible = tuple(r for r in two.regions if not r.name.startswith(_TRACE))
@@ -155,10 +155,10 @@ def _follow_markup(one: Prompt, two: Prompt, places: NDArray[np.int64]) -> None:
     length, other = len(one.text), len(two.text)
     before = _common(one.text, two.text)
     behind = min(_common(one.text[::-1], two.text[::-1]), length - before, other - before)
-    outside, there = _outside_turns(one), _outside_turns(two)
+    outside, target = _outside_turns(one), _outside_turns(two)
     for first, count, shift in ((0, before, 0), (length - behind, behind, other - length)):
         here = np.arange(first, first + count)
-        here = here[outside[here] & there[here + shift] & (places[here] < 0)]
+        here = here[outside[here] & target[here + shift] & (places[here] < 0)]
         places[here] = here + shift
 
 

@@ -187,7 +187,7 @@ def _written(
         name: draw_map(shape, size)
         for name, shape in (("current", current), ("target", target), ("result", result))
     }
-    told = ", ".join(history) or "none"
+    statement = ", ".join(history) or "none"
     body: Prompt = join(
         [
             (
@@ -201,10 +201,10 @@ def _written(
                     ]
                 ),
             ),
-            ("history", f"History: {told}\n"),
+            ("history", f"History: {statement}\n"),
             ("question", _QUESTIONS[task].format(action=action)),
         ]
     )
     answer = action if task == "action" else maps["result"]
-    metadata = {"action": action, "history": told, **maps}
+    metadata = {"action": action, "history": statement, **maps}
     return Sample(compose(_SYSTEM, body), answer, metadata)

@@ -24,8 +24,8 @@ _GRAMMAR = (
 def word_list(kind: str) -> tuple[str, ...]:
     """The bundled words of one kind (`noun`, `verb`, `latin` …)."""
     text = files("attnscope.prompts").joinpath("words.txt").read_text(encoding="utf-8")
-    kinds = dict(line.split(": ", 1) for line in text.splitlines() if not line.startswith("#"))
-    return tuple(kinds[kind].split())
+    by_class = dict(line.split(": ", 1) for line in text.splitlines() if not line.startswith("#"))
+    return tuple(by_class[kind].split())
 
 
 def english(draw: Random) -> Iterator[str]:

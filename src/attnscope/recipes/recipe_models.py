@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import AttnscopeWarning, InputError, ModelError
-from attnscope.spec.experiment import Experiment, made
+from attnscope.spec.experiment import Experiment, make_experiment
 
 Models = Mapping[str, str] | Sequence[str]
 """Names, or labels to names."""
@@ -16,7 +16,7 @@ SMOLLM2 = ("zoo:smollm2",)
 
 def recipe(changes: Mapping[str, Any], /, **defaults: Any) -> Experiment:
     """What a recipe asks for, with the keys that are given in place of its own."""
-    return made(**{**defaults, **changes})
+    return make_experiment(**{**defaults, **changes})
 
 
 def with_the_first_three(layers: Any) -> Any:

@@ -22,7 +22,7 @@ from attnscope.figures.page import SORTABLE, figure_html, whole_page
 from attnscope.figures.select import conditions_in_order, models_in_order
 from attnscope.figures.text_format import BUNDLED, count, join
 from attnscope.figures.verdict_cache import VerdictCache
-from attnscope.spec.experiment_yaml import written
+from attnscope.spec.experiment_yaml import experiment_to_yaml
 from attnscope.stats.contrast import TESTED
 from attnscope.stats.robustness import not_judged_note
 from attnscope.stats.run_stats import compare_run
@@ -172,7 +172,7 @@ def _settings(run: Run) -> str:
     )
     sums = in_order(sums, model=models, condition=conditions)
     keys = ("prompts", "conditions", "layers", "heads", "queries", "keys", "classes", "measures")
-    complete = _with_relative_path(run.experiment).complete() | {
+    complete = _with_relative_path(run.experiment).to_dict() | {
         "classes": list(run.experiment.classes)
     }
     settings = {k: complete[k] for k in (*keys, "combine", "normalise")}
@@ -312,7 +312,7 @@ def _with_relative_path(experiment: Experiment) -> Experiment:
     path = getattr(prompts, "path", None)
     if path is None:
         return experiment
-    return experiment.changed(prompts=prompts.model_dump() | {"path": PurePath(path).name})
+    return experiment.with_keys(prompts=prompts.model_dump() | {"path": PurePath(path).name})
 
 
 def _repeat(run: Run) -> str:
@@ -323,5 +323,5 @@ def _repeat(run: Run) -> str:
         "then</p>"
         "<pre>attnscope run experiment.yaml --out RUN\nattnscope figure RUN\n"
         "attnscope report RUN\nattnscope compare RUN</pre>"
-        f"<pre>{escape(written(_with_relative_path(run.experiment)))}</pre>"
+        f"<pre>{escape(experiment_to_yaml(_with_relative_path(run.experiment)))}</pre>"
     )

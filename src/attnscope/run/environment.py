@@ -12,7 +12,7 @@ _OTHER_NUMBERS = {"attnscope", "experiment", "classes", "seeds", "repeatable"}
 """What may change more than the last digits, or is another question: never mixed."""
 
 
-def elsewhere(
+def differences(
     recorded: dict[str, Any], here: dict[str, Any], *, threads: bool = False
 ) -> dict[str, Any]:
     """What is different here from where the run was begun. The number of threads counts only
@@ -21,7 +21,7 @@ def elsewhere(
     return {key: here[key] for key in here if key not in aside and recorded.get(key) != here[key]}
 
 
-def refuse(
+def refuse_differences(
     recorded: dict[str, Any], different: dict[str, Any], folder: Any, *, hint: str = ""
 ) -> None:
     """Refuse to mix the cells of two environments in one run."""
@@ -38,15 +38,15 @@ def refuse(
         )
 
 
-def accept(
+def accept_differences(
     recorded: dict[str, Any], different: dict[str, Any], folder: Any, *, mixed: bool
 ) -> None:
     """Refuse it, unless the user allows it: then what differs is said here, and recorded with each
     batch by whoever stores it."""
     if _OTHER_NUMBERS & different.keys():
-        refuse(recorded, different, folder)
+        refuse_differences(recorded, different, folder)
     if not mixed:
-        refuse(
+        refuse_differences(
             recorded, different, folder, hint=", or pass --mixed to record the difference per batch"
         )
     elif different:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import InputError
-from attnscope.paths import is_far, open_file, read_file
+from attnscope.paths import is_remote, open_file, read_file
 from attnscope.run.schemas import CELLS, TABLES
 
 FORMAT = 4
@@ -86,22 +86,26 @@ class BatchIndex:
     def content(self) -> bytes:
         """What the index says, as it is written."""
         files = {name: [f.rows, f.size, f.digest] for name, f in self.files.items()}
-        told: dict[str, Any] = {"files": files, "cells": self.cells}
+        data_of_index: dict[str, Any] = {"files": files, "cells": self.cells}
         if self.parts != 1:
-            told["parts"] = self.parts
+            data_of_index["parts"] = self.parts
         if self.elsewhere:
-            told["elsewhere"] = self.elsewhere
+            data_of_index["elsewhere"] = self.elsewhere
         if self.failed:
-            told["failed"] = [list(astuple(failure)) for failure in self.failed]
-        return (json.dumps(told) + "\n").encode()
+            data_of_index["failed"] = [list(astuple(failure)) for failure in self.failed]
+        return (json.dumps(data_of_index) + "\n").encode()
 
-    def check(self, folder: Path, tables: Iterable[str] | None = None, *, whole: bool) -> None:
-        """See that files are there and as long as they were; `whole`: and the same bytes."""
+    def check(
+        self, folder: Path, tables: Iterable[str] | None = None, *, check_content: bool
+    ) -> None:
+        """Check that files exist with their size, and with `check_content` their bytes."""
         for table in self.files if tables is None else tables:
             stored, path = self.files[table], self.file(folder, table)
             try:
-                size = (path.stat() if is_far(path) else path.lstat()).st_size
-                same = size == stored.size and (not whole or digest_of(path) == stored.digest)
+                size = (path.stat() if is_remote(path) else path.lstat()).st_size
+                same = size == stored.size and (
+                    not check_content or digest_of(path) == stored.digest
+                )
             except FileNotFoundError:
                 raise DamageError(f"{path} is missing", path=str(path)) from None
             except OSError as error:
@@ -139,11 +143,11 @@ def read_index(folder: Path, id: str, digest: str | None = None) -> BatchIndex:
     return index
 
 
-def whole_index(folder: Path, id: str, digest: str | None = None) -> BatchIndex:
+def checked_index(folder: Path, id: str, digest: str | None = None) -> BatchIndex:
     """The index of a batch whose files are all what was written; else an error. With the `digest`
     that the manifest holds for the index, if there is one."""
     index = read_index(folder, id, digest)
-    index.check(folder, whole=True)
+    index.check(folder, check_content=True)
     return index
 
 
@@ -151,16 +155,16 @@ def digests_in_manifest(folder: Path, of: str) -> dict[str, str]:
     """The digests of `files` or `batches` in the manifest; empty without one, or if it is damaged:
     then nothing can be compared with it, and it is written again."""
     try:
-        found = read_json(folder / "manifest.json").get(of)
+        match = read_json(folder / "manifest.json").get(of)
     except DamageError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return match if isinstance(match, dict) else {}
 
 
 def batch_of(name: str) -> str | None:
     """The batch that a file in `cells` belongs to; None if it is no file of ours."""
-    found = _NAME.fullmatch(name)
-    return found[1] if found else None
+    match = _NAME.fullmatch(name)
+    return match[1] if match else None
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from attnscope.errors import AttnscopeWarning, InputError
-from attnscope.paths import is_far
+from attnscope.paths import is_remote
 
 _NO_LOCKS = {errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 
@@ -28,7 +28,7 @@ def locked(folder: Path, *, shared: bool) -> Iterator[None]:
 
 
 @contextmanager
-def alone_for_a_moment(folder: Path) -> Iterator[None]:
+def locked_briefly(folder: Path) -> Iterator[None]:
     """Wait until nobody else is inside."""
     with _held(folder, shared=False, wait=True):
         yield
@@ -45,7 +45,7 @@ def _warn(folder: Path, why: str) -> None:
 
 @contextmanager
 def _held(folder: Path, *, shared: bool, wait: bool) -> Iterator[None]:
-    if is_far(folder):
+    if is_remote(folder):
         if not wait:
             _warn(folder, "an object store has none")
         yield

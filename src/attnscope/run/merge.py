@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import InputError
-from attnscope.paths import place, read_file
-from attnscope.run.environment import elsewhere, refuse
-from attnscope.run.layout import LARGEST, LARGEST_METADATA, DamageError, read_json, whole_index
+from attnscope.paths import read_file, to_path
+from attnscope.run.environment import differences, refuse_differences
+from attnscope.run.layout import LARGEST, LARGEST_METADATA, DamageError, checked_index, read_json
 from attnscope.run.store import no_run, refuse_other_formats
-from attnscope.run.writer import Directory, opened
+from attnscope.run.writer import Directory, open_directory
 from attnscope.spec.experiment import Experiment
 from attnscope.spec.experiment_yaml import read_experiment
 
@@ -38,19 +38,22 @@ class Merged:
 
 def merge(parts: Sequence[str | Path], folder: str | Path) -> Merged:
     """Join the parts of a run into one directory, which may be one of them."""
-    found = [_Part(place(part)) for part in parts]
-    if not found:
+    parts_found = [_Part(to_path(part)) for part in parts]
+    if not parts_found:
         raise InputError("give the run directories to join", code="nothing-to-merge")
-    first = found[0]
-    for part in found[1:]:
-        first.same_or_refuse(part)
-    folder = place(folder)
-    with opened(folder, first.experiment) as directory:
-        if _there(directory):
-            _Part(folder).same_or_refuse(first)
-        damaged = [why for part in found for why in _copied(part, directory)]
-        here = _Part(folder).models if _there(directory) else {}
-        entries = {**here, **{label: one for part in found for label, one in part.models.items()}}
+    first = parts_found[0]
+    for part in parts_found[1:]:
+        first.check_same_run(part)
+    folder = to_path(folder)
+    with open_directory(folder, first.experiment) as directory:
+        if _has_environment(directory):
+            _Part(folder).check_same_run(first)
+        damaged = [why for part in parts_found for why in _copy_batches(part, directory)]
+        here = _Part(folder).models if _has_environment(directory) else {}
+        entries = {
+            **here,
+            **{label: one for part in parts_found for label, one in part.models.items()},
+        }
         in_order = {label: entries[label] for label in first.experiment.models if label in entries}
         directory.write_json("environment.json", first.environment | {"models": in_order})
         directory.write(
@@ -59,12 +62,12 @@ def merge(parts: Sequence[str | Path], folder: str | Path) -> Merged:
         if (first.folder / "claims.yaml").is_file():
             directory.write("claims.yaml", read_file(first.folder / "claims.yaml", LARGEST))
         directory.write_plan(first.batches)
-        whole = [id for id in first.batches if _whole(directory, id)]
-        if len(whole) == len(first.batches):
-            directory.finish(first.experiment, whole)
+        complete = [id for id in first.batches if _is_complete(directory, id)]
+        if len(complete) == len(first.batches):
+            directory.finish(first.experiment, complete)
         else:
-            directory.unfinish()
-        return Merged(directory.folder, len(whole), len(first.batches), tuple(damaged))
+            directory.remove_manifest()
+        return Merged(directory.folder, len(complete), len(first.batches), tuple(damaged))
 
 
 class _Part:
@@ -93,9 +96,9 @@ class _Part:
         self.models: dict[str, Any] = models
         self.batches: list[str] = [str(id) for id in ids]
 
-    def same_or_refuse(self, other: _Part) -> None:
+    def check_same_run(self, other: _Part) -> None:
         """Refuse what does not belong together."""
-        mine, its = self.experiment.measured(), other.experiment.measured()
+        mine, its = self.experiment.identity(), other.experiment.identity()
         differing = [key for key in {**mine, **its} if mine.get(key) != its.get(key)]
         if self.batches != other.batches and not differing:
             differing = ["the models' weights, or the prompts"]
@@ -111,29 +114,29 @@ class _Part:
                 code="not-one-run",
                 different=differing,
             )
-        different = elsewhere(self.environment, other.environment, threads=True)
-        refuse(self.environment, different, self.folder)
+        different = differences(self.environment, other.environment, threads=True)
+        refuse_differences(self.environment, different, self.folder)
 
 
-def _there(directory: Directory) -> bool:
+def _has_environment(directory: Directory) -> bool:
     return (directory.folder / "environment.json").is_file()
 
 
-def _whole(directory: Directory, id: str) -> bool:
+def _is_complete(directory: Directory, id: str) -> bool:
     try:
-        return not whole_index(directory.folder, id).failed
+        return not checked_index(directory.folder, id).failed
     except DamageError:
         return False
 
 
-def _copied(part: _Part, directory: Directory) -> list[str]:
+def _copy_batches(part: _Part, directory: Directory) -> list[str]:
     """Copy the batches of a part that are not there; what could not be, and why."""
     left_out = []
     for id in part.batches:
-        if not (part.folder / "cells" / f"{id}.json").is_file() or _whole(directory, id):
+        if not (part.folder / "cells" / f"{id}.json").is_file() or _is_complete(directory, id):
             continue
         try:
-            index = whole_index(part.folder, id)
+            index = checked_index(part.folder, id)
         except DamageError as error:
             left_out.append(str(error))
             continue

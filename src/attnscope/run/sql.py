@@ -31,7 +31,7 @@ _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*( [A-Za-z_]+)*|[0-9.]+([eE][+-]?[0-9
 _SIGNS = re.compile(r"[-+*/%=<>!~|&^@:;,.()\[\]{}]+")
 
 
-def allowed(query: str, tables: Collection[str]) -> tuple[str, list[str]]:
+def check_query(query: str, tables: Collection[str]) -> tuple[str, list[str]]:
     """The query as polars may execute it, and which of `tables` it reads; else an error."""
     from sqlglot.errors import SqlglotError
 

@@ -20,7 +20,7 @@ from typing import Any
 import polars as pl
 
 from attnscope.errors import InputError
-from attnscope.paths import is_far, place, read_file
+from attnscope.paths import is_remote, read_file, to_path
 from attnscope.run.layout import (
     FORMAT,
     LARGEST_METADATA,
@@ -33,7 +33,7 @@ from attnscope.run.layout import (
     read_json,
 )
 from attnscope.run.schemas import CELLS, QUERIED, TABLES
-from attnscope.run.sql import allowed
+from attnscope.run.sql import check_query
 from attnscope.spec.claims import Claim, load_claims
 from attnscope.spec.experiment import Experiment
 from attnscope.spec.experiment_yaml import read_experiment
@@ -117,8 +117,8 @@ class Run:
     @property
     def elsewhere(self) -> list[dict[str, Any]]:
         """What was different from `environment` where some batches were measured, each once."""
-        told = {json.dumps(batch.elsewhere): batch.elsewhere for batch in self.batches}
-        return [different for different in told.values() if different]
+        distinct = {json.dumps(batch.elsewhere): batch.elsewhere for batch in self.batches}
+        return [different for different in distinct.values() if different]
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -131,7 +131,7 @@ class Run:
         columns = "\n".join(f"  {name}: {', '.join(schema)}" for name, schema in schemas.items())
         hint = f"The tables and their columns are\n{columns}"
         try:
-            text, named = allowed(query, schemas)
+            text, named = check_query(query, schemas)
         except InputError as error:
             raise InputError(f"{error}\n{hint}", code=error.code, **error.values) from error
         # A table is only read if it is named.
@@ -161,8 +161,8 @@ class Run:
     def _checked(self, batch: BatchIndex, table: str) -> Path:
         """A file that is what was written, on a disk: of an object store, a copy."""
         path = batch.file(self.path, table)
-        if not is_far(path):
-            batch.check(self.path, [table], whole=True)
+        if not is_remote(path):
+            batch.check(self.path, [table], check_content=True)
             return path
         copy = self._copies / path.name
         copy.write_bytes(_content(batch, self.path, table))
@@ -176,11 +176,11 @@ class Run:
         return Path(folder)
 
     def _in_order(self, frame: pl.DataFrame) -> pl.DataFrame:
-        asked = self.experiment
+        experiment = self.experiment
         return frame.sort(
-            pl.col("model").cast(pl.Enum(list(asked.models))),
+            pl.col("model").cast(pl.Enum(list(experiment.models))),
             "prompt",
-            pl.col("condition").cast(pl.Enum([asked.base, *asked.variants])),
+            pl.col("condition").cast(pl.Enum([experiment.base, *experiment.variants])),
             maintain_order=True,
         )
 
@@ -207,11 +207,11 @@ def open_run(folder: str | Path) -> Run:
         >>> run.values.filter(measure="entropy").collect().height > 0
         True
     """
-    folder = place(folder)
+    folder = to_path(folder)
     file = folder / "experiment.yaml"
     if not file.is_file():
         raise no_run(folder)
-    if not is_far(file) and file.is_symlink():
+    if not is_remote(file) and file.is_symlink():
         raise InputError(
             f"{file} is a link; a run directory must hold the file itself",
             code="link-in-run",
@@ -222,15 +222,15 @@ def open_run(folder: str | Path) -> Run:
     try:
         environment = read_json(folder / "environment.json")
         complete = (folder / "manifest.json").is_file()
-        batches = _listed(folder, experiment) if complete else _there(folder)
+        batches = _finished_batches(folder, experiment) if complete else _unfinished_batches(folder)
         for batch in batches:
-            batch.check(folder, whole=False)
+            batch.check(folder, check_content=False)
     except DamageError as error:
         raise _damaged(folder, str(error)) from error
     return Run(folder, experiment, environment, complete, tuple(batches))
 
 
-def _listed(folder: Path, experiment: Experiment) -> list[BatchIndex]:
+def _finished_batches(folder: Path, experiment: Experiment) -> list[BatchIndex]:
     """The batches of a finished run."""
     path = folder / "manifest.json"
     manifest = read_json(path)
@@ -259,7 +259,7 @@ def _listed(folder: Path, experiment: Experiment) -> list[BatchIndex]:
     return [read_index(folder, id, digest) for id, digest in ids.items()]
 
 
-def _there(folder: Path) -> list[BatchIndex]:
+def _unfinished_batches(folder: Path) -> list[BatchIndex]:
     """The batches of a run that is not finished."""
     names = sorted(path.name for path in (folder / "cells").glob("*.json"))
     return [read_index(folder, id) for name in names if (id := batch_of(name)) is not None]
@@ -303,16 +303,16 @@ def _lines(path: Path) -> list[str]:
 
 def _column(name: str, values: list[Any]) -> pl.Series:
     """Numbers and words as they are; anything else, or a mixture, as JSON."""
-    kinds = {type(value) for value in values if value is not None}
-    if kinds == {int, float}:
-        kinds = {float}
-    if len(kinds) <= 1 and kinds <= {str, int, float, bool}:
+    types = {type(value) for value in values if value is not None}
+    if types == {int, float}:
+        types = {float}
+    if len(types) <= 1 and types <= {str, int, float, bool}:
         try:
             return pl.Series(name, values, strict=False)
         except OverflowError:
             pass
-    told = [None if v is None else v if isinstance(v, str) else json.dumps(v) for v in values]
-    return pl.Series(name, told, dtype=pl.String)
+    texts = [None if v is None else v if isinstance(v, str) else json.dumps(v) for v in values]
+    return pl.Series(name, texts, dtype=pl.String)
 
 
 def no_run(folder: Path) -> InputError:
@@ -334,20 +334,20 @@ def no_run(folder: Path) -> InputError:
 def refuse_other_formats(folder: Path) -> None:
     """Refuse a run that another version made, and say how to make it again."""
     try:
-        made = read_json(folder / "manifest.json").get("format", 1)
+        stored_format = read_json(folder / "manifest.json").get("format", 1)
     except DamageError:
         return  # said later, with what to do
     names: Iterable[str] = (path.name for path in (folder / "cells").glob("*.parquet"))
     old = any(name.count(".") == 1 for name in names)
     if (folder / "facts.jsonl").is_file() and not (folder / "manifest.json").is_file():
-        old, made = True, 3
-    if old or ((folder / "manifest.json").is_file() and made != FORMAT):
+        old, stored_format = True, 3
+    if old or ((folder / "manifest.json").is_file() and stored_format != FORMAT):
         raise InputError(
-            f"{folder} was made by another version of attnscope (its tables have format {made}, "
-            f"this version reads {FORMAT}). Run its experiment again with "
+            f"{folder} was made by another version of attnscope (its tables have format "
+            f"{stored_format}, this version reads {FORMAT}). Run its experiment again with "
             f"attnscope run {folder / 'experiment.yaml'} --out ANOTHER_DIRECTORY",
             code="other-run-format",
-            format=made,
+            format=stored_format,
             known=[FORMAT],
         )
 

@@ -25,7 +25,7 @@ from typing import Any
 import polars as pl
 
 from attnscope.errors import InputError
-from attnscope.paths import is_far, read_file
+from attnscope.paths import is_remote, read_file
 from attnscope.run.layout import (
     FORMAT,
     BatchIndex,
@@ -33,28 +33,30 @@ from attnscope.run.layout import (
     Failure,
     StoredFile,
     batch_of,
+    checked_index,
     digest_of,
     digests_in_manifest,
     read_index,
     read_json,
-    whole_index,
 )
-from attnscope.run.locks import alone_for_a_moment, locked
+from attnscope.run.locks import locked, locked_briefly
 from attnscope.run.store import refuse_other_formats
 from attnscope.spec.claims import Claim, to_yaml
 from attnscope.spec.experiment import Experiment
-from attnscope.spec.experiment_yaml import read_experiment, written
+from attnscope.spec.experiment_yaml import experiment_to_yaml, read_experiment
 
 _TEMPORARY = ".attnscope.part"
 
 
 @contextmanager
-def opened(folder: Path, experiment: Experiment, *, shared: bool = False) -> Iterator[Directory]:
+def open_directory(
+    folder: Path, experiment: Experiment, *, shared: bool = False
+) -> Iterator[Directory]:
     """The run directory, made or continued, and locked: for one, or `shared` by several that
     write different batches. Refuses one of another experiment."""
     directory = Directory(folder)
-    with directory.explained():
-        _make(folder)
+    with directory.explain_disk_errors():
+        _make_folder(folder)
         with locked(folder, shared=shared):
             directory.prepare(experiment, shared=shared)
             yield directory
@@ -70,12 +72,14 @@ class Directory:
 
     def prepare(self, experiment: Experiment, *, shared: bool = False) -> None:
         """See that the directory is this experiment's, or nobody's yet."""
-        asked = self.folder / "experiment.yaml"
-        strange = not asked.is_file() and any(not _ours(path) for path in _inside(self.folder))
-        if asked.is_file():  # asked again: another shard may have begun between
+        experiment_file = self.folder / "experiment.yaml"
+        other_files = not experiment_file.is_file() and any(
+            not _may_precede_a_run(path) for path in _inside(self.folder)
+        )
+        if experiment_file.is_file():  # asked again: another shard may have begun between
             refuse_other_formats(self.folder)
-            _same_experiment(self.folder, asked, experiment)
-        elif strange:
+            _same_experiment(self.folder, experiment_file, experiment)
+        elif other_files:
             raise InputError(
                 f"{self.folder} holds files that are not of a run; give an empty or a new "
                 "directory with --out",
@@ -85,17 +89,17 @@ class Directory:
         if not shared:
             self._clear()
         (self.folder / "cells").mkdir(exist_ok=True)
-        self.write("experiment.yaml", written(self._inside(experiment)).encode())
+        self.write("experiment.yaml", experiment_to_yaml(self._inside(experiment)).encode())
 
     def _clear(self) -> None:
         """Throw away what interrupted writes left behind; nobody else may be writing."""
-        for place in (self.folder, self.folder / "cells"):
-            for path in place.glob(f"*{_TEMPORARY}"):
+        for folder in (self.folder, self.folder / "cells"):
+            for path in folder.glob(f"*{_TEMPORARY}"):
                 path.unlink(missing_ok=True)
 
-    def alone(self) -> AbstractContextManager[None]:
+    def locked_alone(self) -> AbstractContextManager[None]:
         """Nobody else who shares the directory is inside this at the same time."""
-        return alone_for_a_moment(self.folder / "cells")
+        return locked_briefly(self.folder / "cells")
 
     def _inside(self, experiment: Experiment) -> Experiment:
         """The experiment with its prompts in the directory, so that nothing points outside."""
@@ -106,7 +110,7 @@ class Directory:
         name = f"prompts{Path(path).suffix}"
         self.beside.append(name)
         self.write(name, Path(path).read_bytes())
-        return experiment.changed(prompts=prompts.model_dump() | {"path": name})
+        return experiment.with_keys(prompts=prompts.model_dump() | {"path": name})
 
     def batches(self) -> set[str]:
         """The batches that anything is there of."""
@@ -119,7 +123,7 @@ class Directory:
         digests = digests_in_manifest(self.folder, "batches")
         for id, tables in planned.items():
             try:
-                index = whole_index(self.folder, id, digests.get(id))
+                index = checked_index(self.folder, id, digests.get(id))
             except DamageError:
                 continue
             if set(index.files) == set(tables) and not index.failed:
@@ -130,18 +134,21 @@ class Directory:
         """What is recorded so far; empty before anything is."""
         path = self.folder / "environment.json"
         try:
-            found = read_json(path)
-            whole = isinstance(found.get("models"), dict) and type(found.get("threads")) is int
-            if found and not whole:
+            environment = read_json(path)
+            valid = (
+                isinstance(environment.get("models"), dict)
+                and type(environment.get("threads")) is int
+            )
+            if environment and not valid:
                 raise DamageError(
                     f"{path} is damaged: the key models or threads is missing", path=str(path)
                 )
-            if found and self.as_written(path.name) is False:
+            if environment and self.as_written(path.name) is False:
                 raise DamageError(
                     f"{path} does not have the digest that manifest.json holds for it",
                     path=str(path),
                 )
-            return found
+            return environment
         except DamageError as error:
             raise InputError(
                 f"{error}. It says where the cells were measured; put a copy of it back, delete it "
@@ -151,11 +158,11 @@ class Directory:
 
     def as_written(self, name: str) -> bool | None:
         """Whether a file has the digest that the manifest holds; None where it holds none."""
-        wanted = digests_in_manifest(self.folder, "files").get(name)
-        if wanted is None:
+        digest = digests_in_manifest(self.folder, "files").get(name)
+        if digest is None:
             return None
         try:
-            return digest_of(self.folder / name) == wanted
+            return digest_of(self.folder / name) == digest
         except (OSError, ValueError):
             return False
 
@@ -207,7 +214,7 @@ class Directory:
     def drop_damaged(self) -> None:
         """Delete the indices that differ from the manifest. Without the manifest, a run that is
         stopped and continued would accept them."""
-        with self.alone():
+        with self.locked_alone():
             for id, digest in digests_in_manifest(self.folder, "batches").items():
                 try:
                     read_index(self.folder, id, digest)
@@ -216,7 +223,7 @@ class Directory:
                     if batch_of(path.name) is not None and path.is_file():
                         path.unlink()
 
-    def unfinish(self) -> None:
+    def remove_manifest(self) -> None:
         """Something is missing: until it is there, the run is not complete."""
         (self.folder / "manifest.json").unlink(missing_ok=True)
 
@@ -226,14 +233,16 @@ class Directory:
 
     def finish(self, experiment: Experiment, batches: Sequence[str]) -> None:
         """Vouch for everything that was written."""
-        with self.alone():
+        with self.locked_alone():
             self._clear()  # whoever still writes would write what is there
             self.write_plan(batches)
-            own = ["claims.yaml"] if self.has_claims() else []
+            claims_file = ["claims.yaml"] if self.has_claims() else []
             manifest = {
                 "format": FORMAT,
                 "experiment": experiment.digest,
-                "files": {name: digest_of(self.folder / name) for name in (*self.beside, *own)},
+                "files": {
+                    name: digest_of(self.folder / name) for name in (*self.beside, *claims_file)
+                },
                 "batches": {id: digest_of(self.folder / "cells" / f"{id}.json") for id in batches},
             }
             self.write_json("manifest.json", manifest)
@@ -247,7 +256,7 @@ class Directory:
         path = self.folder / name
         if _holds(path, content):
             return
-        if is_far(path):
+        if is_remote(path):
             _put(path, content)
             return
         # No two write to one temporary file.
@@ -263,7 +272,7 @@ class Directory:
                 raise
 
     @contextmanager
-    def explained(self) -> Iterator[None]:
+    def explain_disk_errors(self) -> Iterator[None]:
         """What the disk refuses, said so that the user knows what is kept and how to go on."""
         try:
             yield
@@ -284,10 +293,10 @@ class Directory:
 
     def _finished_cells(self) -> int:
         try:
-            found = [read_index(self.folder, id) for id in self.batches() if self.has_index(id)]
+            indices = [read_index(self.folder, id) for id in self.batches() if self.has_index(id)]
         except (OSError, DamageError):
             return 0
-        return sum(len(index.cells) for index in found)
+        return sum(len(index.cells) for index in indices)
 
 
 def _put(path: Path, content: bytes) -> None:
@@ -320,7 +329,7 @@ _REASONS = {
 }
 
 
-def _make(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     if folder.is_symlink() and not folder.exists():
         raise InputError(
             f"{folder} is a link without a target; give a directory with --out",
@@ -341,7 +350,7 @@ def _inside(folder: Path) -> list[Path]:
     return list(folder.iterdir()) if folder.is_dir() else []
 
 
-def _ours(path: Path) -> bool:
+def _may_precede_a_run(path: Path) -> bool:
     """What may be there before the first file is: the rest of an interrupted beginning."""
     return (
         path.name.endswith(_TEMPORARY)
@@ -351,7 +360,7 @@ def _ours(path: Path) -> bool:
 
 
 def _same_experiment(folder: Path, file: Path, experiment: Experiment) -> None:
-    stored, new = read_experiment(file).measured(), experiment.measured()
+    stored, new = read_experiment(file).identity(), experiment.identity()
     differing = [key for key in {**stored, **new} if stored.get(key) != new.get(key)]
     if differing:
         differences = "; ".join(

@@ -36,13 +36,13 @@ def code_and_values(first: Any) -> dict[str, Any]:
     return {"code": "bad-value", "key": key, "value": first["input"], "rule": first["type"]}
 
 
-def checked(kind: type[P], said: Any, whose: str) -> P:
+def validate(kind: type[P], data: Any, source: str) -> P:
     """What was said, as plain data; what is wrong with it is an `InputError` that says whose."""
     try:
-        return kind.model_validate(said)
+        return kind.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         what = first["msg"].removeprefix("Value error, ")
-        message = ": ".join(part for part in (whose, where, what) if part)
+        message = ": ".join(part for part in (source, where, what) if part)
         raise InputError(message, **code_and_values(first)) from error

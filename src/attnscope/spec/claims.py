@@ -27,8 +27,8 @@ from pydantic import (
 
 from attnscope.errors import InputError, unknown
 from attnscope.measures.registry import COLUMNS
-from attnscope.paths import place
-from attnscope.spec.base import StrictModel, checked
+from attnscope.paths import to_path
+from attnscope.spec.base import StrictModel, validate
 from attnscope.yaml_file import parse_yaml, read_yaml
 
 PLACEHOLDERS = ("a", "b", "condition", "model", "layer")
@@ -275,7 +275,7 @@ def built_in() -> tuple[Claim, ...]:
 
 def load_claims(path: str | Path) -> tuple[Claim, ...]:
     """Claims of a YAML file: a list, under the key `claims`."""
-    path = place(path)
+    path = to_path(path)
     if not path.is_file():
         raise InputError(
             f"there is no file {path}; give a YAML file with a list 'claims'",
@@ -297,7 +297,7 @@ def _claims(data: Any, source: str) -> tuple[Claim, ...]:
     claims = []
     for number, entry in enumerate(listed):
         name = entry.get("name", number) if isinstance(entry, dict) else number
-        claims.append(checked(Claim, entry, f"{source}: claim {name!r}"))
+        claims.append(validate(Claim, entry, f"{source}: claim {name!r}"))
     names = [claim.name for claim in claims]
     if twice := {name for name in names if names.count(name) > 1}:
         raise InputError(

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StrictBool, StrictInt, StrictStr, model_validator
 
 from attnscope.errors import InputError, unknown
-from attnscope.prompts.filler import KINDS, Filler
+from attnscope.prompts.filler import FILLERS, Filler
 from attnscope.prompts.insertion import POSITIONS
 from attnscope.spec.base import MOST, Seed, StrictModel
 
@@ -55,8 +55,8 @@ class Insert(StrictModel):
 
     @model_validator(mode="after")
     def _possible(self) -> Insert:
-        if self.kind not in KINDS:
-            raise unknown("kind of filler", self.kind, KINDS)
+        if self.kind not in FILLERS:
+            raise unknown("kind of filler", self.kind, FILLERS)
         self.filler(0)
         return self
 

@@ -16,7 +16,7 @@ from pydantic import Field, StrictBool, StrictStr, model_validator
 
 from attnscope.errors import InputError
 from attnscope.measures.registry import MEASURES
-from attnscope.spec.base import Count, Seed, StrictModel, checked
+from attnscope.spec.base import Count, Seed, StrictModel, validate
 from attnscope.spec.conditions import Condition, base_of
 from attnscope.spec.fields import (
     AllOrSome,
@@ -29,7 +29,7 @@ from attnscope.spec.fields import (
     MeasureName,
     OneOrMore,
     QueriesWord,
-    listed,
+    as_list,
 )
 from attnscope.spec.generate import GENERATED, Generate
 from attnscope.spec.prompt_sources import Prompts, TokenPrompts
@@ -37,7 +37,7 @@ from attnscope.spec.queries import parse_queries
 
 RENAMED = {"cut": "truncate"}
 """Keys that had another name, and today's."""
-OF_READERS = ("combine", "normalise")
+DISPLAY_KEYS = ("combine", "normalise")
 """Keys that say how numbers are shown; none of the numbers depends on them."""
 
 
@@ -133,7 +133,7 @@ class Experiment(StrictModel):
     def _label(cls, data: Any) -> Any:
         data = current_keys(data)
         if isinstance(data, dict) and isinstance(data.get("models"), str | list | tuple):
-            named = listed(data["models"])
+            named = as_list(data["models"])
             for name in named:
                 if not isinstance(name, str):
                     raise InputError(
@@ -152,7 +152,7 @@ class Experiment(StrictModel):
         return data
 
     @model_validator(mode="after")
-    def _whole(self) -> Experiment:
+    def _check_all(self) -> Experiment:
         if not self.models:
             raise InputError(
                 "no models: list at least one under 'models'", code="empty-list", key="models"
@@ -193,9 +193,9 @@ class Experiment(StrictModel):
                     value=list(heads),
                     known=list(self.models),
                 )
-        return self._possible()
+        return self._check_measures()
 
-    def _possible(self) -> Experiment:
+    def _check_measures(self) -> Experiment:
         pairs = [measure for measure in self.measures if MEASURES[measure].compares_to_base]
         if pairs and len(self.conditions) == 1:
             raise InputError(
@@ -205,7 +205,7 @@ class Experiment(StrictModel):
                 measure=pairs[0],
             )
         if self.generate is not None:
-            self._answerable()
+            self._check_generation()
         elif alone := [name for name in self.measures if MEASURES[name].about_generation]:
             raise InputError(
                 f"{alone[0]!r} measures the completion; let the model generate with "
@@ -218,7 +218,7 @@ class Experiment(StrictModel):
                 "prompts of random tokens take no chat template; write chat: false",
                 code="tokens-with-chat",
             )
-        if self.repeats > 1 and not self._drawn():
+        if self.repeats > 1 and not self._is_random():
             raise InputError(
                 f"repeats: {self.repeats}, but no part of the experiment is random, so every "
                 "repeat would give the same numbers. Leave repeats out, or use a random filler or "
@@ -240,7 +240,7 @@ class Experiment(StrictModel):
                     )
         return self
 
-    def _drawn(self) -> bool:
+    def _is_random(self) -> bool:
         """Whether anything depends on a seed."""
         fixed = {"repeat", "word"}
         inserted = [c for c in self.conditions.values() if c.insert is not None]
@@ -254,7 +254,7 @@ class Experiment(StrictModel):
             or (self.generate is not None and self.generate.sample)
         )
 
-    def _answerable(self) -> None:
+    def _check_generation(self) -> None:
         """What cannot be measured while a model answers, since it is not known beforehand."""
         for queries in self.queries:
             if parse_queries(queries).sample:
@@ -284,26 +284,32 @@ class Experiment(StrictModel):
         """The heads to store of a model."""
         return self.heads[label] if isinstance(self.heads, dict) else self.heads
 
-    def complete(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Every key with its value, as plain data: what is written into a run."""
         return self.model_dump(mode="json")
 
-    def measured(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """What the numbers depend on: not what readers choose, and not where a file lies."""
-        asked = {key: value for key, value in self.complete().items() if key not in OF_READERS}
-        asked["prompts"] = {key: v for key, v in asked["prompts"].items() if key != "path"}
-        if asked["bin"] == 1:  # which older questions do not say: theirs are the same ones
-            del asked["bin"]
-        return asked
+        keys_of_identity = {
+            key: value for key, value in self.to_dict().items() if key not in DISPLAY_KEYS
+        }
+        keys_of_identity["prompts"] = {
+            key: v for key, v in keys_of_identity["prompts"].items() if key != "path"
+        }
+        if (
+            keys_of_identity["bin"] == 1
+        ):  # which older questions do not say: theirs are the same ones
+            del keys_of_identity["bin"]
+        return keys_of_identity
 
-    def changed(self, **keys: Any) -> Experiment:
+    def with_keys(self, **keys: Any) -> Experiment:
         """The same question but for these keys, checked again."""
-        return made(**{**self.complete(), **current_keys(keys)})
+        return make_experiment(**{**self.to_dict(), **current_keys(keys)})
 
     @property
     def digest(self) -> str:
         """A hash of what is measured."""
-        text = json.dumps(self.measured(), sort_keys=True, ensure_ascii=False)
+        text = json.dumps(self.identity(), sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
     def __hash__(self) -> int:
@@ -325,6 +331,6 @@ def _part_of(what: str, of_profiles: AllOrSome, measured: AllOrSome) -> None:
         )
 
 
-def made(**keys: Any) -> Experiment:
+def make_experiment(**keys: Any) -> Experiment:
     """An experiment from Python; what is wrong with it is an `InputError`."""
-    return checked(Experiment, keys, "the experiment")
+    return validate(Experiment, keys, "the experiment")

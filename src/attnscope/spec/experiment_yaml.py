@@ -13,19 +13,19 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from attnscope.errors import InputError
-from attnscope.paths import is_far, place
+from attnscope.paths import is_remote, to_path
 from attnscope.spec.base import code_and_values
 from attnscope.spec.conditions import Condition
 from attnscope.spec.experiment import Experiment
 from attnscope.spec.prompt_sources import SOURCES
-from attnscope.yaml_file import Place, read_yaml
+from attnscope.yaml_file import KeyPath, read_yaml
 
 
 def read_experiment(path: str | Path, *, outside: bool = False) -> Experiment:
     """The experiment that a YAML file asks for. Paths in it are relative to the file, and do not
     leave its folder, unless what is `outside` is allowed: a file from somebody else must not read
     what lies about."""
-    path = place(path)
+    path = to_path(path)
     if not path.is_file():
         raise InputError(
             f"the experiment file {path} does not exist", code="file-missing", path=str(path)
@@ -43,16 +43,16 @@ def read_experiment(path: str | Path, *, outside: bool = False) -> Experiment:
     try:
         return Experiment.model_validate(data)
     except ValidationError as error:
-        errors = [_about(found, data, lines, path) for found in error.errors()]
+        errors = [_about(detail, data, lines, path) for detail in error.errors()]
         messages = dict.fromkeys(message for message, _ in errors)
         # A misspelt key is often the cause of the other errors.
         first = next((v for _, v in errors if v["code"] == "unknown-key"), errors[0][1])
         raise InputError("\n".join(messages), **first) from error
 
 
-def written(experiment: Experiment) -> str:
+def experiment_to_yaml(experiment: Experiment) -> str:
     """The experiment as YAML, every default written out."""
-    return yaml.safe_dump(experiment.complete(), sort_keys=False, allow_unicode=True, width=100)
+    return yaml.safe_dump(experiment.to_dict(), sort_keys=False, allow_unicode=True, width=100)
 
 
 def _find_files(data: dict[Any, Any], folder: Path, outside: bool) -> None:
@@ -71,7 +71,7 @@ def _find_files(data: dict[Any, Any], folder: Path, outside: bool) -> None:
 
 
 def _path_in(key: str, name: str, folder: Path, outside: bool) -> str:
-    if is_far(folder):
+    if is_remote(folder):
         if name.startswith(("/", "~")) or ".." in name.split("/") or ":" in name:
             raise InputError(
                 f"{key} {name!r} is outside {folder}; give the name of a file in it",
@@ -114,23 +114,23 @@ def _class_file(name: Any, folder: Path, outside: bool) -> Any:
 
 
 def _about(
-    found: Any, data: dict[Any, Any], lines: dict[Place, int], path: Path
+    detail: Any, data: dict[Any, Any], lines: dict[KeyPath, int], path: Path
 ) -> tuple[str, dict[str, Any]]:
     """One error of pydantic: the message with its line, and the keywords of an `InputError`."""
-    place, values = _place(found["loc"], data), code_and_values(found)
+    key_path, values = _key_path(detail["loc"], data), code_and_values(detail)
     if values["code"] in ("renamed-key", "key-given-twice"):
-        place = (values["value"],)
-    known_place = place
-    while known_place and known_place not in lines:
-        known_place = known_place[:-1]
-    line, name = lines.get(known_place, 1), ".".join(map(str, place))
+        key_path = (values["value"],)
+    known_path = key_path
+    while known_path and known_path not in lines:
+        known_path = known_path[:-1]
+    line, name = lines.get(known_path, 1), ".".join(map(str, key_path))
     values["line"] = line
-    message = str(found["msg"]).removeprefix("Value error, ")
-    kind = found["type"]
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    kind = detail["type"]
     if kind == "extra_forbidden":
-        known = list(_model_at(place[:-1], data).model_fields)
+        known = list(_model_at(key_path[:-1], data).model_fields)
         values |= {"value": name, "known": known}
-        near = get_close_matches(str(place[-1]), known, n=1)
+        near = get_close_matches(str(key_path[-1]), known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         message = f"unknown key {name!r}{hint} (known: {', '.join(known)})"
     elif kind == "missing":
@@ -141,29 +141,29 @@ def _about(
         values |= {"code": "unknown-source", "value": source, "known": list(SOURCES)}
         message = f"unknown prompts.source {source!r}; known: {', '.join(SOURCES)}"
     elif name:
-        value = _at(place, data)
+        value = _at(key_path, data)
         short = isinstance(value, dict | list) or repr(value) in message
         message = f"{name}{'' if short else f' ({value!r})'}: {message}"
     return f"{path}, line {line}: {message}", values
 
 
-def _place(loc: Place, data: Any) -> Place:
+def _key_path(loc: KeyPath, data: Any) -> KeyPath:
     """Where in the file: pydantic's place, without the branches of its unions."""
-    place: Place = ()
+    key_path: KeyPath = ()
     for step in loc:
-        inside = _at(place, data)
+        inside = _at(key_path, data)
         if isinstance(inside, dict):
-            if step in inside or place != ("prompts",) or step not in SOURCES:
-                place = (*place, step)
+            if step in inside or key_path != ("prompts",) or step not in SOURCES:
+                key_path = (*key_path, step)
         elif isinstance(inside, list) and isinstance(step, int):
-            place = (*place, step)
-        elif not place:
-            place = (step,)
-    return place
+            key_path = (*key_path, step)
+        elif not key_path:
+            key_path = (step,)
+    return key_path
 
 
-def _at(place: Place, data: Any) -> Any:
-    for step in place:
+def _at(key_path: KeyPath, data: Any) -> Any:
+    for step in key_path:
         try:
             data = data[step]
         except (KeyError, IndexError, TypeError):
@@ -171,15 +171,15 @@ def _at(place: Place, data: Any) -> Any:
     return data
 
 
-def _model_at(place: Place, data: dict[Any, Any]) -> type[BaseModel]:
+def _model_at(key_path: KeyPath, data: dict[Any, Any]) -> type[BaseModel]:
     """Whose keys stand at a place."""
-    if place[:1] == ("prompts",):
+    if key_path[:1] == ("prompts",):
         source = data["prompts"].get("source", "")
         return SOURCES[source]
     model: type[BaseModel] = Experiment
-    if place[:1] == ("conditions",):
-        model, place = Condition, place[2:]  # the step between them is a condition's name
-    for step in place:
+    if key_path[:1] == ("conditions",):
+        model, key_path = Condition, key_path[2:]  # the step between them is a condition's name
+    for step in key_path:
         field = model.model_fields.get(str(step))
         model = (field and _model_in(field.annotation)) or model
     return model

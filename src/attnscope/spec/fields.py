@@ -73,7 +73,7 @@ def _heads(value: Any) -> Any:
     return _numbers(value)
 
 
-def listed(value: Any) -> Any:
+def as_list(value: Any) -> Any:
     """One thing may be written without the brackets of a list."""
     return value if isinstance(value, list | tuple) else [value]
 
@@ -81,7 +81,7 @@ def listed(value: Any) -> Any:
 def _class_sets(value: Any) -> Any:
     """Label to rules. Names and files are their own labels; a label may also have its rules."""
     if not isinstance(value, dict):
-        named = listed(value)
+        named = as_list(value)
         value = {}
         for source in named:
             if not isinstance(source, str):
@@ -146,7 +146,7 @@ QueriesWord = Annotated[StrictStr, BeforeValidator(_queries)]
 Keys = Annotated[StrictStr, BeforeValidator(_key)]
 MeasureName = Annotated[StrictStr, BeforeValidator(_measure)]
 ClassSets = Annotated[dict[str, ClassSet], PlainValidator(_class_sets), PlainSerializer(_rules)]
-OneOrMore = BeforeValidator(listed)
+OneOrMore = BeforeValidator(as_list)
 AllOrSome = Literal["all"] | tuple[int, ...]
 Layers = Annotated[AllOrSome, BeforeValidator(_numbers)]
 Heads = Annotated[AllOrSome | dict[str, AllOrSome], BeforeValidator(_heads)]

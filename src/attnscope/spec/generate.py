@@ -32,12 +32,12 @@ class Generate(StrictModel):
 
     @model_validator(mode="after")
     def _of_sampling(self) -> Generate:
-        given = [name for name in ("temperature", "top_p", "seed") if self._differs(name)]
-        if given and not self.sample:
+        sampling_keys = [name for name in ("temperature", "top_p", "seed") if self._differs(name)]
+        if sampling_keys and not self.sample:
             raise InputError(
-                f"generate.{given[0]} needs sampling; add 'sample: true'",
+                f"generate.{sampling_keys[0]} needs sampling; add 'sample: true'",
                 code="needs-sampling",
-                key=f"generate.{given[0]}",
+                key=f"generate.{sampling_keys[0]}",
             )
         return self
 

@@ -103,7 +103,7 @@ class NeedlePrompts(StrictModel):
     """As of any file."""
 
     @model_validator(mode="after")
-    def _whole(self) -> NeedlePrompts:
+    def _check_needle(self) -> NeedlePrompts:
         if not self.depths or not self.lengths:
             raise InputError(
                 "depths or lengths is empty; give at least one of each",

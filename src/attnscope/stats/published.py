@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from attnscope.prompts.needle import recalled
+from attnscope.prompts.needle import recall
 from attnscope.run.store import Run
 from attnscope.stats.arrays import Floats
 from attnscope.stats.focus import SEVERAL, Focus, focus, shares
@@ -145,7 +145,7 @@ def found_needles(run: Run, model: str) -> dict[int, bool]:
     needles = spans.group_by("prompt", maintain_order=True).agg(pl.col("text").str.join(""))
     completions = dict(run.cells.filter(model=model).select("prompt", "generated").rows())
     return {
-        prompt: recalled(text, completions[prompt] or "") > 0.5 for prompt, text in needles.rows()
+        prompt: recall(text, completions[prompt] or "") > 0.5 for prompt, text in needles.rows()
     }
 
 

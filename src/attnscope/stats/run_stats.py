@@ -116,7 +116,7 @@ def compare_runs(
 
 def _prompts(run: Run) -> tuple[object, int]:
     """What identifies a run's prompts: of a file its digest, since every run has its own copy."""
-    return run.experiment.measured()["prompts"], run.experiment.repeats
+    return run.experiment.identity()["prompts"], run.experiment.repeats
 
 
 def _over(experiment: Experiment, pair: tuple[str, str] | str | None) -> str:

@@ -15,7 +15,7 @@ from attnscope.capture.html_page import RowProvider, render_page
 from attnscope.errors import unknown
 from attnscope.figures.text_format import BUNDLED, no_formula
 from attnscope.spec.experiment import Experiment
-from attnscope.spec.experiment_yaml import written
+from attnscope.spec.experiment_yaml import experiment_to_yaml
 from attnscope.tokens.class_colours import class_colours
 from attnscope.tokens.visible import visible_text
 from attnscope.web.views import View
@@ -111,7 +111,7 @@ def experiment(view: View, layer: int | None = None, head: int | None = None) ->
         "#   attnscope run experiment.yaml && attnscope report runs/from-the-page\n"
         "# The prompts are the bundled word problems. To use your own, give a JSONL file with a\n"
         "# question on every line:\n"
-        "#   prompts: {source: file, path: questions.jsonl}\n" + written(repeated)
+        "#   prompts: {source: file, path: questions.jsonl}\n" + experiment_to_yaml(repeated)
     )
 
 

@@ -84,7 +84,7 @@ def measure(loaded: Loaded, request: ViewRequest, watcher: Watcher | None = None
     import torch
 
     import attnscope
-    from attnscope.experiment.completion import greedily
+    from attnscope.experiment.completion import greedy_config
 
     ready, watcher = prepare(loaded, request), watcher or Watcher()
     model, tokens = loaded.model, ready.tokens
@@ -113,7 +113,7 @@ def measure(loaded: Loaded, request: ViewRequest, watcher: Watcher | None = None
 
         stack.enter_context(between_layers(model, between))
         if request.completion:
-            settings = greedily(model, loaded.tokenizer, request.completion)
+            settings = greedy_config(model, loaded.tokenizer, request.completion)
             settings.return_dict_in_generate = settings.output_logits = True
             generated = model.generate(**inputs, generation_config=settings)
             ids, logits = generated.sequences[0].tolist(), generated.logits[0][0]
