@@ -44,7 +44,7 @@ def folders(place: Path, number: int) -> dict[str, str]:
     for n in range(number):
         folder = place / f"model-{n:02}"
         if not folder.is_dir():
-            shutil.copytree(find(names[n % 3]).place, folder)
+            shutil.copytree(find(names[n % 3]).location, folder)
             config = json.loads((folder / "config.json").read_text())
             (folder / "config.json").write_text(json.dumps(config | {"survey_number": n}))
         found[f"m{n:02}"] = str(folder)

@@ -19,6 +19,7 @@ import attnscope
 from attnscope.errors import ModelError
 from families import build
 from made_tokenizers import some_tokenizer
+from support_errors import raises
 
 SMALL = {
     "vocab_size": 97,
@@ -55,7 +56,7 @@ def test_a_folder_of_sharded_safetensors(folder: Path) -> None:
 def test_dtype(folder: Path) -> None:
     model, _ = attnscope.load(str(folder), dtype="bfloat16")
     assert model.dtype == torch.bfloat16
-    with pytest.raises(ModelError, match=r"unknown dtype 'int3'; known: auto, float32"):
+    with raises(ModelError, "unknown-dtype", value="int3"):
         attnscope.load(folder, dtype="int3")
 
 
@@ -63,31 +64,31 @@ def test_pickled_weights_are_refused_with_advice(folder: Path) -> None:
     for file in folder.glob("*.safetensors*"):
         file.unlink()
     torch.save({}, folder / "pytorch_model.bin")
-    with pytest.raises(ModelError, match=r"only pickled weights.*save_pretrained"):
+    with raises(ModelError, "pickled-weights"):
         attnscope.load(folder)
 
 
 def test_a_folder_without_weights(folder: Path) -> None:
     for file in folder.glob("*.safetensors*"):
         file.unlink()
-    with pytest.raises(ModelError, match="no weights"):
+    with raises(ModelError, "no-weights"):
         attnscope.load(folder)
 
 
 def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(ModelError, match=r"no config.json.*notes.txt"):
+    with raises(ModelError, "no-config"):
         attnscope.load(tmp_path)
 
 
 def test_a_path_that_does_not_exist() -> None:
-    with pytest.raises(ModelError, match="is not a folder"):
+    with raises(ModelError, "no-folder"):
         attnscope.load("./no/such/folder")
 
 
 def test_no_connection_says_what_was_tried() -> None:
-    with pytest.raises(ModelError, match="tried the Hugging Face hub and its local cache"):
-        attnscope.load("nobody/no-such-model")
+    with raises(ModelError, "cannot-load"):
+        attnscope.load("someone/no-such-model")
 
 
 def test_pickled_weights_only_when_asked_for(folder: Path) -> None:
@@ -100,9 +101,7 @@ def test_pickled_weights_only_when_asked_for(folder: Path) -> None:
 
 
 def test_an_unknown_device() -> None:
-    with pytest.raises(
-        ModelError, match=r"no device 'tpu' here; there are: cpu, auto(, cuda|, mps)?$"
-    ):
+    with raises(ModelError, "unknown-device", value="tpu"):
         attnscope.load("zoo:math-qwen2", device="tpu")
 
 
@@ -110,7 +109,7 @@ def test_an_architecture_without_attention(tmp_path: Path) -> None:
     config = MambaConfig(vocab_size=97, hidden_size=16, state_size=4, num_hidden_layers=1)
     MambaForCausalLM(config).save_pretrained(tmp_path)
     some_tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="no attention layers"):
+    with raises(ModelError, "no-attention"):
         attnscope.load(tmp_path)
 
 
@@ -121,7 +120,7 @@ def test_code_in_a_folder_is_not_run(folder: Path) -> None:
     config["auto_map"] = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "own.py").write_text(f"open({str(folder / 'ran')!r}, 'w')")
-    with pytest.raises(ModelError, match="could not load"):
+    with raises(ModelError, "cannot-load"):
         attnscope.load(folder)
     assert not (folder / "ran").exists()
 
@@ -142,9 +141,7 @@ def test_the_class_is_the_one_the_config_names(tmp_path: Path) -> None:
 
 
 def test_an_unknown_zoo_name_lists_the_known() -> None:
-    with pytest.raises(
-        ModelError, match=r"unknown bundled model 'zoo:qwen'; known: .*spatial-phys"
-    ):
+    with raises(ModelError, "unknown-model", value="zoo:qwen"):
         attnscope.load("zoo:qwen")
 
 

@@ -92,9 +92,9 @@ def exact_match(name: str) -> float:
 def test_exact_match_is_what_the_card_says(name: str) -> None:
     """Within four standard deviations of two such measurements."""
     shares = zoo.card(name).exact_match
-    said = shares["single actions" if name.startswith("spatial") else "level 5"]
-    spread = math.sqrt(max(said * (1 - said), 0.01) * (1 / COUNT + 1 / 1000))
-    assert abs(exact_match(name) - said) <= 4 * spread
+    share = shares["single actions" if name.startswith("spatial") else "level 5"]
+    spread = math.sqrt(max(share * (1 - share), 0.01) * (1 / COUNT + 1 / 1000))
+    assert abs(exact_match(name) - share) <= 4 * spread
 
 
 def test_the_fine_tune_learned_what_its_base_cannot() -> None:

@@ -131,7 +131,7 @@ def models(
         bare = get.removeprefix(zoo.PREFIX)
         if bare not in zoo.FETCHED:
             raise unknown("model to fetch", get, zoo.FETCHED)
-        print(f"{zoo.PREFIX}{bare} is in {find(zoo.PREFIX + bare).place}")
+        print(f"{zoo.PREFIX}{bare} is in {find(zoo.PREFIX + bare).location}")
         return
     cards = [zoo.card(name) for name in (*zoo.names(), *zoo.adapters())]
     here = {name: where(name) for name in zoo.FETCHED}

@@ -1,7 +1,7 @@
-"""`load`: a model and its tokenizer by name (`names.py` says which names there are).
+"""Load a model and its tokenizer by name (`model_names.py` lists the forms of names).
 
-Code that came with a model is never run, and weights are never unpickled, unless asked for in so
-many words. Nothing is random: a model whose weights are not all there is refused.
+Code of a model's repository is never run, and weights are never unpickled, unless the caller
+requests it. A model with missing weights is refused, because they would be random.
 """
 
 import threading
@@ -15,14 +15,14 @@ from attnscope.loading.adapter import merged
 from attnscope.loading.compatibility import add_bos, check_vocabulary, warn_without_bos, writes_bos
 from attnscope.loading.device import chosen_device
 from attnscope.loading.gguf import load_packed, read_head
-from attnscope.loading.memory_check import check_room, numbers_in
+from attnscope.loading.memory_check import check_memory, numbers_in
 from attnscope.loading.model_names import Source, find
 from attnscope.loading.weights import WHOLE, check_files, check_loaded, weight_files
 
 __all__ = ["cached", "find", "load", "load_config", "load_tokenizer", "model_class"]
 
-# While transformers loads a model, weights are tied in no thread of the process; two loads that
-# overlap would leave it so for good, and every later model with tied weights would lack some.
+# While transformers loads a model, it disables weight tying for the whole process. Two overlapping
+# loads would leave it disabled, and later models with tied weights would lack some.
 _one_at_a_time = threading.RLock()
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -77,7 +77,12 @@ def load(
     import torch
 
     if dtype not in DTYPES:
-        raise ModelError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
+        raise ModelError(
+            f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}",
+            code="unknown-dtype",
+            value=dtype,
+            known=list(DTYPES),
+        )
     where = chosen_device(device)
     source = find(name, revision=revision, adapter=adapter)
     config = _config(source, unpickle=unpickle, trust_remote_code=trust_remote_code)
@@ -87,7 +92,7 @@ def load(
     number: Any = "auto" if dtype == "auto" else getattr(torch, dtype)
     if dtype == "auto" and where == "cpu":
         number = torch.float32
-    _check_room(source, config, number, where, unpickle)
+    _check_memory(source, config, number, where, unpickle)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if where == "auto":
         options["device_map"] = "auto"
@@ -95,31 +100,31 @@ def load(
         model, info = _weights(source, config, number, options, unpickle)
         check_loaded(model, info, source.name)
         if source.adapter is not None:
-            model = merged(model, source.adapter, source.place)
+            model = merged(model, source.adapter, source.location)
         if where != "auto":
             model = model.to(where)
-    _must_attend(model)
+    _check_attention(model)
     model.name_or_path = source.name
     return model.eval(), tokenizer
 
 
-def _check_room(source: Source, config: Any, number: Any, where: str, unpickle: bool) -> None:
-    """Refuse what cannot fit, where the files are here to say how large they are."""
-    if where == "auto":  # over all devices there are
+def _check_memory(source: Source, config: Any, number: Any, where: str, unpickle: bool) -> None:
+    """Refuse a model that does not fit in memory, if its files are on this machine."""
+    if where == "auto":  # spread over all devices
         return
     stored = getattr(config.get_text_config(), "dtype", None)
     width = getattr(stored if number == "auto" else number, "itemsize", 4)
     if source.gguf is not None:
-        check_room(read_head(source.gguf).numbers, width, source.name, where)
+        check_memory(read_head(source.gguf).numbers, width, source.name, where)
         return
     folder = source.folder
     if folder is None:
         from huggingface_hub import try_to_load_from_cache
 
-        here = try_to_load_from_cache(source.place, WHOLE, revision=source.commit)
+        here = try_to_load_from_cache(source.location, WHOLE, revision=source.commit)
         folder = Path(here).parent if isinstance(here, str) else None
     if folder is not None:
-        check_room(numbers_in(weight_files(folder, unpickle)), width, source.name, where)
+        check_memory(numbers_in(weight_files(folder, unpickle)), width, source.name, where)
 
 
 def _weights(
@@ -127,29 +132,29 @@ def _weights(
 ) -> tuple[Any, dict[str, Any]]:
     import transformers
 
-    if source.gguf is not None and not (Path(source.place) / WHOLE).is_file():
+    if source.gguf is not None and not (Path(source.location) / WHOLE).is_file():
         return load_packed(source.gguf, number if number != "auto" else config.dtype, **options)
     kind = _class_for(transformers, config, options["trust_remote_code"])
     model, info = kind.from_pretrained(
-        source.place,
+        source.location,
         revision=source.commit,
         config=config,
         dtype=number,
         use_safetensors=None if unpickle else True,
         output_loading_info=True,
-        ignore_mismatched_sizes=True,  # told in `info`, and refused with their names
+        ignore_mismatched_sizes=True,  # reported in `info`, and refused by name
         **options,
     )
     return model, info
 
 
 def load_tokenizer(name: str | Path, *, bos: bool = False) -> Any:
-    """The tokenizer alone, by the same names: enough to plan with."""
+    """Load the tokenizer of a model by name."""
     return _tokenizer(find(name), bos=bos)
 
 
 def load_config(name: str | Path) -> Any:
-    """The model's configuration alone, by the same names."""
+    """Load the configuration of a model by name."""
     return _config(find(name))
 
 
@@ -160,7 +165,7 @@ def _config(source: Source, *, unpickle: bool = False, trust_remote_code: bool =
         check_files(source.folder, unpickle)
     with _explained(source):
         config = transformers.AutoConfig.from_pretrained(
-            source.place, revision=source.commit, trust_remote_code=trust_remote_code
+            source.location, revision=source.commit, trust_remote_code=trust_remote_code
         )
         config.get_text_config()
     return config
@@ -171,7 +176,7 @@ def _tokenizer(source: Source, *, bos: bool = False, trust_remote_code: bool = F
 
     with _explained(source):
         tokenizer = transformers.AutoTokenizer.from_pretrained(
-            source.place, revision=source.commit, trust_remote_code=trust_remote_code
+            source.location, revision=source.commit, trust_remote_code=trust_remote_code
         )
         check_vocabulary(tokenizer, source.name)
     if bos:
@@ -181,11 +186,11 @@ def _tokenizer(source: Source, *, bos: bool = False, trust_remote_code: bool = F
 
 @contextmanager
 def _explained(source: Source) -> Iterator[None]:
-    """What transformers says, in one line; what it would print beside that, not at all."""
+    """Turn errors of transformers into a ModelError of one line, and silence its messages."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    small = source.folder is not None and _weigh(source.folder) < 2**30
+    small = source.folder is not None and _size_of(source.folder) < 2**30
     logging.set_verbosity_error()
     if bars and small:
         logging.disable_progress_bar()
@@ -195,27 +200,33 @@ def _explained(source: Source) -> Iterator[None]:
         raise
     except Exception as error:
         reason = " ".join(str(error).split())[:400]
-        if " " not in reason:  # a bare key or name says nothing
+        if " " not in reason:  # a bare key or name is no explanation
             reason = f"{type(error).__name__} {reason}"
         tried = "the folder" if source.folder else "the Hugging Face hub and its local cache"
-        raise ModelError(f"could not load {source.name!r} (tried {tried}): {reason}") from error
+        raise ModelError(
+            f"could not load {source.name!r} (tried {tried}): {reason}",
+            code="cannot-load",
+            model=source.name,
+        ) from error
     finally:
         logging.set_verbosity(verbosity)
         if bars and small:
             logging.enable_progress_bar()
 
 
-def _weigh(folder: Path) -> int:
+def _size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
-def _must_attend(model: Any) -> None:
+def _check_attention(model: Any) -> None:
     from attnscope.capture.sites import has_attention
 
     if not has_attention(model):
         raise ModelError(
-            f"{type(model).__name__} has no attention layers that attnscope can see; models "
-            "without attention (Mamba, RWKV …) have no attention to measure"
+            f"{type(model).__name__} has no attention layers that attnscope supports; models such "
+            "as Mamba and RWKV have none",
+            code="no-attention",
+            model=type(model).__name__,
         )
 
 
@@ -231,25 +242,25 @@ def cached() -> list[tuple[str, int]]:
 
 
 def _class_for(transformers: Any, config: Any, trust_remote_code: bool = False) -> Any:
-    """The class the config names, if transformers has it; else the family's causal model.
+    """The class named in the configuration, or the causal model of the family.
 
-    A name from a file is looked up only among the models of transformers.
+    A name from a file can only select a model class of transformers.
     """
     if trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
         return transformers.AutoModelForCausalLM
-    for wanted in getattr(config, "architectures", None) or ():
-        found = getattr(transformers, str(wanted), None)
-        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
-            return found
+    for name in getattr(config, "architectures", None) or ():
+        kind = getattr(transformers, str(name), None)
+        if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
+            return kind
     if type(config) in transformers.AutoModelForCausalLM._model_mapping:
         return transformers.AutoModelForCausalLM
     return transformers.AutoModel
 
 
 def model_class(config: Any) -> Any:
-    """The class that `load` would make a model of."""
+    """The model class that `load` uses for a configuration."""
     import transformers
 
-    found = _class_for(transformers, config)
-    mapping = getattr(found, "_model_mapping", None)
-    return found if mapping is None else mapping[type(config)]
+    kind = _class_for(transformers, config)
+    mapping = getattr(kind, "_model_mapping", None)
+    return kind if mapping is None else mapping[type(config)]

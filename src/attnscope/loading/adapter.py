@@ -1,10 +1,7 @@
-"""PEFT adapters: a fine-tune as a small folder beside its base.
+"""Load PEFT adapters: check an adapter and merge it into its base model.
 
-An adapter is merged into the base, so that the model is an ordinary one of its family and is
-watched like any other. It must fit: every weight it has is used, and every weight it should have
-is there.
-
-This module must not know names of models, tokenizers or devices.
+A merged model is an ordinary model of its family. The adapter must match the base: all weights of
+the adapter are used, and none is missing.
 """
 
 import importlib.util
@@ -24,35 +21,49 @@ def is_adapter(folder: Path) -> bool:
 
 
 def check_adapter(folder: Path) -> None:
-    """Refuse a folder that is no adapter, or whose weights are pickled."""
+    """Refuse a folder that is no adapter or has pickled weights."""
     if not folder.is_dir():
-        raise ModelError(f"the adapter {str(folder)!r} is not a folder")
+        raise ModelError(
+            f"the adapter {str(folder)!r} is not a folder", code="no-adapter", path=str(folder)
+        )
     if not is_adapter(folder):
-        raise ModelError(f"{str(folder)!r} has no {CONFIG}, so it is no adapter")
+        raise ModelError(
+            f"{str(folder)!r} is no adapter: it has no {CONFIG}",
+            code="no-adapter",
+            path=str(folder),
+        )
     if not (folder / WEIGHTS).is_file():
         raise ModelError(
-            f"the adapter {str(folder)!r} has no {WEIGHTS}; pickled weights are not read: save it "
-            "again with PEFT, which writes safetensors"
+            f"the adapter {str(folder)!r} has no {WEIGHTS}. Pickled weights are refused; save the "
+            "adapter again with PEFT, which writes safetensors",
+            code="pickled-weights",
+            path=str(folder),
         )
     base_of(folder)
 
 
 def base_of(folder: Path) -> str | None:
-    """The base that an adapter names."""
+    """The base model that the configuration of an adapter names."""
     try:
         named = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         base = named.get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError) as error:
-        raise ModelError(f"{str(folder / CONFIG)!r} cannot be read: {error}") from error
+        raise ModelError(
+            f"cannot read {str(folder / CONFIG)!r}: {error}",
+            code="unreadable-file",
+            path=str(folder / CONFIG),
+        ) from error
     return base if isinstance(base, str) and base else None
 
 
 def merged(model: Any, folder: Path, name: str) -> Any:
-    """The base with the adapter merged into it."""
+    """Merge the adapter into the base model."""
     if importlib.util.find_spec("peft") is None:
         raise ModelError(
-            f"{str(folder)!r} is a PEFT adapter, and loading one needs the package peft: "
-            "pip install 'attnscope[peft]'"
+            f"{str(folder)!r} is a PEFT adapter, which needs the package peft: "
+            "pip install 'attnscope[peft]'",
+            code="missing-package",
+            package="peft",
         )
     import peft
     from peft.utils import load_peft_weights
@@ -61,36 +72,42 @@ def merged(model: Any, folder: Path, name: str) -> Any:
     base = type(model).__name__
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is missing is an error below
+            warnings.simplefilter("ignore")  # missing weights are an error below
             tuned = peft.PeftModel.from_pretrained(model, str(folder), torch_device="cpu")
         stored = load_peft_weights(str(folder), device="cpu")
         expected = get_peft_model_state_dict(tuned, save_embedding_layers=False)
     except Exception as error:
-        said = (str(error).strip() or type(error).__name__).splitlines()
-        reason = next((line.strip() for line in said[1:] if "size mismatch" in line), said[0])
-        raise ModelError(_does_not_fit(folder, name, base, reason)) from error
+        lines = (str(error).strip() or type(error).__name__).splitlines()
+        reason = next((line.strip() for line in lines[1:] if "size mismatch" in line), lines[0])
+        raise _mismatch(folder, name, base, reason) from error
     missing = sorted(set(expected) - set(stored))
     unused = sorted(set(stored) - set(expected))
     unused = [key for key in unused if "embed" not in key and "lm_head" not in key]
-    for what, keys in (("it lacks", missing), ("the base has no place for", unused)):
+    for what, keys in (("the adapter lacks", missing), ("the base has no module for", unused)):
         if keys:
             more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-            raise ModelError(_does_not_fit(folder, name, base, f"{what} {keys[0]}{more}"))
+            raise _mismatch(folder, name, base, f"{what} {keys[0]}{more}")
     if not hasattr(tuned, "merge_and_unload"):
         kind = tuned.active_peft_config.peft_type
         raise ModelError(
-            f"the adapter {str(folder)!r} is of the kind {kind.value}, which cannot be merged into "
-            "its base; those that can: LORA, IA3, LOHA, LOKR, OFT, BOFT, VERA"
+            f"the adapter {str(folder)!r} has the type {kind.value}, which cannot be merged into "
+            "its base; supported: LORA, IA3, LOHA, LOKR, OFT, BOFT, VERA",
+            code="unsupported-adapter",
+            type=kind.value,
         )
-    whole = tuned.merge_and_unload(safe_merge=True)
-    whole._hf_peft_config_loaded = False
-    return whole
+    result = tuned.merge_and_unload(safe_merge=True)
+    result._hf_peft_config_loaded = False
+    return result
 
 
-def _does_not_fit(folder: Path, name: str, base: str, reason: str) -> str:
+def _mismatch(folder: Path, name: str, base: str, reason: str) -> ModelError:
     trained_on = base_of(folder)
-    said = f" It says that it was trained on {trained_on!r}." if trained_on else ""
-    return (
-        f"the adapter {str(folder)!r} does not fit the base {name!r} ({base}): "
-        f"{reason.rstrip('.')}.{said} Give the base it was trained on"
+    note = f" Its configuration names the base {trained_on!r}." if trained_on else ""
+    return ModelError(
+        f"the adapter {str(folder)!r} does not match the base {name!r} ({base}): "
+        f"{reason.rstrip('.')}.{note} Give the base it was trained on",
+        code="adapter-mismatch",
+        path=str(folder),
+        base=name,
+        reason=reason,
     )

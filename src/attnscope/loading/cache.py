@@ -1,10 +1,8 @@
-"""Where attnscope keeps what it made or fetched: fetched models, unpacked GGUF files, digests.
+"""The cache folder of attnscope: downloaded models, unpacked GGUF files, digests.
 
-One folder of the user's: `ATTNSCOPE_HOME` if that is set, else `attnscope` in the user's cache
-directory. Everything in it can be deleted at any time. What is there is whole: it was written
-under another name and then renamed.
-
-This module must not know what is kept.
+The folder is `ATTNSCOPE_HOME` if set, else `attnscope` in the user's cache directory. All of it
+can be deleted at any time. An entry is written under a temporary name and then renamed, so every
+entry is complete.
 """
 
 import errno
@@ -19,22 +17,22 @@ from pathlib import Path
 from attnscope.errors import ModelError
 
 _UNFINISHED = ".part-"
-_OLD = 86_400  # seconds: what a killed process left behind, and no running one still writes
+_OLD = 86_400  # seconds: older temporary folders are from killed processes
 
 
 def home() -> Path:
-    """The folder; it need not exist yet."""
-    if said := os.environ.get("ATTNSCOPE_HOME"):
-        return Path(said).expanduser()
+    """The cache folder; it may not exist."""
+    if value := os.environ.get("ATTNSCOPE_HOME"):
+        return Path(value).expanduser()
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(caches).expanduser() / "attnscope"
 
 
 @contextmanager
-def kept_whole(target: Path, what: str) -> Iterator[Path]:
-    """A new folder to fill, which becomes `target` at the end; whatever fails, nothing is left.
+def complete_folder(target: Path, what: str) -> Iterator[Path]:
+    """A temporary folder that is renamed to `target` at the end, or removed after an error.
 
-    Where two processes fill the same, the first one's is kept.
+    If two processes make the same folder, the first one is kept.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +40,7 @@ def kept_whole(target: Path, what: str) -> Iterator[Path]:
         unfinished = target.parent / f"{_UNFINISHED}{os.getpid()}-{secrets.token_hex(4)}"
         unfinished.mkdir()
     except OSError as error:
-        raise _cannot_keep(what, target.parent, error) from error
+        raise _cannot_write(what, target.parent, error) from error
     try:
         yield unfinished
         try:
@@ -51,22 +49,24 @@ def kept_whole(target: Path, what: str) -> Iterator[Path]:
             if not target.is_dir():
                 raise
     except OSError as error:
-        raise _cannot_keep(what, target.parent, error) from error
+        raise _cannot_write(what, target.parent, error) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def refuse_if_full(said: str) -> None:
-    """Other programs say in words of their own that the disk is full: raise it as what it is."""
+def raise_if_full(message: str) -> None:
+    """Raise OSError if the message of another program reports a full disk."""
     full = os.strerror(errno.ENOSPC)
-    if full in said:
+    if full in message:
         raise OSError(errno.ENOSPC, full)
 
 
-def _cannot_keep(what: str, folder: Path, error: OSError) -> ModelError:
+def _cannot_write(what: str, folder: Path, error: OSError) -> ModelError:
     return ModelError(
-        f"cannot keep {what} in {folder}: {error.strerror or error}; nothing half-written is left. "
-        "Make room there, or set ATTNSCOPE_HOME to a folder with room"
+        f"cannot write {what} to {folder}: {error.strerror or error}. Incomplete files were "
+        "removed. Free some disk space, or set ATTNSCOPE_HOME to another folder",
+        code="cannot-write",
+        path=str(folder),
     )
 
 

@@ -1,11 +1,9 @@
-"""Whether a text fits a model and its tokenizer: its length, its ids, its first token.
+"""Check that a text matches a model and its tokenizer: length, token ids, first token.
 
-A prompt beyond the positions a model was made for gives numbers that mean nothing, or a crash. A
-model that was trained with a begin-of-sequence token rests much of its attention on it; without
-it the heads do something else (on one page, half of Gemma 3 270M's heads were sinks with it and
-none without).
-
-This module must not know files, or how anything is measured.
+A prompt longer than the model's positions gives meaningless numbers or a crash. A model that was
+trained with a begin-of-sequence token puts much of its attention on it, and its heads behave
+differently without it. (On one text, half of the heads of Gemma 3 270M were sinks with the token,
+and none without.)
 """
 
 import re
@@ -14,9 +12,9 @@ from typing import Any
 
 from attnscope.errors import AttnscopeWarning, InputError, ModelError
 
-# Positions by distance, although their configurations state a number of positions.
+# Families with relative positions, although their configurations have a number of positions.
 _BY_DISTANCE = ("t5", "mt5", "umt5", "longt5", "switch_transformers", "deberta", "deberta-v2")
-# Positions are counted from behind the padding token's number.
+# Families whose positions start after the id of the padding token.
 _AFTER_PADDING = (
     *("roberta", "camembert", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm", "xmod"),
     *("data2vec-text", "mpnet", "longformer", "esm", "ibert"),
@@ -25,9 +23,9 @@ _TRAINED_WITH_BOS = ("gemma", "llama", "mistral", "ministral", "mixtral", "coher
 
 
 def positions(config: Any) -> tuple[int | None, bool]:
-    """How many positions a model was made for (None: any number), and whether each was learned.
+    """The model's number of positions (None: unlimited), and whether they are learned embeddings.
 
-    Beyond learned positions nothing can be computed; beyond others it can.
+    A model cannot compute tokens beyond learned positions; beyond others it can.
     """
     text = config.get_text_config()
     made_for = getattr(text, "max_position_embeddings", None)
@@ -41,32 +39,31 @@ def positions(config: Any) -> tuple[int | None, bool]:
 
 
 def _stretched(rotary: Any) -> int:
-    """Positions after a scaling that says what it started from, as YaRN's does."""
+    """The number of positions after rotary scaling, such as YaRN; 0 without scaling."""
     if not isinstance(rotary, dict):
         return 0
-    kinds = [rotary, *(kind for kind in rotary.values() if isinstance(kind, dict))]
-    reached = [
-        int(kind.get("factor") or 1) * int(kind.get("original_max_position_embeddings") or 0)
-        for kind in kinds
-    ]
-    return max(reached)
+    parts = [rotary, *(part for part in rotary.values() if isinstance(part, dict))]
+    return max(
+        int(part.get("factor") or 1) * int(part.get("original_max_position_embeddings") or 0)
+        for part in parts
+    )
 
 
 def check_fit(config: Any, ids: Any, *, beyond: bool | None = False) -> None:
-    """Refuse token ids [K] that the model has no positions or no embeddings for.
+    """Refuse token ids [K] for which the model has no positions or no embeddings.
 
-    With `beyond`, positions that were not learned one by one may be exceeded; None where the
-    caller has no option to allow it.
+    `beyond` allows more tokens than positions, unless the positions are learned. None: the caller
+    has no option for it, so the message names none.
     """
     made_for, learned = positions(config)
     if made_for is not None and len(ids) > made_for and (learned or not beyond):
         way = "make the prompt shorter"
         if learned:
-            way = f"its positions were learned one by one, so there are no more; {way}"
+            way = f"its position embeddings are learned, so it has no more; {way}"
         elif beyond is not None:
-            way = f"{way}, or allow it: beyond_positions (--beyond-positions)"
+            way = f"{way}, or set beyond_positions (--beyond-positions)"
         raise InputError(
-            f"{len(ids):,} tokens, and the model was made for {made_for:,} positions; {way}",
+            f"the prompt has {len(ids):,} tokens and the model {made_for:,} positions; {way}",
             code="too-many-tokens",
             tokens=len(ids),
             positions=made_for,
@@ -75,18 +72,23 @@ def check_fit(config: Any, ids: Any, *, beyond: bool | None = False) -> None:
     highest = int(max(ids))
     if isinstance(words, int) and highest >= words:
         raise InputError(
-            f"token id {highest} is beyond the model's {words:,} embeddings: this tokenizer is "
-            "another model's"
+            f"token id {highest} exceeds the model's {words:,} embeddings; use the tokenizer of "
+            "this model",
+            code="wrong-tokenizer",
+            id=highest,
+            embeddings=words,
         )
 
 
 def check_vocabulary(tokenizer: Any, name: str) -> None:
-    """Refuse a tokenizer that lost its vocabulary or its merges."""
+    """Refuse a tokenizer without its vocabulary or its merges."""
     words = set(tokenizer.get_vocab()) - set(tokenizer.get_added_vocab())
     if not words:
         raise ModelError(
-            f"the tokenizer of {name!r} has no vocabulary but its {len(tokenizer.get_vocab())} "
-            "special tokens, so every text would be lost; is tokenizer.json missing?"
+            f"the tokenizer of {name!r} has only its {len(tokenizer.get_vocab())} special tokens; "
+            "is tokenizer.json missing?",
+            code="no-vocabulary",
+            model=name,
         )
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     if type(model).__name__ == "BPE" and not getattr(model, "ignore_merges", False):
@@ -94,7 +96,7 @@ def check_vocabulary(tokenizer: Any, name: str) -> None:
 
 
 def _check_merges(tokenizer: Any, words: set[str], name: str) -> None:
-    """Without merges every word falls into letters. The longest plain word would not, with them."""
+    """Refuse a tokenizer that splits its longest word into letters: its merges are missing."""
     plain = [word for word in words if word.isascii() and word.isalpha()]
     longest = max(plain, key=lambda word: (len(word), word), default="")
     if len(longest) < 2:
@@ -102,24 +104,27 @@ def _check_merges(tokenizer: Any, words: set[str], name: str) -> None:
     pieces = tokenizer.backend_tokenizer.model.tokenize(longest)
     if len(pieces) == len(longest):
         raise ModelError(
-            f"the tokenizer of {name!r} lost its merges: {longest!r}, a word of its vocabulary, "
-            f"becomes {len(pieces)} tokens; is merges.txt or a part of tokenizer.json missing?"
+            f"the tokenizer of {name!r} has no merges: it splits {longest!r}, a word of its "
+            f"vocabulary, into {len(pieces)} tokens; is merges.txt or a part of tokenizer.json "
+            "missing?",
+            code="no-merges",
+            model=name,
         )
 
 
 def adds_bos(tokenizer: Any) -> bool:
-    """Whether the tokenizer puts its begin-of-sequence token in front of a text."""
+    """Whether the tokenizer adds its begin-of-sequence token to a text."""
     first = getattr(tokenizer, "bos_token_id", None)
     ids = tokenizer("a").input_ids
     return first is not None and ids[:1] == [first]
 
 
 def expected_bos(config: Any, tokenizer: Any) -> str | None:
-    """The begin-of-sequence token that a model was probably trained with; None where there is none.
+    """The begin-of-sequence token that a model was probably trained with, or None.
 
-    Many models name a token that never begins their texts (<|endoftext|>, <|im_start|>), so the
-    family must be one that does and the name must say so; and the tokenizer's own configuration
-    may say that it is not to be added.
+    Many configurations name a token that no text starts with (<|endoftext|>, <|im_start|>). So
+    the family must use such a token, its name must be one of a begin-of-sequence token, and the
+    tokenizer's configuration must not disable it.
     """
     text = config.get_text_config()
     token = getattr(tokenizer, "bos_token", None)
@@ -135,25 +140,29 @@ def expected_bos(config: Any, tokenizer: Any) -> str | None:
 
 
 def warn_without_bos(config: Any, tokenizer: Any, ids: Any, whose: str) -> None:
-    """Say so where token ids [K] do not begin as the texts did that the model was trained on."""
+    """Warn if token ids [K] lack the begin-of-sequence token that the model was trained with."""
     token = expected_bos(config, tokenizer)
     if token is not None and int(ids[0]) != tokenizer.bos_token_id:
         warnings.warn(
-            f"{whose}: texts do not begin with {token}, and the model was probably trained with "
-            "it: without it, its heads may do something else. Add it with bos=True (--bos on "
-            "the command line, bos: true in an experiment)",
+            f"{whose}: texts do not start with {token}, but the model was probably trained with "
+            "it. Its heads may behave differently without it. Add it with bos=True (--bos on the "
+            "command line, bos: true in an experiment)",
             AttnscopeWarning,
             stacklevel=3,
         )
 
 
 def add_bos(tokenizer: Any, name: str) -> None:
-    """Let the tokenizer begin every text with its token for that; a chat template too."""
+    """Make the tokenizer and its chat template add the begin-of-sequence token."""
     from tokenizers.processors import Sequence, TemplateProcessing
 
     token = getattr(tokenizer, "bos_token", None)
     if token is None:
-        raise ModelError(f"the tokenizer of {name!r} has no begin-of-sequence token to add")
+        raise ModelError(
+            f"the tokenizer of {name!r} has no begin-of-sequence token; omit bos",
+            code="no-bos-token",
+            model=name,
+        )
     if not adds_bos(tokenizer):
         backend = tokenizer.backend_tokenizer
         first = TemplateProcessing(

@@ -1,27 +1,29 @@
-"""Which device: the one asked for, checked, or the best there is. Nobody else decides.
-
-This module must not know models.
-"""
+"""Choose the device of a model: the requested one if it exists, else the best available."""
 
 from attnscope.errors import ModelError
 
 
-def chosen_device(wanted: str | None) -> str:
-    """`wanted` if it is there; by default the first GPU there is (CUDA, then MPS), else the CPU."""
+def chosen_device(device: str | None) -> str:
+    """Check a requested device; the default is the first GPU (CUDA, then MPS), else the CPU."""
     import torch
 
-    there = {
+    available = {
         "cpu": True,
         "auto": True,
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),
     }
-    if wanted is None:
-        return next(kind for kind in ("cuda", "mps", "cpu") if there[kind])
-    kind, colon, number = wanted.partition(":")
+    if device is None:
+        return next(kind for kind in ("cuda", "mps", "cpu") if available[kind])
+    kind, colon, number = device.partition(":")
     count = torch.cuda.device_count() if kind == "cuda" else 1
     numbered = not colon or (kind != "auto" and number.isdecimal() and int(number) < count)
-    if not there.get(kind, False) or not numbered:
-        here = ", ".join(name for name, is_there in there.items() if is_there)
-        raise ModelError(f"there is no device {wanted!r} here; there are: {here}")
-    return wanted
+    if not available.get(kind, False) or not numbered:
+        known = [name for name, exists in available.items() if exists]
+        raise ModelError(
+            f"unknown device {device!r}; available: {', '.join(known)}",
+            code="unknown-device",
+            value=device,
+            known=known,
+        )
+    return device

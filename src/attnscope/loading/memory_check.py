@@ -1,7 +1,7 @@
-"""Whether there is memory for a model before any of it is read.
+"""Check whether a model fits in memory before its weights are read.
 
-A system that runs out of memory ends the process without a word; so what the files say of
-themselves is held against what is free. This module must not know names of models.
+A system without free memory kills the process without a message. So the sizes in the headers of
+the files are compared with the free memory.
 """
 
 import json
@@ -14,7 +14,7 @@ from attnscope import memory
 from attnscope.errors import ModelError
 
 HEADROOM = 256 << 20
-"""Bytes that are left for everything else."""
+"""Bytes to leave free for other data."""
 
 
 class NotEnoughMemoryError(ModelError):
@@ -24,8 +24,8 @@ class NotEnoughMemoryError(ModelError):
 
 
 def numbers_in(files: Sequence[Path]) -> int:
-    """How many numbers the tensors of safetensors files are, by their heads."""
-    found = 0
+    """The number of weights in safetensors files, from their headers."""
+    total = 0
     for path in files:
         with path.open("rb") as opened:
             (length,) = struct.unpack("<Q", opened.read(8))
@@ -35,17 +35,19 @@ def numbers_in(files: Sequence[Path]) -> int:
                 count = 1
                 for side in tensor["shape"]:
                     count *= side
-                found += count
-    return found
+                total += count
+    return total
 
 
-def check_room(numbers: int, width: int, name: str, device: str = "cpu") -> None:
-    """Refuse so many numbers of so many bytes each where they cannot fit."""
-    there = memory.free(device)
+def check_memory(numbers: int, width: int, name: str, device: str = "cpu") -> None:
+    """Refuse a model whose weights (`numbers` of `width` bytes) do not fit on the device."""
+    free = memory.free(device)
     needed = numbers * width + HEADROOM
-    if there is not None and needed > there:
+    if free is not None and needed > free:
         raise NotEnoughMemoryError(
             f"{name} does not fit in memory: {numbers / 1e9:.2f} billion weights of {width} bytes "
-            f"need {needed / 1e9:.1f} GB, and {there / 1e9:.1f} GB are free on {device}. Choose a "
-            "smaller model, or dtype='bfloat16' for half of it, or end other programs"
+            f"need {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free on {device}. Choose a "
+            "smaller model, use dtype='bfloat16', or end other programs",
+            needed=needed,
+            free=free,
         )

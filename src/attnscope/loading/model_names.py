@@ -1,15 +1,12 @@
-"""From a name to where a model lies.
+"""Find the files of a model by its name.
 
-    zoo:NAME                 bundled, or fetched once
+    zoo:NAME                 bundled, or downloaded once
     FOLDER                   with config.json, a tokenizer and safetensors
     FILE.gguf                one file, unpacked once
     OWNER/MODEL[@REVISION]   on the Hugging Face hub, or in its local cache
     BASE+ADAPTER             any of these, with a PEFT adapter: a folder, a hub id, or zoo:NAME
 
-What is found is pinned: the same name with the commit that was found, so that whatever is loaded
-later is what was looked at now.
-
-This module must not know configurations, weights or devices.
+`Source.pinned` is the same name with the commit, so that a later load gets the same files.
 """
 
 import os
@@ -28,89 +25,106 @@ from attnscope.loading.revision import digest_of_file, digest_of_folder
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model lies."""
+    """The location of a model."""
 
     name: str
-    """As it was asked for."""
-    place: str
-    """The folder, or the hub id."""
+    """The requested name."""
+    location: str
+    """The folder or the hub id."""
     commit: str | None = None
-    """Of a hub id."""
+    """The commit of a hub id."""
     gguf: Path | None = None
-    """The file that the folder was unpacked from."""
+    """The GGUF file that the folder was unpacked from."""
     adapter: Path | None = None
 
     @property
     def folder(self) -> Path | None:
-        """None where it is a hub id."""
-        return None if self.commit is not None else Path(self.place)
+        """The local folder; None for a hub id."""
+        return None if self.commit is not None else Path(self.location)
 
     @property
     def pinned(self) -> str:
-        """A name that finds the same again."""
+        """A name that finds the same files again."""
         if self.commit is None:
             return self.name
         _, plus, adapter = self.name.partition("+")
-        return f"{self.place}@{self.commit}{plus}{adapter}"
+        return f"{self.location}@{self.commit}{plus}{adapter}"
 
     @cached_property
     def revision(self) -> str:
-        """Which weights these are; with an adapter, those of both."""
+        """The commit or the digest of the files; with an adapter, of both."""
         if self.commit is not None:
             base = self.commit
         elif self.gguf is not None:
             base = digest_of_file(self.gguf)
         else:
-            base = digest_of_folder(Path(self.place))
+            base = digest_of_folder(Path(self.location))
         return base if self.adapter is None else f"{base}+{digest_of_folder(self.adapter)}"
 
 
 def find(
     name: str | Path, *, revision: str | None = None, adapter: str | Path | None = None
 ) -> Source:
-    """Where a model lies, checked as far as it can be without opening its weights."""
+    """Find a model by its name, and check its files without opening the weights."""
     name = str(name)
-    asked = name if adapter is None else f"{name}+{adapter}"
+    request = name if adapter is None else f"{name}+{adapter}"
     base, beside = _divide(name)
     if beside is not None and adapter is not None:
-        raise ModelError(f"{name!r} names an adapter already, and adapter={str(adapter)!r} another")
+        raise ModelError(
+            f"{name!r} already names an adapter; omit adapter={str(adapter)!r}",
+            code="two-adapters",
+            name=name,
+            adapter=str(adapter),
+        )
     beside = str(adapter) if adapter is not None else beside
     if base.startswith(zoo.PREFIX) and zoo.is_adapter(base):
         if beside is not None:
-            raise ModelError(f"{base!r} is an adapter itself; it takes no other on top")
+            raise ModelError(
+                f"{base!r} is an adapter; a second adapter ({beside!r}) is not supported",
+                code="two-adapters",
+                name=base,
+                adapter=beside,
+            )
         base, beside = zoo.base_of(base), base
-    found = None if beside is None else _adapter(beside)
-    place, at, pinned = base.partition("@")
+    adapter_folder = None if beside is None else _adapter(beside)
+    hub_id, at, pinned = base.partition("@")
     if at and not _exists(base):
         if revision is not None and revision != pinned:
             raise ModelError(
-                f"{base!r} names a revision already, and revision={revision!r} another"
+                f"{base!r} already names a revision; omit revision={revision!r}",
+                code="two-revisions",
+                name=base,
+                revision=revision,
             )
-        base, revision = place, pinned
-    return _base(asked, base, revision, found)
+        base, revision = hub_id, pinned
+    return _base(request, base, revision, adapter_folder)
 
 
 def _divide(name: str) -> tuple[str, str | None]:
-    """Base and adapter. A path may hold a + of its own."""
+    """Split a name into base and adapter; an existing path with a + is not split."""
     base, plus, adapter = name.partition("+")
     if not plus or _exists(name):
         return name, None
     if not base or not adapter:
-        raise ModelError(f"{name!r} is not BASE+ADAPTER: there is nothing on one side of the +")
+        raise ModelError(
+            f"{name!r} is not BASE+ADAPTER: one side of the + is empty",
+            code="bad-model-name",
+            name=name,
+        )
     return base, adapter
 
 
 def _exists(name: str) -> bool:
     try:
         return Path(name).expanduser().exists()
-    except (OSError, RuntimeError, ValueError):  # too long, no such user, a zero byte
+    except (OSError, RuntimeError, ValueError):  # too long, unknown user, null byte
         return False
 
 
 def _adapter(name: str) -> Path:
     if name.startswith(zoo.PREFIX):
         if not zoo.is_adapter(name):
-            raise ModelError(f"{name!r} is a whole model, not an adapter")
+            raise ModelError(f"{name!r} is a model, not an adapter", code="no-adapter", path=name)
         folder = zoo.folder(name)
     elif _exists(name) or not _is_hub_id(name):
         folder = Path(os.path.expanduser(name))
@@ -121,30 +135,33 @@ def _adapter(name: str) -> Path:
     return folder
 
 
-def _base(asked: str, base: str, revision: str | None, adapter: Path | None) -> Source:
+def _base(request: str, base: str, revision: str | None, adapter: Path | None) -> Source:
     if base.startswith(zoo.PREFIX):
         _no_revision(base, revision)
         if base.removeprefix(zoo.PREFIX) in zoo.FETCHED:
             base = str(fetched(base))
         else:
-            return Source(asked, str(zoo.folder(base)), adapter=adapter)
+            return Source(request, str(zoo.folder(base)), adapter=adapter)
     if base.endswith(".gguf") and not Path(base).is_dir():
         _no_revision(base, revision)
         file = Path(os.path.expanduser(base))
         if not file.is_file():
-            raise ModelError(f"there is no file {base!r}")
-        return Source(asked, str(unpacked(file)), gguf=file, adapter=adapter)
+            raise ModelError(f"there is no file {base!r}", code="file-missing", path=base)
+        return Source(request, str(unpacked(file)), gguf=file, adapter=adapter)
     if _exists(base) or not _is_hub_id(base):
         _no_revision(base, revision)
-        return Source(asked, str(_folder(base)), adapter=adapter)
+        return Source(request, str(_folder(base)), adapter=adapter)
     commit = Path(_cached(base, "config.json", revision)).parent.name
-    return Source(asked, base, commit=commit, adapter=adapter)
+    return Source(request, base, commit=commit, adapter=adapter)
 
 
 def _no_revision(base: str, revision: str | None) -> None:
     if revision is not None:
         raise ModelError(
-            f"{base!r} is no hub id, so it has no revision {revision!r}; what is there is loaded"
+            f"{base!r} is no hub id, so it has no revision {revision!r}; omit the revision",
+            code="no-revision",
+            name=base,
+            revision=revision,
         )
 
 
@@ -153,45 +170,59 @@ def _is_hub_id(name: str) -> bool:
 
 
 def _folder(name: str) -> Path:
-    """A folder that holds a model."""
+    """The folder of a model."""
     folder = Path(os.path.expanduser(name))
     if not folder.is_dir():
         raise ModelError(
-            f"{name!r} is not a folder; a model is a folder with a config.json, or a .gguf file"
+            f"{name!r} is not a folder; give a folder with config.json, or a .gguf file",
+            code="no-folder",
+            path=name,
         )
     if (folder / "config.json").is_file():
         if is_adapter(folder):
             raise ModelError(
-                f"{name!r} holds a whole model (config.json) and an adapter ({CONFIG}); move one "
-                "of them away, so that it is clear which is meant"
+                f"{name!r} has a model (config.json) and an adapter ({CONFIG}); move one of them "
+                "to another folder",
+                code="model-and-adapter",
+                path=name,
             )
         return folder
     if is_adapter(folder):
         base = base_of(folder) or "BASE"
         raise ModelError(
-            f"{name!r} is an adapter, and needs its base: load({base!r}, adapter={name!r}), or "
-            f"{base}+{name} on the command line"
+            f"{name!r} is an adapter and needs its base: load({base!r}, adapter={name!r}), or "
+            f"{base}+{name} on the command line",
+            code="adapter-without-base",
+            path=name,
+            base=base,
         )
-    found = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
-    raise ModelError(f"{name!r} has no config.json, so it is no model; it holds: {found}")
+    files = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "none"
+    raise ModelError(
+        f"{name!r} is no model: it has no config.json; its files: {files}",
+        code="no-config",
+        path=name,
+    )
 
 
 def _cached(name: str, file: str, revision: str | None) -> str:
-    """A file of a hub model, fetched if need be; its folder is named by the commit."""
+    """A file of a hub model, downloaded if necessary; its folder has the name of the commit."""
     from transformers.utils import cached_file
 
     try:
-        found = cached_file(name, file, revision=revision)
+        path = cached_file(name, file, revision=revision)
     except Exception as error:
-        raise ModelError(_not_there(name, revision, error)) from error
-    return str(found)
+        raise _not_found(name, revision, error) from error
+    return str(path)
 
 
-def _not_there(name: str, revision: str | None, error: Exception) -> str:
+def _not_found(name: str, revision: str | None, error: Exception) -> ModelError:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     what = repr(name) if revision is None else f"revision {revision!r} of {name!r}"
-    return (
+    return ModelError(
         f"could not load {what} (tried the Hugging Face hub and its local cache): {reason}\n"
-        "Without a connection, give the path of a folder that holds config.json, the tokenizer and "
-        "*.safetensors files, or of a .gguf file."
+        "Without a connection, give the path of a folder with config.json, the tokenizer and "
+        "*.safetensors files, or of a .gguf file.",
+        code="cannot-load",
+        model=name,
+        revision=revision,
     )

@@ -1,10 +1,8 @@
-"""Which weights these are: a digest of everything that is read of a folder or a file.
+"""Digests of model files: the revision of a local folder or file.
 
-The revision is part of the identity of what is measured, so any edit must show: every byte is
-read. That takes a while for large files, so a file's digest is kept beside its path, size, inode
-and times, and read again as soon as one of them differs.
-
-This module must not know models or what the files hold.
+The revision is part of the identity of a measurement, so every byte is read and any edit changes
+it. Reading large files is slow, so a digest is cached with the path, size, inode and times of its
+file. It is computed again if one of them differs.
 """
 
 import hashlib
@@ -31,23 +29,23 @@ READ = (
     "*.model",
     "chat_template*",
 )
-"""What transformers reads of a folder, tokenizer included."""
+"""The files of a folder that transformers reads, tokenizer included."""
 
-_SMALL = 2**20  # bytes: read sooner than looked up
-_SETTLED = 2 * 10**9  # nanoseconds: a file changed just now may change again within one tick
+_SMALL = 2**20  # bytes: smaller files are read without the cache
+_SETTLED = 2 * 10**9  # nanoseconds: a newer file may change again within one tick of the clock
 
 
 def digest_of_folder(folder: Path) -> str:
-    """Of every file that is read, by name and content."""
-    found = {path for pattern in READ for path in folder.glob(pattern)}
+    """The digest of the names and contents of all model files in a folder."""
+    files = {path for pattern in READ for path in folder.glob(pattern)}
     digest = hashlib.sha256()
-    for path in sorted(path for path in found if path.is_file()):
+    for path in sorted(path for path in files if path.is_file()):
         digest.update(f"{path.name}:{digest_of_file(path)}\n".encode())
     return digest.hexdigest()
 
 
 def digest_of_file(path: Path) -> str:
-    """The SHA-256 of a file, read anew unless it is known to be as it was."""
+    """The SHA-256 of a file, from the cache if the file has not changed."""
     path = path.resolve()
     known_as = home() / "digests" / hashlib.sha256(os.fsencode(path)).hexdigest()
     state = _state(path)
@@ -57,7 +55,7 @@ def digest_of_file(path: Path) -> str:
     with path.open("rb") as file:
         while block := file.read(2**22):
             digest.update(block)
-    # Only where nothing moved while it was read, and the last change is past.
+    # Cache the digest only if the file did not change while it was read, nor just before.
     settled = time.time_ns() - max(state["mtime_ns"], state["ctime_ns"]) > _SETTLED
     if state["size"] > _SMALL and settled and state == _state(path):
         _remember(known_as, {**state, "sha256": digest.hexdigest()})
@@ -85,7 +83,7 @@ def _known(known_as: Path, state: dict[str, int]) -> str | None:
 
 
 def _remember(known_as: Path, kept: dict[str, int | str]) -> None:
-    """Whole or not at all; without a place to keep it, it is read again next time."""
+    """Write a cache entry completely or not at all; errors are ignored."""
     try:
         known_as.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=known_as.parent)

@@ -1,4 +1,4 @@
-"""A look at one text: its tokens, their classes, and where the model's attention goes."""
+"""Measure and show the attention of one text: its tokens, their classes and weights."""
 
 from attnscope.look.text_measures import Look, look
 

@@ -1,7 +1,4 @@
-"""A look in a notebook: the same tokens and table as HTML, self-contained and escaped.
-
-This module must not know how anything was measured.
-"""
+"""Render a look as HTML for a notebook: tokens and class table, self-contained and escaped."""
 
 from html import escape
 
@@ -11,7 +8,7 @@ from attnscope.tokens.visible import visible_text
 
 
 def render(look: Look) -> str:
-    """Everything about a look, as a fragment of HTML without scripts."""
+    """Render a look as an HTML fragment without scripts."""
     note = ""
     if look.colour == "attention":
         note = f"<div>full colour: a weight of {full_colour(look):.3g} or more</div>"
@@ -47,6 +44,6 @@ def _table(look: Look) -> str:
     mass = sum(row.mass for row in look.rows)
     return (
         "<table><thead><tr><th>class</th><th>tokens</th><th>mass</th><th>lift</th></tr></thead>"
-        f"<tbody>{rows}</tbody><tfoot><tr><td>together</td><td>{tokens:g}</td>"
+        f"<tbody>{rows}</tbody><tfoot><tr><td>total</td><td>{tokens:g}</td>"
         f"<td>{mass:.4f}</td><td></td></tr></tfoot></table>"
     )

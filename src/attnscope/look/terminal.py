@@ -1,7 +1,4 @@
-"""A look in the terminal: coloured tokens, the class table, the tokens looked at most.
-
-This module must not know how anything was measured.
-"""
+"""Render a look in the terminal: coloured tokens, class table, tokens with the largest weights."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ _MOST = 8
 
 
 def render(look: Look) -> RenderableType:
-    """Everything about a look, as something rich can print."""
+    """Render a look for rich."""
     return Group(
         Text(look.title, style="bold"), Text(), _tokens(look), Text(), _table(look), _most(look)
     )
@@ -28,8 +25,8 @@ def _tokens(look: Look) -> Text:
     backs = shades(look) if look.colour == "attention" else [colours[c] for c in look.classes]
     text = Text()
     for n, (token, back) in enumerate(zip(look.tokens, backs, strict=True)):
-        asked = " bold underline" if n == look.query else ""
-        text.append(visible_text(token), style=f"#000000 on {back}{asked}")
+        mark = " bold underline" if n == look.query else ""
+        text.append(visible_text(token), style=f"#000000 on {back}{mark}")
     return text
 
 
@@ -37,7 +34,7 @@ def _table(look: Look) -> Table:
     table = Table(show_footer=True)
     total_tokens = sum(row.tokens for row in look.rows)
     total_mass = sum(row.mass for row in look.rows)
-    table.add_column("class", footer="together")
+    table.add_column("class", footer="total")
     table.add_column("tokens", justify="right", footer=f"{total_tokens:g}")
     table.add_column("mass", justify="right", footer=f"{total_mass:.4f}")
     table.add_column("lift", justify="right")
@@ -50,18 +47,18 @@ def _table(look: Look) -> Table:
 
 
 def _named(look: Look, token: int) -> str:
-    """What a token says; of one that is part of a character, which."""
+    """The text of a token; for a part of a character, that character."""
     if look.tokens[token] != PART:
         return repr(look.tokens[token])
-    begun = [name for name in look.tokens[:token] if name != PART]
-    return f"{PART} of {begun[-1][-1]!r}" if begun else PART
+    before = [name for name in look.tokens[:token] if name != PART]
+    return f"{PART} of {before[-1][-1]!r}" if before else PART
 
 
 def _most(look: Look) -> Text:
-    """In words, for where there are no colours."""
+    """The tokens with the largest weights as text, for terminals without colours."""
     order = sorted(range(len(look.tokens)), key=lambda n: -look.weights[n])[:_MOST]
     most = ", ".join(f"{n} {_named(look, n)} {look.weights[n]:.3f}" for n in order)
-    text = Text(f"looked at most: {most}")
+    text = Text(f"largest weights: {most}")
     if look.colour == "attention":
         text.append(f"\nfull colour: a weight of {full_colour(look):.3g} or more")
     return text

