@@ -66,7 +66,7 @@ def test_kernels_against_float64(case: tuple, dtype: torch.dtype) -> None:
         scale=call.scale,
         start=bounds[0],
         stop=bounds[1],
-        own=own.int().contiguous(),
+        self_key=own.int().contiguous(),
         softcap=softcap,
         sinks=taken,
         causal=form == "causal",
@@ -80,7 +80,7 @@ def test_kernels_against_float64(case: tuple, dtype: torch.dtype) -> None:
     torch.testing.assert_close(out.double(), exact, rtol=0, atol=rounding)
     for known in (None, given):
         got = kernel("triton")(replace(rows, lse=known))
-        for name in ("received", "later", "mass", "entropy", "own"):
+        for name in ("received", "received_later", "mass", "entropy", "self_mass"):
             a, b = getattr(got, name), getattr(wanted, name)
             off = ((a - b).abs().max() / b.abs().max().clamp(min=1)).item()
             assert off < tolerance, (name, off)
@@ -164,7 +164,7 @@ def test_interventions_agree_with_the_cpu(name: str) -> None:
     keys = torch.arange(23).expand(2, -1) % 5 == 3
     some = torch.arange(23).expand(2, -1) % 4 == 0
 
-    def said(device: str) -> torch.Tensor:
+    def outputs(device: str) -> torch.Tensor:
         given = {"input_ids": ids.to(device), "attention_mask": real.to(device)}
         with attnscope.knockout(model, keys=keys, queries=some, heads=[1]):
             with attnscope.steer(model, keys=~keys, factor=3.0), attnscope.watch(model) as scope:
@@ -177,9 +177,9 @@ def test_interventions_agree_with_the_cpu(name: str) -> None:
             made = model(input_ids=ids.to(device), attention_mask=real.to(device))[0]
         return made[real.bool().to(device)].cpu()
 
-    wanted = said("cpu"), armed("cpu")
+    wanted = outputs("cpu"), armed("cpu")
     model.cuda()
-    for each, before in zip((said, armed), wanted, strict=True):
+    for each, before in zip((outputs, armed), wanted, strict=True):
         torch.testing.assert_close(each("cuda"), before, rtol=1e-4, atol=1e-4)
 
 

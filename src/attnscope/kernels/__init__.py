@@ -1,10 +1,9 @@
-"""Attention statistics without the matrix: `reduce(KernelRows) -> AttentionSums`, sums over rows,
-in three
-kernels; and `by_query(KernelRows, PerQueryRequest) -> PerQueryResult`, what single rows hold, in
-three.
+"""Attention statistics without the attention matrix.
 
-`reference` is the definition (dense, float64), `streaming` runs on any device (on a CPU mostly by
-`compiled`; rows one by one are told by `single`), `triton` on CUDA.
+`reduce(KernelRows) -> AttentionSums` sums over rows; `by_query(KernelRows, PerQueryRequest) ->
+PerQueryResult` returns numbers per row. There are three kernels: `reference` is the definition
+(dense, float64), `streaming` runs on any device (mostly `numba_kernel` on a CPU; `one_row` for
+numbers per row), `triton` on CUDA.
 """
 
 import os
@@ -33,23 +32,23 @@ __all__ = [
     "PerQueryResult",
     "VisibleRanges",
     "choose",
+    "exact_lse",
     "kernel",
-    "layers",
-    "refine",
-    "tell_rows",
+    "layers_kernel",
+    "per_query_kernel",
 ]
 
 BACKENDS = ("reference", "streaming", "triton")
 
 
 class Reduce(Protocol):
-    """What a kernel is: the totals of some rows."""
+    """The type of a kernel: the sums over some rows."""
 
     def __call__(self, rows: KernelRows) -> AttentionSums: ...
 
 
 def choose(backend: str, device: torch.device) -> str:
-    """The kernel to use on a device: the one asked for, or the fastest that runs there."""
+    """The kernel for a device: `backend`, or the fastest available one for "auto"."""
     if backend == "auto":
         return "triton" if device.type == "cuda" and has_triton() else "streaming"
     if backend not in BACKENDS:
@@ -71,13 +70,13 @@ def choose(backend: str, device: torch.device) -> str:
 
 
 class ExactLse(Protocol):
-    """The log-sum-exp of whole rows in float64, and how far the given one was from it [B, H]."""
+    """The log-sum-exp of full rows in float64, and the largest error of the given one [B, H]."""
 
     def __call__(self, rows: KernelRows) -> tuple[Tensor, Tensor]: ...
 
 
 def exact_lse(backend: str) -> ExactLse:
-    """The `exact_lse` of a kernel: what it must know of whole rows before it sees parts of them."""
+    """The `exact_lse` of a kernel, which sampling needs before rows are split."""
     return cast(ExactLse, import_module(f"attnscope.kernels.{backend}").exact_lse)
 
 
@@ -87,8 +86,8 @@ def kernel(backend: str) -> Reduce:
 
 
 class ReduceLayers(Protocol):
-    """The totals of several layers whose rows are those given but for their tensors; None where
-    these must be laid side by side first."""
+    """The sums of several layers that differ only in q, k and lse; None if the layers must be
+    stacked first."""
 
     def __call__(
         self, rows: KernelRows, q: list[Tensor], k: list[Tensor], lse: list[Tensor], first: int
@@ -96,14 +95,14 @@ class ReduceLayers(Protocol):
 
 
 def layers_kernel(backend: str) -> ReduceLayers | None:
-    """The kernel for layers that lie apart, where there is one."""
+    """The kernel for layers in separate tensors; None if the backend has none."""
     if backend != "triton":
         return None
     return cast(ReduceLayers, import_module(f"attnscope.kernels.{backend}").reduce_layers)
 
 
 class ReducePerQuery(Protocol):
-    """What every row holds, of what is asked for."""
+    """The requested numbers of every row."""
 
     def __call__(self, rows: KernelRows, request: PerQueryRequest) -> PerQueryResult: ...
 

@@ -1,9 +1,8 @@
-"""The model's own attention output, with the log-sum-exp of every row where it comes for free.
+"""The attention output of the model, with the log-sum-exp of every row if an operator returns it.
 
-Whatever torch would have run for plain sdpa is run here too, through the operator that also
-returns the log-sum-exp; masks that torch can only take as an n × n tensor (padding, windows,
-chunks, soft-caps) are walked in pieces instead: blocks of queries, of as many sequences at once
-as leave the mask of a piece small.
+Plain calls use the operator that sdpa would choose, in the form that also returns the log-sum-exp.
+Masks that torch supports only as an n × n tensor (padding, windows, chunks, soft-caps) are
+processed in tiles, so that the mask of one tile stays small.
 """
 
 import math
@@ -27,10 +26,10 @@ from attnscope.kernels.call import (
 )
 from attnscope.kernels.tile_plan import BoundedCache, Tile, balanced_step, make_tiles, tile_mask
 
-# Queries of one block: at most, at least, and how many are not cut at all.
+# Queries of one tile: maximum, minimum, and the length below which texts are not split.
 BLOCK, LEAST, UNCUT = 256, 64, 192
-# The largest mask of blocks of several sequences, and the largest block of scores made when a
-# soft-cap forbids fused kernels.
+# Elements of the largest mask of a tile, and of the largest tile of scores for calls with a
+# soft-cap, which fused kernels do not support.
 MASK = 1 << 20
 SCORES = 1 << 20
 
@@ -48,7 +47,7 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Output [B, H, Q, E] and, unless there is dropout, the log-sum-exp [B, H, Q] in float32.
 
-    A query that sees nothing gets zeros, as it does from sdpa.
+    A query without visible keys gets zeros, as from sdpa.
     """
     plain = call.softcap is None and call.sinks is None
     biased = call.key_bias is not None or call.distance_bias is not None
@@ -69,8 +68,10 @@ def attend(
 def bind_attention(
     call: AttentionCall,
 ) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]:
-    """What `attend` does, for calls that differ from this one by their tensors alone: shapes,
-    type and device are the same, and nobody wants gradients."""
+    """`attend` for calls that differ from this one only in the values of q, k and v.
+
+    Shapes, dtype and device must be equal, and gradients off.
+    """
     unfused = call.softcap is not None or call.visible.form == "interval"
     operator = None if unfused else _cached_operator(call)
     if operator is not None:
@@ -112,8 +113,10 @@ def _sdpa(call: AttentionCall, dropout: float) -> Tensor:
 
 
 def _cached_operator(call: AttentionCall) -> Operator | None:
-    """The operator plain sdpa would choose, as it also returns the log-sum-exp; None where there
-    is none. Layers under one mask are alike: torch chooses once for all of them."""
+    """The operator that sdpa would choose, with the log-sum-exp; None if there is none.
+
+    Cached: layers with the same mask use the same operator.
+    """
     q, k, v = call.q, call.k, call.v
     needs_grad = q.requires_grad, k.requires_grad, v.requires_grad
     key = "operator", q.shape, k.shape, v.shape, q.dtype, q.device, needs_grad, call.scale
@@ -133,7 +136,7 @@ def _select_operator(call: AttentionCall, *, causal: bool) -> Operator | None:
         return None
     grouped = q.shape[1] != k.shape[1]
     choice = torch._fused_sdp_choice(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped)
-    # The operators by torch's own binding: through `torch.ops` a call takes twice as long.
+    # Direct bindings: a call through `torch.ops` takes twice as long.
     chosen: Callable[..., Any]
     if choice == _CUDNN:
         chosen = torch._scaled_dot_product_cudnn_attention
@@ -172,7 +175,7 @@ def _flash_cuda(
 
 
 def _pad_head_dim(q: Tensor, k: Tensor, v: Tensor, wide: int) -> tuple[Tensor, ...]:
-    """Heads of one size; zeros change neither scores nor values."""
+    """Pad heads to one size with zeros, which change neither scores nor values."""
     return tuple(t if t.shape[-1] == wide else F.pad(t, (0, wide - t.shape[-1])) for t in (q, k, v))
 
 
@@ -188,12 +191,12 @@ def _flash_cpu(
 
 
 def _by_blocks(call: AttentionCall, dropout: float = 0.0) -> tuple[Tensor, Tensor | None]:
-    """Plain attention under any visibility, a piece at a time."""
+    """Plain attention for any visible ranges, tile by tile."""
     out, lse = _empty(call)
     Q, K = call.q.shape[2], call.k.shape[2]
     per_group = call.q.shape[1] // call.k.shape[1]
     fused = call.q.device.type == "cpu" and not dropout
-    # Small blocks see less of the future; of very small texts there is nothing to save.
+    # Small tiles waste less on future keys; very short texts are one tile.
     rows = Q if Q < UNCUT else max(LEAST, min(BLOCK, Q // 8))
     for tile in chain.from_iterable(_tiles(call.visible, rows, MASK // K)):
         if tile.empty:
@@ -217,7 +220,7 @@ def _by_blocks(call: AttentionCall, dropout: float = 0.0) -> tuple[Tensor, Tenso
 
 
 def _by_scores(call: AttentionCall, dropout: float = 0.0) -> tuple[Tensor, Tensor | None]:
-    """Attention with a soft-cap or sinks: the scores of a few rows at a time, spelled out."""
+    """Attention with a soft-cap or sinks: explicit scores of a few rows at a time."""
     out, all_lse = _empty(call)
     H, most = call.q.shape[1], max(1, SCORES // (call.q.shape[1] * call.k.shape[2]))
     for tiles in _tiles(call.visible, min(BLOCK, most), most):
@@ -246,14 +249,14 @@ def _by_scores(call: AttentionCall, dropout: float = 0.0) -> tuple[Tensor, Tenso
 
 
 def _empty(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Room for an output, in the order in which models take it, and for its log-sum-exp."""
+    """Zero tensors for the output, in the memory order of models, and for its log-sum-exp."""
     B, H, Q, _ = call.q.shape
     out = call.q.new_zeros((B, Q, H, call.v.shape[-1])).transpose(1, 2)
     return out, call.q.new_zeros((B, H, Q), dtype=torch.float32)
 
 
 def _tiles(visible: VisibleRanges, rows: int, most: int) -> list[list[Tile]]:
-    """Pieces of up to `rows` queries of a sequence, up to `most` of several; for all layers."""
+    """Tiles of up to `rows` queries per sequence and `most` in total; cached for all layers."""
     key = "pieces", rows, most
     if key not in visible.cache:
         B, Q = visible.start.shape
@@ -266,9 +269,9 @@ def _tiles(visible: VisibleRanges, rows: int, most: int) -> list[list[Tile]]:
 
 
 def _biases(call: AttentionCall, tile: Tile, dtype: torch.dtype) -> Tensor | None:
-    """All that is added to the scores of a piece, broadcast to [sequences, heads, rows, keys].
+    """The sum of mask and biases of a tile, broadcast to [sequences, heads, rows, keys].
 
-    The mask alone is of the given type; biases by key or distance are added up in float32.
+    A mask alone has the given dtype; biases are added in float32.
     """
     keys = slice(tile.low, tile.high)
     added = []
@@ -295,7 +298,7 @@ def _biases(call: AttentionCall, tile: Tile, dtype: torch.dtype) -> Tensor | Non
 
 
 def _bias(visible: VisibleRanges, tile: Tile, dtype: torch.dtype) -> Tensor | None:
-    """[sequences, 1, rows, keys], to add to scores: 0 where seen; None where all see all."""
+    """The additive mask [sequences, 1, rows, keys]; None if all keys are visible."""
     if tile.empty or (visible.real is None and tile.is_dense(tile.low, tile.high)):
         return None
     store: BoundedCache = visible.cache.setdefault("masks", BoundedCache())
@@ -308,6 +311,6 @@ def _bias(visible: VisibleRanges, tile: Tile, dtype: torch.dtype) -> Tensor | No
 
 
 def _any_visible(visible: VisibleRanges, tile: Tile) -> Tensor:
-    """bool [sequences, 1, rows, 1]: whether a query sees anything at all."""
+    """bool [sequences, 1, rows, 1]: whether a query has visible keys."""
     index = tile.sequences, tile.rows
     return (visible.stop[index] > visible.start[index])[:, None, :, None]

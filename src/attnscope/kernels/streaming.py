@@ -1,14 +1,13 @@
-"""The streamed kernel in plain torch: pieces of a batch against blocks of keys, on any device.
+"""The streaming kernel in plain torch, on any device: tiles of rows against blocks of keys.
 
-With the log-sum-exp of each row in hand (the fused attention returns it) a tile costs one matrix
-product, one exponential and four sums; `tiles.py` makes the tiles.
+Fused attention returns the log-sum-exp of each row. With it, a tile costs one matrix product, one
+exponential and four sums.
 
-The log-sum-exp of a fused operator comes from another product, rounded otherwise: what that does to
-a row is taken out by dividing the row by its own sum, so a tile holds whole rows. Rows that are
-seen in parts cannot be divided: their log-sum-exp is made anew, in float64, as far as that is
-cheap.
+The log-sum-exp of a fused operator has other rounding errors. Dividing each row by its own sum
+removes them, so tiles hold full rows. Partial rows cannot be divided: their log-sum-exp is
+recomputed in float64 where that is cheap.
 
-What `compiled.py` takes, most of what a CPU is asked for, it does in place of this.
+On a CPU, `numba_kernel.py` replaces this kernel for the calls it supports.
 """
 
 import math
@@ -37,24 +36,27 @@ LN2 = math.log(2.0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PerRow:
-    """What is known of each row, [B, H, M], filled in piece by piece. Entries are the exponentials
-    of what is left of its scores: its weights already, or to be divided by their total."""
+    """Numbers per row, [B, H, M], filled tile by tile.
+
+    p = exp(score − offset). If the offset is the exact log-sum-exp, p is the attention weight;
+    otherwise p / row_sum is.
+    """
 
     offset: Tensor
-    """What was taken off its scores."""
+    """Subtracted from the scores."""
     self_weight: Tensor
-    """Its entry on its own token, times `row_scale`."""
+    """p at the row's own token, times `row_scale`."""
     entropy: Tensor
-    """Minus the sum of A log2 A, times its weight; of sampled rows alone."""
+    """-sum A log2 A times the weight; for sampled rows only."""
     row_sum: Tensor
-    """The sum of its entries and the sink's; 1 where they are not divided by it."""
+    """The sum of p and of the sink; 1 if rows are not normalised."""
     row_scale: Tensor
-    """What its entries are multiplied by: its weight, over their total."""
+    """Factor of p: the weight of the row over `row_sum`."""
 
 
 @without_autocast
 def reduce(rows: KernelRows) -> AttentionSums:
-    """All totals of these rows, without ever holding more than one tile of scores."""
+    """The sums over these rows, with one tile of scores in memory at a time."""
     score_bound = score_bounds(rows)
     B, H, M, _ = rows.q.shape
     G, K = rows.k.shape[1:3]
@@ -81,7 +83,7 @@ def reduce(rows: KernelRows) -> AttentionSums:
         return sums
     plan = plan_of(rows, full_rows=full_rows)
     each = _per_row(rows, dtype_of(any(map(any, large))))
-    # Two tiles for all: fresh memory for each would cost as much as the arithmetic.
+    # Two buffers for all tiles: new memory for each tile would double the time.
     buffers = new.new_empty(2, plan.size)
     for tiles, heads, keys in blocks(rows, plan, large):
         for tile, diagonal in tiles:
@@ -101,7 +103,7 @@ def _per_row(rows: KernelRows, dtype: torch.dtype) -> PerRow:
 
 
 def _finalize(rows: KernelRows, plan: TilePlan, sums: AttentionSums, each: PerRow) -> AttentionSums:
-    """The sums over rows, and the log-sum-exp as the rows themselves say it."""
+    """Complete the sums over rows, and compute the exact log-sum-exp."""
     self_weight = each.self_weight
     B, H, M = self_weight.shape
     K = sums.received.shape[2]
@@ -126,8 +128,10 @@ def _finalize(rows: KernelRows, plan: TilePlan, sums: AttentionSums, each: PerRo
 
 @without_autocast
 def exact_lse(rows: KernelRows) -> tuple[Tensor, Tensor]:
-    """The log-sum-exp of whole rows in float64 [B, H, M], made anew where scores are large or texts
-    short, and how far from it the given one was, at most [B, H]."""
+    """The log-sum-exp of full rows in float64 [B, H, M], and the largest error of `rows.lse`.
+
+    Recomputed where scores are large or texts short. The error is [B, H].
+    """
     assert rows.lse is not None
     lse = rows.lse.double()
     large = needs_float64(rows, score_bounds(rows), full_rows=False)
@@ -160,7 +164,7 @@ def _reduce_tile(
     diagonal: Tile,
     heads: slice,
 ) -> None:
-    """One piece and some heads, against all the keys it sees.
+    """Add one tile of rows and some heads, over all its visible keys.
 
     Until `_finalize`, `sums.received_later` holds attention from queries that are *not* after the
     key. These are few, so most tiles are added once.
@@ -175,7 +179,7 @@ def _reduce_tile(
         x.mul_(p)
         if by_row:
             entropy = x.sum(3)
-            if visible_sum is not None:  # the logarithms, too, were of what is not divided yet
+            if visible_sum is not None:  # p was not normalised yet when its logarithm was taken
                 entropy.addcmul_(visible_sum, each.row_sum[index].log2(), value=-1.0)
             entropy.mul_(row_scale)
             if rows.fpc is not None:
@@ -213,15 +217,15 @@ def _normalize(
     visible_sum = row_sum = p.sum(3)
     if rows.sinks is not None:
         row_sum = visible_sum + torch.exp(rows.sinks[index[1], None].double() - each.offset[index])
-    # A row that sees nothing, or next to nothing beside its sink, stays as it is.
+    # A row without visible weight is not divided.
     each.row_sum[index] = row_sum.where(visible_sum > 0, 1.0)
     each.row_scale[index].div_(each.row_sum[index])
     return visible_sum
 
 
 def _diagonal(plan: TilePlan, tile: Tile, left: int, right: int) -> tuple[Tensor, ...]:
-    """Where rows find their own tokens among these keys [sequences or 1, 1, rows, 1], and a 1 for
-    each that does."""
+    """Index of each row's own token among these keys [sequences or 1, 1, rows, 1], and 1 if it is
+    among them, else 0."""
     key: Any = "own", tile, left
     if plan.shared_mask:
         key, tile = ("own", tile.rows.start, left), replace(tile, sequences=slice(0, 1))
@@ -233,7 +237,7 @@ def _diagonal(plan: TilePlan, tile: Tile, left: int, right: int) -> tuple[Tensor
 
 
 def _member(rows: KernelRows, group: Tensor, plan: TilePlan, tile: Tile) -> Tensor:
-    """float32 [sequences, 1, classes, rows]: 1 where a row is of a class."""
+    """float32 [sequences, 1, classes, rows]: 1 if a row belongs to a class."""
     key = "member", tile
     if key in plan.store.kept:
         return plan.store.kept[key][0]

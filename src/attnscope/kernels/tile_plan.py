@@ -1,10 +1,8 @@
-"""Queries of a batch cut into pieces that a kernel takes in one go, with the keys they see.
+"""Tiles: groups of queries that a kernel processes in one step, with their visible keys.
 
-A piece is a few sequences times a few rows. Its spans are plain integers, so that one look at the
-intervals serves every layer; the masks a piece needs are made when asked for. Short texts of a
-batch go together, because each operation costs as much to start as a thousand scores cost.
-
-Must not know what is done with a piece.
+A tile is a few sequences times a few rows. Its bounds are Python integers, so that one read of the
+visible ranges serves every layer; masks are computed on demand. Short texts of a batch share a
+tile, because starting an operation costs as much as a thousand scores.
 """
 
 from dataclasses import dataclass, field
@@ -13,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Elements of masks kept from one layer for the next: more would be made again, layer by layer.
+# Largest number of mask elements that the cache keeps for the next layers.
 CACHE_ELEMENTS = 1 << 21
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tile:
-    """Some rows of some sequences. Keys `low … high` are seen by any of them, and all of
-    `dense_from … dense_to` by all."""
+    """Some rows of some sequences. Some row sees each of the keys `low … high`; all rows see all of
+    `dense_from … dense_to`."""
 
     sequences: slice
     rows: slice
@@ -31,22 +29,22 @@ class Tile:
 
     @property
     def empty(self) -> bool:
-        """Whether no row sees anything."""
+        """Whether no row has visible keys."""
         return self.high <= self.low
 
     def is_dense(self, left: int, right: int) -> bool:
-        """Whether these keys need no mask."""
+        """Whether all rows see all of these keys, so that no mask is needed."""
         return self.dense_from <= left and right <= self.dense_to
 
 
 def balanced_step(size: int, step: int) -> int:
-    """The largest step up to `step` that cuts `size` into steps of about one size."""
+    """The step, at most `step`, that splits `size` into parts of about equal size."""
     count = -(-size // max(1, min(step, size)))
     return -(-size // count)
 
 
 def make_tiles(start: Tensor, stop: Tensor, sequences: int, rows: int) -> list[list[Tile]]:
-    """Pieces of up to this many sequences and rows, those of the same sequences in one list."""
+    """Tiles of up to this many sequences and rows, one list for each group of sequences."""
     B, M = start.shape
     first = start.where(stop > start, torch.iinfo(start.dtype).max)
     last = stop.where(stop > start, 0)
@@ -95,7 +93,7 @@ def _blocks(size: int, step: int) -> list[slice]:
 def tile_mask(
     tile: Tile, left: int, right: int, start: Tensor, stop: Tensor, real: Tensor | None
 ) -> Tensor:
-    """bool [sequences, 1, rows, keys]: who of a piece sees which of the keys `left … right`."""
+    """bool [sequences, 1, rows, keys]: which of the keys `left … right` each row sees."""
     keys = torch.arange(left, right, device=start.device, dtype=start.dtype)
     index = tile.sequences, tile.rows
     mask = (keys >= start[index][..., None]) & (keys < stop[index][..., None])
@@ -106,13 +104,13 @@ def tile_mask(
 
 @dataclass(slots=True, eq=False)
 class BoundedCache:
-    """Tensors that are the same for every layer of a pass, as many as there is room for."""
+    """A cache for tensors that all layers of a pass share, limited by their elements."""
 
     budget: int = CACHE_ELEMENTS
     kept: dict[Any, tuple[Tensor, ...]] = field(default_factory=dict)
 
     def keep(self, key: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Put these away, if they fit, and hand them back."""
+        """Store these tensors if they fit, and return them."""
         size = sum(tensor.numel() for tensor in tensors)
         if size <= self.budget:
             self.budget -= size

@@ -1,10 +1,8 @@
-"""The tiles of the streamed kernel: how a batch is cut into pieces, and the scores of one piece
-against one block of keys, less what is taken off each row.
+"""The tiles of the streaming kernel: how a batch is split, and scores of a tile minus an offset.
 
-The log-sum-exp is subtracted inside the product: queries carry it as one more dimension. What is
-left is turned into units of log2, because `exp2` is the fastest exponential torch has; not before,
-or keys would be rounded once more. Where scores are so large that float32 would round them
-noticeably, products are made in float64. Must not know what is summed over the tiles.
+The log-sum-exp is subtracted inside the matrix product, as one more dimension of the queries. The
+result is converted to units of log2, because `exp2` is the fastest exponential in torch; earlier
+conversion would round the keys again. Large scores are computed in float64.
 """
 
 import math
@@ -51,15 +49,15 @@ REFINED = 8192
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class TilePlan:
-    """What is the same for all layers that share these rows."""
+    """The tiling that all layers with the same rows share."""
 
     made_from: tuple[Tensor | None, ...]
-    """The bounds this was made from, to know them again."""
+    """The bounds of this plan, to check whether a cached plan still applies."""
     start: Tensor
     stop: Tensor
     self_key: Tensor
     full_rows: bool
-    """Whether every tile holds whole rows."""
+    """Whether every tile holds full rows."""
     width: int
     """Keys of a tile."""
     groups: int
@@ -67,20 +65,22 @@ class TilePlan:
     size: int
     """Elements of a tile."""
     tiles: list[list[tuple[Tile, Tile]]]
-    """Each piece with another of the same rows, in which a row sees its own token alone."""
+    """(tile, tile of the same rows restricted to the diagonal)."""
     no_future: bool
-    """No row sees a key after its own token; so, of its own and later keys, it sees its own."""
+    """Causal: the only key at or after its own token that a row sees is its own."""
     diagonal_start: int | None
-    """Where the tokens of the rows begin, if they stand in order and alike in all sequences."""
+    """Key index of the first row, if rows are contiguous and equal in all sequences."""
     shared_mask: bool
-    """Whether all sequences have the same rows: then masks are made for one of them."""
+    """Whether all sequences have the same rows, so that one mask serves all."""
     store: BoundedCache
 
 
 def needs_float64(rows: KernelRows, score_bound: Tensor, *, full_rows: bool) -> list[list[bool]]:
-    """Where products are made in float64, for each sequence and group of heads: where scores may be
-    large (or are no numbers), where rows seen in parts must agree with whole ones, and where there
-    are so few rows that it costs nothing and no sum over them evens their rounding out."""
+    """Whether products need float64, for each sequence and key/value head.
+
+    They do if scores may be large or are not finite, if partial rows must agree with full rows,
+    and on a CPU if there are few rows: then it is cheap, and rounding errors do not average out.
+    """
     parts = not full_rows and rows.k.shape[2] <= REFINED
     few = rows.q.shape[2] <= SINGLE
     most = 0.0 if (parts or few) and rows.k.device.type == "cpu" else LARGE
@@ -88,12 +88,12 @@ def needs_float64(rows: KernelRows, score_bound: Tensor, *, full_rows: bool) -> 
 
 
 def dtype_of(wide: bool) -> torch.dtype:
-    """Of products, and of what is known of rows beside them."""
+    """The dtype of products and of numbers per row."""
     return torch.float64 if wide else torch.float32
 
 
 def plan_of(rows: KernelRows, *, full_rows: bool) -> TilePlan:
-    """How to cut these rows; made once for all layers that share them."""
+    """The tiling of these rows; cached for all layers that share them."""
     B, H, M, _ = rows.q.shape
     G, K = rows.k.shape[1], rows.k.shape[2]
     R = H // G
@@ -108,7 +108,7 @@ def plan_of(rows: KernelRows, *, full_rows: bool) -> TilePlan:
     if full_rows and K > SHORT:
         step = min(step, max(LEAST, budget // (R * K)))
     step = balanced_step(M, step)
-    # The two draws of a stratum stay in one piece, and so do rows that are added up together.
+    # The two draws of a stratum stay in one tile, and so do rows that are summed together.
     step += -step % (CHUNK if step > 2 * CHUNK else 2)
     if not full_rows:
         width = min(K, max(width, budget // (B * H * step)))
@@ -116,7 +116,7 @@ def plan_of(rows: KernelRows, *, full_rows: bool) -> TilePlan:
     groups, sequences = min(G, blocks), balanced_step(B, blocks // G)
     start, stop, self_key = rows.bounds()
     shared_mask = rows.causal and rows.start is None and rows.diagonal_offset == 0 and M == K
-    if shared_mask:  # known without a look at them
+    if shared_mask:  # known without reading the bounds
         tiles = causal_tiles(B, M, sequences, step)
         first, in_order, no_future = 0, True, True
     else:
@@ -149,7 +149,7 @@ def plan_of(rows: KernelRows, *, full_rows: bool) -> TilePlan:
 
 
 def weighted_sum(times: Tensor, p: Tensor) -> Tensor:
-    """[B, H, K]: the rows of a tile [B, H, rows, K], each times its number [B, H, rows]."""
+    """[B, H, K]: the sum of the rows of a tile [B, H, rows, K], weighted by `times`."""
     B, H, T, K = p.shape
     if T % CHUNK or T <= 2 * CHUNK:
         return (times[:, :, None] @ p)[:, :, 0]
@@ -160,8 +160,10 @@ def weighted_sum(times: Tensor, p: Tensor) -> Tensor:
 def blocks(
     rows: KernelRows, plan: TilePlan, large: list[list[bool]]
 ) -> Iterator[tuple[list[tuple[Tile, Tile]], slice, Tensor]]:
-    """The pieces of some sequences, some heads, and the keys of both [sequences, groups, K, D],
-    scaled; in float64 where scores are large."""
+    """The tiles of some sequences, some heads, and their scaled keys [sequences, groups, K, D].
+
+    Keys are float64 where scores are large.
+    """
     G, D, R = rows.k.shape[1], rows.k.shape[3], rows.q.shape[1] // rows.k.shape[1]
     carried = rows.lse is not None and rows.softcap is None
     for tiles in plan.tiles:
@@ -185,12 +187,11 @@ def tiles_of(
     tile: Tile,
     heads: slice,
 ) -> Iterator[tuple[int, int, Tensor, Tensor]]:
-    """The scores of a piece, tile by tile: from key, to key, what is left of them after `offset` is
-    taken off, in units of log2 (float32 [sequences, heads, rows, keys]), and room for as much.
+    """Yields (first key, last key, scores minus `offset` in units of log2, a second buffer).
 
-    `offset` [B, H, M] is the log-sum-exp where it is known; else the largest score of each row is
-    put there. Products are made in the type of the keys: what is left are the digits that count,
-    and fits into float32.
+    Both tensors are float32 [sequences, heads, rows, keys]. `offset` [B, H, M] is the log-sum-exp
+    if known; otherwise the largest score of each row is written there. Products have the dtype of
+    the keys; after the subtraction, float32 is precise enough.
     """
     index = tile.sequences, heads, tile.rows
     queries = rows.q[index]
@@ -218,7 +219,7 @@ def tiles_of(
             most = scores.amax(3)
             if rows.sinks is not None:
                 most = torch.maximum(most, rows.sinks[heads, None].to(most.dtype))
-            most = most.where(most > MASKED / 2, 0.0)  # a row that sees nothing has none
+            most = most.where(most > MASKED / 2, 0.0)  # a row without visible keys has none
             scores.sub_(most[..., None])
             offset[index] = most
         torch.mul(scores, LOG2E, out=x)
@@ -228,7 +229,7 @@ def tiles_of(
 def _scores(
     rows: KernelRows, q: Tensor, k: Tensor, negative_offset: Tensor | None, x: Tensor
 ) -> None:
-    """Scores, less the log-sum-exp where it is known, into `x`."""
+    """Write the scores, minus the log-sum-exp if known, into `x`."""
     torch.bmm(q, k.transpose(1, 2), out=x.view(len(q), q.shape[1], -1))
     if rows.softcap is not None:
         x.div_(rows.softcap).tanh_().mul_(rows.softcap)
@@ -239,7 +240,7 @@ def _scores(
 def _add_biases(
     rows: KernelRows, plan: TilePlan, tile: Tile, heads: slice, left: int, right: int, x: Tensor
 ) -> None:
-    """The biases by key, by distance and of links, into `x` [sequences, heads, rows, keys]."""
+    """Add the biases by key and distance and the score biases to `x`."""
     if rows.key_bias is not None:
         some = tile.sequences if len(rows.key_bias) > 1 else slice(None)
         x.add_(rows.key_bias[some, heads, None, left:right])
@@ -264,7 +265,7 @@ def _add_biases(
 def _add_mask(
     rows: KernelRows, plan: TilePlan, tile: Tile, left: int, right: int, x: Tensor
 ) -> None:
-    """Mask what a row does not see, on those of the keys `left … right` where there may be any."""
+    """Add the mask to the scores of the keys `left … right`, except where all are visible."""
     spans = [(left, right)]
     if rows.real is None:
         from_, to = max(left, tile.dense_from), min(right, tile.dense_to)
@@ -276,7 +277,7 @@ def _add_mask(
 
 
 def _mask(rows: KernelRows, plan: TilePlan, tile: Tile, left: int, right: int) -> Tensor:
-    """float32 [sequences or 1, 1, rows, keys]: 0 where a row sees a key."""
+    """float32 [sequences or 1, 1, rows, keys]: the additive mask, 0 for visible keys."""
     key: Any = "mask", tile, left
     if plan.shared_mask and rows.real is None:
         key, tile = ("mask", tile.rows.start, left), replace(tile, sequences=slice(0, 1))
