@@ -38,7 +38,7 @@ import local_only
 from chromium import CHROMIUM
 from made_tokenizers import CHAT_TEMPLATES, KINDS, made
 
-# The suite tries the same examples every time: what it finds, everybody finds. To look for more:
+# The suite uses the same examples every time, so that failures can be repeated. For new ones:
 # HYPOTHESIS_PROFILE=search.
 # A machine with a GPU may lack hypothesis: tests/gpu does not need it.
 with suppress(ImportError):

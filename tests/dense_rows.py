@@ -49,8 +49,10 @@ def dense(folder: str, ids: list[int]) -> tuple[list[Array], list[tuple[Array, A
 
 
 def _shown(weights: torch.Tensor, layer: int, config: Any) -> Array:
-    """Weights [H, n, n] that are above 0 wherever a key was visible: large scores round them to 0,
-    and what could be seen is told by them below."""
+    """Weights [H, n, n] that are above 0 for every visible key.
+
+    Large scores round weights to 0, and the functions below derive visibility from them.
+    """
     A: Array = weights.double().numpy()
     back = np.arange(A.shape[1])[:, None] - np.arange(A.shape[2])
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * (layer + 1)
@@ -59,7 +61,7 @@ def _shown(weights: torch.Tensor, layer: int, config: Any) -> Array:
 
 
 def of_activations(row: dict[str, Any], new: Any, old: Any, cell: Any) -> float:
-    """What a row about value vectors or attention outputs should say."""
+    """The expected value of a row about value vectors or attention outputs."""
     if row["measure"] == "value_similarity":
         vectors = new[row["layer"]][0][row["head"]][(cell["role"] == "filler").to_numpy()]
         assert row["tokens"] == len(vectors)
@@ -67,7 +69,9 @@ def of_activations(row: dict[str, Any], new: Any, old: Any, cell: Any) -> float:
         cosines = units @ units.T
         return float(cosines[~np.eye(len(units), dtype=bool)].mean())
     aligned = [
-        (p, twin) for p, twin in enumerate(cell["aligned_position"].to_list()) if twin is not None
+        (p, other)
+        for p, other in enumerate(cell["aligned_position"].to_list())
+        if other is not None
     ]
     here, there = np.array(aligned).T
     point = 2 if row["measure"].startswith("affine_heads") else 1
@@ -189,9 +193,9 @@ def paired(row: dict[str, Any], A: Array, old: Array, cell: Any, base: Any) -> t
     y_all = average(A, counted(row["queries"], cell))
     keys = chosen(row["keys"], cell)
     pairs = [
-        (x_all[twin], y_all[position])
-        for position, twin in enumerate(cell["aligned_position"].to_list())
-        if twin is not None and keys[position]
+        (x_all[other], y_all[position])
+        for position, other in enumerate(cell["aligned_position"].to_list())
+        if other is not None and keys[position]
     ]
     x, y = np.array([p for p in pairs if np.isfinite(p).all()]).reshape(-1, 2).T
     return x, y

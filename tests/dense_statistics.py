@@ -297,7 +297,7 @@ def deviation(case: Case, intervention: str, queries: str, wanted: Any, backend:
 def combinations(intervention: str, mask: str) -> list[str]:
     """The `queries` that go with an intervention and a mask, those of `generate` included."""
     late = intervention in ("knockout generated", "knockout predicts")
-    # ARM refuses a 4-D mask, which does not tell padding.
+    # ARM refuses a 4-D mask, because it does not mark padding.
     if (late and mask not in GENERATED) or (intervention, mask) == ("arm", "4-D"):
         return []
     return [q for q in QUERIES if q not in ("generated", "predicts") or mask in GENERATED]

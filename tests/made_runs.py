@@ -69,15 +69,15 @@ def made_run(
             of_prompt = random.normal(0, 0.15, len(classes))
             for condition, filler in conditions.items():
                 where = {"model": model, "prompt": prompt, "condition": condition}
-                seams = 2 if filler else 0
-                total = length + filler + seams
+                boundary = 2 if filler else 0
+                total = length + filler + boundary
                 cells.append(
                     where
                     | {
                         "cell": f"{m}-{prompt}-{condition}",
                         "tokens": total,
                         "filler_tokens": filler,
-                        "boundary_tokens": seams,
+                        "boundary_tokens": boundary,
                         "base_boundary_tokens": 0,
                         "generated_tokens": 0,
                         "generated": None,
@@ -245,17 +245,21 @@ def _tokens(
     spread = texts or ("The", " sky", " is", " #", " *", " ", "blue", "\n", ".", " why")
     cut = length // 3
     made = []
-    seams = 1 if filler else 0
+    boundary = 1 if filler else 0
     roles = (
         [("text", i) for i in range(cut)]
-        + [("boundary", None)] * seams
+        + [("boundary", None)] * boundary
         + [("filler", None)] * filler
-        + [("boundary", None)] * seams
+        + [("boundary", None)] * boundary
         + [("text", i) for i in range(cut, length)]
     )
-    for position, (role, twin) in enumerate(roles):
+    for position, (role, aligned) in enumerate(roles):
         text = (
-            "/" if role == "filler" else "\n" if role == "boundary" else spread[twin % len(spread)]
+            "/"
+            if role == "filler"
+            else "\n"
+            if role == "boundary"
+            else spread[aligned % len(spread)]
         )
         made.append(
             where
@@ -263,7 +267,7 @@ def _tokens(
                 "position": position,
                 "id": position % 97,
                 "text": text,
-                "aligned_position": twin,
+                "aligned_position": aligned,
                 "role": role,
             }
             | {"class": classes[position % len(classes)], "regions": ["question"]}

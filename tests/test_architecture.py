@@ -1,6 +1,4 @@
-"""The house rules a machine can check: public names, the import ladder, short functions, a cheap
-import.
-"""
+"""Rules of the code: public names, dependency order of packages, short functions, light imports."""
 
 import ast
 import subprocess
@@ -24,8 +22,8 @@ PUBLIC = [
     "watch",
 ]
 
-# Bottom to top. A room imports from rooms below it (and from itself), never from above.
-LADDER = [
+# Dependency order. A package imports only itself and packages before it in this list.
+ORDER = [
     "errors",
     "memory",
     "paths",
@@ -50,20 +48,20 @@ LADDER = [
     "evaluate",
     "cli",
 ]
-# Parquet is the wall: what measures never draws, what draws never loads a model.
-# The question and the run are on both sides, so they know neither.
-RIGHT_OF_THE_WALL = ["spec", "run", "recipes", "stats", "figures", "report"]
-# Charts are made in one room; whoever wants one asks it, also those above the wall.
-DRAW = {"altair": ["figures"], "vl_convert": ["figures", "web"]}
-# Whose modules load torch when they are imported; all others only when something is measured.
+# Measurement code never imports plotting code, and readers of runs never load a model: they share
+# only the Parquet files. `spec` and `run` are used by both sides.
+READERS = ["spec", "run", "recipes", "stats", "figures", "report"]
+# The only packages that may import these libraries for charts.
+CHART_LIBRARIES = {"altair": ["figures"], "vl_convert": ["figures", "web"]}
+# Packages whose modules import torch; all others import it only inside functions.
 LOAD_TORCH = ["kernels", "capture", "interventions", "experiment", "evaluate"]
 
-LONGEST = 60
-"""Lines of a function, with its docstring."""
-LONGER = {
+MAX_LINES = 60
+"""Maximum number of lines of a function, without its docstring."""
+LONG_FUNCTIONS = {
     "kernels/triton_jit.py: columns": "one Triton program: its tile lives in registers throughout",
 }
-"""What may be longer, and why."""
+"""Longer functions, with the reason."""
 
 
 def imports_of(path: Path) -> set[str]:
@@ -81,9 +79,9 @@ def imports_of(path: Path) -> set[str]:
 def modules() -> list[tuple[str, Path]]:
     found = []
     for path in sorted(SOURCE.rglob("*.py")):
-        room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
-        if room not in ("__init__", "__main__"):
-            found.append((room, path))
+        package = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        if package not in ("__init__", "__main__"):
+            found.append((package, path))
     return found
 
 
@@ -93,37 +91,41 @@ def test_public_names() -> None:
         assert getattr(attnscope, name).__module__.startswith("attnscope.")
 
 
-def test_every_room_is_on_the_ladder() -> None:
-    assert {room for room, _ in modules()} == set(LADDER)
+def test_every_package_is_in_the_order() -> None:
+    assert {package for package, _ in modules()} == set(ORDER)
 
 
-def test_imports_go_down_the_ladder() -> None:
+def test_imports_follow_the_order() -> None:
     wrong = []
-    for room, path in modules():
+    for package, path in modules():
         for name in imports_of(path):
             parts = name.split(".")
-            ours = parts[0] == "attnscope" and len(parts) > 1 and parts[1] in LADDER
-            if ours and LADDER.index(parts[1]) > LADDER.index(room):
+            ours = parts[0] == "attnscope" and len(parts) > 1 and parts[1] in ORDER
+            if ours and ORDER.index(parts[1]) > ORDER.index(package):
                 wrong.append(f"{path.relative_to(SOURCE)} imports {name}")
     assert not wrong
 
 
-def test_the_wall() -> None:
+def test_readers_of_runs_load_no_model_and_others_draw_no_chart() -> None:
     wrong = []
-    for room, path in modules():
+    for package, path in modules():
         packages = {name.split(".")[0] for name in imports_of(path)}
-        drawn = [name for name, rooms in DRAW.items() if name in packages and room not in rooms]
-        loaded = packages & {"torch", "transformers"} if room in RIGHT_OF_THE_WALL else ()
+        drawn = [
+            name
+            for name, packages_allowed in CHART_LIBRARIES.items()
+            if name in packages and package not in packages_allowed
+        ]
+        loaded = packages & {"torch", "transformers"} if package in READERS else ()
         wrong += [f"{path.relative_to(SOURCE)} imports {name}" for name in (*drawn, *loaded)]
     assert not wrong
 
 
-def test_only_what_measures_loads_a_model_library() -> None:
-    """Also not by way of something else it imports."""
+def test_only_measuring_packages_import_a_model_library() -> None:
+    """Directly or through another import."""
     names = [
         ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
-        for room, path in modules()
-        if room not in LOAD_TORCH
+        for package, path in modules()
+        if package not in LOAD_TORCH
     ]
     assert len(names) > 150
     probe = (
@@ -148,9 +150,9 @@ def test_functions_are_short() -> None:
         f"{path.relative_to(SOURCE).as_posix()}: {node.name}"
         for _, path in modules()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef) and lines_of(node) > LONGEST
+        if isinstance(node, ast.FunctionDef) and lines_of(node) > MAX_LINES
     }
-    assert long == LONGER.keys()
+    assert long == LONG_FUNCTIONS.keys()
 
 
 def test_import_is_cheap() -> None:

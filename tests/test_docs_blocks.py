@@ -33,7 +33,7 @@ def executed(page: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the runs and files that the pages name."""
+    """A folder with the runs and files that the pages use."""
     made_here = tmp_path_factory.mktemp("docs")
     run(token_types(prompts=6), made_here / "runs" / "token-types")
     slashes = make_experiment(
@@ -69,13 +69,13 @@ def test_the_blocks_of_a_page_run(page: str, folder: Path, monkeypatch: pytest.M
 
 
 def test_help_lists_what_there_is() -> None:
-    def said(command: str) -> set[str]:
+    def words_of(command: str) -> set[str]:
         shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
         assert shown.exit_code == 0
         return set(re.findall(r"[\w-]+", shown.output))
 
-    assert {*TABLES, "cells", "prompts"} <= said("query")
-    assert set(RECIPES) <= said("reproduce")
+    assert {*TABLES, "cells", "prompts"} <= words_of("query")
+    assert set(RECIPES) <= words_of("reproduce")
 
 
 def test_every_recipe_is_on_the_page_of_recipes() -> None:

@@ -1,4 +1,4 @@
-"""Every block of docs/how-to.md runs, from top to bottom in one folder, and makes what it says."""
+"""Every block of docs/how-to.md runs, from top to bottom in one folder."""
 
 import re
 import shlex
@@ -27,7 +27,7 @@ def test_the_blocks_of_the_page_run(
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.M | re.S)
     assert len(blocks) == text.count("```") / 2 > 12
     made: dict[str, Any] = {}
-    said: list[str] = []
+    outputs: list[str] = []
     for kind, block in blocks:
         if kind == "python":
             exec(compile(block, str(PAGE), "exec"), made)
@@ -36,12 +36,12 @@ def test_the_blocks_of_the_page_run(
         else:
             for line in block.splitlines():
                 assert line.startswith("attnscope ")
-                asked = shlex.split(line)[1:]
+                arguments = shlex.split(line)[1:]
                 done = CliRunner().invoke(
-                    app, asked, input="Tom has 12 apples.", env={"COLUMNS": "160"}
+                    app, arguments, input="Tom has 12 apples.", env={"COLUMNS": "160"}
                 )
                 assert done.exit_code == 0, (line, done.output, done.exception)
-                said.append(done.output)
+                outputs.append(done.output)
     assert len(made["table"]) == made["frame"].height
     assert set(made["frame"]["layer"]) == set(made["scope"].layers)
     region = made["region"].filter(measure="mass")
@@ -55,5 +55,5 @@ def test_the_blocks_of_the_page_run(
     printed = capsys.readouterr().out
     assert "<Run wording in" in printed
     assert "<Scope of 6 layers" in printed
-    compared = [out for out in said if "entropy" in out and "mass" not in out]
+    compared = [out for out in outputs if "entropy" in out and "mass" not in out]
     assert len(compared) >= 2  # filters keep what was asked for

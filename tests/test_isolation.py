@@ -1,4 +1,4 @@
-"""What conftest.py promises every test, whatever machine it runs on."""
+"""The isolation that conftest.py gives every test, on any machine."""
 
 import os
 import socket
@@ -14,10 +14,10 @@ from local_only import NetworkError
 
 
 def test_the_caches_of_the_user_are_not_used() -> None:
-    own = Path(os.environ["HF_HOME"])
-    assert own.parent.name.startswith("attnscope-tests-")
+    home = Path(os.environ["HF_HOME"])
+    assert home.parent.name.startswith("attnscope-tests-")
     for place in (hub.HF_HOME, hub.HF_HUB_CACHE, hub.HF_TOKEN_PATH):
-        assert Path(place).is_relative_to(own)
+        assert Path(place).is_relative_to(home)
     assert hub.HF_HUB_OFFLINE
     assert fetch.where("smollm2") is None
 

@@ -1,4 +1,4 @@
-"""YAML as plain data: whatever is in a file, it is data or an error in words."""
+"""YAML is plain data: any file gives data or an error with its line."""
 
 from contextlib import suppress
 
@@ -16,7 +16,7 @@ STRANGE = ["!!bool b", "!!timestamp x", "!!int", "!!float x", "!!null x", "!!str
 
 @pytest.mark.parametrize("value", STRANGE)
 @pytest.mark.parametrize("where", ["a: {}", "a:\n- {}", "{}: 1", "{}"])
-def test_what_cannot_be_read_is_an_error_with_its_line(value, where):
+def test_unreadable_values_are_errors_with_a_line(value, where):
     with pytest.raises(InputError) as error:
         parse_yaml("# a comment\n" + where.replace("{}", value), "x.yaml")
     assert error.value.code in ("yaml-value", "yaml-key", "broken-yaml")

@@ -1,4 +1,4 @@
-"""From documents to rows of token ids, with what each token counts in the loss."""
+"""From documents to rows of token ids, with the weight of each token in the loss."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PART = 2000
 
 
 def rows(recipe: Recipe, workers: int) -> tuple[NDArray[np.int16], NDArray[np.uint8]]:
-    """[rows, length] ids and weights in hundredths; 0 where a row is filled up."""
+    """[rows, length] ids and weights in hundredths; 0 for padding."""
     parts = [(recipe, first) for first in range(0, recipe.documents, PART)]
     if workers > 1:
         with Pool(workers) as pool:
@@ -41,12 +41,12 @@ def encode(recipe: Recipe, first: int) -> list[tuple[NDArray[np.int16], NDArray[
     for turns in conversations:
         messages = [{"role": role, "content": text} for role, text in turns]
         full = tokenizer.apply_chat_template(messages, tokenize=False)
-        asked = tokenizer.apply_chat_template(
+        prompt = tokenizer.apply_chat_template(
             messages[:-1], tokenize=False, add_generation_prompt=True
         )
-        assert full.startswith(asked)
+        assert full.startswith(prompt)
         texts.append(full)
-        begins.append(len(asked))
+        begins.append(len(prompt))
     made = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
     out = []
     for ids, offsets, begin in zip(made["input_ids"], made["offset_mapping"], begins, strict=True):
@@ -57,7 +57,7 @@ def encode(recipe: Recipe, first: int) -> list[tuple[NDArray[np.int16], NDArray[
 
 
 def conversations_of(recipe: Recipe, first: int) -> Iterator[Turns]:
-    """The documents from number `first` on. Each part has a seed of its own."""
+    """The documents from number `first`; each part has its own seed."""
     count = min(PART, recipe.documents - first)
     seed = 1_000_003 * (recipe.seed + 1) + first
     if recipe.data == "corpus":

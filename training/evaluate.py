@@ -1,4 +1,4 @@
-"""Exact match of a bundled model on fresh samples.
+"""Exact match of a bundled model on new samples.
 
     python training/evaluate.py spatial-phys math-qwen2        # or no name: all five
     python training/evaluate.py math-qwen2 --level 3 --count 1000
@@ -29,10 +29,10 @@ def fresh(name: str, count: int, level: int | None, seed: int = FRESH) -> list[S
     return list(math_samples(count, seed=seed, level=level))
 
 
-def answers(
-    model: Any, tokenizer: Any, samples: list[Sample], *, longest: int, batch: int = 250
+def completions(
+    model: Any, tokenizer: Any, samples: list[Sample], *, max_new_tokens: int, batch: int = 250
 ) -> list[str]:
-    """What the model writes, greedily, for each sample."""
+    """The greedy completion of each sample."""
     texts = [apply_chat_template(sample.prompt, tokenizer).text for sample in samples]
     order = sorted(range(len(texts)), key=lambda n: len(texts[n]))
     written = [""] * len(texts)
@@ -45,18 +45,18 @@ def answers(
             padding_side="left",
             return_tensors="pt",
         )
-        asked = inputs["input_ids"].shape[1]
+        prompt = inputs["input_ids"].shape[1]
         with torch.no_grad():
             out = model.generate(
                 input_ids=inputs["input_ids"].to(model.device),
                 attention_mask=inputs["attention_mask"].to(model.device),
-                max_new_tokens=longest,
+                max_new_tokens=max_new_tokens,
                 do_sample=False,
                 eos_token_id=tokenizer.eos_token_id,
                 pad_token_id=tokenizer.pad_token_id,
             )
         for n, text in zip(
-            some, tokenizer.batch_decode(out[:, asked:], skip_special_tokens=True), strict=True
+            some, tokenizer.batch_decode(out[:, prompt:], skip_special_tokens=True), strict=True
         ):
             written[n] = text
     return written
@@ -72,8 +72,8 @@ def right(name: str, sample: Sample, answer: str) -> bool:
 
 def accuracy(name: str, model: Any, tokenizer: Any, samples: list[Sample]) -> float:
     """The share of exact answers."""
-    longest = 8 if name.startswith("spatial") else 48
-    written = answers(model, tokenizer, samples, longest=longest)
+    max_new_tokens = 8 if name.startswith("spatial") else 48
+    written = completions(model, tokenizer, samples, max_new_tokens=max_new_tokens)
     hits = [right(name, s, a) for s, a in zip(samples, written, strict=True)]
     return sum(hits) / len(hits)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import attnscope
-import spelled_out as dense
+import biased_attention as dense
 from attnscope.errors import InputError, ModelError
 from families import ENCODERS, FALLBACK, VOCABULARY, build
 from support_errors import raises

@@ -1,6 +1,6 @@
-"""Attention spelled out, with anything added to its scores: what interventions must equal.
+"""Dense float64 attention with a bias added to its scores, for tests of interventions.
 
-Shares no code with the package on purpose: a function of its own in transformers' registry.
+It shares no code with the package on purpose: it is a function in the registry of transformers.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
-NAME = "spelled-out"
+NAME = "biased"
 _added: dict[int, Tensor] = {}
 _weights: dict[int, Tensor] = {}
 
@@ -45,7 +45,7 @@ AttentionMaskInterface.register(NAME, eager_mask)
 
 @contextmanager
 def adding(bias: dict[int, Tensor]) -> Iterator[dict[int, Tensor]]:
-    """Add these [B, H, Q, K] to the scores of these layers; gives the weights of all layers."""
+    """Add a bias [B, H, Q, K] to the scores of these layers; yields the weights of all layers."""
     _added.update(bias)
     try:
         yield _weights
