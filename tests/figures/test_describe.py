@@ -154,7 +154,7 @@ def check_differences(lines: list[str], differences: pl.DataFrame) -> None:
     kind = None
     found: dict[str, list[dict[str, Any]]] = {}
     for line in map(plain, lines):
-        heading = re.fullmatch(r"(Hold up|Do not hold up|Not tested) \((\d+)\):", line)
+        heading = re.fullmatch(r"(Significant|Not significant|Not tested) \((\d+)\):", line)
         if heading:
             kind = heading[1]
             found[kind] = []
@@ -181,14 +181,14 @@ def check_differences(lines: list[str], differences: pl.DataFrame) -> None:
         if row["q"] is None:
             expected.setdefault("Not tested", []).append(row)
         elif row["outcome"] == "different":
-            expected.setdefault("Hold up", []).append(row)
+            expected.setdefault("Significant", []).append(row)
         else:
-            expected.setdefault("Do not hold up", []).append(row)
+            expected.setdefault("Not significant", []).append(row)
     keys = ("layer", "class", "difference", "low", "high", "q", "n")
     assert found == {k: [{c: row[c] for c in keys} for row in v] for k, v in expected.items()}
-    tested = len(expected.get("Hold up", [])) + len(expected.get("Do not hold up", []))
+    tested = len(expected.get("Significant", [])) + len(expected.get("Not significant", []))
     if tested:
-        held = len(expected.get("Hold up", []))
+        held = len(expected.get("Significant", []))
         assert lines[0].startswith(f"{held} of {tested} difference")
 
 

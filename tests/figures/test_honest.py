@@ -213,7 +213,7 @@ def test_intervals_resample_the_chosen_clusters() -> None:
     assert not by.data["low"].equals(plain.data["low"])
     assert by.data["value"].equals(plain.data["value"])
     assert "n = 24 prompts in 8 clusters (document)" in by.caption
-    assert "95 % interval over clusters" in by.description
+    assert "95 % confidence interval over clusters" in by.description
     assert "over clusters" not in plain.description
     few = draw(run, "effect-heads", cluster="document", prompts=list(range(15)))
     assert "in 5 clusters (document)" in few.caption

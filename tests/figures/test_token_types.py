@@ -63,6 +63,7 @@ def test_share_adds_up_to_one() -> None:
     frame = draw(made_run(), "token-types", normalise="share").data
     totals = frame.filter(pl.col("class") == "total")["value"]
     assert totals.to_list() == pytest.approx([1.0] * len(totals))
+    assert draw(made_run(), "token-types", normalize="share").data.equals(frame)
 
 
 def test_heads_can_be_summed_or_chosen() -> None:

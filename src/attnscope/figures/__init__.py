@@ -1,8 +1,8 @@
-"""Figures that travel with their numbers: tables of a run in, charts with data and words out.
+"""Draws figures from the tables of a run: a chart with its data, caption and description.
 
-A figure is one declaration in a file of its own, listed in `registry`. Right of the wall: reads
-tables, never loads a model. Importing this package draws in nothing heavy: each name is fetched
-from its module the first time it is used.
+Every figure is declared in a file of its own and listed in `registry`. This package reads tables
+and never loads a model. Each name is imported from its module on first use, so that importing the
+package is cheap.
 """
 
 from importlib import import_module

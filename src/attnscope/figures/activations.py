@@ -1,8 +1,6 @@
-"""How activations are spread under two conditions, as histograms over each other, with four numbers
-of each beside them: near zero, L1, L2, Gini.
+"""Draws histograms of activations under two conditions, with four statistics of each.
 
-Drawn from `activation_histogram`, `activations` and `activation_gini`. This module must not know
-how they are measured.
+Drawn from `activation_histogram`, `activations` and `activation_gini`.
 """
 
 from typing import Any
@@ -28,12 +26,14 @@ METRICS = {
     "activation_gini": "Gini",
 }
 STEP = 0.05
-"""How wide a bin is."""
+"""Width of a bin."""
 
 
 def _chart(frame: pl.DataFrame, style: Style, *, insets: dict[str, list[str]] | None = None) -> Any:
-    """Steps of `value` from `place` to `end`, a `series` per condition, a panel per `panel`, which
-    has its lines of `insets` in a corner."""
+    """Bars of `value` from `place` to `end`, a `series` per condition, a panel per `panel`.
+
+    `insets` has the lines of text in the corner of each panel.
+    """
     series = frame["series"].unique(maintain_order=True).to_list()
     theme = style.theme
     colours = [theme.without, theme.filled, *theme.series_colours(len(series))][: len(series)]
@@ -44,7 +44,7 @@ def _chart(frame: pl.DataFrame, style: Style, *, insets: dict[str, list[str]] | 
     )
     x = alt.X(
         "place:Q",
-        title="Activation / base's 99th percentile of sizes",
+        title="Activation / 99th percentile of |activation| in the base",
         scale=alt.Scale(domain=[-1, 1], nice=False),
         axis=alt.Axis(grid=False),
     )
@@ -52,7 +52,7 @@ def _chart(frame: pl.DataFrame, style: Style, *, insets: dict[str, list[str]] | 
     def marks(part: pl.DataFrame, first: bool, width: float) -> list[Any]:
         y = alt.Y(
             "value:Q",
-            title="Share (root scale)" if first else "",
+            title="Share (square-root scale)" if first else "",
             stack=None,
             scale=alt.Scale(type="sqrt", zero=True),
             axis=alt.Axis(grid=True, format=".2~g", tickCount=6),
@@ -108,7 +108,7 @@ def _numbers(request: Request) -> FigureNumbers[tuple[ValueRows, dict[str, list[
 
 
 def _inset(request: Request, panel: str, conditions: list[str]) -> list[str]:
-    """A line for each metric: its mean over prompts under every condition."""
+    """One line per statistic: its mean over prompts under each condition."""
     lines = []
     for measure, name in METRICS.items():
         try:
@@ -130,34 +130,37 @@ def _text(
     inside = numbers.data.group_by("panel", "series").agg(pl.col("value").sum())["value"].to_list()
     beyond = 1 - min(inside)
     return FigureText(
-        title="Activations, under one condition and another",
+        title="Distribution of activations under two conditions",
         caption=[
+            "Each bar is the share of activations in a bin, mean over prompts, for "
+            f"{join(conditions)}",
             f"{join(selection.model_names)}, {layers_text(selection.layers)}, {AFTER}",
-            f"Share of all activations in each bin, mean over prompts: {join(conditions)}; at most "
-            f"{number(float(f'{beyond:.2g}'))} lie beyond the axis",
-            "In the corner, in that order: share nearer to zero than the base's ε, mean L1 and L2 "
-            "norm of a token's activations, Gini coefficient of sizes",
+            f"At most {number(float(f'{beyond:.2g}'))} of the activations lie beyond the axis",
+            "Corner, for the conditions in the order of the legend: share of activations near zero "
+            "(below ε of the base), mean L1 and L2 norm of a token's activations, Gini coefficient "
+            "of absolute values",
             prompts_text(request, numbers.data),
             *omissions(selection),
         ],
         models=selection.model_names,
-        overview=f"Histograms over each other, for {join(conditions)}.",
+        overview=f"Overlaid histograms, one for each of {join(conditions)}.",
         axes=[
-            "x: activation, in units of the base's 99th percentile of sizes",
-            "y: share, on a root scale",
+            "x: activation, in units of the 99th percentile of |activation| in the base",
+            "y: share, on a square-root scale",
         ],
         legend=list(conditions),
         quantity="share",
         places={"panel": "{}", "series": "{}", "place": "from {}"},
         split=["panel", "series"],
         notes=[f"{panel}: {'; '.join(lines)}." for panel, lines in insets.items()],
-        no_differences="Bins are not tested one by one; `compare` tests the four numbers.",
+        no_differences="Single bins are not tested; `attnscope compare` tests the four statistics.",
     )
 
 
 FIGURE = Figure(
     name="activations",
-    shows="histograms of activations under two conditions, with near zero, L1, L2 and Gini",
+    shows="histograms of activations under two conditions, with four statistics: share near "
+    "zero, L1, L2, Gini",
     needs="an experiment with `activation_histogram` among its measures has them",
     numbers=_numbers,
     chart=_chart,

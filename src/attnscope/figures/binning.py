@@ -1,7 +1,6 @@
-"""Honest bins for profiles with more tokens than a page has dots: mean, and the range beside it.
+"""Bins profiles that have more positions than a page can show: mean, minimum and maximum.
 
-A bin never leaves a spike out: its minimum and maximum are drawn as a band. This module must not
-know charts.
+A bin hides no spike, because its minimum and maximum are drawn as a band.
 """
 
 from collections.abc import Sequence
@@ -9,16 +8,16 @@ from collections.abc import Sequence
 import polars as pl
 
 PRINT = 600
-"""The most positions a panel shows in print; more are binned."""
+"""Largest number of positions per panel in print; more are binned."""
 FINE = 8_000
-"""The same on the screen, where one can zoom."""
+"""The same for the screen, where readers can zoom."""
 
 
 def binned(frame: pl.DataFrame, limit: int, *, by: Sequence[str]) -> tuple[pl.DataFrame, int]:
     """At most `limit` equal bins over `position` per group, and the bin width in tokens.
 
-    Adds `last` (the last position of the bin), `min`, `max` and `tokens`; without binning, a
-    position is its own bin of one.
+    Adds `last` (the last position of the bin), `min`, `max` and `tokens`. Without binning, each
+    position is a bin of one token.
     """
     if frame.is_empty():
         width = 1

@@ -1,7 +1,6 @@
-"""Descriptions as blocks: sections of lines, lists and tables, written as Markdown and as HTML.
+"""Writes descriptions as Markdown and as HTML from the same blocks: lines, lists and tables.
 
-Both are written from the same blocks, and everything is escaped there, so nothing is trusted. This
-module must not know figures, runs or charts.
+All text is escaped here, because names and tokens may contain anything.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +14,7 @@ from attnscope.figures.text_format import inline, visible
 
 
 class Strong(str):
-    """Text that stands out."""
+    """Bold text."""
 
 
 TextLine = str | tuple[str, ...]
@@ -24,14 +23,14 @@ TextLine = str | tuple[str, ...]
 
 @dataclass(frozen=True)
 class Lines:
-    """Sentences, each on its line."""
+    """Sentences, one per line."""
 
     lines: Sequence[TextLine]
 
 
 @dataclass(frozen=True)
 class Items:
-    """A list, and the line that leads to it."""
+    """A list and the line before it."""
 
     items: Sequence[TextLine]
     lead: TextLine | None = None
@@ -98,7 +97,7 @@ def as_html(sections: Sequence[Section]) -> str:
 
 
 def html_table(frame: pl.DataFrame, *, css_class: str = "") -> str:
-    """A frame as a table that scrolls if it is long; of a `kind` that scripts and styles know."""
+    """A frame as a scrollable HTML table; `css_class` selects its style and scripts."""
     attributes = [' class="number"' if dtype.is_numeric() else "" for dtype in frame.dtypes]
 
     def cells(tag: str, values: Iterable[Any]) -> str:
@@ -122,7 +121,7 @@ def _markdown_table(frame: pl.DataFrame) -> str:
 
 
 def html_properties(values: Mapping[str, Any]) -> str:
-    """Names and values as an HTML table, nested ones in a line."""
+    """Names and values as an HTML table; nested values are written in one line."""
     rows = "".join(
         f"<tr><th>{escape(str(k))}</th><td>{escape(_value_text(v))}</td></tr>"
         for k, v in values.items()

@@ -1,6 +1,6 @@
-"""What single queries look at, over their places in the text, or over the tokens of an answer.
+"""Draws per-query values over the positions of the text or over the tokens of the completion.
 
-Drawn from `by_query`. This module must not know how it is measured.
+Drawn from `by_query`.
 """
 
 from dataclasses import replace
@@ -21,8 +21,8 @@ MEASURES = {
     "query_weight": "Attention weight",
     "query_entropy": "Entropy (nats)",
 }
-"""What can be shown, with the name of its axis."""
-ALONG = {"text": "Position of the query", "answer": "New token"}
+"""Measures that can be drawn, with the title of the axis."""
+ALONG = {"text": "Position of the query", "answer": "Generated token"}
 
 
 def _chart(
@@ -43,7 +43,7 @@ def _numbers(request: Request) -> FigureNumbers[SeriesContext]:
 
 
 def _measure(request: Request) -> str:
-    """The one asked for, else the first that the run has."""
+    """The chosen measure, or the first that the run has."""
     measures = (
         request.run.by_query.select(pl.col("measure").unique()).collect()["measure"].to_list()
     )
@@ -57,7 +57,7 @@ def _measure(request: Request) -> str:
 
 
 def _along_answers(request: Request, table: pl.LazyFrame) -> pl.LazyFrame:
-    """The queries that new tokens were predicted from, counted by those tokens, from 1."""
+    """The queries that predicted the generated tokens, numbered by those tokens from 1."""
     if request.run.experiment.bin > 1:
         raise AbsentError(
             f"this run has bins of {request.run.experiment.bin} queries, so there is no value per "
@@ -79,13 +79,13 @@ def _along_answers(request: Request, table: pl.LazyFrame) -> pl.LazyFrame:
 
 
 def _size(request: Request, numbers: FigureNumbers[SeriesContext]) -> int:
-    """How many positions a point of a line is the mean of."""
+    """Number of positions that one point of a line averages."""
     *_, width = numbers.context
     return max(width, request.run.experiment.bin)
 
 
 def _across(request: Request, size: int) -> str:
-    bins = f" (bins of {size}, by their first)" if size > 1 else ""
+    bins = f" (first of each bin of {size})" if size > 1 else ""
     return ALONG[request.options["along"]] + bins
 
 
@@ -98,31 +98,34 @@ def _text(numbers: FigureNumbers[SeriesContext], request: Request) -> FigureText
     binned = f", means over {size} positions" if size > 1 else ""
     return series_text(
         *(numbers, request, selection, lines, "mean over layers and heads"),
-        f"{what} of single queries{binned}, not normalised further; queries: {selection.queries}; "
+        f"{what} per query{binned}, raw values; queries: {selection.queries}; "
         f"condition: {', '.join(selection.conditions)}",
-        x=("position", "new token {}" if answers else "position {}"),
-        late=f"; later {'tokens are of longer answers' if answers else 'places of longer texts'} "
-        "alone",
-        title="What single queries look at, "
-        + ("token by token of the answer" if answers else "over the text"),
+        x=("position", "generated token {}" if answers else "position {}"),
+        late=f"; late positions exist only in the longer {'completions' if answers else 'texts'}",
+        title=f"{what.partition(' (')[0]} of each query, "
+        + ("by generated token" if answers else "by position in the text"),
         overview=f"Lines over {across}, one for each of {join(lines)}.",
         axes=[f"x: {across}, from {1 if answers else 0}", f"y: {what.lower()}"],
         quantity=what.lower(),
-        no_differences="Values by query, not differences.",
+        no_differences="The figure shows values; differences are not tested.",
     )
 
 
 FIGURE = Figure(
     name="by-query",
-    shows="mass, weight or entropy of single queries over the text, or over an answer",
+    shows="per-query mass, weight or entropy over the text or over the completion",
     needs="an experiment with `query_mass`, `query_weight` or `query_entropy` has them",
     numbers=_numbers,
     chart=_chart,
     text=_text,
     options={
         "measure": Option(
-            help="`measure` query_mass, query_weight, query_entropy", known=(None, *MEASURES)
+            help="`measure`: query_mass, query_weight or query_entropy; default: the first in "
+            "the run",
+            known=(None, *MEASURES),
         ),
-        "along": Option(help="`along` text, answer", known=tuple(ALONG)),
+        "along": Option(
+            help="`along`: text (default) or answer (the completion)", known=tuple(ALONG)
+        ),
     },
 )

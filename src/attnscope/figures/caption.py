@@ -1,7 +1,4 @@
-"""Captions: every one says models, layers, heads, queries, keys, normalisation and n.
-
-This module must not know charts.
-"""
+"""Builds captions: models, layers, heads, queries, keys, normalisation and n."""
 
 from __future__ import annotations
 
@@ -20,16 +17,16 @@ if TYPE_CHECKING:
     from attnscope.figures.figure import Request
     from attnscope.run.store import Run
 
-HOLLOW = "Hollow points have no interval: too few prompts, or all alike"
+HOLLOW = "Hollow points have no interval: too few prompts, or all values are equal"
 
 
 def caption(parts: Sequence[str]) -> str:
-    """The parts as sentences; what is empty is left out."""
+    """Joins the parts as sentences; empty parts are skipped."""
     return " ".join(f"{part.rstrip('.')}." for part in parts if part)
 
 
 def bundled_note(run: Run, models: Sequence[str]) -> str:
-    """What is said of bundled models, which are tiny and trained by this project; or nothing."""
+    """The note on bundled models, which are tiny and trained by this project; empty if none."""
     known = run.environment.get("models", {})
     small = [m for m in models if known.get(m, {}).get("bundled")]
     if not small:
@@ -41,38 +38,38 @@ def bundled_note(run: Run, models: Sequence[str]) -> str:
 
 
 def unfinished_note(run: Run) -> str:
-    """What is said of a run that was stopped, or nothing."""
+    """The note on an unfinished run; empty if the run is complete."""
     if run.complete:
         return ""
     return (
-        f"The run is not finished: all this rests on the {count(run.cells.height, 'cell')} so far"
+        f"The run is not finished: these results use the {count(run.cells.height, 'cell')} so far"
     )
 
 
 def layers_text(layers: Sequence[int], total: int | None = None) -> str:
-    """`layers 0, 16, 20, 27 (counted from 0)`, and of how many in the run where that is more."""
+    """`layers 0, 16, 20, 27 (counted from 0)`; adds the number in the run if it is larger."""
     word = "layer" if len(set(layers)) == 1 else "layers"
     some = f", of {total} in the run" if total is not None and len(layers) < total else ""
     return f"{word} {ranges(layers, 3)} (counted from 0){some}"
 
 
 def scope_text(run: Run, combine: str, selection: ValueRows, total: int | None = None) -> str:
-    """Models, layers (of how many) and how heads are combined."""
+    """Models, layers and how heads are combined."""
     layers = layers_text(selection.layers, total)
     return f"{join(selection.model_names)}, {layers}, {heads_text(run, combine, selection)}"
 
 
 def hollow(frame: pl.DataFrame) -> str:
-    """What is said of points without an interval that others have, or nothing."""
+    """The note on points without an interval; empty if all or none have one."""
     none = frame["low"].null_count()
     return HOLLOW if 0 < none < frame.height else ""
 
 
 def heads_text(run: Run, combine: str, selection: ValueRows) -> str:
-    """`mean over all heads`, `mean over heads 0, 1, 7 (of 8)`, `head 3`: those in the rows."""
+    """`mean over all heads`, `mean over heads 0, 1, 7 (of 8)` or `head 3`, from the rows."""
     heads = selection.frame["head"].drop_nulls().unique().sort().to_list()
     if not heads:
-        return "the whole layer"
+        return "one value per layer"
     if len(heads) == 1:
         return f"head {heads[0]} (counted from 0)"
     known = run.environment.get("models", {})
@@ -82,13 +79,17 @@ def heads_text(run: Run, combine: str, selection: ValueRows) -> str:
     which = "all heads" if every else f"heads {ranges(heads, 3)}{of}"
     text = {"mean": "mean", "sum": "sum", "max": "maximum"}[combine] + f" over {which}"
     if run.experiment.combine == "each" and combine == "mean":
-        text += " (the experiment says each: `head-map` and `effect-heads` show every head)"
+        text += " (`head-map` and `effect-heads` show each head)"
     return text
 
 
 def keys_text(keys: str) -> str:
-    """`keys: all`, and of what is left out that nothing takes its place."""
-    note = " (the first left out, the others not scaled up)" if keys == "not-first" else ""
+    """`keys: all`; for `not-first` a note that the other masses stay as they are."""
+    note = (
+        " (the first token is excluded; the other weights are not rescaled)"
+        if keys == "not-first"
+        else ""
+    )
     return f"keys: {keys}{note}"
 
 
@@ -101,26 +102,30 @@ def settings_text(selection: ValueRows) -> str:
 
 
 def omissions(selection: ValueRows, why: str = "") -> list[str]:
-    """Classes without a token, and values that are not defined."""
+    """Sentences on classes without tokens and on undefined values."""
     undefined = selection.undefined
     return [
-        f"No text has a token of {join(selection.absent, 'or')}" if selection.absent else "",
-        f"{undefined} undefined values{why} are left out" if undefined else "",
+        f"No prompt contains a token of the class {join(selection.absent, 'or')}"
+        if selection.absent
+        else "",
+        f"{undefined} undefined values{why} are excluded" if undefined else "",
     ]
 
 
 def prompts_text(
     request: Request, frame: pl.DataFrame, *, interval: bool = False, drawn: str = ""
 ) -> str:
-    """`n = 64 prompts`, with what the interval is and how it is drawn, or that there is none."""
+    """`n = 64 prompts`, and what the intervals are, or why there are none."""
     least, most = min(frame["n"]), max(frame["n"])
     n = f"n = {count(most, 'prompt')}" if least == most else f"n = {least} to {most} prompts"
     shown = list(request.choice.prompts or request.run.cells["prompt"].unique())
     n = f"{n} {request.units.describe(shown)}".rstrip()
     if min(most, request.units.count(shown)) < MINIMUM:
-        return f"{n}, so there are no intervals (they need {MINIMUM})"
-    how = f"95 %, Student's t widened for skewness, over {request.unit_name}"
-    return f"{n}; intervals: {how}{drawn}{unreliable_text(frame)}" if interval else n
+        return f"{n}; no confidence intervals (they need at least {MINIMUM} {request.unit_name})"
+    if not interval:
+        return n
+    how = f"95 % confidence intervals over {request.unit_name}{drawn}"
+    return f"{n}; {how} (Student's t, corrected for skewness){unreliable_text(frame)}"
 
 
 def line_caption(
@@ -134,12 +139,16 @@ def line_caption(
     why: str = "",
     total: int | None = None,
 ) -> list[str]:
-    """Of a chart of values with their intervals: models, layers (of how many) and `how` heads are
-    combined; `what` is shown; prompts and intervals; what has none, and what is left out."""
+    """The caption of a chart of values with intervals.
+
+    `what` is shown: the first sentence opens the caption. `how` heads are combined; `drawn` is how
+    intervals are drawn; `late` is a note on late positions, `why` on undefined values.
+    """
     prompts = prompts_text(request, data, interval=intervals(data), drawn=drawn)
     return [
+        *what[:1],
         f"{join(selection.model_names)}, {layers_text(selection.layers, total)}, {how}",
-        *what,
+        *what[1:],
         f"{prompts}{late}",
         hollow(data),
         *omissions(selection, why),
@@ -147,7 +156,7 @@ def line_caption(
 
 
 def unreliable_text(frame: pl.DataFrame) -> str:
-    """How many intervals are unreliable, or nothing."""
+    """The number of unreliable intervals; empty if there are none."""
     if "unreliable" not in frame.columns or not (some := int(frame["unreliable"].sum())):
         return ""
     known = frame.height - frame["low"].null_count()

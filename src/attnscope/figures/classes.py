@@ -1,6 +1,6 @@
-"""Every class of tokens over all layers, as lines or as a stacked area: its mass, or its lift.
+"""Draws the mass or lift of every token class over layers, as lines or as a stacked area.
 
-Drawn from `mass`. This module must not know how a mass is measured.
+Drawn from `mass`.
 """
 
 from typing import Any
@@ -58,7 +58,7 @@ def by_class(
     }
     frame = in_order(frame, **orders)
     if form == "area":
-        # The first class of the legend stands on top.
+        # The first class of the legend is on top.
         top = pl.col("value").cum_sum(reverse=True).over("model", "layer")
         frame = frame.with_columns(top.alias("top"))
         frame = frame.with_columns((pl.col("top") - pl.col("value")).alias("bottom"))
@@ -79,13 +79,13 @@ def by_class(
 def class_text(
     numbers: FigureNumbers[ValueRows], request: Request, *, what: str, **fields: Any
 ) -> FigureText:
-    """What the figures of classes over layers say alike; `what` was measured."""
+    """The text of a figure of classes over layers; `what` is its first sentence."""
     selection = numbers.context
     interval = numbers.settings["form"] == "lines" and intervals(numbers.data)
     return FigureText(
         caption=[
-            scope_text(request.run, request.combine, selection),
-            f"{what}; {settings_text(selection)}",
+            what,
+            f"{scope_text(request.run, request.combine, selection)}; {settings_text(selection)}",
             prompts_text(request, numbers.data, interval=interval, drawn=", drawn as bands"),
             hollow(numbers.data) if interval else "",
             *omissions(selection),
@@ -105,8 +105,9 @@ def _text(numbers: FigureNumbers[ValueRows], request: Request) -> FigureText:
     return class_text(
         numbers,
         request,
-        what="Attention summed over the keys of a class, mean over queries (mass)",
-        title="Attention to every class of tokens, layer by layer",
+        what="Each line is the mass of one token class: attention summed over its keys, mean over "
+        "queries",
+        title="Attention to each token class, by layer",
         overview=f"{what}, over {len(numbers.context.layers)} layers; a panel per model: "
         f"{', '.join(numbers.context.models)}.",
         axes=[
@@ -119,14 +120,14 @@ def _text(numbers: FigureNumbers[ValueRows], request: Request) -> FigureText:
 
 FIGURE = Figure(
     name="classes",
-    shows="mass of every class over layers",
+    shows="mass of each token class over layers",
     needs=NEEDS,
     numbers=lambda request: by_class(request, "mass", request.options["form"]),
     chart=chart,
     text=_text,
     height=260,
     options={
-        "form": Option(help="`form` lines, area", known=("lines", "area")),
+        "form": Option(help="`form`: lines (default) or area", known=("lines", "area")),
         "combine": COMBINE,
     },
 )

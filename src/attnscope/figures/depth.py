@@ -1,6 +1,6 @@
-"""Entropy and first-token mass over depth: how spread attention is, and how much a sink takes.
+"""Draws entropy and first-token mass over layers.
 
-Drawn from `entropy` and `first_token`. This module must not know how they are measured.
+Drawn from `entropy` and `first_token`.
 """
 
 from typing import Any
@@ -20,8 +20,8 @@ from attnscope.stats.tables import combine, possible
 MEASURES = {"entropy": "Entropy (nats)", "first_token": "First-token mass"}
 TITLES = {"entropy": "entropy", "first_token": "first-token mass"}
 ABOUT = {
-    "entropy": "Entropy of a query's attention in nats",
-    "first_token": "attention of a query on the first token",
+    "entropy": "entropy of a query's attention in nats",
+    "first_token": "attention of a query to the first token",
 }
 
 
@@ -65,7 +65,7 @@ def _text(numbers: FigureNumbers[ValueRows], request: Request) -> FigureText:
     selection = numbers.context
     measures = numbers.data["measure"].unique(maintain_order=True).to_list()
     return FigureText(
-        title=f"{' and '.join(TITLES[m] for m in measures).capitalize()}, layer by layer",
+        title=f"{' and '.join(TITLES[m] for m in measures).capitalize()}, by layer",
         caption=line_caption(
             *(
                 request,
@@ -73,9 +73,10 @@ def _text(numbers: FigureNumbers[ValueRows], request: Request) -> FigureText:
                 selection,
                 heads_text(request.run, request.combine, selection),
             ),
-            f"{' and '.join(ABOUT[m] for m in measures)}, mean over queries; not normalised "
-            f"further; queries: {selection.queries}; "
-            f"{keys_text(selection.keys)}; condition: {', '.join(selection.conditions)}",
+            f"Each line is one model: {' and '.join(ABOUT[m] for m in measures)}, mean over "
+            "queries",
+            f"Raw values; queries: {selection.queries}; {keys_text(selection.keys)}; condition: "
+            f"{', '.join(selection.conditions)}",
         ),
         models=selection.model_names,
         overview=f"Lines over {len(selection.layers)} layers, a panel per measure "

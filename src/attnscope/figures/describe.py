@@ -1,8 +1,6 @@
-"""What a figure shows, in words: computed from its data, so that every stated value, extreme and
-order can be checked against them.
+"""Describes a figure in sentences that are computed from its data.
 
-The sentences are built from few fixed forms on purpose: a reader learns them once, and a test can
-read them back. This module must not know charts.
+The sentences have a few fixed forms: readers learn them once, and tests compare them with the data.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,18 +17,18 @@ from attnscope.stats.intervals import MINIMUM
 from attnscope.stats.paired import OUTCOMES
 
 SHORT = 6
-"""The most statements about extremes in the short form."""
+"""Largest number of statements about extremes in the short form."""
 TIES = 5
-"""The most places named for one extreme; further ones are counted."""
+"""Largest number of places named for one extreme; further ones are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FigureText:
-    """What a figure says about itself beyond its numbers."""
+    """Title, caption and description of a figure, beside its numbers."""
 
     title: str
     caption: Sequence[str]
-    """Sentences; what is empty is left out."""
+    """Sentences; empty ones are skipped. The first one is what the reader sees."""
     models: Sequence[str]
     """The models shown."""
     overview: str
@@ -39,18 +37,18 @@ class FigureText:
     value: str = "value"
     """The column of the data with the quantity shown."""
     quantity: str
-    """Its name."""
+    """Name of the quantity shown."""
     places: Mapping[str, str]
-    """The columns that say where a value stands, each with a form such as `layer {}`."""
+    """The columns that locate a value, each with a form such as `layer {}`."""
     order: str | None = None
-    """The place whose values are put in order within each of the others."""
+    """The column whose values are ranked within each combination of the others."""
     parts: Mapping[str, pl.Expr] = field(default_factory=dict)
-    """Parts of the data that have their own extremes; none: all of it is one."""
+    """Parts of the data with their own extremes; empty: the data are one part."""
     split: Sequence[str] = ()
-    """Places whose values each have their own extremes."""
+    """Columns whose values each have their own extremes."""
     notes: Sequence[str] = ()
-    no_differences: str = "One model only: there is nothing to compare with."
-    """Said where there are no differences."""
+    no_differences: str = "There is only one model, so nothing is compared."
+    """The sentence that stands in place of differences."""
 
 
 def described(
@@ -60,7 +58,7 @@ def described(
     claims: Section | None = None,
     over: str = "prompts",
 ) -> tuple[list[Section], str]:
-    """The sections of a figure that shows `data`, and all of it in one paragraph."""
+    """The sections of a figure of `data`, and the same in one paragraph."""
     extremes = _extremes(data, text)
     summary, groups = _differences(differences, text, over)
     order, notes = _order(data, text), list(text.notes)
@@ -82,7 +80,7 @@ def described(
 
 
 def _location(row: Mapping[str, Any], places: Mapping[str, str]) -> str:
-    """`layer 0, Qwen-Phys, star`: where a row stands, with what is null left out."""
+    """`layer 0, Qwen-Phys, star`: the location of a row; null columns are skipped."""
     named = [
         form.format(visible(row[column]))
         for column, form in places.items()
@@ -92,7 +90,7 @@ def _location(row: Mapping[str, Any], places: Mapping[str, str]) -> str:
 
 
 def _parts(data: pl.DataFrame, text: FigureText) -> list[tuple[str, pl.DataFrame]]:
-    """The parts that have extremes of their own, each with its name in brackets."""
+    """The parts with their own extremes, each with its name in brackets."""
     parts = []
     for name, keep in (text.parts or {"": pl.lit(True)}).items():
         part = data.filter(keep)
@@ -109,7 +107,7 @@ def _parts(data: pl.DataFrame, text: FigureText) -> list[tuple[str, pl.DataFrame
 def _extremes(data: pl.DataFrame, text: FigureText) -> list[str]:
     lines = []
     places = {c: form for c, form in text.places.items() if c not in text.split}
-    # What rests on fewer prompts than the rest is told with its n.
+    # A value of fewer prompts than the others gets its n.
     most_prompts = data["n"].max() if "n" in data.columns else None
 
     def location(row: Mapping[str, Any]) -> str:
@@ -162,7 +160,7 @@ def _order(data: pl.DataFrame, text: FigureText) -> list[str]:
 def _differences(
     differences: pl.DataFrame | None, text: FigureText, over: str
 ) -> tuple[list[str], list[Items]]:
-    """What holds up, as `compare` finds, and what does not: in general, and one by one."""
+    """The significant, other and untested differences: a summary, then a list of each."""
     if differences is None or differences.is_empty():
         return [text.no_differences], []
     untested = differences.filter(pl.col("q").is_null())
@@ -171,23 +169,25 @@ def _differences(
     yes, no = tested.filter(holds), tested.filter(~holds)
     if tested.is_empty():
         lines = [
-            f"No test of any of {count(differences.height, 'difference')}: "
-            f"a test over {over} needs at least {MINIMUM}."
+            f"None of {count(differences.height, 'difference')} is tested: "
+            f"a test needs at least {MINIMUM} {over}."
         ]
     else:
         lines = [
             f"{yes.height} of {count(tested.height, 'difference')} "
-            f"{'holds' if yes.height == 1 else 'hold'} up: the 95 % interval over {over} "
-            f"excludes 0, and q < {LEVEL}.",
+            f"{'is' if yes.height == 1 else 'are'} significant: the 95 % confidence interval over "
+            f"{over} excludes 0, and q < {LEVEL}.",
             f"q: p ({TESTED}), corrected by Benjamini–Hochberg over the layers (and heads) shown "
-            "here. The intervals are those of single differences; differences are "
-            "computed before rounding.",
+            "here. Intervals are not corrected. Differences are computed before rounding.",
         ]
     if "paired" in differences.columns and not differences["paired"].all():
         lines[0] += " Unpaired: the two were measured on different prompts."
     if differences["minus"].n_unique() == 1 < PAIRED <= differences["of"].n_unique():
-        lines.append(f"Of so many, each is compared with {visible(differences['minus'][0])} alone.")
-    groups = (("Hold up", yes), ("Do not hold up", no), ("Not tested", untested))
+        lines.append(
+            "There are many models, so each is compared only with "
+            f"{visible(differences['minus'][0])}."
+        )
+    groups = (("Significant", yes), ("Not significant", no), ("Not tested", untested))
     return lines, [
         Items(
             [_difference(row, text) for row in part.to_dicts()],

@@ -1,6 +1,6 @@
-"""A difference in every head: layers by heads, with the heads that pass the correction marked.
+"""Draws a difference in each head, layers by heads; significant heads are marked.
 
-Drawn from any measure that has heads. This module must not know how it was measured.
+Drawn from any measure that has heads.
 """
 
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ SHOW = {"difference": "Difference", "effect": "Standardised effect"}
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared, and how."""
+    """The two sides of the comparison and the test."""
 
     selection: ValueRows
     measure: str
@@ -39,9 +39,9 @@ class Comparison:
     of: str
     minus: str
     fixed: str
-    """The condition, or the model, that both are of."""
+    """The condition (or the model) of both sides."""
     tested: str
-    """What was tested, in words."""
+    """The sentence on the tests."""
 
 
 def _chart(
@@ -49,7 +49,7 @@ def _chart(
 ) -> Any:
     """A matrix of `layer` by `head` per `item`, dots where `significant`.
 
-    Columns: these, and `difference` or `effect`, whichever is to `show`.
+    Columns: these, and `difference` or `effect`, as `show` selects.
     """
     most = max((abs(v) for v in frame[show].drop_nulls()), default=0.0) or 1.0
     return head_matrices(
@@ -75,7 +75,7 @@ def _numbers(request: Request) -> FigureNumbers[Comparison]:
     values = selection.frame.filter(pl.col("head").is_not_null(), pl.col(held) == fixed)
     items = selection.items
     if request.choice.items is None and measure == "mass":
-        # Of the two that are compared: other conditions may well have tokens of a class.
+        # Only the two sides count: other conditions may have tokens of a class.
         absent = without_tokens(values.filter(pl.col(over).is_in([of, minus])), items)
         items = [c for c in items if c not in absent]
         selection = replace(selection, absent=selection.absent + absent)
@@ -101,7 +101,7 @@ def _numbers(request: Request) -> FigureNumbers[Comparison]:
         f"Dots: {frame['significant'].sum()} of {count(tests, 'test')} with q < {LEVEL} (p: "
         f"{TESTED}; Benjamini–Hochberg over layers × heads of a panel)"
         if tests
-        else f"No tests: fewer {request.unit_name} than the {MINIMUM} that a p-value needs"
+        else f"No tests: a p-value needs at least {MINIMUM} {request.unit_name}"
     )
     return FigureNumbers(
         measures=[measure],
@@ -114,7 +114,7 @@ def _numbers(request: Request) -> FigureNumbers[Comparison]:
 
 
 def _pair(selection: ValueRows, base: str, over: str | None) -> tuple[Over, str, str]:
-    """What is compared: over models, or over conditions; the first, and what is taken from it."""
+    """What is compared (model or condition), the first side, and the side subtracted from it."""
     variants = [c for c in selection.conditions if c != base]
     if over != "condition" and len(selection.models) > 1:
         return "model", selection.models[1], selection.models[0]
@@ -139,14 +139,15 @@ def _text(numbers: FigureNumbers[Comparison], request: Request) -> FigureText:
     classes = f"; class set: {selection.classes}" if selection.classes else ""
     panels = join(numbers.data["item"].unique(maintain_order=True).to_list())
     return FigureText(
-        title=f"{context.measure.capitalize()}: {context.of} against {context.minus}, head by head",
+        title=f"{context.measure.capitalize()}: {context.of} against {context.minus}, by head",
         caption=[
-            f"{context.of} minus {context.minus}, {held} {context.fixed}; "
-            f"{layers_text(selection.layers)}, every head by itself",
-            f"{context.measure}, not normalised further; queries: {selection.queries}; "
+            f"Each cell is one head: {context.measure}, {context.of} minus {context.minus}, {held} "
+            f"{context.fixed}",
+            context.tested,
+            f"{layers_text(selection.layers)}; {context.measure}, raw values; queries: "
+            f"{selection.queries}; "
             f"{keys_text(selection.keys)}{classes}",
             f"{prompts_text(request, numbers.data)}; paired by prompt",
-            context.tested,
             *omissions(selection),
         ],
         models=[context.of, context.minus] if context.over == "model" else [context.fixed],
@@ -174,7 +175,7 @@ def _text(numbers: FigureNumbers[Comparison], request: Request) -> FigureText:
 
 FIGURE = Figure(
     name="effect-heads",
-    shows="layers × heads: the difference of a measure; heads with q < 0.05 are dotted",
+    shows="layers × heads: the difference of a measure; a dot marks heads with q < 0.05",
     needs="an experiment that has this measure, with two models or two conditions, has it",
     numbers=_numbers,
     chart=_chart,
@@ -182,10 +183,12 @@ FIGURE = Figure(
     options={
         "measure": MEASURE,
         "over": Option(
-            help="`over` model, condition",
+            help="`over`: compare model or condition; default: models, if there are two",
             known=(None, "model", "condition"),
         ),
-        "show": Option(help="`show` difference, effect", known=tuple(SHOW)),
+        "show": Option(
+            help="`show`: difference (default) or effect (standardised)", known=tuple(SHOW)
+        ),
     },
     claims=("maps", "map-characters"),
 )

@@ -1,7 +1,6 @@
-"""A figure as files: PNG at twice the size, SVG, PDF, offline HTML, CSV and Markdown.
+"""Writes a figure as PNG (twice the size), SVG, PDF, offline HTML, CSV and Markdown.
 
-Each is written under a temporary name and then renamed, so that a file with its own name is whole.
-This module must not know any single figure.
+Each file is written under a temporary name and then renamed, so that no file is incomplete.
 """
 
 import os
@@ -22,7 +21,7 @@ from attnscope.figures.text_format import inline, no_formula
 
 
 def png(figure: Drawing, scale: float = 2.0) -> bytes:
-    """A figure as PNG; the alternative text travels inside."""
+    """A figure as PNG, with the alternative text in its metadata."""
     image = bytes(vl_convert.svg_to_png(figure.svg, scale=scale))
     return _with_text(image, "Description", figure.alt)
 
@@ -63,11 +62,11 @@ FORMATS: Mapping[str, Callable[[Drawing], bytes]] = {
     "csv": lambda figure: csv(figure).encode(),
     "md": lambda figure: markdown(figure).encode(),
 }
-"""How a figure becomes a file, by the file's ending."""
+"""The function that makes the bytes of a file, by file extension."""
 
 
 def write(path: Path, content: bytes) -> None:
-    """The whole file or nothing: written beside its place, then renamed."""
+    """Write a file atomically: under a temporary name in the same folder, then renamed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -89,7 +88,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def save(figure: Drawing, folder: str | Path, formats: Sequence[str] | None = None) -> list[Path]:
-    """Write a figure into `folder` as NAME.png, NAME.svg …; all six formats unless told."""
+    """Write a figure into `folder` as NAME.png, NAME.svg …; by default in all six formats."""
     chosen = list(FORMATS) if formats is None else list(formats)
     for ending in chosen:
         if ending not in FORMATS:

@@ -1,8 +1,4 @@
-"""A figure: what it needs, its numbers, its chart and its words, declared in one file of its own;
-and the one way to draw it.
-
-This module must not know any single figure.
-"""
+"""Declares what a figure is (numbers, chart, text, options) and draws it."""
 
 from __future__ import annotations
 
@@ -27,18 +23,18 @@ if TYPE_CHECKING:
     from attnscope.run.store import Run
 
 VEGA_LITE = "6.4"
-"""What altair writes and vl-convert reads."""
+"""The Vega-Lite version that altair writes and vl-convert reads."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """What a figure can be told beyond what all can; the first of `known` unless `default`."""
+    """An option of one figure. Its default is `default`, or the first of `known`."""
 
     help: str
     """For the list of options in the docs."""
     known: tuple[Any, ...] | None = None
-    """What it may be; None: the figure checks it."""
+    """Allowed values; None: the figure checks the value."""
     default: Any = None
 
     def read(self, name: str, value: Any) -> Any:
@@ -50,19 +46,22 @@ class Option:
         return value
 
 
-COMBINE = Option(help="`combine` mean, sum, max", known=(None, "mean", "sum", "max"))
-"""How heads become one number; None: as the experiment says."""
+COMBINE = Option(
+    help="`combine`: mean, sum or max over heads; default: as in the experiment",
+    known=(None, "mean", "sum", "max"),
+)
+"""How heads are combined into one number; None: as in the experiment."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is asked of a figure."""
+    """What a caller wants from a figure."""
 
     run: Run
     choice: Choice
     theme: Theme
     width: float | None
-    """Of the chart, if it was given."""
+    """Width of the chart in pixels, if the caller chose one."""
     options: Mapping[str, Any]
     verdict_cache: VerdictCache
     units: ResamplingUnits
@@ -70,35 +69,35 @@ class Request:
 
     @property
     def combine(self) -> str:
-        """How heads are combined: as asked, else as the experiment says, else by their mean."""
+        """How heads are combined: the option, else as in the experiment; the mean for `each`."""
         combine = self.options.get("combine") or self.run.experiment.combine
         return "mean" if combine == "each" else str(combine)
 
     @property
     def unit_name(self) -> str:
-        """What intervals and tests are over, in words."""
+        """The unit that intervals and tests resample: prompts or clusters."""
         return "clusters" if self.units.nested else "prompts"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FigureNumbers(Generic[T]):
-    """The numbers of a figure, and what its words need to know of them."""
+    """The numbers of a figure, and the context that its text needs."""
 
     data: pl.DataFrame
     """Every number shown, rounded as shown."""
     context: T
-    """What the words tell of them: how they were selected, and whatever else."""
+    """How the numbers were selected, and other inputs of the text."""
     measures: Sequence[str] = ()
     """The measures that the data are of."""
     differences: pl.DataFrame | None = None
     fine: pl.DataFrame | None = None
     """The data for the screen, where print had to bin them."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What the chart is told beside the data."""
+    """Further arguments of the chart."""
     width: float = 780
-    """How wide the chart is unless told."""
+    """Default width of the chart in pixels."""
     margin: float = 50
-    """How much wider the caption is: axes and their labels."""
+    """Width of axes and labels in pixels: the caption is this much wider than the chart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,25 +106,25 @@ class Figure(Generic[T]):
 
     name: str
     shows: str
-    """In a few words, for the list of figures."""
+    """A short phrase for the list of figures."""
     needs: str
-    """Which experiment has the numbers: said where a run has not."""
+    """Which experiment has the numbers; part of the error if a run does not have them."""
     numbers: Callable[[Request], FigureNumbers[T]]
     chart: Callable[..., Any]
     """From the data, a `Style` and the settings to an altair chart; its docstring names the
-    columns, so that a table of one's own can be drawn with it."""
+    columns, so that users can draw their own tables with it."""
     text: Callable[[FigureNumbers[T], Request], FigureText]
     height: float = 240
-    """Of a panel, unless told."""
+    """Default height of a panel in pixels."""
     options: Mapping[str, Option] = field(default_factory=dict)
     claims: Sequence[str] = ()
-    """The built-in claims that it shows the evidence for. The run's own claims on the measures of
-    its numbers are shown too."""
+    """Built-in claims that the figure shows evidence for. Claims of the run on its measures are
+    added."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """A figure of a run: chart, data and description. In a notebook it shows itself."""
+    """A figure of a run: chart, data and description. A notebook displays it."""
 
     name: str
     title: str
@@ -135,15 +134,15 @@ class Drawing:
     sections: Sequence[Section]
     """The description, computed from `data`."""
     alt: str
-    """One paragraph in place of the picture."""
+    """Alternative text: one paragraph in place of the picture."""
     theme: Theme
     make: Callable[[bool], Mapping[str, Any]]
-    """The chart as Vega-Lite, for print or (True) for the screen; only when it is asked for,
-    because a chart takes its time."""
+    """Makes the chart as Vega-Lite, for print or (True) for the screen. It runs on first use,
+    because charts are slow to build."""
     zooms: bool
-    """Whether the two differ."""
+    """Whether the two charts differ."""
     claims: Sequence[str] = ()
-    """Names of the claims that it shows the evidence for."""
+    """Names of the claims that the figure shows evidence for."""
 
     @property
     def description(self) -> str:
@@ -191,7 +190,7 @@ UNITS = ("cluster", "strata")
 
 
 def _parse(figure: Figure[Any], keywords: Mapping[str, Any]) -> tuple[Choice, dict[str, Any]]:
-    """What is chosen, and the options of the figure's own; anything else is an error."""
+    """The choice of data and the options of the figure; an unknown option is an error."""
     chosen = [f.name for f in fields(Choice)]
     for name in keywords:
         if name not in (*figure.options, *chosen, *LAYOUT, *UNITS):
@@ -229,7 +228,9 @@ def draw(
     verdict_cache: VerdictCache | None = None,
     **keywords: Any,
 ) -> Drawing:
-    """A figure of a run: numbers, then words about them, then a chart of them."""
+    """Draw a figure of a run: compute the numbers, describe them, chart them."""
+    if "normalize" in keywords:  # both spellings are accepted
+        keywords["normalise"] = keywords.pop("normalize")
     choice, options = _parse(figure, keywords)
     units = {name: keywords[name] for name in UNITS if name in keywords}
     request = Request(
@@ -269,8 +270,7 @@ def draw_table(
     height: float,
     theme: str = "published",
 ) -> Drawing:
-    """A figure of a table that no run holds (scores under conditions, effects of cutting heads),
-    with the same words, looks and files as a run's."""
+    """Draw a table that no run holds, such as scores under conditions or effects of heads."""
     style = Style(theme=theme_named(theme, dark=False), width=width, height=height)
     numbers = FigureNumbers(data=data, context=None, width=width, margin=60)
     return _drawing(name, numbers, text, described(data, text), chart, style)
@@ -285,7 +285,7 @@ def _drawing(
     style: Style,
     notes: Sequence[str] = (),
 ) -> Drawing:
-    """The numbers, what is said of them, and a chart of them when somebody asks for it."""
+    """Put numbers and text together; the chart is made on first use."""
     sections, alt_text = described_as
     caption_text = caption([*text.caption, *notes])
 

@@ -1,6 +1,6 @@
-"""What filler does to a head's attention: the original tokens without and with it, and the whole.
+"""Draws the attention that original tokens receive without and with filler.
 
-Drawn from `positions` and `tokens`. This module must not know how an average is measured.
+Drawn from `positions` and `tokens`.
 """
 
 from typing import Any
@@ -78,7 +78,7 @@ def _numbers(request: Request) -> FigureNumbers[ProfileContext]:
 
 
 def _conditions(request: Request) -> tuple[str, str]:
-    """The base, and the variant asked for or else the first."""
+    """The base, and the chosen variant or the first."""
     names = conditions_in_order(request.run, request.run.cells["condition"].unique())
     base = request.run.experiment.base
     variants = [c for c in names if c != base]
@@ -108,7 +108,7 @@ def _conditions(request: Request) -> tuple[str, str]:
 def _text(numbers: FigureNumbers[ProfileContext], request: Request) -> FigureText:
     (base, variant), data, theme = numbers.context.conditions, numbers.data, request.theme
     heads = count(numbers.context.heads.height, "head")
-    over = "λ over all prompts is under Notes where it was measured."
+    over = "λ over all prompts is under Notes if the run has it."
 
     def series_numbers(panel: str) -> str:
         part = data.filter(pl.col("panel") == panel)
@@ -117,6 +117,9 @@ def _text(numbers: FigureNumbers[ProfileContext], request: Request) -> FigureTex
     return profile_text(
         numbers,
         request,
+        see="Lines are the average attention weight that each original token receives, without "
+        "and with "
+        "filler",
         about=f"{variant} against {base}",
         title="Attention with and without filler",
         overview=f"Line charts, two panels for each of {heads}: above, the original tokens without "
@@ -134,7 +137,7 @@ def _text(numbers: FigureNumbers[ProfileContext], request: Request) -> FigureTex
         notes=[*_falls(numbers, request), *_lambdas(numbers, request)],
         no_differences=f"Differences per token are not tested; {over}"
         if request.options["mean"]
-        else f"One prompt cannot show which differences hold up; {over}",
+        else f"Differences are not tested on one prompt; {over}",
     )
 
 
@@ -144,7 +147,7 @@ def _head(row: dict[str, Any], request: Request) -> str:
 
 
 def _falls(numbers: FigureNumbers[ProfileContext], request: Request) -> list[str]:
-    """At how many of the shown places the line with filler is lower."""
+    """The number of aligned positions at which the line with filler is lower."""
     wide = numbers.data.filter(pl.col("panel") == ORIGINAL).pivot(
         on="series", index=[*HEAD_COLUMNS, "position"], values="value"
     )
@@ -153,13 +156,13 @@ def _falls(numbers: FigureNumbers[ProfileContext], request: Request) -> list[str
         lower = group.filter(pl.col(WITH) < pl.col(WITHOUT)).height
         notes.append(
             f"{_head(group.row(0, named=True), request)}: lower with filler at {lower} of "
-            f"{group.height} aligned places."
+            f"{group.height} aligned positions."
         )
     return notes
 
 
 def _lambdas(numbers: FigureNumbers[ProfileContext], request: Request) -> list[str]:
-    """λ of the shown heads over all prompts, where the run has it."""
+    """λ of the shown heads over all prompts, if the run has it."""
     lambdas = measure_of_heads(request, numbers.context, "lambda", numbers.context.conditions[1:])
     if lambdas is None:
         return []
@@ -179,8 +182,8 @@ def _lambdas(numbers: FigureNumbers[ProfileContext], request: Request) -> list[s
 
 FIGURE = Figure(
     name="filler-profile",
-    shows="per head: original tokens without and with filler, aligned; the whole sequence, its "
-    "span shaded",
+    shows="per head: original tokens without and with filler, aligned; the full sequence with the "
+    "filler shaded",
     needs="an experiment with `profile` among its measures and a condition that inserts filler has "
     "them, such as the recipe filler-profile",
     numbers=_numbers,

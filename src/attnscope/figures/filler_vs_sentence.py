@@ -1,7 +1,6 @@
-"""Filler against a random sentence in its place: the attention that the inserted tokens get.
+"""Draws the attention that inserted tokens receive: filler against a random sentence.
 
-Drawn from `positions` and `tokens`; a panel per model, each with its own scale. This module must
-not know how an average is measured.
+Drawn from `positions` and `tokens`; a panel per model, each with its own scale.
 """
 
 from dataclasses import replace
@@ -71,7 +70,7 @@ def _numbers(request: Request) -> FigureNumbers[ProfileContext]:
 
 
 def _two(request: Request) -> list[str]:
-    """Filler and sentence: as asked, else by their kinds."""
+    """The conditions for filler and sentence: as chosen, else by what they insert."""
     names = conditions_in_order(request.run, request.run.cells["condition"].unique())
     variants = [c for c in names if c != request.run.experiment.base]
     if request.choice.conditions is not None:
@@ -101,7 +100,7 @@ def _two(request: Request) -> list[str]:
 
 
 def _uniformity(numbers: FigureNumbers[ProfileContext], request: Request) -> pl.DataFrame | None:
-    """Difference of the coefficient of variation, paired by prompt, where the run has it."""
+    """Difference of the coefficient of variation, paired by prompt, if the run has it."""
     filler, sentence = numbers.context.conditions
     values = measure_of_heads(request, numbers.context, "uniformity", numbers.context.conditions)
     if values is None or values[0].drop_nulls("value")["condition"].n_unique() != 2:
@@ -124,14 +123,17 @@ def _text(numbers: FigureNumbers[ProfileContext], request: Request) -> FigureTex
     return profile_text(
         numbers,
         request,
+        see="Lines are the average attention weight that each inserted token receives, filler "
+        "against a "
+        "random sentence",
         about=f"conditions: {filler} and {sentence}; a y scale per panel",
         more="The two spans differ in length" if unequal else "",
-        title="Filler against a random sentence in its place",
+        title="Filler against a random sentence at the same position",
         overview=f"Line charts for {heads}, a column each: above, the inserted span, {filler} "
         f"against {sentence}; below, the whole sequence, the span shaded.",
         axes=[
             "x, above: index within the inserted span; below: index in the sequence",
-            f"y: {Y_TITLE}, a scale of its own in each panel",
+            f"y: {Y_TITLE}, with a separate scale in each panel",
         ],
         legend=[f"{name}: {colour}" for name, colour in zip(names, colours, strict=True)],
         notes=_variation(numbers, request.options["count_from"]),
@@ -140,7 +142,7 @@ def _text(numbers: FigureNumbers[ProfileContext], request: Request) -> FigureTex
 
 
 def _variation(numbers: FigureNumbers[ProfileContext], start: int) -> list[str]:
-    """How even the shown spans are."""
+    """Mean and coefficient of variation of the shown spans."""
     spans = numbers.context.full.filter(pl.col("panel") == SPAN)
     variation = spans.group_by(*HEAD_COLUMNS, "series", maintain_order=True).agg(
         pl.col("value").mean().alias("mean"),

@@ -1,6 +1,6 @@
-"""Flow between classes: how the attention of one class of queries falls on classes of keys.
+"""Draws flow: the attention from queries of one class to keys of another, as a matrix.
 
-Drawn from `flow`. This module must not know how it is measured.
+Drawn from `flow`.
 """
 
 from typing import Any
@@ -18,11 +18,11 @@ from attnscope.figures.theme import Style
 from attnscope.stats.tables import combine, possible
 
 WRITTEN = 8
-"""The most classes whose numbers are written into the cells."""
+"""Largest number of classes for which cells show their numbers."""
 
 
 Context = tuple[ValueRows, int, list[str]]
-"""The rows; how many layers the run has; classes that get exactly nothing, from whomever."""
+"""The rows; how many layers the run has; classes that receive exactly 0."""
 
 
 def _chart(frame: pl.DataFrame, style: Style) -> Any:
@@ -57,7 +57,7 @@ def _numbers(request: Request) -> FigureNumbers[Context]:
     if request.choice.layers is None:
         selection = selection.restrict(layers=sorted({selection.layers[0], selection.layers[-1]}))
     values = combine(selection.frame, request.combine)
-    # A class that gets exactly nothing, from whomever, has no keys here: a column of zeros.
+    # A class that receives exactly 0 from every query has no keys here: drop its column of zeros.
     most = dict(values.group_by("target").agg(pl.col("value").abs().max()).iter_rows())
     empty = [name for name in most if most[name] == 0] if request.choice.items is None else []
     if len(empty) < len(most):
@@ -87,13 +87,14 @@ def _in_order(classes: list[str], some: Any) -> list[str]:
 def _text(numbers: FigureNumbers[Context], request: Request) -> FigureText:
     (selection, total, empty), colours = numbers.context, request.theme.sequential
     return FigureText(
-        title="Flow of attention between classes of tokens",
+        title="Attention from each token class to each token class",
         caption=[
-            scope_text(request.run, request.combine, selection, total),
-            "Flow: mean over the queries of a class (row) of their mass on a class of keys "
-            f"(column); {settings_text(selection)}; not normalised further",
+            "Each cell is the flow from the queries of a class (row) to the keys of a class "
+            "(column): mean attention over these queries",
+            f"{scope_text(request.run, request.combine, selection, total)}; "
+            f"{settings_text(selection)}; raw values",
             prompts_text(request, numbers.data),
-            f"No column: {join(empty)}, to which exactly nothing goes" if empty else "",
+            f"No column for {join(empty)}: no attention goes there" if empty else "",
             *omissions(selection, " (a class without queries)"),
         ],
         models=selection.model_names,
@@ -110,7 +111,7 @@ def _text(numbers: FigureNumbers[Context], request: Request) -> FigureText:
 
 FIGURE = Figure(
     name="flow",
-    shows="from class to class, a matrix",
+    shows="attention from class to class, a matrix",
     needs="an experiment with `flow` among its measures has it",
     numbers=_numbers,
     chart=_chart,

@@ -1,6 +1,6 @@
-"""A value of every head: layers by heads, for one model and condition.
+"""Draws the value of a measure in each head, layers by heads, for one model and condition.
 
-Drawn from any measure that has heads. This module must not know how it was measured.
+Drawn from any measure that has heads.
 """
 
 from dataclasses import replace
@@ -14,6 +14,12 @@ from attnscope.figures.figure import Figure, FigureNumbers, Request
 from attnscope.figures.head_panels import MEASURE, HeadContext, head_means, heads_caption
 from attnscope.figures.text_format import count, join
 from attnscope.figures.theme import Style, Theme
+
+TITLES = {
+    "mass": "Attention to each token class",
+    "first token": "Attention to the first token",
+}
+"""Titles by measure; other measures use their name."""
 
 
 def _chart(frame: pl.DataFrame, style: Style, *, value_title: str = "Value") -> Any:
@@ -37,7 +43,7 @@ def _chart(frame: pl.DataFrame, style: Style, *, value_title: str = "Value") -> 
 
 
 def _colours(frame: pl.DataFrame, theme: Theme) -> tuple[str, ...]:
-    """From little to much, or over none where some values are negative and some are not."""
+    """A sequential scale; a diverging one if there are negative and positive values."""
     known = frame["value"].drop_nulls().to_list() or [0.0]
     return theme.diverging if min(known) < 0 < max(known) else theme.sequential
 
@@ -51,8 +57,8 @@ def _numbers(request: Request) -> FigureNumbers[HeadContext]:
 def _text(numbers: FigureNumbers[HeadContext], request: Request) -> FigureText:
     context, colours = numbers.context, _colours(numbers.data, request.theme)
     return FigureText(
-        title=f"{context.measure.capitalize()} of every head",
-        caption=heads_caption(numbers, request, interval=False),
+        title=f"{TITLES.get(context.measure, context.measure.capitalize())}, by head",
+        caption=heads_caption(numbers, request, see="Each cell is one head", interval=False),
         models=context.selection.model_names,
         overview="Coloured matrices of layers by heads, a panel for each of "
         f"{join(context.panels)}.",
@@ -62,22 +68,22 @@ def _text(numbers: FigureNumbers[HeadContext], request: Request) -> FigureText:
         places={"panel": "{}", "layer": "layer {}", "head": "head {}"},
         split=["panel"],
         notes=[_share(part) for part in numbers.data.partition_by("panel", maintain_order=True)],
-        no_differences="Values, not differences: `effect-heads` compares.",
+        no_differences="The figure shows values; `effect-heads` shows differences.",
     )
 
 
 def _share(part: pl.DataFrame) -> str:
-    """How many heads have at least half of the largest value."""
+    """The number of heads with at least half of the largest value."""
     known = part["value"].drop_nulls()
     most = max(known, default=0.0)
     many = int((known >= most / 2).sum())
     name = part["panel"][0]
-    return f"{name}: {many} of {count(len(known), 'head')} have at least half of the largest."
+    return f"{name}: {many} of {count(len(known), 'head')} have at least half of the largest value."
 
 
 FIGURE = Figure(
     name="head-map",
-    shows="layers × heads: the value of a measure, of one model and condition",
+    shows="layers × heads: the value of a measure for one model and condition",
     needs="an experiment that has this measure has it",
     numbers=_numbers,
     chart=_chart,

@@ -1,7 +1,4 @@
-"""What figures of single heads share: the rows of any measure that has heads, their means.
-
-This module must not know any single figure, nor how anything is measured.
-"""
+"""Selects and averages values per head for the figures of heads."""
 
 from dataclasses import dataclass, replace
 
@@ -16,21 +13,21 @@ from attnscope.figures.text_format import join
 from attnscope.figures.token_types import PREFERRED
 from attnscope.stats.tables import possible
 
-MEASURE = Option(help="`measure` (else mass, or entropy)")
+MEASURE = Option(help="`measure`: name of a measure; default: mass, else entropy")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadContext:
-    """A value of every head, in a panel for each model and class."""
+    """How values per head were selected; a panel for each model and class."""
 
     selection: ValueRows
     measure: str
-    """In words."""
+    """Name of the measure, with spaces."""
     panels: list[str]
 
 
 def select_heads(request: Request, *, base_only: bool = False) -> tuple[ValueRows, str]:
-    """The rows of the measure asked for, which has heads; else of mass, else of entropy."""
+    """The rows of the chosen measure, or of mass, or of entropy."""
     measures = request.run.values.select(pl.col("measure").unique()).collect()["measure"]
     known = measures.sort().to_list()
     measure = request.options["measure"] or ("mass" if "mass" in known else "entropy")
@@ -52,9 +49,7 @@ def select_heads(request: Request, *, base_only: bool = False) -> tuple[ValueRow
 
 
 def head_means(request: Request) -> FigureNumbers[HeadContext]:
-    """The mean over prompts in every head: of the first model, unless others are asked for, and of
-    the base, unless conditions are.
-    """
+    """The mean over prompts in each head; by default of the first model and the base."""
     choice = request.choice
     if choice.models is None:
         first = next(iter(request.run.experiment.models))
@@ -80,9 +75,9 @@ def head_means(request: Request) -> FigureNumbers[HeadContext]:
 
 
 def heads_caption(
-    numbers: FigureNumbers[HeadContext], request: Request, *, interval: bool
+    numbers: FigureNumbers[HeadContext], request: Request, *, see: str, interval: bool
 ) -> list[str]:
-    """What captions of such figures say alike."""
+    """The caption of a figure of heads; `see` opens it."""
     selection, every = numbers.context.selection, len(request.run.experiment.models)
     some = (
         f"; {len(selection.model_names)} of {every} models"
@@ -90,9 +85,9 @@ def heads_caption(
         else ""
     )
     return [
-        f"{join(selection.model_names)}{some}, {layers_text(selection.layers)}, every head by "
-        "itself",
-        f"{numbers.context.measure}, not normalised further; {settings_text(selection)}",
+        f"{see}: {numbers.context.measure}, mean over prompts",
+        f"{join(selection.model_names)}{some}, {layers_text(selection.layers)}; raw values; "
+        f"{settings_text(selection)}",
         prompts_text(request, numbers.data, interval=interval),
         *omissions(selection),
     ]

@@ -1,6 +1,6 @@
-"""Heads in the order of their values: how few of them do most, and which.
+"""Draws heads in the order of their values.
 
-Drawn from any measure that has heads. This module must not know how it was measured.
+Drawn from any measure that has heads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from attnscope.figures.numbers import intervals
 from attnscope.figures.text_format import join, number
 
 TOP = 10
-"""How many heads the description names."""
+"""Number of heads that the description names."""
 
 
 def _numbers(request: Request) -> FigureNumbers[HeadContext]:
@@ -42,12 +42,12 @@ def _numbers(request: Request) -> FigureNumbers[HeadContext]:
 def _text(numbers: FigureNumbers[HeadContext], request: Request) -> FigureText:
     drawn = intervals(numbers.data) and max(numbers.data["rank"]) < FEW
     many = max(numbers.data["rank"]) >= MANY
-    layers = "Below: the layer of each head" if many else "Colour: layer"
+    layers = "Lower panel: the layer of each head" if many else "Colour: layer"
     return FigureText(
-        title=f"Heads by their {numbers.context.measure}",
+        title=f"Heads ranked by {numbers.context.measure}",
         caption=[
-            *heads_caption(numbers, request, interval=drawn),
-            f"{layers}; in the corner the first by name (L: layer, H: head)",
+            *heads_caption(numbers, request, see="Each dot is one head", interval=drawn),
+            f"{layers}; corner: names of the first heads (L: layer, H: head)",
         ],
         models=numbers.context.selection.model_names,
         overview="Every head as a dot, from the largest value to the smallest, a panel for each of "
@@ -62,7 +62,7 @@ def _text(numbers: FigureNumbers[HeadContext], request: Request) -> FigureText:
         places={"panel": "{}", "layer": "layer {}", "head": "head {}"},
         split=["panel"],
         notes=[_first(part) for part in numbers.data.partition_by("panel", maintain_order=True)],
-        no_differences="Values, not differences: `effect-heads` compares.",
+        no_differences="The figure shows values; `effect-heads` shows differences.",
     )
 
 

@@ -1,6 +1,6 @@
-"""Every head by its kind: layers by heads, one colour for each kind.
+"""Draws the type of each head, layers by heads, one colour per type.
 
-Drawn from the table of `stats.classify_heads`, not from a run. This module must not know models.
+Drawn from the table of `stats.classify_heads`, not from a run.
 """
 
 from pathlib import Path
@@ -23,22 +23,24 @@ COLOURS = ("#d62728", "#1f77b4", "#2ca02c", "#e377c2", "#ff7f0e", "#9aa0a6", "#e
 def save_heads(
     folder: Path, table: pl.DataFrame, scores: pl.DataFrame, *, model: str, prompts: int
 ) -> None:
-    """The table of heads and their scores as CSV, and the picture of their kinds."""
+    """The table of heads and their scores as CSV, and the picture of their types."""
     for name, frame in {"heads.csv": table, "scores.csv": scores}.items():
         write(folder / name, as_csv(frame).encode())
     rules = "; ".join(f"{kind.name} > {kind.threshold:g}" for kind in HEAD_TYPES)
     svg = _svg(
         table,
-        title=f"Kinds of heads of {model}",
-        caption=f"Each head by the most particular kind whose whole 95 % interval over {prompts} "
-        f"prompts lies above its threshold: {rules}. Layers and heads from 0.",
+        title=f"Head types of {model}",
+        caption="Each cell is one head, coloured by its type. A head has a type if the 95 % "
+        f"confidence interval of its score over {prompts} prompts lies above the threshold. Of "
+        f"several types, the first in this order is drawn: {rules}. Layers and heads are "
+        "counted from 0.",
     )
     write(folder / "heads.svg", svg.encode())
     write(folder / "heads.png", bytes(vl_convert.svg_to_png(svg, scale=2.0)))
 
 
 def _svg(table: pl.DataFrame, *, title: str, caption: str) -> str:
-    """`kind` at `layer` and `head` as SVG; the kinds in the order of the legend."""
+    """`kind` at `layer` and `head` as SVG; the types in the order of the legend."""
     theme, types = PUBLISHED, [*(kind.name for kind in HEAD_TYPES), NONE]
     heads, layers = (table[name].unique().sort().to_list() for name in ("head", "layer"))
     step = max(5.0, min(24.0, 760 / len(heads)))

@@ -1,6 +1,6 @@
-"""λ of every head: by which factor filler scales the attention of the original tokens.
+"""Draws λ of each head: the factor by which filler scales attention to the original tokens.
 
-Drawn from `lambda`. This module must not know how a slope is fitted.
+Drawn from `lambda`.
 """
 
 from typing import Any
@@ -24,15 +24,15 @@ NEEDS = (
 )
 TITLE = "λ (1: unchanged)"
 DOTS = 96
-"""The most heads of a panel that are drawn as dots with whiskers; more become a matrix."""
+"""Largest number of heads per panel that are drawn as dots; more are drawn as a matrix."""
 
 
 def slope(selection: ValueRows) -> str:
-    """What λ is, for a caption."""
+    """The definition of λ for a caption."""
     return (
         "λ: slope through the origin of the average attention weight with filler on that "
         f"without, over aligned tokens; queries: {selection.queries}; {keys_text(selection.keys)}; "
-        "not normalised further"
+        "raw values"
     )
 
 
@@ -40,7 +40,7 @@ def _chart(frame: pl.DataFrame, style: Style) -> Any:
     """λ (`value`) with its interval per `layer` and `head`, a panel each.
 
     Columns: `panel`, `layer`, `head`, `value`, `low`, `high`, `differs`. More than 96 heads in a
-    panel become a matrix, with a dot where the interval leaves out 1.
+    panel become a matrix, with a dot if the interval excludes 1.
     """
     if max(part.height for part in frame.partition_by("panel")) <= DOTS:
         return head_dots(frame, style, y_title=TITLE, rule=1.0)
@@ -79,9 +79,11 @@ def _numbers(request: Request) -> FigureNumbers[ValueRows]:
 def _text(numbers: FigureNumbers[ValueRows], request: Request) -> FigureText:
     selection, names = numbers.context, numbers.data["panel"].unique(maintain_order=True).to_list()
     return FigureText(
-        title="λ of every head",
+        title="λ, by head",
         caption=[
-            f"{join(selection.models)}, {layers_text(selection.layers)}, every head by itself",
+            "Each value is λ of one head; below 1, filler lowers the attention that the original "
+            "tokens receive",
+            f"{join(selection.models)}, {layers_text(selection.layers)}",
             f"{slope(selection)}; {join(selection.conditions)} against the base",
             prompts_text(request, numbers.data, interval=intervals(numbers.data)),
             *omissions(selection),
@@ -97,14 +99,14 @@ def _text(numbers: FigureNumbers[ValueRows], request: Request) -> FigureText:
         notes=[
             _against_one(part) for part in numbers.data.partition_by("panel", maintain_order=True)
         ],
-        no_differences="λ compares two conditions already: 1 is no difference (see Notes).",
+        no_differences="λ already compares two conditions: 1 means no difference (see Notes).",
     )
 
 
 def _against_one(part: pl.DataFrame) -> str:
     tested = part.filter(pl.col("low").is_not_null())
     if tested.is_empty():
-        return f"{part['panel'][0]}: no intervals, so nothing is said about change."
+        return f"{part['panel'][0]}: there are no intervals, so change is not tested."
     below = tested.filter(pl.col("high") < 1).height
     above = tested.filter(pl.col("low") > 1).height
     return (
@@ -115,7 +117,7 @@ def _against_one(part: pl.DataFrame) -> str:
 
 FIGURE = Figure(
     name="lambda",
-    shows="λ per head",
+    shows="λ of each head",
     needs=NEEDS,
     numbers=_numbers,
     chart=_chart,

@@ -1,7 +1,6 @@
-"""λ against the length of the filler: how the change grows with what is inserted.
+"""Draws λ against the length of the filler.
 
-Drawn from `lambda` and the cells' numbers of filler tokens. This module must not know how a slope
-is fitted.
+Drawn from `lambda` and the cells' numbers of filler tokens.
 """
 
 from typing import Any
@@ -22,7 +21,7 @@ from attnscope.figures.theme import Style
 from attnscope.stats.tables import combine, possible
 
 MOST = 8
-"""The most layers shown where none were asked for."""
+"""Largest number of layers shown by default."""
 
 
 Context = tuple[ValueRows, int, list[str], list[str]]
@@ -49,7 +48,7 @@ def _numbers(request: Request) -> FigureNumbers[Context]:
     frame = frame.join(lengths, on=["model", "condition"]).with_columns(
         pl.col("condition").replace_strict(fillers, default="filler").alias("filler")
     )
-    # A line is one filler at one place; another token or place is another line, in its own panel.
+    # A line has one filler text at one place; other texts or places get their own panel.
     several = pl.col("filler_tokens").n_unique().over("model", "filler") > 1
     lone = set(frame.filter(~several)["condition"])
     frame = frame.filter(several)
@@ -75,7 +74,7 @@ def _numbers(request: Request) -> FigureNumbers[Context]:
 
 def _text(numbers: FigureNumbers[Context], request: Request) -> FigureText:
     selection, total, fillers, lone = numbers.context
-    others = f"; not of several lengths, so not shown: {join(lone)}" if lone else ""
+    others = f"; not shown, because there is only one length: {join(lone)}" if lone else ""
     return FigureText(
         title="λ against the length of the filler",
         caption=line_caption(
@@ -85,6 +84,7 @@ def _text(numbers: FigureNumbers[Context], request: Request) -> FigureText:
                 selection,
                 heads_text(request.run, request.combine, selection),
             ),
+            "Each line is λ of one layer over the number of filler tokens; 1 means no change",
             f"Filler: {'; '.join(fillers)}{others}",
             f"{slope(selection)}; filler tokens: mean over prompts",
             total=total,
@@ -99,7 +99,7 @@ def _text(numbers: FigureNumbers[Context], request: Request) -> FigureText:
         places={"panel": "{}", "layer": "layer {}", "filler_tokens": "{} filler tokens"},
         order="filler_tokens",
         split=["panel"],
-        no_differences="λ compares two conditions already: 1 is no difference.",
+        no_differences="λ already compares two conditions: 1 means no difference.",
     )
 
 

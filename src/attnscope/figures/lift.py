@@ -1,6 +1,6 @@
-"""Lift over layers: how much more attention a class gets than uniform attention would give it.
+"""Draws lift over layers: the mass of a class divided by that under uniform attention.
 
-Drawn from `mass` and `uniform`. This module must not know how a mass is measured.
+Drawn from `mass` and `uniform`.
 """
 
 import polars as pl
@@ -10,19 +10,18 @@ from attnscope.figures.describe import FigureText
 from attnscope.figures.figure import COMBINE, Figure, FigureNumbers, Request
 from attnscope.figures.select import ValueRows
 from attnscope.figures.text_format import number
-from attnscope.figures.token_types import WHAT
 
 
 def _against_one(frame: pl.DataFrame) -> str:
-    """How many intervals leave out 1, on which side."""
+    """The number of intervals above 1 and below 1."""
     tested = frame.filter(pl.col("low").is_not_null())
     if tested.is_empty():
-        return "No intervals, so nothing is said about preference."
+        return "There are no intervals, so preference is not tested."
     above = tested.filter(pl.col("low") > 1).height
     below = tested.filter(pl.col("high") < 1).height
     return (
-        f"Of {tested.height} lifts with an interval, {above} lie wholly above 1 and {below} wholly "
-        f"below; {tested.height - above - below} do not differ from no preference."
+        f"Of {tested.height} lifts with an interval, {above} are above 1, {below} are below 1, and "
+        f"{tested.height - above - below} are undetermined (the interval contains 1)."
     )
 
 
@@ -30,8 +29,10 @@ def _text(numbers: FigureNumbers[ValueRows], request: Request) -> FigureText:
     return class_text(
         numbers,
         request,
-        what=WHAT["lift"],
-        title="Lift of every class of tokens, layer by layer",
+        what="Each line is the lift of one token class; above 1, the class gets more attention "
+        "than "
+        "under uniform attention",
+        title="Lift of each token class, by layer",
         overview="A line per class, its 95 % interval as a band, and a dashed line at 1, which is "
         f"no preference; a panel per model: {', '.join(numbers.context.models)}.",
         axes=["x: layer, from 0", f"y: lift, up to {number(numbers.data['value'].max())}"],

@@ -1,7 +1,6 @@
-"""Is what is looked at what matters? Every head's mass on a class of tokens beside the effect of
-cutting it, head by head.
+"""Draws, for each head, its mass on a token class and the effect of a knockout of that class.
 
-Drawn from a table of both. This module must not know how either is measured.
+Drawn from a table of both.
 """
 
 from typing import Any
@@ -19,19 +18,19 @@ from attnscope.figures.theme import Style
 
 def mass_effect(table: pl.DataFrame, *, of: str, **options: Any) -> Drawing:
     """The figure `mass-effect` of a table with `problem`, `class`, `layer`, `head`, `mass` (of the
-    last prompt token on the class) and `effect` (of cutting it in that head on the log-probability
-    of the right answer); `of` says whose heads they are."""
+    last prompt token on the class) and `effect` (of the knockout in that head on the log-
+    probability of the right answer); `of` names the model."""
     mean = table.group_by("class", "layer", "head", maintain_order=True).agg(
         pl.col("mass").mean(), pl.col("effect").mean(), pl.col("problem").n_unique().alias("n")
     )
     data = rounded(mean)
     names = data["class"].unique(maintain_order=True).to_list()
     text = FigureText(
-        title=f"Mass and effect, head by head: {of}",
+        title=f"Mass and effect of a knockout, by head: {of}",
         caption=[
-            "Above, the attention of the last prompt token on a class of tokens; below, the change "
-            "of the right answer's log-probability (nats) when nobody can look at them in that "
-            "head alone; below 0, the answer rests on it",
+            "Upper row: attention of the last prompt token to a token class. Lower row: change of "
+            "the log-probability (nats) of the right answer when no query of that head can attend "
+            "to the class. Negative: the answer depends on it",
             f"Means over n = {max(data['n'].to_list(), default=0)} problems; no intervals; layers "
             "and heads counted from 0",
         ],

@@ -1,6 +1,6 @@
-"""How many activations are near zero, class by class: after the MLP's non-linearity.
+"""Draws the share of MLP activations near zero, by token class.
 
-Drawn from `class_near_zero`. This module must not know how it is measured.
+Drawn from `class_near_zero`.
 """
 
 from dataclasses import replace
@@ -19,16 +19,13 @@ from attnscope.figures.text_format import join
 from attnscope.figures.theme import Style
 from attnscope.stats.tables import possible
 
-AFTER = (
-    "after the MLP's non-linearity (the whole layer, which has no heads); queries: all, not "
-    "normalised further"
-)
-"""What captions of activations say alike."""
+AFTER = "MLP activations after the non-linearity (per layer, no heads); queries: all; raw values"
+"""The part of the caption that all figures of activations share."""
 PANEL = pl.format("{}, layer {}", "model", "layer").alias("panel")
 
 
 def in_panels(request: Request, selection: ValueRows) -> tuple[ValueRows, pl.DataFrame]:
-    """The first layer, unless layers are asked for; a panel for each model and layer."""
+    """The chosen layers, by default the first; a panel for each model and layer."""
     layers = selection.layers if request.choice.layers is not None else selection.layers[:1]
     selection = replace(
         selection, layers=list(layers), frame=selection.frame.filter(pl.col("layer").is_in(layers))
@@ -69,12 +66,14 @@ def _numbers(request: Request) -> FigureNumbers[ValueRows]:
 def _text(numbers: FigureNumbers[ValueRows], request: Request) -> FigureText:
     selection = numbers.context
     return FigureText(
-        title="Activations near zero, class by class",
+        title="Activations near zero, by token class",
         caption=line_caption(
             *(request, numbers.data, selection, AFTER),
-            "Share of a class's activations nearer to zero than the base's ε, 1.4826 · 0.25 times "
-            "the median distance of their sizes from the median, prompt by prompt; "
-            f"{keys_text(selection.keys)}; class set: {selection.classes}",
+            "Each point is the share of a token class's activations that are near zero, by "
+            "condition",
+            "Near zero: |activation| < ε, where ε is 0.25 · 1.4826 times the median absolute "
+            f"deviation of |activation| in the base, per prompt; {keys_text(selection.keys)}; "
+            f"class set: {selection.classes}",
             drawn=", drawn as bars",
             why=" (a class without a token)",
         ),
@@ -92,7 +91,7 @@ def _text(numbers: FigureNumbers[ValueRows], request: Request) -> FigureText:
 
 FIGURE = Figure(
     name="near-zero",
-    shows="the share of activations near zero, class by class, conditions side by side",
+    shows="share of activations near zero, by token class, conditions side by side",
     needs="an experiment with `class_near_zero` among its measures has it",
     numbers=_numbers,
     chart=_chart,

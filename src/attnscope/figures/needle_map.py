@@ -1,7 +1,6 @@
-"""A needle's depth by the length of its text: how well it is found, place by place.
+"""Draws a value by the depth of a needle and the length of its text.
 
-Drawn from any measure that has heads, and from what is known of the prompts: `depth` and `length`.
-This module must not know how either came about.
+Drawn from any measure that has heads, and from the prompt metadata `depth` and `length`.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from attnscope.figures.text_format import join
 from attnscope.figures.theme import Style
 from attnscope.stats.tables import possible
 
-COMBINE = Option(help="`combine` max, mean", known=("max", "mean"))
+COMBINE = Option(help="`combine`: max (default) or mean over heads", known=("max", "mean"))
 Context = tuple[ValueRows, str]
-"""The rows, and the measure."""
+"""The rows and the measure."""
 
 
 def _chart(frame: pl.DataFrame, style: Style, *, value_title: str = "Value") -> Any:
@@ -79,11 +78,13 @@ def _text(numbers: FigureNumbers[Context], request: Request) -> FigureText:
     how = {"max": "the largest of", "mean": "mean over"}[request.options["combine"]]
     name, colours = measure.replace("_", " "), request.theme.sequential
     return FigureText(
-        title=f"{name.capitalize()} by depth and length",
+        title=f"{name.capitalize()} by depth of the needle and length of the text",
         caption=[
-            f"{join(selection.model_names)}, {layers_text(selection.layers)}, {how} all heads of "
-            "all layers",
-            f"{name}, not normalised further; {settings_text(selection)}",
+            f"Each cell is {name} for a needle at this depth in a text of this length: {how} all "
+            "heads of all layers, mean over prompts",
+            "Empty cells: the run has no prompt of this depth and length",
+            f"{join(selection.model_names)}, {layers_text(selection.layers)}; raw values; "
+            f"{settings_text(selection)}",
             prompts_text(request, numbers.data, interval=False),
             *omissions(selection),
         ],
@@ -95,7 +96,7 @@ def _text(numbers: FigureNumbers[Context], request: Request) -> FigureText:
         quantity=name,
         places={"panel": "{}", "depth": "depth {}", "length": "{} words"},
         split=["panel"],
-        no_differences="Values, not differences.",
+        no_differences="The figure shows values; differences are not tested.",
     )
 
 

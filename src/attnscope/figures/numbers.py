@@ -1,7 +1,6 @@
-"""The numbers of a figure, before it is drawn: means over prompts, intervals, differences.
+"""Computes the numbers of a figure: means over prompts, intervals, differences.
 
-Everything statistical comes from `attnscope.stats`; here it gets the digits that all formats of a
-figure share. This module must not know charts.
+The statistics come from `attnscope.stats`. Numbers are rounded here, once for all file formats.
 """
 
 from collections.abc import Sequence
@@ -17,23 +16,23 @@ from attnscope.stats.resampling import ResamplingUnits
 from attnscope.stats.summary import summary
 
 LEVEL = 0.05
-"""What q must be below for a difference to hold up."""
+"""A difference is significant if q is below this."""
 
 PAIRED = 8
-"""Models of which every two are compared."""
+"""Up to this number of models, every two are compared."""
 
 Over = Literal["model", "condition"]
 
 
 def rounded(frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame with the digits that are shown; NaN becomes null. Once here, and nowhere else."""
+    """Round floats to the digits that are shown; NaN becomes null."""
     floats = pl.col(pl.Float64, pl.Float32).cast(pl.Float64)
     # Adding 0.0 turns a minus zero into zero.
     return frame.with_columns(floats.fill_nan(None).round_sig_figs(DIGITS) + 0.0)
 
 
 def in_order(frame: pl.DataFrame, **orders: Sequence[Any]) -> pl.DataFrame:
-    """Sorted by the place that each column's value has in its order; those first named first."""
+    """Sort by the given order of values of each column; the first column counts first."""
     ranks = [
         pl.col(column).replace_strict(
             old=list(order), new=list(range(len(order))), return_dtype=pl.Int32
@@ -84,8 +83,11 @@ def differences(
 def between_models(
     values: pl.DataFrame, models: Sequence[str], units: ResamplingUnits, **places: Sequence[Any]
 ) -> pl.DataFrame | None:
-    """Every later model less every earlier one, at the places in their order; of one, nothing. Of
-    many, each less the first: nobody reads the thousand pairs of a survey, or waits for them."""
+    """Differences of every two models, the later minus the earlier; None for one model.
+
+    With more than `PAIRED` models, each is compared with the first only: all pairs would be slow
+    and too many to read.
+    """
     pairs = [(b, a) for a, b in combinations(models, 2) if len(models) <= PAIRED or a == models[0]]
     if not pairs:
         return None

@@ -1,7 +1,6 @@
-"""Mass by place: over the turns of a conversation, or over documents in order.
+"""Draws mass over the turns of a conversation, or over documents, in their order.
 
-Drawn from `mass` over the numbered places among the experiment's queries or keys. This module
-must not know how it is measured.
+Drawn from `mass` of the numbered queries or keys of an experiment.
 """
 
 import re
@@ -21,19 +20,27 @@ from attnscope.figures.theme import Style
 
 LINES = ["measured", "uniform"]
 NUMBERED = re.compile(r"(?!sample:)(?:(?:region|after|predicts):)?\w+:(\d+)(?::\w+)?", re.ASCII)
-"""A numbered place: `document:3`, `turn:2:user`, `region:turn:2:assistant`."""
+"""A numbered region: `document:3`, `turn:2:user`, `region:turn:2:assistant`."""
 Context = tuple[ValueRows, str, list[str]]
-"""The rows of the first place; what is in order, queries or keys; the places."""
+"""The rows of the first region; queries or keys; the regions."""
 
 
-def _chart(frame: pl.DataFrame, style: Style) -> Any:
+def _chart(frame: pl.DataFrame, style: Style, *, x_title: str = "Number") -> Any:
     """`value` with `low` and `high` over `place`, a line per `series`, a panel per `panel`."""
-    return curves(frame, style, x="place", x_title="Place, from 1", y_title="Mass")
+    return curves(frame, style, x="place", x_title=x_title, y_title="Attention (mass)")
+
+
+def _kind(region: str) -> str:
+    """`document` for `document:3`, `assistant turn` for `region:turn:2:assistant`."""
+    words = re.sub(r"^(?:region|after|predicts):", "", region).split(":")
+    return " ".join([*words[2:], words[0]])
 
 
 def _places(request: Request) -> tuple[str, list[str]]:
-    """Queries or keys that are numbered places of one kind (`document:1`, `document:2` …), in the
-    order of their numbers; of two such axes the longer."""
+    """Numbered queries or keys of one kind (`document:1`, `document:2` …) in numeric order.
+
+    If queries and keys are numbered, the longer list.
+    """
     by_axis: dict[str, list[str]] = {}
     for axis in ("queries", "keys"):
         numbered: dict[str, list[tuple[int, str]]] = {}
@@ -73,27 +80,33 @@ def _numbers(request: Request) -> FigureNumbers[Context]:
     frame = mean_lines(request, rows, ["model", "series", "place", "name"], "mass")
     frame = in_order(frame.sort("place"), panel=selection.models, series=LINES)
     return FigureNumbers(
-        measures=["mass"], data=frame, context=(selection, axis, places), width=480, margin=60
+        measures=["mass"],
+        data=frame,
+        context=(selection, axis, places),
+        settings={"x_title": f"{_kind(places[0]).capitalize()} (1 to {len(places)})"},
+        width=480,
+        margin=60,
     )
 
 
 def _text(numbers: FigureNumbers[Context], request: Request) -> FigureText:
     selection, axis, places = numbers.context
-    # What is in order is named by its ends: every place has its name in the table.
+    # The caption names the first and the last region; the table names all.
     ends = f"{places[0]} to {places[-1]}"
+    kind, direction = _kind(places[0]), "to" if axis == "keys" else "from"
     shown = replace(selection, keys=ends) if axis == "keys" else replace(selection, queries=ends)
     return series_text(
         *(numbers, request, selection, LINES, "mean over layers and all heads"),
-        f"{len(places)} places, the {axis} in order",
-        "Mass of all shown classes, not normalised further, and what uniform attention would "
-        f"give; {settings_text(shown)}",
+        f"Lines are the attention {direction} {kind} 1 to {kind} {len(places)}, as measured and if "
+        "attention were uniform",
+        f"Mass of all token classes together, raw values; {settings_text(shown)}",
         x=("name", "{}"),
-        title=f"Mass by place of the {axis}",
-        overview=f"Two lines over {len(places)} places: the mass as measured, and under uniform "
-        "attention.",
-        axes=["x: place, from 1", "y: mass"],
+        title=f"Attention {direction} each {kind}, in order",
+        overview=f"Two lines over {len(places)} regions ({kind}): the mass as measured, and under "
+        "uniform attention.",
+        axes=[f"x: {kind}, from 1", "y: mass"],
         quantity="mass",
-        no_differences="Values by place, not differences.",
+        no_differences="The figure shows values; differences are not tested.",
     )
 
 

@@ -1,7 +1,7 @@
-"""Figures on an HTML page that needs nothing else: scripts, data and styles inside one file.
+"""Writes figures as one self-contained HTML file with its scripts, data and styles.
 
-The scripts come from vl-convert, so no address is ever asked. Everything that came from a prompt
-or a model is escaped, in text and in scripts. This module must not know any single figure.
+The scripts come from vl-convert, so that the page makes no network request. All text of prompts
+and models is escaped.
 """
 
 import json
@@ -17,35 +17,34 @@ from attnscope.figures.blocks import as_html
 from attnscope.figures.figure import Drawing
 
 SORTABLE = "sortable"
-"""The kind of table that a page's reader can sort and filter."""
+"""CSS class of tables that readers can sort and filter."""
 
 
 def _asset(name: str) -> str:
-    """A style or script that lies beside this file."""
+    """A style or script from the folder of this file."""
     return "\n" + Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 STYLE = _asset("page.css")
 
-# No address may be asked, not even by accident.
+# The page may make no network request.
 POLICY = (
     '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
     "script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
     'img-src data:; font-src data:">'
 )
 
-# One chart, two configurations: the page takes the one that suits the reader's light or dark, and
-# the light one for paper.
+# The page uses the light or dark configuration of the reader's system, and the light one in print.
 SCRIPT = _asset("charts.js")
 
 
-# Tables of the kind `sortable`: a click on a head sorts, words in the box keep the rows with all of
-# them. Only text is read and rows are moved: nothing is ever made from it.
+# Sortable tables: a click on a column heading sorts, the filter keeps rows that contain all words.
+# The script reads text and moves rows; it creates no HTML from them.
 TABLES = _asset("tables.js")
 
 
 def script_json(value: Any) -> str:
-    """JSON that cannot end the script it stands in, whatever text is inside."""
+    """JSON that cannot close the surrounding script element."""
     return (
         json.dumps(value, ensure_ascii=False, allow_nan=False)
         .replace("<", "\\u003c")
@@ -67,7 +66,7 @@ def _bundle() -> str:
 
 
 def _bare(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A chart without its configuration and caption, which the page has itself."""
+    """A chart without configuration and caption, because the page adds both."""
     bare = {k: v for k, v in spec.items() if k != "config"}
     title = bare.get("title")
     if isinstance(title, dict):
@@ -92,7 +91,7 @@ def charts_script(figures: Sequence[Drawing]) -> str:
 
 
 def figure_html(figure: Drawing, number: int) -> str:
-    """Place, caption and description of the chart with this number."""
+    """The element for a chart with this number, its caption and its description."""
     return (
         f'<figure id="figure-{escape(figure.name)}"><div class="chart" id="chart-{number}" '
         f'role="img" aria-label="{escape(figure.alt)}"></div>'
@@ -103,7 +102,7 @@ def figure_html(figure: Drawing, number: int) -> str:
 
 
 def whole_page(title: str, body: str, figures: Sequence[Drawing]) -> str:
-    """A page that needs nothing else, with the scripts for its figures and tables."""
+    """A self-contained page with the scripts for its figures and tables."""
     tables = f"\n<script>{TABLES}</script>" if f'class="{SORTABLE}"' in body else ""
     charts = f"\n{charts_script(figures)}" if figures else ""
     return (
@@ -115,6 +114,6 @@ def whole_page(title: str, body: str, figures: Sequence[Drawing]) -> str:
 
 
 def page(figures: Sequence[Drawing], *, title: str) -> str:
-    """A page with nothing but figures."""
+    """A page that contains only figures."""
     body = "\n".join(figure_html(figure, i) for i, figure in enumerate(figures))
     return whole_page(title, body, figures)

@@ -1,7 +1,6 @@
-"""PDF with the same bytes every time: vl-convert numbers its objects, and orders the names of
-fonts, differently at every call; here both get an order of their own.
+"""Makes PDF files byte-identical: renumbers objects and sorts font names.
 
-This module must not know figures.
+vl-convert gives both a different order in every call.
 """
 
 import re
@@ -11,7 +10,7 @@ _NAMES = re.compile(rb"(?<=<<\n)(?: +/\w+ \d+ 0 R\n){2,}")
 
 
 def in_fixed_order(pdf: bytes) -> bytes:
-    """The same document: names sorted, objects numbered as one comes upon them from its root."""
+    """The same document with sorted names and objects numbered in order of reference."""
     start = int(pdf[pdf.rindex(b"startxref") :].split()[1])
     table, trailer = pdf[start:].split(b"trailer", 1)
     # "xref", "0 N", then an entry of 20 bytes for each object, of which the first is not in use.
@@ -21,7 +20,7 @@ def in_fixed_order(pdf: bytes) -> bytes:
     objects = {}
     for number, at in enumerate(starts, start=1):
         content = pdf[at : ends[ends.index(at) + 1]].split(b"obj\n", 1)[1]
-        # What comes after is compressed, and refers to nothing.
+        # A stream is compressed and contains no references.
         head, mark, stream = content.partition(b"stream\n")
         objects[number] = (_NAMES.sub(_sorted, head), mark + stream)
     renumbered = {old: new for new, old in enumerate(_met(objects, trailer), start=1)}
@@ -42,7 +41,7 @@ def _sorted(match: re.Match[bytes]) -> bytes:
 
 
 def _met(objects: dict[int, tuple[bytes, bytes]], trailer: bytes) -> list[int]:
-    """The objects in the order in which references lead to them; nothing refers to the rest."""
+    """The referenced objects in the order of their first reference."""
     met: list[int] = []
     waiting = [int(number) for number in _REFERENCE.findall(trailer)]
     while waiting:

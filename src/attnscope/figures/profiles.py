@@ -1,7 +1,4 @@
-"""What figures of profiles share: rows with their tokens, bins, the measures told beside them.
-
-This module must not know any single figure, nor how an average is measured.
-"""
+"""Selects and bins profiles, and writes the text that figures of profiles share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,34 +17,34 @@ from attnscope.figures.text_format import count
 
 HEAD_COLUMNS = ["model", "layer", "head"]
 KEYS = [*HEAD_COLUMNS, "panel", "series", "position"]
-LEAVE_OUT_FIRST = Option(help="`leave_out_first`", known=(False, True))
+LEAVE_OUT_FIRST = Option(help="`leave_out_first`: hide the first token", known=(False, True))
 OPTIONS = {
-    "mean": Option(help="`mean` (over prompts, in place of the first)", known=(False, True)),
+    "mean": Option(
+        help="`mean`: mean over prompts; default: the first prompt", known=(False, True)
+    ),
     "leave_out_first": LEAVE_OUT_FIRST,
-    "count_from": Option(help="`count_from` 1", known=(0, 1)),
+    "count_from": Option(help="`count_from`: 0 (default) or 1", known=(0, 1)),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileContext:
-    """How the rows of two panels per head came about."""
+    """How the rows of the two panels per head were selected and binned."""
 
     selection: ProfileRows
     full: pl.DataFrame
     """Before binning."""
     conditions: Sequence[str]
     bins: tuple[int, int]
-    """Tokens in a bin: in print, and on the screen."""
+    """Tokens per bin in print and on the screen."""
     heads: pl.DataFrame
-    """Model, layer and head of every column of panels."""
+    """Model, layer and head of each column of panels."""
 
 
 def rows_of(
     request: Request, conditions: Sequence[str], **some: int
 ) -> tuple[ProfileRows, pl.DataFrame]:
-    """The profiles of two conditions with the tokens they are of; of one prompt, unless a mean
-    over all is asked for.
-    """
+    """The profiles of two conditions with their tokens: of one prompt, or of all for a mean."""
     selection = select_profiles(request.run, replace(request.choice, conditions=conditions), **some)
     token_columns = ["model", "prompt", "condition", "position"]
     tokens = request.run.tokens.filter(
@@ -70,7 +67,7 @@ def panels_of(
     series: Sequence[str],
     **settings: Any,
 ) -> FigureNumbers[ProfileContext]:
-    """The figure's numbers from the rows of its two panels, which have `series` and `position`."""
+    """The numbers of a figure from the rows of its two panels (with `series` and `position`)."""
     named = [part.with_columns(pl.lit(panel).alias("panel")) for panel, part in rows.items()]
     both = pl.concat([part.select(*KEYS, "role", "token", "value") for part in named])
     if request.options["mean"]:
@@ -121,11 +118,15 @@ def profile_text(
     numbers: FigureNumbers[ProfileContext],
     request: Request,
     *,
+    see: str,
     about: str,
     more: str = "",
     **fields: Any,
 ) -> FigureText:
-    """What such figures say alike; the caption is `about` these conditions, and says `more`."""
+    """The text of a figure of profiles.
+
+    `see` opens the caption, `about` names the conditions, `more` is a further sentence.
+    """
     context, selection, options = numbers.context, numbers.context.selection, request.options
     many, shown_heads = len(selection.prompts), context.heads.height
     if options["mean"]:
@@ -136,12 +137,13 @@ def profile_text(
     coarse, fine = context.bins
     return FigureText(
         caption=[
+            see,
             head_list_text(context.heads, options["count_from"]),
-            f"{Y_TITLE}: mean over the later queries that see the token; queries: "
-            f"{selection.queries}; not normalised further; {about}",
+            f"{Y_TITLE}: mean over the later queries that can see the token; queries: "
+            f"{selection.queries}; raw values; {about}",
             n,
             more,
-            "First token left out" if options["leave_out_first"] else "",
+            "The first token is not shown" if options["leave_out_first"] else "",
             f"{shown_heads} of {selection.total} heads are shown"
             if shown_heads < selection.total
             else "",
@@ -162,8 +164,9 @@ def profile_text(
 def measure_of_heads(
     request: Request, context: ProfileContext, measure: str, conditions: Sequence[str]
 ) -> tuple[pl.DataFrame, str] | None:
-    """A measure of the heads drawn, over all prompts, where the run has it for the queries drawn;
-    and which keys it is of, where there are several.
+    """A measure of the drawn heads and queries over all prompts, and a note on its keys.
+
+    None if the run does not have the measure.
     """
     values = (
         request.run.values.filter(

@@ -1,7 +1,7 @@
-"""Every figure by its name: the one list, which the command line, the report and the docs read.
+"""Lists every figure by name for the command line, the report and the documentation.
 
-A new figure is one file that declares `FIGURE`, and one line here. Files are imported when their
-figure is drawn, so that the names alone cost nothing.
+A new figure is one file that declares `FIGURE`, and one line here. A file is imported when its
+figure is drawn, so that listing the names is cheap.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FIGURES: Mapping[str, str] = {
     "text": "text",
     "sensitivity": "sensitivity",
 }
-"""Every figure, by its name, with the file that declares it."""
+"""Name of a figure → name of the file that declares it."""
 
 
 def figure_named(name: str) -> Figure[Any]:
@@ -58,10 +58,10 @@ def draw(
     """The figure `name` of a run.
 
     Options that all figures take: `models`, `layers`, `heads`, `conditions`, `prompts`, `queries`,
-    `keys`, `classes`, `items` choose what is shown; `cluster` and `strata`, facts of the prompts,
-    say what intervals and tests resample (as in `stats.paired.compare`); `title`, `width`,
-    `height`, `theme` ("published", "safe", or a `Theme`) and `dark` say how. A figure may have
-    options of its own.
+    `keys`, `classes`, `items` choose what is shown. `cluster` and `strata` are columns of prompt
+    metadata; intervals and tests resample by them (as in `stats.paired.compare`). `title`,
+    `width`, `height`, `theme` ("published", "safe", or a `Theme`) and `dark` set the layout. A
+    figure may have further options.
     """
     from attnscope.figures.figure import draw as draw_figure
 
@@ -71,7 +71,7 @@ def draw(
 def drawable(
     run: Run, *, verdict_cache: VerdictCache | None = None, **options: Any
 ) -> tuple[list[Drawing], dict[str, str]]:
-    """Every figure that the run has the numbers for; and for each other one, why not."""
+    """Every figure that the run has numbers for, and the reason for each other one."""
     from attnscope.figures.figure import draw as draw_figure
     from attnscope.figures.verdict_cache import VerdictCache
 
@@ -96,8 +96,8 @@ def drawable(
 
 
 def table() -> str:
-    """All figures with what they show and their own options: the table of docs/figures.md."""
-    rows = ["| name | shows | options of its own |", "| --- | --- | --- |"]
+    """The table of docs/figures.md: all figures, what they show, their options."""
+    rows = ["| name | shows | further options |", "| --- | --- | --- |"]
     for figure in map(figure_named, FIGURES):
         options = " · ".join(option.help for option in figure.options.values())
         rows.append(f"| `{figure.name}` | {figure.shows} | {options} |")

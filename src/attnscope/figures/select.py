@@ -1,7 +1,6 @@
-"""Which part of a run a figure shows: models, layers, heads, prompts, queries, keys, classes.
+"""Selects the rows of a run that a figure shows: models, layers, heads, prompts, queries, keys.
 
-Nothing here changes a number. What was asked for and does not exist is an error that lists what
-does. This module must not know charts or statistics.
+No number is changed. A choice that does not exist is an error that lists the existing ones.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class AbsentError(InputError):
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What to show; None is everything, or the first where only one can be shown."""
+    """What to show. None: everything, or the first if only one can be shown."""
 
     models: Sequence[str] | None = None
     layers: Sequence[int] | None = None
@@ -57,18 +56,18 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class ValueRows:
-    """The rows of `values` that were chosen, and how they were measured."""
+    """The chosen rows of `values`, and how they were measured."""
 
     frame: pl.DataFrame
     models: list[str]
-    """Labels of what is compared: models, or `model, condition` where conditions are folded in."""
+    """Labels of the compared models; `model, condition` if conditions are shown as models."""
     model_names: list[str]
     """The models themselves."""
     conditions: list[str]
     layers: list[int]
     items: list[str]
     absent: list[str]
-    """Classes of the set that no shown text has a token of; not among `items`."""
+    """Classes of the set without a token in the shown prompts; not in `items`."""
     queries: str
     keys: str
     classes: str | None
@@ -76,7 +75,7 @@ class ValueRows:
     def restrict(
         self, *, layers: Sequence[int] | None = None, items: Sequence[str] | None = None
     ) -> ValueRows:
-        """These layers or classes alone, with their rows."""
+        """The selection with only these layers or classes."""
         frame = self.frame
         if layers is not None:
             frame = frame.filter(pl.col("layer").is_in(list(layers)))
@@ -91,20 +90,20 @@ class ValueRows:
 
     @property
     def undefined(self) -> int:
-        """Rows whose value is not defined (null or NaN): left out of every mean."""
+        """Number of rows with an undefined value (null or NaN); every mean skips them."""
         return self.frame["value"].null_count()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileRows:
-    """The rows of `positions` that were chosen."""
+    """The chosen rows of `positions`."""
 
     frame: pl.DataFrame
     models: list[str]
     prompts: list[int]
     queries: str
     total: int
-    """How many heads there were to choose from."""
+    """Number of heads before the default limit."""
 
 
 def models_in_order(run: Run, names: Iterable[str]) -> list[str]:
@@ -122,7 +121,7 @@ def conditions_in_order(run: Run, names: Iterable[str]) -> list[str]:
 
 
 def condition_fillers(run: Run) -> dict[str, str]:
-    """What was inserted and where, whatever its length, by condition: `repeat '/', between`."""
+    """By condition, what it inserts and where, without the length: `repeat '/', between`."""
     inserting = {n: c for n, c in run.experiment.conditions.items() if c.insert is not None}
     several = len({what.by for what in inserting.values()}) > 1
     fillers = {}
@@ -135,7 +134,7 @@ def condition_fillers(run: Run) -> dict[str, str]:
 
 
 def check_known(what: str, values: Iterable[Any] | None, known: Sequence[Any]) -> list[Any]:
-    """What was asked for, checked; everything if nothing was."""
+    """The chosen values, checked against the known ones; all known values for None."""
     if values is None:
         return list(known)
     chosen = list(dict.fromkeys(values))
@@ -146,7 +145,7 @@ def check_known(what: str, values: Iterable[Any] | None, known: Sequence[Any]) -
 
 
 def pick(run: Run, what: str, value: str | None, present: Sequence[str]) -> str:
-    """The one asked for, checked; else the experiment's first, or the first that comes."""
+    """The chosen value, checked; for None the first of the experiment that is present."""
     first: list[str] = [x for x in getattr(run.experiment, what) if x in present]
     known = first + [x for x in present if x not in first]
     if value is None:
@@ -157,7 +156,7 @@ def pick(run: Run, what: str, value: str | None, present: Sequence[str]) -> str:
 
 
 class _Axes:
-    """What a table has along each of its axes, and what of it is asked for."""
+    """The values of each axis of a table that a choice selects."""
 
     def __init__(
         self, run: Run, choice: Choice, known: pl.DataFrame, prompts: pl.DataFrame
@@ -184,7 +183,7 @@ class _Axes:
             )
 
     def filters(self) -> list[pl.Expr]:
-        """What rows of the choice fulfil."""
+        """The filters that select the rows of the choice."""
         return [
             pl.col("model").is_in(self.models),
             pl.col("condition").is_in(self.conditions),
@@ -205,8 +204,8 @@ def select(
 ) -> ValueRows:
     """The chosen rows of `values`, or of another table of numbers.
 
-    `base_only` takes the base condition, unless others are asked for; several conditions then
-    become models of their own, so that they can stand beside each other.
+    `base_only` selects the base condition by default. If several conditions are chosen, each is
+    shown as a model of its own.
     """
     lazy = (run.values if table is None else table).filter(pl.col("measure").is_in(list(measures)))
     columns = ["model", "condition", "queries", "keys", "classes", "layer", "head", "item"]
@@ -263,18 +262,18 @@ def select(
 
 
 def _distinct(rows: pl.LazyFrame) -> pl.DataFrame:
-    """Every different row once; there may be millions of others."""
+    """The distinct rows; streamed, because the table may have millions of rows."""
     return rows.unique(maintain_order=True).collect(engine="streaming")
 
 
 def _present(names: Sequence[str], values: pl.Series) -> list[str]:
-    """The names that are there."""
+    """The names that occur in the values, in their order."""
     present = set(values.unique())
     return [name for name in names if name in present]
 
 
 def _items(run: Run, choice: Choice, known: pl.DataFrame, classes: str) -> list[str]:
-    """The classes of the set that are asked for, in its order."""
+    """The chosen classes of the set, in the order of the set."""
     of_set = known.filter(pl.col("classes") == classes)["item"].drop_nulls()
     present = of_set.unique(maintain_order=True).to_list()
     named = run.environment.get("classes", {}).get(classes, {}).get("classes", [])
@@ -283,21 +282,21 @@ def _items(run: Run, choice: Choice, known: pl.DataFrame, classes: str) -> list[
 
 
 def thin(layers: Sequence[int], most: int) -> list[int]:
-    """At most so many layers, evenly spread from the first to the last."""
+    """At most `most` layers, equally spaced from the first to the last."""
     if len(layers) <= most:
         return list(layers)
     return sorted({layers[round(i * (len(layers) - 1) / (most - 1))] for i in range(most)})
 
 
 def without_tokens(frame: pl.DataFrame, items: Sequence[str]) -> list[str]:
-    """Classes that no text of these rows has a token of; none, where that would leave nothing."""
+    """Classes without a token in these rows; empty if no class would be left."""
     tokens = dict(frame.group_by("item").agg(pl.col("tokens").max()).iter_rows())
     absent = [c for c in items if tokens.get(c) == 0]
     return absent if len(absent) < len(items) else []
 
 
 def _conditions_as_models(selection: ValueRows) -> ValueRows:
-    """Conditions as models of their own."""
+    """The selection with each condition as a model of its own."""
     models, conditions = selection.models, selection.conditions
     several = len(models) > 1
     label = pl.format("{}, {}", "model", "condition") if several else pl.col("condition")
@@ -314,7 +313,7 @@ def select_profiles(
 ) -> ProfileRows:
     """The chosen rows of `positions`.
 
-    Where no heads were asked for, the first `panels` in all or `per_model` of each are taken.
+    By default the first `panels` heads in all, or the first `per_model` heads of each model.
     """
     columns = ["model", "condition", "queries", "layer", "head", "prompt"]
     known = run.positions.select(columns).unique(maintain_order=True).collect()

@@ -1,8 +1,7 @@
-"""Does a conclusion survive the choices behind it? A row per choice of queries, keys, classes and
-condition: the difference with its interval, and the verdict on the claim.
+"""Draws a claim under every choice of queries, keys, classes and condition: a row per choice.
 
-Normalisations are other quantities, so each has its own column with its own axis. Everything is
-judged by `attnscope.stats.sensitivity`; this module must not know how.
+Each row has the difference, its interval and the verdict. Normalisations are different quantities,
+so each has its own column. `attnscope.stats.sensitivity` computes the verdicts.
 """
 
 from dataclasses import dataclass
@@ -27,11 +26,11 @@ HEADS = {"mean": "mean over heads", "sum": "sum over heads", "max": "maximum ove
 
 @dataclass(frozen=True, kw_only=True)
 class SensitivityContext:
-    """What the words tell of."""
+    """Inputs of the text."""
 
     claim: Claim
     table: pl.DataFrame
-    """What `sensitivity` found, as far as it is shown."""
+    """The shown rows of `sensitivity`."""
     models: list[str]
     rows_title: str
     further: int
@@ -72,28 +71,30 @@ def _text(numbers: FigureNumbers[SensitivityContext], request: Request) -> Figur
     what = _compared(table, part, models)
     bounds = part.rule.bounds or ()
     ratio = part.comparison.scale == "ratio"
-    heads = "the whole layer" if _no_heads(request, table) else HEADS.get(part.scope.heads)
+    heads = "one value per layer" if _no_heads(request, table) else HEADS.get(part.scope.heads)
     overturned = survived["verdicts"] - survived["same_verdict"]
     bounds_text = (
         f", dashed lines at {join([f'{b:g}' for b in bounds])} are bounds" if bounds else ""
     )
     normalised = ", columns are normalisations" if data["quantity"].n_unique() > 1 else ""
     return FigureText(
-        title=f"The claim {claim.name} under every choice",
+        title=f"Sensitivity of the claim {claim.name} to analysis choices",
         caption=[
-            f"Claim {claim.name}: {statement}",
+            "Each row is one choice of the analysis; colour and shape show the verdict on the "
+            "claim "
+            f"{claim.name}: {statement}",
+            f"{agree}. All choices use the same data: they are not independent evidence",
             f"{' against '.join(reversed(models)) if _over_models(claim) else join(models)}, "
-            f"{layers_text(layers)}, {heads or 'every head by itself'}"
+            f"{layers_text(layers)}, {heads or 'each head separately'}"
             + (f"; {count(context.further, 'further layer')} not shown" if context.further else ""),
             f"{what}; claimed: {_claimed(part)}{_part_text(claim, request.options['part'])}",
             f"Reference (shaded): {_reference(table)}",
             prompts_text(request, data, interval=intervals(data)),
-            f"{agree}. The choices are the same data seen again, not further evidence",
             not_judged_note(survived["not_judged"]),
-            "Every panel has its own scale" if data["panel"].n_unique() > 1 else "",
+            "Each panel has its own scale" if data["panel"].n_unique() > 1 else "",
         ],
         models=models,
-        overview=f"A forest plot: rows are choices of {context.rows_title or 'normalisation alone'}"
+        overview=f"A forest plot: rows are choices of {context.rows_title or 'normalisation only'}"
         f"{normalised}. Claim: {statement}. {agree}.",
         axes=[
             f"x: {what}, with its 95 % interval; a line at {'1' if ratio else '0'} is no "
@@ -105,7 +106,7 @@ def _text(numbers: FigureNumbers[SensitivityContext], request: Request) -> Figur
                 f"{name}: {SHAPES[name]}, {colour}"
                 for name, colour in zip(SHAPES, verdict_colours(request.theme), strict=True)
             ),
-            "shaded row: the reference, which is the claim's own choices",
+            "shaded row: the reference, which has the choices of the claim",
         ],
         value="difference",
         quantity="ratio" if ratio else "difference",
@@ -115,10 +116,11 @@ def _text(numbers: FigureNumbers[SensitivityContext], request: Request) -> Figur
         | ({"head": "head {}"} if "head" in data.columns else {}),
         split=["quantity"],
         notes=_notes(table, signed=not bounds),
-        no_differences=f"Overturned by {count(overturned, 'verdict')}: the choices behind them are "
-        "under Notes."
+        no_differences=f"{count(overturned, 'verdict')} differ from that of the reference: "
+        "Notes lists the "
+        "choices."
         if overturned
-        else "Nothing overturns the reference's verdict.",
+        else "No choice changes the verdict of the reference.",
     )
 
 
@@ -136,7 +138,7 @@ def _over_models(claim: Claim) -> bool:
 
 
 def _names(claim: Claim, models: list[str], table: pl.DataFrame) -> dict[str, Any]:
-    """What the statement's places are filled with, as far as it is the same for all rows."""
+    """Values for the placeholders of the statement that are the same in all rows."""
     if _over_models(claim):
         return {"a": models[0], "b": models[1]}
     if any(part.comparison.over == "condition" for part in claim.parts):
@@ -149,20 +151,20 @@ def _against(table: pl.DataFrame) -> list[str]:
 
 
 def _agreement(table: pl.DataFrame, survived: dict[str, Any]) -> str:
-    """How many verdicts are the reference's, and where all of them are."""
+    """The number of verdicts that equal the reference, and where all of them do."""
     survives, places = survived["survives"], survived["places"]
     varied = [name for name in ("model", "layer") if table[name].drop_nulls().n_unique() > 1]
     word = {"model": "models", "layer": "layers"}.get("".join(varied), "models and layers")
     text = (
         f"{survived['same_verdict']} of {count(survived['verdicts'], 'verdict')} "
-        f"({count(survived['choices'], 'choice')}) are the reference's ({survived['verdict']})"
+        f"({count(survived['choices'], 'choice')}) equal the reference ({survived['verdict']})"
     )
     if survived["verdict"] == "undetermined":
-        return f"{text}, which decides nothing by itself"
+        return f"{text}, which decides nothing"
     text += "; the verdict "
     if places == 1:
-        return text + ("survives every choice" if survives else "does not survive every choice")
-    return f"{text}survives every choice in {survives} of {places} {word}"
+        return text + ("is the same for every choice" if survives else "depends on the choice")
+    return f"{text}is the same for every choice in {survives} of {places} {word}"
 
 
 def _no_heads(request: Request, table: pl.DataFrame) -> bool:
@@ -171,7 +173,7 @@ def _no_heads(request: Request, table: pl.DataFrame) -> bool:
 
 
 def _compared(table: pl.DataFrame, part: ClaimPart, models: list[str]) -> str:
-    """What the difference, or the ratio, is of."""
+    """The quantity of the difference or ratio."""
     item = table["item"][0]
     what = table["measure"][0] + ("" if item is None else f" on {item}")
     sign, over = "over" if part.comparison.scale == "ratio" else "minus", part.comparison.over
@@ -192,7 +194,8 @@ def _part_text(claim: Claim, part: int) -> str:
     if len(claim.parts) == 1:
         return ""
     return (
-        f"; the verdict is on all {len(claim.parts)} parts of the claim, the figures are of part "
+        f"; the verdict is on all {len(claim.parts)} parts of the claim, the differences are of "
+        "part "
         f"{part} (counted from 0)"
     )
 
@@ -201,15 +204,15 @@ def _reference(table: pl.DataFrame) -> str:
     reference = table.filter("reference")
     if reference.is_empty():
         same = [f"{name}: {table[name][0]}" for name in CHOICES if table[name].n_unique() == 1]
-        return f"not among the rows shown, which all have {'; '.join(same) or 'other choices'}"
+        return f"not shown; all rows have {'; '.join(same) or 'other choices'}"
     row = reference.row(0, named=True)
     choices = [f"{name}: {row[name]}" for name in CHOICES if name != "normalise" and row[name]]
-    how = f"normalised: {row['normalise']}" if row["normalise"] else "not normalised further"
+    how = f"normalised: {row['normalise']}" if row["normalise"] else "raw values"
     return "; ".join([*choices, how])
 
 
 def _notes(table: pl.DataFrame, *, signed: bool) -> list[str]:
-    """For every place: how many choices agree, and the fewest that overturn the verdict."""
+    """For each model and layer: the choices that agree, and the smallest changes that do not."""
     once = table.unique(["model", "layer", *CHOICES], keep="first", maintain_order=True)
     notes = []
     for row in robustness(
@@ -218,10 +221,10 @@ def _notes(table: pl.DataFrame, *, signed: bool) -> list[str]:
         where = [row["model"], None if row["layer"] is None else f"layer {row['layer']}"]
         location = ", ".join(one for one in where if one is not None)
         if row["verdict"] is None:
-            notes.append(f"{location}: the claim's own choices have no verdict here")
+            notes.append(f"{location}: the choices of the claim have no verdict here")
             continue
         sign = f", {row['same_sign']} its sign" if signed else ""
-        by = f"; overturned by {'; by '.join(row['overturned_by'])}" if row["overturned_by"] else ""
+        by = f"; changed by {'; by '.join(row['overturned_by'])}" if row["overturned_by"] else ""
         notes.append(
             f"{location}: {row['verdict']}; {row['same_verdict']} of "
             f"{count(row['choices'], 'choice')} have this verdict{sign}{by}"
@@ -231,15 +234,15 @@ def _notes(table: pl.DataFrame, *, signed: bool) -> list[str]:
 
 FIGURE = Figure(
     name="sensitivity",
-    shows="a claim under every choice: a row per choice, difference and interval, verdict as "
-    "colour and shape",
+    shows="a claim under every analysis choice: a row per choice with difference, interval and "
+    "verdict",
     needs=NEEDS,
     numbers=_numbers,
     chart=forest,
     text=_text,
     options={
-        "claim": Option(help="`claim` (else the first that has choices)"),
-        "claims": Option(help="`claims` a file of them"),
-        "part": Option(help="`part` whose difference is shown, from 0", default=0),
+        "claim": Option(help="`claim`: name of the claim; default: the first with several choices"),
+        "claims": Option(help="`claims`: a file of claims"),
+        "part": Option(help="`part`: part of the claim that is shown; default 0", default=0),
     },
 )

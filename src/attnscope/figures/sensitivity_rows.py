@@ -1,7 +1,4 @@
-"""The rows of the figure of sensitivity: which claim, which of its choices, in which order.
-
-This module must not know charts, nor how a claim is judged.
-"""
+"""Selects the claim and the rows of the sensitivity figure, and puts them in order."""
 
 from typing import Any
 
@@ -20,13 +17,14 @@ NEEDS = (
     "claim, has them (examples/sensitivity-token-types.yaml, examples/sensitivity-filler.yaml)"
 )
 ROWS = 72
-"""The most rows below each other where no layers were asked for; further layers are left out."""
+"""Largest number of rows by default; further layers are not shown."""
 
 
 def choose_claim(request: Request) -> tuple[Claim, pl.DataFrame]:
-    """The claim and its table under every choice: the claim asked for by name, of the run's own
-    and the built-in ones or of those in the file `claims`; else the first that the run can judge
-    under more than one choice.
+    """The claim and its table under every choice.
+
+    The option `claim` names a claim of the run, a built-in one, or one in the file `claims`. The
+    default is the first claim that the run can judge under more than one choice.
     """
     claim, part, file = (request.options[name] for name in ("claim", "part", "claims"))
     if request.choice.items is not None:
@@ -71,7 +69,7 @@ def choose_claim(request: Request) -> tuple[Claim, pl.DataFrame]:
 
 
 def _sensitivity(request: Request, claim: Claim) -> pl.DataFrame:
-    """The claim under every choice, of the models and prompts asked for."""
+    """The claim under every choice, for the chosen models and prompts."""
     choice, part = request.choice, request.options["part"]
     if (
         choice.models is None
@@ -100,7 +98,7 @@ def _sensitivity(request: Request, claim: Claim) -> pl.DataFrame:
 
 
 def choose_rows(table: pl.DataFrame, choice: Choice) -> tuple[pl.DataFrame, int]:
-    """The rows to show of what was judged, and how many layers would be too many."""
+    """The rows to show, and the number of layers that are not shown."""
     heads = choice.heads
     if isinstance(heads, dict):
         heads = sorted(set(heads.values()))
@@ -130,7 +128,7 @@ def choose_rows(table: pl.DataFrame, choice: Choice) -> tuple[pl.DataFrame, int]
 
 
 def laid_out(table: pl.DataFrame) -> tuple[pl.DataFrame, str]:
-    """The data of the figure, and what the names of its rows are made of."""
+    """The data of the figure, and the names of the choices that label its rows."""
     varied = [
         name for name in CHOICES if name != "normalise" and table[name].drop_nulls().n_unique() > 1
     ]
@@ -141,7 +139,7 @@ def laid_out(table: pl.DataFrame) -> tuple[pl.DataFrame, str]:
         for row in rows
     ]
     labels = [" · ".join(_label(row, name) for name in varied) for row in rows]
-    if not varied:  # normalisations alone: the places are the rows
+    if not varied:  # only normalisations vary: models and layers are the rows
         labels, blocks = blocks, ["all"] * len(rows)
     data = table.with_columns(
         pl.Series("panel", blocks, dtype=pl.String()),
@@ -159,7 +157,7 @@ def laid_out(table: pl.DataFrame) -> tuple[pl.DataFrame, str]:
 
 
 def _label(row: dict[str, Any], name: str) -> str:
-    """A choice in a row's name; of a pair of conditions the second, of which the row is."""
+    """The label of a choice; for a pair of conditions, the second one."""
     if name == "spikes":
         return f"spikes {row[name]}"
     if name != "condition" or row["kind"] is None:

@@ -1,8 +1,4 @@
-"""What figures of numbers along something share: the queries of a text, the tokens of an answer,
-places in order. A line for each of the keys and items.
-
-This module must not know any single figure, nor how anything is measured.
-"""
+"""Numbers and text of figures of lines over positions, generated tokens or regions in order."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,14 +15,16 @@ from attnscope.figures.select import ValueRows, select
 from attnscope.stats.tables import possible
 
 SeriesContext = tuple[ValueRows, list[str], int]
-"""The rows of the first keys, every line, and how many places a point of a line is the mean of."""
+"""The rows of the first keys, the names of the lines, and the positions per point."""
 
 
 def series_numbers(
     request: Request, table: pl.LazyFrame, measure: str, x: str, **settings: Any
 ) -> FigureNumbers[SeriesContext]:
-    """Means over layers, heads and prompts of a measure along the column `x` of a table, for all
-    of the keys, or those that are asked for."""
+    """Means over layers, heads and prompts of a measure along the column `x` of a table.
+
+    There is a line for each of the keys, or for the chosen ones, and for each item.
+    """
     keys = table.select(pl.col("keys").unique(maintain_order=True)).collect()["keys"].to_list()
     chosen = [request.choice.keys] if request.choice.keys is not None else keys or [None]
     parts, selection = [], None
@@ -58,8 +56,10 @@ def series_numbers(
 
 
 def _bins(places: pl.Series, step: int) -> tuple[int, int]:
-    """The first place, and how many places are drawn as one, so that a line has at most `PRINT`
-    points; the run's own bins are `step` places wide, and are not divided."""
+    """The first position and the width of a bin, so that a line has at most `PRINT` points.
+
+    The bins of the run are `step` positions wide and are not divided.
+    """
     first, last = places.min(), places.max()
     assert isinstance(first, int)
     assert isinstance(last, int)
@@ -70,7 +70,7 @@ def _bins(places: pl.Series, step: int) -> tuple[int, int]:
 
 
 def mean_lines(request: Request, rows: pl.DataFrame, by: list[str], measure: str) -> pl.DataFrame:
-    """Means over whatever a prompt has several of, then over prompts; a panel for each model."""
+    """Means within each prompt, then over prompts; a panel for each model."""
     by_prompt = rows.group_by(*by, "prompt", maintain_order=True).agg(pl.col("value").mean())
     return rounded(means(by_prompt, by, request.units, possible(measure))).rename(
         {"model": "panel"}
@@ -88,7 +88,7 @@ def series_text(
     why: str = "",
     **fields: Any,
 ) -> FigureText:
-    """What they say alike; `x` is the column of places and how one is told."""
+    """The text of a figure of lines; `x` is the column of positions and the form of one."""
     return FigureText(
         caption=line_caption(request, numbers.data, selection, *what, late=late, why=why),
         models=selection.model_names,

@@ -1,6 +1,6 @@
-"""Attention step by step while a model answers: to each region, in the query of every new token.
+"""Draws the attention to each region at each generated token.
 
-Drawn from `step_mass`. This module must not know how it is measured.
+Drawn from `step_mass`.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from attnscope.figures.theme import Style
 
 def _chart(frame: pl.DataFrame, style: Style) -> Any:
     """`value` with `low` and `high` over `step`, a line per `series`, a panel per `panel`."""
-    return curves(frame, style, x="step", x_title="New token", y_title="Mass")
+    return curves(frame, style, x="step", x_title="Generated token", y_title="Mass")
 
 
 def _numbers(request: Request) -> FigureNumbers[SeriesContext]:
@@ -28,25 +28,26 @@ def _numbers(request: Request) -> FigureNumbers[SeriesContext]:
 
 def _text(numbers: FigureNumbers[SeriesContext], request: Request) -> FigureText:
     selection, lines, width = numbers.context
-    bins = f" (bins of {width}, by their first)" if width > 1 else ""
+    bins = f" (first of each bin of {width})" if width > 1 else ""
     return series_text(
         *(numbers, request, selection, lines, "mean over layers and all heads"),
-        "Mass of the keys in the one query that a new token is predicted from, not normalised "
-        f"further; queries: {selection.queries}; condition: {', '.join(selection.conditions)}",
-        x=("step", "new token {}"),
-        late=f"{bins}; later tokens are of longer answers alone",
-        why=" (answers that were over)",
-        title="Attention while the model answers, token by token",
-        overview=f"Lines over the tokens of the answer, one for each of {join(lines)}.",
-        axes=[f"x: new token{bins}, from 1", "y: mass"],
+        "Lines are the mass of each region in the attention row of the query that predicts a "
+        "generated token",
+        f"Raw values; queries: {selection.queries}; condition: {', '.join(selection.conditions)}",
+        x=("step", "generated token {}"),
+        late=f"{bins}; late positions exist only in the longer completions",
+        why=" (completions that had ended)",
+        title="Attention during generation, by generated token",
+        overview=f"Lines over the tokens of the completion, one for each of {join(lines)}.",
+        axes=[f"x: generated token{bins}, from 1", "y: mass"],
         quantity="mass",
-        no_differences="Values by token, not differences.",
+        no_differences="The figure shows values; differences are not tested.",
     )
 
 
 FIGURE = Figure(
     name="steps",
-    shows="mass of regions or classes over the tokens of an answer",
+    shows="mass of regions or classes over the tokens of the completion",
     needs="an experiment with `step_mass` among its measures has it",
     numbers=_numbers,
     chart=_chart,

@@ -1,7 +1,6 @@
-"""How a score depends on the settings of a condition: its difference from the baseline, a panel
-for each setting that was varied.
+"""Draws how a score depends on the settings of a condition, as differences from the baseline.
 
-Drawn from a table of scores. This module must not know models or tasks.
+Drawn from a table of scores.
 """
 
 from typing import Any
@@ -22,7 +21,7 @@ COLUMNS = ("panel", "setting", "series", "value", "low", "high", "score", "n", "
 def sweep(table: pl.DataFrame, *, of: str, baseline: float, **options: Any) -> Drawing:
     """The figure `sweep` of a table with `panel` (condition and setting), `setting` (its value, as
     written), `series` (the other settings), `value` (the difference from the baseline) with `low`
-    and `high`, the `score` itself, `n` problems and `q`; `of` says whose scores they are."""
+    and `high`, the `score` itself, `n` problems and `q`; `of` names the scores."""
     data = rounded(table.select(COLUMNS))
     n = max(data["n"].to_list(), default=0)
     names = data["panel"].unique(maintain_order=True).to_list()
@@ -30,11 +29,14 @@ def sweep(table: pl.DataFrame, *, of: str, baseline: float, **options: Any) -> D
     text = FigureText(
         title=f"Sensitivity: {of}",
         caption=[
-            f"Score under a condition minus the baseline's {baseline:.3f}, n = {n} problems, "
-            "paired by problem; a panel for each setting that was varied, the others as they are "
-            "by default or as the legend says",
-            "Bars: 95 % intervals over problems",
-            f"{none} differences have no interval: too few problems, or all alike" if none else "",
+            "Each point is the score under a condition minus the score of the baseline "
+            f"({baseline:.3f})",
+            f"n = {n} problems, paired by problem; each panel varies one setting, the others have "
+            "their defaults or the values in the legend",
+            "Bars: 95 % confidence intervals over problems",
+            f"{none} differences have no interval: too few problems, or all values are equal"
+            if none
+            else "",
         ],
         models=[],
         overview=f"Differences of scores with their intervals, a panel for each of {join(names)}.",

@@ -1,6 +1,6 @@
-"""The text itself, every token shaded by the attention it receives.
+"""Draws the text of a prompt, each token shaded by the attention that it receives.
 
-Drawn from `positions` and `tokens`. This module must not know how attention is measured.
+Drawn from `positions` and `tokens`.
 """
 
 from typing import Any
@@ -17,11 +17,11 @@ from attnscope.figures.profiles import LEAVE_OUT_FIRST
 from attnscope.figures.select import ProfileRows, conditions_in_order, select_profiles
 
 BY = {
-    "average": "Average attention weight: mean over the later queries that see the token",
+    "average": "Average attention weight: mean over the later queries that can see the token",
     "received": "Attention received: sum over queries",
 }
 MOST = 1_200
-"""The most tokens that are drawn."""
+"""Largest number of tokens that are drawn."""
 
 
 Context = tuple[ProfileRows, dict[str, Any], int]
@@ -66,34 +66,34 @@ def _text(numbers: FigureNumbers[Context], request: Request) -> FigureText:
     selection, of, total = numbers.context
     by, shades = request.options["by"], request.theme.sequential
     return FigureText(
-        title="The text, shaded by attention",
+        title="Attention that each token receives, in the text",
         caption=[
+            "The darker a token, the more attention it receives; colour shows the square root of "
+            "the value",
             head_list_text(pl.DataFrame([of])),
-            f"{BY[by]}; queries: {selection.queries}; not normalised further; condition: "
-            f"{of['condition']}",
+            f"{BY[by]}; queries: {selection.queries}; raw values; condition: {of['condition']}",
             f"n = 1: prompt {of['prompt']}",
             f"1 of {selection.total} heads in the run is shown" if selection.total > 1 else "",
-            "First token left out" if request.options["leave_out_first"] else "",
+            "The first token is not shown" if request.options["leave_out_first"] else "",
             f"The first {MOST:,} of {total:,} tokens" if total > MOST else "",
-            "Shades go by the square root",
         ],
         models=[of["model"]],
         overview=f"The {numbers.data.height} tokens of a prompt in reading order, each on a "
         "background that is darker the more attention it gets.",
-        axes=["none: tokens stand as in the text"],
+        axes=["none: the tokens are in the order of the text"],
         legend=[
             f"shade: from {shades[0]} (0) to {shades[-1]} (most)",
-            "⏎: line break; ⇥: tab; ·: a character that cannot be seen",
+            "⏎: line break; ⇥: tab; ·: an invisible character",
         ],
         quantity=by,
         places={"position": "position {}", "token": "token “{}”"},
         notes=_most_attended(numbers.data),
-        no_differences="One prompt: nothing is compared.",
+        no_differences="The figure shows one prompt, so nothing is compared.",
     )
 
 
 def _most_attended(frame: pl.DataFrame) -> list[str]:
-    """How much the most attended tokens have of the whole."""
+    """The share of the most attended tokens in the sum of all."""
     known = sorted(frame["value"].drop_nulls().to_list(), reverse=True)
     tenth = max(1, len(known) // 10)
     total_weight = sum(known)
@@ -107,14 +107,14 @@ def _most_attended(frame: pl.DataFrame) -> list[str]:
 
 FIGURE = Figure(
     name="text",
-    shows="the tokens, shaded",
+    shows="the tokens of a prompt, shaded by attention",
     needs="an experiment with `profile` among its measures has them, such as the recipe "
     "filler-profile",
     numbers=_numbers,
     chart=shaded_text,
     text=_text,
     options={
-        "by": Option(help="`by` average, received", known=tuple(BY)),
+        "by": Option(help="`by`: average (default) or received", known=tuple(BY)),
         "leave_out_first": LEAVE_OUT_FIRST,
     },
 )

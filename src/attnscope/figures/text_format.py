@@ -1,7 +1,4 @@
-"""Numbers and names as text: the same spelling in captions, descriptions and tables.
-
-This module must not know figures or runs.
-"""
+"""Formats numbers and names in the same way for captions, descriptions and tables."""
 
 import re
 import textwrap
@@ -11,19 +8,19 @@ DIGITS = 6
 """Significant digits of every number that a figure shows, in all of its formats."""
 
 BUNDLED = "tiny model trained for this project, not the published one"
-"""What is said wherever a bundled model is shown."""
+"""The note on every bundled model."""
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""What a formula begins with in spreadsheet programs."""
-# Blanks that would not be seen, or would break a line.
+"""First characters of a formula in spreadsheet programs."""
+# Whitespace that is invisible or breaks a line.
 _BLANKS = str.maketrans({"\n": "⏎", "\r": "␍", "\t": "⇥"})
-# Characters that Markdown or HTML would take for their own. Between blanks, < and > are signs.
+# Characters with a meaning in Markdown or HTML. Between blanks, < and > are comparison signs.
 _MARKS = str.maketrans({c: "\\" + c for c in "\\`*_[]#|~"} | {"&": "&amp;"})
 _TAGS = re.compile("(?<! )[<>]|[<>](?! )")
 
 
 def number(value: object) -> str:
-    """A number as it stands in the data (rounded there, not here); — where it is not defined."""
+    """A number as in the data, which are already rounded; — if it is not defined."""
     if value is None:
         return "—"
     if isinstance(value, float):
@@ -32,12 +29,12 @@ def number(value: object) -> str:
 
 
 def visible(value: object) -> str:
-    """A value from outside as one line of text."""
+    """A value as one line of text with visible whitespace."""
     return number(value).translate(_BLANKS)
 
 
 def inline(value: object) -> str:
-    """A value from outside, safe inside a line of Markdown."""
+    """A value escaped for a line of Markdown."""
     marked = visible(value).translate(_MARKS)
     return _TAGS.sub(lambda match: "&lt;" if match[0] == "<" else "&gt;", marked)
 

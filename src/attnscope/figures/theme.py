@@ -1,9 +1,8 @@
-"""How figures look: colours, fonts and inks, in one small object that users can replace.
+"""Themes: colours and fonts of figures, in one object that users can replace.
 
-`PUBLISHED` has the colours of the published figures, `SAFE` those of Okabe and Ito, which readers
-with any common colour blindness can tell apart. Both come light and dark: everything that depends
-on the background stands in `config`, so that one chart can be shown on either. This module must
-not know any figure.
+`PUBLISHED` has the colours of the published figures. `SAFE` has those of Okabe and Ito, which
+readers with a common colour blindness can distinguish. Both have a light and a dark form: `config`
+holds everything that depends on the background.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 from attnscope.errors import InputError, unknown
 from attnscope.tokens.class_colours import CLASS_COLOURS, OTHER_COLOURS, class_colours
 
-# Liberation Sans is metrically Arial: what is drawn on a server looks the same in a browser.
+# Liberation Sans has the metrics of Arial, so server and browser give the same layout.
 SANS = "Liberation Sans, Arial, Helvetica, DejaVu Sans, sans-serif"
 MONO = "DejaVu Sans Mono, Liberation Mono, Menlo, Consolas, monospace"
 
@@ -49,7 +48,7 @@ class Theme:
     font: str = SANS
     mono: str = MONO
     size: float = 11.0
-    """Size of axis labels; everything else goes by it."""
+    """Size of axis labels in pixels; other sizes follow from it."""
     inks: tuple[str, str] = field(default=("#1a1a1a", "#ececec"))
     """Text and rules, on light and on dark."""
     faints: tuple[str, str] = field(default=("#5f6368", "#a8adb4"))
@@ -157,23 +156,23 @@ SAFE = Theme(
 
 @dataclass(frozen=True, kw_only=True)
 class Style:
-    """How a chart is to look."""
+    """Theme and size of a chart."""
 
     theme: Theme = PUBLISHED
     width: float = 780
-    """Of all panels in a row together, in pixels, without axes."""
+    """Width of a row of panels in pixels, without axes."""
     height: float = 240
-    """Of one panel."""
+    """Height of one panel in pixels."""
     screen: bool = False
-    """For the screen, where one can zoom, rather than for print."""
+    """True for the screen with zoom, False for print."""
 
 
 THEMES: Mapping[str, Theme] = {"published": PUBLISHED, "safe": SAFE}
-"""The themes that can be asked for by name."""
+"""The themes by name."""
 
 
 def theme_named(theme: str | Theme, *, dark: bool = False) -> Theme:
-    """A theme by its name, or the user's own, for a light or a dark page."""
+    """A theme by its name, or a theme object, for a light or a dark page."""
     if isinstance(theme, Theme):
         return theme.on(dark=dark or theme.dark)
     if not isinstance(theme, str):

@@ -1,6 +1,6 @@
-"""Attention by type of token: bars, a group per layer, models side by side.
+"""Draws attention by token class as bars: a group per layer, models side by side.
 
-Drawn from `mass`. This module must not know how a mass is measured.
+Drawn from `mass`.
 """
 
 import polars as pl
@@ -19,7 +19,7 @@ from attnscope.stats.resampling import ResamplingUnits
 from attnscope.stats.tables import NORMALISE, combine, normalise, possible
 
 PREFERRED = ("hash", "star", "whitespace")
-"""The published classes: shown where the set has them and no others were asked for."""
+"""The published classes: the default if the class set has them."""
 TITLES = {
     "mass": "Total attention (sum)",
     "share": "Share of the attention on the shown classes",
@@ -35,7 +35,7 @@ WHAT = {
     "evenly over the keys it sees",
 }
 ADD_UP = ("mass", "share")
-"""What may be stacked: the others are not parts of a whole."""
+"""Normalisations that may be stacked, because their parts add up."""
 
 
 def _numbers(request: Request) -> FigureNumbers[tuple[ValueRows, str]]:
@@ -88,7 +88,7 @@ def _numbers(request: Request) -> FigureNumbers[tuple[ValueRows, str]]:
 
 
 def _totals(values: pl.DataFrame) -> pl.DataFrame:
-    """The classes of a bar together, as the item "total"; undefined where one of them is."""
+    """The sum of the classes of a bar as the item "total"; undefined if one of them is."""
     by = [c for c in values.columns if c not in ("item", "value", "uniform", "tokens")]
 
     def together(column: str) -> pl.Expr:
@@ -108,14 +108,14 @@ def _stacked(
     units: ResamplingUnits,
     within: Range,
 ) -> pl.DataFrame:
-    """Means with where each part of a bar begins and ends."""
+    """Means, with the start and the end of each part of a bar."""
     places = ["model", "layer", "item"]
     extra = values.group_by(places).agg(pl.col("uniform").mean(), pl.col("tokens").mean())
     frame = means(values, places, units, within).join(extra, on=places, how="left")
     frame = in_order(frame, layer=selection.layers, model=selection.models, item=classes)
     top = pl.col("value")
     if stacked:
-        # The first class of the legend stands on top of the stack.
+        # The first class of the legend is on top of the stack.
         part = pl.when(pl.col("item") != "total").then(pl.col("value"))
         height = part.cum_sum(reverse=True).over("model", "layer")
         top = pl.when(pl.col("item") == "total").then(pl.col("value")).otherwise(height)
@@ -141,10 +141,10 @@ def _text(numbers: FigureNumbers[tuple[ValueRows, str]], request: Request) -> Fi
         else f"side by side by class: {', '.join(selection.items)}"
     )
     return FigureText(
-        title="Attention by type of token",
+        title="Attention to each token class, by layer",
         caption=[
-            scope_text(request.run, request.combine, selection),
-            f"{WHAT[how]}; {settings_text(selection)}",
+            f"Each bar is one model in one layer. {WHAT[how]}",
+            f"{scope_text(request.run, request.combine, selection)}; {settings_text(selection)}",
             prompts_text(request, numbers.data, interval=whiskers != "none") + on.get(whiskers, ""),
             "Line across a bar: the total under uniform attention" if options["uniform"] else "",
             "Numbers above a bar: mean number of tokens per class" if options["counts"] else "",
@@ -176,17 +176,17 @@ FIGURE = Figure(
     height=280,
     options={
         "whiskers": Option(
-            help="`whiskers` total, classes, none",
+            help="`whiskers`: total (default), classes or none",
             known=("none", "total", "classes"),
             default="total",
         ),
-        "counts": Option(help="`counts`", known=(False, True)),
-        "uniform": Option(
-            help="`uniform` (the total under uniform attention)", known=(False, True)
-        ),
+        "counts": Option(help="`counts`: numbers of tokens above the bars", known=(False, True)),
+        "uniform": Option(help="`uniform`: the total under uniform attention", known=(False, True)),
         "combine": COMBINE,
         "normalise": Option(
-            help="`normalise` mass, share (stacked), per-token, lift (side by side)",
+            help="`normalise`: mass or share (stacked), per-token or lift (side by side); "
+            "default: as in "
+            "the experiment",
             known=(None, *NORMALISE),
         ),
     },

@@ -1,6 +1,6 @@
-"""By how much a condition changes the variance of activations, over all layers.
+"""Draws the relative change of the variance of activations over layers.
 
-Drawn from `activation_variance`. This module must not know how it is measured.
+Drawn from `activation_variance`.
 """
 
 from typing import Any
@@ -69,27 +69,29 @@ def _text(numbers: FigureNumbers[ValueRows], request: Request) -> FigureText:
     selection, base = numbers.context, request.run.experiment.base
     names = numbers.data["series"].unique(maintain_order=True).to_list()
     return FigureText(
-        title="Variance of activations: what a condition changes, layer by layer",
+        title="Change of the variance of activations, by layer",
         caption=line_caption(
             *(request, numbers.data, selection, AFTER),
-            f"Variance of all activations around their mean, under {join(names)} over {base}'s, "
-            f"less 1, prompt by prompt; {keys_text(selection.keys)}",
+            f"Lines are the change of the variance of activations relative to {base}; 0 means no "
+            "change",
+            f"Variance under {join(names)} divided by that of {base}, minus 1, per prompt; "
+            f"{keys_text(selection.keys)}",
         ),
         models=selection.model_names,
         overview=f"Lines over {len(selection.layers)} layers, one for each of {join(names)}; the "
-        "dashed line is no change.",
+        "dashed line means no change.",
         axes=["x: layer, from 0", "y: relative change of the variance"],
         legend=series_legend(names, request.theme),
         quantity="relative change",
         places={"model": "{}", "series": "{}", "layer": "layer {}"},
         split=["model"] if len(selection.models) > 1 else [],
-        notes=["Differences below are of the variances themselves, paired by prompt."],
+        notes=["Differences compare the variances themselves, paired by prompt."],
     )
 
 
 FIGURE = Figure(
     name="variance",
-    shows="the relative change of the activations' variance over layers",
+    shows="relative change of the variance of activations over layers",
     needs="an experiment with `activations` among its measures and a condition has it",
     numbers=_numbers,
     chart=_chart,

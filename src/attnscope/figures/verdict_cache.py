@@ -1,7 +1,6 @@
-"""The verdicts on a run's claims: each claim is judged once for all figures and the report.
+"""Stores the verdicts on the claims of a run, so that each claim is judged once.
 
-Verdicts come from `attnscope.stats`; here they are only kept and worded. This module must not know
-charts.
+The verdicts come from `attnscope.stats`; figures and the report share them.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 
 
 class VerdictCache:
-    """The claims on one run, its own and the built-in ones: verdicts, and the same again under
-    several choices."""
+    """Verdicts on the claims of one run and on the built-in ones, also under several choices."""
 
     def __init__(self, run: Run, **units: Any) -> None:
         self._run = run
@@ -40,7 +38,7 @@ class VerdictCache:
         self._choices: dict[str, pl.DataFrame | AttnscopeError] = {}
 
     def verdicts(self, names: Sequence[str] | None = None) -> list[Verdict]:
-        """The verdicts on these claims, or on all; of built-in claims, those that can be judged."""
+        """The verdicts on these claims or on all; without built-in claims that cannot be judged."""
         claims = [c for c in self.claims if names is None or c.name in names]
         # Claims that exclude each other are judged together.
         excluded = {name for claim in claims for name in claim.excludes}
@@ -70,7 +68,7 @@ class VerdictCache:
         ]
 
     def under_choices(self, claim: Claim) -> pl.DataFrame:
-        """A claim of the run under the choices that the run has."""
+        """A claim under the choices that the run has."""
         if claim.name not in self._choices:
             try:
                 self._choices[claim.name] = sensitivity_of_run(self._run, claim, **self._units)
@@ -82,7 +80,7 @@ class VerdictCache:
         return result
 
     def robustness(self) -> pl.DataFrame:
-        """A line for every claim that the run can judge under more than one choice."""
+        """One row per claim that the run can judge under more than one choice."""
         lines = []
         for claim in self.claims:
             try:
@@ -95,7 +93,7 @@ class VerdictCache:
         return pl.DataFrame(lines, schema_overrides=overturned, infer_schema_length=None)
 
     def section(self, names: Sequence[str]) -> Section | None:
-        """The verdicts on the claims that a figure is about; nothing if none was judged."""
+        """The verdicts on the claims of a figure; None if none was judged."""
         if not names:
             return None
         try:
@@ -109,4 +107,4 @@ class VerdictCache:
         ]
         if not lines:
             return None
-        return Section("Claims", [Lines(["Judged on the whole run."]), Items(lines)])
+        return Section("Claims", [Lines(["The verdicts use the whole run."]), Items(lines)])

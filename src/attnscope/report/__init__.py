@@ -1,6 +1,6 @@
-"""The report of a run: one HTML file that needs nothing else.
+"""The report of a run as one self-contained HTML file.
 
-Right of the wall: reads tables, never loads a model.
+This package reads tables and never loads a model.
 """
 
 from attnscope.report.build import build, write_report

@@ -1,6 +1,6 @@
-"""The report: what was found, the figures, how it was measured, the tables, how to repeat it.
+"""Writes the report of a run: results, figures, methods, tables, and how to repeat it.
 
-One HTML file, everything inside, no address asked. This module must not know any single figure.
+The report is one self-contained HTML file that makes no network request.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ if TYPE_CHECKING:
     from attnscope.spec.experiment import Experiment
 
 ROWS = 3_000
-"""How many rows of the comparison are printed; beyond, measures with many rows are left out."""
+"""Largest number of rows of the comparison; beyond, the longest measures are omitted."""
 SHOWN = 3
-"""How many prompts of the base are printed."""
+"""Number of prompts of the base that are printed."""
 LONGEST = 4_000
-"""How many characters of a prompt are printed."""
+"""Largest number of characters of a prompt that are printed."""
 
 
 def write_report(
     run: Run, path: str | Path, *, theme: str | Theme = "published", **units: Any
 ) -> Path:
-    """Write the report of a run, whole or not at all."""
+    """Write the report of a run atomically."""
     path = Path(path)
     write(path, build(run, theme=theme, **units).encode())
     return path
 
 
 def build(run: Run, *, theme: str | Theme = "published", **units: Any) -> str:
-    """The report of a run as HTML; of `units`, `cluster` and `strata` say what is resampled."""
-    run.verify()  # a page with gaps is no answer to damage
+    """The report of a run as HTML; `units` may have `cluster` and `strata` for resampling."""
+    run.verify()  # a damaged run is an error, not a report with gaps
     verdict_cache = VerdictCache(run, **units)
     try:
         figures, missing = drawable(run, theme=theme, verdict_cache=verdict_cache, **units)
@@ -59,9 +59,9 @@ def build(run: Run, *, theme: str | Theme = "published", **units: Any) -> str:
         figures, missing = [], {"any": str(error)}
     first = _first(figures, verdict_cache)
     sections = {
-        "found": ("What was found", _results(verdict_cache, figures[first] if figures else None)),
+        "found": ("Results", _results(verdict_cache, figures[first] if figures else None)),
         "figures": ("Figures", _figures(figures, first, missing)),
-        "measured": ("How it was measured", _measured(run)),
+        "measured": ("Methods", _measured(run)),
         "tables": ("Tables", _robustness(verdict_cache) + _comparison(run, **units)),
         "repeat": ("How to repeat it", _repeat(run)),
     }
@@ -88,7 +88,7 @@ def _labels(run: Run) -> list[str]:
 
 
 def _first(figures: Sequence[Drawing], verdict_cache: VerdictCache) -> int:
-    """The figure that shows what was found: of a claim that was decided, else judged, else any."""
+    """Index of the first figure: of a decided claim, else of a judged claim, else 0."""
     try:
         verdicts = verdict_cache.verdicts()
     except AttnscopeError:
@@ -102,7 +102,7 @@ def _first(figures: Sequence[Drawing], verdict_cache: VerdictCache) -> int:
 
 
 def _results(verdict_cache: VerdictCache, figure: Drawing | None) -> str:
-    """The verdicts, and the one figure that shows them."""
+    """The verdicts and the first figure."""
     shown = "" if figure is None else figure_html(figure, 0)
     try:
         table = verdict_table(verdict_cache.verdicts())
@@ -111,7 +111,7 @@ def _results(verdict_cache: VerdictCache, figure: Drawing | None) -> str:
     measured = table.filter(pl.col("verdict") != "not measured")
     others = table.filter(pl.col("verdict") == "not measured")
     columns = ["verdict", "statement", "reason", "model", "condition", "layer"]
-    parts = ["<p>No claim could be judged on this run.</p>"]
+    parts = ["<p>No claim can be judged on this run.</p>"]
     if not measured.is_empty():
         parts = [
             html_table(
@@ -125,7 +125,7 @@ def _results(verdict_cache: VerdictCache, figure: Drawing | None) -> str:
 
 
 def _without_empty_columns(table: pl.DataFrame, always: Sequence[str]) -> pl.DataFrame:
-    """Without the columns that have nothing in any row."""
+    """The table without columns that are empty in every row; `always` are kept."""
     return table.select(
         c for c in table.columns if c in always or table[c].null_count() < table.height
     )
@@ -137,11 +137,11 @@ def _details(title: str, items: Sequence[str]) -> str:
 
 
 def _figures(figures: Sequence[Drawing], first: int, missing: Mapping[str, str]) -> str:
-    """The figures but for the one that was shown already, which has number 0."""
+    """All figures except the first, which the results show."""
     others = [figure for i, figure in enumerate(figures) if i != first]
     parts = [figure_html(figure, i) for i, figure in enumerate(others, start=1)]
     if missing:
-        title = f"Figures that this run has no numbers for ({len(missing)})"
+        title = f"Figures without numbers in this run ({len(missing)})"
         parts.append(_details(title, [f"{name}: {why}" for name, why in missing.items()]))
     return "\n".join(parts)
 
@@ -153,7 +153,7 @@ def _measured(run: Run) -> str:
         for label, entry in run.environment.get("models", {}).items()
     ]
     if run.elsewhere:
-        about |= {"some batches were measured elsewhere": join([str(one) for one in run.elsewhere])}
+        about |= {"environments of other batches": join([str(one) for one in run.elsewhere])}
     return (
         f"{_settings(run)}<h3>Models</h3>{_models(run)}<h3>Prompts</h3>{_prompts(run)}"
         f"<h3>Environment</h3>{html_properties(about | {'models': join(revisions)})}"
@@ -186,7 +186,7 @@ def _settings(run: Run) -> str:
 
 def _models(run: Run) -> str:
     known = run.environment.get("models", {})
-    # The revision is long, and stands in full under "Environment".
+    # The revision is long; "Environment" shows it.
     columns = ["name", "architecture", "layers", "heads", "kv_heads", "parameters"]
     columns += ["dtype", "device", "backend"]
     rows = [
@@ -206,16 +206,16 @@ def _text(value: Any) -> str | None:
 
 
 def _prompts(run: Run) -> str:
-    """The first prompts as the first model read them; of every variant the first."""
+    """The first prompts as tokenized by the first model; one prompt of each variant."""
     labels = _labels(run)
     if not labels:
-        return "<p>No prompt has been measured yet.</p>"
+        return "<p>No prompt is measured yet.</p>"
     label, base = labels[0], run.experiment.base
     tokens = run.tokens.filter(pl.col("model") == label)
     numbers = run.cells.filter(pl.col("model") == label)["prompt"].unique().sort().to_list()
     parts = [
-        f"<p>{count(len(numbers), 'prompt')}. Shown as {escape(label)} read them: its tokens "
-        f"joined, {'chat template included' if run.experiment.chat is True else 'plain text'}.</p>"
+        f"<p>{count(len(numbers), 'prompt')}. The texts are the joined tokens of {escape(label)}, "
+        f"{'chat template included' if run.experiment.chat is True else 'plain text'}.</p>"
     ]
     for condition in conditions_in_order(run, run.cells["condition"].unique()):
         for number in numbers[: SHOWN if condition == base else 1]:
@@ -233,7 +233,7 @@ def _prompts(run: Run) -> str:
 
 
 def _robustness(verdict_cache: VerdictCache) -> str:
-    """A line for every claim that the run has several choices for."""
+    """A table with a row per claim that the run can judge under several choices."""
     lines = verdict_cache.robustness()
     if lines.is_empty():
         return ""
@@ -242,29 +242,29 @@ def _robustness(verdict_cache: VerdictCache) -> str:
         "claim",
         pl.col("verdict").alias("reference"),
         "choices",
-        of.alias("verdicts as the reference"),
-        pl.format("{} of {}", "survives", "places").alias("survives in"),
-        pl.col("overturned_by").list.join(". ").replace("", None).alias("overturned by"),
+        of.alias("same verdict"),
+        pl.format("{} of {}", "survives", "places").alias("robust in"),
+        pl.col("overturned_by").list.join(". ").replace("", None).alias("changed by"),
     )
     omitted = sum(lines["not_judged"])
     note = f" {not_judged_note(omitted)}." if omitted else ""
     return (
-        "<h3>Do the claims survive the choices?</h3><p>Each claim again under every choice of "
-        "queries, keys, classes, normalisation and condition that this run has. The reference is "
-        "the claim’s own choice, and of what it leaves open the run’s first; it survives in a "
-        "place (a model or pair, a layer) where every choice has the reference’s verdict. The "
-        "choices are the same data seen again, not further evidence."
+        "<h3>Robustness of the verdicts</h3><p>Each claim is judged under every choice of queries, "
+        "keys, classes, normalisation and condition in this run. The reference is the choice of "
+        "the claim; what the claim leaves open is the first choice of the run. A verdict is robust "
+        "in a model (or pair) and layer if every choice gives the verdict of the reference. All "
+        "choices use the same data: they are not independent evidence."
         f"{note}</p>"
         f"{html_table(shown, css_class=SORTABLE)}"
     )
 
 
 def _comparison(run: Run, **units: Any) -> str:
-    """Every row of the comparison, with all columns that tell one from another."""
+    """Every row of the comparison, with all columns that distinguish rows."""
     try:
         table = compare_run(run, **units)
     except AttnscopeError as error:
-        return f"<h3>Comparison</h3><p>Nothing is compared: {escape(str(error))}</p>"
+        return f"<h3>Comparison</h3><p>There is no comparison: {escape(str(error))}</p>"
     omitted: list[str] = []
     sizes = table["measure"].value_counts(sort=True, name="n")
     for measure in sizes["measure"][: sizes.height - 1]:
@@ -272,7 +272,8 @@ def _comparison(run: Run, **units: Any) -> str:
             omitted.append(measure)
             table = table.filter(pl.col("measure") != measure)
     longer = (
-        f"<p>Left out for its length: {escape(join(omitted))}; <code>attnscope compare RUN "
+        f"<p>Omitted, because there are too many rows: {escape(join(omitted))}; <code>attnscope "
+        "compare RUN "
         "--json</code> has every row.</p>"
         if omitted
         else ""
@@ -299,15 +300,17 @@ def _comparison(run: Run, **units: Any) -> str:
         table.select(c for c in (*columns, "outcome", "note") if c in table), ()
     )
     return (
-        "<h3>Comparison</h3><p>Second (b) less first (a), paired by prompt unless the note says "
-        f"otherwise; low and high: 95 % interval over prompts; p: {TESTED}; "
-        f"q: Benjamini–Hochberg over layers × heads. Throughout: {escape(throughout)}.</p>{longer}"
+        "<h3>Comparison</h3><p>Differences are b minus a, paired by prompt unless the note "
+        "differs; "
+        f"low and high: 95 % confidence interval over prompts; p: {TESTED}; "
+        "q: Benjamini–Hochberg over layers × heads. The same in all rows: "
+        f"{escape(throughout)}.</p>{longer}"
         f"{html_table(shown, css_class=SORTABLE)}"
     )
 
 
 def _with_relative_path(experiment: Experiment) -> Experiment:
-    """The experiment as the run’s directory has it: its prompts are a file beside it."""
+    """The experiment with the path of its prompts relative to the directory of the run."""
     prompts = experiment.prompts
     path = getattr(prompts, "path", None)
     if path is None:
@@ -317,10 +320,11 @@ def _with_relative_path(experiment: Experiment) -> Experiment:
 
 def _repeat(run: Run) -> str:
     path = getattr(_with_relative_path(run.experiment).prompts, "path", None)
-    beside = f", beside <code>{escape(path)}</code> of the run’s directory" if path else ""
+    beside = f", next to <code>{escape(path)}</code> from the run directory" if path else ""
     return (
-        f"<p>Save this as <code>experiment.yaml</code>{beside} (it is in the run’s directory too), "
-        "then</p>"
+        f"<p>Save this as <code>experiment.yaml</code>{beside} (a copy is in the run "
+        "directory), then "
+        "run:</p>"
         "<pre>attnscope run experiment.yaml --out RUN\nattnscope figure RUN\n"
         "attnscope report RUN\nattnscope compare RUN</pre>"
         f"<pre>{escape(experiment_to_yaml(_with_relative_path(run.experiment)))}</pre>"

@@ -1,7 +1,4 @@
-"""Bars in groups: stacked where the parts add up to a whole, side by side where they do not.
-
-This module must not know runs or measures.
-"""
+"""Draws grouped bars: stacked if the parts add up, else side by side."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +11,7 @@ from attnscope.figures.theme import Style
 
 
 def bars_width(models: Sequence[str], layers: Sequence[int]) -> float:
-    """Width that suits so many bars."""
+    """Width in pixels for the number of bars."""
     many = len(models) * len(layers)
     return min(720, max(10 * many, 64 * many if many < 6 else 52 * many))
 
@@ -33,8 +30,8 @@ def bars(
     """A group of bars per `layer`, in it a bar per `model`, made of a part per `class`.
 
     Columns: `model`, `layer`, `class` (or "total"), `bottom`, `top`; for whiskers `whisker_low`
-    and `whisker_high`, for counts `tokens` and `bar` (where a bar ends), for the baseline
-    `uniform`. Unless `stacked`, a model's classes stand side by side; `rule` is a line across.
+    and `whisker_high`, for counts `tokens` and `bar` (end of a bar), for the baseline
+    `uniform`. Unless `stacked`, classes are side by side; `rule` is a horizontal line.
     """
     theme = style.theme
     models = frame["model"].unique(maintain_order=True).to_list()
@@ -82,7 +79,7 @@ def bars(
 
 
 def _models(models: Sequence[str], step: float, size: float) -> alt.X:
-    """Models along a group, their names turned where they would not fit."""
+    """The models of a group; names that do not fit are rotated."""
     turned = max(len(m) for m in models) * size * 0.56 > step
     steep = step < 2.2 * size
     angle = (-90 if steep else -35) if turned else 0
@@ -92,7 +89,7 @@ def _models(models: Sequence[str], step: float, size: float) -> alt.X:
 
 
 def _groups(layers: Sequence[int], wide: float, size: float) -> alt.Column:
-    """A group per layer; where "Layer 27" would run into its neighbour, the number must do."""
+    """A group per layer, labelled "Layer 27", or "27" if there is no space."""
     roomy = wide > 5 * size
     label = "'Layer ' + datum.value" if roomy else "datum.value"
     header = alt.Header(labelOrient="bottom", titleOrient="bottom", labelExpr=label, labelPadding=6)

@@ -1,6 +1,6 @@
-"""The parts that charts share: titles with captions, rows of panels, legends, tooltips.
+"""Helpers of all charts: titles with captions, rows of panels, legends, tooltips.
 
-Charts get their rows as plain values: altair changes no number. This module must not know runs.
+Charts get plain values; altair computes no number.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,31 +13,31 @@ from attnscope.figures.text_format import wrap
 from attnscope.figures.theme import Style, Theme
 
 CLASS_LABELS = {"hash": "# (hash)", "star": "* (star)", "slash": "/ (slash)"}
-"""How classes that are one character are called in legends."""
+"""Legend labels of classes that are one character."""
 
 
 def label_of(name: str) -> str:
-    """A class as a legend calls it."""
+    """The legend label of a class."""
     return CLASS_LABELS.get(name, name)
 
 
 def empty_row() -> alt.InlineData:
-    """One row without a value, for marks that stand at given places."""
+    """One row without values, for marks with fixed coordinates."""
     return alt.InlineData(values=[{}])
 
 
 def legend_of(names: Sequence[str], colours: Sequence[str]) -> list[str]:
-    """A legend in words: what has which colour."""
+    """A legend as text: the colour of each name."""
     return [f"{label_of(n)}: {colour}" for n, colour in zip(names, colours, strict=True)]
 
 
 def series_legend(names: Sequence[str], theme: Theme) -> list[str]:
-    """The same of lines that are models, layers or conditions."""
+    """A legend as text for lines that are models, layers or conditions."""
     return [f"{n}: {c}" for n, c in zip(names, theme.series_colours(len(names)), strict=True)]
 
 
 def rule_at(value: float, chart: Any = None) -> Any:
-    """A dashed line across a panel; of a chart that has its data already, if one is given."""
+    """A dashed horizontal line; `chart` is the chart to use if it already has data."""
     rule = (chart or alt.Chart(empty_row())).mark_rule(style="faint-rule", strokeDash=[5, 3])
     return rule.encode(y=alt.YDatum(value))
 
@@ -45,7 +45,7 @@ def rule_at(value: float, chart: Any = None) -> Any:
 def value_range(
     frame: pl.DataFrame, *also: float, of: Sequence[str] = ("value", "low", "high")
 ) -> list[float]:
-    """From the least to the most of values and intervals, and of what else must be seen."""
+    """Minimum and maximum of the columns and of the further values."""
     values = [*also]
     for column in of:
         values += [v for v in (frame[column].min(), frame[column].max()) if isinstance(v, float)]
@@ -53,7 +53,7 @@ def value_range(
 
 
 def tooltips(frame: pl.DataFrame, columns: Sequence[str]) -> list[alt.Tooltip]:
-    """What stands in the box under the pointer: these columns of the frame, as they are."""
+    """The tooltip: these columns of the frame, unchanged."""
     return [
         alt.Tooltip(
             field=c, type="quantitative" if frame.schema[c].is_float() else "nominal", title=c
@@ -64,7 +64,7 @@ def tooltips(frame: pl.DataFrame, columns: Sequence[str]) -> list[alt.Tooltip]:
 
 
 def columns_for(panels: int, most: int = 4) -> int:
-    """How many panels stand in a row: all of few, else rows of nearly equal length."""
+    """Number of panels per row, so that rows have nearly equal length."""
     if panels <= most:
         return max(panels, 1)
     rows = -(-panels // most)
@@ -72,7 +72,7 @@ def columns_for(panels: int, most: int = 4) -> int:
 
 
 def panel_title(lines: Sequence[str], width: float, theme: Theme, rise: float = 12) -> Any:
-    """A panel's title, broken where the panel ends: a mark of its own, so that all stand level."""
+    """The title of a panel, wrapped to its width. It is a mark, so that all titles align."""
     text = [part for line in lines for part in wrap(line, width, (theme.size + 1) * 1.1)]
     leading = theme.size + 4
     return (
@@ -99,8 +99,9 @@ def panels(
     gap: float,
     titled: bool = True,
 ) -> Any:
-    """A panel for each value of a column, at most three in a row. `marks` gets the rows of a panel,
-    whether it is the first of its row, and its width.
+    """A panel for each value of a column, at most three in a row.
+
+    `marks` gets the data of a panel, whether it is the first of its row, and its width.
     """
     names = frame[panel].unique(maintain_order=True).to_list()
     columns = columns_for(len(names), 3)
@@ -115,15 +116,18 @@ def panels(
 
 
 def to_spec(chart: Any) -> dict[str, Any]:
-    """The chart as Vega-Lite, with all rows. Frames become plain rows first: altair's limit of rows
-    for frames is a global setting, which another thread may be reading."""
+    """The chart as Vega-Lite with all rows.
+
+    Frames become plain rows first. The row limit of altair for frames is a global setting, and
+    changing it would affect other threads.
+    """
     _with_rows(chart, {})
     spec: dict[str, Any] = chart.to_dict()
     return spec
 
 
 def _with_rows(chart: Any, converted: dict[int, tuple[pl.DataFrame, alt.InlineData]]) -> None:
-    """Put rows in the place of the frames of a chart and of the charts inside it."""
+    """Replace the frames of a chart and of its inner charts by plain rows."""
     data = getattr(chart, "data", None)
     if isinstance(data, pl.DataFrame):
         if id(data) not in converted:
@@ -139,7 +143,7 @@ def _with_rows(chart: Any, converted: dict[int, tuple[pl.DataFrame, alt.InlineDa
 def figure_spec(
     chart: Any, *, title: str, caption: str, alt_text: str, width: float, theme: Theme
 ) -> dict[str, Any]:
-    """The whole figure as Vega-Lite: title, caption under it, description, theme."""
+    """The figure as Vega-Lite: chart, title, caption, description, theme."""
     width = max(width, 400)
     titled = chart.properties(
         title=alt.TitleParams(

@@ -1,7 +1,4 @@
-"""Heads as dots with their intervals: in their layers, or in the order of their values.
-
-This module must not know runs or measures.
-"""
+"""Draws heads as dots with intervals: by layer, or in the order of their values."""
 
 from __future__ import annotations
 
@@ -16,12 +13,12 @@ from attnscope.figures.charts.common import empty_row, panels, rule_at, tooltips
 from attnscope.figures.theme import Style
 
 NAMED = 5
-"""How many heads of a strip are named."""
+"""Number of heads of a strip that are named."""
 FEW = 96
-"""The most heads of a strip that have their intervals drawn."""
+"""Largest number of heads of a strip that are drawn with intervals."""
 MANY = 300
-"""The most heads of a strip whose layers can be told by colour; dots of more lie on one another, so
-layers get panels of their own."""
+"""Largest number of heads of a strip whose colour shows the layer. More dots overlap, so a second
+panel shows the layers."""
 
 
 def head_dots(frame: pl.DataFrame, style: Style, *, y_title: str, rule: float) -> Any:
@@ -57,10 +54,10 @@ def head_dots(frame: pl.DataFrame, style: Style, *, y_title: str, rule: float) -
 
 
 def head_strip(frame: pl.DataFrame, style: Style, *, y_title: str = "Value") -> Any:
-    """`value` over `rank`, coloured by `layer`, a panel per `panel`, the first named in a corner;
-    of many heads the layers over the ranks stand below.
+    """`value` over `rank`, coloured by `layer`, a panel per `panel`, the first heads named.
 
-    Columns: these, `name`, and `low` and `high`, which are drawn where the heads are few.
+    For many heads, a second row of panels shows the layers. Columns: these, `name`, and `low` and
+    `high`, which are drawn for few heads.
     """
     most = max(frame["rank"])
     few = most < FEW and frame["low"].null_count() < frame.height
@@ -149,8 +146,10 @@ def side_by_side(
     y_title: str,
     rule: float | None = None,
 ) -> Any:
-    """`value` with `low` and `high` at the words of the column `x`, in their order, the `series`
-    next to each other, a panel per `panel`; `x_titles` names the axis of each panel."""
+    """`value` with `low` and `high` over the categories of the column `x`, `series` side by side.
+
+    There is a panel per `panel`; `x_titles` names the x axis of each.
+    """
     series = frame["series"].unique(maintain_order=True).to_list()
     colour = alt.Color(
         "series:N",
@@ -168,7 +167,7 @@ def side_by_side(
         axis = alt.Axis(labelAngle=0 if flat else -45, grid=False, labelLimit=200)
         across = alt.X(f"{x}:O", sort=order, title=x_titles[part["panel"][0]], axis=axis)
         base = alt.Chart(part).encode(x=across, color=colour)
-        if len(series) > 1:  # the offset of one alone would not be 0
+        if len(series) > 1:  # the offset of a single series would not be 0
             base = base.encode(xOffset=alt.XOffset("series:N", sort=series))
         axis_title = y_title if first else ""
         drawn: list[Any] = [rule_at(value) for value in rules]

@@ -1,7 +1,4 @@
-"""A forest plot: a row per choice, its difference and interval, the verdict as colour and shape.
-
-This module must not know runs or claims.
-"""
+"""Draws a forest plot: a row per choice, with difference, interval and verdict."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,7 +14,7 @@ SHAPES = {"supported": "circle", "contradicted": "cross", "undetermined": "diamo
 
 
 def verdict_colours(theme: Theme) -> list[str]:
-    """Of the verdicts, in the order of `SHAPES`."""
+    """Colours of the verdicts, in the order of `SHAPES`."""
     return [theme.filled, theme.without, theme.class_colours(["other"])[0]]
 
 
@@ -31,7 +28,7 @@ def forest(
 ) -> Any:
     """`difference` with `low` and `high` in a row per `choice`, a column per `quantity`, a block of
     rows per `panel`; colour and shape by `verdict`, and the row with `reference` shaded. `scale` is
-    "ratio" or not; `bounds` are lines beside that of equality.
+    "ratio" or not; `bounds` are further vertical lines.
     """
     blocks = frame["panel"].unique(maintain_order=True).to_list()
     quantities = frame["quantity"].unique(maintain_order=True).to_list()
@@ -61,7 +58,7 @@ def forest(
 
 
 def _step(part: pl.DataFrame) -> float:
-    """Height of a row: room for a line of text, or for every head."""
+    """Height of a row in pixels: enough for a line of text and for every head."""
     heads = part["head"].n_unique() if "head" in part.columns else 1
     return max(20.0 if part["choice"].n_unique() <= 8 else 15.0, 2.2 * heads + 4)
 
@@ -69,7 +66,7 @@ def _step(part: pl.DataFrame) -> float:
 def _rows(
     part: pl.DataFrame, order: Sequence[str], labelled: bool, title: str, theme: Theme
 ) -> alt.Y:
-    """Choices below each other, the reference in bold."""
+    """The y axis of choices, with the reference in bold."""
     bold = part.filter("reference")["choice"].to_list()
     weight: Any = alt.Undefined
     if bold:
@@ -99,7 +96,7 @@ def _rows(
 
 
 def _verdicts(theme: Theme, gap: float) -> Mapping[str, Any]:
-    """Colour and shape."""
+    """The colour and shape encodings of verdicts."""
     legend = alt.Legend(
         orient="top",
         title="Verdict",

@@ -1,7 +1,4 @@
-"""Lines with their intervals as bands, or stacked areas: over layers, or over any number.
-
-This module must not know runs or measures.
-"""
+"""Draws lines with intervals as bands, or stacked areas, over layers or over numbers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -41,8 +38,9 @@ def _field(x: alt.X) -> str:
 def _marks(
     part: pl.DataFrame, x: alt.X, y: dict[str, Any], colour: alt.Color, tip: Any, size: float
 ) -> list[Any]:
-    """Bands, lines and points of one panel; a point without an interval that others have is
-    hollow. Where there is one place only, bands are rules and there are no lines.
+    """Bands, lines and points of one panel; points without an interval are hollow.
+
+    If x has only one value, bands are vertical rules and there are no lines.
     """
     base = alt.Chart(part)
     many = part[_field(x)].n_unique() > 1
@@ -74,8 +72,8 @@ def layer_lines(
 ) -> Any:
     """`value` over `layer`, one line per `series`, its interval as a band, a panel per `panel`.
 
-    `y_titles` names the y axis of each panel; `rule` is a line across. With `own_scale` the panels
-    are different quantities, each named by its axis.
+    `y_titles` names the y axis of each panel; `rule` is a horizontal line. With
+    `own_scale` the panels are different quantities, each named by its axis.
     """
     rules = [] if rule is None else [rule]
 

@@ -1,7 +1,4 @@
-"""Coloured matrices: rows by columns, a panel per group, one colour scale for all.
-
-This module must not know runs or measures.
-"""
+"""Draws coloured matrices: rows by columns, a panel per group, one shared colour scale."""
 
 from __future__ import annotations
 
@@ -16,14 +13,14 @@ from attnscope.figures.text_format import wrap
 from attnscope.figures.theme import Style
 
 NUMBER = 2.6
-"""How wide a cell has to be for its number, in sizes of the type; narrower ones have none."""
+"""Smallest width of a cell with a number, as a multiple of the font size."""
 EDGE = 0.01
-"""Free space at the ends of an axis, in steps: with none, rounding may put the first row a hair
-before the axis, and its number is then left out."""
+"""Padding at the ends of an axis, in steps. Without it, rounding may put the first row outside the
+axis, and its number is not drawn."""
 
 
 def head_matrices(frame: pl.DataFrame, style: Style, **settings: Any) -> Any:
-    """`matrices` of `layer` (down) by `head` (across); of many heads, few panels a row."""
+    """`matrices` of `layer` (down) by `head` (across); with many heads, fewer panels per row."""
     heads, layers = (frame[c].unique().sort().to_list() for c in ("head", "layer"))
     few = max(1, min(3, int(style.width / (7 * len(heads)))))
     across: dict[str, Any] = {"x": "head", "x_order": heads, "x_title": "Head"}
@@ -93,12 +90,14 @@ def _legend(title: str, domain: Sequence[float], style: Style) -> alt.Legend:
 
 
 def _ticks(order: Sequence[Any], step: float, size: float) -> Any:
-    """Labels that fit: all, or every second, fifth …"""
+    """The labels that fit: all, or every second, fifth …"""
     if step >= size * 1.15 or not all(isinstance(v, int) for v in order):
         return alt.Undefined
     gap = next(g for g in (2, 5, 10, 20, 50, 100, 10_000) if g * step >= size * 1.4)
     named = [v for v in order if v % gap == 0]
-    if named and order[-1] != named[-1]:  # the last is named, in place of one too near to it
+    if (
+        named and order[-1] != named[-1]
+    ):  # the last one gets a label, in place of a label that is too near
         near = (order.index(order[-1]) - order.index(named[-1])) * step < size * 1.4
         named = [*(named[:-1] if near else named), order[-1]]
     return named

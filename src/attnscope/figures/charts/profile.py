@@ -1,8 +1,4 @@
-"""Profiles of attention over positions: lines, bins with their range, the inserted span; two panels
-above each other for each head.
-
-This module must not know runs.
-"""
+"""Draws profiles over positions: two panels per head, with bins and the inserted span."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,7 +22,7 @@ def profile_pairs(
     own_scale: bool = False,
     count_from: int = 0,
 ) -> Any:
-    """Per `model`, `layer` and `head` two panels: the first above, the second, whole, below.
+    """Two panels per `model`, `layer` and `head`: the first above, the full sequence below.
 
     Columns: `model`, `layer`, `head`, `panel`, `series`, `position`, `last`, `value`, `min`, `max`,
     `role`, `tokens`. `panels` gives the two their x titles, `span` is written over the inserted
@@ -72,7 +68,7 @@ def profile_pairs(
 
 
 def _span(frame: pl.DataFrame, label: str) -> list[tuple[int, int, str]]:
-    """First and last position of the inserted tokens, and what is written there."""
+    """First and last position of the inserted tokens, and their label."""
     inserted = frame.filter(pl.col("role") == "filler")
     if inserted.is_empty():
         return []
@@ -97,7 +93,7 @@ def _panel(
     """Lines of `value` over `position`, one per `series`; with bins also the range of each.
 
     `spans` are shaded and labelled above the panel. `zoom` (a name) lets the wheel and a drag move
-    along the positions; `brush` (a name) puts an overview below, in which a range can be drawn.
+    along the positions; `brush` (a name) adds an overview below, where readers select a range.
     """
     colour = alt.Color(
         "series:N",
@@ -169,10 +165,10 @@ def _shaded(spans: Sequence[tuple[int, int, str]], moving: bool) -> tuple[list[A
 def _overview(
     frame: pl.DataFrame, domain: Any, colour: alt.Color, width: float, picked: Any
 ) -> Any:
-    """The strip below a panel, in which a range can be drawn."""
+    """The overview below a panel, where readers select a range."""
     x = alt.X(
         "position:Q",
-        title="drag here to look closer",
+        title="drag here to zoom in",
         axis=alt.Axis(grid=False, format=",d", tickMinStep=1),
         scale=alt.Scale(domain=domain, nice=False),
     )

@@ -1,7 +1,4 @@
-"""Running text, every token in a box whose shade is its value.
-
-This module must not know runs.
-"""
+"""Draws text with each token in a box that is shaded by its value."""
 
 import unicodedata
 from typing import Any
@@ -24,7 +21,7 @@ def shaded_text(frame: pl.DataFrame, style: Style, *, value_title: str = "Attent
     theme = style.theme
     top = frame["value"].max() or 1.0
     assert isinstance(top, float)
-    # Steps of the square root: a single sink would leave the rest of a linear scale blank.
+    # A square-root scale: with a linear one, a single sink would leave all other tokens blank.
     last = len(theme.sequential) - 1
     scale = alt.Scale(
         domain=[top * (i / last) ** 2 for i in range(last + 1)],
@@ -59,7 +56,7 @@ def shaded_text(frame: pl.DataFrame, style: Style, *, value_title: str = "Attent
 
 
 def characters_in(width: float, theme: Theme) -> int:
-    """How many characters of the fixed-width font fit."""
+    """Number of characters of the fixed-width font per line."""
     return max(20, int(width / (theme.size * 0.603)))
 
 
@@ -85,7 +82,7 @@ def laid_out(tokens: pl.DataFrame, width: float, theme: Theme) -> pl.DataFrame:
             line, column = line + 1, 0
         if len(visible) > characters:
             visible = visible[: characters - 1] + "…"
-        # Blanks in front would not be drawn, so the letters begin after them.
+        # Leading blanks are not drawn, so the text starts after them.
         inked = visible.lstrip(" ")
         at = column + len(visible) - len(inked)
         inked = inked.replace(" ", "\u00a0")
