@@ -86,10 +86,12 @@ def test_what_was_fed_while_generating_is_known() -> None:
     model, tokenizer = attnscope.load("zoo:math-qwen2")
     inputs = tokenizer(TEXTS[:1], return_tensors="pt")
     with torch.no_grad(), attnscope.watch(model, queries="generated", keep=True) as scope:
-        said = model.generate(**inputs, max_new_tokens=4, do_sample=False)
-    assert torch.equal(scope.tokens, said[:, :-1])
+        generated = model.generate(**inputs, max_new_tokens=4, do_sample=False)
+    assert torch.equal(scope.tokens, generated[:, :-1])
     frame = scope.to_frame(tokenizer, measures="query_entropy")
-    assert set(frame["position"]) == set(range(inputs["input_ids"].shape[1], said.shape[1] - 1))
+    assert set(frame["position"]) == set(
+        range(inputs["input_ids"].shape[1], generated.shape[1] - 1)
+    )
     with torch.no_grad(), attnscope.watch(model) as scope:
         model(inputs_embeds=model.get_input_embeddings()(inputs["input_ids"]))
     with raises(ScopeError, "no-token-ids"):

@@ -211,7 +211,7 @@ def test_a_fault_is_caught(
 
 @pytest.mark.parametrize("backend", ["streaming", "reference", "eager-fallback"])
 @pytest.mark.parametrize("queries", ["all", "last", "sample:16"])
-def test_a_model_that_computes_nan_is_said_to(backend: str, queries: str) -> None:
+def test_a_model_that_computes_nan_is_refused(backend: str, queries: str) -> None:
     model = biased()
     model.model.layers[1].self_attn.k_proj.weight.data[3, 3] = torch.nan
     ids = tokens(600 if queries.startswith("sample") else 30)

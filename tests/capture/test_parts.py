@@ -1,4 +1,4 @@
-"""Encoder-decoder models: encoder, decoder and cross-attention, told apart."""
+"""Encoder-decoder models: encoder, decoder and cross-attention have separate scopes."""
 
 from typing import Any
 
@@ -62,7 +62,7 @@ def inputs() -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_parts_are_told_apart(name: str) -> None:
+def test_parts_have_separate_scopes(name: str) -> None:
     model, text = MODELS[name](), inputs()
     plain = model(**text).logits
     with attnscope.watch(model) as scope:

@@ -232,7 +232,7 @@ def test_little_room(room: int, kernels_run: list[int], monkeypatch: pytest.Monk
 @pytest.mark.parametrize("padding", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize("name", ["qwen2", "gemma3"])
 @torch.no_grad()
-def test_layers_that_were_measured_together_are_told_apart(
+def test_layers_that_were_measured_together_are_split(
     name: str, padding: bool, queries: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pass in one go, in several, read or not before the next, and continued by another."""
@@ -374,7 +374,7 @@ def test_a_step_that_breaks_off_is_not_counted() -> None:
 
 @torch.no_grad()
 def test_a_pass_that_breaks_off_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls that were to be told of when it is over are let go with it."""
+    """Deferred calls of a failed pass are released."""
     model, inputs, calls = build("qwen2"), prompts(), []
     honest = hooks._fast_attention
     monkeypatch.setattr(
@@ -389,7 +389,7 @@ def test_a_pass_that_breaks_off_holds_nothing(monkeypatch: pytest.MonkeyPatch) -
 
 
 @torch.no_grad()
-def test_what_cannot_be_told_breaks_a_pass_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_hook_ends_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of a reply, whose keys were let go for those to come."""
     model, inputs = build("qwen2"), prompts()
     past = hf.DynamicCache(config=model.config)

@@ -54,7 +54,7 @@ def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def agree(scope: Any, attentions: list[torch.Tensor]) -> None:
-    """Everything that is told by query, of every layer."""
+    """Every per-query result of every layer."""
     for layer, A in enumerate(attentions):
         where = scope.query_positions(layer)
         ids = classes(A.shape[3])
@@ -174,7 +174,7 @@ def test_bins(side: str) -> None:
     assert scope.query_entropy(0, bin=4).shape == (B, 4, 5)
 
 
-def test_what_cannot_be_told() -> None:
+def test_per_query_errors() -> None:
     model, given = build("qwen2"), inputs()
     with torch.no_grad(), attnscope.watch(model) as scope:
         model(**given)

@@ -1,5 +1,8 @@
-"""Two laws that hold on every pass: what the rows of a head add up to, within rounding; and that a
-key which no query sees receives exactly 0."""
+"""Checks two conservation laws on every pass.
+
+The weights of a head add up to the number of queries, within rounding. A key that no query sees
+receives exactly 0.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,12 +18,12 @@ from attnscope.kernels import AttentionSums, KernelRows
 # How far the weights of a row may add up to something other than 1, by the type the model
 # computes in; in 16 bits torch's attention uses a rougher exponential.
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 2e-3, torch.float16: 2e-3}
-# And how many times the rounding of its largest score in float32, in which all types add up
-# products: what the log-sum-exp of fused kernels was seen to be off by is 1 to 2 such units.
+# Allowed multiples of the float32 rounding of the largest score. All dtypes add up products in
+# float32; the measured error of the log-sum-exp of fused kernels is 1 to 2 such units.
 ROUNDINGS = 8
 
 
-# Types to try where a model computes infinite numbers in one.
+# Wider dtypes to try if a model computes infinite numbers.
 WIDER = {torch.float16: ["bfloat16", "float32"], torch.bfloat16: ["float32"]}
 
 
@@ -90,9 +93,12 @@ def check(
     what: str,
     unseen: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Raise where the numbers of a layer are `deviation` [layers, B, H] by more than rounding explains,
-    given that no score is larger than `reach`; where they are no numbers at all; and where a key
-    received something that no query sees: `unseen`, how much and which key, [layers, B, H]."""
+    """Raise an error if the sums of a layer are wrong.
+
+    They are wrong if `deviation` [layers, B, H] exceeds the rounding of scores up to `reach`, or if
+    they are not finite. They are also wrong if a key that no query sees received attention:
+    `unseen` has the amount and the key, [layers, B, H].
+    """
     allowed = TOLERANCE.get(dtype, 2e-3) + ROUNDINGS * torch.finfo(torch.float32).eps * reach
     wrong = ~(deviation <= allowed)
     if unseen is not None:
@@ -136,9 +142,11 @@ def check(
 
 
 def check_stacked(stacked: StackedSums, dtype: torch.dtype, what: str) -> None:
-    """Layers that were reduced together: what the keys received is the number of queries, every
-    row agrees with the log-sum-exp that the model's own attention had, and keys that no query
-    sees received nothing."""
+    """Check layers that were reduced together.
+
+    The keys received the number of queries, every row agrees with the log-sum-exp of the fused
+    attention, and keys that no query sees received 0.
+    """
     sums, L = stacked.sums, len(stacked.layers)
     shape = L, -1, sums.mass.shape[1]
     # On the CPU: one copy takes less than starting a kernel for each of these operators.
@@ -156,14 +164,14 @@ def check_stacked(stacked: StackedSums, dtype: torch.dtype, what: str) -> None:
 
 
 def check_totals(layers: Mapping[int, LayerAccumulator], dtype: torch.dtype, what: str) -> None:
-    """The same of single layers whose sums are made, with what their sinks took."""
+    """Check single layers whose sums are computed, learned sinks included."""
     groups: dict[Any, list[tuple[int, Tensor, Tensor, Tensor, Tensor]]] = {}
     for layer, totals in layers.items():
         if totals.sums is None:
             continue
         mass = totals.sums.mass if totals.sink is None else totals.sums.mass + totals.sink
         count = totals.count()
-        if totals.sampled:  # estimates add up only on average; their rows are audited instead
+        if totals.sampled:  # estimates add up on average alone; `spot_check` checks rows
             mass, count = torch.zeros_like(mass), torch.zeros_like(count)
         drift = torch.zeros_like(mass) if totals.drift is None else totals.drift
         reach = mass * 0 if totals.reach is None else totals.reach

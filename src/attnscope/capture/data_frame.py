@@ -1,7 +1,4 @@
-"""A scope's numbers as one table: layers, heads, positions, with tokens and classes beside them.
-
-The one place of this room that knows polars, which is imported when a table is asked for.
-"""
+"""Builds a polars frame of all results of a scope, with the token and class of each position."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ BY_QUERY = ("rows", "query_entropy")
 
 
 class LabelledText:
-    """What the keys of a scope are: [B, K] ids, which of them are real, and what they say."""
+    """The tokens of the keys of a scope [B, K]: texts, classes, and which are not padding."""
 
     def __init__(self, ids: Ints, real: NDArray[np.bool_], tokenizer: Any, classes: ClassSet):
         self.real = real
@@ -51,7 +48,7 @@ class LabelledText:
 def label_keys(
     scope: Scope, tokenizer: Any, input_ids: Any, classes: ClassSet = DEFAULT
 ) -> LabelledText:
-    """The text that a scope's keys are."""
+    """The tokens and classes of the keys of a scope."""
     totals = scope._read(scope.layers[0])[0]
     shape = [len(totals.first_token), totals.keys]
     ids = scope.tokens if input_ids is None else input_ids
@@ -112,7 +109,7 @@ def frame_of_scope(
 def _parts(
     scope: Scope, layer: int, name: str, text: LabelledText | None
 ) -> Iterator[dict[str, Any]]:
-    """Columns of one measure of one layer, without what tokens say."""
+    """The columns of one measure of one layer, without tokens."""
     if name in BY_HEAD:
         values = _numpy(scope.measure(name, layer))
         values = values.reshape(*values.shape[:2], -1)
@@ -151,7 +148,7 @@ def _real_keys(scope: Scope, layer: int, text: LabelledText | None) -> Ints:
 def _long_rows(
     layer: int, measure: str, item: str | None, values: Floats, where: Ints | None
 ) -> dict[str, Any]:
-    """One row for each number of `values` [B, H, N] that stands at a position, or at none."""
+    """One row for each number of `values` [B, H, N]; with `where`, only at positions from 0."""
     columns = np.ones(values.shape, dtype=bool)
     if where is not None:
         columns = np.broadcast_to((where >= 0)[:, None], values.shape)

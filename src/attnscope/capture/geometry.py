@@ -1,8 +1,7 @@
-"""Who can see whom in one forward pass, and which of those queries were asked for.
+"""Which keys each query of a call sees, and which queries count.
 
-A `Geometry` is what a mask says; a `QuerySelection` is a frame under a choice of queries. They
-are shared
-by all layers that use the mask, and work out on the CPU, only when asked, what they are asked.
+A `Geometry` describes the mask of a call; a `QuerySelection` adds the choice of queries. All layers
+with the same mask share them. They compute their values on the CPU when first needed.
 """
 
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from attnscope.kernels.call import Form, VisibleRanges
 
 @dataclass(eq=False, kw_only=True)
 class Geometry:
-    """The geometry of one attention call: positions, padding, visible intervals."""
+    """The geometry of one attention call: positions, padding and visible ranges of keys."""
 
     batch: int
     queries: int
@@ -31,22 +30,21 @@ class Geometry:
     device: torch.device
     form: Form
     bounds: tuple[Tensor, Tensor] | None = None
-    """Start and stop of every query's interval, int64 [B, Q] on the CPU; None where the form
-    says it all."""
+    """Start and stop of the visible range of each query, int64 [B, Q] on the CPU; None if `form`
+    defines them."""
     real_queries: Tensor | None = None
     """bool [B, Q] on the CPU; None where no query is padding."""
     real_keys: Tensor | None = None
-    """bool [B, K] on the CPU, given only when padding lies inside the intervals."""
+    """bool [B, K] on the CPU; None if no visible range contains padding."""
     gap_mask: Tensor | None = None
-    """bool [B or 1, H or 1, Q, K] on the model's device, given only where the intervals have gaps:
-    who sees whom. Only the fallback can measure such attention."""
+    """bool [B or 1, H or 1, Q, K] on the model's device, if the visible keys of a query
+    are not one range. Only the dense fallback measures such attention."""
     cross: bool = False
-    """Whether the keys are those of another text: then no query has a key of its own."""
+    """Whether this is cross-attention, where no key is the token of a query."""
     selections: dict[Any, "QuerySelection | None"] = field(default_factory=dict)
-    """Selections already made, by the choice that made them."""
+    """Memo of selections, by choice of queries."""
     copies: dict[Any, "Geometry"] = field(default_factory=dict)
-    """The same frame on other devices, for models that are spread over several, and as that of
-    another text's queries."""
+    """Memo of this geometry on other devices, and as cross-attention."""
 
     @cached_property
     def visible_ranges(self) -> tuple[Tensor, Tensor]:
@@ -61,7 +59,7 @@ class Geometry:
 
     @cached_property
     def visible(self) -> VisibleRanges:
-        """The intervals as the kernels take them, on the model's device."""
+        """The visible ranges for the kernels, on the device of the model."""
 
         def bounds() -> tuple[Tensor, Tensor]:
             start, stop = self.visible_ranges
@@ -73,7 +71,7 @@ class Geometry:
         return VisibleRanges(form=self.form, bounds=bounds, real=real)
 
     def on(self, device: torch.device) -> "Geometry":
-        """This frame on the given device."""
+        """This geometry on the given device."""
         if device == self.device:
             return self
         if device not in self.copies:
@@ -82,7 +80,7 @@ class Geometry:
         return self.copies[device]
 
     def visibility(self) -> Tensor:
-        """bool [B, 1 or H, Q, K]: V, spelled out, for those who hold a matrix of weights anyway."""
+        """bool [B, 1 or H, Q, K]: the dense mask V, for the fallback."""
         start, stop = self.visible_ranges
         order = torch.arange(self.keys)
         visible = (order >= start[..., None]) & (order < stop[..., None])
@@ -92,13 +90,13 @@ class Geometry:
         return visible if self.gap_mask is None else visible & self.gap_mask
 
     def with_gaps(self, gap_mask: Tensor) -> "Geometry":
-        """This frame where who sees whom is no interval."""
+        """This geometry with a mask whose rows are not ranges."""
         return self._changed(form="interval", bounds=self.visible_ranges, gap_mask=gap_mask)
 
     def as_cross(self, past: int, padding: Tensor | None) -> "Geometry":
-        """This frame where the queries are those of another text, which began `past` tokens ago.
+        """This geometry for queries of another text, which has `past` tokens before them.
 
-        `padding` is the mask of that text, [B, tokens], 0 at padding.
+        `padding` is the attention mask of that text, [B, tokens], 0 at padding.
         """
         real = None if padding is None else padding[:, past : past + self.queries].bool().cpu()
         if real is not None and (real.shape != (self.batch, self.queries) or bool(real.all())):
@@ -109,11 +107,11 @@ class Geometry:
         return self.copies[key]
 
     def _changed(self, **fields: Any) -> "Geometry":
-        """Another frame: what was worked out from this one does not hold for it."""
+        """A changed copy without the memos."""
         return replace(self, selections={}, copies={}, **fields)
 
     def clear_caches(self) -> None:
-        """Forget what kernels kept from layer to layer: the pass is over."""
+        """Clear the tensors that kernels share between layers, after the pass."""
         if "visible" in vars(self):
             self.visible.cache.clear()
         for selection in self.selections.values():
@@ -121,7 +119,7 @@ class Geometry:
                 block.cache.clear()
 
     def self_keys(self) -> Tensor:
-        """int64 [Q]: where each query's own token is among the keys; beyond them if nowhere."""
+        """int64 [Q]: index of each query's own key; the number of keys if it has none."""
         if self.cross:
             return torch.full((self.queries,), self.keys)
         return torch.arange(self.queries) + (self.first_query - self.first_key)
@@ -132,8 +130,7 @@ class Geometry:
 
     @cached_property
     def first_token(self) -> Tensor:
-        """int64 [B]: position of the first token of the keys that is not padding; -1 where this
-        pass has none."""
+        """int64 [B]: position of the first key that is not padding; -1 if this pass has none."""
         if self.cross:
             return self.visible_ranges[0].amin(1)
         if self.real_queries is None:
@@ -143,16 +140,16 @@ class Geometry:
 
     @cached_property
     def all_started(self) -> bool:
-        """Whether every sequence has such a token."""
+        """Whether every sequence has a first token."""
         return (self.real_queries is None and not self.cross) or bool((self.first_token >= 0).all())
 
     def __getstate__(self) -> dict[str, Any]:
-        """What the mask says; not what was worked out from it for a device."""
+        """The fields without the memos."""
         kept = {name: value for name, value in vars(self).items() if name != "visible"}
         return kept | {"selections": {}, "copies": {}}
 
     def n_visible(self) -> Tensor:
-        """int64 [B, Q]: how many keys each query sees."""
+        """int64 [B, Q]: number of keys each query sees."""
         start, stop = self.visible_ranges
         if self.real_keys is None:
             return stop - start
@@ -161,7 +158,7 @@ class Geometry:
 
 
 def concat(geometries: list[Geometry]) -> Geometry:
-    """Passes that follow one another as one, over the keys of all of them."""
+    """One geometry for successive passes, over the keys of all of them."""
     first, last = geometries[0], geometries[-1]
     if len(geometries) == 1:
         return first
@@ -193,14 +190,16 @@ def concat(geometries: list[Geometry]) -> Geometry:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RowBlock:
-    """Rows a kernel takes in one go, on the device: all queries in order (`index` None) or a
-    gathered few. The fields are those of `KernelRows`."""
+    """The rows of one kernel call, on the device: all queries in order (`index` is None), or some.
+
+    The fields are those of `KernelRows`.
+    """
 
     rows: int
     index: Tensor | None = None
-    """int64 [B, M], which queries."""
+    """int64 [B, M]: the queries."""
     single_row: int | None = None
-    """The one query of every sequence, where `index` says, or would say, no more than that."""
+    """The query, if the rows are the same single query of every sequence."""
     causal: bool = False
     shift: int = 0
     start: Tensor | None = None
@@ -212,7 +211,7 @@ class RowBlock:
     cache: dict[Any, Any] = field(default_factory=dict)
 
     def repeat(self, n: int) -> "RowBlock":
-        """The same rows of every sequence, for a batch `n` times over."""
+        """The same rows for a batch that is stacked `n` times."""
         if n == 1:
             return self
         if ("repeat", n) not in self.cache:
@@ -227,7 +226,7 @@ class RowBlock:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class VisibilityCounts:
-    """Everything about the counted queries that no score is needed for. On the CPU."""
+    """Counts that follow from the mask and the counted queries alone. On the CPU."""
 
     position: Tensor
     """float64 [B]: the sum of their positions."""
@@ -236,7 +235,7 @@ class VisibilityCounts:
     eligible_later: Tensor
     """float64 [B, keys]: those of them after the key."""
     uniform: Tensor
-    """float64 [B, keys]: what the key would receive if every query spread its attention evenly."""
+    """float64 [B, keys]: what the key would receive under uniform attention."""
     uniform_later: Tensor
     """float64 [B, keys]: the part of it from queries after the key."""
     groups: Tensor
@@ -251,13 +250,13 @@ class QuerySelection:
     all_rows: RowBlock
     """Every counted row over all it sees."""
     blocks: tuple[RowBlock, ...]
-    """Rows whose totals add up to those of `all_rows`: just `all_rows`, unless far keys are sampled."""
+    """Blocks whose sums add up to those of `all_rows`: that alone, unless far keys are sampled."""
     count: Tensor
     """float64 [B]: the number of queries, |Q|."""
     counted: Tensor | None
-    """bool [B, Q]: which queries count; None where all do. On the CPU."""
+    """bool [B, Q] on the CPU: the counted queries; None if all count."""
     group: Tensor | None
-    """int64 [B, Q]: the class of each query, where classes were given. On the CPU."""
+    """int64 [B, Q] on the CPU: the class of each query; None without classes."""
     groups: int
 
     @property
@@ -266,7 +265,7 @@ class QuerySelection:
         return self.blocks[0] is not self.all_rows
 
     def exclude(self, sequences: Tensor) -> "QuerySelection":
-        """This, less the queries of some sequences, bool [B]."""
+        """The selection without the queries of some sequences, bool [B]."""
         counted = self.counted_queries() & ~sequences[:, None]
         return replace(self, counted=counted, count=counted.sum(1).double())
 
@@ -291,14 +290,14 @@ class QuerySelection:
         return visible.gather(2, index.expand(-1, visible.shape[1], -1, visible.shape[3]))
 
     def counted_queries(self) -> Tensor:
-        """bool [B, Q], spelled out."""
+        """bool [B, Q]: the counted queries."""
         if self.counted is not None:
             return self.counted
         return torch.ones(self.geometry.batch, self.geometry.queries, dtype=torch.bool)
 
     @cached_property
     def visibility_counts(self) -> VisibilityCounts:
-        """How often each key could be looked at."""
+        """How many counted queries see each key, and its mass under uniform attention."""
         geometry, counted = self.geometry, self.counted_queries()
         groups = torch.zeros(geometry.batch, self.groups, dtype=torch.float64)
         if self.group is not None:
@@ -313,7 +312,7 @@ class QuerySelection:
         )
 
     def _by_ranges(self, counted: Tensor) -> dict[str, Tensor]:
-        """What there is of every key, by counting where intervals open and close."""
+        """Counts by key, from the starts and stops of visible ranges."""
         geometry = self.geometry
         start, stop = geometry.visible_ranges
         before_self = torch.maximum(torch.minimum(stop, geometry.self_keys()), start)
@@ -335,7 +334,7 @@ class QuerySelection:
         }
 
     def _by_matrix(self, counted: Tensor) -> dict[str, Tensor]:
-        """The same where the intervals have gaps."""
+        """Counts by key, from a dense mask."""
         geometry = self.geometry
         visible = geometry.visibility().cpu() & counted[:, None, :, None]
         if visible.shape[1] > 1:

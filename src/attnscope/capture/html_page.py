@@ -1,8 +1,7 @@
-"""A scope in a notebook: the live page's text view, with a choice of layer and head, and the gaze
-of a token that is clicked, where queries were kept.
+"""An HTML page of a scope for notebooks: the text, with a choice of layer and head.
 
-One piece of HTML without anything from outside, and small: numbers are one byte each. Text is
-escaped, and shown as it is shown everywhere, on light and on dark paper.
+A click on a token shows its attention row, if queries were stored. The page loads nothing from
+outside. Each number takes one byte. Text is escaped. Light and dark backgrounds both work.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ if TYPE_CHECKING:
     from attnscope.capture.scope import Scope
 
 MAX_CHARS = 300_000
-"""Characters of a page: what is too much for it is left out, and said."""
+"""Maximum number of characters of a page; the title names what is left out."""
 SPAN_CHARS = 60
-"""Characters around a token, at most, beside its text."""
+"""Maximum number of HTML characters per token, without its text."""
 TOP_KEYS = 8
-"""Of a token's gaze, so many of the largest weights are kept."""
+"""Number of largest weights that are stored for an attention row."""
 MAX_ROWS = 8_000
-"""Gazes that are followed, tokens times layers; beyond, none is."""
+"""Maximum number of attention rows, tokens × layers; with more, the page has none."""
 
 RowProvider = Callable[[int, int], NDArray[np.float64]]
-"""Of a layer and a token: [K], the weights of its query, mean over heads."""
+"""(layer, token) → [K]: the attention row of the token, mean over heads."""
 
 
 @dataclass(frozen=True, eq=False)
 class HtmlPage:
-    """What is shown; a notebook displays it by itself."""
+    """An HTML page that a notebook displays."""
 
     html: str
 
@@ -49,7 +48,7 @@ class HtmlPage:
         return self.html
 
     def save(self, path: str | Path) -> None:
-        """As a page of its own."""
+        """Write the page to a file."""
         head = (
             '<!doctype html><html lang="en"><meta charset="utf-8"><title>attention</title>'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -83,8 +82,10 @@ def render_page(
     heads: list[NDArray[np.float64]],
     row_of: RowProvider | None = None,
 ) -> HtmlPage:
-    """The page of a text, from what its tokens receive from the average query: [H, K] of every
-    layer. What is too much for it is left out, and said in the title."""
+    """Render the page of a text from [H, K] of every layer: the mean weight each token receives.
+
+    The title names what is left out for size.
+    """
     n_tokens, tokens = len(tokens), [visible_text(token) for token in tokens]
     mean = np.stack([of.mean(0) for of in heads])
     left_out = []
@@ -107,9 +108,11 @@ def render_page(
 
 
 def _top_rows(row_of: RowProvider, layers: list[int], n: int) -> NDArray[np.uint8] | None:
-    """uint8 [1 + layers, tokens, LOOKED, 3]: of every gaze, first the mean over layers, the tokens
-    with the largest weights: where they are (in two bytes) and the weight, of 255. None where they
-    are too many, or queries were not kept; of a token that was no query, nothing."""
+    """uint8 [1 + layers, tokens, TOP_KEYS, 3]: the largest weights of each attention row.
+
+    Index 0 is the mean over layers. Each entry has the position in two bytes and the weight × 255.
+    None if there are too many rows or queries were not stored; zeros for a token that is no query.
+    """
     if n * len(layers) > MAX_ROWS or n > 2**16:
         return None
     packed = np.zeros((1 + len(layers), n, TOP_KEYS, 3), dtype=np.uint8)
@@ -128,7 +131,7 @@ def _top_rows(row_of: RowProvider, layers: list[int], n: int) -> NDArray[np.uint
 
 
 def _weights(scope: Scope, sequence: int, real: NDArray[np.int64]) -> list[NDArray[np.float64]]:
-    """What tokens receive from the average query, [H, K] of every layer."""
+    """The mean weight each token receives, [H, K] of every layer."""
     heads = []
     for layer in scope.layers:
         count = max(float(scope.count(layer)[sequence]), 1.0)
@@ -172,7 +175,7 @@ def _page(
     }
     layer_choice = _options([("mean", ""), *((str(layer), i) for i, layer in enumerate(layers))])
     head_choice = _options([("mean", ""), *((str(h), h) for h in range(most))])
-    hint = "" if top_rows is None else "Click a token to see what it looks at (mean of heads). "
+    hint = "" if top_rows is None else "Click a token to show its attention (mean of heads). "
     return (
         f'<div id="{id}" style="font:14px/1.5 system-ui,sans-serif;padding:.25em 0">'
         f"<b>{escape(title)}</b>"
@@ -189,8 +192,8 @@ def _page(
 
 
 def _full(row: NDArray[np.float64]) -> float:
-    """The weight of the strongest shade: the largest but the first token's, which in many models
-    takes so much that nothing else would show."""
+    """The weight of the strongest shade: the largest one without the first token, because an
+    attention sink would hide all others."""
     others = row[1:] if len(row) > 1 else row
     return max(float(others.max(initial=0.0)), 1e-30)
 
@@ -200,12 +203,12 @@ def _options(choices: list[tuple[str, Any]]) -> str:
 
 
 def _script(id: str, data: dict[str, Any]) -> str:
-    """Recolour when a choice is made. The data are numbers and base64: nothing of the text."""
+    """The script that recolors the text. Its data are numbers and base64, no text."""
     return (
         "(function(){"
         f"const root=document.getElementById({json.dumps(id)}),d={json.dumps(data)};"
         "const raw=atob(d.bytes),far=atob(d.row),[ls,hs]=root.querySelectorAll('select'),"
-        "[bar,text,told]=root.querySelectorAll(':scope > div'),note=bar.lastElementChild,"
+        "[bar,text,status]=root.querySelectorAll(':scope > div'),note=bar.lastElementChild,"
         "tokens=[...text.children],n=tokens.length;let chosen=null;"
         "const show=(of,full,what)=>{note.textContent='0 to '+full+' or more';"
         "tokens.forEach((t,i)=>{const s=Math.min(1,of(i)/full);"
@@ -222,10 +225,10 @@ def _script(id: str, data: dict[str, Any]) -> str:
         "r=d.at[l-1]+(hs.value===''?0:1+(+hs.value));}else{hs.value='';}"
         "hs.disabled=!l||chosen!==null;"
         "if(chosen===null){show(i=>raw.charCodeAt(r*n+i)/255*d.full[r],d.full[r],'');"
-        "if(d.row)told.textContent='Click a token to see what it looks at (mean of heads).';"
+        "if(d.row)status.textContent='Click a token to show its attention (mean of heads).';"
         "}else{const w=look(l),most=Math.max(...w.slice(1))||w[0]||1;"
-        "show(i=>w[i],+most.toPrecision(3),'looked at with ');"
-        f"told.textContent='The {TOP_KEYS} tokens that token '+chosen+' looks at most, mean of heads"
+        "show(i=>w[i],+most.toPrecision(3),'weight ');"
+        f"status.textContent='The {TOP_KEYS} largest weights of token '+chosen+', mean of heads"
         "'+(l?', layer '+ls.selectedOptions[0].text:', mean of layers')+'. Click it again to go "
         "back.';}}"
         "tokens.forEach((t,i)=>{if(!d.row)return;t.tabIndex=0;t.style.cursor='pointer';"

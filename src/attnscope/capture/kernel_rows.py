@@ -1,4 +1,4 @@
-"""The rows of a call that count, as a kernel takes them. Must not know who asked for them."""
+"""Builds the input of a kernel from a call and its counted rows."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from attnscope.kernels.call import ScoreBias
 
 
 def positions(selection: QuerySelection) -> Tensor:
-    """int64 [B, M]: where the rows stand in the sequence, -1 for those that do not count."""
+    """int64 [B, M]: positions of the rows in the sequence, -1 for rows that do not count."""
     geometry = selection.geometry
     where = selection.gather_rows(geometry.positions().expand(geometry.batch, -1))
     return where.where(selection.gather_rows(selection.counted_queries()), -1)
@@ -18,7 +18,7 @@ def positions(selection: QuerySelection) -> Tensor:
 def rows_of(
     call: AttentionCall, block: RowBlock, lse: Tensor | None, groups: int, repeats: int = 1
 ) -> KernelRows:
-    """The rows of a part, gathered where it says so; of a batch that stands there `repeats` times."""
+    """The kernel input for a block of rows, of a batch that is stacked `repeats` times."""
     q, k, sinks, real = call.q, call.k, call.sinks, call.visible.real
     if q.requires_grad:
         q = q.detach()
@@ -56,7 +56,7 @@ def rows_of(
 
 
 def _score_biases(call: AttentionCall, block: RowBlock) -> tuple[ScoreBias, ...]:
-    """Of the rows of a part. Changed calls are measured one by one, so the batch is the call's."""
+    """The score biases of the rows. Changed calls are measured one by one, never stacked."""
     index = block.index
     if index is None and block.single_row is not None:
         index = torch.full((len(call.q), 1), block.single_row, device=call.q.device)

@@ -1,11 +1,8 @@
-"""`capture_activations`: keep what the attention layers of a model make in a forward pass: their value vectors,
-their heads' outputs, and their own. Only of the last pass, and only inside the `with` block; the
-model stays as it was. Works beside `watch`, in either order. Must not know what is computed from
-them.
+"""`capture_activations`: value vectors, head outputs and outputs of attention layers.
 
-Value vectors are taken where every family hands them over, at the call of transformers' attention
-interface; outputs in front of the layer's output projection and behind it, before anything is
-added to them.
+Only the last pass is kept, and only inside the `with` block. It works together with `watch`, in
+either order. Value vectors are taken at the call of transformers' attention interface. Outputs are
+taken before and after the output projection, without the residual.
 """
 
 import threading
@@ -23,7 +20,8 @@ from attnscope.errors import ScopeError, unknown
 
 
 class Activations:
-    """What the attention layers made in the last forward pass; a new pass forgets the one before.
+    """The activations of the attention layers in the last forward pass; a new pass replaces them.
+
 
     Tensors are the model's own (its dtype and device, no copies): read them, do not write.
     """
@@ -75,24 +73,24 @@ class Activations:
 def capture_activations(
     model: nn.Module, layers: Any = None
 ) -> AbstractContextManager[Activations]:
-    """Hold value vectors and attention outputs of each forward pass, inside a `with` block.
+    """Capture value vectors and attention outputs of each forward pass, inside a `with` block.
 
-        with hold(model, layers=[0]) as activations:
+
+        with capture_activations(model, layers=[0]) as activations:
             model(**inputs)
             activations.values(0)            # [batch, key/value heads, keys, size]
             activations.heads(0)             # [batch, tokens, heads · size], before the projection
             activations.outputs(0)           # [batch, tokens, hidden], after it
 
-    After the block they are gone, so that no model's worth of activations is kept by accident.
-    Meant for passes over whole prompts; of a pass that continues a cache, outputs are those of
-    its new tokens.
+    After the block they are deleted, to free the memory. For passes over whole prompts; if a pass
+    continues a KV cache, outputs are those of its new tokens.
     """
     model_sites = sites.find(model)
     return _recording(model_sites, Activations(sorted(sites.validate_layers(model_sites, layers))))
 
 
 class _Values:
-    """Keeps the value vectors of the last pass; needs no description of who sees whom."""
+    """The hook that keeps the value vectors of the last pass; it needs no geometry."""
 
     needs_geometry = False
 
@@ -168,7 +166,7 @@ def _keep_projected_values(
 
 
 def _hook_output(source: nn.Module, keep: Callable[[Any, Any], None], undo: ExitStack) -> None:
-    """Keep what a module is given and makes of it, in this thread; a copy is not listened to."""
+    """Keep the input and output of a module in this thread; copies of the module are ignored."""
     thread = threading.get_ident()
 
     def hook(module: nn.Module, args: Any, output: Any) -> None:

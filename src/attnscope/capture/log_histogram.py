@@ -1,8 +1,8 @@
-"""Numbers by the million as a histogram of fixed size: quantiles and inequality, with a bound.
+"""A log-binned histogram of fixed size: quantiles and the Gini coefficient with error bounds.
 
-The bins of a sketch grow with the numbers: each is `WIDTH` wide, as a share of what lies in it, on
-both sides of zero. So a quantile is within `BOUND` of the number it stands for, relatively, and the
-Gini coefficient within `GINI_BOUND`, however many numbers there were. Must not know what they are.
+The relative width of each bin is `WIDTH`, on both sides of zero. So the relative error of a
+quantile is at most `BOUND`, and the error of the Gini coefficient at most `GINI_BOUND`, for any
+number of values.
 """
 
 import math

@@ -1,7 +1,7 @@
-"""Where the layers of a model have their MLPs' non-linearities, and whose tokens they see.
+"""Finds the non-linearities of the MLPs of a model, and the tokens of their rows.
 
-Non-linearities are found by their class, beside the attention of a layer: one module for every MLP
-is what transformers builds. Must not know what is done with what they make.
+A non-linearity is found by its class, outside the attention of a layer. transformers builds one
+module for every MLP.
 """
 
 import threading
@@ -21,23 +21,23 @@ from attnscope.errors import InputError, ModelError
 
 # Non-linearities of transformers and of torch are modules of these files ...
 _MODULES = ("transformers.activations", "torch.nn.modules.activation")
-# ... less those that are something else.
+# ... without modules that are no activation function.
 _EXCLUDED = (nn.MultiheadAttention, nn.Softmax, nn.LogSoftmax, nn.Softmax2d, nn.Threshold)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Nonlinearity:
-    """One module that makes activations."""
+    """One module that computes activations."""
 
     layer: int
     name: str
     module: nn.Module
     experts: nn.Module | None = None
-    """The experts it stands in, which call it with the tokens that were routed to them."""
+    """The experts that contain it and call it with the tokens routed to them; else None."""
 
 
 def decoder_layers(model: nn.Module, model_sites: Sites) -> dict[int, nn.Module]:
-    """The module of every layer that attends: the step of the list its attention stands in."""
+    """The module of every layer with attention: an element of the list of layers."""
     if model_sites.shared_stacks:
         raise ModelError(
             f"{type(model).__name__} uses the same modules for several layers, so their "
@@ -58,7 +58,7 @@ def decoder_layers(model: nn.Module, model_sites: Sites) -> dict[int, nn.Module]
 def nonlinearities(
     model: nn.Module, model_sites: Sites, layers: frozenset[int]
 ) -> dict[int, list[Nonlinearity]]:
-    """The non-linearities of the MLPs of these layers; an error where a layer has none to see."""
+    """The non-linearities of the MLPs of these layers; an error if a layer has none."""
     attention = {part for module in model_sites.modules for part in module.modules()}
     layer_of: dict[nn.Module, int] = {}
     points: dict[int, list[Nonlinearity]] = {}
@@ -105,36 +105,36 @@ def _experts(name: str, named: dict[str, nn.Module]) -> nn.Module | None:
 
 @dataclass(slots=True, eq=False)
 class PassInput:
-    """The tokens of the pass under way."""
+    """The tokens of the current pass."""
 
     batch: int = 0
     tokens: int = 0
-    """Of each sequence, in this pass."""
+    """Number of tokens of each sequence in this pass."""
     past: int = 0
     """Tokens before them, in the cache."""
     padding: Tensor | None = None
     """bool [B, tokens], False at padding, where the model was given it; None: there is none."""
     cached_real: Tensor | None = None
-    """`real`, once somebody has asked for it."""
+    """Memo of `real`."""
     passes: int = 0
-    """How many there were of these sequences before this one."""
+    """Number of earlier passes of these sequences."""
     thread: int = field(default_factory=threading.get_ident)
 
     @property
     def real(self) -> Tensor:
-        """bool [B, tokens] on the CPU: no padding."""
+        """bool [B, tokens] on the CPU: False at padding."""
         if self.cached_real is None:
             every = torch.ones(self.batch, self.tokens, dtype=torch.bool)
             self.cached_real = every if self.padding is None else self.padding.cpu()
         return self.cached_real
 
     def is_running(self) -> bool:
-        """Whether a pass of this thread is under way."""
+        """Whether a pass runs in this thread."""
         return self.batch > 0 and threading.get_ident() == self.thread
 
 
 def track_inputs(base: nn.Module, undo: ExitStack) -> PassInput:
-    """What a base is given, always of the pass under way in this thread, until undone."""
+    """Track the inputs of the current pass of a base model in this thread, until undone."""
     pass_input = PassInput()
 
     def begin(this: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -169,13 +169,13 @@ def track_inputs(base: nn.Module, undo: ExitStack) -> PassInput:
 
 Callback = Callable[[Tensor, Tensor], Tensor | None]
 """From activations [rows, width] and the token of every row, int64 [rows] in 0 … B · tokens - 1, to
-what takes their place; None to leave them."""
+their replacement; None leaves them unchanged."""
 
 
 def hook_with_tokens(
     point: Nonlinearity, pass_input: PassInput, callback: Callback, undo: ExitStack
 ) -> None:
-    """Hand over what a non-linearity makes, with the tokens it made it for, until undone."""
+    """Call `callback` with the activations of a non-linearity and their tokens, until undone."""
     routed = _ExpertOrder()
 
     def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
@@ -189,7 +189,8 @@ def hook_with_tokens(
         else:
             raise ModelError(
                 f"{point.name} in layer {point.layer} was called with {len(rows)} rows for "
-                f"{pass_input.batch} × {pass_input.tokens} tokens, so its rows cannot be assigned to tokens",
+                f"{pass_input.batch} × {pass_input.tokens} tokens, so its rows cannot be assigned "
+                "to tokens",
                 code="rows-not-tokens",
                 layer=point.layer,
                 rows=len(rows),
@@ -205,7 +206,7 @@ def hook_with_tokens(
 
 @dataclass(slots=True, eq=False)
 class _ExpertOrder:
-    """Which tokens the calls of one experts' non-linearity are about, in order."""
+    """The tokens of each call of the experts' non-linearity, in order."""
 
     calls: list[Tensor] = field(default_factory=list)
 
@@ -228,7 +229,7 @@ def _route(
     args: Any,
     kwargs: Any,
 ) -> None:
-    """Work out the order in which experts take tokens, from where they were routed."""
+    """Compute the order in which experts process tokens, from the router's choice."""
     if module is not point.experts or not pass_input.is_running():
         return
     index = argument(module, "top_k_index", args, kwargs)
@@ -249,5 +250,5 @@ def _route(
     else:
         experts = int(module.num_experts)  # type: ignore[arg-type]
         hit = [e for e in flat.unique().tolist() if e < experts]
-        # As the loop over experts does: by rank of choice, then by token.
+        # The order of the loop over experts: by rank of choice, then by token.
         routed.calls = [torch.where((index == e).T)[1].cpu() for e in hit]

@@ -1,9 +1,9 @@
-"""Attention that waits to be measured: layers of a pass together, steps of a reply together.
+"""Queues of pending attention calls, which are reduced together.
 
-Starting a kernel costs as much as a short text's arithmetic, and a step of decoding has one row.
-So queries, log-sum-exp and keys are kept as they are, by reference, until many calls can be
-reduced as one: layers side by side along the batch, steps one below the other over the keys of
-the last. Knows how caches of transformers keep their keys, and so how long a reference is good.
+A kernel launch costs as much as the arithmetic of a short text, and a decode step has one row.
+So queries, log-sum-exp and keys are stored by reference until many calls are reduced in one
+launch. Layers are stacked along the batch; decode steps are concatenated over the keys of the last
+step. How long a reference is valid depends on the KV cache (`keys_are_stable`).
 """
 
 from dataclasses import dataclass, field
@@ -22,8 +22,8 @@ from attnscope.capture.sites import Site
 from attnscope.errors import ScopeError
 from attnscope.kernels import AttentionCall
 
-# Queries of one call, in bytes, from which on a kernel of its own is better: by then its launch is
-# hidden behind the arithmetic of the layer, and waiting would only hold memory.
+# Calls with at least this many bytes of queries are reduced at once: their arithmetic takes longer
+# than the launch, and a queue would only use memory.
 LARGE_BYTES = {"cuda": 12 << 20, "cpu": 1 << 20}
 
 
@@ -31,7 +31,7 @@ _NOTHING = torch.empty(0)
 
 
 def without_tensors(call: AttentionCall) -> AttentionCall:
-    """A call without its tensors, so that whoever waits does not hold its values."""
+    """A call without its tensors, so that a queue does not keep the values in memory."""
     return AttentionCall(
         layer=call.layer,
         q=_NOTHING,
@@ -46,21 +46,21 @@ def without_tensors(call: AttentionCall) -> AttentionCall:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SiteQueue:
-    """The rows of one site that wait, in order."""
+    """The pending calls of one site, in order."""
 
     site: Site
     call: AttentionCall
-    """What all of them share: scale, soft-cap, sinks. Its tensors are not theirs."""
+    """What all of them share: scale, soft-cap, sinks. Its tensors are empty."""
     span: CompletionSpan
     decode_steps: bool
-    """Whether they are single tokens of one reply, and so may wait for the next."""
+    """Whether they are decode steps of one completion, which may be queued for the next step."""
     geometries: list[Geometry] = field(default_factory=list)
     q: list[Tensor] = field(default_factory=list)
     lse: list[Tensor] = field(default_factory=list)
     key_segments: list[tuple[int, Tensor]] = field(default_factory=list)
-    """Keys, each piece with the position of its first: as few as cover all that is needed."""
+    """Keys with the position of the first one: as few tensors as cover all needed keys."""
     nbytes: int = 0
-    """Bytes that would be free by now if nobody waited."""
+    """Bytes that this queue keeps from being freed."""
     released: tuple[Any, ...] | None = None
     """The latest keys, if the cache alone holds them: a weak reference to its tensor, and their
     shape, strides and offset in its storage."""
@@ -68,7 +68,7 @@ class SiteQueue:
     def add(
         self, geometry: Geometry, q: Tensor, k: Tensor, lse: Tensor, known: int | None = None
     ) -> int:
-        """One more call; how many bytes it holds, if that is not known of another like it."""
+        """Add a call and return its bytes; `known` are those of a call of the same signature."""
         self.geometries.append(geometry)
         self.q.append(q.detach() if q.requires_grad else q)
         self.lse.append(lse.detach() if lse.requires_grad else lse)
@@ -83,7 +83,7 @@ class SiteQueue:
             self.restore()
             if (
                 self.key_segments or not self.decode_steps
-            ):  # the keys of a step are those of its cache
+            ):  # the cache keeps the keys of a step anyway
                 nbytes += k.nbytes
             self.key_segments.append((geometry.first_key, k))
         nbytes = nbytes if known is None else known
@@ -91,13 +91,13 @@ class SiteQueue:
         return nbytes
 
     def _supersedes(self, geometry: Geometry) -> bool:
-        """The keys of a frame may replace the latest, unless some that are needed are gone."""
+        """Whether new keys contain the latest ones, unless a sliding window dropped some."""
         before = self.key_segments[-2] if len(self.key_segments) > 1 else None
         covered = self.geometries[0].first_key if before is None else before[0] + before[1].shape[2]
         return geometry.first_key <= covered
 
     def release_keys(self, geometry: Geometry, cached: Tensor | None) -> None:
-        """Leave keys to the cache that a call of this frame is about to replace."""
+        """Release the latest keys before those of this step arrive; the cache keeps them."""
         first, k = self.key_segments[-1]
         if cached is None or self.released is not None or not self._supersedes(geometry):
             return
@@ -106,7 +106,7 @@ class SiteQueue:
             self.key_segments[-1] = first, _NOTHING
 
     def restore(self) -> None:
-        """Take keys back from the cache, where the call that was to replace them did not come."""
+        """Take released keys back from the cache, if the call that replaces them was not made."""
         if self.released is None:
             return
         (cached, *where), self.released = self.released, None
@@ -122,12 +122,12 @@ class SiteQueue:
 
     @property
     def size(self) -> int:
-        """Bytes of all that waits here."""
+        """Bytes of all pending tensors of this site."""
         return self.nbytes + sum(k.nbytes for _, k in self.key_segments)
 
     @property
     def group_key(self) -> tuple[Any, ...]:
-        """What lanes must have in common to be measured together."""
+        """Queues with the same key can be reduced together."""
         call, q, k = self.call, self.q[0], self.key_segments[0][1]
         return (
             self.site.part,
@@ -145,7 +145,7 @@ class SiteQueue:
         )
 
     def keys(self) -> Tensor:
-        """[B, G, K, D]: all keys, from the first that the first row could see."""
+        """[B, G, K, D]: all keys, from the first one that the first row sees."""
         at, parts = self.geometries[0].first_key, []
         for first, k in self.key_segments:
             parts.append(k if at == first else k[:, :, at - first :])
@@ -155,21 +155,21 @@ class SiteQueue:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class PassQueue:
-    """Calls of one pass that differ from the first of them by their tensors alone."""
+    """Calls of one pass with the same signature; they differ in their tensors alone."""
 
     spec: CallSpec
     leader: SiteQueue
     calls: list[tuple[Site, Tensor, Tensor, Tensor]] = field(default_factory=list)
     """Queries, keys and log-sum-exp of the others."""
     bytes_per_call: int = field(init=False)
-    """Bytes that one of them holds."""
+    """Bytes of one call."""
 
     def __post_init__(self) -> None:
         self.bytes_per_call = self.leader.nbytes
 
     @property
     def size(self) -> int:
-        """Bytes of what will be copied to lie together."""
+        """Bytes that stacking copies."""
         return (len(self.calls) + 1) * self.bytes_per_call
 
     def tensors(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
@@ -184,11 +184,11 @@ class PassQueue:
 
 
 def group_by_signature(queues: list[SiteQueue]) -> list[list[SiteQueue]]:
-    """Lanes that can be measured together."""
+    """Queues grouped by `group_key`."""
     groups: dict[Any, list[SiteQueue]] = {}
     keys_by_call: dict[Any, tuple[Any, ...]] = {}
     for queue in queues:
-        # Lanes of one call's terms are alike as long as their frames are.
+        # Queues that share a call differ in their geometries alone.
         call_key = (
             id(queue.call),
             id(queue.geometries[0]),
@@ -202,7 +202,7 @@ def group_by_signature(queues: list[SiteQueue]) -> list[list[SiteQueue]]:
 
 
 def stack_queues(queues: list[SiteQueue]) -> tuple[Tensor, Tensor, Tensor]:
-    """q [L · B, H, Q, D], k [L · B, G, K, D] and lse [L · B, H, Q] of L lanes that are alike."""
+    """q [L · B, H, Q, D], k [L · B, G, K, D] and lse [L · B, H, Q] of L queues of one group."""
     L, S = len(queues), len(queues[0].geometries)
     k = [queue.keys() for queue in queues]
     if L == S == 1:
@@ -219,15 +219,14 @@ def stack_queues(queues: list[SiteQueue]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def cat_in_memory_order(tensors: list[Tensor]) -> Tensor:
-    """[B, H, N, D] each, along the batch, in the order in which they lie in memory: only then
-    does one kernel copy them all."""
+    """Concatenate [B, H, N, D] along the batch in memory order, so that one kernel copies all."""
     if tensors[0].is_contiguous():
         return torch.cat(tensors)
     return torch.cat([tensor.transpose(1, 2) for tensor in tensors]).transpose(1, 2)
 
 
 def cached_keys(cache: Any, layer: int) -> Tensor | None:
-    """The keys that a cache holds of a layer; None where it holds none, or moves them away."""
+    """The keys of a layer in a cache; None if it has none or offloads them."""
     layers = getattr(cache, "layers", ())
     if layer >= len(layers) or getattr(cache, "offloading", False):
         return None
@@ -236,11 +235,10 @@ def cached_keys(cache: Any, layer: int) -> Tensor | None:
 
 
 def keys_are_stable(cache: Any, layer: int, k: Tensor, *, in_generate: bool) -> bool:
-    """Whether these keys stay what they are, and come back as the first of the next step's.
+    """Whether these keys stay unchanged, and are the first keys of the next step.
 
-    A dynamic cache makes new tensors at every step and leaves the old ones alone; a static one
-    writes behind its keys, and nobody else writes while `generate` runs (`in_generate`). All others,
-    and keys that a model makes from what it cached, are as good as gone after the pass.
+    A dynamic cache creates new tensors at every step. A static cache writes after its keys, and
+    only `generate` writes to it (`in_generate`). All other caches may overwrite keys later.
     """
     kept = cached_keys(cache, layer)
     if kept is None or kept.untyped_storage().data_ptr() != k.untyped_storage().data_ptr():
@@ -252,12 +250,12 @@ def keys_are_stable(cache: Any, layer: int, k: Tensor, *, in_generate: bool) -> 
 
 
 def is_large(call: AttentionCall) -> bool:
-    """Whether a call is better measured by itself, at once; one with biases has to be."""
+    """Whether a call is reduced at once: it is large, or has score biases."""
     biased = call.key_bias is not None or call.distance_bias is not None
     return biased or call.q.nbytes >= LARGE_BYTES["cuda" if call.q.is_cuda else "cpu"]
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that could still be used, where the tensors are."""
+    """Bytes of free memory on a device."""
     known = memory.free(str(device) if device.type == "cuda" else "cpu")
     return 4 << 30 if known is None else known

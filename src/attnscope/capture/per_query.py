@@ -1,4 +1,4 @@
-"""What a scope tells of single queries, from what `watch(…, keep=True)` kept of them."""
+"""The per-query results of a scope, computed from rows that `watch(…, keep=True)` stored."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,19 +16,19 @@ from attnscope.measures.layer import PerQuery
 
 
 class TopK(NamedTuple):
-    """The keys that queries look at most, largest first."""
+    """The keys with the largest weights of each query, largest first."""
 
     key: Tensor
     """int64 [B, H, Q, k]; -1 where fewer are visible."""
     weight: Tensor
     """[B, H, Q, k]"""
     score: Tensor
-    """[B, H, Q, k]: as the softmax took it (scaled, soft-capped, biased); nan where only weights
-    are known."""
+    """[B, H, Q, k]: the input of the softmax (scaled, soft-capped, biased); nan if only weights are
+    known."""
 
 
 class PerQueryMixin:
-    """The part of a `Scope` that goes query by query. Shapes: Q counted queries."""
+    """The per-query methods of a `Scope`. Shapes: Q counted queries."""
 
     backend: str
     _cross: bool
@@ -43,17 +43,17 @@ class PerQueryMixin:
         raise NotImplementedError
 
     def query_positions(self, layer: int, bin: int | None = None) -> Tensor:
-        """int64 [B, Q]: where the counted queries stand, in the order of `rows`; -1 where a shorter
-        sequence has none. With `bin`, the first position of each bin of so many."""
+        """int64 [B, Q]: positions of the counted queries, in the order of `rows`; -1 if a shorter
+        sequence has fewer. With `bin`, the first position of each bin of that many positions."""
         where = self._stored_positions(layer)
         return where if bin is None else bins_of(where, bin)
 
     def rows(self, layer: int, class_ids: Any, n: int, bin: int | None = None) -> Tensor:
         """[B, H, Q, n]: the attention of every counted query to each class; `mass` is their mean.
 
-        Needs `watch(…, keep=True)`. The classes are given as in `mass`; `query_positions` says
-        which queries these are, and nan stands where it says -1. With `bin`, means over the
-        queries of every so many positions.
+        Needs `watch(…, keep=True)`. The classes are given as in `mass`. `query_positions` has the
+        positions of the queries; the result is nan where it is -1. With `bin`, means over the
+        queries of each bin of that many positions.
         """
         mass = self._per_query(
             layer, PerQueryRequest(shares=self._shares(layer, class_ids, n))
@@ -62,8 +62,8 @@ class PerQueryMixin:
         return self._binned(layer, mass, bin)
 
     def row(self, layer: int, query: int, sequence: int = 0) -> Tensor:
-        """[H, K]: all that one counted query looks at, by its position in the sequence; 0 on keys
-        that it does not see. Needs `watch(…, keep=True)`."""
+        """[H, K]: the attention row of one counted query, given by its position; 0 on keys that it
+        does not see. Needs `watch(…, keep=True)`."""
         where = self._stored_positions(layer)
         if not 0 <= sequence < len(where):
             raise unknown("sequence", sequence, range(len(where)))
@@ -80,10 +80,10 @@ class PerQueryMixin:
         return row
 
     def weight(self, layer: int, key_of: Any, bin: int | None = None) -> Tensor:
-        """[B, H, Q]: the attention of every counted query to a key of its own.
+        """[B, H, Q]: the attention of every counted query to one key each.
 
-        `key_of` is int [B, Q], the position of a key for each of `query_positions`, negative for
-        none, where the weight is nan: `query_positions(layer) - 1` is the token before it.
+        `key_of` is int [B, Q], the position of a key for each of `query_positions`. The weight is
+        nan where it is negative. Example: `query_positions(layer) - 1`, the previous token.
         """
         where = self._stored_positions(layer)
         keys = torch.as_tensor(key_of)
@@ -112,7 +112,7 @@ class PerQueryMixin:
         self, layer: int, first: int = 4, recent: int = 64, bin: int | None = None
     ) -> Tensor:
         """[B, H, Q, 3]: the attention of every counted query to the `first` tokens of the text, to
-        the `recent` ones up to itself (less those), and to the rest."""
+        the `recent` tokens up to itself (without the first ones), and to the rest."""
         for name, value in {"first": first, "recent": recent}.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise InputError(
@@ -150,7 +150,7 @@ class PerQueryMixin:
         return self._binned(layer, result.entropy if order == 1 else renyi2(result.squares), bin)
 
     def largest(self, layer: int, k: int = 1) -> TopK:
-        """The `k` keys each counted query looks at most, their weights and their scores."""
+        """The `k` keys with the largest weights of each counted query, with weights and scores."""
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise InputError(
                 f"k={k!r} must be a whole number from 1: a number of keys",
@@ -165,7 +165,7 @@ class PerQueryMixin:
         return TopK(result.top_key, result.top_weight, result.top_score)
 
     def single(self, layer: int, heads: Sequence[int] | None = None) -> PerQuery:
-        """All of this, as measures read it; of some heads, or of all."""
+        """The per-query results for measures, for some heads or all."""
 
         def read(name: str, *request: Any) -> Any:
             result = getattr(self, name)(layer, *request)
@@ -179,10 +179,10 @@ class PerQueryMixin:
         return PerQuery(positions=self.query_positions(layer), read=read)
 
     def _stored_positions(self, layer: int) -> Tensor:
-        """Positions of the queries whose rows can be told."""
+        """Positions of the stored queries; an error without `keep=True`."""
         totals = self._layer_totals(layer)
         if not totals.stored:
-            self._read(layer)  # says so where no query counted
+            self._read(layer)  # raises if no query counted
             raise ScopeError(
                 "per-query results need stored queries and keys: watch(model, keep=True)",
                 code="queries-not-kept",
@@ -203,11 +203,11 @@ class PerQueryMixin:
         return values if bin is None else binned(values, self._stored_positions(layer), bin)
 
     def top_keys(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The keys each query looks at most, as asked for with `watch(…, top=k)`.
+        """The keys with the largest weights of each query, stored by `watch(…, top=k)`.
 
-        Positions of the queries [B, M] (-1 where a shorter sequence has fewer), their keys
-        [B, H, M, k] (-1 where fewer are visible) and the weights [B, H, M, k], largest first; nan
-        where there is no query.
+        Returns the positions of the queries [B, M] (-1 if a shorter sequence has fewer), their keys
+        [B, H, M, k] (-1 if fewer are visible) and the weights [B, H, M, k], largest first (nan
+        where there is no query).
         """
         totals, _, _ = self._read(layer)
         if not totals.top:

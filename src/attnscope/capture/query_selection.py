@@ -1,4 +1,5 @@
-"""Which queries count: parsing the `queries` argument, and choosing rows in a frame.
+"""Parses the argument `queries` and selects the rows of a call that count.
+
 
 "all" · "last" · "generated" · "predicts" · "sample:K" · a bool tensor [batch, keys].
 """
@@ -20,7 +21,7 @@ NEAR = 256
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """A choice of queries, as the user made it."""
+    """The user's choice of queries."""
 
     name: str
     """"all", "last", "generated", "predicts", "sample" or "mask"."""
@@ -33,7 +34,7 @@ class Queries:
         return f"sample:{self.sample}" if self.name == "sample" else self.name
 
     def counts_no_query(self, geometry: Geometry, span: CompletionSpan) -> bool:
-        """Whether no query of this pass can count, as is plain without looking closer."""
+        """Whether certainly no query of this pass counts; a quick check."""
         if self.mask is not None:
             return geometry.first_query >= self.mask.shape[1]
         if self.name == "last":
@@ -41,14 +42,16 @@ class Queries:
         return self.name == "generated" and geometry.first_query + geometry.queries <= span.start
 
     def provisional(self, geometry: Geometry, span: CompletionSpan) -> bool:
-        """Whether a later pass of the same prompt may show that these queries do not count: its
-        last token is known once the prompt is over."""
+        """Whether these queries may not count in the end.
+
+        With chunked prefill the last prompt token is known when the prompt is complete.
+        """
         only_prompt = geometry.first_query + geometry.queries <= span.start
         return self.name in ("last", "predicts") and only_prompt
 
 
 def parse(queries: object, seed: int) -> Queries:
-    """Check the argument early, so that a typing error does not cost a forward pass."""
+    """Check the argument before the forward pass."""
     if isinstance(queries, Tensor):
         if queries.dtype != torch.bool or queries.ndim != 2:
             raise InputError(
@@ -86,7 +89,7 @@ def select(
     group = None if classes is None else _classes(geometry, classes)
     all_rows = _all_rows(geometry, counted, count, group)
     blocks: tuple[RowBlock, ...] = (all_rows,)
-    # Where a sample would not cost a fraction of a census, a census it is.
+    # A sample must be much cheaper than all queries; otherwise all are measured.
     enough = geometry.queries > max(4 * queries.sample, 2 * NEAR)
     if queries.name == "sample" and enough and int(count.min()) >= queries.sample:
         blocks = _sample(queries, geometry, counted, group)
@@ -102,7 +105,7 @@ def select(
 
 
 def _one_row(geometry: Geometry, row: int) -> QuerySelection:
-    """The same row of every sequence, where none has padding: nothing to work out."""
+    """The same row of every sequence, without padding."""
     B, self_key = geometry.batch, row + geometry.first_query - geometry.first_key
     counted = torch.zeros(B, geometry.queries, dtype=torch.bool)
     counted[:, row] = True
@@ -128,7 +131,7 @@ def _one_row(geometry: Geometry, row: int) -> QuerySelection:
 
 
 def counted_queries(queries: Queries, geometry: Geometry, span: CompletionSpan) -> Tensor | None:
-    """bool [B, Q] on the CPU: the queries asked for, never padding; None for all of them."""
+    """bool [B, Q] on the CPU: the counted queries, without padding; None if all count."""
     positions, real = geometry.positions(), geometry.real_queries
     if span.end is not None and int(span.end.min()) < geometry.first_query + geometry.queries:
         not_ended = positions < span.end[:, None]
@@ -177,8 +180,8 @@ def _classes(geometry: Geometry, classes: Tensor) -> Tensor:
     """int64 [B, Q]: the class of each query, -1 beyond the classes given."""
     if classes.shape[0] != geometry.batch:
         raise InputError(
-            f"classes has {classes.shape[0]} rows, and the batch has {geometry.batch} sequences; it "
-            "must be [batch, keys]",
+            f"classes has {classes.shape[0]} rows, and the batch has {geometry.batch} sequences; "
+            "it must be [batch, keys]",
             code="wrong-shape",
             argument="classes",
             got=list(classes.shape),
@@ -192,7 +195,7 @@ def _classes(geometry: Geometry, classes: Tensor) -> Tensor:
 def _all_rows(
     geometry: Geometry, counted: Tensor | None, count: Tensor, group: Tensor | None
 ) -> RowBlock:
-    """All counted rows; gathered where few count, so that the cost goes with their number."""
+    """All counted rows; gathered if few count, so that the cost depends on their number."""
     if counted is None and geometry.form == "causal":
         moved = None if group is None else group.to(geometry.device)
         return RowBlock(rows=geometry.queries, causal=True, group=moved)
@@ -215,7 +218,7 @@ def _row_block(
     weight: Tensor | None = None,
     shrink: Tensor | None = None,
 ) -> RowBlock:
-    """Rows on the device. `low` and `high` [Q] narrow what each row looks at."""
+    """Rows on the device. `low` and `high` [Q] narrow the visible range of each row."""
     self_key = geometry.self_keys().expand(geometry.batch, -1)
 
     def rows(tensor: Tensor) -> Tensor:

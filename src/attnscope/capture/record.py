@@ -1,8 +1,8 @@
-"""`record`: what a model's layers make, as statistics, in memory that does not grow with the text.
+"""`record`: statistics of the activations of a model's layers, in constant memory.
 
-Two points of every layer: `mlp`, what comes out of its MLP's non-linearity, and `residual`, the
-residual stream behind the layer. Sums are exact (float64), quantiles and the Gini coefficient come
-from a sketch with a stated bound. Must not know what is concluded from them.
+Two points of every layer: `mlp`, the output of the MLP's non-linearity, and `residual`, the
+residual stream after the layer. Sums are exact (float64). Quantiles and the Gini coefficient come
+from a log-binned histogram with a stated error bound.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -46,7 +46,7 @@ class MaxActivation:
 
 @dataclass(slots=True, eq=False)
 class _RunningTotals:
-    """All passes so far, of one point of one layer; by class."""
+    """Running totals of one point of one layer, by class."""
 
     histogram: LogHistogram
     sums: Tensor
@@ -142,7 +142,7 @@ class Recording:
         return self._totals[point, layer]
 
     def _add(self, point: str, layer: int, token_sums: TokenSums, pass_input: PassInput) -> None:
-        """A pass is over."""
+        """Add the sums of a pass."""
         key, C = (point, layer), self.classes
         if key not in self._totals:
             empty = torch.zeros(C, dtype=torch.float64, device=token_sums.tokens.device)
@@ -266,8 +266,10 @@ def limits_of(token_sums_by_layer: Mapping[int, TokenSums]) -> Limits:
 def summing_tokens(
     model: nn.Module, layers: Any = None, limits: Limits | None = None
 ) -> Iterator[dict[int, TokenSums]]:
-    """The point `mlp` of the last pass, by layer, for those who want every token and sequence by
-    itself; counted as near zero or large only where limits are given."""
+    """The sums of every token at the point `mlp` of the last pass, by layer.
+
+    Activations are counted as near zero or large only if limits are given.
+    """
     model_sites = sites.find(model)
     token_sums_by_layer: dict[int, TokenSums] = {}
     with ExitStack() as undo:
@@ -301,7 +303,7 @@ def summing_tokens(
 def _hook_points(
     model: nn.Module, model_sites: sites.Sites, points: tuple[str, ...], layers: frozenset[int]
 ) -> list[tuple[str, int, Any]]:
-    """Where to listen: point, layer, and a non-linearity or the module of a layer."""
+    """The points to hook: point, layer, and a non-linearity or the module of a layer."""
     hook_points: list[tuple[str, int, Any]] = []
     if "mlp" in points:
         for layer, some in nonlinearities(model, model_sites, layers).items():
@@ -338,7 +340,7 @@ def _recording(
 
         def end(this: nn.Module, args: Any, output: Any) -> None:
             if this is base and pass_input.is_running():
-                if output is None:  # it broke off
+                if output is None:  # the pass failed
                     token_sums_by_layer.clear()
                 for (point, layer), token_sums in token_sums_by_layer.items():
                     recording._add(point, layer, token_sums, pass_input)
@@ -357,7 +359,7 @@ def _recording(
 def _hook_residual(
     module: nn.Module, callback: Any, pass_input: PassInput, undo: ExitStack
 ) -> None:
-    """What a layer returns: the residual stream."""
+    """Hook the output of a layer, the residual stream."""
 
     def hook(this: nn.Module, args: Any, output: Any) -> None:
         if this is module and pass_input.is_running():
@@ -375,8 +377,8 @@ def _groups(pass_input: PassInput, ids: Tensor | None) -> Tensor:
     counted = ids[:, pass_input.past : pass_input.past + pass_input.tokens]
     if counted.shape != (pass_input.batch, pass_input.tokens):
         raise InputError(
-            f"classes has shape {list(ids.shape)}; this forward pass has batch {pass_input.batch} and "
-            f"{pass_input.tokens} tokens",
+            f"classes has shape {list(ids.shape)}; this forward pass has batch "
+            f"{pass_input.batch} and {pass_input.tokens} tokens",
             code="wrong-shape",
             argument="classes",
             got=list(ids.shape),

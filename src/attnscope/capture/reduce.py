@@ -1,7 +1,4 @@
-"""From attention to the sums of a scope: the rows that count, through a kernel.
-
-Must not know when: what waits, and for whom, is the recorder's.
-"""
+"""Reduces the counted rows of attention calls with a kernel, and adds them to scopes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,12 +28,12 @@ from attnscope.capture.sums import LayerAccumulator, split, unstack
 from attnscope.errors import ConservationError, ModelError, ScopeError
 from attnscope.kernels import AttentionCall, AttentionSums
 
-# The share of free memory that queries and keys may take which are kept beyond their pass.
+# The share of free memory that stored queries and keys may use.
 MAX_KEPT_SHARE = 0.5
 
 
 class Reducer:
-    """Adds attention to the sums of some scopes, and keeps rows where that was asked for."""
+    """Adds attention calls to the sums of scopes, and stores rows if `keep` is set."""
 
     def __init__(
         self,
@@ -49,33 +46,32 @@ class Reducer:
         keep: bool,
     ):
         self.parts = parts
-        """By part: a stack, or "cross"."""
+        """The scope of each part: a stack, or "cross"."""
         self.backend = backend
         self.device = device
         self.layers = layers
-        """How many are measured, of all parts."""
+        """The number of measured layers of all parts."""
         self.top = top
         self.keep = keep
         self.keep_budget: int | None = None
         self.cache_overwrites = True
-        """Whether the keys of the pass under way may be written over."""
+        """Whether the cache may overwrite the keys of the current pass."""
         self.dtype = torch.float32
-        """Of the queries measured last."""
+        """The dtype of the queries measured last."""
 
     def kernel_for(self, q: Tensor) -> str:
-        """The kernel for these queries: one layer of a model spread over devices may lie
-        elsewhere."""
+        """The kernel for these queries; a layer may be on another device than the model."""
         elsewhere = self.backend == "triton" and q.device.type != self.device.type
         return "streaming" if elsewhere else self.backend
 
     def reads_in_place(self, q: Tensor) -> bool:
-        """Whether layers are as a rule reduced together without laying them side by side."""
+        """Whether the kernel reduces several layers without stacking a copy."""
         return self.kernel_for(q) == "triton" and q.element_size() == 2
 
     def select(
         self, scope: Scope, geometry: Geometry, span: CompletionSpan
     ) -> QuerySelection | None:
-        """The counted rows of a frame."""
+        """The counted rows of a call."""
         key = scope._queries, span
         if key not in geometry.selections:
             geometry.selections[key] = select(
@@ -91,7 +87,7 @@ class Reducer:
         span: CompletionSpan,
         selection: QuerySelection | None,
     ) -> LayerAccumulator:
-        """The sums to add the counted rows of a frame to."""
+        """The sums to which the counted rows are added: the provisional ones, or the final ones."""
         if selection is None or not scope._queries.provisional(geometry, span):
             return totals
         if totals.provisional is None:
@@ -114,7 +110,7 @@ class Reducer:
         *,
         sinks: bool,
     ) -> None:
-        """The fallback: a layer's whole matrix, reduced before the next layer runs."""
+        """Fallback: reduce the weight matrix of a layer before the next layer runs."""
         self.dtype = A.dtype
         scope.backend = "eager-fallback"
         selection = self.select(scope, geometry, span)
@@ -131,7 +127,7 @@ class Reducer:
     def reduce(
         self, queues: list[SiteQueue], geometry: Geometry, q: Tensor, k: Tensor, lse: Tensor | None
     ) -> None:
-        """Reduce the rows of lanes that are alike: [L · B, …], lane by lane."""
+        """Reduce the rows of L queues of one group, stacked as [L · B, …]."""
         first = queues[0]
         scope = self.parts[first.site.part]
         targets = []
@@ -161,7 +157,7 @@ class Reducer:
     def reduce_stacked(
         self, scope: Scope, pass_queue: PassQueue, selection: QuerySelection
     ) -> AttentionSums:
-        """The totals of all layers of a pass that waited, [L · B, …], layer by layer."""
+        """The sums of all layers of a queued pass, stacked as [L · B, …]."""
         all_rows, leader = selection.all_rows, pass_queue.leader
         q, k, lse = pass_queue.tensors()
         backend = self.kernel_for(q[0])
@@ -180,8 +176,11 @@ class Reducer:
     def _may_defer(
         self, queues: list[SiteQueue], selection: QuerySelection, geometry: Geometry
     ) -> bool:
-        """Whether sums can wait until they are read: of a long text whose queries and keys are
-        kept anyway, and stay what they are. Who asks for rows alone does not pay for them."""
+        """Whether column sums are computed on first read.
+
+        With keep=True and a cache that does not overwrite keys, the tensors of long texts are
+        stored anyway. Then a reader of rows alone does not need the sums.
+        """
         scope = self.parts[queues[0].site.part]
         return (
             self.keep
@@ -218,10 +217,10 @@ class Reducer:
         lse: Tensor | None,
         backend: str,
     ) -> None:
-        """Reduce the rows of a selection, and add them to the sums of each lane."""
+        """Reduce the rows of a selection, and add them to the sums of each queue."""
         L, reduce = len(queues), kernels.kernel(backend)
         groups = self.parts[queues[0].site.part]._groups
-        if selection.sampled:  # every part needs the log-sum-exp of whole rows
+        if selection.sampled:  # every block needs the log-sum-exp of whole rows
             lse, drift = exact_lse(call, geometry, lse, backend, L)
             spot_check(queues, call, geometry, lse, backend)
             for totals, queue_drift in zip(targets, unstack(drift, L), strict=True):
@@ -259,14 +258,14 @@ class Reducer:
         call: AttentionCall,
         lse: Tensor | None,
     ) -> None:
-        """Keep the rows of L lanes that are alike, [L · B, …] as in `call`; and the log-sum-exp
-        that a kernel can make use of."""
+        """Store the rows of L queues of one group, stacked as [L · B, …] in `call`, and their
+        log-sum-exp if the kernel uses it."""
         geometry, L = selection.geometry, len(totals)
         lse_by_queue: Sequence[Tensor | None] = [None] * L if lse is None else unstack(lse, L)
         where = positions(selection).to(call.q.device)
         n_visible = int(geometry.visible_ranges[1].max())
-        of_lanes = zip(totals, unstack(call.q, L), unstack(call.k, L), lse_by_queue, strict=True)
-        for sums, q, k, sums_of_queue in of_lanes:
+        by_queue = zip(totals, unstack(call.q, L), unstack(call.k, L), lse_by_queue, strict=True)
+        for sums, q, k, sums_of_queue in by_queue:
             rows = rows_of(replace(call, q=q, k=k), selection.all_rows, sums_of_queue, 0)
             kept, more = store_rows(
                 sums.stored,
@@ -280,16 +279,16 @@ class Reducer:
             self._check_budget(sums, more)
 
     def _check_budget(self, totals: LayerAccumulator, more: int) -> None:
-        """Refuse to keep more than there is room for, as soon as that can be told."""
+        """Raise as soon as the stored rows will exceed the memory budget."""
         if self.keep_budget is None:
             self.keep_budget = int(MAX_KEPT_SHARE * free_memory(self.device))
         totals.nbytes += more
-        total = sum(each.nbytes for block in self.parts.values() for each in block._layers.values())
+        total = sum(each.nbytes for scope in self.parts.values() for each in scope._layers.values())
         if (need := max(total, totals.nbytes * self.layers)) > self.keep_budget:
             raise ScopeError(
                 f"keep=True: queries and keys of {self.layers} layers need {need / 2**30:.2f} GiB "
-                f"so far; the limit is {self.keep_budget / 2**30:.2f} GiB, half of the free memory. "
-                "Measure fewer layers (layers=[…]) or fewer queries (queries='last', or a mask)",
+                f"so far; the limit is {self.keep_budget / 2**30:.2f} GiB, half of the free "
+                "memory. Measure fewer layers (layers=[…]) or queries (queries='last', or a mask)",
                 code="not-enough-memory",
                 need=need,
                 limit=self.keep_budget,

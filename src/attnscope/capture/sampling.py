@@ -1,7 +1,4 @@
-"""Sampled passes see rows in parts, which need the log-sum-exp of whole rows: made, and checked.
-
-Must not know who asked.
-"""
+"""The log-sum-exp of whole rows for sampled passes, which reduce rows in blocks of keys."""
 
 import torch
 from torch import Tensor
@@ -15,14 +12,14 @@ from attnscope.capture.sums import unstack
 from attnscope.kernels import AttentionCall
 from attnscope.kernels.call import score_bounds
 
-# Rows of a sampled pass that are looked at whole, to check the log-sum-exp they were given.
+# Number of rows of a sampled pass that are recomputed over all keys, to check their log-sum-exp.
 SPOT_CHECKED_ROWS = 4
 
 
 def exact_lse(
     call: AttentionCall, geometry: Geometry, lse: Tensor | None, backend: str, repeats: int
 ) -> tuple[Tensor, Tensor]:
-    """The log-sum-exp of all queries in float64, and how far the given one was from it."""
+    """The log-sum-exp of all queries in float64, and the largest error of the given one."""
     causal = geometry.form == "causal"
     everything = RowBlock(
         rows=geometry.queries,
@@ -46,7 +43,7 @@ def exact_lse(
 def spot_check(
     queues: list[SiteQueue], call: AttentionCall, geometry: Geometry, lse: Tensor, backend: str
 ) -> None:
-    """A few rows, looked at whole: do they add up to 1 under the log-sum-exp that parts get?"""
+    """Check that a few whole rows add up to 1 with the log-sum-exp that blocks use."""
     L = len(queues)
     index = (
         torch.linspace(0, geometry.queries - 1, SPOT_CHECKED_ROWS).long().expand(geometry.batch, -1)
@@ -76,5 +73,5 @@ def spot_check(
         torch.stack(unstack(off, L)),
         torch.stack(unstack(reach, L)),
         call.q.dtype,
-        "rows looked at whole add up to 1 only within",
+        "recomputed rows add up to 1 only within",
     )

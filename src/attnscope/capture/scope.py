@@ -1,4 +1,4 @@
-"""What a watched model's attention did: the numbers of the definitions, read layer by layer."""
+"""`Scope`: the results of `watch`, read by layer."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 _NO_QUERY = {
     "all": "every token is padding",
-    "generated": "no token was generated and fed back; call model.generate(…) for more than one "
-    "new token (the last one is never fed), or ask for queries='predicts'",
+    "generated": "the model read no generated token; call model.generate(…) with at least two new "
+    "tokens (the model does not read the last one), or use queries='predicts'",
 }
 
 
@@ -97,47 +97,47 @@ class Scope(PerQueryMixin):
         self._stack = stack
         self._cross = cross
         self._left_out: tuple[str, ...] = ()
-        """Lists of layers of the model that attend and are not measured (images, sound)."""
+        """Stacks of the model with attention that are not measured (images, sound)."""
         self._parts: dict[str, Scope] = {}
         self._queries = queries
         self._groups = groups
         self._classes: Tensor | None = None
         self._by_layer: dict[int, LayerAccumulator] = {}
         self._stacked: list[StackedSums] = []
-        """The last pass, where layers were reduced together and nobody has asked for one."""
+        """Sums of layers that were reduced together; split when a layer is first read."""
         self._pass_started = False
-        """Whether a forward pass began."""
+        """Whether a forward pass started."""
         self._pass_done = False
         self._measured_early: set[int] = set()
-        """Layers of a pass under way that are measured already."""
+        """Layers of the current pass that are measured already."""
         self._verified = True
-        """Whether what was measured is known to add up."""
+        """Whether the conservation of all measured sums was checked."""
         self._dtype = torch.float32
-        """Of the model's queries."""
+        """The dtype of the queries."""
         self._flush: Callable[[], None] | None = None
-        """Measures what still waits, and checks it; while watched."""
+        """Measures pending calls and checks them; None after the `with` block."""
         self._input_ids: list[Tensor | None] = []
-        """The ids of the tokens, pass by pass; None for a pass that was fed none."""
+        """The token ids of each pass; None for a pass without token ids."""
         self._padding: Tensor | None = None
-        """[B, K], 0 at padding: the attention mask of the last pass; None where it had none."""
+        """[B, K], 0 at padding: the attention mask of the last pass; None if it had none."""
         self._visibility_cache: tuple[list[QuerySelection], int, VisibilityCounts] | None = None
 
     @property
     def _layers(self) -> dict[int, LayerAccumulator]:
-        """The sums of every layer measured so far."""
+        """The sums of every measured layer."""
         for stacked in self._stacked:
             self._by_layer |= stacked.split_layers()
         self._stacked.clear()
         return self._by_layer
 
     def _clear(self) -> None:
-        """Nothing was measured."""
+        """Delete all results."""
         self._by_layer, self._stacked = {}, []
 
     @property
     def backend(self) -> str:
-        """One of "reference", "streaming", "triton" and "eager-fallback": the last one as soon as
-        any layer used it."""
+        """One of "reference", "streaming", "triton" and "eager-fallback"; the last one
+        if any layer used it."""
         scopes = [self] if self.layers else [*self._parts.values()]
         backends = {scope._backend for scope in scopes}
         return "eager-fallback" if "eager-fallback" in backends else self._backend
@@ -170,7 +170,7 @@ class Scope(PerQueryMixin):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """What was measured; not the watch that still measures."""
+        """The results without the hook."""
         if self._flush is not None and self._pass_done:
             self._flush()
         for totals in [*self._layers.values()] if self._pass_done else ():
@@ -179,16 +179,18 @@ class Scope(PerQueryMixin):
 
     @property
     def readable(self) -> list[int]:
-        """The layers that can be read now: after a pass all of them; while one is under way (in a
-        hook of the model) those that are behind it, where texts are so long that each layer is
-        measured by itself."""
+        """The layers that can be read now.
+
+        After a pass: all measured layers. During a pass (in a hook of the model): the layers that
+        ran already, if the text is so long that each layer is measured at once.
+        """
         known = self._layers if self._pass_done else self._measured_early
         return [layer for layer in self.layers if layer in known]
 
     @property
     def tokens(self) -> Tensor | None:
-        """int64 [B, K] on the CPU: the ids of the tokens that are the keys, as the model was fed;
-        None where it was fed something else, or more keys than tokens."""
+        """int64 [B, K] on the CPU: the token ids of the keys; None if the model got none, or has
+        more keys than tokens."""
         if self._cross:
             other = self._parts.get("encoder")
             return None if other is None else other.tokens
@@ -201,8 +203,10 @@ class Scope(PerQueryMixin):
         return token_ids if token_ids.shape[1] == keys else None
 
     def _ids(self, layer: int) -> Any:
-        """The tokens of the keys for a measure, -1 before the first real one and where the mask
-        hides a key; None where they are not known. What follows a text is nobody's past."""
+        """The token ids of the keys for a measure; None if they are unknown.
+
+        They are -1 before the first real token and where the mask hides a key.
+        """
         tokens = self.tokens
         if tokens is None:
             return None
@@ -226,7 +230,7 @@ class Scope(PerQueryMixin):
         return self._parts[part]
 
     def count(self, layer: int) -> Tensor:
-        """[B]: how many queries counted, |Q|."""
+        """[B]: number of counted queries, |Q|."""
         return self._read(layer)[2].float()
 
     def received(self, layer: int) -> Tensor:
@@ -241,7 +245,7 @@ class Scope(PerQueryMixin):
         return standard_error(variance, sums.received[..., : totals.keys])
 
     def average(self, layer: int) -> Tensor:
-        """[B, H, K]: average attention weight, from later tokens; nan where none could look."""
+        """[B, H, K]: average attention weight from later tokens; nan if no later query sees it."""
         return self.sums(layer).average
 
     def average_error(self, layer: int) -> Tensor:
@@ -250,11 +254,11 @@ class Scope(PerQueryMixin):
         return self.received_error(layer) / or_nan(n_visible_from)[:, None]
 
     def eligible(self, layer: int) -> Tensor:
-        """[B, K]: the number of queries that could see each key."""
+        """[B, K]: number of counted queries that see each key."""
         return self._visibility(layer, "eligible").float()
 
     def uniform(self, layer: int) -> Tensor:
-        """[B, K]: what each key would receive if every query spread its attention evenly."""
+        """[B, K]: what each key would receive under uniform attention."""
         return self._visibility(layer, "uniform").float()
 
     def mass(self, layer: int, class_ids: Any, n: int) -> Tensor:
@@ -269,7 +273,7 @@ class Scope(PerQueryMixin):
     def mass_error(self, layer: int, class_ids: Any, n: int) -> Tensor:
         """[B, H, n]: an upper bound of the standard error of `mass` when sampled, else 0.
 
-        The errors of a class's keys are added up, as if all erred the same way.
+        The errors of the keys of a class are added up, as if they were fully correlated.
         """
         shares = self._shares(layer, class_ids, n)
         return mass(self.received_error(layer), shares, self.sums(layer).count).float()
@@ -283,8 +287,8 @@ class Scope(PerQueryMixin):
     def flow(self, layer: int) -> Tensor:
         """[B, H, n, n]: mean over the queries of class c of their mass on class d.
 
-        The classes are those given as `watch(…, classes=…)`: attention from a class cannot be
-        told apart after the fact.
+        The classes are those of `watch(…, classes=…)`: sums cannot be split by the class of the
+        query after the pass.
         """
         sums = self.sums(layer)
         if self._cross:
@@ -307,8 +311,10 @@ class Scope(PerQueryMixin):
         return flow(sums.flow, shares, sums.visibility("groups"), each).float()
 
     def measure(self, name: str, layer: int) -> Tensor:
-        """[B, H]: any measure by its name that is one number per head; [B, H, columns] where it is
-        several. Some need `watch(…, keep=True)`."""
+        """[B, H]: a measure by its name; [B, H, columns] if it has several numbers per head.
+
+        Some need `watch(…, keep=True)`.
+        """
         if name not in BY_HEAD:
             raise unknown("measure", name, sorted(BY_HEAD))
         rows = self.single(layer) if "rows" in MEASURES[name].needs else None
@@ -335,19 +341,19 @@ class Scope(PerQueryMixin):
         return self.measure("self_mass", layer)
 
     def distance(self, layer: int) -> Tensor:
-        """[B, H]: mean over the queries of how far back they look, in tokens."""
+        """[B, H]: mean over the queries of the distance of their attention, in tokens."""
         return self.measure("distance", layer)
 
     def learned_sink_mass(self, layer: int) -> Tensor:
-        """[B, H]: mean over the queries of what a learned sink took; 0 in models without one."""
+        """[B, H]: mean over the queries of their attention on a learned sink; 0 without one."""
         return self.measure("learned_sink_mass", layer)
 
     def sums(self, layer: int) -> Sums:
-        """What the counted queries add up to: what measures are functions of."""
+        """The sums over counted queries, the input of measures."""
         totals, sums, count = self._read(layer)
         K = totals.keys
         later, self_mass = sums.received_later[..., :K], sums.self_mass
-        if self._cross:  # no query is a key, or comes after one
+        if self._cross:  # queries and keys are different tokens
             later, self_mass = (
                 torch.full_like(later, torch.nan),
                 torch.full_like(self_mass, torch.nan),
@@ -376,28 +382,34 @@ class Scope(PerQueryMixin):
         classes: ClassSet = DEFAULT,
         input_ids: Any = None,
     ) -> "pl.DataFrame":
-        """All layers and heads in one polars frame: a row for each number, with its sequence,
-        layer, head, measure and item (a class), and the position, token and class it is about.
+        """All layers and heads in one polars frame, one row per number.
 
-        tokenizer   of the model, for what tokens say and are
-        measures    of every token "received", "average"; of every class "mass", "lift"; of every
-                    head any of `measure`; of every query "rows" (by class), "query_entropy"
-        classes     the set that tokens are judged by
-        input_ids   int [batch, keys], where the model was not fed them
+        The columns are sequence, layer, head, measure, item (a class), position, token, class and
+        value.
+
+        Args:
+            tokenizer: The tokenizer of the model, for the columns token and class; default: none.
+            measures: For each token "received", "average"; for each class "mass", "lift"; for each
+                head any name that `measure` takes; for each query "rows" (by class),
+                "query_entropy".
+            classes: The set of token classes.
+            input_ids: Int [batch, keys], if the model did not get token ids.
         """
         from attnscope.capture.data_frame import frame_of_scope
 
         return frame_of_scope(self, tokenizer, measures, classes, input_ids)
 
     def show(self, tokenizer: Any, sequence: int = 0, *, input_ids: Any = None) -> "HtmlPage":
-        """The text, shaded by what every token receives, with a choice of layer and head: for a
-        notebook, or `.save("page.html")`."""
+        """An HTML page of the text, shaded by the attention each token receives.
+
+        It has a choice of layer and head. A notebook displays it; `.save("page.html")` writes it.
+        """
         from attnscope.capture.html_page import page_of_scope
 
         return page_of_scope(self, tokenizer, sequence, input_ids)
 
     def _read(self, layer: int) -> tuple[LayerAccumulator, AttentionSums, Tensor]:
-        """The totals of a layer, and |Q| [B] in float64 beside them."""
+        """The sums of a layer, and |Q| [B] in float64."""
         totals = self._layer_totals(layer)
         if totals.deferred is not None:
             self._layers[layer].compute_deferred()
@@ -410,7 +422,7 @@ class Scope(PerQueryMixin):
         return totals, totals.sums, totals.count().to(totals.sums.received.device)
 
     def _layer_totals(self, layer: int) -> LayerAccumulator:
-        """The totals of a layer; their sums may still be owed."""
+        """The sums of a layer; they may still be deferred."""
         if not self.layers:
             raise ScopeError(
                 "this model has several attention parts; read one of them: "
@@ -426,7 +438,7 @@ class Scope(PerQueryMixin):
             )
         if self._flush is not None:
             self._flush()
-        if not self._verified:  # before layers are told apart, which makes it dearer
+        if not self._verified:  # before layers are split: stacked sums are checked faster
             self._verify()
         if layer not in self._layers:
             raise ScopeError(
@@ -453,11 +465,9 @@ class Scope(PerQueryMixin):
         return value.to(sums.received.device)
 
     def _visibility_counts(self, totals: LayerAccumulator) -> VisibilityCounts:
-        """What could be seen so far; layers under the same masks share the answer."""
+        """The visibility counts so far; layers with the same masks share them."""
         now = totals.selections
-        if (
-            self._visibility_cache is not None
-        ):  # held here, so that no other can take a selection's place
+        if self._visibility_cache is not None:  # stored selections keep their identity
             of, keys, visibility_counts = self._visibility_cache
             if keys == totals.keys and len(of) == len(now) and all(map(operator.is_, of, now)):
                 return visibility_counts
@@ -493,8 +503,7 @@ class Scope(PerQueryMixin):
         return shares_of(ids.long().to(device), n)
 
     def _verify(self) -> None:
-        """Conservation of what was measured since this was last asked; nothing is left to read
-        where it does not hold."""
+        """Check the conservation of new sums; delete all results if it fails."""
         try:
             self._check_conservation(self._dtype)
         except (ConservationError, ModelError):
@@ -503,7 +512,7 @@ class Scope(PerQueryMixin):
         self._verified = True
 
     def _check_conservation(self, dtype: torch.dtype, only: int | None = None) -> None:
-        """Conservation of all layers whose sums are made, or of one."""
+        """Check the conservation of all layers with computed sums, or of one layer."""
         what = f"backend {self.backend!r}: attention adds up to the number of queries only within"
         if only is not None:
             check_totals({only: self._by_layer[only].result()}, dtype, what)

@@ -1,8 +1,7 @@
-"""Queries and keys kept beyond their pass, so that single rows can be told afterwards.
+"""Stores queries and keys after a pass (`keep=True`), so that single rows can be computed later.
 
-As large as a key/value cache, n · d and never n²: queries of the counted rows, and keys by
-reference where nobody writes over them. A later pass brings back the keys of those before it; where
-they are equal, one tensor serves both. Must not know what is asked of the rows.
+The memory is that of a KV cache, n · d and never n². Keys are stored by reference if the cache does
+not overwrite them. If a later pass has the same keys, both passes share a tensor.
 """
 
 from collections.abc import Sequence
@@ -27,34 +26,36 @@ from attnscope.kernels.one_row import of_weights
 
 @dataclass(slots=True, eq=False)
 class SharedKeys:
-    """SharedKeys [B, G, K, D] that several passes share, as far as each goes."""
+    """Keys [B, G, K, D] that several passes share; each uses the first ones."""
 
     tensor: Tensor
     version: int = field(init=False)
-    """How often the tensor had been written to when it was kept."""
+    """Version counter of the tensor when it was stored."""
 
     def __post_init__(self) -> None:
         self.replace_tensor(self.tensor)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SharedKeys, (self.leading(self.tensor.shape[2]),)  # a copy counts anew
+        return SharedKeys, (
+            self.leading(self.tensor.shape[2]),
+        )  # a copy has a version counter of its own
 
     def replace_tensor(self, tensor: Tensor) -> None:
-        """Keep these in place of the keys so far, which are their beginning."""
+        """Store these keys in place of the present ones, which are their first part."""
         self.tensor, self.version = tensor, _version(tensor)
 
     @property
     def changed(self) -> bool:
-        """Whether someone has written to them since."""
+        """Whether the tensor was written to since."""
         return self.version != _version(self.tensor)
 
     def leading(self, width: int) -> Tensor:
-        """The first keys; an error where they are no longer those of the pass."""
+        """The first keys; an error if the tensor was changed."""
         if self.changed:
             raise ScopeError(
-                "the keys of the cache were changed in place after they were measured, so single "
-                "queries cannot be computed from them; read them before the change, or change a "
-                "copy of the cache",
+                "the keys of the cache were changed in place after they were measured, so "
+                "per-query results cannot be computed from them; read them before the change, or "
+                "change a copy of the cache",
                 code="keys-changed",
             )
         return self.tensor[:, :, :width]
@@ -69,23 +70,23 @@ class StoredRows:
     """The counted rows of one call."""
 
     positions: Tensor
-    """int64 [B, M]: those of the queries in the sequence; -1 of a row that does not count."""
+    """int64 [B, M]: positions of the queries in the sequence; -1 for a row that does not count."""
     first_key: int
     """Position of key 0."""
     rows: KernelRows | None = None
-    """Its keys are in `keys`."""
+    """The kernel input without keys, which are in `keys`."""
     keys: SharedKeys | None = None
     width: int = 0
-    """How many of the keys are its own."""
+    """Number of keys of this call."""
     weights: Tensor | None = None
-    """float32 [B, H, M, K], of modules that hand over nothing smaller."""
+    """float32 [B, H, M, K], from the dense fallback."""
 
     def exclude(self, sequences: Tensor) -> "StoredRows":
-        """This, less the rows of some sequences, bool [B]."""
+        """The rows without those of some sequences, bool [B]."""
         return replace(self, positions=self.positions.masked_fill(sequences[:, None], -1))
 
     def reduce_per_query(self, request: PerQueryRequest, backend: str) -> PerQueryResult:
-        """What was asked for of these rows; `request` counts keys from their first."""
+        """Compute a per-query request for these rows; key 0 is their first key."""
         if self.weights is not None:
             return of_weights(self.weights, request)
         assert self.rows is not None
@@ -97,8 +98,8 @@ class StoredRows:
 def attention_row(
     kept: Sequence[StoredRows], position: int, sequence: int, keys: int
 ) -> Tensor | None:
-    """float32 [H, keys]: the weights of one query, 0 on keys it does not see; None if no row is
-    its."""
+    """float32 [H, keys]: the weights of one query, 0 on keys it does not see; None if it is not
+    stored."""
     for each in kept:
         for m in (each.positions[sequence] == position).nonzero()[:, 0].tolist():
             if each.weights is not None:
@@ -113,8 +114,8 @@ def attention_row(
 
 
 def cache_overwrites(cache: Any) -> bool:
-    """Whether the keys a model attends to may be written over later: all but those of a dynamic
-    cache, which makes new tensors, and those that never were in one."""
+    """Whether the cache may overwrite keys later. A dynamic cache does not: it creates new
+    tensors."""
     if cache is None:
         return False
     dynamic_layers = (cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer)
@@ -132,8 +133,10 @@ def store_rows(
     *,
     copy: bool,
 ) -> tuple[StoredRows, int]:
-    """Rows to be told later, after those so far, and how many bytes they hold. None of them sees a
-    key from `n_visible` on; `copy` the keys where they may be written over."""
+    """Store the rows of a call after those stored already; return them and their bytes.
+
+    No row sees a key from `n_visible` on. `copy` the keys if the cache may overwrite them.
+    """
     k, n_visible = rows.k, max(n_visible, 1)
     if not rows.causal and n_visible < k.shape[2]:
         k = k[:, :, :n_visible]
@@ -164,7 +167,7 @@ def store_rows(
 
 
 def store_weights(A: Tensor, positions: Tensor) -> tuple[StoredRows, int]:
-    """The same of rows [B, H, M, K] that are there already."""
+    """Store the weights [B, H, M, K] of a call."""
     return StoredRows(positions=positions, first_key=0, weights=A), _bytes(A)
 
 
@@ -173,16 +176,16 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _compact_copy(tensor: Tensor) -> Tensor:
-    """As it is, unless it would hold much more than itself."""
+    """The tensor, or a copy if its storage is more than twice as large."""
     return tensor if tensor.untyped_storage().nbytes() <= 2 * _bytes(tensor) else tensor.clone()
 
 
 def reduce_per_query(
     kept: Sequence[StoredRows], request: PerQueryRequest, backend: str
 ) -> PerQueryResult:
-    """What was asked for, of the rows of all passes in order; nan of those that do not count.
+    """Compute a per-query request for the rows of all passes; nan for rows that do not count.
 
-    `request` goes over all of them, and counts keys from the first of the sequence.
+    The keys of `request` are positions in the sequence.
     """
     results, at = [], 0
     for each in kept:
@@ -191,7 +194,7 @@ def reduce_per_query(
         first = each.first_key
         width = each.width if each.weights is None else each.weights.shape[3]
         keys = None if request.keys is None else request.keys[:, rows] - first
-        if keys is not None:  # keys that came later, and those a window has dropped, weigh nothing
+        if keys is not None:  # later keys, and keys that a window dropped, have weight 0
             keys = keys.where(keys < width, -1)
         part = replace(
             request,
@@ -204,7 +207,7 @@ def reduce_per_query(
 
 
 def _mask_uncounted(result: PerQueryResult, kept: StoredRows) -> PerQueryResult:
-    """nan, and -1 for a key, in rows that do not count; keys counted from the sequence's first."""
+    """Set rows that do not count to nan (keys: -1), and number keys from the first of the text."""
     counts = kept.positions >= 0
     if result.top_key is not None:
         counted = (result.top_key >= 0) & counts[:, None, :, None]
@@ -227,7 +230,7 @@ def _concat(results: list[PerQueryResult]) -> PerQueryResult:
     merged: dict[str, Tensor] = {}
     for each in fields(PerQueryResult):
         parts = [value for result in results if (value := getattr(result, each.name)) is not None]
-        if parts and each.name.startswith("top"):  # early steps may have seen fewer keys
+        if parts and each.name.startswith("top"):  # earlier steps may have fewer keys
             width = max(part.shape[3] for part in parts)
             fill = {"top_key": -1, "top_weight": 0.0}.get(each.name, torch.nan)
             parts = [pad(part, (0, width - part.shape[3]), value=fill) for part in parts]
@@ -266,7 +269,7 @@ def binned(values: Tensor, positions: Tensor, bin: int) -> Tensor:
     counted = counts[:, None, :, None] & ~flat.isnan()
     parts = flat.where(counted, 0.0), counted.double()
     if torch.equal(positions, torch.arange(flat.shape[2], device=flat.device).expand_as(positions)):
-        # Every query at its place: neighbours are a bin, and nothing has to be scattered.
+        # All positions in order: neighbours form a bin, without a scatter.
         short = n * bin - flat.shape[2]
         total, number = (
             pad(part, (0, 0, 0, short)).view(*part.shape[:2], n, bin, -1).sum(3) for part in parts

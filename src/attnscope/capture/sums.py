@@ -1,6 +1,4 @@
-"""The running sums of one layer, over the calls of one sequence: a forward pass, then each
-decoding step with its longer row of keys.
-"""
+"""The running sums of a layer over the forward passes of one sequence: prefill and decode steps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
@@ -25,25 +23,25 @@ class LayerAccumulator:
     """Sums over the counted queries so far. Keys are positions of the sequence."""
 
     first_token: Tensor
-    """int64 [B], on the CPU: position of the first real token; -1 where none was seen yet."""
+    """int64 [B], on the CPU: position of the first real token; -1 if there is none yet."""
     all_started: bool = False
-    """Whether that is known of all sequences."""
+    """Whether every sequence has a first token."""
     position: int = 0
-    """Tokens of the queries' text seen so far."""
+    """Number of tokens of the queries' text so far."""
     keys: int = 0
-    """Keys seen so far; the buffers may be longer, so that decoding does not copy them."""
+    """Number of keys so far; the buffers may be longer, so that decode steps do not copy them."""
     continued: bool = False
-    """Whether more than one pass could have come, or did."""
+    """Whether the sequence may have several forward passes."""
     turn: int = 0
-    """Replies begun so far."""
+    """Number of completions started so far."""
     provisional: "LayerAccumulator | None" = None
-    """Sums of what may turn out not to count: the last token of a prompt that may go on."""
+    """Sums of queries that may not count in the end: the last token of a chunk of the prompt."""
     sums: AttentionSums | None = None
-    """None until a counted query has been seen."""
+    """None before the first counted query."""
     selections: list[QuerySelection] = field(default_factory=list)
-    """What was counted, pass by pass."""
+    """The counted queries of each pass."""
     sink: Tensor | None = None
-    """float64 [B, H]: what learned sinks took; None where the layer has none."""
+    """float64 [B, H]: attention on learned sinks; None if the layer has none."""
     sink_position: Tensor | None = None
     """float64 [B, H]: the same, times the position of the query."""
     drift: Tensor | None = None
@@ -57,20 +55,20 @@ class LayerAccumulator:
     top: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     """For each call: positions of the queries [B, M], their keys and weights [B, H, M, k]."""
     stored: list[StoredRows] = field(default_factory=list)
-    """The rows of each call, where they are to be told one by one."""
+    """The stored rows of each call, with `keep=True`."""
     nbytes: int = 0
-    """Bytes that these hold."""
+    """Bytes of the stored rows."""
     deferred: Callable[[], None] | None = None
-    """Makes the sums of kept rows, and checks them: when somebody reads them first."""
+    """Computes the sums from stored rows and checks them, on first read."""
 
     def compute_deferred(self) -> None:
-        """Make the sums that are still owed."""
+        """Compute deferred sums now."""
         deferred, self.deferred = self.deferred, None
         if deferred is not None:
             deferred()
 
     def check_contiguous(self, geometry: Geometry) -> None:
-        """Make sure that a pass with a past follows the one before it."""
+        """Check that a pass with a KV cache continues the pass before it."""
         if geometry.first_query != self.position:
             raise ScopeError(
                 f"this forward pass continues at token {geometry.first_query}, but {self.position} "
@@ -96,7 +94,7 @@ class LayerAccumulator:
             self.all_started = bool((self.first_token >= 0).all())
 
     def result(self) -> "LayerAccumulator":
-        """The sums as they stand over all keys, the tentative ones taken for certain."""
+        """The sums over all keys so far, provisional ones included."""
         total = self
         if self.provisional is not None and self.provisional.sums is not None:
             total = replace(
@@ -114,13 +112,13 @@ class LayerAccumulator:
         return total
 
     def commit(self) -> None:
-        """The prompt is over: what was tentative counts."""
+        """Add the provisional sums for good, at the end of the prompt."""
         if self.provisional is not None:
             self.merge(self.provisional)
             self.provisional = None
 
     def merge(self, other: "LayerAccumulator") -> None:
-        """Add another's sums to these."""
+        """Add the sums of another accumulator."""
         if other.sums is None:
             return
         self.add(other.sums, 0)
@@ -134,7 +132,7 @@ class LayerAccumulator:
             self._add_sink(other.sink, other.sink_position)
 
     def zero_sequences(self, sequences: Tensor) -> None:
-        """Forget these sequences, bool [B] on the CPU."""
+        """Set the sums of these sequences to 0, bool [B] on the CPU."""
         if self.sums is None:
             return
         dropped = sequences.to(self.sums.received.device)
@@ -153,7 +151,7 @@ class LayerAccumulator:
 
     @property
     def device(self) -> torch.device:
-        """Where the kept rows are."""
+        """The device of the stored rows."""
         return self.stored[0].positions.device
 
     def count(self) -> Tensor:
@@ -169,12 +167,12 @@ class LayerAccumulator:
             self._keep_unseen((totals.unseen_mass, key))
         if self.sums is None:
             if totals.lse is not None:
-                totals = replace(totals, lse=None)  # as large as all the rest: let it go
+                totals = replace(totals, lse=None)  # as large as all other fields together
             self.sums = _resize(totals, first_key, 0) if first_key else totals
             return
         keys = first_key + totals.received.shape[-1]
         width = self.sums.received.shape[-1]
-        if keys > width:  # and some more room, so that a long generation copies seldom
+        if keys > width:  # and more, so that a long generation rarely copies
             self.sums = _resize(self.sums, 0, max(keys, width + 64, width + width // 4) - width)
         if totals.variance is not None and self.sums.variance is None:
             self.sums = replace(
@@ -198,7 +196,7 @@ class LayerAccumulator:
             self.reach = reach if self.reach is None else torch.maximum(self.reach, reach)
 
     def _keep_unseen(self, unseen: tuple[Tensor, Tensor] | None) -> None:
-        """Keep the larger mass of keys that no row sees, and its key."""
+        """Keep the larger mass of a key that no row sees, and that key."""
         if self.unseen is None or unseen is None:
             self.unseen = self.unseen or unseen
             return
@@ -206,7 +204,7 @@ class LayerAccumulator:
         self.unseen = torch.maximum(mass, more), torch.where(more > mass, other, key)
 
     def add_sink(self, taken: Tensor, selection: QuerySelection) -> None:
-        """Add what learned sinks took from each row of a pass, [B, H, M]."""
+        """Add the attention of each row on learned sinks, [B, H, M]."""
         counted = selection.gather_rows(selection.counted_queries())[:, None].to(taken.device)
         positions = selection.geometry.positions().expand(taken.shape[0], -1)
         where = selection.gather_rows(positions)[:, None].to(taken.device)
@@ -221,12 +219,14 @@ class LayerAccumulator:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class StackedSums:
-    """The sums of several layers over one whole pass, as they were reduced: not told apart yet,
-    because often nobody asks, and views of tensors cost as much as a layer's arithmetic."""
+    """Sums of several layers, stacked along the batch.
+
+    They are split lazily: the views of 30 layers take 0.4 ms, and often no layer is read.
+    """
 
     layers: list[int]
     sums: AttentionSums
-    """[L · B, …], layer by layer."""
+    """[L · B, …], stacked by layer."""
     selection: QuerySelection
     turn: int
     continued: bool
@@ -234,7 +234,7 @@ class StackedSums:
     """As in `LayerAccumulator`."""
 
     def split_layers(self) -> dict[int, LayerAccumulator]:
-        """The same by layer."""
+        """The sums of each layer."""
         geometry = self.selection.geometry
         accumulators = {}
         for layer, sums in zip(self.layers, split(self.sums, len(self.layers)), strict=True):
@@ -254,12 +254,12 @@ class StackedSums:
 
 
 def unstack(tensor: Tensor, n: int) -> tuple[Tensor, ...]:
-    """[n · B, …] as n of [B, …]."""
+    """Split [n · B, …] into n tensors [B, …]."""
     return tensor.view(n, tensor.shape[0] // n, *tensor.shape[1:]).unbind(0)
 
 
 def split(sums: AttentionSums, n: int) -> list[AttentionSums]:
-    """The totals of a batch that is `n` batches, one by one."""
+    """Split the sums of `n` stacked batches."""
     if n == 1:
         return [sums]
     parts: dict[str, Any] = {}
@@ -271,7 +271,7 @@ def split(sums: AttentionSums, n: int) -> list[AttentionSums]:
 
 
 def join_visibility_counts(selections: list[QuerySelection], keys: int) -> VisibilityCounts:
-    """The exposures of several passes as one, over this many keys."""
+    """The visibility counts of several passes, added up over this many keys."""
 
     def total(name: str) -> Tensor:
         first_token: Tensor = getattr(selections[0].visibility_counts, name)

@@ -1,4 +1,4 @@
-"""A polars frame that turns into a pandas one without pyarrow."""
+"""A polars frame with a `to_pandas` that does not need pyarrow."""
 
 from importlib import import_module
 from typing import Any
@@ -12,7 +12,7 @@ class LabelledFrame(pl.DataFrame):
     """A polars frame; `to_pandas` needs pandas and nothing else."""
 
     def to_pandas(self, *args: Any, **kwargs: Any) -> Any:
-        """As pandas has it, column by column; with arguments, as polars does it (pyarrow)."""
+        """Convert to pandas by column; with arguments, as polars does (needs pyarrow)."""
         try:
             pandas = import_module("pandas")
         except ImportError:

@@ -1,7 +1,6 @@
-"""What a layer's activations add up to: sums for every token of a pass, and a sketch by group.
+"""Sums of the activations of every token of a pass, and a histogram by group.
 
-Fed with rows as a model makes them, whole or expert by expert; holds nothing of them. Must not know
-where they come from.
+Rows are added as the model computes them, per layer or per expert, and not stored.
 """
 
 import torch
@@ -13,7 +12,7 @@ from attnscope.errors import ModelError
 FIELDS = ("width", "near", "large", "absolute", "squares", "sum", "largest")
 """Of every token: how many activations it has, how many of them are near zero and how many large,
 the sums of their sizes, squares and selves, and the one that is farthest from zero."""
-# Activations taken at a time.
+# Number of activations that are processed at a time.
 CHUNK = 1 << 20
 NEAR, NORMAL = 0.25, 1.4826
 
@@ -90,7 +89,7 @@ class TokenSums:
         self.tokens[:, :-1].index_add_(0, of, sums)
         extreme = values.gather(1, where[:, None])[:, 0]
         before = self.tokens[:, -1].abs()
-        most = before.scatter_reduce(0, of, peak, "amax")  # a token may stand there several times
+        most = before.scatter_reduce(0, of, peak, "amax")  # a token may occur several times
         better = (peak == most[of]) & (peak > before[of])
         self.tokens[of[better], -1] = extreme[better]
         self.peak[of[better]] = where[better]

@@ -87,7 +87,7 @@ def watch(
     if keep and parsed.name == "sample":
         raise InputError(
             f"queries={queries!r} gives estimates from a sample of queries; keep=True stores "
-            "single queries. To store some queries, choose them with a bool tensor [batch, keys]",
+            "each query. To store some queries, choose them with a bool tensor [batch, keys]",
             code="keep-with-sample",
             queries=queries,
         )
@@ -125,7 +125,7 @@ def watch(
 def _empty_scope(
     site: Site, backend: str, queries: Queries, ids: Tensor | None, groups: int
 ) -> Scope:
-    """The scope of a site's part, without layers yet."""
+    """The scope of a part of the model, without layers."""
     scope = Scope(
         layers=[],
         backend=backend,
@@ -194,7 +194,7 @@ def _watching(hook: WatchHook, model_sites: sites.Sites) -> Iterator[Scope]:
 
 
 def _combine(parts: dict[str, Scope], backend: str) -> Scope:
-    """The scope of the only text, or one that has nothing but parts."""
+    """The scope of the only text, or a scope that contains the parts."""
     texts = [scope for scope in parts.values() if not scope._cross] or list(parts.values())
     combined = texts[0]
     if len(texts) > 1:

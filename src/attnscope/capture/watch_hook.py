@@ -1,7 +1,4 @@
-"""One watch at work: an observer of a model's attention, which decides what is measured when.
-
-Must not know how attention becomes sums: that is `reducing.py`.
-"""
+"""The hook behind `watch`: it queues attention calls and decides when they are measured."""
 
 import sys
 from collections.abc import Collection
@@ -35,12 +32,13 @@ from attnscope.errors import ModelError, ScopeError
 from attnscope.kernels.call import WITHOUT_FLOAT64
 from attnscope.kernels.tile_plan import balanced_step
 
-# Bytes that may wait anywhere: asking the device how many it has free takes longer than a launch.
+# Pending calls may always use this many bytes: a query of the free memory takes longer than a
+# kernel launch.
 MIN_BUDGET = 64 << 20
 
 
 class WatchHook:
-    """One watch at work: observes the attention of a model and keeps its scopes up to date."""
+    """The hook of one `watch`: receives the attention calls of a model and updates its scopes."""
 
     needs_geometry = True
 
@@ -57,13 +55,13 @@ class WatchHook:
         max_pending: float,
     ):
         self.parts = parts
-        """By part: a stack, or "cross"."""
+        """The scope of each part: a stack, or "cross"."""
         self.measured = measured
         self.measures_all = len(measured) == len(model_sites.all_sites)
         self.bases = model_sites.base_models
         self.device = device
         self.needs_rows = bool(top or keep)
-        """Whether more is read of layers than their sums."""
+        """Whether single rows are stored beside the sums."""
         self.reducer = Reducer(
             parts, backend, self.device, layers=len(self.measured), top=top, keep=keep
         )
@@ -72,32 +70,32 @@ class WatchHook:
             for stack, base in model_sites.base_models.items()
         }
         self.sites_run: dict[str, set[Site]] = {}
-        """Sites seen in the passes under way, by stack; none between passes (and while gradient
-        checkpointing runs layers a second time)."""
+        """Sites that ran in the current pass, by stack. Empty between passes, also while gradient
+        checkpointing runs layers a second time."""
         self.passes_started: set[str] = set()
-        """Stacks whose pass under way has shown its first attention."""
+        """Stacks whose current pass has made its first attention call."""
         self.leaders: dict[CallSpec, tuple[SiteQueue | None, CompletionSpan, int]] = {}
-        """Of the pass under way, by what others say too: the lane of a call that waits, or None
-        where it does not count; whose words; and the bytes that such a call holds."""
+        """Per call signature, in the current pass: the queue of its first call (None if no query
+        counts), its completion span, and the bytes per call."""
         self.pass_queue: PassQueue | None = None
-        """Calls of the pass under way that wait to be measured with the first of them."""
+        """Pending calls of the current pass that are reduced with its first call, in one launch."""
         self.geometries: list[Geometry] = []
-        """Those of the passes under way."""
+        """The geometries of the current passes."""
         self.pending: dict[Site, SiteQueue] = {}
-        """What is not measured yet."""
+        """Calls that are not measured yet, by site."""
         self.max_pending = max_pending
-        """The share of free memory that they may max_pending."""
+        """The share of free memory that pending calls may use."""
         self.budget: int | None = None
         self.pending_bytes = 0
         self.cache: dict[str, Any] = {}
-        """The cache of the pass under way, by stack."""
+        """The KV cache of the current pass, by stack."""
         self.guarded: Any = None
-        """The cache under way; only one, or a long loop would keep them all."""
+        """The KV cache that is guarded now. Only one: a loop would keep all caches in memory."""
         for scope in parts.values():
             scope._flush = self.flush
 
     def begin(self, stack: str, cache: Any) -> None:
-        """A forward pass of a stack begins."""
+        """Prepare for a forward pass of a stack."""
         self.sites_run[stack] = set()
         self.passes_started.discard(stack)
         self.leaders.clear()
@@ -111,7 +109,7 @@ class WatchHook:
         self._guard(cache)
 
     def wants(self, site: Site) -> bool:
-        """Whether this site is measured, now."""
+        """Whether this site is measured in the current pass."""
         if site.stack not in self.sites_run:
             return False
         if site in self.sites_run[site.stack]:
@@ -126,7 +124,7 @@ class WatchHook:
         return site in self.measured
 
     def on_call(self, captured: CapturedCall) -> None:
-        """Add one attention to the sums, now or with others."""
+        """Reduce one attention call now, or queue it."""
         if captured.geometry is not None and captured.geometry.device.type in WITHOUT_FLOAT64:
             captured = on_cpu(captured)
         assert captured.geometry is not None
@@ -136,7 +134,7 @@ class WatchHook:
         can_defer = captured.lse is not None and not captured.changed and self.max_pending > 0
         queue = self.pending.get(site)
         if queue is not None and can_defer and site.stack in self.passes_started:
-            self._enqueue(queue, captured)  # a further step, like those before it
+            self._enqueue(queue, captured)  # one more decode step
             return
         span = self.generations[site.stack].span(geometry.first_query, geometry.queries)
         step = geometry.queries == 1 and geometry.first_query >= span.start
@@ -170,7 +168,7 @@ class WatchHook:
                 captured.call.k,
                 captured.lse,
             )
-            if geometry.first_query == 0:  # nothing of this layer is still to come in this pass
+            if geometry.first_query == 0:  # this layer makes no further call in this pass
                 scope._measured_early.add(site.layer)
                 scope._verified = False
             return
@@ -182,14 +180,13 @@ class WatchHook:
         self._enqueue(queue, captured)
 
     def needs_tensors(self, sites: Collection[Site]) -> list[bool]:
-        """Which of these are measured."""
+        """For each site, whether it is measured."""
         if self.measures_all:
             return [True] * len(sites)
         return [site in self.measured for site in sites]
 
     def queue_limit(self, site: Site, spec: CallSpec) -> tuple[int, bool]:
-        """Of how many calls that say what this site's said it can be told later, and whether any
-        of them counts."""
+        """How many more calls of this signature may be queued, and whether to keep tensors."""
         queue, leader = self.pending.get(site), self.leaders.get(spec)
         if self.max_pending == 0 or spec.geometry.device.type in WITHOUT_FLOAT64:
             return 0, True
@@ -209,8 +206,7 @@ class WatchHook:
         return max(0, limit - self.pending_bytes) // bytes_per_call, True
 
     def on_deferred_calls(self, spec: CallSpec, calls: list[DeferredCall]) -> None:
-        """Calls that differ from one of this pass by their tensors alone wait too, or do not count
-        either."""
+        """Queue calls that have the signature of an earlier call of this pass."""
         self.sites_run[calls[0][0].stack].update([call[0] for call in calls])
         measured = calls
         if not self.measures_all:
@@ -219,7 +215,7 @@ class WatchHook:
         if pass_queue is not None and pass_queue.spec is spec:
             pass_queue.calls += measured  # type: ignore[arg-type]
             self.pending_bytes += pass_queue.bytes_per_call * len(measured)
-            # Before it is too much: what lies together may be a copy, as large again.
+            # Flush early: stacking may copy the tensors, which needs the same memory again.
             if (
                 self.pending_bytes + pass_queue.bytes_per_call > MIN_BUDGET
                 and not self._within_budget(self.pending_bytes + pass_queue.bytes_per_call)
@@ -247,17 +243,19 @@ class WatchHook:
     def _start_pass_queue(
         self, scope: Scope, captured: CapturedCall, spec: CallSpec, span: CompletionSpan
     ) -> bool:
-        """Let a call wait that may be the first of a whole pass whose layers are measured without
-        telling them apart; False where it cannot be."""
+        """Try to start a queue for the whole pass, so that all layers are reduced in one launch.
+
+        Returns False if that is not possible.
+        """
         geometry, call = spec.geometry, captured.call
         if (
             self.pending
             or self.needs_rows
-            or spec.attend is None  # others will be told one by one
+            or spec.attend is None  # other calls are delivered one by one
             or len(self.parts) > 1
             or geometry.first_query
             or geometry.first_key
-            or geometry.keys != spec.shapes[1][2]  # a static cache hands over more than there are
+            or geometry.keys != spec.shapes[1][2]  # a static cache has more keys than tokens
             or call is None
             or captured.lse is None
             or is_large(call)
@@ -277,7 +275,7 @@ class WatchHook:
         return True
 
     def _split_pass_queue(self) -> None:
-        """Make lanes of calls that were to be measured together."""
+        """Split the queue of the pass into queues by site."""
         pass_queue, self.pass_queue = self.pass_queue, None
         if pass_queue is None:
             return
@@ -326,7 +324,7 @@ class WatchHook:
             scope._padding = forward_pass.padding
 
     def end(self, stack: str, *, finished: bool) -> None:
-        """The pass is over, or broke off: then there is nothing to read."""
+        """Finish a forward pass. A pass that failed has no results."""
         sites_run, cache = self.sites_run.pop(stack, set()), self.cache.pop(stack, None)
         for scope in self._scopes(stack):
             scope._measured_early.clear()
@@ -335,9 +333,9 @@ class WatchHook:
             return
         if not sites_run:
             raise ModelError(
-                "the model ran without a single attention that attnscope can see. Models without "
-                "attention have no attention to measure; in code of your own, let the forward of "
-                "the attention modules call ALL_ATTENTION_FUNCTIONS.get_interface",
+                "the forward pass made no attention call that attnscope supports. Either the model "
+                "has no attention, or its attention modules must call "
+                "ALL_ATTENTION_FUNCTIONS.get_interface in their forward method",
                 code="no-attention",
             )
         for scope in self._scopes(stack):
@@ -349,7 +347,7 @@ class WatchHook:
             or not (self._keys_are_stable(cache) and self._within_budget(self.pending_bytes))
         ):
             self.flush_pending()
-        for geometry in self.geometries:  # what kernels kept from layer to layer
+        for geometry in self.geometries:  # tensors that kernels share between layers
             geometry.clear_caches()
         self.geometries.clear()
 
@@ -359,12 +357,15 @@ class WatchHook:
         self.pending_bytes = sum(queue.nbytes for queue in self.pending.values())
 
     def _keys_are_stable(self, cache: Any) -> bool:
-        """Whether all that waits may wait beyond this pass: steps whose keys come back."""
+        """Whether all pending calls may stay pending after this pass.
+
+        They may if they are decode steps and the cache does not overwrite their keys.
+        """
         in_generate = any(generation.call is not None for generation in self.generations.values())
         return all(
             queue.decode_steps
             and site.kind == "self"
-            # Looked at once: how a model treats its cache does not change between steps.
+            # Checked once: a model uses its cache in the same way in every step.
             and (
                 len(queue.geometries) > 1
                 or keys_are_stable(
@@ -375,7 +376,7 @@ class WatchHook:
         )
 
     def _within_budget(self, size: int) -> bool:
-        """Whether so many bytes may be held; of a few nobody needs to ask."""
+        """Whether pending calls may use this many bytes."""
         if size <= MIN_BUDGET and self.max_pending > 0:
             return True
         return size <= self._budget()
@@ -386,8 +387,11 @@ class WatchHook:
         return self.budget
 
     def flush(self) -> None:
-        """Measure what waits. That it adds up is made sure of at once where that takes no waiting
-        for a device, and else before the first number is read."""
+        """Measure all pending calls.
+
+        Conservation is checked at once on a CPU. On other devices it is checked before the first
+        result is read, because the check waits for the device.
+        """
         self.flush_pending()
         for scope in self.parts.values():
             scope._dtype = self.reducer.dtype
@@ -395,7 +399,7 @@ class WatchHook:
                 scope._verify()
 
     def finish(self) -> None:
-        """The watch is over."""
+        """Measure what is pending and release the cache, at the end of the `with` block."""
         try:
             self.flush()
         finally:
@@ -404,7 +408,7 @@ class WatchHook:
                 scope._flush = None
 
     def flush_pending(self) -> None:
-        """Measure what waits, those that are alike together."""
+        """Measure all pending calls, those with the same signature together."""
         if self._flush_pass_queue():
             return
         self._split_pass_queue()
@@ -415,8 +419,10 @@ class WatchHook:
             self._flush_group(group)
 
     def _flush_pass_queue(self) -> bool:
-        """Measure a whole pass that waits, if all of it is alike; its layers are told apart when
-        somebody asks for one."""
+        """Measure all layers of a pass in one launch, if they are queued together.
+
+        The sums are split by layer when a layer is first read.
+        """
         pass_queue, scope = self.pass_queue, next(iter(self.parts.values()))
         if pass_queue is None or len(self.pending) != 1:
             return False
@@ -433,8 +439,8 @@ class WatchHook:
         self.pass_queue, self.pending, self.pending_bytes = None, {}, 0
         self.reducer.dtype = leader.q[0].dtype
         sums = self.reducer.reduce_stacked(scope, pass_queue, selection)
-        sums.lse = None  # as large as all the rest: let it go
-        scope._by_layer.pop(layers[0], None)  # which had nothing in it yet
+        sums.lse = None  # as large as all other fields together
+        scope._by_layer.pop(layers[0], None)  # it is empty
         scope._stacked.append(
             StackedSums(
                 layers=layers,
@@ -448,7 +454,7 @@ class WatchHook:
         return True
 
     def _scopes(self, stack: str) -> list[Scope]:
-        """The scopes that a pass of this stack fills."""
+        """The scopes of this stack."""
         return [scope for scope in self.parts.values() if scope._stack == stack]
 
     def _guard(self, cache: Any) -> None:
@@ -458,14 +464,14 @@ class WatchHook:
             guard_cache(cache, self)
 
     def release_cache(self) -> None:
-        """Give the watched cache its own methods back."""
+        """Restore the methods of the guarded cache."""
         unguard_cache(self.guarded, self)
         self.guarded = None
 
     def _accumulator(
         self, scope: Scope, layer: int, geometry: Geometry, span: CompletionSpan
     ) -> LayerAccumulator:
-        """The sums of a layer, for a pass that continues them or begins a new sequence."""
+        """The sums of a layer: new ones for a new sequence, the present ones for a continuation."""
         if geometry.first_query == 0:
             scope._layers[layer] = LayerAccumulator(
                 first_token=geometry.first_token, all_started=geometry.all_started, turn=span.turn
@@ -489,7 +495,7 @@ class WatchHook:
         return totals
 
     def _flush_group(self, queues: list[SiteQueue]) -> None:
-        """Measure lanes that are alike, as many at once as there is room for."""
+        """Measure queues with the same signature, as many at once as fit into the budget."""
         step, size = len(queues), max(queue.size for queue in queues)
         while step > 1 and not self._within_budget(step * size):
             step = balanced_step(len(queues), step - 1)
