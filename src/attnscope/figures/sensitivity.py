@@ -101,13 +101,7 @@ def _text(numbers: FigureNumbers[SensitivityContext], request: Request) -> Figur
             f"difference{bounds_text}",
             f"y: {context.rows_title or 'where the claim was judged'}",
         ],
-        legend=[
-            *(
-                f"{name}: {SHAPES[name]}, {colour}"
-                for name, colour in zip(SHAPES, verdict_colours(request.theme), strict=True)
-            ),
-            "shaded row: the reference, which has the choices of the claim",
-        ],
+        legend=_legend(request),
         value="difference",
         quantity="ratio" if ratio else "difference",
         places={"quantity": "{}"}
@@ -122,6 +116,17 @@ def _text(numbers: FigureNumbers[SensitivityContext], request: Request) -> Figur
         if overturned
         else "No choice changes the verdict of the reference.",
     )
+
+
+def _legend(request: Request) -> list[str]:
+    """Shape and colour of each verdict, and the shaded row."""
+    return [
+        *(
+            f"{name}: {SHAPES[name]}, {colour}"
+            for name, colour in zip(SHAPES, verdict_colours(request.theme), strict=True)
+        ),
+        "shaded row: the reference, which has the choices of the claim",
+    ]
 
 
 def _models(request: Request, claim: Claim) -> list[str]:
