@@ -153,7 +153,11 @@ def test_wrong_options(refused, tmp_path, words, code):
 
 @pytest.mark.parametrize(
     ("command", "options"),
-    [("look", ["--color", "--colour"]), ("reproduce", ["--normalize", "--normalise"])],
+    [
+        ("look", ["--color", "--colour"]),
+        ("reproduce", ["--normalize", "--normalise"]),
+        ("compare", ["--normalize", "--normalise"]),
+    ],
 )
 def test_both_spellings_are_accepted(attnscope, command, options):
     for option in options:

@@ -29,7 +29,12 @@ Combine = Annotated[
     str | None, typer.Option(help="Heads: mean, sum, max or each; else as the experiment says.")
 ]
 Normalise = Annotated[
-    str | None, typer.Option(help="Masses: mass, per-token, share or lift; else as above.")
+    str | None,
+    typer.Option(
+        "--normalize",
+        "--normalise",
+        help="How to show mass: mass, per-token, share or lift. Default: as in the experiment.",
+    ),
 ]
 Families = Annotated[
     str, typer.Option(help="Corrected: each thing by itself, pooled, or two-level.")
