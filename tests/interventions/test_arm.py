@@ -135,14 +135,14 @@ def test_neither_batch_nor_padding_matters(name: str) -> None:
     model = build(name)
     ids = torch.randint(5, VOCABULARY, (1, 9))
 
-    def said(inputs: dict[str, Tensor], **options: Any) -> Tensor:
+    def outputs(inputs: dict[str, Tensor], **options: Any) -> Tensor:
         with attnscope.arm(model, **options):
             made = model(**inputs)
         return made.logits if hasattr(made, "logits") else made.last_hidden_state
 
-    alone = said({"input_ids": ids}, layers=[0, 2], seed=3)
-    again = said({"input_ids": ids}, layers=[0, 2], seed=3)
-    other = said({"input_ids": ids}, layers=[0, 2], seed=4)
+    alone = outputs({"input_ids": ids}, layers=[0, 2], seed=3)
+    again = outputs({"input_ids": ids}, layers=[0, 2], seed=3)
+    other = outputs({"input_ids": ids}, layers=[0, 2], seed=4)
     assert torch.equal(alone, again)
     assert not torch.equal(alone, other)
     longer = torch.randint(5, VOCABULARY, (1, 14))
@@ -159,11 +159,11 @@ def test_neither_batch_nor_padding_matters(name: str) -> None:
         elif left:
             continue  # BERT's positions are absolute, and not ours to move
         there = slice(5, None) if left else slice(0, 9)
-        made = said(batch | position, layers=[0, 2], seed=[8, 3])[1:, there]
+        made = outputs(batch | position, layers=[0, 2], seed=[8, 3])[1:, there]
         assert (made - alone).abs().max() < 1e-5
     with attnscope.arm(model, seed=3):
         pass
-    assert torch.equal(said({"input_ids": ids}, layers=[0, 2], seed=3), alone)
+    assert torch.equal(outputs({"input_ids": ids}, layers=[0, 2], seed=3), alone)
 
 
 @torch.no_grad()

@@ -37,7 +37,7 @@ def output(model: Any, given: dict[str, Tensor]) -> Tensor:
 
 
 def spelled(keys: Tensor, bias: float, heads: list[int], queries: Tensor | None = None) -> Tensor:
-    """[B, 4, N, N], as anybody would write it down."""
+    """[B, 4, N, N], written out entry by entry."""
     table = torch.zeros(B, 4, N, N)
     for b, i, j in torch.ones(B, N, N).nonzero().tolist():
         if keys[b, j] and (queries is None or queries[b, i]):
@@ -139,8 +139,8 @@ def test_generate() -> None:
             rows[:] = torch.arange(ids.shape[1]) == N - 1
         longer = torch.nn.functional.pad(keys, (0, ids.shape[1] - N))
         with attnscope.knockout(model, keys=longer, queries=rows):
-            said = model(input_ids=ids).logits.argmax(-1)
-        assert torch.equal(said[:, N - 1 : -1], ids[:, N:])
+            predicted = model(input_ids=ids).logits.argmax(-1)
+        assert torch.equal(predicted[:, N - 1 : -1], ids[:, N:])
     plain = model.generate(**given, max_new_tokens=5, do_sample=False)
     with attnscope.knockout(model, keys=keys):
         assert not torch.equal(model.generate(**given, max_new_tokens=5, do_sample=False), plain)
@@ -211,7 +211,7 @@ def test_errors() -> None:
 
 @torch.no_grad()
 def test_nested_knockouts_may_not_blind_a_query_together() -> None:
-    """Neither of the two hides all from anybody, both together do: in one head, of one token."""
+    """Each knockout leaves visible keys; both together leave none in one head, for one token."""
     model, given = build("qwen2"), inputs(padded=False)
     start = torch.arange(N).expand(B, -1) < 2
     rest = ~start

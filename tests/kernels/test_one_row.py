@@ -143,7 +143,7 @@ def test_rows_that_do_not_add_up_under_the_given_log_sum_exp_drift() -> None:
     assert float(with_known_lse.lse_error.min()) == pytest.approx(0.01, rel=0.01)
 
 
-def test_what_triton_does_not_make_itself_is_told_as_on_any_device() -> None:
+def test_triton_uses_the_common_kernel_for_other_requests() -> None:
     """Scores that float32 rounds, and all that is no mass."""
     torch.manual_seed(0)
     q, k = torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)

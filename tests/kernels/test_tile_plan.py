@@ -27,7 +27,7 @@ def intervals(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
 
 @settings(max_examples=200, deadline=None)
 @given(intervals(), st.integers(1, 6), st.integers(1, 13))
-def test_pieces_cover_the_batch_and_tell_what_they_see(
+def test_tiles_cover_the_batch_and_its_visible_keys(
     bounds: tuple[torch.Tensor, torch.Tensor], sequences: int, rows: int
 ) -> None:
     start, stop = bounds

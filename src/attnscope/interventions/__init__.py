@@ -1,4 +1,4 @@
-"""What a model is made to do while it runs: attention cut or steered, activations moved.
+"""Interventions on a running model: attention knockout (ablation), steering, ARM.
 
-Each is a `with` block that leaves the model as it was. Must not know what is measured, or why.
+Each is a `with` block that leaves the model as it was.
 """

@@ -1,7 +1,7 @@
-"""What a knockout does to what a model says next: the causal twin of a mass.
+"""The effect of an attention knockout (ablation) of single heads on the next token.
 
-Heads are cut one by one, many at once: every sequence of a batch stands there with another head
-cut, so a layer costs one forward pass of a wider batch. Must not know how the keys were chosen.
+One forward pass covers many heads: the batch is repeated, with another head knocked out in each
+copy.
 """
 
 import inspect
@@ -32,19 +32,19 @@ class Effect:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class NextTokenShift:
-    """What comes next, by itself and with a cut."""
+    """The next-token distribution without and with a knockout."""
 
     before: Tensor
     """float64 [batch, vocabulary]: log-probabilities of the next token."""
     after: Tensor
-    """The same with the cut."""
+    """The same with the knockout."""
     kl: Tensor
     """float64 [batch]: the divergence of the second from the first, in nats."""
 
 
 @torch.no_grad()
 def next_token(model: nn.Module, inputs: Mapping[str, Any], **cut: Any) -> NextTokenShift:
-    """What the model says next, and what with some attention cut: `cut` as of `knockout`."""
+    """The next-token distribution without and with a knockout; `cut` holds its arguments."""
     where = _positions(inputs["input_ids"], inputs.get("attention_mask"), None)
     before = _LogProbs.of(model, inputs, where).next
     with knockout(model, **cut):
@@ -132,7 +132,7 @@ def _tile_batch(value: Any, n: int) -> Any:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Positions:
-    """Where to read what is said: answer tokens, and what predicts the next token."""
+    """Positions of the answer tokens, and the position that predicts the next token."""
 
     ids: Tensor
     answer: Tensor

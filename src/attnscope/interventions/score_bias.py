@@ -1,10 +1,8 @@
-"""Between some queries and some keys: what `knockout` and `steer` share.
+"""The hook behind `knockout` and `steer`: it adds a bias to some attention scores.
 
-A change of every attention call of the chosen layers: a number is added to the scores of the
-chosen keys, for the chosen queries, in the chosen heads, and the softmax does the rest. Never
-n × n: who is meant is a row and a column (`kernels.call.ScoreBias`); and where every query and
-every
-head loses a key, that key is as good as padding, which all kernels know.
+The bias applies to chosen layers, heads, queries and keys. It is stored per query and per key,
+never as an n × n matrix. A key that is hidden from all queries and heads is treated as padding,
+which every kernel supports.
 """
 
 import math
@@ -105,7 +103,7 @@ def _head_mask(heads: Any) -> Tensor | list[int] | None:
 
 
 class ScoreBiasHook:
-    """One intervention at work: a change of calls, told when a pass begins."""
+    """The hook of one intervention: it rewrites the attention calls of the chosen layers."""
 
     needs_geometry = True
 
@@ -127,10 +125,10 @@ class ScoreBiasHook:
         self.bias = bias
         self.generation = GenerationTracker(base, self._clear)
         self.cache: dict[Any, tuple[VisibleRanges, tuple[ScoreBias, ...], Geometry]] = {}
-        """What layers share in a pass, by what they were given."""
+        """Results that layers of one pass share, by their input."""
 
     def __call__(self, site: Site, call: AttentionCall, frame: Geometry) -> AttentionCall:
-        """The change itself."""
+        """The call with the bias added."""
         if site.kind != "self" or site.layer not in self.layers:
             return call
         H = call.q.shape[1]
@@ -146,7 +144,7 @@ class ScoreBiasHook:
     def _biased(
         self, call: AttentionCall, frame: Geometry
     ) -> tuple[VisibleRanges, tuple[ScoreBias, ...]]:
-        """Whom a call's queries see after this, and what is added to their scores."""
+        """The visible ranges and the score biases of a call after the intervention."""
         keys = self._keys_in_pass(frame)
         heads = self._heads_in_call(call, frame)
         rows = counted_queries(self.queries, frame, self._completion_of(frame))
@@ -235,7 +233,7 @@ class ScoreBiasHook:
         self._clear()
 
     def wants(self, site: Site) -> bool:
-        """Nothing: this changes, and does not look."""
+        """False: this hook rewrites calls and captures none."""
         return False
 
     def on_call(self, captured: CapturedCall) -> None:
@@ -250,7 +248,7 @@ class ScoreBiasHook:
 
 
 def _mask_keys(visible: VisibleRanges, keys: Tensor) -> VisibleRanges:
-    """The same intervals with these keys, bool [B, K], seen by nobody."""
+    """The same intervals, with these keys, bool [B, K], hidden from all queries."""
     real = ~keys if visible.real is None else visible.real & ~keys
     return VisibleRanges(form="interval", bounds=lambda: (visible.start, visible.stop), real=real)
 
@@ -258,7 +256,7 @@ def _mask_keys(visible: VisibleRanges, keys: Tensor) -> VisibleRanges:
 def _check_visible_keys(
     call: AttentionCall, frame: Geometry, rows: Tensor | None, hidden: Tensor
 ) -> None:
-    """Every query must be left something to look at, after earlier knockouts too.
+    """Raise if a query keeps no visible key, with earlier knockouts included.
 
     `rows` bool [B, Q] or None for all, `hidden` bool [B, 1 or H, K], on the CPU. Of the knockouts
     before, every combination is tried: the one that holds for a query and head is among them.

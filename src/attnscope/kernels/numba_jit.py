@@ -189,7 +189,7 @@ def _generate_products(context: Any, builder: Any, signature: Any, args: Any) ->
 
 @intrinsic
 def _products(typing, scores, width, q, keys, depth, panels, initial):  # type: ignore[no-untyped-def]
-    """A quad [D, QUAD] times some panels of keys [panels, D, panel], sums begun with a number for
+    """A quad [D, QUAD] times some panels of keys [panels, D, panel], with an initial sum for
     each row, into scores [QUAD, width]."""
     n = types.intp
     return types.void(scores, n, q, keys, n, n, initial), _generate_products

@@ -1,7 +1,7 @@
-"""What every single row holds, told row by row: masses, chosen weights, entropies, largest scores.
+"""Numbers per row on any device: masses, chosen weights, entropies, largest scores.
 
-A few whole rows of scores at a time, so memory goes with the keys and never with their square; each
-row is divided by its own sum. Runs on any device; `triton.by_query` makes masses faster on a GPU.
+Computes a few full rows of scores at a time, so memory is linear in the number of keys. Each row is
+divided by its own sum. `triton.by_query` computes masses faster on a GPU.
 `reference.by_query` is the definition.
 """
 
@@ -21,7 +21,7 @@ SCORES = {"cpu": 1 << 19, "cuda": 1 << 26}
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PerQueryRequest:
-    """What to tell of every row."""
+    """The numbers to compute for every row."""
 
     shares: Tensor | None = None
     """float [B, K, C]: the share of each key in each class."""

@@ -3,7 +3,7 @@
 Three numbers of a sequence say all but the chance (`bounds`); they are made on the activations'
 device, padding included, without anything that has to wait for it. The chance is a hash of a
 sequence's key and of where among its real tokens an activation stands: the same alone and in any
-batch, on a CPU and on a GPU. Must not know models.
+batch, on a CPU and on a GPU.
 """
 
 import math

@@ -9,7 +9,7 @@ from attnscope.kernels.redistribute import HALF, Bounds
 
 BLOCK = 1024
 # Numbers of 16 bits are counted in memory, a place each, which is slow; those of the commonest
-# stretches on the chip, which is quick but has little room: so many stretches of so many numbers.
+# stretches on the chip, which is fast but small: so many stretches of so many numbers.
 COPIES = 16
 COMMON, STRETCH = 8, 64
 # What is looked through for them (blocks), what a program counts on the chip (tiles of so many

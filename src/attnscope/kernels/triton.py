@@ -1,7 +1,6 @@
 """The streamed kernels in Triton, for CUDA: column sums of A, and attention row by row.
 
-Three layers: the jit functions (`triton_jit.py`), which know tiles; the launchers, which know
-tensors; and `reduce` and `attend`, which know the definitions.
+The jit functions are in `triton_jit.py`; this module prepares their arguments and launches them.
 """
 
 import math
@@ -31,8 +30,8 @@ from attnscope.kernels.triton_tiles import (
 )
 
 LOG2E = math.log2(math.e)
-# Sampled rows whose own entropy is looked at, to tell how much entropy varies between rows, and
-# the number of pieces their keys are cut into.
+# Number of sampled rows from which the variance of entropy is estimated, and the number of parts
+# of their keys.
 SPREAD_ROWS, SPLIT_KEYS = 256, 32
 # Classes whose masses are made together: twice as many columns, and one more, are a tile's width.
 MOST_CLASSES = 31

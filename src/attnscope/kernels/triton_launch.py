@@ -1,8 +1,7 @@
-"""Starting a Triton program: on the device of its tensors, and the second time at once.
+"""Launch Triton programs with a cache of compiled programs.
 
-Triton looks up the compiled program for every launch by all that is known of its arguments, which
-takes as long as the arithmetic of a short text. What was started before with arguments of the same
-kind is started here without that. Must not know what programs compute.
+For every launch, Triton searches the compiled program by all its arguments, which takes as long as
+the arithmetic of a short text. This cache skips the search for arguments of the same types.
 """
 
 from contextlib import nullcontext
@@ -43,8 +42,8 @@ def launch(
 
 
 def _specialization_key(argument: Any) -> Any:
-    """What a compiled program takes for granted of an argument: of a tensor its type, and whether
-    it lies even; of a number all; of a float nothing. `...` where that is not known here."""
+    """What a compiled program depends on: dtype and 16-byte alignment of a tensor, the value of an
+    integer, only the type of a float. `...` for other arguments."""
     if isinstance(argument, Tensor):
         return argument.dtype, argument.data_ptr() % 16 == 0
     if isinstance(argument, float):

@@ -1,7 +1,4 @@
-"""How the rows of a call are cut into the tiles of a Triton program, and which tiles are fastest.
-
-Must not know what is made of a tile.
-"""
+"""The tiles of the Triton programs: sizes, key extents and row ranges."""
 
 from collections.abc import Callable
 from typing import Any
@@ -128,7 +125,7 @@ def row_ranges(rows: KernelRows, BM: int, BN: int) -> Tensor:
 def _row_ranges(rows: KernelRows, BM: int, BN: int) -> Tensor:
     B, K = rows.q.shape[0], rows.k.shape[2]
     if rows.q.shape[2] <= BM:
-        # One block of rows: every key looks at it, and at its bounds. Some thirty launches less.
+        # One block of rows: all key blocks use it with its bounds, which saves thirty launches.
         every = rows.k.new_zeros((B, triton.cdiv(K, BN), 4)).int()
         every[..., 3] = 1
         return every
