@@ -2,8 +2,6 @@
 
 An address is whatever fsspec knows, as an object with the methods of a path. What is written there
 is there whole or not at all, as object stores promise; locks there are none.
-
-This module must not know what a run is.
 """
 
 import errno

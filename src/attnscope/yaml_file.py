@@ -3,8 +3,6 @@
 A file is at most 4 MB long, 40 levels deep and 100,000 values large, aliases written out, so that
 no file can take the machine with it. Keys are single words, none is there twice, and text is text.
 YAML is parsed to nodes first, because these know their lines.
-
-This module must not know what any key means.
 """
 
 from __future__ import annotations

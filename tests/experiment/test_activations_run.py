@@ -38,8 +38,8 @@ def of_all(row: dict[str, Any], a: Array, large: float) -> None:
         return
     low, high = float(row["item"]) * large, (float(row["item"]) + 0.05) * large
     wanted = ((a >= low) & (a < high)).mean()
-    doubtful = sum((np.abs(a - edge) <= 0.03 * abs(edge) + 1e-8).mean() for edge in (low, high))
-    assert abs(row["value"] - wanted) <= doubtful + 1e-9
+    near_an_edge = sum((np.abs(a - edge) <= 0.03 * abs(edge) + 1e-8).mean() for edge in (low, high))
+    assert abs(row["value"] - wanted) <= near_an_edge + 1e-9
 
 
 def test_rows_are_those_of_stored_activations(small: Any, folder: str, tmp_path: Any) -> None:

@@ -1,4 +1,4 @@
-"""How prompts become batches, and how long they are said to take."""
+"""How prompts become batches, and how long they are estimated to take."""
 
 from pathlib import Path
 from typing import Any

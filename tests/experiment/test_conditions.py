@@ -62,24 +62,24 @@ def text_of(cell, indices):
         ({"chat": False}, "<|im_start|>", None),
     ],
 )
-def test_what_stays_the_same_has_twins(planned, condition, gone, new):
+def test_unchanged_tokens_are_aligned(planned, condition, gone, new):
     base, other = planned(condition)
     pair = other.alignment
     assert np.array_equal(base.tokens.ids[pair.base], other.tokens.ids[pair.variant])
     assert (np.diff(pair.base) > 0).all()
     assert (np.diff(pair.variant) > 0).all()
-    twins, seams = text_of(base, pair.base), text_of(base, pair.base_boundary)
+    aligned, boundaries = text_of(base, pair.base), text_of(base, pair.base_boundary)
     text = other.tokens.prompt.text
     if gone is not None:
         assert gone in base.tokens.prompt.text
         assert gone not in text
-        assert gone not in twins
-        assert any(part in seams for part in gone.split())
+        assert gone not in aligned
+        assert any(part in boundaries for part in gone.split())
     if new is not None:
         assert new in text
-        assert new not in twins
+        assert new not in aligned
     if "question" not in str(condition):
-        assert "3 red" in twins  # far from every change
+        assert "3 red" in aligned  # far from every change
         assert len(pair.base) > len(base.tokens) / 3
     assert len(pair.filler) == 0
 

@@ -14,7 +14,7 @@ from attnscope.experiment.plan import make_plan
 from families import build
 
 
-def test_no_cache_is_filled_that_nobody_reads() -> None:
+def test_no_unused_cache_is_filled() -> None:
     model, ids = build("qwen2"), torch.randint(5, 97, (2, 12))
     caches: list[Any] = []
     layer = model.model.layers[0]

@@ -51,9 +51,9 @@ def test_the_numbers_are_those_of_the_rows_that_were_generated(small, folder, tm
         its = tokens.filter(*here)
         before = planned[cell["prompt"], cell["condition"]]
         given = torch.from_numpy(before.ids[None])
-        said = model.generate(given, max_new_tokens=6, do_sample=False)[0, len(before) :].tolist()
-        assert cell["generated_tokens"] == len(said)
-        assert its["id"].to_list() == [*before.ids.tolist(), *said[:-1]]
+        output = model.generate(given, max_new_tokens=6, do_sample=False)[0, len(before) :].tolist()
+        assert cell["generated_tokens"] == len(output)
+        assert its["id"].to_list() == [*before.ids.tolist(), *output[:-1]]
         assert set(its.filter(role="generated")["position"]) == set(range(len(before), len(its)))
         dense = _dense(folder, its["id"].to_list())
         n, P = len(its), len(before)
@@ -179,8 +179,8 @@ def test_what_is_copied_and_looked_back_at(small, folder, tmp_path):
         its = tokens.filter(prompt=cell["prompt"])
         ids = its["id"].to_list()
         P = its.filter(pl.col("role") != "generated").height
-        said = model.generate(torch.tensor([ids[:P]]), max_new_tokens=24, do_sample=False)
-        full = said[0].tolist()
+        output = model.generate(torch.tensor([ids[:P]]), max_new_tokens=24, do_sample=False)
+        full = output[0].tolist()
         dense = _dense(folder, ids)
         masks = {
             "question": its["regions"].list.contains("question").to_numpy(),
@@ -338,7 +338,7 @@ def test_answers_are_drawn_by_the_probabilities_of_their_tokens():
     torch.testing.assert_close(often, wanted, rtol=0, atol=0.03)
     draw = Drawn([_gumbels(1 + n) for n in range(1000)], 1.0, top_p=0.9)
     again = draw(torch.zeros(1000, 1).long(), logits[:1000]).argmax(1)
-    assert torch.equal(again, drawn[:1000])  # whoever else is in the batch
+    assert torch.equal(again, drawn[:1000])  # whatever else is in the batch
 
 
 def test_an_answer_ends_where_the_tokenizer_says_too(tmp_path):

@@ -96,12 +96,12 @@ class _Looks:
 
 def test_retrieval_counts_needle_tokens_that_were_generated_while_looked_at() -> None:
     #      0  1  2  3 | 4  5  6  7: the needle is 1 to 3, and 21, 22, 9 were generated after 4
-    said = torch.tensor([5, 21, 22, 23, 6, 21, 22, 9])
+    output = torch.tensor([5, 21, 22, 23, 6, 21, 22, 9])
     where = torch.tensor([1, 2, 3])
-    right = _Looks([4, 5, 6], [1, 2, 3])  # the last looks at 23, and 9 was said
-    assert float(measuring._copied(right, 0, said, where)) == pytest.approx(2 / 3)  # type: ignore
-    other = _Looks([4, 5, 6], [2, 0, 3])  # on the needle, but not on what was said
-    assert float(measuring._copied(other, 0, said, where)) == 0.0  # type: ignore[arg-type]
+    right = _Looks([4, 5, 6], [1, 2, 3])  # the last looks at 23, and 9 was generated
+    assert float(measuring._copied(right, 0, output, where)) == pytest.approx(2 / 3)  # type: ignore
+    other = _Looks([4, 5, 6], [2, 0, 3])  # on the needle, but not on the generated token
+    assert float(measuring._copied(other, 0, output, where)) == 0.0  # type: ignore[arg-type]
 
 
 def scored(**of: list[float]) -> pl.DataFrame:
@@ -170,8 +170,8 @@ def test_every_layer_has_its_number_in_the_picture(tmp_path: Path) -> None:
     table = pl.DataFrame(places).with_columns(pl.lit("sink").alias("kind"))
     save_heads(tmp_path, table, table, model="m", prompts=8)
     drawn = (tmp_path / "heads.svg").read_text()
-    told = re.findall(r'<text text-anchor="end"[^>]*>(\d+)</text>', drawn)
-    assert sorted(map(int, told)) == list(range(24))
+    labels = re.findall(r'<text text-anchor="end"[^>]*>(\d+)</text>', drawn)
+    assert sorted(map(int, labels)) == list(range(24))
 
 
 def test_what_cannot_be_judged_is_refused() -> None:

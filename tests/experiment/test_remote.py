@@ -22,7 +22,7 @@ from attnscope.run.merge import merge
 from run_bytes import bytes_of
 from support_errors import raises
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*knows no locks:attnscope.errors.AttnscopeWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*no file locks:attnscope.errors.AttnscopeWarning")
 
 
 @pytest.fixture

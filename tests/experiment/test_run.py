@@ -92,7 +92,7 @@ def test_other_measures_are_those_of_a_scope(small, folder, tmp_path):
                 assert row["value"] == pytest.approx(table[row["head"], c, d], abs=1e-5)
 
 
-def test_tokens_are_told_with_their_twins(small, tmp_path):
+def test_tokens_are_stored_with_their_aligned_positions(small, tmp_path):
     run(small(), tmp_path / "run")
     opened_run = attnscope.open_run(tmp_path / "run")
     tokens = opened_run.tokens.collect()
@@ -100,10 +100,10 @@ def test_tokens_are_told_with_their_twins(small, tmp_path):
     assert (base["aligned_position"] == base["position"]).all()
     assert set(base["role"]) == {"text"}
     filler = tokens.filter(condition="filler")
-    twins = filler.filter(pl.col("aligned_position").is_not_null()).join(
+    aligned = filler.filter(pl.col("aligned_position").is_not_null()).join(
         base, left_on=["prompt", "aligned_position"], right_on=["prompt", "position"]
     )
-    assert (twins["id"] == twins["id_right"]).all()
+    assert (aligned["id"] == aligned["id_right"]).all()
     assert (filler["aligned_position"].is_null() == (filler["role"] != "text")).all()
     inserted = filler.filter(role="filler").group_by("prompt").agg(pl.col("text").str.join(""))
     assert set(inserted["text"]) == {"/" * 9}
@@ -156,7 +156,7 @@ def test_a_run_being_mended_is_not_complete(small, tmp_path, monkeypatch):
 
 
 def test_without_its_environment_everything_is_measured_again(small, tmp_path):
-    """Nobody would know with what the cells were measured."""
+    """Without it the environment of the cells is unknown."""
     run(small(), tmp_path / "run")
     before = bytes_of(tmp_path / "run")
     (tmp_path / "run" / "environment.json").unlink()
@@ -239,7 +239,7 @@ def test_a_directory_that_goes_away_in_the_middle(small, tmp_path, monkeypatch):
 
 
 def test_another_executor_needs_no_other_writer(small, tmp_path):
-    """Batches may come in any order, measured by anybody: the bytes are the same."""
+    """Batches may come in any order, from any worker: the bytes are the same."""
 
     def backwards(plan, pending, *, threads):
         yield from reversed(list(local.local(plan, pending, threads=threads)))
@@ -277,15 +277,17 @@ def test_a_run_explains_itself_anywhere(small, tmp_path):
         run(again, away)
 
 
-def test_seams_on_both_sides_are_counted(small, tmp_path):
+def test_boundary_tokens_on_both_sides_are_counted(small, tmp_path):
     run(small(), tmp_path / "run")
     cells = attnscope.open_run(tmp_path / "run").cells
     plan = make_plan(small()).models[0]
-    seams = {cell.id: len(cell.alignment.base_boundary) for cell in plan.cells() if cell.alignment}
+    boundaries = {
+        cell.id: len(cell.alignment.base_boundary) for cell in plan.cells() if cell.alignment
+    }
     stored = dict(
         cells.filter(condition="filler").select("cell", "base_boundary_tokens").iter_rows()
     )
-    assert stored == seams
+    assert stored == boundaries
     assert set(cells.filter(condition="base")["base_boundary_tokens"]) == {0}
 
 
@@ -424,13 +426,13 @@ def test_an_interrupt_leaves_what_is_finished(small, tmp_path, monkeypatch):
 
 
 def test_progress_counts_cells_and_tokens(small, tmp_path):
-    told = []
-    run(small(), tmp_path / "run", progress=lambda *seen: told.append(seen))
+    reported = []
+    run(small(), tmp_path / "run", progress=lambda *seen: reported.append(seen))
     plan = make_plan(small())
     tokens = sum(batch.tokens for batch in plan.models[0].batches)
-    assert told[0] == (0, 0, tokens)
-    assert told[-1] == (12, tokens, tokens)
-    assert told == sorted(told)
+    assert reported[0] == (0, 0, tokens)
+    assert reported[-1] == (12, tokens, tokens)
+    assert reported == sorted(reported)
 
 
 @pytest.mark.parametrize(
@@ -483,7 +485,7 @@ def test_regions_that_only_a_variant_has(small, tmp_path):
     assert values.filter(condition="filler")["value"].is_not_null().all()
 
 
-def test_how_much_goes_together_is_the_devices_unless_somebody_says(small, monkeypatch):
+def test_the_default_size_of_a_batch_depends_on_the_device(small, monkeypatch):
     prompts = {"source": "math", "count": 2}
     assert small(prompts=prompts).batch_tokens == 256
     asked = small(prompts=prompts, batch_tokens="auto")
@@ -546,8 +548,8 @@ def test_flow_of_a_class_that_asks_nothing_is_unknown(small, tmp_path):
     run(small(measures=["flow"], queries=["last"], conditions={"base": {}}), tmp_path / "run")
     values = attnscope.open_run(tmp_path / "run").values.collect()
     for _, of_prompt in values.group_by("prompt"):
-        said = of_prompt.group_by("item").agg(pl.col("value").is_null().all())
-        assert said["value"].sum() == len(said) - 1
+        nulls = of_prompt.group_by("item").agg(pl.col("value").is_null().all())
+        assert nulls["value"].sum() == len(nulls) - 1
 
 
 def test_prompts_asked_again_draw_again_and_say_so(small, tmp_path):

@@ -1,4 +1,4 @@
-"""What a file from somebody else cannot do. SECURITY.md lists what is promised."""
+"""What a file from another person cannot do. SECURITY.md lists what is promised."""
 
 import importlib.util
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_prompts_and_lines_have_bounds(tmp_path, monkeypatch):
         list(read(file))
 
 
-def test_the_audit_tells_another_version():
+def test_the_audit_lists_another_version():
     spec = importlib.util.spec_from_file_location("audit", ROOT / "benchmarks" / "audit.py")
     audit = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(audit)

@@ -119,7 +119,7 @@ def test_what_is_missing_is_measured_afterwards(asked, parts, whole, tmp_path):
     assert bytes_of(tmp_path / "run") == bytes_of(whole)
 
 
-def test_a_damaged_part_is_left_out_and_said(parts, tmp_path):
+def test_a_damaged_part_is_left_out_and_reported(parts, tmp_path):
     shutil.copytree(parts[0], tmp_path / "bad")
     lost = attnscope.open_run(tmp_path / "bad").batches[0]
     file = lost.file(tmp_path / "bad", "values")

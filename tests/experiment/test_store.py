@@ -163,7 +163,7 @@ def test_whatever_is_damaged_is_noticed(done, copy):
 
 
 def test_a_report_of_a_damaged_run_is_refused(copy):
-    """It had a page with gaps, and said that all was well."""
+    """The report had gaps and stated no error."""
     from attnscope.report import build
 
     file = attnscope.open_run(copy).batches[0].file(copy, "values")

@@ -68,7 +68,7 @@ def test_the_same_on_every_machine() -> None:
         "import json, itertools, random; from attnscope.prompts.word_list import english;"
         "print(json.dumps(list(itertools.islice(english(random.Random('sentence:7')), 12))))"
     )
-    said = [
+    decoded = [
         json.loads(
             subprocess.run(
                 [sys.executable, "-c", program],
@@ -79,7 +79,7 @@ def test_the_same_on_every_machine() -> None:
         )
         for seed in ("1", "2")
     ]
-    assert said[0] == said[1]
+    assert decoded[0] == decoded[1]
 
 
 def test_the_word_list_is_large_and_clean() -> None:

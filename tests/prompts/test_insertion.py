@@ -33,7 +33,7 @@ def check(pair: Pair) -> None:
     assert counted == list(range(len(variant)))
     assert (np.diff(found.base) > 0).all()
     assert (np.diff(found.variant) > 0).all()
-    # Twins stand on the same characters; what is filler stands on the filler's.
+    # Aligned tokens have the same characters; filler tokens have those of the filler.
     for b, v in zip(found.base, found.variant, strict=True):
         there = slice(*variant.offsets[v])
         assert base.prompt.text[slice(*base.offsets[b])] == variant.prompt.text[there]
@@ -42,10 +42,10 @@ def check(pair: Pair) -> None:
     assert not inside[found.variant].any()
     # Regions of the base are still on their text.
     for name in base.prompt.names:
-        said = variant.prompt.read(name)
+        decoded = variant.prompt.read(name)
         filler = variant.prompt.read("filler")
-        assert said.replace(filler, "", 1).split() == base.prompt.read(name).split() or (
-            base.prompt.read(name) == said
+        assert decoded.replace(filler, "", 1).split() == base.prompt.read(name).split() or (
+            base.prompt.read(name) == decoded
         )
 
 
@@ -64,7 +64,7 @@ def test_every_insertion_is_aligned(tokenizer: Any, kind: str, position: str, by
             assert not len(pair.alignment.variant_boundary)
         elif count:
             assert len(pair.alignment.filler)
-            # Seams are at the edges, never the better part of the prompt.
+            # Boundary tokens are at the edges, never the better part of the prompt.
             assert len(pair.alignment.base) >= 0.75 * len(base)
         else:
             assert pair.variant.prompt.text == PROMPT.text
@@ -120,7 +120,7 @@ def test_the_filler_lands_inside_the_turns_of_a_chat(tokenizer: Any, chat_templa
             assert not text[filler.end :].strip().startswith("<s>")
 
 
-def test_between_in_chatml_leaves_no_seam_in_the_base(byte_level: Any) -> None:
+def test_between_in_chatml_leaves_no_boundary_in_the_base(byte_level: Any) -> None:
     byte_level.chat_template = CHATML
     chat = apply_chat_template(PROMPT, byte_level)
     pair = insert(chat, Filler(), byte_level)
@@ -128,7 +128,7 @@ def test_between_in_chatml_leaves_no_seam_in_the_base(byte_level: Any) -> None:
     assert "user\n" + "/" * 55 + "\nTom has" in pair.variant.prompt.text
 
 
-def test_seams_are_reported() -> None:
+def test_boundary_tokens_are_reported() -> None:
     """`//` in the base, cut in two by the filler: two tokens where there was one."""
     tokenizer = made("byte-level")
     base = Prompt("a // b")
@@ -138,10 +138,10 @@ def test_seams_are_reported() -> None:
     assert len(found.base_boundary) == 1
     lost = pair.base.offsets[found.base_boundary[0]]
     assert base.text[slice(*lost)] == " //"
-    said = "".join(
+    decoded = "".join(
         pair.variant.prompt.text[slice(*o)] for o in pair.variant.offsets[found.variant_boundary]
     )
-    assert "/" in said
+    assert "/" in decoded
     check(pair)
 
 

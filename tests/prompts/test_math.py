@@ -52,10 +52,10 @@ def test_levels_take_turns_and_add_kinds_of_steps() -> None:
     samples = list(math_samples(500))
     assert [sample.metadata["level"] for sample in samples[:6]] == [1, 2, 3, 4, 5, 1]
     for level, words in ((2, "times|boxes|percent|together"), (3, "percent|together"), (4, "toge")):
-        told = " ".join(s.prompt.text for s in samples if s.metadata["level"] <= level)
-        assert not re.search(words, told)
-    told = " ".join(s.prompt.text for s in samples if s.metadata["level"] == 5)
-    assert all(word in told for word in ("times", "boxes", "percent", "together"))
+        texts = " ".join(s.prompt.text for s in samples if s.metadata["level"] <= level)
+        assert not re.search(words, texts)
+    texts = " ".join(s.prompt.text for s in samples if s.metadata["level"] == 5)
+    assert all(word in texts for word in ("times", "boxes", "percent", "together"))
 
 
 def test_regions_and_seeds() -> None:

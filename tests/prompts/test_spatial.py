@@ -89,21 +89,21 @@ def test_drawing_a_map_is_another_task() -> None:
 
 
 def test_regions_and_history() -> None:
-    told = set()
+    histories = set()
     for sample in spatial_samples(50):
         prompt = sample.prompt
         assert prompt.names == ("system", "maps", "target", "current", "history", "question")
         assert prompt.read("target") in prompt.read("maps")
         assert prompt.read("current") in prompt.read("maps")
-        told.add(sample.metadata["history"])
+        histories.add(sample.metadata["history"])
         assert sample.metadata["history"] in prompt.read("history")
         earlier = sample.metadata["history"].split(", ")
         assert earlier == ["none"] or set(earlier) <= set(ACTIONS)
         answered = sample.answered()
         assert answered.read("answer") == sample.answer
         assert answered.text.startswith(prompt.text)
-    assert "none" in told
-    assert any("," in history for history in told)
+    assert "none" in histories
+    assert any("," in history for history in histories)
 
 
 def test_actions_come_up_equally_often() -> None:

@@ -1,11 +1,9 @@
-"""One batch through one model: every number the experiment asks for.
+"""Measures one batch with one model: every number that the experiment names.
 
 The base goes first; its sums and outputs are held while the variants are compared with them. What
 is measured, of what, and under which of the experiment's choices is what each measure declares.
 
 Shapes: B prompts, K tokens of the longest, S stored heads (of all layers, one after the other).
-
-This module must not know files or tables, or any single measure.
 """
 
 from collections.abc import Iterator, Sequence
@@ -165,7 +163,7 @@ def _series(
     layers: Layers,
     passed: PassResult,
 ) -> list[QueryValues]:
-    """The numbers of single queries, as means over bins of positions."""
+    """The numbers of each query, as means over bins of positions."""
     parts_found = []
     for columns, view in _views(measure, experiment, passed):
         heads: list[tuple[int, int]] = []
@@ -176,7 +174,7 @@ def _series(
                 continue
             heads += [(layer, stored[n]) for n in kept]
             value = torch.as_tensor(measure.numbers(_viewed(data, view)).value)[:, kept]
-            counted = data.sums.count > 0  # else nobody is meant
+            counted = data.sums.count > 0  # otherwise no query is selected
             where = data.per_query.positions.where(counted[:, None], -1)
             value = value.flatten(3) if value.ndim > 3 else value[..., None]
             parts.append(binned(value, where, experiment.bin).cpu())

@@ -1,8 +1,6 @@
-"""A measured batch into the run directory: its tables, its cells, what failed of it.
+"""Writes a measured batch to the run directory: tables, cells and failures.
 
-Whoever measures may store, here or on another machine: a batch has files of its own.
-
-This module must not know models or how anything is measured.
+Every batch has its own files, so a worker on another machine can write it too.
 """
 
 from typing import Any
@@ -33,7 +31,7 @@ class BatchStore:
         self.experiment = experiment
         self.directory = directory
         self.elsewhere = elsewhere or {}
-        """What is different here from where the run was begun."""
+        """How this environment differs from the one in which the run started."""
         self._columns: tuple[ModelPlan, TokenColumns] | None = None  # of the model before
 
     def __call__(self, done: Done) -> None:

@@ -1,9 +1,7 @@
-"""What is measured: cells, and the batches that they go through a model in.
+"""Cells, and the batches in which they go through a model.
 
 A cell is one model × prompt × condition. A plan of a survey has millions of them and is made in a
-minute, so a batch knows its size and its identity at once, and makes its cells when somebody asks.
-
-This module must not know experiments, weights or files.
+minute, so a batch has its size and identity at once and makes its cells on demand.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ class Cell:
     alignment: Alignment | None
     """With the base's cell; None in the base itself."""
     completion: Completion | None = None
-    """There once the model has given it."""
+    """Set when the model has generated it."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -46,8 +44,8 @@ class Batch:
 
     id: str
     identity: bytes
-    """All that it is, the other prompts included: its ID is a hash of this, and so are those of
-    its cells, with their places."""
+    """Everything its numbers depend on, the other prompts included. Its ID is a hash of this, and
+    the IDs of its cells are hashes of this and their positions."""
     numbers: tuple[int, ...]
     """Of its prompts."""
     rows: tuple[Row, ...]
@@ -97,7 +95,7 @@ class Batch:
 
 
 def batch_of(identity: bytes, numbers: list[int], rows: list[Row]) -> Batch:
-    """A batch that is told apart from all others by `identity`."""
+    """A batch with this identity: its ID is a hash of it."""
     return Batch(
         id=id_of(hashlib.sha256(identity)),
         identity=identity,

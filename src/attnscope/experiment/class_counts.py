@@ -1,7 +1,4 @@
-"""How many tokens of every class the prompts of a plan have, before anything is measured.
-
-This module must not know how plans are printed.
-"""
+"""How many tokens of every class the prompts of a plan have, before anything is measured."""
 
 from dataclasses import dataclass
 

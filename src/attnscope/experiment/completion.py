@@ -1,11 +1,9 @@
-"""A model answers a batch of prompts, and is watched while it does.
+"""Generates completions for a batch of prompts and measures the attention meanwhile.
 
-Padded on the left, and every answer ends where the model ends it, so that a prompt has the numbers
-it would have alone; drawn tokens are drawn by a seed of their prompt. What was generated and fed
-back belongs to the text afterwards, in the region `generated`; the last token of an answer is never
-fed, so it is neither a query nor a key.
-
-This module must not know measures or files.
+Prompts are padded on the left, and every completion ends at its end token, so that a prompt has
+the same numbers as alone. Sampled tokens depend on the seed of their prompt. Generated tokens that
+were fed back belong to the text, in the region `generated`. The last token of a completion is never
+fed back, so it is neither a query nor a key.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

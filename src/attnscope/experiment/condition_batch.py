@@ -2,8 +2,6 @@
 
 Padded on the right, so that a token's column is its position. Shapes: B prompts, K tokens of the
 longest, C classes.
-
-This module must not know models or attention.
 """
 
 from functools import cached_property
@@ -77,7 +75,7 @@ class ConditionBatch:
         class_rows, which = np.unique(np.stack(ids)[:, has_class], axis=1, return_inverse=True)
         group = np.full(self.real.shape, -1, dtype=np.int64)
         group[has_class] = which.ravel()
-        if not has_class.any():  # a group of nobody
+        if not has_class.any():  # an empty group
             class_rows = np.full((len(ids), 1), -1)
         tables = {
             label: (kind[:, None] == np.arange(len(classes))).astype(np.float64)

@@ -4,8 +4,6 @@ An executor measures, batch by batch, as the plan laid them out; what it did not
 written here, in a thread beside it where a core is free for that. A run that was stopped ends with
 the same bytes as one that was not, because a batch is there whole or is measured again. So do its
 shards together.
-
-This module must not know charts, or what the numbers mean.
 """
 
 from __future__ import annotations
@@ -80,7 +78,7 @@ def run_plan(
     stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Run what was planned. When `stop` says so, the batch at hand is finished and written, and
-    that is all. `mixed` lets another machine, or other versions, continue what was begun."""
+    that is all. `mixed` lets another machine, or other versions, continue the run."""
     where = to_path(folder)
     if shard is not None:
         shard.refuse_shared(where)
@@ -125,7 +123,7 @@ def _done(
         {
             one.batch.id: ("values", "tokens", *more)
             for one in work
-            if one.model.label in environment["models"]  # else nobody knows what made it
+            if one.model.label in environment["models"]  # otherwise its environment is unknown
         }
     )
 
@@ -184,7 +182,7 @@ def _keep_claims(directory: Directory, recorded: dict[str, Any], claims: list[Cl
     if recorded and directory.has_claims() and not _whole_claims(directory, frozen_digests):
         file = directory.folder / "claims.yaml"
         raise InputError(
-            f"{file} is damaged: its claims are not those that the run was begun with. Give all of "
+            f"{file} is damaged: its claims are not those of the start of the run. Give all of "
             "them again (--claims FILE), put a copy of the file back, or give another directory "
             "with --out",
             code="damaged-claims",
@@ -193,7 +191,7 @@ def _keep_claims(directory: Directory, recorded: dict[str, Any], claims: list[Cl
     if not recorded or not late:
         return
     warnings.warn(
-        f"{directory.folder} was begun without the claims {', '.join(late)}, or with other "
+        f"{directory.folder} was started without the claims {', '.join(late)}, or with other "
         "versions of them, and keeps its own; to judge them: attnscope compare "
         f"{directory.folder} --claims FILE",
         AttnscopeWarning,
@@ -202,7 +200,7 @@ def _keep_claims(directory: Directory, recorded: dict[str, Any], claims: list[Cl
 
 
 def _whole_claims(directory: Directory, frozen_digests: dict[str, str]) -> bool:
-    """Whether the claims are there as the run was begun with them."""
+    """Whether the claims are those that the run was started with."""
     try:
         stored = load_claims(directory.folder / "claims.yaml")
     except InputError:
@@ -270,8 +268,8 @@ def _cores() -> int:
 
 
 def _at_once(work: Callable[..., None], *arguments: Any) -> None:
-    """Do it now. Where the model has all cores, whoever works beside it takes one of them away, and
-    the others wait for that one at the end of every operator."""
+    """Write in this thread. Where the model uses all cores, a second thread would take one away,
+    and the others would wait for it at the end of every operator."""
     work(*arguments)
 
 

@@ -1,10 +1,8 @@
-"""What carries out a plan: something that is given batches and yields them measured.
+"""The interface of an executor: it takes batches and yields them measured.
 
 `local.py` is one, in this process; `ray.py` is another, on a cluster. An executor is a function
-of one form: it may take the batches in any order and measure several at once. What it yields is
-written by whoever called it, or was written already by whoever measured it.
-
-This module must not know files, tables or how anything is measured.
+of one form: it may take the batches in any order and measure several at once. The caller
+writes what it yields, unless the worker has written it already.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ class Done:
     """The model as it was loaded: its entry in `environment.json`, the same for all its batches.
     None where it could not be."""
     stored: bool = False
-    """Whether whoever measured it has written it."""
+    """Whether the worker has written it."""
 
 
 class Executor(Protocol):

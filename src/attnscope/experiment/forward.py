@@ -1,7 +1,4 @@
-"""A watched forward pass of the layers alone: nobody reads the logits, and no cache is filled.
-
-This module must not know what the numbers are for.
-"""
+"""A measured forward pass of the layers alone, without logits and without a KV cache."""
 
 import inspect
 from collections.abc import Iterator, Mapping

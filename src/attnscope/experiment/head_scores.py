@@ -1,9 +1,8 @@
-"""What every head of a model does, by published tests: sinks, previous tokens, induction,
-retrieval, nearness, classes. Scores per prompt; what they make of a head is judged elsewhere.
+"""Scores of every head by published tests: sinks, previous tokens, induction, retrieval, nearness
+and classes, per prompt.
 
-The texts are made here: running English that means nothing, random tokens said twice, and needles
-in haystacks that the model is asked for, and answers. This module must not know tables of a run,
-intervals or charts.
+The texts are made here: English sentences without meaning, random tokens written twice, and needles
+in haystacks with a question about the needle.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ from attnscope.tokens import DEFAULT, Prompt, read_vocabulary, tokenize
 LENGTH = 64
 """Tokens of a text, as in the published test for sinks."""
 REPEATED = 32
-"""Random tokens that are said twice."""
+"""Random tokens that are written twice."""
 RECENT = 8
 """Tokens up to a query's own that are near."""
 NEEDLE_WORDS = 120
@@ -57,7 +56,7 @@ def head_scores(
     local       mean over the queries of the mass on the 8 tokens up to i, the first token of the
                 text aside, same texts
     class_mass  mass of each class, the first token aside, same texts; `class_lift` beside it
-    induction   mean of A[i, i - n + 1] over the second half of n = 32 random tokens said twice
+    induction   mean of A[i, i - n + 1] over the second half of n = 32 random tokens written twice
                 (arXiv 2209.11895)
     retrieval   share of the needle's tokens that were generated while the head's largest weight
                 lay on them (arXiv 2404.15574); null where the model says no more than half of the
@@ -82,7 +81,7 @@ def head_scores(
     parts: list[pl.DataFrame] = []
     report(f"{prompts} texts of {LENGTH} tokens")
     parts += _of_texts(model, tokenizer, prompts, seed)
-    report(f"{prompts} times {REPEATED} random tokens, said twice")
+    report(f"{prompts} times {REPEATED} random tokens, written twice")
     parts += _of_repeats(model, tokenizer, prompts, seed)
     for found_count, of_needle in _of_needles(model, tokenizer, prompts, seed) if needles else ():
         report(f"needles: {found_count} of {prompts} found")
@@ -145,8 +144,8 @@ def _of_repeats(model: Any, tokenizer: Any, prompts: int, seed: int) -> Iterator
 def _of_needles(
     model: Any, tokenizer: Any, prompts: int, seed: int
 ) -> Iterator[tuple[int, list[pl.DataFrame]]]:
-    """Needle by needle, how many were found so far. The answer is begun as the needle is, so that
-    models that were never taught to answer go on with it too."""
+    """The scores of each needle, and how many were found so far. The prompt ends with the first
+    words of the needle, so that models without instruction tuning continue it too."""
     found_count = 0
     depths = [(number + 0.5) / prompts for number in range(prompts)]
     samples = needle_samples(TRIES * prompts, depths=depths, lengths=[NEEDLE_WORDS], seed=seed)

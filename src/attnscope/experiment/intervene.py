@@ -1,7 +1,4 @@
-"""What a condition does to the model while it reads: the interventions, on a batch of prompts.
-
-This module must not know measures or files.
-"""
+"""What a condition does to the model while it reads: the interventions, on a batch of prompts."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,8 +23,10 @@ def intervene(
     classes: Iterable[ClassSet],
     among: Mask | None = None,
 ) -> Iterator[None]:
-    """Inside, the model is as the condition wants it. Tokens are of the first of the class sets
-    that has such a class; `among` bool [B, N] leaves out those that do not count."""
+    """Apply the interventions of a condition inside the `with` block.
+
+    A class is looked up in the first class set that has it; `among` bool [B, N] limits the keys.
+    """
     with ExitStack() as undo:
         for intervention in (condition.knockout, condition.steer):
             if intervention is None:
@@ -64,4 +63,4 @@ def _keys(
             ids = one.ids(batch.input_ids, tokenizer, batch.real)
             keys &= ids == one.index(intervention.tokens)
             return keys
-    raise AssertionError(intervention.tokens)  # whoever made the condition has looked
+    raise AssertionError(intervention.tokens)  # the plan has checked the class

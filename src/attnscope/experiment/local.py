@@ -1,9 +1,7 @@
 """Measuring in this process: model by model, batch by batch.
 
-What cannot be measured is told, not raised, so that one prompt or one model does not end a run of
-many; but for what the user does to it (Ctrl-C).
-
-This module must not know files or tables.
+Failures are returned, not raised, so that one prompt or one model does not end a run. Ctrl-C ends
+it.
 """
 
 import threading
@@ -63,11 +61,11 @@ class Measurer:
         tried = [why for why in failed.values() if not why.startswith(NO_MEMORY)]
         self._failures = self._failures + 1 if tried and not parts else 0
         if self._failures >= GIVE_UP:
-            self._broken = f"not tried, after {GIVE_UP} batches in vain: {tried[0]}"
+            self._broken = f"not tried, after {GIVE_UP} batches failed: {tried[0]}"
         return Done(work, tuple(parts), failed, self.about)
 
     def _load(self, of_model: ModelPlan) -> None:
-        self.model = self.about = None  # the one before makes room
+        self.model = self.about = None  # free the memory of the previous model
         self._loaded, self._broken, self._failures = of_model, "", 0
         try:
             self.model, self.about = self._within(lambda: _load(self.plan, of_model), of_model)

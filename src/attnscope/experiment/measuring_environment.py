@@ -2,8 +2,6 @@
 
 Kept with the run, and compared when it is continued: cells from two environments would not belong
 together.
-
-This module must not know cells or files.
 """
 
 import importlib.metadata
@@ -21,7 +19,7 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "numba", "polars")
 
 def describe(plan: Plan, claims: Iterable[Claim] | None = None) -> dict[str, Any]:
     """Everything but the models, which are added as they are loaded. Claims by their digests, so
-    that a verdict can tell whether they were there before the numbers."""
+    that a verdict can state whether they existed before the numbers."""
     import torch
 
     cuda = plan.device.startswith(("cuda", "auto")) and torch.cuda.is_available()

@@ -2,8 +2,6 @@
 
 The revision is part of every cell's identity. Of a hub model it is the commit; of a folder or a
 file, a digest of all that is read of it; with an adapter, those of both.
-
-This module must not know prompts, cells or how anything is measured.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""One condition of a batch through a model: what its forward pass, or its answers, showed.
-
-This module must not know files or tables, or what is made of what was seen.
-"""
+"""One condition of a batch through a model: the sums of its forward pass or of its generation."""
 
 from __future__ import annotations
 
@@ -185,11 +182,10 @@ def generation_pass(
 
 
 def _seed(experiment: Experiment, padded: ConditionBatch) -> int:
-    """Of the queries that are sampled: one for each batch, the same under every condition. One for
-    all would draw the same places of every prompt, and what that misses would not average out.
-    """
+    """Seed for `sample:K`, per batch and shared by all conditions. A single seed would sample the
+    same positions in every prompt and bias the mean."""
     drawn = np.random.SeedSequence([experiment.seed % 2**64, padded.cells[0].prompt])
-    return int(drawn.generate_state(1)[0])  # 32 bits: torch's generators look at no more
+    return int(drawn.generate_state(1)[0])  # torch's generators use 32 bits
 
 
 def _recorded(
@@ -232,7 +228,7 @@ def _stored(scope: Scope, plan: ModelPlan, chosen: Any) -> dict[int, tuple[list[
 
 
 def _single(scope: Scope, plan: ModelPlan, chosen: Any) -> dict[int, PerQuery]:
-    """By layer: what single queries look at; nan where no token is meant."""
+    """By layer: the attention rows of each query; nan where no token is selected."""
     result = {layer: scope.single(layer, plan.heads) for layer in scope.layers}
     if chosen is not None:
         return result

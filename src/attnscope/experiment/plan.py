@@ -4,8 +4,6 @@ A cell is one model × prompt × condition. Its identity is a hash of all its nu
 model's revision, the tokens and regions, what is measured, and the batch it runs in, since the
 last digits of a sum depend on that. Batches are made of prompts of similar length, and they are
 settled here, so that a run that was interrupted makes the same ones again.
-
-This module must not know weights, attention or files of a run.
 """
 
 import gc
@@ -86,7 +84,7 @@ def make_plan(experiment: Experiment) -> Plan:
 
 @contextmanager
 def _keeping_all() -> Iterator[None]:
-    """A plan is many small things, and none of them is garbage: nobody need look for any."""
+    """Turn garbage collection off: a plan has many small objects, and none of them is garbage."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -240,7 +238,7 @@ def _plan_model(
 def _check_fit(
     experiment: Experiment, label: str, name: str, tokenizer: Any, tokenized: _TokenizedPrompts
 ) -> None:
-    """Every text within the model's positions and vocabulary, and begun as the model expects."""
+    """Check that every text fits the model's positions and vocabulary; warn without BOS token."""
     config = load_config(name)
     new_tokens = 0
     if experiment.generate is not None:
@@ -360,7 +358,7 @@ def _check_classes(experiment: Experiment) -> None:
                 )
 
 
-# How many tokens a batch has where nobody says, and how much padding it may have over its tokens. A
+# How many tokens a batch has by default, and how much padding it may have over its tokens. A
 # GPU is better off with large batches. A CPU computes padding as slowly as text, and is a tenth
 # to a fifth slower where what layers make of a batch is so large that it goes back to the system
 # and is asked for again.

@@ -1,7 +1,4 @@
-"""The prompts of an experiment, from their source: before any template, insertion or tokenizer.
-
-This module must not know models.
-"""
+"""The prompts of an experiment, from their source: before any template, insertion or tokenizer."""
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 A worker keeps a model while there are batches for it, and writes what it measures to the run
 directory, which every node must see. What a lost worker was measuring is given to another. Nothing
 but batches, errors and entries of models travels.
-
-This module must not know tables, or how anything is measured.
 """
 
 import os
@@ -73,7 +71,7 @@ def on_ray(
 def shares(
     nodes: Sequence[Mapping[str, float]], device: str, workers: int | None, threads: int
 ) -> tuple[int, dict[str, float]]:
-    """How many workers there are room for, and what each asks Ray for: a GPU or a share of one;
+    """How many workers fit, and what each requests from Ray: a GPU or a share of one;
     for a model that is spread (`auto`) all of a node, or as many whole GPUs as each can have;
     without GPUs so many threads."""
     gpus = [node["GPU"] for node in nodes if node.get("GPU", 0)]
@@ -113,7 +111,7 @@ class _Worker:
         self.store = BatchStore(plan.experiment, directory, different)
 
     def elsewhere(self) -> dict[str, Any]:
-        """What is different where it is from where the run was begun."""
+        """How its environment differs from the one in which the run started."""
         return self.store.elsewhere
 
     def measured(
@@ -129,7 +127,7 @@ class _Worker:
 
 
 class _Queue:
-    """What is left to do, the largest first; whoever has a model loaded stays with it."""
+    """Pending batches, the largest first; a worker keeps the model that it has loaded."""
 
     def __init__(self, pending: Sequence[Work]):
         self.left: dict[str, list[Work]] = {}
@@ -137,7 +135,7 @@ class _Queue:
             self.left.setdefault(work.model.label, []).append(work)
 
     def next(self, label: str | None, busy: Counter[str]) -> Work | None:
-        """For somebody who has `label` loaded, where `busy` says how many work on each model."""
+        """The next batch for a worker with `label` loaded; `busy`: workers of each model."""
         if label not in self.left:
             label = max(
                 self.left,

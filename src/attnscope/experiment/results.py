@@ -5,8 +5,6 @@ prompt of a batch, so that tables can be built without looking at single numbers
 
 Shapes: B prompts, K tokens of the longest, S stored heads (of all layers, one after the other),
 C columns.
-
-This module must not know models, prompts or files.
 """
 
 from __future__ import annotations

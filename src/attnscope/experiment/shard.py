@@ -3,8 +3,6 @@
 Batches are cut, in the order of the plan, into stretches of equal work, so that a shard loads few
 models; every batch is in exactly one, and which depends on the plan alone. Parts share a directory,
 which has locks; at an address, which has none, each has its own beside the run's.
-
-This module must not know what is written, or how anything is measured.
 """
 
 import re

@@ -3,8 +3,6 @@
 So a batch too large for the memory goes through, and one prompt that nothing can be measured of
 does not take the others with it. What was divided is recorded, since the last digits of a sum
 depend on what it was measured with.
-
-This module must not know models, or how anything is measured.
 """
 
 import traceback

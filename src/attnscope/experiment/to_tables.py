@@ -2,8 +2,6 @@
 
 All cells of a condition have the same rows but for the numbers in them, so the words are put
 together once per batch and shared.
-
-This module must not know models, attention or files.
 """
 
 from collections.abc import Sequence
@@ -191,7 +189,7 @@ _ROLES = pl.Series(["text", "filler", "boundary", "generated"])
 
 
 def _roles_and_alignment(cells: Sequence[Cell], rows: Rows, position: Rows) -> tuple[Rows, Rows]:
-    """Of each token: its role by number, and its twin, -1 for none."""
+    """Of each token: the number of its role, and its aligned position, -1 for none."""
     role, aligned = np.zeros(len(position), dtype=np.int64), position.copy()
     for cell, end, n in zip(cells, np.cumsum(rows).tolist(), rows.tolist(), strict=True):
         roles_of_cell, aligned_of_cell = role[end - n : end], aligned[end - n : end]

@@ -5,8 +5,6 @@ in its own text, so what was measured is moved here, and what is asked of it is 
 
 Shapes: B prompts, `left` [B] tokens of padding before each, K keys of the batch, `width` tokens of
 the longest text.
-
-This module must not know models, measures or files.
 """
 
 from dataclasses import replace
@@ -60,7 +58,7 @@ def unpad_sums(sums: Sums, left: Tensor, width: int) -> Sums:
 
 
 def unpad_rows(single: PerQuery, left: Tensor, keys: int) -> PerQuery:
-    """Single queries of a batch, by positions in the texts; `keys` are those of the batch."""
+    """The queries of a batch, by positions in the texts; `keys` are those of the batch."""
     padding = left.to(single.positions)[:, None]
 
     def read(name: str, *arguments: Any) -> Any:

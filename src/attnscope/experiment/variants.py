@@ -1,7 +1,4 @@
-"""A prompt's tokens under each condition, with the twins of the base's.
-
-This module must not know models, batches or how anything is measured.
-"""
+"""A prompt's tokens under each condition, aligned with the tokens of the base."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -59,7 +56,7 @@ def tokenize_variants(
             drawn = (_drawn(of, n % of.count, tokenizer) for n in range(len(prompts)))
             bases = list(at.each(drawn))
         else:
-            first = _PromptCounter()  # who is rendered is ahead of who is tokenised
+            first = _PromptCounter()  # rendering runs ahead of tokenisation
             rendered = first.each(_all_rendered(prompts, experiment, tokenizer, first))
             bases = list(at.each(tokenize_all(rendered, tokenizer)))
         full_texts, bases = bases, [_truncate(base, experiment.truncate) for base in bases]
@@ -102,7 +99,7 @@ class _PromptCounter:
             try:
                 thing = next(waiting)
             except StopIteration:
-                self.number = 0  # whoever looked at all of them begins again with the first
+                self.number = 0  # reset for the next pass
                 return
             except InputError as error:  # where it is the next that fails, and not its use
                 error.__dict__.setdefault("prompt", self.number)
@@ -276,7 +273,7 @@ def _at_random(tokens: TokenizedPrompt, seed: int, tokenizer: Any) -> TokenizedP
 
 
 def _drawn(prompts: TokenPrompts, number: int, tokenizer: Any) -> TokenizedPrompt:
-    """Different tokens at random, so many times over, begun as this tokenizer begins a text."""
+    """Different random tokens, repeated, after the tokenizer's begin-of-sequence token."""
     filler = Filler(kind="random-tokens", count=4 * prompts.length, seed=prompts.seed + number)
     first_id = tokenizer("a")["input_ids"][:1]
     first = first_id if first_id == [tokenizer.bos_token_id] else []
@@ -304,7 +301,7 @@ def _truncate(tokens: TokenizedPrompt, most: int | None) -> TokenizedPrompt:
 
 
 def _warn_unaligned(experiment: Experiment, label: str, rows: list[Row]) -> None:
-    """Conditions whose tokens have no twins: nothing can be compared token by token there."""
+    """Warn about conditions without aligned tokens: measures that compare tokens are null there."""
     if not any(MEASURES[measure].compares_to_base for measure in experiment.measures):
         return
     for name in experiment.variants:

@@ -3,8 +3,6 @@
 The regions are `system`, `turn:1:user`, `turn:1:assistant`, `turn:2:user` …; the last of the
 user's turns is the region `question` too. A conversation may end with the assistant: then it is
 read as it stands, and there is nothing left to answer.
-
-This module must not know tokenizers or models.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -137,8 +135,8 @@ _RESPONSES = (
 
 
 def made_conversations(count: int, *, turns: int = 8, seed: int = 0) -> Iterator[Sample]:
-    """Conversations with a persona as the system prompt, and `turns` rounds of small talk. What is
-    said follows a seed and means little: only its place matters."""
+    """Conversations with a persona as the system prompt, and `turns` rounds of small talk, drawn
+    with a seed; only the position of a turn matters."""
     for number in range(count):
         draw = Random(f"conversation:{seed}:{number}")
         nouns, adjectives = word_list("noun"), word_list("adjective")

@@ -6,8 +6,6 @@ the field it is mapped to and becomes a region of that name, so
     read("math500.jsonl", template="{question}", fields={"question": "problem"})
 
 makes prompts with a region `question`. Without a template the prompt is the `question` alone.
-
-This module must not know tokenizers or models.
 """
 
 import csv

@@ -2,8 +2,6 @@
 
 The regions are `document:1`, `document:2` … and `question`. What a document says is drawn anew for
 every place, so that places differ by where they are and by nothing else.
-
-This module must not know tokenizers or models.
 """
 
 from collections.abc import Iterator

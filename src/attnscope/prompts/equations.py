@@ -3,8 +3,6 @@ joined by conjunctions, and a question about all of them.
 
 Every prompt has digits, operators, conjunctions and words, so that classes of tokens can be held
 against one another prompt by prompt; word problems (`math.py`) have no operators.
-
-This module must not know tokenizers or models.
 """
 
 from collections.abc import Iterator

@@ -4,13 +4,11 @@
 * `word`: a meaningful word over and over, by default `he`;
 * `random-tokens`: tokens of the vocabulary, drawn at random;
 * `sentence`: random English sentences from a bundled word list and grammar;
-* `lorem`: text that looks like Latin.
+* `lorem`: pseudo-Latin text.
 
 By text, `count` is the number of repetitions for the first two (a tokenizer may well write
 `////` as one token) and the number of tokens for the others. By ids it is the number of tokens
 for all five, exactly. Everything random follows the seed.
-
-This module must not know where a filler is put.
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@ rendered prompt and the filler lands inside the right turn.
 By text, a separator keeps the filler from running into a neighbouring word; it is part of what
 was inserted, but not of the region `filler`. By ids, exactly the filler's tokens go between two
 tokens of the base, so that nothing else changes.
-
-This module must not know what the filler says.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ _AT_REGION = {
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A base prompt, its variant with a filler, and the twins between them."""
+    """A base prompt, its variant with a filler, and the aligned tokens of both."""
 
     base: TokenizedPrompt
     variant: TokenizedPrompt
@@ -164,7 +162,7 @@ def _insert_ids(
     index = _boundary(base, at)
     written = base.offsets[:index, 1]
     at = int(written.max()) if written.size else 0
-    # A special token has no text, but it takes up room: its name stands for it.
+    # A special token has no text, so its name stands for it.
     known = read_vocabulary(tokenizer).texts
     names = tokenizer.convert_ids_to_tokens(filler)
     texts = [known[id] or name for id, name in zip(filler, names, strict=True)]

@@ -1,11 +1,9 @@
 """Word problems of graded difficulty with exact answers, for a seed.
 
-The level is the number of steps: somebody has some things, and each step changes how many.
+The level is the number of steps: a person has some things, and each step changes how many.
 Levels 1 and 2 add and subtract, from 3 on there is multiplication and fair sharing, from 4 on
 percentages, and at level 5 a second person is compared with the first. Every quantity on the way
 is a whole number, so the answer is exact.
-
-This module must not know tokenizers or models.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ The regions are `document` (all of the haystack), `needle` (the sentence in it),
 of the needle that are asked for) and `question`. Lengths count words, so that every model is given
 the same text. A depth of 0 is the beginning of the document, 1 its end; needles stand between
 sentences.
-
-This module must not know tokenizers or models.
 """
 
 import re
@@ -38,8 +36,8 @@ def needle_samples(
     and length by default.
 
     The haystack is made up of sentences that mean nothing, or taken from a text file, from its
-    beginning. A needle of one's own needs its `question` (and its `answer`: all of it, if nobody
-    says).
+    beginning. A needle of one's own needs its `question` (and its `answer`; default: the whole
+    needle).
     """
     if (needle is None) != (question is None):
         raise InputError(
@@ -80,7 +78,7 @@ def _sample(
 
 
 def recall(answer: str, completion: str) -> float:
-    """The share of an answer's words, each as often as it stands there, that were said. A needle
+    """The fraction of the answer's words, counted with repetition, in the completion. A needle
     counts as found where it is above a half, as published (arXiv 2404.15574)."""
     expected, words_found = (
         Counter(re.findall(r"\w+", text.lower())) for text in (answer, completion)
@@ -90,7 +88,7 @@ def recall(answer: str, completion: str) -> float:
 
 def _make_needle(draw: Random) -> tuple[str, str, str]:
     """A needle, its question and its answer: a sentence that a small model can repeat, of words
-    that nobody could guess."""
+    that a model cannot guess."""
     noun, *nouns = draw.sample(word_list("noun"), 3)
     one, other = draw.sample(word_list("adjective"), 2)
     answer = f"look for the {one} {nouns[0]} behind the {other} {nouns[1]}"

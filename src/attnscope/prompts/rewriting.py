@@ -2,10 +2,8 @@
 template or none.
 
 What both prompts say is followed from one to the other, through their templates, by invisible
-regions. So every character of the base that is still there knows where it is, and tokens are twins
-where those places and their ids agree; what is new, gone or cut differently has no twin.
-
-This module must not know models or how anything is measured.
+regions. Tokens are aligned where these positions and their ids agree; a token that is new, removed
+or split differently has no aligned position.
 """
 
 from collections.abc import Callable, Sequence

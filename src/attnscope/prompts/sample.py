@@ -1,7 +1,4 @@
-"""One item of a prompt source: the prompt, the right answer, and what else is known about it.
-
-This module must not know where samples come from.
-"""
+"""One item of a prompt source: the prompt, the right answer, and what else is known about it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

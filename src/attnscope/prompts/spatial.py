@@ -14,8 +14,6 @@ rest of a map is blank; every row has the full width. The nine atomic actions ar
 An action is possible where the result fits on the map. In every sample exactly one of the nine
 actions leads from the current map to the result. Training and evaluation data both come from
 here: `split` keeps their problems apart.
-
-This module must not know tokenizers or models.
 """
 
 import hashlib

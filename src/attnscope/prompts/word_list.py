@@ -1,7 +1,7 @@
 """Running text from a bundled word list and a small grammar, for a seed.
 
 The sentences are grammatical and mean nothing in particular: they stand where a filler of
-meaningless tokens would stand, to compare the two. This module must not know tokenizers.
+meaningless tokens would stand, to compare the two.
 """
 
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def english(draw: Random) -> Iterator[str]:
 
 
 def latin(draw: Random) -> Iterator[str]:
-    """Endless text that looks like Latin, in pieces, beginning as printers have long begun it."""
+    """Endless pseudo-Latin text in pieces; it starts with "lorem ipsum"."""
     words = ["lorem", "ipsum", "dolor", "sit", "amet"]
     first = True
     while True:

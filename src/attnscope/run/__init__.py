@@ -1,1 +1,1 @@
-"""The wall: the tables of a run, how they are written and how they are read. No torch."""
+"""Run directories: layout, reading and writing, without torch."""

@@ -1,7 +1,4 @@
-"""Whether cells belong together: what a run says of where it was measured, compared.
-
-This module must not know models, or how an environment is described.
-"""
+"""Whether cells belong together: what a run says of where it was measured, compared."""
 
 import warnings
 from typing import Any
@@ -15,8 +12,8 @@ _OTHER_NUMBERS = {"attnscope", "experiment", "classes", "seeds", "repeatable"}
 def differences(
     recorded: dict[str, Any], here: dict[str, Any], *, threads: bool = False
 ) -> dict[str, Any]:
-    """What is different here from where the run was begun. The number of threads counts only
-    where it cannot be kept to: whoever continues a run takes the number that is recorded."""
+    """How this environment differs from the recorded one. With `threads` the number of threads
+    counts too; a continued run uses the recorded number."""
     aside = ("models", "claims") if threads else ("models", "claims", "threads")
     return {key: here[key] for key in here if key not in aside and recorded.get(key) != here[key]}
 
@@ -41,8 +38,8 @@ def refuse_differences(
 def accept_differences(
     recorded: dict[str, Any], different: dict[str, Any], folder: Any, *, mixed: bool
 ) -> None:
-    """Refuse it, unless the user allows it: then what differs is said here, and recorded with each
-    batch by whoever stores it."""
+    """Refuse another environment, unless `mixed` allows it. Then a warning states the difference,
+    and every batch records it."""
     if _OTHER_NUMBERS & different.keys():
         refuse_differences(recorded, different, folder)
     if not mixed:

@@ -1,9 +1,9 @@
-"""What lies where in a run directory, and whether it is still what was written.
+"""The files of a run directory, and the check that they have the content that was written.
 
     experiment.yaml             the whole question
     environment.json            where it was measured, and an entry per model
     metadata.jsonl                 what is known of each prompt
-    claims.yaml                 the claims of the run's own, if it was begun with any
+    claims.yaml                 the claims of the run's own, if it was started with any
     plan.json                   the batches that belong to the run, in order
     prompts.*                   the file that the prompts came from, if they came from one
     cells/BATCH.TABLE.parquet   the cells of a batch: a file per table
@@ -11,8 +11,7 @@
                                 and the cells that could not be measured, with their errors
     manifest.json               the digests of all indices; last of all, so that it means complete
 
-So every byte that is read was vouched for by what was written after it. This module must not know
-models, or what the tables say.
+So every byte that is read was vouched for by what was written after it.
 """
 
 import hashlib
@@ -72,7 +71,7 @@ class BatchIndex:
     files: dict[str, StoredFile]
     """By table."""
     failed: tuple[Failure, ...] = ()
-    """Cells of the batch that are missing; whoever continues the run tries them again."""
+    """Cells of the batch that are missing; a continued run tries them again."""
     parts: int = 1
     """In how many parts it was measured: more than one where it failed as a whole, as for want of
     memory. The last digits of a sum may depend on that."""
@@ -117,7 +116,7 @@ class BatchIndex:
 
 
 def read_index(folder: Path, id: str, digest: str | None = None) -> BatchIndex:
-    """The index of a batch; with the `digest` that it had, if anybody knows."""
+    """The index of a batch; compared with `digest`, if it is given."""
     path = folder / "cells" / f"{id}.json"
     try:
         content = read_file(path, LARGEST)

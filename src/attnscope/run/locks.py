@@ -1,10 +1,8 @@
-"""Who may write to a run directory: one process, or several that each keep to their own batches.
+"""Locks of a run directory: for one process, or for several that write different batches.
 
 Locks are held on the directories themselves, so that nothing is left behind, and they go with the
 process, however it ends. Where there are none (some network disks, object stores), a warning says
 so: even then every file is written whole or not at all.
-
-This module must not know what is in the directory.
 """
 
 import errno
@@ -22,22 +20,22 @@ _NO_LOCKS = {errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.EN
 
 @contextmanager
 def locked(folder: Path, *, shared: bool) -> Iterator[None]:
-    """Keep others out: everybody else, or, `shared`, whoever wants it alone."""
+    """Lock the directory: against all other processes, or with `shared` against those that need it
+    alone."""
     with _held(folder, shared=shared, wait=False):
         yield
 
 
 @contextmanager
 def locked_briefly(folder: Path) -> Iterator[None]:
-    """Wait until nobody else is inside."""
+    """Wait for the lock, and hold it inside the `with` block."""
     with _held(folder, shared=False, wait=True):
         yield
 
 
 def _warn(folder: Path, why: str) -> None:
     warnings.warn(
-        f"{folder} knows no locks ({why}), so nobody can tell whether two runs write there: see to "
-        "it yourself",
+        f"{folder} has no file locks ({why}). Make sure that no other run writes to it",
         AttnscopeWarning,
         stacklevel=6,
     )

@@ -1,9 +1,7 @@
 """Joining the parts of a run that were measured into directories of their own.
 
 Parts are copied batch by batch, each compared with what was written; what is damaged or missing is
-left out, and said. The result has the bytes that one run would have had.
-
-This module must not know models, or what the tables say.
+left out and reported. The result has the bytes that one run would have had.
 """
 
 from __future__ import annotations

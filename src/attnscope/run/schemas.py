@@ -1,7 +1,6 @@
-"""The wall: the tables of a run, column by column. `docs/runs.md` is this page in words.
+"""The tables of a run, column by column; `docs/runs.md` explains them.
 
-What measures writes them, what draws and tests reads them; neither knows the other. This module
-must not know models, files or charts.
+What measures writes them, what draws and tests reads them; neither knows the other.
 """
 
 import polars as pl
@@ -90,7 +89,7 @@ asked again. The author of a file may say it of prompts that are one in other wo
 
 TABLES = {"values": VALUES, "tokens": TOKENS, "positions": POSITIONS, "by_query": BY_QUERY}
 """What is stored of every cell, by name; `positions` only where profiles were asked for, `by_query`
-only where a measure of single queries was."""
+only where a per-query measure was."""
 
 QUERIED = {**TABLES, "cells": CELLS}
 """Tables that a query can name; `prompts` is one too, with columns that the prompts decide."""

@@ -1,8 +1,7 @@
 """Reading a run: `open_run` gives its tables as polars frames, and SQL over them.
 
-Nothing that is damaged is read: what was written is compared with what is there. The right side
-of the wall begins here, so this module must not know torch, transformers, or how anything was
-measured. Writing is `writer.py`.
+Every file is compared with the digest that was stored when it was written; damaged files are
+refused. Reading needs no torch. Writing is `writer.py`.
 """
 
 import atexit
@@ -100,12 +99,12 @@ class Run:
 
     @cached_property
     def claims(self) -> tuple[Claim, ...]:
-        """The claims of the run's own: those it was begun with, by its user or by its recipe."""
+        """The claims of the run's own: those it was started with, from its user or its recipe."""
         path = self.path / "claims.yaml"
         return load_claims(path) if path.is_file() else ()
 
     def verify(self) -> None:
-        """See that everything that was written is still what it was, whoever reads it later."""
+        """Check that every table has the content that was written."""
         for table in TABLES:
             getattr(self, table)
 
@@ -336,7 +335,7 @@ def refuse_other_formats(folder: Path) -> None:
     try:
         stored_format = read_json(folder / "manifest.json").get("format", 1)
     except DamageError:
-        return  # said later, with what to do
+        return  # `open_run` reports it with what to do
     names: Iterable[str] = (path.name for path in (folder / "cells").glob("*.parquet"))
     old = any(name.count(".") == 1 for name in names)
     if (folder / "facts.jsonl").is_file() and not (folder / "manifest.json").is_file():

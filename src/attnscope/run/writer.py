@@ -4,8 +4,6 @@ Every file is written under a temporary name and then renamed: a batch's tables,
 and after all batches the manifest, so that what exists is complete. The directory is locked while
 it is looked at and written, by one process, or by several that each measure batches of their own
 (shards): what they all write is the same for all, or is read and written by one at a time.
-
-This module must not know models or what the tables say. Reading is `store.py`.
 """
 
 from __future__ import annotations
@@ -71,12 +69,12 @@ class Directory:
         """Files that the manifest vouches for beside the batches."""
 
     def prepare(self, experiment: Experiment, *, shared: bool = False) -> None:
-        """See that the directory is this experiment's, or nobody's yet."""
+        """Check that the directory is empty or belongs to this experiment."""
         experiment_file = self.folder / "experiment.yaml"
         other_files = not experiment_file.is_file() and any(
             not _may_precede_a_run(path) for path in _inside(self.folder)
         )
-        if experiment_file.is_file():  # asked again: another shard may have begun between
+        if experiment_file.is_file():  # checked again: another shard may have started
             refuse_other_formats(self.folder)
             _same_experiment(self.folder, experiment_file, experiment)
         elif other_files:
@@ -92,13 +90,13 @@ class Directory:
         self.write("experiment.yaml", experiment_to_yaml(self._inside(experiment)).encode())
 
     def _clear(self) -> None:
-        """Throw away what interrupted writes left behind; nobody else may be writing."""
+        """Delete temporary files of interrupted writes; no other process may be writing."""
         for folder in (self.folder, self.folder / "cells"):
             for path in folder.glob(f"*{_TEMPORARY}"):
                 path.unlink(missing_ok=True)
 
     def locked_alone(self) -> AbstractContextManager[None]:
-        """Nobody else who shares the directory is inside this at the same time."""
+        """A lock that one process at a time holds, among those that share the directory."""
         return locked_briefly(self.folder / "cells")
 
     def _inside(self, experiment: Experiment) -> Experiment:
@@ -201,14 +199,14 @@ class Directory:
         self.write(f"cells/{id}.json", index.content())
 
     def keep_claims(self, claims: Sequence[Claim]) -> None:
-        """Store the claims that the run is begun with, and no others."""
+        """Store the claims that the run starts with, and no others."""
         if claims:
             self.write("claims.yaml", to_yaml(claims).encode())
         else:
             (self.folder / "claims.yaml").unlink(missing_ok=True)
 
     def has_claims(self) -> bool:
-        """Whether the run was begun with claims of its own."""
+        """Whether the run was started with its own claims."""
         return (self.folder / "claims.yaml").is_file()
 
     def drop_damaged(self) -> None:
@@ -234,7 +232,7 @@ class Directory:
     def finish(self, experiment: Experiment, batches: Sequence[str]) -> None:
         """Vouch for everything that was written."""
         with self.locked_alone():
-            self._clear()  # whoever still writes would write what is there
+            self._clear()  # a shard that still writes would write the same bytes
             self.write_plan(batches)
             claims_file = ["claims.yaml"] if self.has_claims() else []
             manifest = {
@@ -268,12 +266,12 @@ class Directory:
             os.replace(temporary, path)
         except OSError:
             temporary.unlink(missing_ok=True)
-            if not _holds(path, content):  # else somebody else was quicker
+            if not _holds(path, content):  # otherwise another process wrote the same
                 raise
 
     @contextmanager
     def explain_disk_errors(self) -> Iterator[None]:
-        """What the disk refuses, said so that the user knows what is kept and how to go on."""
+        """Turn errors of the disk into messages that state what is kept and how to continue."""
         try:
             yield
         except OSError as error:

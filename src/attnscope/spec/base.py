@@ -1,6 +1,5 @@
-"""`StrictModel`: what every part of a question is. Frozen, nothing unknown, nothing converted
-behind the
-user's back.
+"""`StrictModel`: the base of every part of an experiment. Frozen, no unknown keys, no silent
+conversion.
 """
 
 from typing import Annotated, Any, TypeVar
@@ -37,7 +36,7 @@ def code_and_values(first: Any) -> dict[str, Any]:
 
 
 def validate(kind: type[P], data: Any, source: str) -> P:
-    """What was said, as plain data; what is wrong with it is an `InputError` that says whose."""
+    """Validate data as a model; a wrong value is an `InputError` that starts with `source`."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:

@@ -1,9 +1,7 @@
 """Conditions: how a prompt is changed, or what is done to the model that reads it. One of them,
 the base, leaves both as they are.
 
-Which one that is, is said by `Experiment.base`, and nobody else decides it.
-
-This module must not know models or how anything is measured.
+`Experiment.base` names the base condition.
 """
 
 from __future__ import annotations
@@ -134,7 +132,7 @@ class Condition(StrictModel):
     """False leaves out the begin-of-sequence token."""
     random: Seed | None = None
     """As many tokens, drawn at random from the vocabulary, prompt n with this seed + n; a
-    begin-of-sequence token stays. None of them has a twin."""
+    begin-of-sequence token stays. None of them has an aligned position."""
     knockout: KnockoutSpec | None = None
     steer: SteerSpec | None = None
     arm: ArmSpec | None = None

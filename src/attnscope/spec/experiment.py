@@ -1,9 +1,7 @@
-"""`Experiment`: what is asked, as plain data. Frozen, validated, hashable.
+"""`Experiment`: what to measure, as plain data. Frozen, validated, hashable.
 
 Everything a run depends on stands here, with every default written out, so that the file in a run
 directory is the whole question. `yaml.py` makes one of a YAML file.
-
-This module must not know models, files of a run, or how anything is measured.
 """
 
 from __future__ import annotations
@@ -111,7 +109,7 @@ class Experiment(StrictModel):
     YAML files they are looked up once; the rules themselves are what is kept and written."""
     measures: Annotated[tuple[MeasureName, ...], OneOrMore] = ("mass",)
     profiles: Profiles = Profiles()
-    """AllOrSome per token and per query are long: `layers` and `heads` here leave some out."""
+    """Per-token and per-query tables are large; limit them to these layers and heads."""
     bin: Count = 1
     """Of numbers per query: how many positions a mean is over."""
     combine: Literal["mean", "sum", "max", "each"] = "mean"

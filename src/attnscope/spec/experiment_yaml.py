@@ -1,9 +1,4 @@
-"""An experiment from YAML, with errors that name the line, and back to YAML.
-
-What pydantic says about a place in the data is said about a line of the file.
-
-This module must not know what the keys mean: that is `spec.py`.
-"""
+"""Reads an experiment from YAML, with errors that name the line, and writes it as YAML."""
 
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,8 +18,8 @@ from attnscope.yaml_file import KeyPath, read_yaml
 
 def read_experiment(path: str | Path, *, outside: bool = False) -> Experiment:
     """The experiment that a YAML file asks for. Paths in it are relative to the file, and do not
-    leave its folder, unless what is `outside` is allowed: a file from somebody else must not read
-    what lies about."""
+    leave its folder, unless what is `outside` is allowed: an experiment file from another
+    person must not read other files."""
     path = to_path(path)
     if not path.is_file():
         raise InputError(

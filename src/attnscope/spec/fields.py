@@ -1,7 +1,4 @@
-"""What single keys of an experiment may say: how each is read, and what is refused.
-
-This module must not know which keys there are: that is `spec.py`.
-"""
+"""What single keys of an experiment may say: how each is read, and what is refused."""
 
 import re
 from typing import Annotated, Any, Literal

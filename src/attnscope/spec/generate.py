@@ -1,7 +1,4 @@
-"""How a model answers, where an experiment lets it: greedily, or sampled.
-
-This module must not know models or how anything is measured.
-"""
+"""How a model generates completions in an experiment: greedily, or sampled."""
 
 from __future__ import annotations
 

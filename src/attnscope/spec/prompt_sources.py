@@ -1,7 +1,4 @@
-"""Where the prompts of an experiment come from, as plain data: a class for each source.
-
-This module must not know how prompts are built: that is `attnscope.prompts`.
-"""
+"""Where the prompts of an experiment come from, as plain data: a class for each source."""
 
 from __future__ import annotations
 
@@ -77,7 +74,7 @@ class ConversationPrompts(StrictModel):
     """The first so many; all of a file, or 16, where it is not given."""
     field: StrictStr = "messages"
     turns: Annotated[StrictInt, Field(ge=1, le=1000)] = 8
-    """Of made-up conversations: rounds of a question and a reply."""
+    """Of made-up conversations: rounds of a user and an assistant turn."""
     seed: Seed = 0
     digest: StrictStr | None = None
     """As of any file."""

@@ -5,8 +5,6 @@
 
 Parsed here and nowhere else. Which of them make sense is for the user of a word to say: `watch`
 knows no regions.
-
-This module must not know models or prompts.
 """
 
 from collections.abc import Sequence
