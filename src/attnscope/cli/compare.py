@@ -20,13 +20,15 @@ if TYPE_CHECKING:
     from attnscope.stats.verdicts import Verdict
 
 
-Over = Annotated[str | None, typer.Option(help="model or condition; else models if they are two.")]
+Over = Annotated[
+    str | None, typer.Option(help="model or condition; default: models if there are two.")
+]
 Pair = Annotated[
     str | None,
-    typer.Option(help="FIRST,SECOND of what is compared: second against first; or all."),
+    typer.Option(help="FIRST,SECOND: compare second with first; or all."),
 ]
 Combine = Annotated[
-    str | None, typer.Option(help="Heads: mean, sum, max or each; else as the experiment says.")
+    str | None, typer.Option(help="Heads: mean, sum, max or each; default: as in the experiment.")
 ]
 Normalise = Annotated[
     str | None,
@@ -37,7 +39,7 @@ Normalise = Annotated[
     ),
 ]
 Families = Annotated[
-    str, typer.Option(help="Corrected: each thing by itself, pooled, or two-level.")
+    str, typer.Option(help="Multiple-testing family: each measure, pooled, or two-level.")
 ]
 Margin = Annotated[
     str | None,
@@ -54,10 +56,10 @@ All = Annotated[
 ]
 Claims = Annotated[
     str | None,
-    typer.Option(help="A YAML file of claims; else the run's own and the built-in ones."),
+    typer.Option(help="YAML file of claims; default: the run's own and the built-in claims."),
 ]
 Sensitivity = Annotated[
-    str | None, typer.Option(help="A claim to judge again under every choice the run allows.")
+    str | None, typer.Option(help="Name of a claim to judge under every choice that the run has.")
 ]
 
 
@@ -73,9 +75,9 @@ def compare(
     strata: Strata = None,
     families: Families = "each",
     margin: Margin = None,
-    level: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
-    resamples: Annotated[int, typer.Option(help="At the least.")] = 10_000,
-    seed: Annotated[int, typer.Option(help="Of the resamples.")] = 0,
+    level: Annotated[float, typer.Option(help="Confidence level of the intervals.")] = 0.95,
+    resamples: Annotated[int, typer.Option(help="Minimum number of resamples.")] = 10_000,
+    seed: Annotated[int, typer.Option(help="Seed of the resamples.")] = 0,
     measure: Annotated[str | None, typer.Option(help="Show these measures only.")] = None,
     layer: Annotated[str | None, typer.Option(help="Show these layers only: 0,1,7.")] = None,
     classes: Annotated[str | None, typer.Option("--class", help="Show these classes only.")] = None,
@@ -139,7 +141,7 @@ def _results(
     how: dict[str, Any],
     units: dict[str, Any],
 ) -> tuple[pl.DataFrame | None, list[Verdict], pl.DataFrame | None]:
-    """What differs, the verdicts on claims, and the one claim under every choice."""
+    """The comparison, the verdicts, and one claim under every choice."""
     from attnscope.stats import run_stats
 
     if len(runs) > 1:
@@ -165,7 +167,7 @@ def _selected(
     classes: list[str] | None,
     holds: bool,
 ) -> pl.DataFrame:
-    """The rows that were asked for; a name that no row has is an error."""
+    """The selected rows; a name that no row has is an error."""
     import polars as pl
 
     from attnscope.stats.paired import OUTCOMES

@@ -1,9 +1,7 @@
 """Complete experiments, one per published figure, on the bundled models or on the real ones.
 
-A recipe is a function that gives an `Experiment`. Any key of the experiment can be given in place
-of the recipe's own: `token_types(prompts=1, queries=["last"])`.
-
-This room must not know how experiments are run or drawn.
+A recipe is a function that returns an `Experiment`. Any key of the experiment can be changed:
+`token_types(prompts=1, queries=["last"])`.
 """
 
 from collections.abc import Callable
@@ -60,7 +58,7 @@ RECIPES: dict[str, Callable[..., Experiment]] = {
 }
 
 BUNDLED = ("token-types", "filler-profile", "filler-vs-sentence")
-"""Those that run on the tiny models unless told; the others run on zoo:smollm2."""
+"""Recipes that run on the tiny models by default; the others run on zoo:smollm2."""
 
 FIGURES: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "sinks": [("head-map", {"measure": "first_token"})],
@@ -77,7 +75,7 @@ FIGURES: dict[str, list[tuple[str, dict[str, Any]]]] = {
     ],
     "filler-activations": [("near-zero", {})],
 }
-"""What is drawn of a recipe, with the figures' options; else the figure of its name."""
+"""The figures of a recipe, with their options; default: the figure of the same name."""
 
 REAL = {**dict.fromkeys(RECIPES, SMOLLM2), "token-types": ("zoo:smollm2", "zoo:smollm2-phys")}
 """The real models of the zoo to run each recipe on, in place of the tiny ones."""
@@ -89,7 +87,6 @@ def figures_of(recipe: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def claims_of(recipe: str) -> tuple[Claim, ...]:
-    """What the paper of a recipe claims, where it is not among the built-in claims: frozen with
-    its run, and judged."""
+    """The claims of a recipe's paper that are not built in."""
     every = load_claims(str(files("attnscope.recipes") / "claims.yaml"))
     return tuple(c for c in every if c.name == recipe or c.name.startswith(f"{recipe}-"))

@@ -1,8 +1,8 @@
 """Instruction drift: what is left of the system prompt after eight turns (arXiv 2402.10962).
 
-Conversations with a persona as the system prompt; the attention of every one of the assistant's
-replies to it. Any text that grows has less left for its beginning, so what counts is the fall
-beside that of uniform attention.
+The prompts are conversations with a persona as the system prompt. Measured is the attention of each
+assistant turn to it. In a longer text every part gets less attention, so the fall is compared with
+uniform attention.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ TURNS = 8
 
 
 def drift(models: Models = SMOLLM2, prompts: int = 16, seed: int = 0, **keys: Any) -> Experiment:
-    """Attention of every reply to the system prompt, over eight turns."""
+    """Attention of every assistant turn to the system prompt, over eight turns."""
     return recipe(
         keys,
         name="drift",

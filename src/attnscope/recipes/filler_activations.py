@@ -1,9 +1,9 @@
 """What a filler does to the activations of a question's tokens (arXiv 2510.01032).
 
-After the MLP's non-linearity: fewer near zero, more large, larger norms? And are digits, operators
-and conjunctions nearer to zero than words? Over the question's tokens, which stand in both prompts:
-the filler's own activations are not its effect. Questions are written with operators, because word
-problems have none.
+Measured after the MLP's non-linearity: activations near zero, large activations and norms, and
+whether digits, operators and conjunctions are nearer to zero than words. Only tokens of the
+question count, because the activations of the filler are not its effect. Questions are equations,
+because word problems have no operators.
 """
 
 from typing import Any

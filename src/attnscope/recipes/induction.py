@@ -1,7 +1,7 @@
 """Induction heads: attention to what followed the same token before (arXiv 2209.11895).
 
-Random tokens, all different, twice over: from token i of the second copy, the token after its like
-is i - n + 1. A head that looks there continues the pattern.
+The prompt is a sequence of n different random tokens, repeated once. For token i of the second
+copy, the token after its first occurrence is i - n + 1. An induction head attends there.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
-"""Lookback ratio: context against the model's own words, token by token (arXiv 2407.07071).
+"""Lookback ratio: attention to the context against generated tokens, per token (arXiv 2407.07071).
 
-The model answers word problems; of every new token and head, how much attention goes to the
-context, of what goes to context and new tokens.
+The model solves word problems. For every generated token and head, the ratio is the attention to
+the context over the attention to context and generated tokens.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from attnscope.spec.experiment import Experiment
 
 
 def lookback(models: Models = SMOLLM2, prompts: int = 12, seed: int = 0, **keys: Any) -> Experiment:
-    """Attention to the context and to its own words while a model answers."""
+    """Attention to the context and to generated tokens during generation."""
     return recipe(
         keys,
         name="lookback",

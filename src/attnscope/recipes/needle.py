@@ -1,8 +1,8 @@
 """Retrieval heads: which heads copy a needle out of a long text (arXiv 2404.15574).
 
-A sentence stands at a depth of a text that says nothing of it, and the model is asked for it. A
-head's score is the share of the answer's tokens that the model said while the head looked at them
-most.
+A sentence (the needle) is hidden at some depth of an unrelated text, and the model is asked for it.
+The score of a head is the share of the needle's tokens that were generated at a step where the
+head's largest weight was on that token.
 """
 
 from typing import Any

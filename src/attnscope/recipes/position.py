@@ -1,7 +1,7 @@
-"""Position bias: attention to documents by where they stand (arXiv 2406.16008).
+"""Position bias: attention to documents by their position (arXiv 2406.16008).
 
-Ten documents that say nothing in particular, drawn anew for every place, and a question. Published
-is a U: the first and the last get more than those between.
+The prompt has ten unrelated documents in random order, and a question. The published result is a U:
+the first and the last document get more attention than those between.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ DOCUMENTS = 10
 
 
 def position(models: Models = SMOLLM2, prompts: int = 16, seed: int = 0, **keys: Any) -> Experiment:
-    """Attention of the last token to ten documents, by their place."""
+    """Attention of the last token to ten documents, by their position."""
     return recipe(
         keys,
         name="position",

@@ -1,5 +1,4 @@
-"""What recipes share: how models are given and labelled, and the layers that the paper's claims are
-about."""
+"""Shared by recipes: labels of models, and the published layers and heads."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ SMOLLM2 = ("zoo:smollm2",)
 
 
 def recipe(changes: Mapping[str, Any], /, **defaults: Any) -> Experiment:
-    """What a recipe asks for, with the keys that are given in place of its own."""
+    """The experiment of a recipe, with `changes` to its default keys."""
     return make_experiment(**{**defaults, **changes})
 
 
@@ -43,7 +42,7 @@ def labelled(models: Models) -> dict[str, str]:
 
 
 def label_of(name: str) -> str:
-    """The last part of a name; of a base with an adapter, the adapter's."""
+    """The last part of a name; for a base with an adapter, that of the adapter."""
     last = name.rpartition("+")[2] if not Path(name).exists() else name
     return last.rstrip("/").replace(":", "/").rsplit("/", 1)[-1].removesuffix(".gguf")
 
@@ -87,7 +86,7 @@ def begins(name: str) -> bool:
     try:
         return load_tokenizer(name).bos_token is not None
     except ModelError:
-        return False  # the plan will say what is wrong with it
+        return False  # making the plan raises the error
 
 
 def _shape(name: str) -> tuple[int | None, int | None]:
@@ -103,7 +102,7 @@ def _shape(name: str) -> tuple[int | None, int | None]:
     try:
         text = load_config(name).get_text_config()
     except ModelError:
-        return None, None  # the plan will say what is wrong with it
+        return None, None  # making the plan raises the error
     return getattr(text, "num_hidden_layers", None), getattr(text, "num_attention_heads", None)
 
 

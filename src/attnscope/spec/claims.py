@@ -1,10 +1,8 @@
-"""A claim is a named statement about a run that its tables can decide: what is measured, what it
-is compared with, in which direction, by how much, where, and what decides. Plain data, read from
-YAML; how a claim is judged is `stats/verdicts.py`. `claims.yaml` has the ones that come with
-attnscope.
+"""Defines claims: named statements about a run that its tables can decide, read from YAML.
 
-A claim is part of the question: its digest is written into a run before anything is measured, so
-that a verdict can say whether the claim was there first.
+A claim has a quantity, a comparison, a direction, a scope and a rule. `stats/verdicts.py` judges
+claims; `claims.yaml` has the built-in ones. The digest of a claim is written into a run before
+anything is measured, so that a verdict can state whether the claim was fixed first.
 """
 
 import hashlib
@@ -32,13 +30,13 @@ from attnscope.spec.base import StrictModel, validate
 from attnscope.yaml_file import parse_yaml, read_yaml
 
 PLACEHOLDERS = ("a", "b", "condition", "model", "layer")
-"""What a statement may name in braces: the first and the second of the comparison, the condition,
-the model and the layer of the verdict."""
+"""Names that a statement may have in braces: the first and the second of the comparison, and the
+condition, model and layer of the verdict."""
 IN_BRACES = re.compile(r"\{([^{}]*)\}")
 
 
 def _listed(value: Any) -> Any:
-    """One thing may be written without the brackets of a list."""
+    """A single value may be written without a list."""
     return [value] if isinstance(value, str | int) else value
 
 
@@ -57,7 +55,7 @@ def _layers(value: Any) -> Any:
 
 
 class Quantity(StrictModel):
-    """What is measured, in the words of the table of values."""
+    """The measured quantity, by the columns of the table of values."""
 
     measure: StrictStr
     item: Annotated[tuple[StrictStr, ...], BeforeValidator(_listed)] | None = None
@@ -78,7 +76,7 @@ class Quantity(StrictModel):
 
 
 class Comparison(StrictModel):
-    """With what: the second of a pair against the first, or the value against a threshold."""
+    """Compares the second of a pair with the first, or the value with a threshold."""
 
     over: Literal["model", "condition", "measure", "layer", "item", "queries", "keys"] | None = None
     pair: tuple[StrictStr | StrictInt, StrictStr | StrictInt] | None = None
@@ -126,7 +124,7 @@ class Comparison(StrictModel):
 
 
 class ClaimScope(StrictModel):
-    """Where: which layers, and what becomes of heads."""
+    """The layers of a claim, and how heads are combined."""
 
     layers: Annotated[Literal["all", "each"] | tuple[StrictInt, ...], BeforeValidator(_layers)] = (
         "all"
@@ -136,7 +134,7 @@ class ClaimScope(StrictModel):
 
 
 class Rule(StrictModel):
-    """What decides, for each row (a layer, or a layer and head), and how many rows it takes.
+    """How each row (a layer, or a layer and head) is decided, and how many rows must support.
 
     `interval`: the interval of the comparison excludes equality, and q < level.
     `significant`: q < level, in the claimed direction.
@@ -184,7 +182,7 @@ class Rule(StrictModel):
 
 
 class ClaimPart(StrictModel):
-    """One thing that has to hold."""
+    """One condition of a claim."""
 
     quantity: Quantity
     comparison: Comparison
@@ -248,7 +246,7 @@ def _known(measure: str) -> None:
 
 
 def digest(claim: Claim) -> str:
-    """Of everything a claim says but its name."""
+    """The digest of a claim, without its name."""
     content = claim.model_dump(mode="json", exclude={"name"})
     text = json.dumps(content, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,6 +1,4 @@
-"""Samples as arrays: float [n units, m columns], nan where a unit has no value in that column. What
-intervals, bootstraps and permutations all need of them.
-"""
+"""Checks and helpers for samples: float [n units, m columns], nan for an undefined value."""
 
 import itertools
 from collections.abc import Iterator
@@ -12,14 +10,14 @@ from attnscope.errors import InputError
 
 Floats = NDArray[np.float64]
 
-# Numbers held at a time (64 MiB), whatever the number of columns, units and resamples.
+# Numbers in memory at a time (64 MiB), for any number of columns, units and resamples.
 HELD = 2**23
-# Sums of the same numbers in another order differ by rounding; as far as this they are equal.
+# Sums of the same numbers in another order differ by rounding; up to this they count as equal.
 SAME = 1e-12
 
 
 def as_columns(samples: ArrayLike) -> Floats:
-    """Samples as [units, columns]; anything infinite is refused."""
+    """Samples as [units, columns]; infinite values are refused."""
     x = np.asarray(samples, dtype=float)
     if x.ndim == 1:
         x = x[:, None]
@@ -67,8 +65,8 @@ def check(level: float, resamples: int) -> None:
 
 
 def informative_units(samples: ArrayLike) -> NDArray[np.int64]:
-    """How many units of each column say something: all of them; but where more than half share one
-    value, those that differ from it."""
+    """Number of informative units of each column. If more than half of the units share one value,
+    only the others count."""
     x = np.sort(as_columns(samples), axis=0)  # nan last, and no two of them are equal
     n = (~np.isnan(x)).sum(0)
     longest, current = np.ones(x.shape[1], dtype=np.int64), np.ones(x.shape[1], dtype=np.int64)
@@ -79,12 +77,12 @@ def informative_units(samples: ArrayLike) -> NDArray[np.int64]:
 
 
 def mean_of(x: Floats) -> Floats:
-    """Of each column over the units that have a value; nan where none has."""
+    """Mean of each column over the defined values; nan if there are none."""
     n = (~np.isnan(x)).sum(0)
     return np.where(n > 0, np.nansum(x, 0) / np.maximum(n, 1), np.nan)
 
 
 def blocks(total: int, size: int) -> Iterator[int]:
-    """`total` in parts of at most `size`."""
+    """Split `total` into blocks of at most `size`."""
     for at in range(0, total, size):
         yield min(size, total - at)

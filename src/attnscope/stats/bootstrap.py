@@ -1,9 +1,8 @@
-"""BCa, the bias-corrected and accelerated bootstrap, of many columns at once: not the interval that
-is given, but what tells where that one is unreliable. Knows arrays only.
+"""Computes BCa bootstrap intervals of many columns at once, to detect unreliable t intervals.
 
-All columns see the same resampled units, so that a resample is a row of counts and the means of all
-columns are one matrix product. Given the same seed, `bca` is scipy's `bootstrap`, at the level that
-`expanded` gives (Hesterberg 2015, arXiv 1411.5279).
+All columns use the same resampled units. So a resample is a row of counts, and the means of all
+columns are one matrix product. With the same seed, `bca` equals scipy's `bootstrap` at the level of
+`expanded` (Hesterberg 2015, arXiv 1411.5279).
 """
 
 from collections.abc import Iterator
@@ -28,8 +27,8 @@ def bca(
     expand: bool = True,
 ) -> tuple[Floats, Floats]:
     """Bias-corrected and accelerated bootstrap interval (Efron 1987) of each column's mean, from 2
-    units on: what scipy gives, at the level `expanded` or (`expand=False`) as it is. Not what
-    `intervals` gives; beside Student's t it tells which of those are unreliable.
+    units on, at the level `expanded`, or at `level` itself with `expand=False`. `intervals`
+    compares it with Student's t to mark unreliable intervals.
     """
     x = as_columns(samples)
     check(level, resamples)
@@ -38,14 +37,14 @@ def bca(
 
 
 def expanded(level: float, n: int) -> float:
-    """The level at which the quantiles of n units' bootstrap have to be taken for this one."""
+    """The level for the bootstrap quantiles of n units that gives this coverage."""
     return float(1 - 2 * special.ndtr(-_reach(level, n - 1, n / (n - 1))))
 
 
 def quantiles(
     x: Floats, degrees: Floats | None, level: float, resamples: int, seed: int
 ) -> tuple[Floats, Floats]:
-    """BCa; its quantiles are taken farther out if there are degrees of freedom."""
+    """BCa quantiles; with degrees of freedom they are widened as Student's t is."""
     low, high = np.full(x.shape[1], np.nan), np.full(x.shape[1], np.nan)
     for columns, (rows,) in _same_units((x,), resamples):
         part = x[np.ix_(rows, columns)]
@@ -73,8 +72,8 @@ def quantiles_unpaired(
     resamples: int,
     seed: int,
 ) -> tuple[Floats, Floats]:
-    """The same for the difference of two samples' means; `spread` is its estimate, standard error
-    and degrees of freedom."""
+    """BCa quantiles of the difference of two means; `spread` is its estimate, standard error and
+    degrees of freedom."""
     low, high = np.full(a.shape[1], np.nan), np.full(a.shape[1], np.nan)
     for columns, rows in _same_units((a, b), resamples):
         parts = [side[np.ix_(r, columns)] for side, r in zip((a, b), rows, strict=True)]
@@ -104,7 +103,7 @@ def quantiles_unpaired(
 def _same_units(
     samples: tuple[Floats, ...], resamples: int
 ) -> Iterator[tuple[NDArray[np.intp], list[Bools]]]:
-    """Columns with values for the same units, a bearable number at a time, and those units."""
+    """Groups of columns that have values for the same units, and those units."""
     known = ~np.isnan(np.concatenate(samples))
     ends = np.cumsum([len(sample) for sample in samples])[:-1]
     _, which = np.unique(np.packbits(known, axis=0), axis=1, return_inverse=True)
@@ -134,7 +133,7 @@ def _means(centred: Floats, resamples: int, rng: np.random.Generator) -> Floats:
 
 
 def _reach(level: float, degrees: float | Floats, narrow: float | Floats) -> Floats:
-    """How far out quantiles are taken: t's, times what the bootstrap's spread falls short by."""
+    """The quantile in standard errors: that of t, times a correction for the bootstrap's spread."""
     return np.asarray(np.sqrt(narrow) * stats.t.isf((1 - level) / 2, degrees))
 
 

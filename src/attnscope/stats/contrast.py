@@ -1,7 +1,4 @@
-"""Two samples of the same columns held against each other: difference, ratio and standardised
-effect with their intervals, tests, and what the sample could have found. Knows arrays and
-settings; no tables, no heads, no models.
-"""
+"""Compares two samples: difference, ratio, standardised effect, intervals, tests, power."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -37,16 +34,16 @@ from attnscope.stats.units import Units, design_effect, intraclass, units
 
 MOST_FLIPS = 200_000
 TESTED = "the larger of a permutation test's and of a t test's that is corrected for skewness"
-"""Where a p comes from, in words."""
+"""How p is computed, for captions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContrastSettings:
-    """How intervals and tests are made."""
+    """Settings of intervals and tests."""
 
     level: float = 0.95
     resamples: int = 10_000
-    """At the least; tests of many columns draw more."""
+    """Minimum number; tests of many columns draw more."""
     seed: int = 0
     families: str = "each"
     """See `correction.FAMILIES`."""
@@ -55,7 +52,7 @@ class ContrastSettings:
 
     @property
     def alpha(self) -> float:
-        """What q is held to."""
+        """The largest q that counts as significant."""
         return round(1 - self.level, 12)
 
 
@@ -66,7 +63,7 @@ def paired_contrast(
     settings: ContrastSettings,
     labels: Labels | None = None,
 ) -> dict[str, Any]:
-    """Figures of `b` against `a`, both [prompts, columns] of the same prompts, as arrays."""
+    """Statistics of `b` against `a`, both [prompts, columns] of the same prompts, as arrays."""
     labels = labels or {}
     d = b - a
     both = ~np.isnan(d)
@@ -77,7 +74,7 @@ def paired_contrast(
     estimated = moments(sample.x, sample.degrees)
     flips = _flips(family, settings)
     p, stepped = sign_flip(sample.parts, family=family, resamples=flips, seed=settings.seed)
-    # Where most units have one value, it is the others that decide, whatever that value is.
+    # If most units share one value, only the others carry information.
     min_p = np.maximum(least(sample.n, flips), np.minimum(2.0 ** (1 - sample.informative), 1.0))
     mean_a, mean_b = mean_of(a), mean_of(b)
     spread = spread_of(d)
@@ -105,7 +102,7 @@ def unpaired_contrast(
     settings: ContrastSettings,
     labels: tuple[Labels, Labels] | None = None,
 ) -> dict[str, Any]:
-    """The same for two independent samples; their columns are the same, their prompts are not."""
+    """Statistics of two independent samples with the same columns and different prompts."""
     of_a, of_b = labels or ({}, {})
     units_a, units_b = units(a, **of_a), units(b, **of_b)
     estimated = moments_unpaired(units_a.x, units_b.x)
@@ -149,7 +146,7 @@ def unpaired_contrast(
 
 
 def margin_of(margin: float | str | None, mean_a: Floats) -> Floats | None:
-    """The smallest difference of interest, by column."""
+    """The margin of each column."""
     if margin is None:
         return None
     try:
@@ -169,7 +166,8 @@ def margin_of(margin: float | str | None, mean_a: Floats) -> Floats | None:
 
 
 def _flips(family: ArrayLike, settings: ContrastSettings) -> int:
-    """Enough that one head alone can pass the correction: the least p is half of 0.05 / tests."""
+    """Number of permutations with which a single head can pass the correction: the smallest p is
+    half of 0.05 / tests."""
     numbers = np.asarray(family)
     largest = int(np.bincount(numbers).max(initial=1)) if len(numbers) else 1
     tests = largest if settings.families == "each" else max(len(numbers), 1)
@@ -197,7 +195,7 @@ def _of_difference(estimated: Moments, sample: Units, settings: ContrastSettings
 
 
 def _detectable(estimated: Moments, n: NDArray[Any], *, paired: bool) -> Floats:
-    """The smallest difference that one test of so many units finds four times in five."""
+    """The difference that one test of n units detects with 80 % power."""
     standard = np.array([_standard(int(k), paired) for k in n])
     with np.errstate(invalid="ignore"):
         size = estimated.error * np.sqrt(n if paired else n / 2)
@@ -220,8 +218,8 @@ def _tested(
     settings: ContrastSettings,
 ) -> dict[str, Any]:
     """p-values and their corrections. A p is the larger of the permutation test's, which is exact
-    for symmetric differences, and that of a t corrected for skewness, which needs no symmetry; and
-    never below its min_p."""
+    for symmetric differences, and that of a t test corrected for skewness. p is never below
+    `min_p`."""
     largest = np.fmax(two_sided(estimated), min_p)
     enough = n >= MINIMUM
     p, stepped = (np.where(enough, np.fmax(one, largest), np.nan) for one in (p, stepped))
@@ -233,7 +231,7 @@ def _tested(
     }
     if (bound := margin_of(settings.margin, mean_a)) is not None:
         sides = (one_sided(estimated, bound, "less"), one_sided(estimated, -bound, "more"))
-        # Where too few units tell anything, nothing is shown to be equal either.
+        # Too few informative units cannot show equivalence either.
         equal = np.where(min_p > settings.alpha, 1.0, np.maximum(*sides))
         equal = np.where(enough, equal, np.nan)
         columns["margin"] = bound
@@ -254,7 +252,7 @@ def _clustering(x: Floats, sample: Units, labels: Labels) -> dict[str, Floats]:
 
 
 def _without_rounding(d: Floats, scale: Floats) -> Floats:
-    """Differences that are all one number but for float64 rounding become that number."""
+    """Replace differences that are equal up to float64 rounding by their mean."""
     mean = mean_of(d)
     mean = np.where(np.abs(mean) <= 1e-14 * scale, 0.0, mean)
     distance = np.where(np.isnan(d), 0.0, np.abs(d - mean)).max(0, initial=0.0)

@@ -1,6 +1,4 @@
-"""Many tests at once: the false discovery rate within families of tests, over all of them, or at
-two levels. Knows p-values and the families they belong to, nothing else.
-"""
+"""Corrects p-values for multiple tests: per family, over all tests, or at two levels."""
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -10,12 +8,12 @@ from attnscope.errors import unknown
 from attnscope.stats.arrays import Floats
 
 FAMILIES = ("each", "pooled", "two-level")
-"""How families of tests are corrected: each by itself, all as one, or families first and then
-their tests."""
+"""How families of tests are corrected: each family separately, all tests pooled, or first families
+and then the tests within them (two-level)."""
 
 
 def corrected(p: ArrayLike, family: ArrayLike, how: str = "each") -> Floats:
-    """q-values of tests in families; a nan stands outside its family and stays nan."""
+    """q-values of tests in families; a nan does not count and stays nan."""
     if how not in FAMILIES:
         raise unknown("way to correct families", how, FAMILIES)
     p, family = np.asarray(p, dtype=float), np.asarray(family)
@@ -30,7 +28,7 @@ def corrected(p: ArrayLike, family: ArrayLike, how: str = "each") -> Floats:
 
 
 def false_discovery(p: ArrayLike) -> Floats:
-    """Benjamini–Hochberg q-values; a nan stands outside the family and stays nan."""
+    """Benjamini–Hochberg q-values; a nan does not count and stays nan."""
     p = np.asarray(p, dtype=float)
     q = np.full(p.shape, np.nan)
     known = ~np.isnan(p)
@@ -40,11 +38,11 @@ def false_discovery(p: ArrayLike) -> Floats:
 
 
 def two_level(p: ArrayLike, family: ArrayLike) -> Floats:
-    """Benjamini and Bogomolov (2014): families are chosen first, each by its Simes p, and tests
-    within a chosen one are held to the level times the share of families chosen.
+    """q-values after Benjamini and Bogomolov (2014), which control the average false discovery rate
+    over the selected families.
 
-    A q is the smallest level at which its test is found. So the average false discovery rate over
-    the chosen families is controlled, which correcting each family by itself does not do.
+    Families are selected by their Simes p. Tests in a selected family use the level times the share
+    of families selected. q is the smallest level at which a test is significant.
     """
     p, family = np.asarray(p, dtype=float), np.asarray(family)
     numbers = [n for n in np.unique(family) if not np.isnan(p[family == n]).all()]
@@ -57,7 +55,7 @@ def two_level(p: ArrayLike, family: ArrayLike) -> Floats:
     steps = np.sort(of_family)
     chosen = np.arange(1, len(steps) + 1)
     for number, some, of_this in zip(numbers, within, of_family, strict=True):
-        # At a level from the k-th smallest on, k families are chosen.
+        # At or above the k-th smallest level, k families are selected.
         levels = np.maximum(np.maximum(steps, of_this), some[:, None] * len(steps) / chosen)
         q[family == number] = np.minimum(levels.min(1), 1.0)
     return q

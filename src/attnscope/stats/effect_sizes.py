@@ -1,6 +1,4 @@
-"""Ratios of means and standardised effects of two samples, with intervals from what each prompt
-adds to them. Knows arrays only.
-"""
+"""Computes ratios of means and standardised effects with their confidence intervals."""
 
 from dataclasses import replace
 from typing import Any
@@ -22,12 +20,12 @@ from attnscope.stats.units import units
 Labels = dict[str, Any]
 """`cluster` and `strata` of the rows of a sample, as `units` takes them."""
 
-# A mean this many standard errors from 0 can be divided by; nearer, the ratio has no interval.
+# If the first mean is within so many standard errors of 0, the ratio has no interval.
 AWAY = 3.0
 
 
 def _within(estimated: Moments, level: float, enough: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """The ends of the interval, where there are enough units and something varies."""
+    """The ends of the interval; nan if there are too few units or no variance."""
     defined = enough & (estimated.error > 0)
     low, high = (np.where(defined, end, np.nan) for end in hull(estimated, level))
     return low, high
@@ -36,7 +34,7 @@ def _within(estimated: Moments, level: float, enough: NDArray[np.bool_]) -> tupl
 def ratio_of(
     a: Floats, b: Floats, mean_a: Floats, mean_b: Floats, level: float, labels: Labels
 ) -> dict[str, Floats]:
-    """Ratio of means, and its interval from what each prompt adds to its logarithm."""
+    """Ratio of means, and its interval from each prompt's influence on its logarithm."""
     of_a = units(a, **labels)
     sure = _away(moments(of_a.x, of_a.degrees)) & (mean_b > 0)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -54,7 +52,7 @@ def ratio_unpaired(
     level: float,
     labels: tuple[Labels, Labels],
 ) -> dict[str, Floats]:
-    """The same of two independent samples."""
+    """Ratio of the means of two independent samples, with its interval."""
     sides = []
     sure = mean_b > 0
     for x, mean, of in ((a, mean_a, labels[0]), (b, mean_b, labels[1])):
@@ -76,7 +74,7 @@ def _away(estimated: Moments) -> NDArray[np.bool_]:
 def _ratio_figures(mean_a: Floats, mean_b: Floats, low: Floats, high: Floats) -> dict[str, Floats]:
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where((mean_a > 0) & (mean_b >= 0), mean_b / mean_a, np.nan)
-    with np.errstate(over="ignore"):  # an end beyond all numbers is none
+    with np.errstate(over="ignore"):  # an infinite end becomes nan
         ends = [np.where(np.isfinite(end), end, np.nan) for end in (np.exp(low), np.exp(high))]
     return {"ratio": ratio, "ratio_low": ends[0], "ratio_high": ends[1]}
 
@@ -85,7 +83,7 @@ def effect_of(
     d: Floats, difference: Floats, spread: Floats, level: float, labels: Labels
 ) -> dict[str, Floats]:
     """Difference over the standard deviation of the differences, with Hedges' correction for few
-    prompts, and its interval from what each prompt adds to it."""
+    prompts, and its interval from each prompt's influence."""
     n = (~np.isnan(d)).sum(0)
     with np.errstate(divide="ignore", invalid="ignore"):
         raw = np.where(spread > 0, difference / spread, np.nan)
@@ -100,7 +98,7 @@ def effect_of(
 def effect_unpaired(
     a: Floats, b: Floats, difference: Floats, level: float, labels: tuple[Labels, Labels]
 ) -> dict[str, Floats]:
-    """The same of two independent samples, over their pooled standard deviation."""
+    """Standardised effect of two independent samples, over their pooled standard deviation."""
     n_a, n_b = (~np.isnan(a)).sum(0), (~np.isnan(b)).sum(0)
     squares = [
         np.nan_to_num(spread_of(x)) ** 2 * np.maximum(n - 1, 0) for x, n in ((a, n_a), (b, n_b))
@@ -134,7 +132,7 @@ def _effect_figures(
 
 
 def spread_of(x: Floats) -> Floats:
-    """Standard deviation over n - 1; exactly 0 where all values are one."""
+    """Standard deviation over n - 1; exactly 0 if all values are equal."""
     known = ~np.isnan(x)
     n = known.sum(0)
     spread = np.sqrt(np.nansum((x - mean_of(x)) ** 2, 0) / np.maximum(n - 1, 1))

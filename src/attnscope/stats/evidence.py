@@ -1,5 +1,5 @@
-"""The evidence for one part of a claim: the rows of the table that it is about, compared prompt by
-prompt, and whether each supports or opposes it. Must not know other parts, or verdicts.
+"""Collects the evidence for one part of a claim: its rows, compared prompt by prompt, and whether
+each row supports or opposes it.
 """
 
 from collections.abc import Sequence
@@ -18,25 +18,25 @@ from attnscope.stats.resampling import ResamplingUnits
 from attnscope.stats.tables import Matrix, matrix, ranges
 
 ONE_IN = 10
-"""A row decides nothing if more than one in so many of all its prompts have no value."""
+"""A row does not count if more than one in so many of its prompts have no value."""
 
 
 class NotMeasuredError(Exception):
-    """The run has no such thing; the message says what would give it."""
+    """The run lacks a measurement; the message names what to measure."""
 
 
 class NotPairedError(Exception):
-    """Prompts without a partner."""
+    """Some prompts were measured on one side only."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunContents:
-    """What a run has, and what is resampled."""
+    """What a run contains, and its resampling units."""
 
     models: list[str]
     conditions: list[str]
     insertions: dict[str, str | None]
-    """What each condition inserts; None for the base. Empty where nobody knows."""
+    """The kind of insertion of each condition; None for the base. Empty if unknown."""
     measures: list[str]
     first: dict[str, list[str]]
     """Queries, keys and classes, in the order in which the experiment lists them."""
@@ -44,7 +44,7 @@ class RunContents:
     sources: ResamplingUnits
 
     def matching(self, selector: str) -> list[str]:
-        """The conditions a selector means; at least one, or it was not measured."""
+        """The conditions that a selector matches; none is an error."""
         known = {name: self.insertions.get(name) for name in self.conditions}
         if selector in known:
             return [selector]
@@ -67,14 +67,14 @@ class RunContents:
 
 
 def measures(part: ClaimPart) -> list[str]:
-    """The measures that a part is about."""
+    """The measures that a part needs."""
     if part.comparison.over == "measure" and part.comparison.pair:
         return [str(side) for side in part.comparison.pair]
     return [part.quantity.measure]
 
 
 def missing(measure: str) -> NotMeasuredError:
-    """The error for a measure that a run does not have: says how it would."""
+    """The error for a measure that a run does not have; names what to add."""
     declared = COLUMNS.get(measure)
     name = measure if declared is None else declared.name
     pair = declared is not None and declared.compares_to_base
@@ -85,7 +85,7 @@ def missing(measure: str) -> NotMeasuredError:
 
 
 def default_condition(claim: Claim, contents: RunContents) -> str:
-    """The selector of the condition that a claim is about: what it says, else what has values."""
+    """The selector of a claim's condition; default: the condition that has values."""
     if claim.condition is not None:
         return claim.condition
     needed = {m for part in claim.parts for m in measures(part)}
@@ -101,7 +101,7 @@ def evidence(
     models: tuple[str, str] | str,
     binding: dict[str, str],
 ) -> pl.DataFrame:
-    """The figures of one part, a row per layer and head; `table` has the rows of its measures."""
+    """Statistics of one part, a row per layer and head; `table` has the rows of its measures."""
     part = claim.parts[number]
     over, quantity = part.comparison.over, part.quantity
     table = table.filter(pl.col("model").is_in([models] if isinstance(models, str) else models))
@@ -146,7 +146,7 @@ def evidence(
 
 
 def item_of(part: ClaimPart) -> str | None:
-    """Of a measure that comes once for each of several items: the one that is meant."""
+    """The item of a measure that has one value per item (spikes); else None."""
     declared = [COLUMNS[m] for m in measures(part) if m in COLUMNS and COLUMNS[m].items]
     if not declared:
         return None
@@ -163,14 +163,14 @@ def null_of(part: ClaimPart) -> float:
 
 
 def _contrasted(a: Matrix, b: Matrix, part: ClaimPart, contents: RunContents) -> pl.DataFrame:
-    """Figures of the second against the first; the test is against what has to be exceeded."""
+    """Statistics of the second against the first, tested against what has to be exceeded."""
     ratio = part.comparison.scale == "ratio"
     not_positive = np.zeros(b.columns.height, dtype=int)
     first, second = a.x, b.x
     if ratio:
         wrong = (first <= 0) | (second <= 0)
         not_positive = wrong.sum(0)
-        # A logarithm of the others alone would be of another, chosen, set of prompts.
+        # Leaving out single prompts would select prompts by their values.
         spoilt = wrong.any(0)
         first, second = (np.log(np.where(spoilt | ~(x > 0), np.nan, x)) for x in (first, second))
     shift = np.log(null_of(part)) if ratio else null_of(part)
@@ -201,7 +201,7 @@ def _type(value: object) -> Any:
 def _choose(
     table: pl.DataFrame, what: str, name: str | None, listed: list[str]
 ) -> tuple[pl.DataFrame, str | None]:
-    """Keep one of the queries, keys or class sets: the one wanted, else the run's first."""
+    """Keep one of the queries, keys or class sets: `name`, or by default the run's first."""
     measured = table[what].drop_nulls().unique(maintain_order=True).to_list()
     if not measured:
         return table, None
@@ -234,7 +234,7 @@ def _amounts(table: pl.DataFrame, part: ClaimPart) -> pl.DataFrame:
     declared = COLUMNS.get(quantity.measure)
     if declared is not None and declared.items:
         item = quantity.item[0] if quantity.item else declared.default
-        # Runs of before they had items have one number.
+        # Runs of earlier builds have no item here.
         return table.filter(pl.col("item").is_null() | (pl.col("item") == item))
     if part.comparison.over == "item":
         table = tables.normalise(table, quantity.normalise)
@@ -256,7 +256,7 @@ def _amounts(table: pl.DataFrame, part: ClaimPart) -> pl.DataFrame:
 
 
 def _classes(table: pl.DataFrame, classes: Sequence[Any]) -> list[str]:
-    """These classes, which are there."""
+    """The classes as strings; a class that was not measured is an error."""
     measured = table["item"].drop_nulls().unique(maintain_order=True).to_list()
     for item in classes:
         if item not in measured:
@@ -279,7 +279,7 @@ def _sides(
     if over == "condition":
         pair = conditions
     first, second = (table.filter(pl.col(over) == side) for side in pair)
-    if over == "layer":  # named by the second, or they would not meet
+    if over == "layer":  # both sides need the same layer number to be paired
         first = first.with_columns(pl.lit(pair[1], dtype=table.schema["layer"]).alias("layer"))
     alone = set(first["prompt"]) ^ set(second["prompt"])
     if alone or first.is_empty():
@@ -298,7 +298,7 @@ def _decided(part: ClaimPart) -> list[pl.Expr]:
     """Whether a row supports the claim, and whether it opposes it."""
     rule, null = part.rule, null_of(part)
     low, high, difference = pl.col("low"), pl.col("high"), pl.col("difference")
-    # A row without the values of many prompts would be about the others alone.
+    # If many prompts have no value, the rest is a selected sample.
     disqualified = pl.col("left_out") * ONE_IN > pl.col("n") + pl.col("left_out")
     enough = (pl.col("units") >= MINIMUM) & ~disqualified
     if rule.bounds is not None:

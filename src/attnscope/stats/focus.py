@@ -1,10 +1,9 @@
-"""The focus score of prompts with and without an injection (arXiv 2411.00348), and how well it
-tells them apart.
+"""Computes the focus score of prompts with and without an injection (arXiv 2411.00348).
 
-A head's score of a prompt is the last row's mass on the instruction, over that on instruction and
-data together. Heads are chosen where calm and attacked prompts are far apart; a prompt's focus is
-the mean over them. Published, all that is calm is clean; with harmless insertions among the calm
-ones, heads that notice any insertion are passed over. This module must not know models or runs.
+The score of a head is the last query's mass on the instruction, divided by its mass on instruction
+and data. Heads are selected if their scores of calm and attacked prompts differ strongly. The focus
+of a prompt is the mean over these heads. In the paper all calm prompts are clean. With harmless
+insertions among the calm prompts, heads that react to any insertion are not selected.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,19 +18,18 @@ Heads = NDArray[np.bool_]
 SPREADS = 4
 """The published number of standard deviations between clean and attacked."""
 SEVERAL = 10
-"""Heads that are wanted where harmless texts are among the calm ones."""
+"""Minimum number of heads if harmless texts are among the calm ones."""
 
 
 def shares(instruction: Floats, data: Floats) -> Floats:
-    """A head's mass on the instruction, of its mass on both; 0 where it looks at neither."""
+    """A head's mass on the instruction, of its mass on both; 0 if both are 0."""
     both = instruction + data
     return np.divide(instruction, both, out=np.zeros_like(both), where=both > 0)
 
 
 def important_heads(calm: Floats, attacked: Floats, fewest: int = 1) -> Heads:
-    """Heads whose calm and attacked scores [prompts, heads] are apart by four standard deviations
-    of each, as published; by three, two … where that leaves fewer than so many heads; all heads
-    where there are no more."""
+    """Heads whose calm and attacked scores [prompts, heads] differ by four standard deviations of
+    each, as published. If fewer than `fewest` heads do, three, two … suffice."""
     gap = calm.mean(0) - attacked.mean(0)
     spread = calm.std(0) + attacked.std(0)
     for spreads in range(SPREADS, -1, -1):
@@ -42,20 +40,20 @@ def important_heads(calm: Floats, attacked: Floats, fewest: int = 1) -> Heads:
 
 
 def auroc(calm: Floats, attacked: Floats) -> float:
-    """How often a calm prompt has the larger score than an attacked one; ties are halves."""
+    """Probability that a calm prompt has a larger score than an attacked one; ties count half."""
     more = (calm[:, None] > attacked[None]).mean()
     return float(more + 0.5 * (calm[:, None] == attacked[None]).mean())
 
 
 @dataclass(frozen=True)
 class Focus:
-    """Scores of prompts that the heads were not chosen on, under texts they were not chosen on."""
+    """Scores of held-out prompts with held-out texts."""
 
     heads: int
     of: dict[str, Floats]
     """Kind of text (clean, harmless, a kind of attack) to the score of every prompt."""
     threshold: float
-    """Halfway between the mean scores of those that the heads were chosen on."""
+    """Midpoint of the mean scores of the prompts that selected the heads."""
 
     def flagged(self, texts: list[str]) -> Callable[[Floats], float]:
         """The share of scores below the threshold, over prompts with these numbers."""
@@ -85,9 +83,9 @@ def focus(
     attack: str,
     fewest: int = 1,
 ) -> Focus:
-    """Heads are chosen on every second prompt by the texts of `first` (an attack against calm
-    ones), and tried on the other prompts with the texts of `second`: nothing that is tried was
-    there to choose by. Both map a kind of text to scores [prompts, heads]."""
+    """Select heads on every second prompt with the texts of `first`, and score the other prompts
+    with the texts of `second`, so that scores are held out. Both map a kind of text to scores
+    [prompts, heads]."""
     numbers = np.arange(len(first[attack]))
     choosing, trying = numbers % 2 == 0, numbers % 2 == 1
     quiet = np.concatenate([first[kind][choosing] for kind in calm])

@@ -1,7 +1,7 @@
-"""What kind of head a head is: scores over prompts against stated thresholds.
+"""Assigns types to heads: induction, retrieval, previous-token, class-specific, local, sink.
 
-A head is of a kind where the whole interval of its score lies above the kind's threshold. It may
-be of several; the most particular gives it its name. Knows tables and numbers, no models.
+A head has a type if the confidence interval of its score lies above the threshold of the type. A
+head may have several types; the most specific one comes first.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ LIFT = 3.0
 
 @dataclass(frozen=True)
 class HeadType:
-    """A kind of head, and when a head is of it."""
+    """A head type, its score and its threshold."""
 
     name: str
     score: str
@@ -28,7 +28,7 @@ class HeadType:
 
 
 HEAD_TYPES = (
-    HeadType("induction", "induction", 0.3, "A[i, i - n + 1] on random tokens said twice"),
+    HeadType("induction", "induction", 0.3, "A[i, i - n + 1] on repeated random tokens"),
     HeadType(
         "retrieval", "retrieval", 0.1, "needle tokens generated while looked at most (published)"
     ),
@@ -39,7 +39,7 @@ HEAD_TYPES = (
     HeadType("local", "local", 0.5, "mass on the 8 tokens up to the query, the first aside"),
     HeadType("sink", "sink", 0.3, "mass on the first token (published)"),
 )
-"""The most particular first."""
+"""The most specific first."""
 NONE = "none of these"
 
 
@@ -101,7 +101,7 @@ def _interval(scores: pl.DataFrame, name: str) -> pl.DataFrame:
     with np.errstate(invalid="ignore"):
         same = np.nanmax(np.where(n > 0, x, 0), 0) == np.nanmin(np.where(n > 0, x, 0), 0)
     interval = intervals(x)
-    # Where all prompts say the same there is nothing to resample: the interval is that number.
+    # If all prompts have the same value, the interval is that value.
     certain = same & (n >= MINIMUM)
     low, high = (np.where(certain, mean, end) for end in (interval.low, interval.high))
     low, high = (np.clip(end, *SHARE) for end in (low, high))  # every score is a share

@@ -1,19 +1,18 @@
-"""Intervals of means and of differences of means, for many columns at once. Knows arrays only: no
-tables, no heads, no models.
+"""Computes confidence intervals of means and of differences of means, for many columns at once.
 
-A sample is float [n units, m columns]; nan is a unit without a value in that column: it is left
-out there, and there alone. The interval is the hull of two that fail in different places:
+A sample is float [n units, m columns]; a nan is left out of its column. The interval is the hull of
+two intervals:
 
-- Student's t holds for symmetric data, with heavy tails too, and is too short for skewed ones;
-- the same with Hall's correction for skewness (Hall 1992, JRSS B 54) holds for skewed data and is
-  too short for heavy tails. Few units show less skewness than there is, so it is taken larger than
-  it looks, for a test more than for an interval.
+- Student's t is accurate for symmetric data, even heavy-tailed, but too short for skewed data;
+- t with Hall's correction for skewness (Hall 1992, JRSS B 54) is accurate for skewed data, but too
+  short for heavy tails. Small samples underestimate skewness, so the estimate is enlarged, for
+  tests more than for intervals.
 
-docs/statistics.md has the table of coverage by which they were chosen, with the bootstraps that
-were not. Below `MINIMUM` units, and where no two values differ, there is no interval: nan.
+docs/statistics.md has the table of coverage, with the bootstraps that were rejected. Below
+`MINIMUM` units, or without variance, the interval is nan.
 
-An interval is marked as unreliable where the sample shows that a few units dominate: all but a few
-have the same value, or they are very skewed, or BCa, a bootstrap, disagrees with Student's t.
+An interval is marked as unreliable if a few units decide it: few units are informative, the sample
+is very skewed, or the BCa bootstrap disagrees with Student's t.
 """
 
 from dataclasses import dataclass
@@ -28,9 +27,8 @@ from attnscope.stats.bootstrap import quantiles, quantiles_unpaired
 Bools = NDArray[np.bool_]
 
 MINIMUM = 6
-"""Units that an interval or a p-value needs: of 5 signs, the rarest pattern and its opposite have
-p = 0.0625, and no interval from so few covers what it says."""
-# BCa and t may differ by this share of t's half width before an interval counts as unreliable.
+"""Minimum number of units of an interval or a p-value: with 5 units the smallest p is 0.0625."""
+# If BCa and t differ by more than this share of t's half width, the interval is unreliable.
 APART = 0.35
 SKEWED = 0.3
 """If the skewness of a mean is larger, its interval is marked as unreliable. The skewness of the
@@ -39,31 +37,31 @@ values is then above 1 for 12 units, 2.4 for 64."""
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """One interval per column [m]; nan where there is none."""
+    """One interval per column [m]; nan if there is none."""
 
     low: Floats
     high: Floats
     unreliable: Bools
-    """A few units dominate, so that coverage may not be what the level says: fewer than `MINIMUM`
-    differ from a value that most share, or the mean is skewed by more than `SKEWED`, or BCa and
-    Student's t disagree by more than `APART` of t's half width."""
+    """Coverage may be below the level: fewer than `MINIMUM` units are informative, or the skewness
+    of the mean exceeds `SKEWED`, or BCa and Student's t differ by more than `APART` of t's half
+    width."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """What the closed forms need of an estimate, by column [m]."""
+    """Estimate, standard error, skewness and degrees of freedom, by column [m]."""
 
     estimate: Floats
     error: Floats
-    """Standard error; 0 where no two values differ."""
+    """Standard error; 0 if all values are equal."""
     skew: Floats
-    """Skewness of the estimate: of n units, theirs over sqrt(n)."""
+    """Skewness of the estimate: that of the n units over sqrt(n)."""
     usual: Floats
-    """The usual estimate of it for few units, which show too little (Joanes and Gill 1998)."""
+    """Skewness corrected for small samples (Joanes and Gill 1998)."""
     careful: Floats
-    """A larger one, for tests: of very skewed values even the usual estimate falls short."""
+    """A larger estimate, for tests: for very skewed values the usual correction is too small."""
     degrees: Floats
-    """Of freedom."""
+    """Degrees of freedom."""
 
 
 def intervals(
@@ -75,8 +73,8 @@ def intervals(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Intervals:
-    """The interval of each column's mean. `degrees` of freedom are n - 1 unless said, and the units
-    that are `informative` those that `informative_units` counts."""
+    """The interval of each column's mean. Default `degrees` of freedom: n - 1; default
+    `informative`: the result of `informative_units`."""
     x = as_columns(samples)
     check(level, resamples)
     estimated = moments(x, degrees)
@@ -94,7 +92,7 @@ def intervals_unpaired(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Intervals:
-    """The same for the difference of two independent samples' means, second less first."""
+    """Intervals of the difference of two independent samples' means, second minus first."""
     a, b = two_samples(first, second)
     check(level, resamples)
     estimated = moments_unpaired(a, b)
@@ -106,7 +104,7 @@ def intervals_unpaired(
 
 
 def moments(samples: ArrayLike, degrees: ArrayLike | None = None) -> Moments:
-    """Of the mean of each column."""
+    """Moments of the mean of each column."""
     x = as_columns(samples)
     n, mean, squares, cubes = _sums(x)
     free = n - 1 if degrees is None else np.broadcast_to(np.asarray(degrees, float), n.shape)
@@ -118,7 +116,7 @@ def moments(samples: ArrayLike, degrees: ArrayLike | None = None) -> Moments:
 
 
 def moments_unpaired(first: ArrayLike, second: ArrayLike) -> Moments:
-    """Of the difference of two independent samples' means, with Welch's degrees of freedom."""
+    """Moments of the difference of two independent means, with Welch's degrees of freedom."""
     a, b = two_samples(first, second)
     (n_a, mean_a, squares_a, cubes_a), (n_b, mean_b, squares_b, cubes_b) = _sums(a), _sums(b)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -136,27 +134,27 @@ def moments_unpaired(first: ArrayLike, second: ArrayLike) -> Moments:
 
 
 def t_interval(estimated: Moments, level: float = 0.95) -> tuple[Floats, Floats]:
-    """Student's."""
+    """Student's t interval."""
     reach = stats.t.isf((1 - level) / 2, estimated.degrees) * estimated.error
     return estimated.estimate - reach, estimated.estimate + reach
 
 
 def skewed_interval(estimated: Moments, level: float = 0.95) -> tuple[Floats, Floats]:
-    """Student's, corrected for skewness."""
+    """Student's t interval, corrected for skewness."""
     reach = np.asarray(stats.t.isf((1 - level) / 2, estimated.degrees))
     low, high = (_back(z, estimated.usual) for z in (reach, -reach))
     return estimated.estimate - estimated.error * low, estimated.estimate - estimated.error * high
 
 
 def hull(estimated: Moments, level: float = 0.95) -> tuple[Floats, Floats]:
-    """From the lower of the two lower ends to the higher of the two higher ones."""
+    """The smallest interval that contains both intervals."""
     plain, skewed = t_interval(estimated, level), skewed_interval(estimated, level)
     return np.minimum(plain[0], skewed[0]), np.maximum(plain[1], skewed[1])
 
 
 def two_sided(estimated: Moments, null: float | Floats = 0.0) -> Floats:
-    """p of the estimate against a value, by Student's t corrected for skewness, more carefully than
-    the interval is; nan where nothing varies."""
+    """p of the estimate against a value, by Student's t with the larger correction for skewness
+    (`careful`); nan without variance."""
     with np.errstate(invalid="ignore", divide="ignore"):
         t = np.where(estimated.error > 0, (estimated.estimate - null) / estimated.error, np.nan)
     return np.asarray(2 * stats.t.sf(np.abs(_forth(t, estimated.careful)), estimated.degrees))
@@ -186,23 +184,23 @@ def _sums(x: Floats) -> tuple[Floats, Floats, Floats, Floats]:
 
 
 def _usual(n: Floats) -> Floats:
-    """By how much the usual estimate of skewness for few units is larger than it looks."""
+    """Factor of the small-sample correction of skewness."""
     n = np.maximum(n, 3.0)
     return np.asarray(np.sqrt(n * (n - 1)) / (n - 2))
 
 
 def _careful(n: Floats) -> Floats:
-    """And by how much it is taken to be for a test; chosen by the tables of docs/statistics.md."""
+    """Factor of skewness for tests, chosen with the tables of docs/statistics.md."""
     return _usual(n) * (1 + 5 / np.maximum(n, 3.0))
 
 
 def _forth(t: Floats, skew: Floats) -> Floats:
-    """Hall's monotone cubic: a skewed estimate's t, made nearly symmetric."""
+    """Hall's monotone cubic transformation, which makes a skewed t nearly symmetric."""
     return np.asarray(t + skew * t**2 / 3 + skew**2 * t**3 / 27 + skew / 6)
 
 
 def _back(y: Floats, skew: Floats) -> Floats:
-    """The t that `_forth` takes to y."""
+    """The inverse of `_forth`."""
     some = np.abs(skew) > 1e-6
     safe = np.where(some, skew, 1.0)
     cubic = 3 / safe * (np.cbrt(1 + safe * (y - safe / 6)) - 1)

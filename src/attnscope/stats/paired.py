@@ -1,5 +1,6 @@
-"""Models, or conditions, compared prompt by prompt: for every layer, head and measure at once,
-with effect sizes, intervals, permutation tests and the correction for their number.
+"""Compares models or conditions prompt by prompt, for every layer, head and measure.
+
+The result has effect sizes, confidence intervals, permutation tests and corrected p-values.
 """
 
 import itertools
@@ -23,8 +24,8 @@ from attnscope.stats.tables import Values, matrix, ranges
 Pair = tuple[str, str]
 
 OUTCOMES = ("different", "different, but small", "no difference", "undetermined")
-"""What a row comes to: its q is below 0.05 and its interval excludes 0; the same, but it lies
-within the smallest difference of interest; it lies within that, and 0 is not excluded; neither."""
+"""Outcomes of a row: q is at most 0.05 and the interval excludes 0; the same, but the difference is
+smaller than the margin; the difference is smaller than the margin; none of these."""
 _IDENTITY = ["queries", "keys", "classes", "measure", "item", "target", "layer", "head"]
 
 
@@ -48,23 +49,22 @@ def compare(
 ) -> pl.DataFrame:
     """The second of a pair against the first: one row per layer, head and thing measured.
 
-    over        what differs, "model" or "condition"; the other is held fixed, row by row
-    pair        first and second, or "all" pairs; needed where there are more than two
-    pairs       several pairs at once, in place of `pair`; all are corrected together
-    combine     heads by "mean", "sum" or "max", or "each" by itself
-    normalise   of masses: "mass", "per-token", "share" or "lift"
+    over        "model" or "condition"; the other one is fixed in every row
+    pair        (first, second) or "all"; needed if there are more than two
+    pairs       several pairs in place of `pair`, corrected together
+    combine     how heads are combined: "mean", "sum", "max", or "each" for single heads
+    normalise   how masses are shown: "mass", "per-token", "share" or "lift"
     paired      by prompt (True) or as two independent groups (False); by default paired, unless
                 the two have no prompt in common
-    prompts     what is known of each: a column `prompt`, and level, document, …
-    cluster     the fact whose values are the units, in place of prompts; of several, nested, the
-                outermost first
-    strata      the fact whose values any set of prompts holds in the same proportion
-    families    layers × heads of the same thing are a family of tests: corrected "each" by
-                itself, "pooled", or at "two-level"s
+    prompts     prompt metadata: a column `prompt`, and columns such as level or document
+    cluster     metadata column to cluster by; for nested clusters list the outermost first
+    strata      metadata column to stratify by
+    families    layers × heads of one quantity are a family of tests: correct "each" family
+                separately, all "pooled", or at "two-level"s
     margin      the smallest difference that counts, a number or "5%" of the first's mean; with a
                 margin, differences are also tested for equivalence
 
-    docs/statistics.md says what the columns are.
+    docs/statistics.md describes the columns.
     """
     if over not in ("model", "condition"):
         raise unknown("comparison over", over, ("model", "condition"))
@@ -101,7 +101,7 @@ class _Sides:
     """First and second of a pair."""
 
     columns: pl.DataFrame
-    """What each column is, with `a`, `b`, `paired` and what to note of all its rows."""
+    """Labels of the columns, with `a`, `b`, `paired` and notes."""
     prompts: tuple[list[int], list[int]]
     x: tuple[Floats, Floats]
     paired: bool
@@ -152,7 +152,7 @@ def _sides(
         paired = bool(set(first["prompt"]) & set(second["prompt"]))
     if paired:
         _check_paired((first, second), pair, over, held)
-    # What only one side has (pair measures, which the base lacks) is not compared.
+    # Measures of one side only (the base has no pair measures) are not compared.
     has = [side.select(by).unique() for side in (first, second)]
     common = [
         side.join(other, on=by, how="semi", nulls_equal=True)
@@ -182,7 +182,7 @@ def _sides(
 
 
 def _shape_note(first: pl.DataFrame, second: pl.DataFrame, pair: Pair) -> str | None:
-    """Layers and heads are matched by number; where the two differ in them, that is said."""
+    """A note if the two have different layers or heads, which are matched by number."""
     notes = []
     for what in ("layer", "head"):
         numbers = [set(side[what].drop_nulls()) for side in (first, second)]
@@ -197,7 +197,7 @@ def _shape_note(first: pl.DataFrame, second: pl.DataFrame, pair: Pair) -> str | 
 def _check_paired(
     sides: tuple[pl.DataFrame, pl.DataFrame], pair: Pair, over: str, held: str
 ) -> None:
-    """Every prompt of one side has its partner on the other."""
+    """Refuse prompts that only one side has."""
     measured = [set(side.select(held, "prompt").unique().iter_rows()) for side in sides]
     unpaired: dict[tuple[str, str], list[int]] = {}
     for at, name in enumerate(pair):
@@ -219,7 +219,7 @@ def _check_paired(
 def _all_pairs(
     sides: list[_Sides], by: list[str], settings: ContrastSettings, sources: ResamplingUnits
 ) -> tuple[pl.DataFrame, dict[str, Any], list[str]]:
-    """Pairs of the same prompts: one sample with the columns of all, flipped together."""
+    """All pairs of the same prompts in one sample, so that their signs are flipped together."""
     prompts = sorted({prompt for side in sides for prompt in side.prompts[0]})
     row = {prompt: at for at, prompt in enumerate(prompts)}
     samples = []
@@ -234,7 +234,7 @@ def _all_pairs(
     columns = pl.concat([side.columns for side in sides])
     labels = sources.labels(prompts)
     figures = paired_contrast(samples[0], samples[1], family_of(columns, by), settings, labels)
-    if len(sides) > 1:  # a prompt that another pair alone has is not left out of this one
+    if len(sides) > 1:  # prompts of other pairs do not count as left out
         of_pair = np.concatenate([np.full(s.columns.height, len(s.prompts[0])) for s in sides])
         figures["left_out"] = of_pair - figures["n"]
     return columns, figures, sources.warnings(samples[1] - samples[0], prompts)
@@ -243,7 +243,7 @@ def _all_pairs(
 def _each_pair(
     sides: list[_Sides], by: list[str], settings: ContrastSettings, sources: ResamplingUnits
 ) -> tuple[pl.DataFrame, dict[str, Any], list[str]]:
-    """Pairs of other prompts, each by itself; the correction is over all of them."""
+    """Pairs of different prompts, each tested separately; the correction is over all pairs."""
     contrasts, warnings = [], []
     for side in sides:
         labels = [sources.labels(of) for of in side.prompts]
@@ -266,7 +266,7 @@ def _each_pair(
 
 
 def family_of(columns: pl.DataFrame, by: list[str]) -> NDArray[Any]:
-    """Which tests are corrected together: all layers and heads of the same thing, in all pairs."""
+    """Number of the family of each test: all layers and heads of one quantity, in all pairs."""
     same = [name for name in by if name not in ("layer", "head")]
     if not same:
         return np.zeros(columns.height, dtype=np.intp)
@@ -302,7 +302,7 @@ def _outcome(columns: Sequence[str], settings: ContrastSettings) -> pl.Expr:
 
 
 def _unreliable_note() -> pl.Expr:
-    """Why an interval is unreliable."""
+    """The reason why an interval is unreliable."""
     few_informative = pl.format(
         "unreliable interval: only {} of {} units differ from the most common value, so p cannot "
         "be below {}; use more prompts",
@@ -329,8 +329,7 @@ def _note(warnings: list[str]) -> pl.Expr:
         pl.col("unlike"),
         pl.when(few).then(
             pl.format(
-                "no interval and no p-value: {} units, and fewer than 6 cannot reach p < 0.05 "
-                "whatever they show",
+                "no interval and no p-value: {} units; fewer than 6 cannot reach p < 0.05",
                 "units",
             )
         ),
@@ -339,8 +338,8 @@ def _note(warnings: list[str]) -> pl.Expr:
         ),
         pl.when(constant & ~few).then(
             pl.lit(
-                "constant: no two differences differ, so there is no interval and no standardised "
-                "effect, and p is 1"
+                "all differences are equal, so there is no interval and no standardised effect, "
+                "and p is 1"
             )
         ),
         pl.when(pl.col("unreliable")).then(_unreliable_note()),

@@ -1,5 +1,5 @@
-"""Permutation tests over units, for many columns at once: sign flips of paired differences, with
-the step-down maximum beside them, and relabelling of two independent samples. Knows arrays only.
+"""Runs permutation tests for many columns at once: sign flips of paired differences, and
+relabelling of two independent samples, both with the step-down maximum.
 
 A sample is float [n units, m columns]; nan is a unit without a value in that column.
 """
@@ -32,7 +32,7 @@ def sign_flip(
     check(0.95, resamples)
     values = ~np.isnan(d)
     n, m = d.shape
-    d = np.where(values, d, 0.0)  # whatever its sign, it adds nothing
+    d = np.where(values, d, 0.0)  # adds nothing with either sign
     if not n or not m:
         return np.full(m, np.nan), np.full(m, np.nan)
     exact = n <= 1000 and 2**n <= resamples
@@ -105,14 +105,14 @@ def least(n: ArrayLike, resamples: int) -> Floats:
 
 
 class _Sums:
-    """Sums over the second group for many labellings at once; the first has the rest."""
+    """Sums over the second group for many labellings at once; the first group is the rest."""
 
     def __init__(self, known: Floats, values: Floats, squares: Floats):
         self.parts = (known, values, squares)
         self.totals = [part.sum(0) for part in self.parts]
 
     def welch(self, in_b: Floats) -> Floats:
-        """Welch's t of each labelling and column; 0 where nothing varies, or there is nothing."""
+        """Welch's t of each labelling and column; 0 without variance or values."""
         n_b, sum_b, squares_b = (in_b @ part for part in self.parts)
         n_a, sum_a, squares_a = (
             totals - of_b for totals, of_b in zip(self.totals, (n_b, sum_b, squares_b), strict=True)
@@ -123,14 +123,14 @@ class _Sums:
                 for n, total, square in ((n_a, sum_a, squares_a), (n_b, sum_b, squares_b))
             )
             difference = sum_b / n_b - sum_a / n_a
-            # What rounding leaves of no spread at all is far below any that is there.
+            # Rounding errors of a variance of 0 are far below any real variance.
             scale = arrays.SAME * self.totals[2] / np.maximum(self.totals[0], 1)
             t = np.where(error > scale, difference / np.sqrt(error), np.sign(difference) * np.inf)
         return np.where(np.abs(difference) > np.sqrt(scale), np.nan_to_num(t, posinf=np.inf), 0.0)
 
 
 def _ordered(family: ArrayLike | None, statistic: Floats) -> list[NDArray[np.intp]]:
-    """The columns of each family, those with the largest statistic first."""
+    """The columns of each family, largest statistic first."""
     if family is None:
         return []
     numbers = np.asarray(family)
@@ -144,7 +144,7 @@ def _largest(statistic: Floats, of: NDArray[np.intp]) -> Floats:
 
 
 def _steps(stepped: Floats, order: list[NDArray[np.intp]]) -> Floats:
-    """A step is never easier than the one before."""
+    """Make the p-values of the steps increase, as the step-down method requires."""
     monotone = np.full(len(stepped), np.nan)
     for of in order:
         monotone[of] = np.maximum.accumulate(stepped[of])
@@ -153,7 +153,7 @@ def _steps(stepped: Floats, order: list[NDArray[np.intp]]) -> Floats:
 
 def _signs(n: int, exact: bool, resamples: int, seed: int, block: int) -> Iterator[Floats]:
     if exact:
-        # A pattern and its opposite are equally far from 0: half of them will do.
+        # A pattern and its opposite are equally far from 0, so half of them suffice.
         patterns = np.arange(2 ** (n - 1))
         for at in range(0, len(patterns), block):
             bits = patterns[at : at + block, None] >> np.arange(n) & 1

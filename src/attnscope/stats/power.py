@@ -1,12 +1,10 @@
-"""How many prompts an effect needs, and which effect so many prompts can find: power of the
-comparisons in `paired.py`, before they are run.
+"""Computes power: how many prompts an effect needs, and which effect a number of prompts detects.
 
-A permutation test of a mean has, but for a few per cent, the power of the t-test, which has a
-formula; what it has not is a p below its min_p: of n signs the rarest pattern and its opposite
-have 2 / 2ⁿ. What few units lose beside that, to the correction for skewness and to the signs there
-are, has no formula: it is counted in `DRAWS` samples of normal differences. The correction over
-heads enters as the p-value that a head has to reach, given how many heads have the effect. Where
-that is below the min_p, nothing can be found: power is 0.
+A permutation test of a mean has nearly the power of the t test, which has a formula. But its p
+cannot be below `min_p`: with n units that is 2 / 2ⁿ. With few units it also loses power to the
+correction for skewness; that loss is counted in `DRAWS` samples of normal differences. The
+correction over heads is the p-value that a head has to reach, given how many heads have the effect.
+If that is below `min_p`, power is 0.
 """
 
 import math
@@ -24,15 +22,15 @@ from attnscope.stats.intervals import MINIMUM, moments, moments_unpaired, two_si
 MOST = 10_000_000
 DRAWS = 1000
 FEW = 200
-"""Up to so many units what is lost is counted; for more it is below half a per cent."""
+"""Up to so many units the loss is simulated; above, it is below half a per cent."""
 SIGNS = 13
-"""Up to so many units `compare` tries all signs."""
+"""Up to so many units `compare` enumerates all sign patterns."""
 CORRECTIONS = ("fdr", "max")
 """Benjamini–Hochberg, or the step-down maximum."""
 
 
 def min_p(units: int, *, paired: bool = True) -> float:
-    """The smallest p that permutations of so many units (a side) can give."""
+    """The smallest possible p of a permutation test with so many units (per side)."""
     if paired:
         return 2.0 ** (1 - units)
     ways = special.gammaln(2 * units + 1) - 2 * special.gammaln(units + 1)
@@ -48,10 +46,9 @@ def threshold(
     correction: str = "fdr",
 ) -> float:
     """The p-value a head has to reach among `tests` heads, of which `effects` have an effect and
-    `share_found` of those are found.
+    `share_found` of those are detected.
 
-    The maximum's is that of independent heads; heads that depend on one another are found more
-    easily.
+    For "max" the heads are assumed independent; dependent heads are detected more easily.
     """
     if not 1 <= effects <= tests:
         raise out_of_range("effects", effects, f"1 to {tests}, the number of tests")
@@ -75,11 +72,10 @@ def power(
     cluster_size: int = 1,
     icc: float = 0.0,
 ) -> float:
-    """The share of heads with this standardised effect that n prompts (a side) will find.
+    """The share of heads with this standardised effect that n prompts (per side) detect.
 
     Prompts in clusters of `cluster_size`, whose intraclass correlation is `icc`, are tested by
-    cluster: there are n / `cluster_size` units, and n a little more than a multiple of it adds
-    nothing.
+    cluster: there are n // `cluster_size` units.
     """
     _check(effect, level, cluster_size, icc)
     units = n // cluster_size
@@ -90,10 +86,10 @@ def power(
     shift = of_unit * math.sqrt(units if paired else units / 2)
     spreads = np.sqrt(stats.chi2.ppf(_SHARES, degrees) / degrees)
     samples = _chances(of_unit, units, paired) if units <= FEW else None
-    # The maximum's own permutations say how far its heads have to go: its min_p is one test's.
+    # The maximum has its own permutation distribution, so its min_p is that of one test.
     least = min_p(units, paired=paired)
     share = 1.0
-    for _ in range(1000):  # falls to the largest share that agrees with its own threshold
+    for _ in range(1000):  # converges to the largest consistent share
         reach = threshold(share, level=level, tests=tests, effects=effects, correction=correction)
         if least > (level if correction == "max" else reach):
             return 0.0
@@ -107,8 +103,8 @@ def power(
 
 
 def prompts_needed(effect: float, *, power: float = 0.8, **design: Any) -> int:
-    """The fewest prompts (a side) that find this standardised effect with this power; `design` as
-    for `power`."""
+    """The smallest number of prompts (per side) that detects this standardised effect with this
+    power; `design` as for `power`."""
     size = design.get("cluster_size", 1)
     _check(effect, design.get("level", 0.05), size, design.get("icc", 0.0))
     _share(power)
@@ -133,8 +129,8 @@ def prompts_needed(effect: float, *, power: float = 0.8, **design: Any) -> int:
 
 
 def detectable(n: int, *, power: float = 0.8, **design: Any) -> float:
-    """The smallest standardised effect that n prompts (a side) find with this power; nan where
-    they find none, however large. `design` as for `power`."""
+    """The smallest standardised effect that n prompts (per side) detect with this power; nan if
+    they detect none. `design` as for `power`."""
     _share(power)
     high = 1.0
     while _power(high, n, **design) < power:
@@ -149,8 +145,7 @@ def detectable(n: int, *, power: float = 0.8, **design: Any) -> float:
 
 
 def _lost(samples: tuple[Floats, Floats, Floats], reach: float, level: float, how: str) -> float:
-    """The share that Student's t finds and `compare` does not. The maximum's permutations say how
-    far its heads have to go, and its correction for skewness is that of one test."""
+    """The share that Student's t detects and `compare` does not."""
     student, signs, skewed = samples
     if how == "max":
         detected = (student <= reach) & (skewed <= level)
@@ -160,8 +155,8 @@ def _lost(samples: tuple[Floats, Floats, Floats], reach: float, level: float, ho
 
 
 def _chances(effect: float, units: int, paired: bool) -> tuple[Floats, Floats, Floats]:
-    """p-values of samples with this effect: Student's, those of all signs (where they are tried,
-    else Student's), and those corrected for skewness."""
+    """p-values of samples with this effect: Student's, those of all sign patterns (if they are
+    enumerated, else Student's), and those corrected for skewness."""
     first, second, flipped = _samples(units, paired)
     estimated = moments(second + effect) if paired else moments_unpaired(first, second + effect)
     student = np.asarray(
@@ -179,19 +174,19 @@ def _chances(effect: float, units: int, paired: bool) -> tuple[Floats, Floats, F
 def _samples(
     units: int, paired: bool
 ) -> tuple[Floats, Floats, tuple[Floats, NDArray[np.float32]] | None]:
-    """Two groups without an effect; of the second the sums under every pattern of signs, and the
-    sum of each pattern, where all are tried."""
+    """Two groups without an effect. If all sign patterns are enumerated: also the sum of each
+    pattern, and the sums of the second group under each pattern."""
     rng = np.random.default_rng(units)
     first, second = rng.normal(size=(2, units, DRAWS))
     if not paired or units > SIGNS:
         return first, second, None
-    # A pattern and its opposite are equally far from 0: half of them will do.
+    # A pattern and its opposite are equally far from 0, so half of them suffice.
     signs = 1.0 - 2.0 * (np.arange(2 ** (units - 1))[:, None] >> np.arange(units) & 1)
     return first, second, (signs.sum(1), (signs @ second).astype(np.float32))
 
 
 def _beyond(limit: float, shift: float, spreads: NDArray[np.float64]) -> float:
-    """How often |t| is beyond a limit: the normal's answer, averaged over estimated spreads.
+    """Probability that |t| exceeds a limit, averaged over estimated spreads.
 
     scipy's noncentral t, and its noncentral F, are nan for some large shifts.
     """

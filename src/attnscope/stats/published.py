@@ -1,6 +1,6 @@
-"""What a recipe's run comes to, in the paper's own statistic, with the published number beside it.
+"""Computes the statistics of the recipes' papers from a run, beside the published numbers.
 
-Intervals resample prompts. This module must not know models, or how anything was measured.
+Confidence intervals resample prompts.
 """
 
 from collections.abc import Callable
@@ -19,17 +19,17 @@ from attnscope.stats.run_stats import judge_run
 Statistic = Callable[[Floats], float]
 RESAMPLES = 2000
 SINK = 0.3
-"""The published threshold of a sink; also asked of induction."""
+"""The published threshold of a sink; also used for induction."""
 RETRIEVAL = 0.1
 """The published threshold of a retrieval head."""
 CLEAN, HARMLESS = "clean", "harmless"
-"""What is no attack: nothing inserted, and a sentence that orders nothing."""
+"""Texts without an attack: nothing inserted, and a sentence without an instruction."""
 TRACKER = "1.00 and 0.98, Qwen2-1.5B"
 
 
 @dataclass(frozen=True)
 class PublishedStatistic:
-    """One number."""
+    """A statistic with its interval and the published number."""
 
     what: str
     value: float
@@ -46,14 +46,13 @@ class PublishedStatistic:
 
 
 def published_statistics(run: Run) -> list[PublishedStatistic]:
-    """The numbers of a recipe's run; none where it is no recipe's."""
+    """The statistics of a recipe's run; empty for other runs."""
     statistics = _OF.get(run.experiment.name)
     return [] if statistics is None else statistics(run)
 
 
 def reproduced_lines(run: Run) -> list[str]:
-    """What `attnscope reproduce` prints of a run: its numbers, and the verdicts on its claims, as
-    its report and `attnscope compare` have them."""
+    """The lines that `attnscope reproduce` prints: statistics, and verdicts on the run's claims."""
     return [
         *map(str, published_statistics(run)),
         *map(str, judge_run(run)),
@@ -71,7 +70,7 @@ def by_head(run: Run, measure: str, **where: Any) -> tuple[Floats, list[int]]:
 
 
 def _resampled(table: Floats, statistic: Statistic) -> tuple[float, float, float]:
-    """The statistic of the prompts, and its 95 % percentile interval; none below 6 prompts."""
+    """The statistic, and its 95 % percentile interval; nan below 6 prompts."""
     draw = np.random.default_rng(0)
     if len(table) < 6:
         return statistic(table), float("nan"), float("nan")
@@ -115,7 +114,7 @@ def _induction(run: Run) -> list[PublishedStatistic]:
 
 
 def _needle(run: Run) -> list[PublishedStatistic]:
-    """How many needles are found; retrieval heads by those, as published, and by all."""
+    """The share of needles found, and the share of retrieval heads."""
     statistics = []
     what = f"share of heads with a retrieval score above {RETRIEVAL}"
     for model in run.experiment.models:
@@ -140,7 +139,7 @@ def _needle(run: Run) -> list[PublishedStatistic]:
 
 
 def found_needles(run: Run, model: str) -> dict[int, bool]:
-    """By prompt, whether more than half of the needle's words were said, as published."""
+    """By prompt, whether more than half of the needle's words were generated, as published."""
     spans = run.tokens.filter(pl.col("regions").list.contains("answer"), model=model).collect()
     needles = spans.group_by("prompt", maintain_order=True).agg(pl.col("text").str.join(""))
     completions = dict(run.cells.filter(model=model).select("prompt", "generated").rows())
@@ -163,8 +162,8 @@ def _lookback(run: Run) -> list[PublishedStatistic]:
 
 
 def _fall(run: Run, axis: str, published: str) -> list[PublishedStatistic]:
-    """Masses by place: the last over the first, and the ends over the middle; as lift, so that
-    uniform attention gives 1."""
+    """Lift (uniform attention gives 1) of the first and last position, and of the ends over the
+    middle."""
     places = list(getattr(run.experiment, axis))
     statistics = []
     for model in run.experiment.models:
@@ -202,8 +201,7 @@ def _position(run: Run) -> list[PublishedStatistic]:
 
 
 def _injection(run: Run) -> list[PublishedStatistic]:
-    """The focus score with heads chosen as published, and with harmless insertions among what is
-    calm; each against clean texts and against harmless insertions."""
+    """The focus score, with heads selected as published, and with harmless insertions as calm."""
     statistics = []
     conditions = [name for name in run.experiment.conditions if name != run.experiment.base]
     texts_of = list(dict.fromkeys(name.rpartition("-")[0] for name in conditions))
@@ -232,7 +230,7 @@ def _injection(run: Run) -> list[PublishedStatistic]:
 def _focus_statistics(
     way: str, scored: Focus, attacks: list[str]
 ) -> list[tuple[str, Statistic, str]]:
-    """What is said of a choice of heads: a name, a statistic, and what is published."""
+    """Name, statistic and published number of each result for a selection of heads."""
     known = TRACKER if "published" in way else ""
     every = f"{way} ({scored.heads}): AUROC of all attacks against clean"
     statistics = [(every, scored.auroc_against(CLEAN, attacks), known)]
@@ -255,7 +253,7 @@ def _focus_statistics(
 
 
 def _focus_scores(run: Run, model: str, condition: str) -> Floats:
-    """[prompts, heads]: the share of the instruction, of what goes to it and to the data."""
+    """[prompts, heads]: mass on the instruction over the mass on instruction and data."""
     where = {"model": model, "condition": condition}
     instruction, data, inserted = (
         by_head(run, "mass", **where, keys=key)[0] for key in ("system", "question", "filler")

@@ -1,6 +1,6 @@
-"""What prompts come from: the facts that a run stores of each (level, action, document, an
-author's own columns), as labels of clusters and strata, and a warning where one of them explains
-much and was not used. Must not know tests or verdicts.
+"""Labels prompts with clusters and strata from their metadata (level, action, document …).
+
+Warns if a metadata column that was not used explains much of the variance.
 """
 
 import itertools
@@ -17,21 +17,21 @@ from attnscope.run.schemas import REPEATS
 from attnscope.stats.units import explained
 
 MUCH = 0.1
-"""The share of the variance from which on a fact is said to explain much: 10 prompts of each kind
-then have nearly twice the variance of independent ones."""
+"""Share of the variance above which a column causes a warning: with 10 prompts per value, the
+variance of the mean is then nearly twice that of independent prompts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResamplingUnits:
-    """Facts of prompts, and which of them say what is resampled."""
+    """Prompt metadata, and the columns that define clusters and strata."""
 
     metadata: pl.DataFrame | None = None
-    """A column `prompt`, and one for each fact."""
+    """A column `prompt`, and one for each metadata column."""
     cluster: str | Sequence[str] | None = None
-    """The fact whose values are the units; of several, nested, the first is the outermost. Repeats
-    of a prompt lie within, and are one unit if nothing else is said."""
+    """Metadata column to cluster by; for nested clusters the outermost first. By default repeats of
+    a prompt are one cluster."""
     strata: str | None = None
-    """The fact whose values every new set of prompts would hold in the same proportion."""
+    """Metadata column to stratify by: a new sample would have the same proportions."""
 
     def __post_init__(self) -> None:
         for name in self.chosen:
@@ -40,18 +40,18 @@ class ResamplingUnits:
 
     @property
     def names(self) -> list[str]:
-        """The facts there are."""
+        """The metadata columns."""
         return [] if self.metadata is None else [c for c in self.metadata.columns if c != "prompt"]
 
     @property
     def nested(self) -> list[str]:
-        """The facts whose values are clusters, outermost first."""
+        """The columns that define clusters, outermost first."""
         named = [self.cluster] if isinstance(self.cluster, str) else list(self.cluster or ())
         return [*named, *({REPEATS} & set(self.names) - set(named))]
 
     @property
     def chosen(self) -> list[str]:
-        """The facts that somebody chose to say what is resampled."""
+        """The columns that the user chose for clusters and strata."""
         named = [self.cluster] if isinstance(self.cluster, str) else list(self.cluster or ())
         return [*named, *([] if self.strata is None else [self.strata])]
 
@@ -61,12 +61,12 @@ class ResamplingUnits:
         return {"prompts": self.metadata, "cluster": self.cluster, "strata": self.strata}
 
     def count(self, prompts: Sequence[int]) -> int:
-        """How many units these prompts are."""
+        """The number of units of these prompts."""
         of = self.labels(prompts)["cluster"]
         return len(prompts) if of is None else len(set(of))
 
     def describe(self, prompts: Sequence[int]) -> str:
-        """Clusters and strata, in words; nothing where every prompt stands for itself."""
+        """Clusters and strata as text; empty if every prompt is a unit."""
         outer = self._outermost(prompts)
         parts = [] if outer is None else [f"in {self.count(prompts)} clusters ({outer})"]
         return " ".join([*parts, *([] if self.strata is None else [f"in strata ({self.strata})"])])
@@ -80,7 +80,7 @@ class ResamplingUnits:
         }
 
     def warnings(self, x: NDArray[np.float64], prompts: Sequence[int]) -> list[str]:
-        """A sentence for each fact that explains much of a sample [prompts, columns], unused."""
+        """A sentence for each unused column that explains much of a sample [prompts, columns]."""
         sentences = []
         for name in self.names:
             if name in (*self.nested, self.strata):
@@ -89,15 +89,15 @@ class ResamplingUnits:
             share = explained(x, label)
             if share > MUCH:
                 sentences.append(
-                    f"prompts of one {name} are alike (intraclass correlation {share:.2f}): "
-                    f"cluster by {name!r}, or make it the strata"
+                    f"prompts of one {name} are similar (intraclass correlation {share:.2f}): "
+                    f"cluster or stratify by {name!r}"
                 )
         return sentences
 
     def _of(self, name: str, prompts: Sequence[int], missing: str | None = None) -> NDArray[Any]:
         assert self.metadata is not None
         known = dict(self.metadata.select("prompt", pl.col(name).cast(pl.String())).iter_rows())
-        repeats = name == REPEATS  # what repeats nothing is its own
+        repeats = name == REPEATS  # a prompt that repeats no other is its own cluster
         values = [known.get(prompt) or (str(prompt) if repeats else None) for prompt in prompts]
         without = [p for p, value in zip(prompts, values, strict=True) if value is None]
         if without and missing is None:
@@ -111,7 +111,7 @@ class ResamplingUnits:
         return np.array([missing if value is None else value for value in values], dtype=str)
 
     def _outermost(self, prompts: Sequence[int]) -> str | None:
-        """The outermost of several facts; each value of an inner one lies in one of an outer."""
+        """The outermost of nested columns; each inner value must lie in one outer value."""
         names = self.nested
         for outer, inner in itertools.pairwise(names):
             pairs = set(zip(self._of(inner, prompts), self._of(outer, prompts), strict=True))

@@ -1,19 +1,16 @@
-"""How a claim survives the choices behind it: what its table under every choice (`sensitivity.py`)
-comes to, for each place and in a line. Must not know how a claim is judged.
-"""
+"""Summarises how robust a verdict is under other choices, from the table of `sensitivity`."""
 
 from typing import Any
 
 import polars as pl
 
 CHOICES = ("queries", "keys", "classes", "normalise", "condition", "spikes")
-"""What is varied, where the run has more than one."""
+"""The choices that are varied if the run has more than one value."""
 
 
 def robustness(table: pl.DataFrame) -> pl.DataFrame:
-    """For each model, layer and head: over how many choices sign and verdict are the reference's,
-    and which choices overturn the verdict: the fewest that do, in words. Without a reference
-    nothing can survive it: null.
+    """For each model, layer and head: under how many choices sign and verdict equal the reference,
+    and the smallest sets of choices that change the verdict. Null without a reference.
     """
     judged = table.filter(pl.col("difference").is_not_null())
     changed = pl.struct(*CHOICES, "changed").filter(~pl.col("same_verdict"))
@@ -30,10 +27,10 @@ def robustness(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def robustness_summary(table: pl.DataFrame) -> dict[str, Any]:
-    """How a claim survives, over all models and layers that it was judged for: the reference's
-    `verdict`, how many `choices` there are, how many of the `verdicts` are those of the reference
-    (`same_verdict`), in how many of the `places` (a model, a layer) all are (`survives`), what
-    overturns it where, and how many combinations of choices were `not_judged`.
+    """One row for a claim, over all models and layers: the `verdict` of the reference, the number
+    of `choices`, how many of the `verdicts` equal the reference (`same_verdict`), in how many
+    `places` (model, layer) all do (`survives`), what overturns it (`overturned_by`), and how many
+    combinations were `not_judged`.
     """
     verdicts = table.filter(pl.col("difference").is_not_null()).unique(
         ["claim", "model", "layer", *CHOICES], keep="first", maintain_order=True
@@ -63,7 +60,7 @@ def robustness_summary(table: pl.DataFrame) -> dict[str, Any]:
 
 
 def not_judged_note(many: int) -> str:
-    """What was left out of the combinations of choices, in words; empty where nothing was."""
+    """A note on the combinations that were left out; empty if none were."""
     if not many:
         return ""
     combinations = "combination" if many == 1 else "combinations"
@@ -77,7 +74,7 @@ def _location(row: dict[str, Any]) -> str:
 
 
 def _fewest(overturning: list[dict[str, Any]]) -> list[str]:
-    """Sets of choices that overturn, without those that contain a smaller one that does."""
+    """The smallest sets of choices that overturn the verdict."""
     sets = [
         {f"{name} {row[name]}" for name in row["changed"].split(", ") if name}
         for row in overturning

@@ -1,6 +1,4 @@
-"""Statistics of a whole run, with what it was asked as the defaults: what `attnscope compare`
-prints and a report shows.
-"""
+"""Computes the statistics of a run, with the settings of its experiment as defaults."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -26,9 +24,9 @@ def compare_run(
     normalise: str | None = None,
     **settings: Any,
 ) -> pl.DataFrame:
-    """`compare` on a run. By default over what the pair names; else over its models, if they are
-    two, or every condition against the base. Heads and masses as the experiment says; `settings`
-    as for `compare`. Classes that no prompt has a token of are left out.
+    """`compare` on a run. Default: the two that `pair` names; else the models if there are two, or
+    every condition against the base. Heads and masses as in the experiment; `settings` as for
+    `compare`. Classes without tokens in any prompt are left out.
     """
     experiment = run.experiment
     over = over or _over(experiment, pair)
@@ -66,9 +64,9 @@ def compare_runs(
     normalise: str | None = None,
     **settings: Any,
 ) -> pl.DataFrame:
-    """The models of several runs against one another, all pairs unless one is named. Models of
-    the same label are told apart by their run's directory. Paired by prompt where the runs asked
-    for the same prompts; otherwise independent groups."""
+    """Compare the models of several runs, by default all pairs. Models with the same label get the
+    name of their run directory. Paired by prompt if the runs have the same prompts; otherwise
+    independent groups."""
     if over not in (None, "model"):
         raise InputError(
             f"over {over!r} is not possible for several runs; they are compared over 'model'",
@@ -81,7 +79,7 @@ def compare_runs(
     same = all(_prompts(run) == _prompts(runs[0]) for run in runs)
     names, tables, known, past = [], [], [], 0
     for run in runs:
-        # Other prompts have other numbers: they do not pair, and what is known of them is theirs.
+        # Different prompts get different numbers, so that they are not paired.
         number = pl.col("prompt") + past
         past += 0 if same else max(run.cells["prompt"], default=-1) + 1
         known.append(run.prompts.with_columns(number))
@@ -115,12 +113,12 @@ def compare_runs(
 
 
 def _prompts(run: Run) -> tuple[object, int]:
-    """What identifies a run's prompts: of a file its digest, since every run has its own copy."""
+    """Identity of a run's prompts; for a file its digest, because every run has its own copy."""
     return run.experiment.identity()["prompts"], run.experiment.repeats
 
 
 def _over(experiment: Experiment, pair: tuple[str, str] | str | None) -> str:
-    """What differs: what the names of a pair are, else models if they are two."""
+    """\"model\" or \"condition\": what a pair names; default: models if there are two."""
     models, conditions = list(experiment.models), list(experiment.conditions)
     if pair is None or isinstance(pair, str):
         several = len(models) == 2 or (len(models) > 2 and len(conditions) == 1)
@@ -146,11 +144,11 @@ def _over(experiment: Experiment, pair: tuple[str, str] | str | None) -> str:
 
 
 def _occurring(values: pl.LazyFrame) -> pl.LazyFrame:
-    """Without the classes that no prompt has a token of: what is measured of them is always 0."""
+    """Leave out classes without tokens in any prompt, because their values are always 0."""
     by = ["classes", "item"]
     counted = values.filter(pl.col("measure") == "mass").group_by(by)
     never = counted.agg(pl.col("tokens").sum().alias("all")).filter(pl.col("all") == 0)
-    never = never.collect().lazy()  # once, however often the rest is asked for
+    never = never.collect().lazy()  # collected once, because it is joined twice
     absent = values.join(never, on=by, how="anti", nulls_equal=True)
     targets = never.rename({"item": "target"})
     return absent.join(targets, on=["classes", "target"], how="anti", nulls_equal=True)
@@ -163,8 +161,8 @@ def claims_of_run(run: Run) -> tuple[Claim, ...]:
 
 
 def judge_run(run: Run, claims: Iterable[Claim] | None = None, **settings: Any) -> list[Verdict]:
-    """Verdicts on a run: on these claims; by default on the run's own, and on the built-in ones
-    that can be judged on it. `settings` as for `judge`."""
+    """Verdicts on these claims; default: the run's own claims, and the built-in claims that can be
+    judged on it. `settings` as for `judge`."""
     inputs: dict[str, Any] = {"experiment": run.experiment, "prompts": run.prompts}
     frozen = run.environment.get("claims")
     every = claims_of_run(run) if claims is None else tuple(claims)

@@ -1,5 +1,5 @@
-"""Does a conclusion survive the choices behind it? One claim, judged again for every choice of
-queries, keys, classes, normalisation, condition and share of spikes that a run has, as one table.
+"""Judges one claim under every choice of queries, keys, classes, normalisation, condition and share
+of spikes that a run has.
 """
 
 import itertools
@@ -36,8 +36,8 @@ def sensitivity(
     open are the run's first; so also where several conditions are of the kind it names. `changed`
     names the choices that differ from it; `same_sign` and `same_verdict` say whether the direction
     and the verdict are those of the reference. At most `MOST` combinations are judged, those with
-    the fewest changes; `not_judged` counts the others. Of conditions, `kind`, `count` and
-    `position` tell what they insert.
+    the fewest changes; `not_judged` counts the others. `kind`, `count` and `position`
+    describe the insertion of a condition.
     """
     if part not in range(len(claim.parts)):
         raise unknown(f"part of claim {claim.name!r}", part, range(len(claim.parts)))
@@ -188,7 +188,7 @@ def _in_scope(claim: Claim, table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _rows_for(claim: Claim, table: pl.DataFrame, chosen: dict[str, Any]) -> pl.DataFrame:
-    """The rows that a claim with these choices looks at."""
+    """The rows that a claim with these choices needs."""
     between = any(part.comparison.over == "condition" for part in claim.parts)
     keep = [
         pl.col(name) == chosen[name]

@@ -1,4 +1,4 @@
-"""Means over prompts with their intervals: the numbers under a bar or a line."""
+"""Computes means over prompts with their confidence intervals, for figures."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ def summary(
     """One row per combination of `by`: mean over prompts, its interval (low, high), how many
     prompts have a value (n), how many units they are, and whether the interval is unreliable.
 
-    low and high are null for fewer than 6 units, and where no two values differ. `prompts`,
+    low and high are null for fewer than 6 units, and if all values are equal. `prompts`,
     `cluster` and `strata` are as in `compare`. `within` are the possible values
     (`tables.possible`): an interval ends there.
     """

@@ -1,5 +1,5 @@
-"""From the table of values to what is tested: heads combined, masses normalised, and a matrix of
-prompts by columns. Knows the tables of a run, and nothing about resampling.
+"""Prepares the table of values for tests: combines heads, normalises masses, builds a matrix
+[prompts, columns].
 """
 
 import math
@@ -18,9 +18,9 @@ IDENTITY = (
     *("model", "condition", "queries", "keys", "classes"),
     *("layer", "head", "measure", "item", "target"),
 )
-"""What a value is, beside the prompt it belongs to."""
+"""Columns that identify a value, besides its prompt."""
 HELD = 2_500_000
-"""Rows of a table that heads are combined of at once."""
+"""Rows of a table whose heads are combined at once."""
 COMBINE = ("mean", "sum", "max", "each")
 NORMALISE = ("mass", "per-token", "share", "lift")
 
@@ -64,7 +64,7 @@ def combine(values: Values, how: str = "mean") -> pl.DataFrame:
 
 
 def _refuse_duplicates(table: pl.DataFrame, by: Sequence[str]) -> None:
-    """A head counts once: a row that stands twice would be added up twice."""
+    """Refuse a duplicate row, because it would count twice."""
     twice = table.filter(table.select(by).is_duplicated()).select(by).row(0, named=True)
     raise InputError(
         "the table has two rows for the same value: "
@@ -76,8 +76,7 @@ def _refuse_duplicates(table: pl.DataFrame, by: Sequence[str]) -> None:
 
 
 def _parts(values: pl.LazyFrame) -> list[pl.LazyFrame]:
-    """A table that is too long to be held at once, some models at a time: heads are combined
-    within a model."""
+    """A table that is too long for memory, in parts of some models each."""
     rows = values.select(pl.len()).collect().item()
     if rows <= HELD:
         return [values]
@@ -156,7 +155,7 @@ def matrix(values: Values, by: Sequence[str], prompts: Iterable[int] | None = No
 
 
 def ranges(numbers: Iterable[int], shortest: int = 2) -> str:
-    """Whole numbers with runs of at least `shortest` drawn together: `0–3, 16`."""
+    """Integers as ranges, for example `0–3, 16`; shorter runs than `shortest` are listed singly."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][-1] + 1:

@@ -1,12 +1,9 @@
-"""What is resampled: prompts, or what they come from. Prompts that share a source (a template, a
-document, a question asked again) are alike, and n of them say less than n others would. Knows
-arrays and labels only.
+"""Turns prompts into resampling units: prompts, or clusters of similar prompts, within strata.
 
-A cluster's share in a mean is one number, so clusters are units like any other: `units` turns
-[prompts, columns] into [units, columns], whose mean is that of the prompts and whose spread is
-that of the clusters. Of clusters within clusters, the outermost are the units; what lies within
-is in their spread already. Strata, which every new set of prompts would hold in the same
-proportion, take the spread between them out.
+Prompts of one source (a template, a document) are similar, so n of them carry less information than
+n independent prompts. `units` turns [prompts, columns] into [units, columns], whose mean is that of
+the prompts and whose variance is that of the clusters. For nested clusters the outermost are the
+units. Strata remove the variance between them.
 """
 
 from dataclasses import dataclass
@@ -94,8 +91,8 @@ def design_effect(samples: ArrayLike, sample: Units) -> Floats:
 
 
 def explained(samples: ArrayLike, label: ArrayLike) -> float:
-    """The median, over columns, of what a label explains: how much a source matters. nan where
-    that cannot be said: one group, or no two prompts of any."""
+    """The median, over columns, of the share of variance that a label explains. nan if there is
+    one group, or no group has two prompts."""
     names = np.asarray(label)
     if len(np.unique(names)) in (1, len(names)):
         return float("nan")
@@ -140,7 +137,7 @@ def _labels(labels: ArrayLike, n: int, what: str) -> tuple[NDArray[np.generic], 
 def _of_groups(
     strata: ArrayLike, of: NDArray[np.intp], count: int, groups: NDArray[np.generic]
 ) -> NDArray[np.generic]:
-    """The stratum of each cluster, which has to be one."""
+    """The stratum of each cluster; a cluster in several strata is an error."""
     names, which = _labels(strata, len(of), "strata")
     table = np.zeros((count, len(names)), dtype=bool)
     table[of, which] = True

@@ -1,6 +1,4 @@
-"""Claims judged on the table of values: supported, contradicted or undetermined, with the figures
-that decide; or not measured, with what to measure. Must not know files or how it is printed.
-"""
+"""Judges claims on the table of values: supported, contradicted, undetermined or not measured."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,14 +35,14 @@ FROZEN = ("fixed before the run", "changed after the run", "added after the run"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a run says about a claim."""
+    """The verdict of a run on a claim."""
 
     claim: str
     statement: str
     verdict: str
     """One of `VERDICTS`."""
     reason: str
-    """The figures that decide, in words."""
+    """The numbers that decide, what was required, and n; or what to measure."""
     model: str | None = None
     condition: str | None = None
     layer: int | None = None
@@ -80,18 +78,18 @@ def judge(
 ) -> list[Verdict]:
     """A verdict for each claim, model, condition and layer that it is about.
 
-    experiment   what a run was asked (`Run.experiment`): which condition is the base, which kind
-                 of insertion the others have, and the order of queries, keys and models
+    experiment   the run's experiment (`Run.experiment`): gives the base condition, the insertions
+                 of the others, and the order of queries, keys and models
     pair         the two models that claims over models compare, first and second
-    frozen       digests of claims, as they were written down before the run
-    prompts      what is known of each prompt; `cluster` and `strata` as in `compare`
+    frozen       digests of the claims that were fixed before the run
+    prompts      prompt metadata; `cluster` and `strata` as in `compare`
     """
     claims = list(claims)
     needed = {measure for claim in claims for part in claim.parts for measure in measures(part)}
     lazy = values.lazy()
     measured = lazy.select(pl.col("measure").unique()).collect()["measure"].to_list()
     table = lazy.filter(pl.col("measure").is_in(sorted(needed))).collect()
-    # Apart, because the masses are far more rows than all the rest, and most claims need none.
+    # Split by measure, because masses have most of the rows and few claims need them.
     tables = {str(rows["measure"][0]): rows for rows in table.partition_by("measure")}
     contents = RunContents(
         models=_ordered(lazy, "model", experiment.models if experiment else ()),
@@ -129,8 +127,8 @@ def _frozen(
 
 
 def _without_contradiction(verdicts: list[Verdict], claims: Sequence[Claim]) -> list[Verdict]:
-    """Of claims that exclude each other and are both supported, neither is: a rule let through
-    what it should not have, and nobody knows which."""
+    """If two claims that exclude each other are both supported, both become undetermined, because
+    one of them must be a false positive."""
     excluded = {claim.name: set(claim.excludes) for claim in claims}
     supported = {
         (v.claim, v.model, v.condition, v.layer) for v in verdicts if v.verdict == "supported"
@@ -172,7 +170,7 @@ def verdict_table(verdicts: Sequence[Verdict]) -> pl.DataFrame:
 
 
 def _ordered(values: pl.LazyFrame, what: str, first: Iterable[str]) -> list[str]:
-    """In the experiment's order, then as they come."""
+    """The values of a column: first those of the experiment in its order, then the others."""
     present = values.select(pl.col(what).unique(maintain_order=True)).collect()[what].to_list()
     listed = [name for name in first if name in present]
     return listed + [name for name in present if name not in listed]
@@ -200,7 +198,7 @@ def _judged(
 
 
 def _bindings(claim: Claim, contents: RunContents) -> list[dict[str, str]]:
-    """Every way to put the run's conditions in the place of the claim's."""
+    """Every assignment of the run's conditions to the claim's selectors."""
     selectors: list[str] = []
     if any(part.comparison.over != "condition" for part in claim.parts):
         selectors.append(default_condition(claim, contents))
