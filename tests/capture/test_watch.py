@@ -393,7 +393,7 @@ def tagged(batch: int, length: int, **more: Any) -> masks.MaskTensor:
 @torch.no_grad()
 def test_a_device_without_float64(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """What it computed is measured on the CPU (here it is there already: nothing may be lost), and
-    at once: no fused operator tells the log-sum-exp there."""
+    at once: no fused operator returns the log-sum-exp there."""
     model, ids = build(name), torch.randint(5, 50, (2, 9))
     real = torch.ones_like(ids)
     real[0, :3] = 0

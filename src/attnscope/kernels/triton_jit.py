@@ -346,9 +346,8 @@ def attention(  # type: ignore[no-untyped-def]
         if HAS_V:
             value_at = v_at + cols[:, None].to(tl.int64) * v_n
             v_tile = tl.load(value_at, mask=(cols[:, None] < K) & (values[None, :] < E), other=0.0)
-            acc = acc * rescale[:, None] + tl.dot(
-                p.to(v_tile.dtype), v_tile, input_precision="ieee"
-            )
+            weighted = tl.dot(p.to(v_tile.dtype), v_tile, input_precision="ieee")
+            acc = acc * rescale[:, None] + weighted
         top = new
     if SINKS:
         sink = tl.load(sinks + h).to(tl.float32) * 1.4426950408889634
