@@ -43,6 +43,8 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_architecture.py
 	$(BIN)/python benchmarks/audit.py
+	$(BIN)/python tools/private_words.py
+	$(BIN)/python tools/wording_assertions.py
 	$(BIN)/python -m pip check
 
 format: $(STAMP)

@@ -7,6 +7,7 @@ codes and values instead; at most `MOST` examples of good wording stay.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -23,10 +24,19 @@ def is_prose(node: ast.AST) -> bool:
     )
 
 
+def is_phrase(node: ast.AST) -> bool:
+    """Whether a pattern has two words or more; numbers, names and paths are values."""
+    return (
+        isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and len(re.findall(r"\b[a-z]{2,}\b", re.sub(r"\\\w", " ", node.value))) >= 2
+    )
+
+
 def asserts_wording(function: ast.AST) -> bool:
     """Whether a test matches a message, or compares printed text with a sentence."""
     for node in ast.walk(function):
-        if isinstance(node, ast.keyword) and node.arg == "match":
+        if isinstance(node, ast.keyword) and node.arg == "match" and is_phrase(node.value):
             return True
         if isinstance(node, ast.Assert):
             for compare in ast.walk(node.test):
@@ -39,17 +49,18 @@ def asserts_wording(function: ast.AST) -> bool:
 
 def main() -> int:
     """Print the functions; 1 if there are too many."""
-    found = [
+    named = [
         f"{path.relative_to(TESTS.parent).as_posix()}::{node.name}"
         for path in sorted(TESTS.rglob("test_*.py"))
+        if path.parent.name != "prompts"  # texts of prompts are data
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef)
         and node.name.startswith("test_")
         and asserts_wording(node)
     ]
-    print(*found, sep="\n")
-    print(f"{len(found)} tests assert wording; fewer than {MOST} may")
-    return len(found) >= MOST
+    print(*named, sep="\n")
+    print(f"{len(named)} tests assert wording; fewer than {MOST} may")
+    return len(named) >= MOST
 
 
 if __name__ == "__main__":

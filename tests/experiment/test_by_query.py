@@ -110,7 +110,7 @@ def test_a_run_of_single_queries_continues_and_is_drawn(small, tmp_path):
     assert one["value"][0] == pytest.approx(second["value"].mean(), rel=1e-4)
     over_text = draw(opened, "by-query")
     assert "Position of the query" in str(over_text.spec)
-    with pytest.raises(InputError, match="this run has no query_entropy"):
+    with pytest.raises(InputError, match="query_entropy"):
         draw(opened, "by-query", measure="query_entropy")
 
 

@@ -463,8 +463,9 @@ def test_no_chat_template(small, tmp_path):
 
 
 def test_an_unknown_model(small, tmp_path):
-    with pytest.raises(ModelError, match="is not a folder"):
+    with pytest.raises(ModelError) as error:
         run(small(models=["./nothing"]), tmp_path / "run")
+    assert error.value.code == "no-folder"
 
 
 def test_prompts_from_a_file(small, tmp_path):

@@ -168,7 +168,7 @@ def test_claims_are_written_down_before_anything_is_measured(tmp_path: Path) -> 
     def nothing(*_: Any, **__: Any) -> Any:
         raise RuntimeError("nothing is measured")
 
-    with pytest.raises(RuntimeError, match="nothing is measured"):
+    with pytest.raises(RuntimeError):
         carry_out(asked, tmp_path / "out", claims=[first], executor=nothing)
     written = json.loads((tmp_path / "out" / "environment.json").read_text())["claims"]
     assert written[first.name] == digest(first)

@@ -40,11 +40,11 @@ def part_names(claim: Claim) -> list[str]:
     names = [_name(part) for part in claim.parts]
     settings = [_settings(part) for part in claim.parts]
     unique = []
-    for name, own in zip(names, settings, strict=True):
+    for name, setting in zip(names, settings, strict=True):
         same_name = [other for n, other in zip(names, settings, strict=True) if n == name]
         differing = [
             f"{key} {value}"
-            for key, value in own.items()
+            for key, value in setting.items()
             if value and any(other[key] != value for other in same_name)
         ]
         unique.append(f"{name} ({', '.join(differing)})" if differing else name)
