@@ -32,8 +32,8 @@ from attnscope.errors import ModelError, ScopeError
 from attnscope.kernels.call import WITHOUT_FLOAT64
 from attnscope.kernels.tile_plan import balanced_step
 
-# Pending calls may always use this many bytes: a query of the free memory takes longer than a
-# kernel launch.
+# Pending calls may always use this many bytes. Below it, the hook does not ask the device for its
+# free memory, because that takes longer than a kernel launch.
 MIN_BUDGET = 64 << 20
 
 
@@ -61,7 +61,7 @@ class WatchHook:
         self.bases = model_sites.base_models
         self.device = device
         self.needs_rows = bool(top or keep)
-        """Whether single rows are stored beside the sums."""
+        """Whether per-query attention rows are stored in addition to the sums."""
         self.reducer = Reducer(
             parts, backend, self.device, layers=len(self.measured), top=top, keep=keep
         )
@@ -70,13 +70,13 @@ class WatchHook:
             for stack, base in model_sites.base_models.items()
         }
         self.sites_run: dict[str, set[Site]] = {}
-        """Sites that ran in the current pass, by stack. Empty between passes, also while gradient
-        checkpointing runs layers a second time."""
+        """Sites that ran in the current pass, by stack. Between passes it is empty. It stays empty
+        while gradient checkpointing runs layers a second time, so that run is not measured."""
         self.passes_started: set[str] = set()
         """Stacks whose current pass has made its first attention call."""
         self.leaders: dict[CallSpec, tuple[SiteQueue | None, CompletionSpan, int]] = {}
-        """Per call signature, in the current pass: the queue of its first call (None if no query
-        counts), its completion span, and the bytes per call."""
+        """The first call of each call signature in the current pass: its queue (None if no query
+        counts), its completion span, and its bytes."""
         self.pass_queue: PassQueue | None = None
         """Pending calls of the current pass that are reduced with its first call, in one launch."""
         self.geometries: list[Geometry] = []
@@ -90,7 +90,8 @@ class WatchHook:
         self.cache: dict[str, Any] = {}
         """The KV cache of the current pass, by stack."""
         self.guarded: Any = None
-        """The KV cache that is guarded now. Only one: a loop would keep all caches in memory."""
+        """The KV cache that is guarded now. The hook guards only one cache, because a list would
+        keep all caches in memory."""
         for scope in parts.values():
             scope._flush = self.flush
 
@@ -115,8 +116,9 @@ class WatchHook:
         if site in self.sites_run[site.stack]:
             raise ModelError(
                 f"layer {site.layer} calls its attention function more than once in one forward "
-                "pass, with other queries or keys (once for each image, or layers that share a "
-                "module), so these calls cannot be assigned; pass one image or text at a time",
+                "pass, with different queries or keys. attnscope supports one call per layer. "
+                "Causes: one call per image, or layers that share a module. Pass one image or text "
+                "at a time",
                 code="repeated-attention",
                 layer=site.layer,
             )
@@ -186,7 +188,7 @@ class WatchHook:
         return [site in self.measured for site in sites]
 
     def queue_limit(self, site: Site, spec: CallSpec) -> tuple[int, bool]:
-        """How many more calls of this signature may be queued, and whether to keep tensors."""
+        """How many more calls of this signature may be queued, and whether they keep tensors."""
         queue, leader = self.pending.get(site), self.leaders.get(spec)
         if self.max_pending == 0 or spec.geometry.device.type in WITHOUT_FLOAT64:
             return 0, True
@@ -206,7 +208,7 @@ class WatchHook:
         return max(0, limit - self.pending_bytes) // bytes_per_call, True
 
     def on_deferred_calls(self, spec: CallSpec, calls: list[DeferredCall]) -> None:
-        """Queue calls that have the signature of an earlier call of this pass."""
+        """Queue calls with the same signature as an earlier call of this pass."""
         self.sites_run[calls[0][0].stack].update([call[0] for call in calls])
         measured = calls
         if not self.measures_all:
@@ -215,7 +217,7 @@ class WatchHook:
         if pass_queue is not None and pass_queue.spec is spec:
             pass_queue.calls += measured  # type: ignore[arg-type]
             self.pending_bytes += pass_queue.bytes_per_call * len(measured)
-            # Flush early: stacking may copy the tensors, which needs the same memory again.
+            # Flush before the budget is full: stacking may copy the tensors, which doubles memory.
             if (
                 self.pending_bytes + pass_queue.bytes_per_call > MIN_BUDGET
                 and not self._within_budget(self.pending_bytes + pass_queue.bytes_per_call)
@@ -306,8 +308,8 @@ class WatchHook:
     def _prepare_for_pass(self, stack: str, geometry: Geometry, *, step: bool) -> None:
         """Handle pending calls at the first attention call of a pass, and store its input ids.
 
-        A decode step joins the queues. Any other continuation flushes them. A new sequence drops
-        them.
+        A decode step is added to the queues. Any other continuation flushes the queues. A new
+        sequence drops them.
         """
         self.passes_started.add(stack)
         if geometry.first_query == 0:

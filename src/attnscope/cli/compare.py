@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 
 Over = Annotated[
-    str | None, typer.Option(help="model or condition; default: models if there are two.")
+    str | None,
+    typer.Option(help="Compare model or condition. Default: model if the run has two models."),
 ]
 Pair = Annotated[
     str | None,
-    typer.Option(help="FIRST,SECOND: compare second with first; or all."),
+    typer.Option(help="FIRST,SECOND: compare SECOND with FIRST. all: compare every pair."),
 ]
 Combine = Annotated[
     str | None, typer.Option(help="Heads: mean, sum, max or each; default: as in the experiment.")
@@ -89,7 +90,7 @@ def compare(
 ) -> None:
     """Is the difference real? Paired statistics of a run, and verdicts on claims about it.
 
-    Several runs of the same prompts are compared as models of one.
+    Several runs of the same prompts are compared like the models of one run.
     """
     from attnscope.stats import formatting
 

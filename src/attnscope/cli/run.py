@@ -32,7 +32,7 @@ Shard = Annotated[
     str | None,
     typer.Option(
         metavar="I/N",
-        help="Measure only part I of N, from 1, as one of several jobs (see below). Default: all.",
+        help="Measure only part I of N (from 1), as in the example above. Default: all parts.",
     ),
 ]
 Outside = Annotated[

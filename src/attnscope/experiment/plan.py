@@ -1,9 +1,9 @@
-"""From an experiment to its cells: which prompts, in which batches, under which identity.
+"""Plans an experiment: its cells, their batches and their identities.
 
-A cell is one model × prompt × condition. Its identity is a hash of all its numbers depend on: the
-model's revision, the tokens and regions, what is measured, and the batch it runs in, since the
-last digits of a sum depend on that. Batches are made of prompts of similar length, and they are
-settled here, so that a run that was interrupted makes the same ones again.
+A cell is one model × prompt × condition. Its identity is a hash of everything that can change its
+numbers: the model's revision, the tokens, the regions, the measures and the batch. The batch is
+included because the last digits of a sum depend on it. A batch has prompts of similar length. The
+plan fixes all batches, so a run that continues after an interruption uses the same batches.
 """
 
 import gc
@@ -36,39 +36,39 @@ from attnscope.tokens import TokenizedPrompt
 
 @dataclass(frozen=True, eq=False)
 class ModelPlan:
-    """What one model has to do."""
+    """The part of a plan for one model."""
 
     label: str
     info: ModelInfo
     tokenizer: Any
     layers: tuple[int, ...] | None
-    """None is all of them, as with the heads."""
+    """None means all layers. The same holds for `heads` and the profile fields below."""
     heads: tuple[int, ...] | None
     profile_layers: tuple[int, ...] | None
     profile_heads: tuple[int, ...] | None
     batches: tuple[Batch, ...]
 
     def keeps(self, layer: int, head: int) -> bool:
-        """Whether the profile of a head is kept."""
+        """Whether the run stores the profile of this head."""
         return (self.profile_layers is None or layer in self.profile_layers) and (
             self.profile_heads is None or head in self.profile_heads
         )
 
     def cells(self) -> list[Cell]:
-        """In the order of prompts, then conditions."""
+        """All cells, sorted by prompt, then by condition."""
         cells = (cell for batch in self.batches for cell in batch.by_prompt())
         return sorted(cells, key=lambda cell: cell.prompt)
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """An experiment, laid out."""
+    """An experiment with the batches of every model."""
 
     experiment: Experiment
     models: tuple[ModelPlan, ...]
     device: str
     metadata: tuple[dict[str, Any], ...]
-    """What is known of each prompt beside its text."""
+    """The metadata of each prompt."""
 
     @property
     def size(self) -> int:
@@ -77,7 +77,7 @@ class Plan:
 
 
 def make_plan(experiment: Experiment) -> Plan:
-    """Build the prompts and lay out the cells. Needs tokenizers and configurations, no weights."""
+    """Build the prompts and plan the cells. Loads tokenizers and configurations, no weights."""
     with _keeping_all():
         return _make_plan(experiment)
 
@@ -108,9 +108,8 @@ def _make_plan(experiment: Experiment) -> Plan:
         }
     )
     experiment = _with_chat_settled(experiment, tokenizers)
-    tokenized: dict[
-        int, _TokenizedPrompts
-    ] = {}  # by tokenizer: the same for all models that have it
+    # By id of the tokenizer: models with the same tokenizer share the prompts.
+    tokenized: dict[int, _TokenizedPrompts] = {}
     models = []
     for label, tokenizer in tokenizers.items():
         if id(tokenizer) not in tokenized:
@@ -128,8 +127,10 @@ def _make_plan(experiment: Experiment) -> Plan:
 
 
 def _shared(tokenizers: dict[str, Any]) -> dict[str, Any]:
-    """One tokenizer in place of several that are the same but for where they lie: a survey has
-    many models and few tokenizers."""
+    """Replace equal tokenizers by one object, because many models often share few tokenizers.
+
+    Two tokenizers are equal if they differ only in the paths of their files.
+    """
     first: dict[str, Any] = {}
     for label, tokenizer in tokenizers.items():
         places = ("name_or_path", "tokenizer_file", "vocab_file", "merges_file")
@@ -148,7 +149,7 @@ def _shared(tokenizers: dict[str, Any]) -> dict[str, Any]:
 
 
 class _TokenizedPrompts:
-    """Every prompt under every condition as one tokenizer writes it, and what is asked of all."""
+    """The tokens of every prompt under every condition, for one tokenizer, with their extremes."""
 
     def __init__(self, rows: list[Row]):
         self.rows = rows
@@ -159,12 +160,15 @@ class _TokenizedPrompts:
         self.widths = [max(len(tokens) for tokens, _ in row.values()) for row in rows]
 
     def identity(self, numbers: list[int]) -> bytes:
-        """What prompts say, and which they are: the same text may come again."""
+        """Digests of these prompts with their numbers, because prompts may have the same text."""
         return b"".join(f"{number}:".encode() + self.prints[number] for number in numbers)
 
 
 def _with_chat_settled(experiment: Experiment, tokenizers: dict[str, Any]) -> Experiment:
-    """With `auto` the chat template is used if there is one, and of all models or of none."""
+    """Resolve `chat: auto`: use the chat template if all models have one.
+
+    If only some models have one, raise an error.
+    """
     if isinstance(experiment.prompts, TokenPrompts):
         return experiment.with_keys(chat=False)
     if experiment.chat != "auto":
@@ -238,7 +242,10 @@ def _plan_model(
 def _check_fit(
     experiment: Experiment, label: str, name: str, tokenizer: Any, tokenized: _TokenizedPrompts
 ) -> None:
-    """Check that every text fits the model's positions and vocabulary; warn without BOS token."""
+    """Check that every text fits the model's positions and vocabulary.
+
+    Warn if the model expects a BOS token and the texts have none.
+    """
     config = load_config(name)
     new_tokens = 0
     if experiment.generate is not None:
@@ -247,7 +254,7 @@ def _check_fit(
     worst = np.full(tokenized.longest + new_tokens, tokenized.highest)
     try:
         check_fit(config, worst, beyond=experiment.beyond_positions)
-    except InputError:  # some text does not fit: which?
+    except InputError:  # a text may not fit: find it
         _find_unfit(experiment, label, config, tokenized.rows, new_tokens)
     warn_without_bos(config, tokenizer, tokenized.rows[0][experiment.base][0].ids, name)
 
@@ -270,7 +277,7 @@ def _find_unfit(
 
 
 def _check_generation(label: str, config: Any) -> None:
-    """Whether a model can answer at all, one token after the other."""
+    """Raise an error if the model cannot generate a continuation of the prompt."""
     if getattr(config, "is_encoder_decoder", False):
         raise InputError(
             f"model {label!r} has an encoder and a decoder, so its completion is not a "
@@ -289,8 +296,10 @@ def _check_generation(label: str, config: Any) -> None:
 
 
 def _check_regions(experiment: Experiment, label: str, rows: list[Row]) -> None:
-    """A region that no prompt has is a misspelling; one that only some prompts have is counted,
-    and one that only some conditions have is fine."""
+    """Raise an error for a region that no prompt has, because its name is probably misspelled.
+
+    Warn about a region that only some prompts have. A region may exist in only some conditions.
+    """
     names = [{name for tokens, _ in row.values() for name in tokens.prompt.names} for row in rows]
     known = dict.fromkeys(
         name for row in rows for tokens, _ in row.values() for name in tokens.prompt.names
@@ -322,7 +331,7 @@ def _check_regions(experiment: Experiment, label: str, rows: list[Row]) -> None:
 
 
 def _named_regions(experiment: Experiment) -> Iterator[tuple[str, str, str]]:
-    """What names a region, how it is written, and the region."""
+    """Each use of a region: the kind of use (keys, queries, condition), its text, the region."""
     for key in experiment.keys:
         if key not in ("all", "not-first"):
             yield "keys", key, key
@@ -337,7 +346,7 @@ def _named_regions(experiment: Experiment) -> Iterator[tuple[str, str, str]]:
 
 
 def _check_classes(experiment: Experiment) -> None:
-    """A class that is cut or steered is one of the experiment's."""
+    """Raise an error if a condition names a class that the experiment does not have."""
     known = list(
         dict.fromkeys(c for class_set in experiment.classes.values() for c in class_set.names)
     )
@@ -358,21 +367,21 @@ def _check_classes(experiment: Experiment) -> None:
                 )
 
 
-# How many tokens a batch has by default, and how much padding it may have over its tokens. A
-# GPU is better off with large batches. A CPU computes padding as slowly as text, and is a tenth
-# to a fifth slower where what layers make of a batch is so large that it goes back to the system
-# and is asked for again.
+# TOGETHER: tokens per batch by default. PADDING: largest ratio of padding to tokens. A GPU is
+# faster with large batches. On a CPU, padding costs as much time as text. Large batches are 10 to
+# 20 % slower on a CPU, because the allocator returns large activations to the system and requests
+# them again.
 TOGETHER = {"cpu": 2048}
 PADDING = {"cpu": 0.1}
 
 
 def kind_of(device: str) -> str:
-    """A device without its number."""
+    """The type of a device, without its number: `cuda:1` gives `cuda`."""
     return device.partition(":")[0]
 
 
 def _by_length(widths: list[int], budget: Any, padding: float) -> Iterator[list[int]]:
-    """Prompt numbers in batches of similar length that fit the budget, padding included."""
+    """Group prompts of similar length into batches. The budget of a batch includes padding."""
     batch: list[int] = []
     tokens = 0
     for number in sorted(range(len(widths)), key=lambda n: (widths[n], n)):
@@ -386,7 +395,7 @@ def _by_length(widths: list[int], budget: Any, padding: float) -> Iterator[list[
 
 
 def _print_of(tokens: TokenizedPrompt) -> bytes:
-    """A digest of the tokens and of what they belong to."""
+    """A digest of the tokens, their offsets, the text and its regions."""
     regions = [(r.start, r.end, r.name) for r in tokens.prompt.regions]
     digest = hashlib.sha256(tokens.ids.tobytes())
     digest.update(tokens.offsets.tobytes())

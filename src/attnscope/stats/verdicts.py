@@ -1,4 +1,7 @@
-"""Judges claims on the table of values: supported, contradicted, undetermined or not measured."""
+"""Judges claims from the table of values.
+
+A verdict is supported, contradicted, undetermined or not measured.
+"""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,18 +45,19 @@ class Verdict:
     verdict: str
     """One of `VERDICTS`."""
     reason: str
-    """The numbers that decide, what was required, and n; or what to measure."""
+    """The deciding numbers, the requirement and n. If not measured: what to measure."""
     model: str | None = None
     condition: str | None = None
     layer: int | None = None
     figures: pl.DataFrame | None = None
-    """One row per part, layer and head: the comparison, and whether it supports or opposes."""
+    """One row per part, layer and head: the comparison, and whether it supports the claim or
+    opposes it."""
     frozen: str | None = None
-    """Whether the claim was fixed before the run: begins with one of `FROZEN`; None if unknown."""
+    """When the claim was fixed: a text that begins with one of `FROZEN`; None if unknown."""
 
     @property
     def sentence(self) -> str:
-        """The statement, with the model before it if the statement does not name it."""
+        """The statement. If it does not name the model, the model's name comes first."""
         if self.model is None or self.model in self.statement:
             return self.statement
         return f"{self.model}: {self.statement}"
@@ -76,11 +80,11 @@ def judge(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> list[Verdict]:
-    """A verdict for each claim, model, condition and layer that it is about.
+    """Verdicts on claims: one for each claim and each model, condition and layer it covers.
 
-    experiment   the run's experiment (`Run.experiment`): gives the base condition, the insertions
-                 of the others, and the order of queries, keys and models
-    pair         the two models that claims over models compare, first and second
+    experiment   the run's experiment (`Run.experiment`): gives the base condition, what the other
+                 conditions insert, and the order of queries, keys and models
+    pair         first and second model, for claims that compare models
     frozen       digests of the claims that were fixed before the run
     prompts      prompt metadata; `cluster` and `strata` as in `compare`
     """
@@ -89,7 +93,7 @@ def judge(
     lazy = values.lazy()
     measured = lazy.select(pl.col("measure").unique()).collect()["measure"].to_list()
     table = lazy.filter(pl.col("measure").is_in(sorted(needed))).collect()
-    # Split by measure, because masses have most of the rows and few claims need them.
+    # Split by measure: most rows are masses, and few claims need masses.
     tables = {str(rows["measure"][0]): rows for rows in table.partition_by("measure")}
     contents = RunContents(
         models=_ordered(lazy, "model", experiment.models if experiment else ()),
@@ -127,8 +131,10 @@ def _frozen(
 
 
 def _without_contradiction(verdicts: list[Verdict], claims: Sequence[Claim]) -> list[Verdict]:
-    """If two claims that exclude each other are both supported, both become undetermined, because
-    one of them must be a false positive."""
+    """Make two supported claims undetermined if they exclude each other.
+
+    One of them must be a false positive.
+    """
     excluded = {claim.name: set(claim.excludes) for claim in claims}
     supported = {
         (v.claim, v.model, v.condition, v.layer) for v in verdicts if v.verdict == "supported"
@@ -170,7 +176,7 @@ def verdict_table(verdicts: Sequence[Verdict]) -> pl.DataFrame:
 
 
 def _ordered(values: pl.LazyFrame, what: str, first: Iterable[str]) -> list[str]:
-    """The values of a column: first those of the experiment in its order, then the others."""
+    """The values of a column: first the ones in `first`, in that order, then the others."""
     present = values.select(pl.col(what).unique(maintain_order=True)).collect()[what].to_list()
     listed = [name for name in first if name in present]
     return listed + [name for name in present if name not in listed]
@@ -216,8 +222,8 @@ def _bindings(claim: Claim, contents: RunContents) -> list[dict[str, str]]:
     ]
     if not different:
         raise NotMeasuredError(
-            f"two conditions are compared, and this run has one for {' and '.join(selectors)}; "
-            "add another to the experiment's conditions"
+            f"the claim compares two conditions, and this run has only one that matches "
+            f"{' and '.join(selectors)}; add another to the experiment's conditions"
         )
     return different
 
@@ -233,8 +239,9 @@ def _models(
     if chosen is None:
         if len(contents.models) != 2:
             raise NotMeasuredError(
-                f"two models are compared, and this run has {len(contents.models)}: "
-                f"{', '.join(contents.models)}; add one to the experiment, or say which two"
+                f"the claim compares two models, and this run has {len(contents.models)}: "
+                f"{', '.join(contents.models)}; choose two with `pair`, or add models to the "
+                "experiment"
             )
         chosen = (contents.models[0], contents.models[1])
     for name in chosen:
@@ -246,7 +253,7 @@ def _models(
 
 
 def _sides(claim: Claim, models: tuple[str, str] | str, binding: dict[str, str]) -> dict[str, str]:
-    """The names of the first and the second of the comparison."""
+    """The names of the two sides of the comparison: `a` is the first, `b` the second."""
     if isinstance(models, tuple):
         return {"a": models[0], "b": models[1]}
     sides = sides_of(claim)
@@ -317,7 +324,7 @@ def _overall(outcomes: Sequence[str]) -> str:
 
 
 def _reason(claim: Claim, rows: Sequence[pl.DataFrame], outcomes: Sequence[str]) -> str:
-    """The numbers of every part in one line; with its outcome if there are several parts."""
+    """The numbers of every part in one line. If there are several parts, each has its outcome."""
     lines = [
         part_summary(part, of_part, name)
         for part, of_part, name in zip(claim.parts, rows, part_names(claim), strict=True)
