@@ -229,7 +229,7 @@ def test_layers_measured_together_against_float64(
         if padding:
             real[1, :9] = 0
         scopes = []
-        for settings in ({"backend": "reference", "hold": 0}, {}):
+        for settings in ({"backend": "reference", "max_pending": 0}, {}):
             with attnscope.watch(model, queries=queries, **settings) as scope:
                 if new:
                     more = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": new}
