@@ -30,8 +30,8 @@ import torch
 
 import attnscope
 from attnscope.evaluate.condition_parser import parse
+from attnscope.evaluate.evaluation import Evaluation, evaluate
 from attnscope.evaluate.intervention_effects import effects
-from attnscope.evaluate.run import Evaluation, evaluate
 from attnscope.evaluate.tasks import SEED, Task, load_task
 from attnscope.figures.export import save
 from attnscope.figures.mass_effect import mass_effect

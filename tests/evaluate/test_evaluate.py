@@ -14,10 +14,10 @@ import torch
 
 import attnscope
 from attnscope.errors import InputError
-from attnscope.evaluate import run as running
+from attnscope.evaluate import evaluation as running
 from attnscope.evaluate.completions import generate_completions
 from attnscope.evaluate.condition_parser import expand, parse
-from attnscope.evaluate.run import Evaluation, evaluate, measure_effects
+from attnscope.evaluate.evaluation import Evaluation, evaluate, measure_effects
 from attnscope.evaluate.scores import pass_at, table
 from attnscope.evaluate.tasks import load_task
 from attnscope.tokens import DEFAULT, Prompt, Region, apply_chat_template, tokenize, tokenize_all

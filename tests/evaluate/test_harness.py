@@ -14,7 +14,7 @@ from torch import Tensor
 import attnscope
 from attnscope.errors import InputError
 from attnscope.evaluate.condition_parser import parse
-from attnscope.evaluate.run import Evaluation, evaluate
+from attnscope.evaluate.evaluation import Evaluation, evaluate
 from attnscope.prompts import math_samples
 from attnscope.tokens import DEFAULT
 from support_errors import raises

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attnscope.cli.options import Json, Model, numbers
-from attnscope.cli.tables import plain_table, print_json
+from attnscope.cli.output import plain_table, print_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -80,8 +80,8 @@ def evaluate(
     """Measure accuracy or pass@k under conditions, each paired with the baseline by problem."""
     from rich.console import Console
 
-    from attnscope.evaluate.run import Evaluation
-    from attnscope.evaluate.run import evaluate as run_evaluation
+    from attnscope.evaluate.evaluation import Evaluation
+    from attnscope.evaluate.evaluation import evaluate as run_evaluation
 
     evaluation = Evaluation(
         model=model,
@@ -112,7 +112,7 @@ def evaluate(
 
 def _effects(evaluation: Any, classes: list[str], layers: str | None, out: Path | None) -> None:
     from attnscope.errors import InputError
-    from attnscope.evaluate.run import measure_effects
+    from attnscope.evaluate.evaluation import measure_effects
 
     if out is None:
         raise InputError(

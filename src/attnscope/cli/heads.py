@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnscope.cli.options import Bos, Json, Model, Quiet
-from attnscope.cli.tables import plain_table, print_json
+from attnscope.cli.output import plain_table, print_json
 
 if TYPE_CHECKING:
     import polars as pl

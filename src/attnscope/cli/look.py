@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnscope.cli.options import BeyondPositions, Bos, Json, Model
-from attnscope.cli.tables import plain_table, print_json
+from attnscope.cli.output import plain_table, print_json
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnscope.cli.options import Json, Quiet, opened
+from attnscope.cli.output import print_json, without_control
 from attnscope.cli.run_in_terminal import carry_out, no_bars, print_outcomes
-from attnscope.cli.tables import print_json, without_control
 from attnscope.errors import InputError
 from attnscope.paths import to_path
 

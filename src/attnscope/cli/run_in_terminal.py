@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from attnscope.cli.tables import print_json
+from attnscope.cli.output import print_json
 from attnscope.paths import is_remote
 
 if TYPE_CHECKING:
