@@ -162,7 +162,7 @@ def test_the_command_writes_a_table_and_a_picture(tmp_path: Path) -> None:
     assert table.height == heads
     assert set(table["kind"]) <= {NONE, *(kind.name for kind in HEAD_TYPES)}
     assert (tmp_path / "out" / "heads.png").read_bytes().startswith(b"\x89PNG")
-    assert "Kinds of heads of math-qwen2" in (tmp_path / "out" / "heads.svg").read_text()
+    assert "Head types of math-qwen2" in (tmp_path / "out" / "heads.svg").read_text()
 
 
 def test_every_layer_has_its_number_in_the_picture(tmp_path: Path) -> None:
