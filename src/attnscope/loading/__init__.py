@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import AttnscopeError, ModelError
 from attnscope.loading.adapter import merged
@@ -18,6 +18,9 @@ from attnscope.loading.gguf import load_packed, read_head
 from attnscope.loading.memory_check import check_memory, numbers_in
 from attnscope.loading.model_names import Source, find
 from attnscope.loading.weights import WHOLE, check_files, check_loaded, weight_files
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = ["cached", "find", "load", "load_config", "load_tokenizer", "model_class"]
 
@@ -37,7 +40,7 @@ def load(
     bos: bool = False,
     trust_remote_code: bool = False,
     unpickle: bool = False,
-) -> tuple[Any, Any]:
+) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     """Load a model in evaluation mode, and its tokenizer.
 
     Gated models need your own token: `hf auth login`, or the variable HF_TOKEN.

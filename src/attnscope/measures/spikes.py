@@ -68,7 +68,7 @@ def _read(layer: Layer) -> Numbers:
 SPIKES = Measure(
     name="spikes",
     range={"spike_ratio": POSITIVE, "rest_ratio": POSITIVE},
-    description="whether the tokens with the largest averages (of base and variant) fall more",
+    description="whether the tokens with the largest averages fall more than the other tokens",
     level="head",
     columns={
         "spike_ratio": "mean of the variant's averages over the mean of the base's, at the spikes",
