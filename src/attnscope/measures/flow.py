@@ -32,7 +32,7 @@ def _read(layer: Layer) -> Tensor:
 FLOW = Measure(
     name="flow",
     range=SHARE,
-    description="attention of the queries of class c to the keys of class d, mean over these queries",
+    description="attention of the queries of class c to the keys of class d, mean over queries",
     level="head",
     needs=frozenset({"sums", "flow"}),
     per=frozenset({"class pairs"}),
