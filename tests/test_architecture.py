@@ -57,9 +57,14 @@ CHART_LIBRARIES = {"altair": ["figures"], "vl_convert": ["figures", "web"]}
 LOAD_TORCH = ["kernels", "capture", "interventions", "experiment", "evaluate"]
 
 MAX_LINES = 60
-"""Maximum number of lines of a function, without its docstring."""
+"""Maximum number of lines of a function, with its docstring unless the function is public."""
 LONG_FUNCTIONS = {
     "kernels/triton_jit.py: columns": "one Triton program: its tile lives in registers throughout",
+    "kernels/triton_jit.py: attention": "one Triton program, a line over the limit",
+    "cli/reproduce.py: reproduce": "the options of a command are its arguments",
+    "figures/select.py: select": "its docstring lists the arguments",
+    "interventions/effect.py: effect": "its docstring lists the arguments",
+    "look/text_measures.py: look": "its docstring lists the arguments",
 }
 """Longer functions, with the reason."""
 
@@ -137,9 +142,9 @@ def test_only_measuring_packages_import_a_model_library() -> None:
 
 
 def lines_of(function: ast.FunctionDef) -> int:
-    """The lines of a function without its docstring, which may be long where it is public."""
+    """The lines of a function; the docstring of a public one has arguments and an example."""
     docstring = 0
-    if ast.get_docstring(function) is not None:
+    if function.name in PUBLIC and ast.get_docstring(function) is not None:
         first = function.body[0]
         docstring = (first.end_lineno or 0) - first.lineno + 1
     return (function.end_lineno or 0) - function.lineno + 1 - docstring
