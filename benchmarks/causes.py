@@ -20,7 +20,6 @@ import copy
 import json
 import re
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,13 @@ import polars as pl
 import torch
 
 import attnscope
-from attnscope.evaluate.condition_parser import parse
+from attnscope.evaluate.conditions import parse
 from attnscope.evaluate.evaluation import Evaluation, evaluate
 from attnscope.evaluate.intervention_effects import effects
-from attnscope.evaluate.tasks import SEED, Task, load_task
+from attnscope.evaluate.tasks import SEED
 from attnscope.figures.export import save
-from attnscope.figures.mass_effect import mass_effect
-from attnscope.prompts import math_samples
+from attnscope.figures.registry import draw_table
+from attnscope.prompts import insert, math_samples, spatial_samples
 from attnscope.tokens import DEFAULT, TokenizedPrompt, apply_chat_template, tokenize, tokenize_all
 from attnscope.tokens.regions import Prompt, Region
 from causes_page import CLASSES, SWEEP, page
@@ -58,7 +57,7 @@ def answer(
     for label, model in models.items():
         asked = Evaluation(model=model, task=name, problems=problems, level=level)
         folder = out / f"{name}-{label}"
-        found = evaluate(asked, CONDITIONS[name], folder, batch=batch, progress=print)
+        found = evaluate(asked, CONDITIONS[name], folder, batch=batch)
         print(label, found, flush=True)
 
 
@@ -78,18 +77,19 @@ def directly(
     for label, model in models.items():
         results = Evaluation(model=model, task=str(file), problems=problems)
         folder = out / f"direct-{label}"
-        found = evaluate(results, CONDITIONS["math"], folder, batch=batch, progress=print)
+        found = evaluate(results, CONDITIONS["math"], folder, batch=batch)
         print(label, found, flush=True)
 
 
-def _spatial(name: str, problems: int) -> tuple[Any, Any, Task, list[TokenizedPrompt]]:
-    """A model, its tokenizer, and the problems as they are put to it."""
+def _spatial(name: str, problems: int) -> tuple[Any, Any, list[str], list[TokenizedPrompt]]:
+    """A model, its tokenizer, the answers, and the prompts."""
     model, tokenizer = attnscope.load(name)
-    given = load_task("spatial", problems)
-    prompts = [sample.prompt for sample in given.samples]
+    samples = list(spatial_samples(problems, seed=SEED, split="test"))
+    prompts = [sample.prompt for sample in samples]
     if tokenizer.chat_template:
         prompts = [apply_chat_template(prompt, tokenizer) for prompt in prompts]
-    return model, tokenizer, given, list(tokenize_all(prompts, tokenizer))
+    answers = [sample.answer or "" for sample in samples]
+    return model, tokenizer, answers, list(tokenize_all(prompts, tokenizer))
 
 
 def _kept(file: Path) -> list[list[dict[str, Any]]]:
@@ -113,14 +113,13 @@ def heads(out: Path, models: dict[str, str], problems: int, layers: list[int] | 
     for label, name in models.items():
         file = out / f"heads-{label}" / "effects.jsonl"
         done = len(_kept(file))
-        model, tokenizer, given, prompts = _spatial(name, problems)
+        model, tokenizer, answers, prompts = _spatial(name, problems)
         for n in range(done, problems):
-            one = replace(given, samples=[given.samples[n]])
-            found = effects(model, tokenizer, one, [prompts[n]], classes, layers=layers)
+            found = effects(model, tokenizer, [prompts[n]], [answers[n]], classes, layers=layers)
             _add(file, n, found.to_dicts())
             print(label, "heads", n + 1, problems, flush=True)
         rows = [row for some in _kept(file) for row in some]
-        save(mass_effect(pl.DataFrame(rows), of=f"{name}, spatial"), file.parent)
+        save(draw_table("mass-effect", pl.DataFrame(rows), of=f"{name}, spatial"), file.parent)
 
 
 @torch.no_grad()
@@ -130,9 +129,9 @@ def cut(out: Path, models: dict[str, str], problems: int) -> None:
     for label, name in models.items():
         file = out / f"cut-{label}" / "cut.jsonl"
         done = len(_kept(file))
-        model, tokenizer, given, prompts = _spatial(name, problems)
+        model, tokenizer, answers, prompts = _spatial(name, problems)
         for n in range(done, problems):
-            found = _cut(model, tokenizer, given.samples[n].answer or "", prompts[n], n)
+            found = _cut(model, tokenizer, answers[n], prompts[n], n)
             _add(file, n, found)
             print(label, "cut", n + 1, problems, flush=True)
 
@@ -187,7 +186,7 @@ def sensitivity(out: Path, models: dict[str, str], problems: int, batch: int) ->
     for label, model in models.items():
         asked = Evaluation(model=model, problems=problems)
         folder = out / f"sweep-{label}"
-        print(label, evaluate(asked, SWEEP, folder, batch=batch, progress=print), flush=True)
+        print(label, evaluate(asked, SWEEP, folder, batch=batch), flush=True)
 
 
 def harness(out: Path, models: dict[str, str], problems: int, batch: int) -> None:
@@ -196,12 +195,12 @@ def harness(out: Path, models: dict[str, str], problems: int, batch: int) -> Non
         folder = out / f"harness-{label}"
         file = _task_files(folder, problems)
         own = Evaluation(model=model, task="math", problems=problems, level=1)
-        evaluate(own, HARNESS, folder / "own", batch=batch, progress=print)
+        evaluate(own, HARNESS, folder / "own", batch=batch)
         results: dict[str, float] = {}
         for name, chat in (("generated", None), ("chosen", False)):
             of = str(folder / f"{name}.yaml")
             asked = Evaluation(model=model, task=of, problems=problems, chat=chat)
-            print(evaluate(asked, HARNESS, folder / name, batch=batch, progress=print), flush=True)
+            print(evaluate(asked, HARNESS, folder / name, batch=batch), flush=True)
             results |= (
                 _check_answers(folder) if chat is None else _check_choices(model, file, folder)
             )
@@ -243,15 +242,15 @@ def _task_files(folder: Path, problems: int) -> Path:
 
 def _check_answers(folder: Path) -> dict[str, int]:
     """Whether the harness found the same numbers in what was generated, and judged them alike."""
-    own = pl.read_ndjson(folder / "own" / "completions.jsonl")
-    theirs = pl.read_ndjson(folder / "generated" / "samples.jsonl")
-    both = theirs.join(own, on=["condition", "problem"], suffix="_own")
+    own = attnscope.open_run(folder / "own").completions
+    theirs = attnscope.open_run(folder / "generated").completions
+    both = theirs.join(own, on=["condition", "prompt"], suffix="_own")
     found = [re.search(NUMBER, text) for text in both["completion_own"]]
     numbers = ["[invalid]" if one is None else one[1] or one[2] for one in found]
     return {
         "answers": len(both),
         "same answers": sum(a == b for a, b in zip(both["completion"], numbers, strict=True)),
-        "same scores": int((both["value"] == both["right"].cast(pl.Float64)).sum()),
+        "same scores": int((both["value"] == both["value_own"]).sum()),
     }
 
 
@@ -259,14 +258,14 @@ def _check_answers(folder: Path) -> dict[str, int]:
 def _check_choices(name: str, file: Path, folder: Path) -> dict[str, float]:
     """Log-likelihoods of the harness's run, one forward pass after the other, without padding."""
     model, tokenizer = attnscope.load(name)
-    rows = pl.read_ndjson(folder / "chosen" / "samples.jsonl")
+    rows = attnscope.open_run(folder / "chosen").completions
     off, right, count = [0.0], 0, 0
     for n, line in enumerate(map(json.loads, file.read_text().splitlines())):
         for condition in HARNESS:
             text = line["prompt"]
-            put = parse(condition).change_prompt(_question(text, tokenizer), tokenizer).prompt.text
+            put = _with_filler(text, tokenizer, condition)
             found = [_likelihood(model, tokenizer, condition, put, c) for c in line["choices"]]
-            row = rows.filter(problem=n, condition=condition).row(0, named=True)
+            row = rows.filter(prompt=n, condition=condition).row(0, named=True)
             parts = row["completion"].split(" | ")
             log_probs = [float(part.split(",")[0].strip("([")) for part in parts]
             off += np.abs(np.subtract(log_probs, found)).tolist()
@@ -275,8 +274,12 @@ def _check_choices(name: str, file: Path, folder: Path) -> dict[str, float]:
     return {"largest difference": max(off), "choices": count, "same choices": int(right)}
 
 
-def _question(text: str, tokenizer: Any) -> Any:
-    return tokenize(Prompt(text, (Region(0, len(text), "question"),)), tokenizer)
+def _with_filler(text: str, tokenizer: Any, condition: str) -> str:
+    filler = parse(condition).insert
+    if filler is None:
+        return text
+    prompt = tokenize(Prompt(text, (Region(0, len(text), "question"),)), tokenizer)
+    return insert(prompt, filler.filler(0), tokenizer).variant.prompt.text
 
 
 def _likelihood(model: Any, tokenizer: Any, condition: str, text: str, choice: str) -> float:

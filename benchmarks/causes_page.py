@@ -10,7 +10,10 @@ import numpy as np
 import polars as pl
 from scipy.stats import spearmanr
 
-from attnscope.stats.contrast import ContrastSettings, paired_contrast
+from attnscope.run.store import open_run
+from attnscope.stats.families import false_discovery
+from attnscope.stats.means import one_sample
+from attnscope.stats.scores import score_table
 from pages import put
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -54,10 +57,11 @@ def _section(title: str, lines: list[str]) -> str:
 
 def _answers(out: Path, *names: str) -> list[str]:
     lines = ["| model | condition | n | score | difference | 95 % | p |", "| --- " * 7 + "|"]
-    files = [file for name in names for file in sorted(out.glob(f"{name}-*/table.csv"))]
+    files = [file for name in names for file in sorted(out.glob(f"{name}-*/completions.parquet"))]
     for file in files:
         label = file.parent.name.partition("-")[2]
-        lines += [_line(label, row) for row in pl.read_csv(file).iter_rows(named=True)]
+        scores = score_table(open_run(file.parent))
+        lines += [_line(label, row) for row in scores.iter_rows(named=True)]
     return lines if files else []
 
 
@@ -129,7 +133,11 @@ def _means(columns: list[Any]) -> dict[str, Any]:
     """Means of columns of the same problems, with intervals and tests against 0."""
     values = np.stack(columns, 1)
     family = np.zeros(values.shape[1], dtype=np.int64)
-    return paired_contrast(np.zeros_like(values), values, family, ContrastSettings())
+    tested = one_sample(values)
+    low, high = tested.interval()
+    p = tested.two_sided()
+    columns = {"difference": tested.estimate, "low": low, "high": high, "p": p}
+    return columns | {"q": false_discovery(p, family), "n": tested.units}
 
 
 def _p(value: float) -> str:
@@ -184,10 +192,10 @@ def _heads(out: Path) -> list[str]:
 
 def _sweeps(out: Path) -> list[str]:
     lines = []
-    for file in sorted(out.glob("sweep-*/sweep.png")):
-        label = file.parent.name.removeprefix("sweep-")
+    for file in sorted(out.glob("sweep-*/figures/sweep.png")):
+        label = file.parents[1].name.removeprefix("sweep-")
         asked = " ".join(SWEEP)
-        problems = json.loads((file.parent / "evaluation.json").read_text())["problems"]
+        problems = score_table(open_run(file.parents[1]))["problems"][0]
         lines += [
             f"```\nattnscope evaluate zoo:{label} --problems {problems} --out DIR \\",
             f'    --conditions "{asked}"\n```',
@@ -210,9 +218,9 @@ def _harness_tables(out: Path) -> list[str]:
     for folder in folders:
         label = folder.name.removeprefix("harness-")
         for name in ("generated", "chosen"):
-            if not (folder / name / "table.csv").is_file():
+            if not (folder / name / "completions.parquet").is_file():
                 continue
-            for row in pl.read_csv(folder / name / "table.csv").iter_rows(named=True):
+            for row in score_table(open_run(folder / name)).iter_rows(named=True):
                 reach = "" if row["low"] is None else f"{row['low']:+.3f} … {row['high']:+.3f}"
                 change = "" if row["difference"] is None else f"{row['difference']:+.3f}"
                 lines.append(

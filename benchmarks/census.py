@@ -257,7 +257,7 @@ def outputs(made: Any) -> dict[str, torch.Tensor]:
 @contextmanager
 def weights_kept(model: Any) -> Iterator[dict[Any, torch.Tensor]]:
     """Hold what a model's own eager attention returns, by site. Of attnscope only the names."""
-    from attnscope.capture import sites
+    from attnscope.interception import sites
 
     found = sites.find(model)
     kept: dict[Any, torch.Tensor] = {}
@@ -321,49 +321,37 @@ def received(weights: torch.Tensor, rows: torch.Tensor, keys: torch.Tensor) -> t
 
 
 class Kinds:
-    """An observer that notes which kinds of attention a model has."""
-
-    needs_geometry = True
+    """Notes which kinds of attention a model has."""
 
     def __init__(self) -> None:
         self.found: set[str] = set()
         self.sites: set[Any] = set()
 
-    def begin(self, stack: str, cache: Any) -> None:
-        """Nothing to do."""
-
-    def wants(self, site: Any) -> bool:
-        """Every site, and note it."""
-        self.sites.add(site)
-        self.found.add(site.part)
-        return True
-
-    def on_call(self, seen: Any) -> None:
+    def on_call(self, captured: Any) -> None:
         """Note what kind it is."""
-        frame, call = seen.geometry, seen.call
+        self.sites.add(captured.site)
+        self.found.add(captured.site.part)
+        frame, spec = captured.geometry, captured.spec
         if frame.gap_mask is not None:
             self.found.add("sparse")
-        elif frame.queries == frame.keys and not seen.geometry.cross:
+        elif frame.queries == frame.keys and not frame.cross:
             start, stop = frame.visible_ranges
             if int((stop - start)[0].max()) < frame.keys:
                 self.found.add("window")
-        if seen.sinks or (call is not None and call.sinks is not None):
+        if spec.sinks is not None:
             self.found.add("sinks")
-        if call is not None and call.softcap is not None:
+        if spec.softcap is not None:
             self.found.add("soft-cap")
-        if call is not None and (call.key_bias is not None or call.distance_bias is not None):
+        if spec.biased:
             self.found.add("bias")
-
-    def end(self, stack: str, *, finished: bool) -> None:
-        """Nothing to do."""
 
 
 @torch.no_grad()
 def count(kind: str, runs: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """One model: outcome, reason, backend, kinds, deviations. Says when it runs by itself."""
     import attnscope
-    from attnscope.capture import hooks, sites
     from attnscope.errors import AttnscopeError
+    from attnscope.interception import sites
 
     try:
         model, given, plain = ready(kind)
@@ -376,7 +364,7 @@ def count(kind: str, runs: Callable[[], None] = lambda: None) -> dict[str, Any]:
         return {"outcome": "no attention"}
     kinds = Kinds()
     try:
-        with attnscope.watch(model) as scope, hooks.register(sites.find(model), observer=kinds):
+        with attnscope.watch(model) as scope, attnscope.intercept(model, kinds.on_call):
             watched = outputs(model(**given))
     except AttnscopeError as reason:
         if TRACE:
@@ -447,7 +435,7 @@ def compared(
 
 
 def _backend(scope: Any) -> str:
-    used = {scope[part].backend for part in scope.parts if scope[part]._layers}  # which ran
+    used = {scope[part].backend for part in scope.parts if scope[part]._extents}  # which ran
     return "streamed" if used == {"streaming"} else "fallback" if len(used) == 1 else "mixed"
 
 
@@ -506,7 +494,7 @@ def main(wanted: list[str]) -> int:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    import_module("attnscope.capture.watch")  # once, before the forks
+    import_module("attnscope.scope.watch")  # once, before the forks
     began, results = time.monotonic(), {}
     for kind in wanted or sorted(kinds_of_models()):
         row = results[kind] = counted_apart(kind)

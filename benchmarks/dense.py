@@ -14,7 +14,9 @@ from pathlib import Path
 
 import attnscope
 from attnscope.experiment.execute import run
-from attnscope.recipes import filler_profile, filler_vs_sentence, token_types
+from attnscope.recipes.filler_profile import filler_profile
+from attnscope.recipes.filler_vs_sentence import filler_vs_sentence
+from attnscope.recipes.token_types import token_types
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from dense_rows import check, eager

@@ -49,7 +49,7 @@ class Torch(ModuleType):
     def reduce(self, rows: KernelRows) -> AttentionSums:
         """The totals of what torch's softmax makes of these rows."""
         start, _, own = rows.bounds()
-        if rows.lse is not None and rows.lse.dtype == torch.float64:  # parts of the rows above
+        if rows.partial:
             index = own.long()[:, None, :, None]
             A = self.whole.gather(2, index.expand(-1, self.whole.shape[1], -1, rows.k.shape[2]))
         else:
@@ -114,7 +114,6 @@ def measured(model: Any, ids: Tensor, queries: tuple[str, ...]) -> dict[tuple[st
                     model,
                     queries=which,
                     backend=backend,
-                    **({} if backend == "streaming" else {"max_pending": 0}),
                 )
             )
             for backend in ("reference", "streaming", "torch")

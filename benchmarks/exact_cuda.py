@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnscope.interception.hooks import Hook
 from attnscope.kernels import (
     AttentionCall,
     AttentionSums,
@@ -33,28 +34,16 @@ TOKENS = 600
 SCALARS = ("mass", "entropy", "self_mass")
 
 
-class Tensors:
-    """An observer that keeps queries, keys and scale of every layer."""
-
-    needs_geometry = True
+class Tensors(Hook):
+    """Keeps queries, keys and scale of every layer."""
 
     def __init__(self) -> None:
         self.kept: dict[int, Any] = {}
 
-    def begin(self, stack: str, cache: Any) -> None:
-        """Nothing to do."""
-
-    def wants(self, site: Any) -> bool:
-        """Every site."""
-        return True
-
     def on_call(self, seen: Any) -> None:
         """Keep one layer, if its queries see all before them."""
-        if seen.call.visible.form == "causal":
-            self.kept[seen.site.layer] = seen.call.q, seen.call.k, seen.call.scale
-
-    def end(self, stack: str, *, finished: bool) -> None:
-        """Nothing to do."""
+        if seen.spec.visible.form == "causal":
+            self.kept[seen.site.layer] = seen.q, seen.k, seen.scale
 
 
 @torch.no_grad()
@@ -63,14 +52,15 @@ def keep(file: str, folders: list[str]) -> None:
     import transformers as hf
     from safetensors.torch import save_file
 
-    from attnscope.capture import hooks, sites
+    from attnscope.interception import sites
+    from attnscope.interception.intercept import register
     from exact import text_of
 
     out: dict[str, Tensor] = {}
     for folder in folders:
         model = hf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         ids, seen = text_of(hf.AutoTokenizer.from_pretrained(folder), TOKENS), Tensors()
-        with hooks.register(sites.find(model), observer=seen):
+        with register(sites.find(model), seen):
             model(ids, use_cache=False)
         reach = {
             layer: float(q.norm(dim=-1).max() * k.norm(dim=-1).max() * scale)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import attnscope
 from attnscope.experiment.execute import run
-from attnscope.recipes import REAL, RECIPES
+from attnscope.recipes import RECIPES
 from attnscope.spec.experiment import Experiment
 from attnscope.stats.run_stats import judge_run
 from attnscope.stats.verdicts import Verdict
@@ -42,9 +42,9 @@ class Judged(NamedTuple):
 def experiments(prompts: int, real: int, also: Iterable[str]) -> dict[str, Experiment]:
     """What is measured, by the name of its folder, in the order of the page."""
     chosen = {
-        "smollm2-pair": RECIPES[PAIR](models=REAL[PAIR], prompts=real),
-        "smollm2-filler": RECIPES[FILLER](models=REAL[FILLER], prompts=real),
-        "smollm2-activations": RECIPES[ACTIVE](models=REAL[ACTIVE], prompts=real),
+        "smollm2-pair": RECIPES[PAIR](models=RECIPES[PAIR].real, prompts=real),
+        "smollm2-filler": RECIPES[FILLER](models=RECIPES[FILLER].real, prompts=real),
+        "smollm2-activations": RECIPES[ACTIVE](models=RECIPES[ACTIVE].real, prompts=real),
     }
     for one in also:
         name, _, rest = one.partition("=")

@@ -24,8 +24,8 @@ import transformers as hf
 from transformers.utils import logging
 
 import attnscope
-from attnscope.capture import pending
 from attnscope.kernels import KernelRows, kernel, reference
+from attnscope.scope import pending
 
 CASES = (
     "7b:1x128,7b:1x1024,7b:1x4096,7b:64x128,7b:8x2048,7b:generate:1x512+64,"
@@ -99,7 +99,7 @@ def check_generation() -> list[str]:
         real = torch.ones_like(ids)
         real[1, :40] = 0
         settings = {"attention_mask": real, "cache_implementation": cache}
-        with attnscope.watch(model, backend="reference", max_pending=0) as wanted:
+        with attnscope.watch(model, backend="reference") as wanted:
             generate(model, ids * real, 24, **settings)
         with attnscope.watch(model) as got:
             generate(model, ids * real, 24, **settings)

@@ -33,7 +33,7 @@ def measured(client: httpx.Client, model: str, text: str) -> tuple[str, float, f
         now = client.get(f"/api/jobs/{job}").json()
         if now["result"] and first is None:
             client.get(f"/api/views/{now['result']['view']}").raise_for_status()
-            client.get(f"/api/views/{now['result']['view']}/shade").raise_for_status()
+            client.get(f"/api/views/{now['result']['view']}/token-values").raise_for_status()
             first = time.perf_counter() - began
         if now["state"] == "done":
             return str(now["result"]["view"]), float(first or 0), time.perf_counter() - began
@@ -46,7 +46,7 @@ def row_seconds(client: httpx.Client, view: str, token: int, direction: str) -> 
     """Seconds until the attention row or column of a token is available."""
     began = time.perf_counter()
     body = {"token": token, "layer": 1, "direction": direction}
-    job = client.post(f"/api/views/{view}/row", json=body).json()["job"]
+    job = client.post(f"/api/views/{view}/attention-row", json=body).json()["job"]
     while client.get(f"/api/jobs/{job}").json()["state"] in ("waiting", "running"):
         time.sleep(0.01)
     return time.perf_counter() - began
@@ -59,7 +59,7 @@ def one_view(client: httpx.Client, pid: int, model: str, text: str) -> str:
     for n in range(30):
         began = time.perf_counter()
         where = {"layer": data["layers"][n % len(data["layers"])], "head": n % data["heads"][0]}
-        client.get(f"/api/views/{view}/shade", params=where).raise_for_status()
+        client.get(f"/api/views/{view}/token-values", params=where).raise_for_status()
         switches.append(1000 * (time.perf_counter() - began))
     rows = [row_seconds(client, view, data["read"] // 2, direction) for direction in ("to", "by")]
     return (
@@ -92,7 +92,7 @@ async def loaded(address: str, model: str, clients: int, seconds: float) -> dict
             )
             for head in range(3):
                 began = time.perf_counter()
-                at = f"/api/views/{state['result']['view']}/shade"
+                at = f"/api/views/{state['result']['view']}/token-values"
                 answer = await client.get(at, params={"layer": 1, "head": head})
                 # A view may have been forgotten: so many others were measured meanwhile.
                 kind = "slice" if answer.status_code in (200, 404) else "error"

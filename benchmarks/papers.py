@@ -24,7 +24,7 @@ import torch
 import attnscope
 from attnscope.experiment.execute import run
 from attnscope.recipes import RECIPES
-from attnscope.stats.focus import important_heads
+from attnscope.recipes.injection import important_heads
 
 sys.path.insert(0, str(Path(__file__).parent))  # for those who load this file by its path
 
@@ -177,7 +177,7 @@ def chosen(opened: Any, dense: dict[tuple[int, str], Array]) -> tuple[int, int]:
     def rule(score: Any) -> Any:
         clean, attacked = (
             np.stack([score(prompt, name).ravel() for prompt in prompts])
-            for name in ("clean", "ignore-1")
+            for name in ("clean", "ignore")
         )
         return important_heads(clean, attacked)
 

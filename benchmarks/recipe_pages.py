@@ -12,19 +12,18 @@ is typed.
 """
 
 import sys
-import tempfile
 from pathlib import Path
 
 import polars as pl
-import vl_convert
 
 from attnscope.figures import draw
 from attnscope.figures.export import png
-from attnscope.figures.head_types import save_heads
-from attnscope.recipes import BUNDLED, RECIPES, figures_of
+from attnscope.figures.registry import draw_table
+from attnscope.recipes import BUNDLED, RECIPES
 from attnscope.run.store import Run, open_run
 from attnscope.stats.head_types import classify_heads, summary
-from attnscope.stats.published import published_statistics, reproduced_lines
+from attnscope.stats.published import published_statistics
+from attnscope.stats.run_stats import judge_run
 
 sys.path.insert(0, str(Path(__file__).parent))  # for those who load this file by its path
 
@@ -46,19 +45,17 @@ def section(run: Run) -> list[str]:
     if found:
         lines += ["| | ours | prompts | published |", "| --- | --- | --- | --- |"]
     for one in found:
-        interval = f" [{one.low:.3g}, {one.high:.3g}]" if one.low == one.low else ""
-        lines.append(f"| {one.what} | {one.value:.3g}{interval} | {one.n} | {one.published} |")
-    verdicts = reproduced_lines(run)[len(found) :]
-    return [*lines, "", "```text", *verdicts, "```", ""]
+        lines.append(f"| {one.what} | {one.shown} | {one.n} | {one.published} |")
+    return [*lines, "", "```text", *map(str, judge_run(run)), "```", ""]
 
 
 def page(name: str, folders: list[Path]) -> None:
     runs = [open_run(folder / name) for folder in folders if (folder / name).is_dir()]
     if not runs:
         return
-    for number, (figure, options) in enumerate(figures_of(name) if name not in BUNDLED else []):
+    for number, figure in enumerate(RECIPES[name].figures if name not in BUNDLED else []):
         image = DOCS / "images" / f"recipe-{name}{f'-{number + 1}' if number else ''}.png"
-        image.write_bytes(png(draw(runs[0], figure, **options), scale=SCALE))
+        image.write_bytes(png(draw(runs[0], figure), scale=SCALE))
     lines = [line for run in runs for line in section(run)]
     put("numbers", lines, DOCS / "recipes" / f"{name}.md")
 
@@ -85,11 +82,8 @@ def heads(label: str, folder: Path) -> None:
         )
     put(f"heads {label}", lines, DOCS / "recipes" / "heads.md")
     texts = scores.filter(pl.col("score") == "sink")["prompt"].n_unique()
-    with tempfile.TemporaryDirectory() as drawn:
-        save_heads(Path(drawn), of_heads, scores, model=label, prompts=texts)
-        svg = (Path(drawn) / "heads.svg").read_text(encoding="utf-8")
-    image = DOCS / "images" / f"heads-{label}.png"
-    image.write_bytes(bytes(vl_convert.svg_to_png(svg, scale=SCALE)))
+    drawn = draw_table("heads", of_heads, model=label, prompts=texts)
+    (DOCS / "images" / f"heads-{label}.png").write_bytes(png(drawn, scale=SCALE))
 
 
 if __name__ == "__main__":

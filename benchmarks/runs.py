@@ -25,13 +25,13 @@ import torch
 from transformers.utils import logging
 
 import attnscope
-from attnscope.capture import sites
-from attnscope.cli.estimate import estimate
 from attnscope.experiment import model_pass
 from attnscope.experiment.batch_store import BatchStore
 from attnscope.experiment.condition_batch import ConditionBatch
+from attnscope.experiment.estimate import estimate
 from attnscope.experiment.execute import run_plan
 from attnscope.experiment.plan import make_plan
+from attnscope.interception import sites
 from attnscope.spec.experiment import make_experiment
 
 

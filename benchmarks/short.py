@@ -21,7 +21,7 @@ import torch
 from transformers.utils import logging
 
 import attnscope
-from attnscope.experiment.forward import forward
+from attnscope.experiment.model_pass import forward
 
 MODELS = ("zoo:math-qwen2", "zoo:spatial-phys")
 

@@ -164,6 +164,7 @@ SINGLE: dict[str, Any] = {
     "on_first": lambda A, Q, ids: mean([A[i, :4].sum() for i in Q]),
     "on_recent": lambda A, Q, ids: mean([A[i, max(4, i - 63) : i + 1].sum() for i in Q]),
     "on_rest": lambda A, Q, ids: mean([A[i, 4 : max(4, i - 63)].sum() for i in Q]),
+    "nearby": lambda A, Q, ids: mean([A[i, max(1, i - 7) : i + 1].sum() for i in Q]),
     "largest_weight": lambda A, Q, ids: mean([A[i].max() for i in Q]),
 }
 

@@ -12,7 +12,9 @@ import transformers as hf
 from torch import Tensor
 
 import attnscope
-from attnscope.capture import hooks, sites
+from attnscope.interception import sites
+from attnscope.interception.hooks import Hook
+from attnscope.interception.intercept import register
 
 INTERVENTIONS = (
     "none",
@@ -177,38 +179,26 @@ class Case:
             yield
 
 
-class Collect:
-    """An observer that keeps queries, keys and the scale of every layer."""
-
-    needs_geometry = True
+class Collect(Hook):
+    """Keeps queries, keys and the scale of every layer."""
 
     def __init__(self) -> None:
         self.q: dict[int, list[Tensor]] = {}
         self.k: dict[int, Tensor] = {}
         self.scale = 1.0
 
-    def begin(self, stack: str, cache: Any) -> None:
-        """A pass begins."""
-
-    def wants(self, site: Any) -> bool:
-        """All layers."""
-        return True
-
     def on_call(self, seen: Any) -> None:
         """One attention call."""
-        self.q.setdefault(seen.site.layer, []).append(seen.call.q.detach().clone())
-        self.k[seen.site.layer] = seen.call.k.detach().clone()
-        self.scale = seen.call.scale
-
-    def end(self, stack: str, *, finished: bool) -> None:
-        """The pass is over."""
+        self.q.setdefault(seen.site.layer, []).append(seen.q.detach().clone())
+        self.k[seen.site.layer] = seen.k.detach().clone()
+        self.scale = seen.scale
 
 
 @torch.no_grad()
 def dense(case: Case, intervention: str) -> dict[int, Tensor]:
     """A [B, H, Q, K] in float64 by layer, from the queries and keys of a pass of its own."""
     found = Collect()
-    with case.changed(intervention), hooks.register(sites.find(case.model), observer=found):
+    with case.changed(intervention), register(sites.find(case.model), found):
         case.run()
     weights = {}
     for layer, parts in found.q.items():

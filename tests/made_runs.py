@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from attnscope.measures.activation_shape import HISTOGRAM
-from attnscope.run.schemas import BY_QUERY, CELLS, POSITIONS, TOKENS, VALUES
+from attnscope.measures.activations import HISTOGRAM
+from attnscope.recipes import built_in_claims
+from attnscope.run.schemas import BY_QUERY, CELLS, COMPLETIONS, POSITIONS, TOKENS, VALUES
 from attnscope.run.writer import open_directory
 from attnscope.spec.claims import Claim, frozen
 from attnscope.spec.experiment import Experiment, make_experiment
@@ -33,7 +34,9 @@ class MadeRun:
     prompts: pl.DataFrame | None = None
     elsewhere: Sequence[Mapping[str, Any]] = ()
     claims: Sequence[Claim] = ()
+    completions: pl.DataFrame = field(default_factory=COMPLETIONS.to_frame)
     by_query: pl.LazyFrame = field(default_factory=lambda: BY_QUERY.to_frame().lazy())
+    path: Path = Path("made-in-memory")
 
     def verify(self) -> None:
         """What is in memory is not damaged."""
@@ -315,7 +318,11 @@ def write_run(run: MadeRun, folder: Path) -> Path:
     if not run.by_query.collect().is_empty():
         tables["by_query"] = run.by_query.collect()
     with open_directory(folder, run.experiment) as directory:
-        about = {"threads": 1, "claims": frozen(run.claims), **run.environment}
+        about = {
+            "threads": 1,
+            "claims": frozen([*built_in_claims(), *run.claims]),
+            **run.environment,
+        }
         directory.write_json("environment.json", about)
         directory.keep_claims(run.claims)
         directory.write_lines("metadata.jsonl", [{} for _ in run.cells["prompt"].unique()])

@@ -29,9 +29,14 @@ def section(description: str, name: str) -> list[str]:
 
 def table_of(description: str) -> tuple[list[str], list[list[str]]]:
     """Head and cells of the table of every value, as plain text."""
-    lines = [line for line in section(description, "Every value") if line.startswith("|")]
+    return table_in(section(description, "Every value"))
+
+
+def table_in(lines: list[str]) -> tuple[list[str], list[list[str]]]:
+    """Head and cells of the table among the lines of a section, as plain text."""
+    rows = [line for line in lines if line.startswith("|")]
     cells = [
         [plain(c[1:-1]) for c in re.split(r"(?<!\\)\|", line)[1:-1]]
-        for line in (lines[0], *lines[2:])
+        for line in (rows[0], *rows[2:])
     ]
     return cells[0], cells[1:]

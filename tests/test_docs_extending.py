@@ -1,4 +1,4 @@
-"""The observer and the change of docs/extending.md run as printed."""
+"""The reduction and the hooks of docs/extending.md run as printed, and their numbers are right."""
 
 import re
 from pathlib import Path
@@ -11,17 +11,46 @@ import attnscope
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
 
 
-@torch.no_grad()
-def test_the_observer_and_the_change_run() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    _, last = text.split("## An observer, a change")
-    (block,) = re.findall(r"^```python\n(.*?)^```$", last, flags=re.M | re.S)
+def run(heading: str) -> dict[str, Any]:
+    """The names that the block below a heading defines."""
+    text = PAGE.read_text(encoding="utf-8").split(f"## {heading}\n")[1].split("\n## ")[0]
+    (block,) = re.findall(r"^```python\n(.*?)^```$", text, flags=re.M | re.S)
+    assert len(block.splitlines()) <= 60
     made: dict[str, Any] = {}
     exec(compile(block, str(PAGE), "exec"), made)
-    layers = made["scope"].layers
+    return made
+
+
+def eager(made: dict[str, Any]) -> Any:
+    """The weights [B, H, Q, K] of each layer, from transformers."""
+    made["model"].set_attn_implementation("eager")
+    with torch.no_grad():
+        return made["model"](**made["inputs"], output_attentions=True).attentions
+
+
+def test_the_reduction_runs() -> None:
+    made = run("A reduction of one's own")
+    model, inputs = made["model"], made["inputs"]
+    with attnscope.intercept(model) as calls, torch.no_grad():
+        model(**inputs)
+    for call, A in zip(calls, eager(made), strict=True):
+        norms = call.v.norm(dim=-1).repeat_interleave(call.q.shape[1] // call.v.shape[1], 1)
+        wanted = A.sum(2) * norms
+        torch.testing.assert_close(made["received"][call.site.layer], wanted, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_hooks_run() -> None:
+    made = run("A hook")
+    model, inputs, layers = made["model"], made["inputs"], made["scope"].layers
     assert sorted(made["mine"].found) == layers
-    assert min(made["mine"].found.values()) > 0
-    with attnscope.watch(made["model"]) as plain:
-        made["model"](**made["inputs"])
+    with attnscope.intercept(model) as calls, attnscope.watch(model) as plain:
+        model(**inputs)
+    for call in calls:
+        k = call.k.repeat_interleave(call.q.shape[1] // call.k.shape[1], 1)
+        scores = (call.q @ k.transpose(2, 3) * call.scale).masked_fill(
+            ~torch.ones(call.q.shape[2], k.shape[2]).tril().bool(), -torch.inf
+        )
+        torch.testing.assert_close(made["mine"].found[call.site.layer], scores.amax((2, 3)))
     same = [torch.equal(plain.received(n), made["scope"].received(n)) for n in layers]
     assert same[:4] == [True, True, True, False]

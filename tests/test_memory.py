@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnscope import memory
-from attnscope.capture import pending
+from attnscope.scope import pending
 
 GIB = 1 << 30
 FREE = memory.free

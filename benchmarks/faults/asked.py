@@ -55,8 +55,8 @@ _SERVER = """
 import os, sys
 import torch
 torch.set_num_threads(1)
-import attnscope.cli, attnscope.experiment.execute, attnscope.experiment.batch, attnscope.loading
-import attnscope.run.merge, attnscope.experiment.shard, attnscope.cli.estimate
+import attnscope.cli, attnscope.experiment.execute, attnscope.experiment.results, attnscope.loading
+import attnscope.run.merge, attnscope.experiment.shard, attnscope.experiment.estimate
 import transformers, transformers.models.qwen2.modeling_qwen2
 from transformers.utils import logging
 logging.disable_progress_bar()

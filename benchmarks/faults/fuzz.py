@@ -107,13 +107,10 @@ def experiments(folder: Path) -> Callable[[Draw], Any]:
 
 
 def claims(folder: Path) -> Callable[[Draw], Any]:
-    import attnscope.spec.claims as room
+    from attnscope.recipes import RECIPES
     from attnscope.spec.claims import load_claims
 
-    whole = (Path(room.__file__).parent / "claims.yaml").read_text(encoding="utf-8")
-    head, _, rest = whole.partition("- name")
-    parts = [head + "- name" + part for part in rest.split("\n  - name")][:8]
-    seeds = [*parts, whole[:1500]]
+    seeds = [f"claims:\n{recipe.claims_yaml}" for recipe in RECIPES.values()]
     file = folder / "claims.yaml"
 
     def one(draw: Draw) -> None:
@@ -160,9 +157,10 @@ def claim_trees(folder: Path) -> Callable[[Draw], Any]:
     import yaml
 
     import attnscope.spec.claims as room
+    from attnscope.recipes import RECIPES
 
-    whole = yaml.safe_load((Path(room.__file__).parent / "claims.yaml").read_text("utf-8"))
-    seeds = [{"claims": [claim]} for claim in whole["claims"]]
+    written = [claim for r in RECIPES.values() for claim in yaml.safe_load(r.claims_yaml)]
+    seeds = [{"claims": [claim]} for claim in written]
 
     def one(draw: Draw) -> None:
         for claim in room._claims(branch_changed(draw.choice(seeds), draw), "claims.yaml"):

@@ -8,30 +8,34 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attnscope.capture.from_tensors import from_tensors as from_tensors
-    from attnscope.capture.record import record as record
-    from attnscope.capture.scope import Scope as Scope
-    from attnscope.capture.watch import watch as watch
+    from attnscope.activations.record import record as record
     from attnscope.errors import AttnscopeError as AttnscopeError
+    from attnscope.interception.intercept import intercept as intercept
     from attnscope.interventions.arm import arm as arm
+    from attnscope.interventions.effect import effect as effect
     from attnscope.interventions.knockout import knockout as knockout
     from attnscope.interventions.steer import steer as steer
     from attnscope.loading import load as load
     from attnscope.run.store import open_run as open_run
+    from attnscope.scope.from_tensors import from_tensors as from_tensors
+    from attnscope.scope.scope import Scope as Scope
+    from attnscope.scope.watch import watch as watch
 
 __version__ = "0.1.0.dev0"
 
 _MODULES = {
     "AttnscopeError": "attnscope.errors",
-    "Scope": "attnscope.capture.scope",
+    "Scope": "attnscope.scope.scope",
     "arm": "attnscope.interventions.arm",
-    "from_tensors": "attnscope.capture.from_tensors",
+    "effect": "attnscope.interventions.effect",
+    "from_tensors": "attnscope.scope.from_tensors",
+    "intercept": "attnscope.interception.intercept",
     "knockout": "attnscope.interventions.knockout",
     "load": "attnscope.loading",
     "open_run": "attnscope.run.store",
-    "record": "attnscope.capture.record",
+    "record": "attnscope.activations.record",
     "steer": "attnscope.interventions.steer",
-    "watch": "attnscope.capture.watch",
+    "watch": "attnscope.scope.watch",
 }
 """Public name → the module that defines it."""
 

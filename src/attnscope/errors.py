@@ -13,6 +13,7 @@ stay the same when the wording of a message changes.
 
 import re
 from collections.abc import Iterable
+from typing import TypeGuard
 
 
 class AttnscopeError(Exception):
@@ -81,9 +82,57 @@ def unknown(what: str, value: object, known: Iterable[object]) -> InputError:
     )
 
 
+def bad_path(path: object, problem: str, code: str, **values: object) -> ModelError:
+    """The error for a file or folder of a model: names it and its problem."""
+    return ModelError(f"{str(path)!r} {problem}", code=code, path=str(path), **values)
+
+
+def is_int(value: object, low: int = 0) -> TypeGuard[int]:
+    """Whether a value is a whole number of at least `low`; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= low
+
+
+def check_int(argument: str, value: object, what: str, low: int = 0) -> None:
+    """Refuse a value that is no whole number of at least `low`; `what` says what it counts."""
+    if not is_int(value, low):
+        raise InputError(
+            f"{argument}={value!r} must be a whole number from {low}: {what}",
+            code="bad-number",
+            argument=argument,
+            value=value,
+        )
+
+
 def describe(value: object) -> str:
     """The dtype and shape of a tensor or array as a message shows them; else the class."""
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
     if dtype is None or shape is None:
         return type(value).__name__
     return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+
+
+def wrong_shape(argument: str, expected: str, value: object) -> InputError:
+    """The error for a tensor or array of the wrong shape or dtype."""
+    got = describe(value)
+    return InputError(
+        f"{argument} must be {expected}; got {got}", code="wrong-shape", argument=argument, got=got
+    )
+
+
+def out_of_range(argument: str, allowed: str, low: float, high: float) -> InputError:
+    """The error for numbers outside the `allowed` range, with their smallest and largest."""
+    return InputError(
+        f"{argument} must lie {allowed}; got {low} … {high}",
+        code="out-of-range",
+        argument=argument,
+        value=[low, high],
+    )
+
+
+def missing_package(what: str, package: str, extra: str) -> InputError:
+    """The error for an optional package that is not installed."""
+    return InputError(
+        f"{what} needs the package {package}: pip install 'attnscope[{extra}]'",
+        code="missing-package",
+        package=package,
+    )

@@ -12,7 +12,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, cast
 
-from attnscope.errors import InputError
+from attnscope.errors import InputError, missing_package
 
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.DOTALL)  # two letters: C:/ is a disk
 _ON_THIS_MACHINE = ("file", "local")
@@ -28,13 +28,7 @@ def to_path(where: str | Path) -> Path:
     try:
         from upath import UPath
     except ImportError as error:
-        raise InputError(
-            f"{address!r} is the address of an object store: install what reads it with "
-            "pip install 'attnscope[remote]', or give a directory",
-            code="missing-package",
-            package="universal_pathlib",
-            path=address,
-        ) from error
+        raise missing_package(f"the address {address!r}", "universal_pathlib", "remote") from error
     try:
         path = UPath(address)
         path.exists()  # that the store answers, and lets us in

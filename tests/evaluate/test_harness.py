@@ -1,6 +1,7 @@
 """Tasks of lm-evaluation-harness get the same scores as our own evaluation."""
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,13 @@ from torch import Tensor
 
 import attnscope
 from attnscope.errors import InputError
-from attnscope.evaluate.condition_parser import parse
+from attnscope.evaluate.conditions import parse
 from attnscope.evaluate.evaluation import Evaluation, evaluate
+from attnscope.experiment.plan import make_plan
 from attnscope.prompts import math_samples
+from attnscope.report import build
+from attnscope.run.store import open_run
+from attnscope.stats.run_stats import compare_run
 from attnscope.tokens import DEFAULT
 from support_errors import raises
 
@@ -81,6 +86,10 @@ def found(tasks: Path) -> dict[str, pl.DataFrame]:
     }
 
 
+def completions(folder: Path) -> list[dict[str, Any]]:
+    return open_run(folder).completions.to_dicts()
+
+
 def lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
@@ -89,15 +98,12 @@ def test_completions_equal_those_of_our_own_evaluation(
     tasks: Path, found: dict[str, pl.DataFrame]
 ) -> None:
     asked = Evaluation(model=MODEL, task=str(tasks / "problems.jsonl"), problems=COUNT, chat=False)
-    evaluate(asked, CONDITIONS, tasks / "own", batch=2)
-    own = {
-        (r["condition"], r["problem"]): r["completion"]
-        for r in lines(tasks / "own" / "completions.jsonl")
-    }
-    harness = lines(tasks / "generated" / "samples.jsonl")
+    evaluate(asked, CONDITIONS, tasks / "own")
+    own = {(r["condition"], r["prompt"]): r["completion"] for r in completions(tasks / "own")}
+    harness = completions(tasks / "generated")
     assert len(harness) == len(own) == COUNT * len(CONDITIONS)
     for row in harness:
-        expected = own[row["condition"], row["problem"]].split("The answer")[0]
+        expected = own[row["condition"], row["prompt"]].split("The answer")[0]
         assert expected.startswith(row["completion"])  # the harness stops after 24 tokens
         assert len(row["completion"]) > 10 or row["completion"] == expected
     by = {name: [r["completion"] for r in harness if r["condition"] == name] for name in CONDITIONS}
@@ -121,8 +127,8 @@ def test_choices_equal_those_of_single_forward_passes(
             right[name].append(float(np.argmax(likely) == 1))
             row = next(
                 r
-                for r in lines(tasks / "chosen" / "samples.jsonl")
-                if (r["condition"], r["problem"]) == (name, n)
+                for r in completions(tasks / "chosen")
+                if (r["condition"], r["prompt"]) == (name, n)
             )
             stored = [
                 float(part.split(",")[0].strip("([")) for part in row["completion"].split(" | ")
@@ -149,22 +155,57 @@ def _likely(model: Any, tokenizer: Any, name: str, text: str, choice: str) -> fl
     return float(each.sum())
 
 
-def test_the_table_has_the_attention(tasks: Path, found: dict[str, pl.DataFrame]) -> None:
-    seen = pl.read_csv(tasks / "generated" / "attention.csv")
-    assert set(seen["measure"]) == {"entropy", "first_token", "mass"}
-    assert seen["document"].n_unique() == COUNT
-    mass = seen.filter(pl.col("measure") == "mass")
-    whole = mass.group_by("condition", "document", "layer").agg(pl.col("value").sum())["value"]
-    assert np.allclose(whole, 1, atol=1e-4)
+def test_the_run_has_the_attention(tasks: Path, found: dict[str, pl.DataFrame]) -> None:
+    run = open_run(tasks / "generated")
+    assert run.complete
+    assert run.prompts["document"].to_list() == list(range(COUNT))
+    values = run.values.collect()
+    assert set(values["measure"]) == {"entropy", "first_token", "mass"}
+    assert values["prompt"].n_unique() == COUNT
+    mass = values.filter(pl.col("measure") == "mass")
+    keys = ["condition", "prompt", "layer", "head"]
+    assert np.allclose(mass.group_by(keys).agg(pl.col("value").sum())["value"], 1, atol=1e-4)
     cut = mass.filter(pl.col("condition") == "knockout:digit", pl.col("item") == "digit")
     assert cut["value"].max() == 0
     assert found["generated"]["entropy"].null_count() == 0
-    again = evaluate(
-        Evaluation(model=MODEL, task=str(tasks / "generated.yaml"), problems=COUNT, chat=False),
-        CONDITIONS,
-        tasks / "generated",
-    )  # all there: nothing is asked
-    assert again.equals(found["generated"])
+    assert compare_run(run).filter(measure="entropy").height > 0
+    assert "<h3>Scores</h3>" in build(run)
+
+
+def test_finished_conditions_are_not_repeated(
+    tasks: Path, found: dict[str, pl.DataFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attnscope.evaluate import harness_run
+
+    asked = Evaluation(model=MODEL, task=str(tasks / "generated.yaml"), problems=COUNT, chat=False)
+    whole, part = tasks / "generated", tmp_path / "part"
+    shutil.copytree(whole, part)
+    (part / "manifest.json").unlink()
+    lost = json.loads((part / "plan.json").read_text())["batches"][2]
+    (part / "cells" / f"{lost}.json").unlink()
+    measured: list[Any] = []
+    run_task = harness_run.run_task
+
+    def counted(lm: Any, *arguments: Any, **options: Any) -> Any:
+        measured.append(lm.condition)
+        return run_task(lm, *arguments, **options)
+
+    monkeypatch.setattr(harness_run, "run_task", counted)
+    assert evaluate(asked, CONDITIONS, part, batch=3).equals(found["generated"])
+    assert measured == [parse("filler:9")]
+    assert (part / "cells" / f"{lost}.json").read_bytes() == (
+        whole / "cells" / f"{lost}.json"
+    ).read_bytes()
+    assert evaluate(asked, CONDITIONS, part).equals(found["generated"])
+    assert len(measured) == 1
+
+
+def test_an_experiment_of_the_harness_is_measured_by_evaluate(
+    tasks: Path, found: dict[str, pl.DataFrame]
+) -> None:
+    with pytest.raises(InputError) as error:
+        make_plan(open_run(tasks / "generated").experiment)
+    assert error.value.code == "harness-prompts"
 
 
 def test_the_filler_is_before_the_question_of_a_chat() -> None:
@@ -175,7 +216,7 @@ def test_the_filler_is_before_the_question_of_a_chat() -> None:
     text = lm.apply_chat_template(
         [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
     )
-    put = lm.condition.change_prompt(lm._tokens(text), tokenizer).prompt.text
+    put = lm._changed(SimpleNamespace(doc_id=0), text).prompt.text
     assert put.index("Be brief.") < put.index("/////////") < put.index("1 + 1?")
 
 
@@ -191,7 +232,7 @@ def test_conditions_that_change_a_missing_context_are_refused(condition: str) ->
     with pytest.raises(InputError) as error:
         ConditionedLM(model, tokenizer, parse(condition)).loglikelihood([request])
     assert error.value.code == "no-context"
-    assert error.value.values["condition"] == condition
+    assert error.value.values["condition"] == parse(condition).kind
     with pytest.raises(InputError) as error:
         ConditionedLM(model, tokenizer, parse(condition)).loglikelihood_rolling([])
     assert error.value.code == "no-context"

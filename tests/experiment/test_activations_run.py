@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import attnscope
-from attnscope.capture.log_histogram import GINI_BOUND
+from attnscope.activations.log_histogram import GINI_BOUND
 from attnscope.experiment.execute import run
 
 Array = np.ndarray[Any, Any]

@@ -1,5 +1,6 @@
 """How prompts become batches, and how long they are estimated to take."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from attnscope.cli import estimate as estimating
-from attnscope.errors import InputError
-from attnscope.experiment.cells import Batch
-from attnscope.experiment.plan import ModelPlan, _by_length, make_plan
+from attnscope.errors import InputError, ModelError
+from attnscope.experiment import estimate as estimating
+from attnscope.experiment.plan import _by_length, make_plan
 from attnscope.spec.experiment import make_experiment
 from support_errors import raises
 
@@ -33,57 +33,48 @@ def test_on_a_cpu_short_prompts_do_not_wait_for_long_ones() -> None:
     assert len(list(_by_length(lengths, 8192, 1e9))) == 1
 
 
-@pytest.mark.parametrize("layers", ["all", [1]])
-def test_time_goes_by_the_stand_in(
-    layers: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A millisecond a token plain and two watched, of two layers: the rest is arithmetic."""
-    plan = make_plan(
-        make_experiment(
-            name="some",
-            models={"model": "zoo:math-qwen2"},
-            prompts={"source": "math", "count": 7, "level": 1},
-            layers=layers,
-            batch_tokens=128,
-        )
-    )
-
-    def seconds(_: object, of: ModelPlan, model: Any, batch: Batch) -> tuple[float, float]:
-        assert model.config.num_hidden_layers == 2
-        assert of.layers is None
-        assert len(batch.cells) <= 2  # of many conditions, some are enough
-        padded = sum(len(cells) * max(cells) for cells in batch.lengths())
-        return 1e-3 * padded, 2e-3 * padded
-
-    monkeypatch.setattr(estimating, "_seconds", seconds)
-    monkeypatch.setattr(estimating, "PARAMETERS", 800_000)
-    (found,) = estimating.estimate(plan)
-    of = plan.models[0]
-    padded = sum(
-        len(cells) * max(len(cell.tokens) for cell in cells)
-        for batch in of.batches
-        for cells in batch.cells.values()
-    )
-    measured = of.info.layers if layers == "all" else 1
-    wanted = padded * 0.5e-3 * (of.info.layers + measured)
-    assert found.seconds == pytest.approx(wanted)
-
-
 @pytest.mark.parametrize("more", [{}, {"queries": ["generated"]}, {"layers": [1]}])
-def test_the_stand_in_measures_what_is_asked(more: dict[str, Any]) -> None:
+def test_a_check_measures_one_batch_and_extrapolates_by_its_tokens(
+    more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that advances by a second with every reading: the rest is arithmetic."""
+    monkeypatch.setattr(estimating.time, "perf_counter", itertools.count().__next__)
     plan = make_plan(
         make_experiment(
             name="some",
             models={"model": "zoo:math-qwen2"},
-            prompts={"source": "math", "count": 2, "level": 1},
+            prompts={"source": "math", "count": 5, "level": 1},
             conditions={"base": {}, "filler": {"insert": {"count": 3}}},
             measures=["mass", "lambda", "profile", "query_entropy"],
+            batch_tokens=64,
             **more,
         )
     )
     (found,) = estimating.estimate(plan)
-    assert 0 < found.seconds < 60
-    assert (found.cells, found.passes) == (4, 2)
+    sizes = sorted(
+        sum(len(cells) * max(cells) for cells in batch.lengths())
+        for batch in plan.models[0].batches
+    )
+    assert len(sizes) > 2
+    assert found.seconds == pytest.approx(sum(sizes) / sizes[len(sizes) // 2])
+    assert (found.cells, found.passes) == (10, 2 * len(sizes))
+    assert found.parameters > 0
+
+
+def test_a_check_names_the_prompt_that_cannot_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr("attnscope.experiment.local.measure_batch", fail)
+    plan = make_plan(
+        make_experiment(
+            name="some",
+            models={"model": "zoo:math-qwen2"},
+            prompts={"source": "math", "count": 1, "level": 1},
+        )
+    )
+    with raises(ModelError, "check-failed", model="model", prompt=0):
+        estimating.estimate(plan)
 
 
 def test_a_plan_makes_cells_when_they_are_asked_for() -> None:

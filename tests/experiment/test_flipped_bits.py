@@ -6,8 +6,8 @@ import pytest
 
 from attnscope.errors import AttnscopeError, InputError
 from attnscope.experiment.execute import run
+from attnscope.recipes import RECIPES
 from attnscope.run.store import open_run
-from attnscope.spec.claims import built_in
 from attnscope.spec.experiment import make_experiment
 from run_bytes import bytes_of
 
@@ -23,7 +23,7 @@ def experiment(folder):
 
 @pytest.fixture(scope="module")
 def claims():
-    return [built_in()[0]]
+    return [RECIPES["filler-profile"].claims[0]]
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_damaged_claims_are_not_taken_for_the_runs_own(done, experiment, tmp_pat
     if not finished:
         (copy / "manifest.json").unlink()
     file = copy / "claims.yaml"
-    file.write_bytes(file.read_bytes().replace(b"statement: ", b"statement: not ", 1))
+    file.write_bytes(file.read_bytes().replace(b"0.95", b"0.85").replace(b"0.3", b"0.2"))
     with pytest.raises(InputError) as error:
         run(experiment, copy)
     assert error.value.code == "damaged-claims"

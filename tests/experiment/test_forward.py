@@ -7,10 +7,10 @@ import numpy as np
 import torch
 
 import attnscope
-from attnscope.capture import sites
-from attnscope.experiment.batch import measure_batch
-from attnscope.experiment.forward import forward
+from attnscope.experiment.model_pass import forward
 from attnscope.experiment.plan import make_plan
+from attnscope.experiment.results import measure_batch
+from attnscope.interception import sites
 from families import build
 
 

@@ -24,7 +24,7 @@ from transformers.utils import logging
 logging.disable_progress_bar()
 from attnscope.spec.experiment_yaml import read_experiment
 from attnscope.experiment.execute import run
-import attnscope, attnscope.experiment.batch, attnscope.run.schemas
+import attnscope, attnscope.experiment.results, attnscope.run.schemas
 experiment = read_experiment(sys.argv[1])
 # Compiled loops are loaded once too. No table is made before a fork: its threads would be lost.
 model, _ = attnscope.load(next(iter(experiment.models.values())))

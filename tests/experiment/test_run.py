@@ -41,7 +41,7 @@ def test_rows_are_those_of_eager_attention(small, folder, tmp_path):
             "spikes",
             "uniformity",
             *("profile", "effective_tokens", "reshaping"),
-            *("previous_token", "induction", "renyi2", "by_distance"),
+            *("previous_token", "induction", "renyi2", "by_distance", "nearby"),
         ],
     )
     run(experiment, tmp_path / "run")
@@ -566,7 +566,7 @@ def test_prompts_asked_again_draw_again_and_say_so(small, tmp_path):
         one, other = (side.filter(condition=condition)["value"] for side in (first, second))
         close = np.isclose(one, other, atol=1e-5, equal_nan=True).all()
         assert close == (condition == "base")
-    compared = compare_run(again, resamples=100)
+    compared = compare_run(again)
     assert set(compared["n"]) == {12}
     assert set(compared["units"]) == {6}
     with raises(InputError, "repeats-without-randomness", repeats=2):

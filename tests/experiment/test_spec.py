@@ -347,3 +347,12 @@ def test_a_strange_file_is_an_error_at_once(tmp_path, text, code):
 def test_half_a_character_from_python():
     with raises(InputError, "lone-surrogate"):
         make_experiment(name="x", models={"\ud800": "zoo:math-qwen2"}, prompts={"source": "math"})
+
+
+def test_several_units_are_used_in_turn() -> None:
+    insert = Insert(unit=("one", "two", "three"), count=1)
+    assert [insert.filler(n).repeated for n in range(4)] == ["one", "two", "three", "one"]
+    assert Insert.model_validate(insert.model_dump()) == insert
+    for bad in ((), ("one", "")):
+        with pytest.raises(pydantic.ValidationError):
+            Insert(unit=bad)

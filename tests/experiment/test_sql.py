@@ -146,8 +146,8 @@ def test_a_query_reads_nothing_but_the_tables_of_the_run(done, secret, query):
         ("SELECT * EXCLUDE (value) FROM values ORDER BY layer DESC NULLS LAST LIMIT 3", ["values"]),
         ("SELECT COLUMNS('^l.*') FROM values", ["values"]),
         ("SELECT sum(value) OVER (PARTITION BY layer ORDER BY head) FROM values", ["values"]),
-        ("SELECT value::int, 5 // 2, text ~ 'a' FROM values JOIN tokens USING (prompt)",
-         ["values", "tokens"]),
+        ("SELECT value::int AS v, 5 // 2, text ~ 'a' FROM values JOIN tokens USING (prompt) "
+         "ORDER BY ALL", ["values", "tokens"]),
         ("SELECT CASE WHEN layer = 0 THEN 'é\\d' ELSE 'b' END FROM values", ["values"]),
         ("SELECT 1e-3, 0.5, -2 FROM cells", ["cells"]),
     ],

@@ -13,7 +13,7 @@ from attnscope.figures.blocks import as_markdown
 from attnscope.figures.describe import TIES, FigureText, described
 from attnscope.figures.numbers import rounded
 from attnscope.stats.paired import OUTCOMES
-from reading_back import plain, section, table_of
+from reading_back import plain, section, table_in, table_of
 
 NUMBER = r"(-?[\d.]+(?:e[+-]?\d+)?)"
 
@@ -67,11 +67,11 @@ def random_table(seed: int) -> tuple[pl.DataFrame, FigureText, pl.DataFrame]:
     )
     words = FigureText(
         title="A title",
-        caption=[],
+        what="",
+        small_print=[],
         models=[],
         overview="Something.",
         axes=["x: layer"],
-        legend=["red: hash"],
         value="value",
         quantity="mass",
         places={"layer": "layer {}", "model": "{}", "class": "{}"},
@@ -147,49 +147,21 @@ def test_everything_stated_is_in_the_data(seed: int) -> None:
     groups = data.filter(pl.col("value").is_not_null()).group_by("layer", "model").len()
     assert stated == groups.filter(pl.col("len") > 1).height
 
-    check_differences(section(text, "Differences"), differences)
-
-
-def check_differences(lines: list[str], differences: pl.DataFrame) -> None:
-    kind = None
-    found: dict[str, list[dict[str, Any]]] = {}
-    for line in map(plain, lines):
-        heading = re.fullmatch(r"(Significant|Not significant|Not tested) \((\d+)\):", line)
-        if heading:
-            kind = heading[1]
-            found[kind] = []
-            continue
-        bullet = re.fullmatch(
-            rf"- layer (\d+), (.*): .* minus other = {NUMBER} \((?:no interval|95 % interval "
-            rf"{NUMBER} to {NUMBER})(?:, q = {NUMBER})?, n = (\d+)\)",
-            line,
-        )
-        if bullet and kind:
-            found[kind].append(
-                {
-                    "layer": int(bullet[1]),
-                    "class": bullet[2],
-                    "difference": float(bullet[3]),
-                    "low": float(bullet[4]) if bullet[4] else None,
-                    "high": float(bullet[5]) if bullet[5] else None,
-                    "q": float(bullet[6]) if bullet[6] else None,
-                    "n": int(bullet[7]),
-                }
-            )
-    expected: dict[str, list[dict[str, Any]]] = {}
-    for row in differences.drop("of", "minus").to_dicts():
-        if row["q"] is None:
-            expected.setdefault("Not tested", []).append(row)
-        elif row["outcome"] == "different":
-            expected.setdefault("Significant", []).append(row)
-        else:
-            expected.setdefault("Not significant", []).append(row)
-    keys = ("layer", "class", "difference", "low", "high", "q", "n")
-    assert found == {k: [{c: row[c] for c in keys} for row in v] for k, v in expected.items()}
-    tested = len(expected.get("Significant", [])) + len(expected.get("Not significant", []))
+    lines = section(text, "Differences")
+    head, body = table_in(lines)
+    significant = (pl.col("outcome") == "different") & pl.col("q").is_not_null()
+    expected = differences.with_columns(significant=significant).drop("outcome")
+    expected = expected.sort(~pl.col("significant"), maintain_order=True)
+    assert sorted(head) == sorted(expected.columns)
+    for cells, row in zip(body, expected.select(head).iter_rows(), strict=True):
+        for cell, value in zip(cells, row, strict=True):
+            if value is None:
+                assert cell == "—"
+            else:
+                assert cell == str(value) if not isinstance(value, float) else float(cell) == value
+    tested = expected["q"].count()
     if tested:
-        held = len(expected.get("Significant", []))
-        assert lines[0].startswith(f"{held} of {tested} difference")
+        assert lines[0].startswith(f"{expected['significant'].sum()} of {tested} difference")
 
 
 def test_the_short_form_is_plain_text() -> None:

@@ -16,37 +16,31 @@ from polars.testing import assert_frame_equal
 from attnscope.errors import InputError
 from attnscope.figures import FIGURES, SAFE, Drawing, Style, draw, drawable, figure_named
 from attnscope.figures.export import csv
-from attnscope.figures.registry import table
+from attnscope.figures.registry import TABLE_FIGURES, draw_table, table
 from attnscope.figures.text_format import inline
-from attnscope.spec.claims import built_in
+from attnscope.spec.claims import make_claims
 from attnscope.spec.experiment import Experiment, make_experiment
 from made_runs import MadeRun, made_run
 from reading_back import plain, rows_of, table_of
 from support_errors import raises
 
-MEASURES = (
-    "mass",
-    "flow",
-    "entropy",
-    "first_token",
-    "lambda",
-    "lambda_ratio",
-    "uniformity",
-    "step_mass",
-    "query_mass",
-    "class_near_zero",
-    "activation_histogram",
-    "near_zero",
-    "activation_l1",
-    "activation_l2",
-    "activation_variance",
+MEASURES = tuple(
+    dict.fromkeys(
+        [
+            *(measure for name in FIGURES for measure in figure_named(name).measures),
+            *("query_mass", "lambda_ratio", "uniformity"),
+            *("near_zero", "activation_l1", "activation_l2"),
+        ]
+    )
 )
+"""What figures declare, and what some read besides."""
+FOR_HEADS = {"model": "m", "prompts": 8}
 ODD = ("The", ' "sky"', " is", " #", " *", " ", "<script>alert(1)</script>", "\n", "|", " 😀")
 
 
 @cache
 def rich_run(prompts: int = 7, models: tuple[str, ...] = ("first", "second")) -> MadeRun:
-    return made_run(
+    run = made_run(
         models=models,
         prompts=prompts,
         layers=(0, 1),
@@ -58,6 +52,8 @@ def rich_run(prompts: int = 7, models: tuple[str, ...] = ("first", "second")) ->
         length=24,
         keys=("all", "document:1", "document:2"),
     )
+    lines = {"stars": "mass[class=star] > mass[class=hash]"}
+    return replace(run, claims=make_claims(lines, "test"))
 
 
 @cache
@@ -254,7 +250,7 @@ def test_an_unknown_figure_lists_the_known() -> None:
 def test_conditions_can_stand_beside_each_other() -> None:
     figure = draw(rich_run(), "token-types", models="first", conditions=["base", "slashes"])
     assert figure.data["model"].unique(maintain_order=True).to_list() == ["base", "slashes"]
-    assert re.search(r"slashes minus base = [-\d.]+", figure.description)
+    assert re.search(r"\| slashes \| base \| [-\d.]+", figure.description)
 
 
 def test_the_heat_map_marks_what_passes_the_correction() -> None:
@@ -277,14 +273,6 @@ def test_lift_is_mass_over_uniform_mass() -> None:
     ).collect()
     by_prompt = values.group_by("prompt").agg(pl.col("value").mean() / pl.col("uniform").first())
     assert row["value"] == pytest.approx(by_prompt["value"].mean(), rel=1e-5)
-
-
-def test_areas_stack_to_the_whole() -> None:
-    data = draw(rich_run(), "classes", form="area").data
-    tops = data.group_by("model", "layer").agg(pl.col("top").max(), pl.col("value").sum())
-    assert tops["top"].to_list() == pytest.approx(tops["value"].to_list(), rel=1e-5)
-    with raises(InputError, "unknown-form", value="pie", known=["lines", "area"]):
-        draw(rich_run(), "classes", form="pie")
 
 
 def test_text_keeps_every_token_in_its_order() -> None:
@@ -333,6 +321,47 @@ def test_a_chart_can_be_made_of_a_table_of_ones_own(name: str) -> None:
     assert_frame_equal(embedded, data, check_row_order=False)
 
 
+@pytest.mark.parametrize("name", ["token-types", "classes", "head-map", "effect-heads"])
+def test_no_class_is_left_out_unless_items_are_chosen(name: str) -> None:
+    column = {"head-map": "panel", "effect-heads": "item"}.get(name, "class")
+    shown = set(drawn(name).data[column]) - {"total"}
+    assert shown == {"hash", "star", "whitespace", "word", "other"}
+    some = draw(rich_run(), name, items=["star", "hash"]).data[column]
+    assert set(some) - {"total"} == {"star", "hash"}
+
+
+def test_lines_with_one_colour_differ_by_their_dashes() -> None:
+    (chart,) = drawn("steps").spec["vconcat"]
+    spec = chart["concat"][0]["layer"][1]["encoding"]
+    both = zip(spec["color"]["scale"]["range"], spec["strokeDash"]["scale"]["range"], strict=True)
+    signs = [(colour, tuple(dash)) for colour, dash in both]
+    assert len(signs) == len(set(signs)) == 15
+
+
+def test_a_symbol_at_the_beginning_of_a_title_stays() -> None:
+    assert drawn("lambda").title.startswith("λ")
+
+
+def test_figures_of_tables_have_equal_numbers_in_csv_and_chart() -> None:
+    heads = [{"layer": n // 3, "head": n % 3} for n in range(6)]
+    effects = [{"problem": 0, "class": "digit", **at, "mass": 0.1, "effect": -0.2} for at in heads]
+    score = {"panel": "filler: count", "series": "-", "value": 0.1, "low": 0.0, "high": 0.2}
+    scores = [{**score, "setting": name, "score": 0.5, "n": 8, "q": 0.01} for name in "abc"]
+    made = [
+        draw_table("heads", pl.DataFrame(heads).with_columns(kind=pl.lit("sink")), **FOR_HEADS),
+        draw_table("mass-effect", pl.DataFrame(effects), of="m"),
+        draw_table("sweep", pl.DataFrame(scores), of="m", baseline=0.4),
+    ]
+    assert [figure.name for figure in made] == sorted(TABLE_FIGURES)
+    for figure in made:
+        embedded = rows_of(figure.spec).select(figure.data.columns).cast(dict(figure.data.schema))
+        assert_frame_equal(embedded, figure.data, check_row_order=False)
+        assert "n = " in figure.caption
+        assert figure.data.height in (3, 6, 12)
+    with raises(InputError, "not-measured"):
+        draw(rich_run(), "sweep")
+
+
 def test_the_docs_list_what_is_declared() -> None:
     docs = Path(__file__).parents[2] / "docs" / "figures.md"
     assert table() in docs.read_text(encoding="utf-8")
@@ -341,7 +370,6 @@ def test_the_docs_list_what_is_declared() -> None:
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_has_the_name_it_is_listed_under(name: str) -> None:
     assert figure_named(name).name == name
-    assert set(figure_named(name).claims) <= {claim.name for claim in built_in()}
 
 
 def test_queries_along_completions_of_a_run_without_completions() -> None:

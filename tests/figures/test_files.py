@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 
 from attnscope.figures import draw
-from attnscope.figures.charts.common import to_spec
 from attnscope.figures.export import as_csv, csv
+from attnscope.figures.shapes.shape import chart_of
 from attnscope.report import build
 from made_runs import made_run
 
@@ -33,11 +33,9 @@ def test_charts_of_many_rows_do_not_touch_the_settings_of_altair(monkeypatch: An
 
     monkeypatch.setattr(alt.data_transformers, "enable", refuse)
     monkeypatch.setattr(alt.data_transformers, "disable_max_rows", refuse)
-    frame = pl.DataFrame({"x": range(6_000)})
-    base = alt.Chart(frame)
+    base = chart_of(pl.DataFrame({"x": range(6_000)}))
     chart = alt.concat(alt.layer(base.mark_point().encode(x="x:Q"), base.mark_bar()))
-    spec = to_spec(chart)
-    assert [len(rows) for rows in spec["datasets"].values()] == [6_000]
+    assert [len(rows) for rows in chart.to_dict()["datasets"].values()] == [6_000]
 
 
 def with_changes(run: Any, **changes: Any) -> Any:

@@ -57,15 +57,7 @@ def test_lambda_over_all_prompts_is_stated_with_its_interval() -> None:
     assert "layer 0, head 1: λ = 0.9" in text
     assert "n = 12)" in text
     other = draw(run, "filler-vs-sentence").description
-    assert re.search(r"slashes minus sentence = [-\d.]+", other)
-
-
-def test_labels_may_count_from_one() -> None:
-    run = made_run(models=("m",), conditions=CONDITIONS, profile_heads=(0, 1, 7), heads=8)
-    figure = draw(run, "filler-profile", count_from=1)
-    assert "layer 1, heads 1, 2, 8 (counted from 1" in figure.caption
-    assert "layer 1, head 8" in str(figure.spec)
-    assert figure.data["head"].unique().sort().to_list() == [0, 1, 7]
+    assert re.search(r"\| slashes \| sentence \| [-\d.]+", other)
 
 
 def test_each_model_may_have_its_own_head() -> None:

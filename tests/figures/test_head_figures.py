@@ -5,26 +5,21 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-import altair as alt
 import polars as pl
 import pytest
 
 from attnscope.errors import InputError
-from attnscope.figures import draw
-from attnscope.figures.charts import matrix
+from attnscope.figures import Style, draw
+from attnscope.figures.shapes import matrix
+from attnscope.spec.claims import make_claims
 from made_runs import made_run
-from reading_back import section
 from support_errors import raises
 
 
 def test_a_cell_is_the_mean_over_prompts_of_one_head() -> None:
     run = made_run(models=("one", "two"), conditions={"base": 0, "slashes": 9})
-    figure = draw(run, "head-map")
-    assert figure.data["panel"].unique(maintain_order=True).to_list() == [
-        "hash",
-        "star",
-        "whitespace",
-    ]
+    figure = draw(run, "head-map", items=["star", "hash"])
+    assert figure.data["panel"].unique(maintain_order=True).to_list() == ["star", "hash"]
     for row in figure.data.sample(7, seed=1).iter_rows(named=True):
         of = run.values.filter(
             pl.col("model") == "one",
@@ -61,16 +56,65 @@ def test_models_and_conditions_asked_for_have_panels_of_their_own() -> None:
     assert "hash → star" in set(flow)
 
 
-@pytest.mark.parametrize(("layers", "heads", "a_row"), [(28, 28, 3), (80, 64, 1)])
-def test_a_map_of_many_heads_has_cells_of_at_least_7_pixels(
-    layers: int, heads: int, a_row: int
+@pytest.mark.parametrize(
+    ("panels", "layers", "heads", "cell"), [(5, 28, 28, 7), (5, 80, 64, 5), (12, 126, 128, 2)]
+)
+def test_a_map_of_many_heads_fits_into_two_screens(
+    panels: int, layers: int, heads: int, cell: float
 ) -> None:
-    run = made_run(models=("m",), prompts=1, layers=range(layers), heads=heads, measures=("mass",))
-    spec = draw(run, "head-map").spec
-    assert spec["columns"] == a_row
-    for panel in spec["concat"]:
-        assert panel["width"] >= 7 * heads
-        assert panel["height"] >= 7 * layers
+    columns, wide, tall = matrix.Matrix()._layout(
+        panels, heads, layers, Style(width=900), separate=True, texts=False
+    )
+    assert min(wide, tall) >= cell
+    assert columns * (wide * heads) <= 1_300
+    assert -(-panels // columns) * (tall * layers + 60) <= 1_700
+
+
+def test_a_panel_has_its_own_colours_unless_they_are_shared() -> None:
+    run = made_run(models=("one",))
+    tops = {}
+    for scale in ("panel", "shared"):
+        (chart,) = draw(run, "head-map", scale=scale).spec["vconcat"]
+        colours = [panel["layer"][0]["encoding"]["color"] for panel in chart["concat"]]
+        tops[scale] = [colour["scale"]["domain"][-1] for colour in colours]
+    data = draw(run, "head-map").data
+    largest = [part["value"].max() for part in data.partition_by("panel", maintain_order=True)]
+    assert tops["panel"] == largest
+    assert set(tops["shared"]) == {max(largest)}
+
+
+def test_lift_of_a_head_is_its_mass_over_uniform_mass() -> None:
+    run = made_run(models=("one", "two"))
+    of_star = pl.col("measure") == "mass", pl.col("item") == "star"
+    lifts = run.values.filter(*of_star).with_columns(pl.col("value") / pl.col("uniform"))
+    means = lifts.group_by("model", "layer", "head").agg(pl.col("value").mean()).collect()
+    data = draw(run, "head-map", items=["star"], normalise="lift").data
+    both = data.join(means.filter(model="one"), on=["layer", "head"], suffix="_by_hand")
+    assert both["value"].to_list() == pytest.approx(both["value_by_hand"].to_list(), rel=1e-5)
+    difference = draw(run, "effect-heads", items=["star"], normalise="lift").data
+    wide = means.pivot("model", index=["layer", "head"], values="value")
+    both = difference.join(wide, on=["layer", "head"])
+    assert both["difference"].to_list() == pytest.approx(
+        (both["two"] - both["one"]).to_list(), rel=1e-4
+    )
+
+
+def test_class_minus_class_in_each_head() -> None:
+    run = made_run(models=("one", "two"))
+    figure = draw(run, "class-difference", items=["star", "hash"])
+    assert figure.data["model"].unique(maintain_order=True).to_list() == ["one", "two"]
+    row = figure.data.row(7, named=True)
+    of_head = [pl.col(c) == row[c] for c in ("model", "layer", "head")]
+    values = run.values.filter(pl.col("measure") == "mass", *of_head).collect()
+    means = {item: values.filter(item=item)["value"].mean() for item in ("star", "hash")}
+    assert row["difference"] == pytest.approx(means["star"] - means["hash"], rel=1e-4)
+    with raises(InputError, "number-of-classes"):
+        draw(run, "class-difference", items=["star"])
+    with raises(InputError, "number-of-classes"):
+        draw(run, "class-difference")
+    line = "mass[class=word] > mass[class=star] in most heads"
+    claimed = replace(run, claims=make_claims({"words": line}, "test"))
+    assert "word minus" in draw(claimed, "class-difference").caption
 
 
 def test_heads_stand_in_the_order_of_their_values() -> None:
@@ -80,37 +124,9 @@ def test_heads_stand_in_the_order_of_their_values() -> None:
         assert part["value"].to_list() == sorted(part["value"], reverse=True)
         first = part.row(0, named=True)
         assert first["name"] == f"L{first['layer']} H{first['head']}"
-    notes = section(figure.description, "Notes")
-    top = figure.data.row(0, named=True)
-    assert notes[0].startswith(f"- {top['panel']}: {top['name']} {top['value']:.6g}, ")
     assert "95 %" in figure.caption
     many = made_run(models=("one",), prompts=6, layers=range(10), heads=10, measures=("entropy",))
     assert "95 %" not in draw(many, "head-strip").caption
-
-
-def test_layers_of_a_long_strip_are_drawn_below_it() -> None:
-    """The dots of several hundred heads overlap, so that their colours cannot be read."""
-    one = {"models": ("one",), "prompts": 1, "measures": ("entropy",)}
-    short = draw(made_run(**one, layers=range(15), heads=20), "head-strip")
-    long = draw(made_run(**one, layers=range(15), heads=21), "head-strip")
-    assert "vconcat" not in short.spec
-    assert len(long.spec["vconcat"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("last", "step", "named"),
-    [
-        (79, 7.5, [*range(0, 80, 5), 79]),
-        (80, 7.5, list(range(0, 81, 5))),
-        (63, 4.5, [*range(0, 60, 5), 63]),
-        (29, 20.0, None),
-    ],
-)
-def test_the_last_layer_is_named_where_not_all_are(
-    last: int, step: float, named: list[int] | None
-) -> None:
-    ticks = matrix._ticks(range(last + 1), step, 11)
-    assert ticks == (alt.Undefined if named is None else named)
 
 
 @pytest.mark.parametrize(("depths", "numbers"), [(10, True), (20, False)])
@@ -118,7 +134,8 @@ def test_numbers_stand_in_cells_that_hold_them(depths: int, numbers: bool) -> No
     known = {"prompt": range(depths), "depth": [n / depths for n in range(depths)]}
     run = made_run(models=("one",), prompts=depths, layers=(0,), heads=2, measures=("entropy",))
     run = replace(run, prompts=pl.DataFrame({**known, "length": [100] * depths}))
-    layers = draw(run, "needle-map", measure="entropy").spec["concat"][0]["layer"]
+    (chart,) = draw(run, "needle-map", measure="entropy").spec["vconcat"]
+    layers = chart["concat"][0]["layer"]
     assert ("text" in {layer["mark"]["type"] for layer in layers}) is numbers
 
 

@@ -11,14 +11,12 @@ import pytest
 from attnscope.errors import InputError
 from attnscope.figures import draw
 from attnscope.figures.caption import HOLLOW
-from attnscope.figures.export import FORMATS
 from attnscope.figures.numbers import PAIRED
-from attnscope.figures.pdf import in_fixed_order
 from attnscope.stats.run_stats import compare_run
 from attnscope.stats.summary import summary
 from attnscope.stats.tables import combine
 from made_runs import MadeRun, made_run
-from reading_back import section
+from reading_back import section, table_in
 from support_errors import raises
 
 
@@ -46,7 +44,7 @@ def test_what_does_not_add_up_is_not_stacked(how: str) -> None:
     assert figure.data["top"].to_list() == figure.data["value"].to_list()
     assert "xOffset" in str(figure.spec)
     with raises(InputError, "conflicting-options", normalise=how):
-        draw(made_run(), "token-types", normalise=how, counts=True)
+        draw(made_run(), "token-types", normalise=how, uniform=True)
 
 
 def test_captions_state_that_heads_are_averaged_although_the_experiment_keeps_each() -> None:
@@ -80,7 +78,7 @@ def test_lambda_and_uniformity_are_of_the_queries_that_are_drawn() -> None:
     for queries, expected in (("all", "λ = 0.9"), ("last", "λ = 0.5 ")):
         assert expected in draw(both, "filler-profile", queries=queries).description
     uniformity = draw(both, "filler-vs-sentence", queries="last").description
-    assert "slashes minus sentence = 0.25 " in uniformity
+    assert "| slashes | sentence | 0.25 |" in uniformity
     unmeasured = replace(both, values=run.values)
     assert "λ =" not in draw(unmeasured, "filler-profile", queries="last").description
 
@@ -142,59 +140,22 @@ def test_values_of_fewer_prompts_are_marked() -> None:
 
 def test_significant_differences_are_those_of_the_comparison() -> None:
     run = made_run(prompts=7, layers=(0, 1))
-    # In layer 0 two of seven fall a little: p = 8 / 128, whatever the interval says.
-    rises = [0.1, 0.2, 0.15, 0.05, 0.11, -0.001, -0.002]
+    # In layer 0 four of seven rise, and three fall.
+    rises = [0.1, 0.2, 0.15, 0.05, -0.11, -0.1, -0.2]
     rise = pl.col("prompt").replace_strict(dict(enumerate(rises)), return_dtype=pl.Float64)
     steady = 0.1 + 0.001 * pl.col("prompt")
     second = (pl.col("model") == "spatial-base").cast(pl.Float64)
     flat = pl.when(pl.col("layer") == 0).then(0.3 + second * rise).otherwise(0.3 + second * steady)
     run = replace(run, values=run.values.with_columns(flat.alias("value")))
     compared = compare_run(run).filter(pl.col("measure") == "mass")
-    assert compared.filter(pl.col("layer") == 0)["p"].unique().to_list() == [0.0625]
+    assert (compared.filter(pl.col("layer") == 0)["p"] > 0.05).all()
     holds = (pl.col("q") < 0.05) & ((pl.col("low") > 0) | (pl.col("high") < 0))
     lines = section(draw(run, "classes").description, "Differences")
-    start = next(i for i, line in enumerate(lines) if line.startswith("**"))
-    items = [re.match(r"- layer (\d+), (.*?):", line) for line in lines[start + 1 : start + 6]]
-    held = {(int(m[1]), m[2]) for m in items if m}
+    head, body = table_in(lines)
+    rows = [dict(zip(head, cells, strict=True)) for cells in body]
+    held = {(int(r["layer"]), r["class"]) for r in rows if r["significant"] == "True"}
     assert held == set(compared.filter(holds).select("layer", "item").iter_rows())
     assert {layer for layer, _ in held} == {1}
-
-
-def test_a_pdf_has_the_same_bytes_every_time() -> None:
-    run = made_run(models=("one",), layers=(0, 1), prompts=2, profile_heads=(0,))
-    figure = draw(run, "text")
-    made = {FORMATS["pdf"](figure) for _ in range(5)}
-    assert len(made) == 1
-    check_pdf(made.pop())
-
-
-def check_pdf(pdf: bytes) -> None:
-    """Every entry of the table is where its object begins, and every reference has its object."""
-    start = int(pdf[pdf.rindex(b"startxref") :].split()[1])
-    lines = pdf[start:].splitlines()
-    assert lines[0] == b"xref"
-    size = int(lines[1].split()[1])
-    for number, line in enumerate(lines[3 : size + 2], start=1):
-        at = int(line.split()[0])
-        assert pdf[at:].startswith(b"%d 0 obj\n" % number)
-    assert f"/Size {size}".encode() in pdf[start:]
-    bodies = re.sub(rb"stream\n.*?\nendstream", b"", pdf, flags=re.S)
-    assert {int(n) for n in re.findall(rb"\b(\d+) 0 R\b", bodies)} <= set(range(1, size))
-    assert pdf.endswith(b"%%EOF")
-
-
-def test_a_pdf_keeps_its_streams_and_objects() -> None:
-    import vl_convert
-
-    svg = '<svg xmlns="http://www.w3.org/2000/svg" width="50" height="50"><text>λ</text></svg>'
-    before = bytes(vl_convert.svg_to_pdf(svg))
-    after = in_fixed_order(before)
-
-    def streams(pdf: bytes) -> list[bytes]:
-        return sorted(re.findall(rb"stream\n(.*?)\nendstream", pdf, flags=re.S))
-
-    assert streams(after) == streams(before)
-    assert after.count(b" 0 obj\n") == before.count(b" 0 obj\n")
 
 
 def test_intervals_resample_the_chosen_clusters() -> None:
@@ -227,16 +188,6 @@ def test_of_many_models_each_is_compared_with_the_first(number: int, pairs: int)
     names = [f"m{n}" for n in range(number)]
     run = made_run(models=names, layers=(0,), heads=1, prompts=6, measures=("entropy",))
     description = draw(run, "depth").description
-    compared = re.findall(r"m\d minus (m\d) = ", description)
+    compared = re.findall(r"\| m\d \| (m\d) \| ", description)
     assert len(compared) == pairs
     assert (set(compared) == {"m0"}) == (number > PAIRED)
-
-
-def test_intervals_that_a_few_prompts_dominate_are_unreliable() -> None:
-    run = made_run(models=("one",), layers=(0,))
-    one = pl.when(pl.col("prompt") == 0).then(pl.col("value") * 100).otherwise(pl.col("value"))
-    skewed = replace(run, values=run.values.with_columns(one.alias("value")))
-    for name in ("token-types", "classes", "depth", "head-strip"):
-        figure = draw(skewed, name)
-        assert figure.data["unreliable"].all(), name
-        assert f"{figure.data.height} of {figure.data.height}" in figure.caption

@@ -10,8 +10,8 @@ import pytest
 from attnscope.errors import InputError
 from attnscope.figures import draw
 from attnscope.figures.binning import PRINT
+from attnscope.recipes.injection import important_heads
 from attnscope.run.schemas import BY_QUERY
-from attnscope.stats.focus import important_heads
 from made_runs import made_run
 from support_errors import raises
 

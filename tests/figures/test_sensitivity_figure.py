@@ -10,8 +10,9 @@ import polars as pl
 import pytest
 
 from attnscope.errors import InputError
-from attnscope.figures import FIGURES, draw, save
-from attnscope.spec.claims import Claim, built_in
+from attnscope.figures import draw, save
+from attnscope.recipes import built_in_claims
+from attnscope.spec.claims import make_claims
 from attnscope.stats.robustness import CHOICES
 from attnscope.stats.sensitivity import sensitivity
 from made_runs import MadeRun, made_run
@@ -19,7 +20,11 @@ from made_values import masses
 from reading_back import plain, rows_of, section
 from support_errors import raises
 
-NAMED = {claim.name: claim for claim in built_in()}
+NAMED = {claim.name: claim for claim in built_in_claims()}
+SIDE = "mass[class=hash+star, model={}]"
+(CHARACTERS,) = make_claims(
+    {"characters": f"{SIDE.format('b')} >= 1.05 * {SIDE.format('a')} in each layer"}, "test"
+)
 
 
 def choices_run(*, models: tuple[str, ...] = ("base", "tuned"), layers: int = 2) -> MadeRun:
@@ -37,10 +42,10 @@ def choices_run(*, models: tuple[str, ...] = ("base", "tuned"), layers: int = 2)
     tables = [
         masses(value(queries, keys), models=models, layers=layers, queries=queries, keys=keys)
         for queries in ("all", "last")
-        for keys in ("all", "maps")
+        for keys in ("all", "not-first")
     ]
     run = made_run(models=models, prompts=12, layers=(0,), heads=1, conditions={"none": 0})
-    experiment = run.experiment.with_keys(queries=["all", "last"], keys=["all", "maps"])
+    experiment = run.experiment.with_keys(queries=["all", "last"], keys=["all", "not-first"])
     return replace(run, values=pl.concat(tables).lazy(), experiment=experiment)
 
 
@@ -50,10 +55,11 @@ def run() -> MadeRun:
 
 
 def test_the_numbers_are_those_of_the_table(run: MadeRun) -> None:
-    figure = draw(run, "sensitivity", claim="map-characters")
-    table = sensitivity(NAMED["map-characters"], run.values, experiment=run.experiment)
-    assert figure.data.height == table.height == 2 * 2 * 4 * 2
+    figure = draw(run, "sensitivity", claim=CHARACTERS)
+    table = sensitivity(CHARACTERS, run.values, experiment=run.experiment)
+    assert figure.data.height == table.filter(numbers="as written").height == 2 * 2 * 4 * 2
     on = ["queries", "keys", "normalise", "layer"]
+    table = table.filter(numbers="as written")
     both = figure.data.join(table, on=on, suffix="_of_table", validate="1:1")
     assert both.height == table.height
     for name in ("difference", "low", "high"):
@@ -64,12 +70,12 @@ def test_the_numbers_are_those_of_the_table(run: MadeRun) -> None:
 
 
 def test_rows_are_named_by_what_varies_and_columns_by_the_normalisation(run: MadeRun) -> None:
-    data = draw(run, "sensitivity", claim="map-characters").data
+    data = draw(run, "sensitivity", claim=CHARACTERS).data
     assert data["choice"].unique(maintain_order=True).to_list() == [
         "all · all",
-        "all · maps",
+        "all · not-first",
         "last · all",
-        "last · maps",
+        "last · not-first",
     ]
     assert data["panel"].unique(maintain_order=True).to_list() == ["layer 0", "layer 1"]
     assert data["quantity"].unique(maintain_order=True).to_list() == [
@@ -85,7 +91,7 @@ def test_rows_are_named_by_what_varies_and_columns_by_the_normalisation(run: Mad
 
 
 def test_the_description_counts_and_names_what_overturns(run: MadeRun) -> None:
-    figure = draw(run, "sensitivity", claim="map-characters")
+    figure = draw(run, "sensitivity", claim=CHARACTERS)
     same = int(figure.data["same_verdict"].sum())
     assert 0 < same < 32
     for text in (figure.caption, plain(section(figure.description, "Overview")[0])):
@@ -96,35 +102,26 @@ def test_the_description_counts_and_names_what_overturns(run: MadeRun) -> None:
     for layer, note in enumerate(notes):
         of_layer = figure.data.filter(layer=layer)
         agree = int(of_layer["same_verdict"].sum())
-        assert f"supported; {agree} of 16 choices" in note
+        assert f"holds; {agree} of 16 choices" in note
         assert "queries last" in note
     assert str(32 - same) in section(figure.description, "Differences")[0]
 
 
 def test_a_verdict_is_a_colour_and_a_shape(run: MadeRun) -> None:
-    spec = str(draw(run, "sensitivity", claim="map-characters").spec)
+    spec = str(draw(run, "sensitivity", claim=CHARACTERS).spec)
     assert "'shape'" in spec
-    assert "['circle', 'cross', 'diamond']" in spec
-
-
-def test_a_region_of_the_claim_stays(run: MadeRun) -> None:
-    figure = draw(run, "sensitivity")  # `maps` comes first, and is judged
-    assert "maps" in figure.title
-    assert figure.data["keys"].unique().to_list() == ["maps"]
-    assert figure.data["choice"].unique(maintain_order=True).to_list() == ["all", "last"]
-    for model in ("tuned", "base"):
-        assert model in figure.caption
+    assert "'circle', 'cross'" in spec
 
 
 def test_the_rows_can_be_chosen(run: MadeRun) -> None:
-    figure = draw(run, "sensitivity", claim="map-characters", layers=[1], queries="last")
+    figure = draw(run, "sensitivity", claim=CHARACTERS, layers=[1], queries="last")
     assert figure.data["layer"].unique().to_list() == [1]
     assert figure.data["queries"].unique().to_list() == ["last"]
     assert "queries: last" in figure.caption
-    whole = draw(run, "sensitivity", claim="map-characters").data
-    kept = whole.filter(layer=1, queries="last")  # q is corrected over all layers all the same
-    assert figure.data["q"].to_list() == kept["q"].to_list()
-    turned = draw(run, "sensitivity", claim="map-characters", models=["tuned", "base"])
+    whole = draw(run, "sensitivity", claim=CHARACTERS).data
+    kept = whole.filter(layer=1, queries="last")  # corrected over all layers all the same
+    assert figure.data["p"].to_list() == kept["p"].to_list()
+    turned = draw(run, "sensitivity", claim=CHARACTERS, models=["tuned", "base"])
     back = (1 / whole["difference"]).to_list()  # a ratio
     assert turned.data["difference"].to_list() == pytest.approx(back, rel=1e-4)
     for wrong, code in (
@@ -134,7 +131,7 @@ def test_the_rows_can_be_chosen(run: MadeRun) -> None:
         ({"items": ["hash"]}, "conflicting-options"),
     ):
         with raises(InputError, code):
-            draw(run, "sensitivity", claim="map-characters", **wrong)
+            draw(run, "sensitivity", claim=CHARACTERS, **wrong)
 
 
 def test_normalisations_alone_make_layers_the_rows() -> None:
@@ -142,7 +139,7 @@ def test_normalisations_alone_make_layers_the_rows() -> None:
     one = replace(
         run, values=run.values.filter(pl.col("queries") == "all", pl.col("keys") == "all")
     )
-    data = draw(one, "sensitivity", claim="map-characters").data
+    data = draw(one, "sensitivity", claim=CHARACTERS).data
     assert data["panel"].unique().to_list() == ["all"]
     assert data["choice"].unique(maintain_order=True).to_list() == ["layer 0", "layer 1"]
     assert data.height == 2 * 4
@@ -150,64 +147,14 @@ def test_normalisations_alone_make_layers_the_rows() -> None:
 
 def test_too_many_layers_are_thinned_out_and_counted() -> None:
     run = choices_run(layers=30)
-    figure = draw(run, "sensitivity", claim="map-characters")
+    figure = draw(run, "sensitivity", claim=CHARACTERS)
     layers = figure.data["layer"].unique().sort().to_list()
     assert len(layers) == 18  # 4 rows each
     assert layers[0] == 0
     assert layers[-1] == 29
     assert "12 further layers" in figure.caption
-    every = draw(run, "sensitivity", claim="map-characters", layers=list(range(30)))
+    every = draw(run, "sensitivity", claim=CHARACTERS, layers=list(range(30)))
     assert every.data["layer"].n_unique() == 30
-
-
-def test_heads_by_themselves_and_parts_of_a_claim() -> None:
-    run = made_run(
-        models=("one",),
-        conditions={"base": 0, "slashes": 9, "more": 18, "sentence": 9},
-        measures=("uniformity",),
-        layers=(0,),
-    )
-    first = draw(run, "sensitivity", claim="uniform-filler")
-    assert "head" not in first.data.columns
-    assert first.data["choice"].to_list() == [
-        "slashes (9 × repeat, between)",
-        "more (18 × repeat, between)",
-    ]
-    each = draw(run, "sensitivity", claim="uniform-filler", part=1)
-    assert each.data["head"].unique().sort().to_list() == [0, 1, 2, 3]
-    assert each.data.height == 2 * 4
-    # The verdict is that of the whole claim, whichever part is shown.
-    verdicts = dict(first.data.select("condition", "verdict").iter_rows())
-    assert dict(each.data.select("condition", "verdict").iter_rows()) == verdicts
-    assert "part 1" in each.caption
-    one = draw(run, "sensitivity", claim="uniform-filler", part=1, heads=[2])
-    assert one.data["head"].unique().to_list() == [2]
-    with pytest.raises(InputError):
-        draw(run, "sensitivity", claim="uniform-filler", part=2)
-    with raises(InputError, "missing-claim", part=1):
-        draw(run, "sensitivity", part=1)
-
-
-def test_claims_of_ones_own(run: MadeRun, tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text(
-        "claims:\n- name: stars\n  statement: More on stars.\n"
-        "  quantity: {measure: mass, item: star}\n  comparison: {over: model}\n"
-        "  direction: more\n  scope: {layers: each}\n"
-    )
-    by_file = draw(run, "sensitivity", claims=str(file), claim="stars")
-    assert "stars" in by_file.title
-    claim = Claim.model_validate(
-        {
-            "name": "stars",
-            "statement": "More on stars.",
-            "quantity": {"measure": "mass", "item": "star"},
-            "comparison": {"over": "model"},
-            "direction": "more",
-            "scope": {"layers": "each"},
-        }
-    )
-    assert draw(run, "sensitivity", claim=claim).data.equals(by_file.data)
 
 
 def test_bad_input() -> None:
@@ -230,20 +177,49 @@ def test_bad_input() -> None:
         draw(single, "sensitivity", claim="uniform-filler")
     with raises(InputError, "one-choice-only"):
         draw(single, "sensitivity")
+    with raises(InputError, "missing-claim", part=1):
+        draw(run, "sensitivity", part=1)
+
+
+def test_a_line_that_counts_heads_shows_their_number() -> None:
+    run = made_run(
+        models=("one",),
+        conditions={"base": 0, "slashes": 9, "more": 18, "sentence": 9},
+        measures=("uniformity",),
+        layers=(0,),
+    )
+    first = draw(run, "sensitivity", claim="uniform-filler")
+    assert first.data["choice"].to_list() == [
+        "slashes (9 × repeat, between)",
+        "more (18 × repeat, between)",
+    ]
+    counted = draw(run, "sensitivity", claim="uniform-filler", part=1)
+    assert counted.data["scale"].unique().to_list() == ["heads"]
+    assert counted.data["difference"].max() <= 4
+    # The verdict is that of the whole claim, whichever line is shown.
+    assert counted.data["verdict"].to_list() == first.data["verdict"].to_list()
+
+
+def test_claims_of_ones_own(run: MadeRun, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    line = CHARACTERS.lines[0].text
+    file.write_text(f"claims:\n  characters: {line}\n")
+    by_file = draw(run, "sensitivity", claims=str(file), claim="characters")
+    assert "characters" in by_file.title
+    assert draw(run, "sensitivity", claim=CHARACTERS).data.equals(by_file.data)
 
 
 def test_few_prompts_decide_nothing_and_have_their_intervals(run: MadeRun) -> None:
-    few = draw(run, "sensitivity", claim="map-characters", prompts=[0, 1, 2])
-    assert few.data["verdict"].unique().to_list() == ["undetermined"]
+    few = draw(run, "sensitivity", claim=CHARACTERS, prompts=[0, 1, 2])
+    assert few.data["verdict"].unique().to_list() == ["cannot tell"]
     assert few.data["n"].unique().to_list() == [3]
-    assert few.data["q"].null_count() == few.data.height
+    assert few.data["p"].null_count() == few.data.height
     assert "32 of 32 verdicts (16 choices)" in few.caption
 
 
 def test_all_formats(run: MadeRun, tmp_path: Path) -> None:
-    figure = draw(run, "sensitivity", claim="map-characters")
+    figure = draw(run, "sensitivity", claim=CHARACTERS)
     paths = save(figure, tmp_path)
     assert [path.suffix for path in paths] == [".png", ".svg", ".pdf", ".html", ".csv", ".md"]
     assert all(path.stat().st_size > 500 for path in paths)
     assert set(CHOICES) - {"classes", "spikes"} <= set(rows_of(figure.spec).columns)
-    assert list(FIGURES)[-1] == "sensitivity"

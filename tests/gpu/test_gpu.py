@@ -156,7 +156,7 @@ def test_a_sample_of_queries_says_how_far_off_it_is() -> None:
 @pytest.mark.parametrize("name", ["qwen2", "gemma3", "gpt2", "bert"])
 @torch.no_grad()
 def test_interventions_agree_with_the_cpu(name: str) -> None:
-    """Links in the Triton kernel, and ARM's: padded, for some queries and heads, nested."""
+    """Links in the Triton kernel: padded, for some queries and heads, nested."""
     model = build(name)
     ids = torch.randint(5, 97, (2, 23))
     real = torch.ones_like(ids)
@@ -172,15 +172,24 @@ def test_interventions_agree_with_the_cpu(name: str) -> None:
             mass = scope.received(0).cpu()
         return torch.cat([output.flatten().cpu(), mass.flatten()])
 
-    def armed(device: str) -> torch.Tensor:
-        with attnscope.arm(model, seed=[1, 2]):
-            made = model(input_ids=ids.to(device), attention_mask=real.to(device))[0]
-        return made[real.bool().to(device)].cpu()
-
-    wanted = outputs("cpu"), armed("cpu")
+    wanted = outputs("cpu")
     model.cuda()
-    for each, before in zip((outputs, armed), wanted, strict=True):
-        torch.testing.assert_close(each("cuda"), before, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(outputs("cuda"), wanted, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_arm_draws_the_same_amounts_alone_and_in_a_batch() -> None:
+    model = build("qwen2").cuda()
+    ids = torch.randint(5, 97, (2, 70), device="cuda")
+    real = torch.ones_like(ids)
+    real[1, 23:] = 0
+    with attnscope.arm(model, seed=[1, 2]):
+        together = model(input_ids=ids, attention_mask=real).logits[1, :23]
+    with attnscope.arm(model, seed=2):
+        alone = model(input_ids=ids[1:, :23]).logits[0]
+    plain = model(input_ids=ids[1:, :23]).logits[0]
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(alone, plain, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -210,8 +219,7 @@ def test_masses_of_single_queries_against_float64(case: tuple, dtype: torch.dtyp
 def test_layers_measured_together_against_float64(
     dtype: torch.dtype, queries: str, padding: str | None, new: int
 ) -> None:
-    """Layers that wait are taken from where they lie; twice, for what was started before is started
-    in another way."""
+    """Pending layers are read in place; one length twice, with a compiled program."""
     torch.manual_seed(0)
     config = hf.LlamaConfig(
         vocab_size=VOCABULARY,
@@ -229,7 +237,7 @@ def test_layers_measured_together_against_float64(
         if padding:
             real[1, :9] = 0
         scopes = []
-        for settings in ({"backend": "reference", "max_pending": 0}, {}):
+        for settings in ({"backend": "reference"}, {}):
             with attnscope.watch(model, queries=queries, **settings) as scope:
                 if new:
                     more = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": new}

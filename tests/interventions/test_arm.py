@@ -9,9 +9,7 @@ from torch import Tensor
 
 import attnscope
 from attnscope.errors import InputError, ModelError
-from attnscope.kernels import redistribute_jit
-from attnscope.kernels.redistribute import HALF, apply_shift, bounds, philox_uniform, redistribute
-from attnscope.kernels.redistribute import _histogram16 as how_often
+from attnscope.interventions.redistribute import amounts, apply_shift, bounds
 from families import VOCABULARY, build
 from support_errors import raises
 
@@ -61,7 +59,6 @@ def test_properties() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("c", [0.05, 0.25, 3.0])
 def test_padding_and_width_of_numbers_change_no_bound(dtype: torch.dtype, c: float) -> None:
-    """Numbers of 16 bits are counted instead of sorted: to the bit the same bounds."""
     a = torch.nn.functional.silu(torch.randn(3, 9, 30) * 2).to(dtype)
     real = torch.ones(3, 9, dtype=torch.bool)
     real[1, :4] = real[2, 1:] = False
@@ -75,58 +72,18 @@ def test_padding_and_width_of_numbers_change_no_bound(dtype: torch.dtype, c: flo
     assert 0.02 <= share <= 0.27  # those equal to the last one move too
 
 
-def test_amounts_are_even_and_go_by_place() -> None:
-    keys, real = torch.tensor([5, 5, 6]), torch.ones(3, 40, dtype=torch.bool)
+def test_amounts_are_uniform_and_depend_on_seed_and_token_alone() -> None:
+    a, real = torch.zeros(3, 40, 101), torch.ones(3, 40, dtype=torch.bool)
     real[1, :7] = False
-    drawn = philox_uniform(keys, real, torch.Size([3, 40, 101]))
+    drawn = amounts(a, [5, 5, 6], real)
     assert torch.equal(drawn[0, :33], drawn[1, 7:])
     assert not torch.equal(drawn[0], drawn[2])
     assert len(drawn[0].unique()) > 0.99 * drawn[0].numel()
-    assert torch.equal(philox_uniform(keys[2:], None, torch.Size([1, 50, 101]))[0, :40], drawn[2])
+    for tokens in (40, 50, 70):
+        assert torch.equal(amounts(torch.zeros(1, tokens, 101), [6], None)[0, :40], drawn[2])
     counts = torch.histc(drawn[::2], 20, 0, 1) / drawn[::2].numel()
     assert (counts - 0.05).abs().max() < 0.01
     assert abs(np.corrcoef(drawn[0, :, :-1].flatten(), drawn[0, :, 1:].flatten())[0, 1]) < 0.05
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_the_kernel_moves_as_the_definition(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To the bit, the hash included; in 16 bits to the last one, which the interpreter cuts off."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(redistribute_jit, "BLOCK", 8)
-    a = torch.nn.functional.silu(torch.randn(2, 5, 70) * 2).to(dtype)
-    real = torch.tensor([[True] * 5, [False, False, True, True, True]])
-    keys = torch.tensor([2**62 + 12345, 7])
-    for there in (None, real):
-        wanted = redistribute(a, keys, there)
-        got = redistribute_jit.apply_shift(a, keys, there, bounds(a, there))
-        rounding = 2**-7 if dtype == torch.bfloat16 else 0
-        torch.testing.assert_close(got, wanted, rtol=rounding, atol=0)
-        assert torch.equal(got != a, wanted != a)
-        assert not torch.equal(got, a)
-        if dtype == torch.bfloat16:
-            counts = redistribute_jit.histogram16(a, there)
-            assert torch.equal(counts, how_often(a, there))
-            assert counts.sum() == (350 + (350 if there is None else 210))
-
-
-def test_common_numbers_are_counted_as_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the chip or in memory, of real tokens alone; also where the commonest were guessed ill,
-    where hardly any number is common, and where there is but one."""
-    monkeypatch.setattr(redistribute_jit, "MANY", 0)
-    for name, size in (("BLOCK", 64), ("SAMPLED_BLOCKS", 2), ("TILE", 128), ("TILES", 2)):
-        monkeypatch.setattr(redistribute_jit, name, size)
-    acted = torch.nn.functional.silu(torch.randn(2, 5, 71) * 2).bfloat16()
-    wide = torch.randint(-HALF, HALF, acted.shape, dtype=torch.int16).view(torch.bfloat16)
-    changing = torch.cat([acted[:, :3], 1000 * acted[:, 3:]], 1)
-    zeros = torch.zeros_like(acted)
-    zeros[:, ::2] *= -1
-    real = torch.ones(2, 5, dtype=torch.bool)
-    real[0, 2] = real[1, :4] = False
-    for a in (acted, wide, changing, zeros):
-        for there in (None, real):
-            assert torch.equal(redistribute_jit.histogram16(a, there), how_often(a, there))
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gemma3", "gpt2", "bert"])
@@ -192,7 +149,7 @@ def test_generate_draws_anew_at_every_step_and_the_same_for_every_call() -> None
 
 def test_errors() -> None:
     model = build("qwen2")
-    for name, value in (("p1", 101), ("p1", 0), ("c", -1), ("share", 1.5), ("seed", -1)):
+    for name, value in (("p1", 101), ("p1", 0), ("c", -1), ("share", 1.5)):
         with raises(InputError, "value-out-of-range", argument=name, value=value):
             attnscope.arm(model, **{name: value})
     with raises(InputError, "unknown-layer", value=9):

@@ -3,6 +3,7 @@ or not at all."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -66,6 +67,32 @@ def test_backward_after_the_block_is_refused(block: str, reentrant: bool) -> Non
         gradients(model, inside=False, block=block)
     model.zero_grad()
     gradients(model, inside=True, block=block)  # and the model is usable
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_arm_is_repeated_in_the_thread_of_the_backward_pass(reentrant: bool) -> None:
+    """Autograd runs the backward pass of a GPU in a thread of its own."""
+    wanted = gradients(made(None), inside=True, block="arm")
+    model = made(reentrant)
+    embeds = model.get_input_embeddings()(ids).detach().requires_grad_()
+    with BLOCKS["arm"](model):
+        loss = model(inputs_embeds=embeds, use_cache=False).logits.square().mean()
+        thread = Thread(target=loss.backward)
+        thread.start()
+        thread.join(60)
+    assert (embeds.grad - wanted[0]).abs().max() <= 1e-4 * wanted[0].abs().max()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_tokens_are_recorded_once(reentrant: bool) -> None:
+    model = made(reentrant)
+    model.enable_input_require_grads()
+    with attnscope.record(model) as recorded:
+        for _ in range(2):
+            model(ids, use_cache=False).logits.square().mean().backward()
+    assert recorded.forwards == 2
+    assert recorded.tokens("mlp", 1).tolist() == [2.0 * B * N]
+    assert recorded.tokens("residual", 1).tolist() == [2.0 * B * N]
 
 
 @pytest.mark.parametrize("block", ["knockout", "steer", "arm"])

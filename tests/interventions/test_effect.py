@@ -51,5 +51,5 @@ def test_an_answer_has_something_before_it() -> None:
     answer[0, 3] = True
     with raises(InputError, "no-answer", sequence=1):
         effect(model, {"input_ids": ids}, keys=keys, answer=answer)
-    with raises(InputError, "wrong-shape", argument="answer", shape=[2, 4], expected=[2, 5]):
+    with raises(InputError, "wrong-shape", argument="answer", got="bool [2, 4]"):
         effect(model, {"input_ids": ids}, keys=keys, answer=answer[:, 1:])

@@ -1,6 +1,7 @@
 """Knockout and steering: what they promise, against attention spelled out."""
 
 import math
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 import attnscope
 import biased_attention as dense
 from attnscope.errors import InputError, ModelError
+from attnscope.interventions import score_bias
 from families import ENCODERS, FALLBACK, VOCABULARY, build
 from support_errors import raises
 
@@ -110,14 +112,14 @@ def test_every_backend_measures_the_changed_attention(
     classes = keys.long()
     with (
         attnscope.knockout(model, keys=keys, queries=QUERIES, layers=1, heads=[1]),
-        attnscope.watch(model, queries=QUERIES, backend=backend, top=3) as scope,
+        attnscope.watch(model, queries=QUERIES, backend=backend, keep=True) as scope,
     ):
         model(**given)
     mass = scope.mass(1, classes, 2)
     assert (mass[:, 1, 1] == 0).all()
     assert (mass[:, [0, 2, 3], 1] > 0).all()
     assert torch.allclose(mass.sum(-1), torch.ones(B, 4), atol=1e-5)
-    _, top, _ = scope.top_keys(1)
+    top = scope.largest(1, 3).key
     looked = keys[:, None, None].expand(-1, 4, top.shape[2], -1).gather(3, top.clamp(min=0))
     assert not looked[:, 1][top[:, 1] >= 0].any()
 
@@ -187,13 +189,13 @@ def test_errors() -> None:
             model(**given)
 
     fails("no-keys", {}, keys=torch.zeros(B, N, dtype=torch.bool))
-    fails("wrong-shape", {"argument": "keys", "shape": [B, N]}, keys=some.long())
+    fails("wrong-shape", {"argument": "keys", "got": f"int64 [{B}, {N}]"}, keys=some.long())
     fails("unknown-layer", {"value": 7}, keys=some, layers=[7])
     fails("unknown-head", {"value": 4, "layer": 0}, keys=some, heads=[4])
     fails("unknown-head", {"value": -1}, keys=some, heads=[-1])
     fails("no-heads", {}, keys=some, heads=[])
-    fails("wrong-shape", {"shape": [1, N], "expected": [B, N]}, keys=some[:1])
-    fails("wrong-shape", {"shape": [B, 6], "expected": [B, N]}, keys=some[:, :6])
+    fails("wrong-shape", {"argument": "keys", "got": f"bool [1, {N}]"}, keys=some[:1])
+    fails("wrong-shape", {"argument": "keys", "got": f"bool [{B}, 6]"}, keys=some[:, :6])
     fails("unsupported-queries", {"queries": "sample:4"}, keys=some, queries="sample:4")
     hidden = {"position": 0, "sequence": 0}
     fails("no-visible-key", hidden | {"layer": 0}, keys=~some)
@@ -246,3 +248,25 @@ def test_a_family_that_does_more_than_its_arguments_say(monkeypatch: pytest.Monk
     refused = raises(ModelError, "intervention-not-applied", module="Qwen2Attention")
     with refused, attnscope.knockout(model, keys=keys):
         model(**inputs())
+
+
+@torch.no_grad()
+def test_many_nested_knockouts_are_checked_once_for_each_set_of_queries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, given = build("qwen2"), inputs(padded=False)
+    checked, count = [], score_bias._n_visible
+
+    def counted(*arguments: Any) -> Any:
+        checked.append(arguments)
+        return count(*arguments)
+
+    monkeypatch.setattr(score_bias, "_n_visible", counted)
+    order, last = torch.arange(N).expand(B, -1), torch.arange(N).expand(B, -1) == N - 1
+    with ExitStack() as blocks:
+        for key in range(6):
+            keys, heads = order == key, [key % 2]
+            cut = attnscope.knockout(model, keys=keys, queries=last, heads=heads, layers=0)
+            blocks.enter_context(cut)
+        assert model(**given).logits.isfinite().all()
+    assert len(checked) == 6

@@ -13,8 +13,9 @@ from attnscope.kernels import (
     VisibleRanges,
     kernel,
     reference,
+    scores,
+    streaming,
     tile_plan,
-    tiles,
 )
 from attnscope.kernels import attend as attention
 from attnscope.kernels.attend import attend
@@ -35,8 +36,10 @@ def with_known_lse(rows: KernelRows, known: str) -> KernelRows:
     torch.testing.assert_close(given, lse)
     rows = rows.with_bounds()
     start = rows.start + torch.randint(0, 5, rows.start.shape, dtype=torch.int32)
+    stop = rows.stop - torch.randint(0, 5, rows.stop.shape, dtype=torch.int32)
     start = torch.minimum(start, rows.stop)
-    return replace(rows, lse=given, start=start, causal=False, diagonal_offset=0, cache={})
+    parts = {"start": start, "stop": torch.maximum(start, stop), "causal": False}
+    return replace(rows, lse=given, partial=True, **parts, diagonal_offset=0, cache={})
 
 
 @pytest.mark.parametrize("known", KNOWN)
@@ -90,31 +93,23 @@ def test_a_layer_with_holes_does_not_use_the_tiles_of_one_without() -> None:
         assert_same(triton.reduce(rows), kernel("reference")(rows), rows)
 
 
-@pytest.fixture(params=["many pieces", "nothing kept"])
+@pytest.fixture(params=["many tiles", "nothing kept"])
 def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sizes so small that short texts are cut like long ones, along sequences, rows and keys."""
-    for name, size in {
-        "TILE": 256,
-        "TILE_KEYS": 8,
-        "FEW": 2,
-        "MANY": 8,
-        "SHORT": 12,
-        "TILE_WHOLE": 512,
-        "LEAST": 2,
-        "REFINED": 24,
-        "CHUNK": 2,
-    }.items():
-        monkeypatch.setattr(tiles, name, size)
-    for name, size in {"BLOCK": 8, "LEAST": 3, "UNCUT": 12, "MASK": 900, "SCORES": 900}.items():
-        monkeypatch.setattr(attention, name, size)
+    """Sizes so small that short texts are split like long ones, along sequences, rows and heads."""
+    for module, sizes in (
+        (streaming, {"ELEMENTS": 256, "REFINED": 24}),
+        (scores, {"LEAST": 2, "MOST": 8, "CHUNK": 2}),
+        (attention, {"BLOCK": 8, "LEAST": 3, "UNCUT": 12, "MASK": 900, "SCORES": 900}),
+    ):
+        for name, size in sizes.items():
+            monkeypatch.setattr(module, name, size)
     if request.param == "nothing kept":
-        monkeypatch.setattr(tiles, "BoundedCache", lambda: tile_plan.BoundedCache(budget=0))
         monkeypatch.setattr(attention, "BoundedCache", lambda: tile_plan.BoundedCache(budget=0))
 
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("known", KNOWN)
-def test_texts_cut_into_pieces(known: str) -> None:
+def test_texts_of_many_tiles(known: str) -> None:
     @settings(max_examples=60, deadline=None)
     @given(selections())
     def check(rows: KernelRows) -> None:
@@ -127,7 +122,7 @@ def test_texts_cut_into_pieces(known: str) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_output_of_texts_cut_into_pieces() -> None:
+def test_output_of_texts_of_many_tiles() -> None:
     check_output("torch", 100)
 
 
@@ -190,7 +185,7 @@ def score_biases_of(call: AttentionCall) -> tuple[ScoreBias, ...]:
 
 
 def check_output(where: str, examples: int) -> None:
-    from attnscope.kernels import reference, triton
+    from attnscope.kernels import reference
 
     @settings(max_examples=examples, deadline=None)
     @given(calls())
@@ -200,7 +195,7 @@ def check_output(where: str, examples: int) -> None:
         call = replace(call, score_biases=score_biases_of(call) if len(call.q) > 1 else ())
         rows = replace(rows_of(call), score_biases=call.score_biases)
         A, _, lse = reference.weights(rows)
-        out, got = attend(call) if where == "torch" else triton.attend(call)
+        out, got = attend(call) if where == "torch" else attention.triton_attend(call)
         v = call.v.double().repeat_interleave(call.q.shape[1] // call.k.shape[1], 1)
         torch.testing.assert_close(out.double(), A @ v, rtol=0, atol=TOLERANCE)
         assert got is not None
@@ -265,12 +260,10 @@ def odd(dtype: torch.dtype, D: int, E: int) -> AttentionCall:
 
 @pytest.mark.parametrize("D", [4, 12, 20])
 def test_triton_on_odd_sizes_of_heads(D: int) -> None:
-    from attnscope.kernels import triton
-
     call = odd(torch.float16, D, D)
     rows = rows_of(call)
     A, _, lse = reference.weights(rows)
-    out, got = triton.attend(call)
+    out, got = attention.triton_attend(call)
     torch.testing.assert_close(out.double(), A @ call.v.double(), rtol=0, atol=1e-2)
     torch.testing.assert_close(got.double(), lse, rtol=0, atol=TOLERANCE)
     rows = replace(rows, lse=got)

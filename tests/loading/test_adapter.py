@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 import attnscope
 from attnscope import zoo
 from attnscope.cli import main
-from attnscope.errors import ModelError
+from attnscope.errors import InputError, ModelError
 from attnscope.experiment.execute import run
 from attnscope.loading import find
 from attnscope.loading.revision import digest_of_folder
@@ -190,7 +190,7 @@ def test_without_the_extra(base: str, adapter: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *m: None if name == "peft" else found(name, *m)
     )
-    with raises(ModelError, "missing-package", package="peft"):
+    with raises(InputError, "missing-package", package="peft"):
         attnscope.load(base, adapter=adapter)
 
 

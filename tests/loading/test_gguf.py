@@ -6,18 +6,19 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from typer.testing import CliRunner
 
 import attnscope
 from attnscope.cli import app
-from attnscope.errors import AttnscopeError, ModelError
+from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.experiment.execute import run
 from attnscope.loading import find, load_tokenizer
 from attnscope.loading import gguf as gguf_file
 from attnscope.loading.cache import home
-from attnscope.loading.gguf import read_head
+from attnscope.loading.gguf import read_header
 from attnscope.loading.revision import digest_of_file
 from attnscope.run.store import open_run
 from attnscope.spec.experiment import make_experiment
@@ -105,7 +106,7 @@ def refused(file: Path) -> ModelError:
 def test_a_file_that_is_cut_off(file: Path, tmp_path: Path, share: float) -> None:
     content = file.read_bytes()
     (tmp_path / "cut.gguf").write_bytes(content[: int(len(content) * share)])
-    assert refused(tmp_path / "cut.gguf").code in ("truncated-file", "damaged-gguf")
+    assert refused(tmp_path / "cut.gguf").code == "damaged-gguf"
 
 
 def test_an_unknown_family(folder: str, tmp_path: Path) -> None:
@@ -125,7 +126,7 @@ def test_a_weight_that_is_missing(folder: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF" + bytes(40), b"hello" * 99])
 def test_a_file_that_is_no_gguf(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "no.gguf").write_bytes(content)
-    assert refused(tmp_path / "no.gguf").code in ("not-gguf", "unknown-gguf-version")
+    assert refused(tmp_path / "no.gguf").code in ("not-gguf", "damaged-gguf")
 
 
 def test_a_header_with_a_wrong_length(file: Path, tmp_path: Path) -> None:
@@ -148,8 +149,8 @@ def test_without_the_extra(file: Path, package: str, monkeypatch: pytest.MonkeyP
         return None if name == package else found(name, *more)
 
     monkeypatch.setattr(importlib.util, "find_spec", without)
-    with raises(ModelError, "missing-package", package=package):
-        read_head(file)
+    with raises(InputError, "missing-package", package=package):
+        read_header(file)
 
 
 @pytest.mark.parametrize(
@@ -187,10 +188,8 @@ def mutated(content: bytes, head: int) -> dict[str, bytes]:
 
 
 def test_a_changed_head_loads_or_is_refused(file: Path, tmp_path: Path) -> None:
-    from gguf import GGUFReader
-
     loaded = refusals = 0
-    for name, content in mutated(file.read_bytes(), int(GGUFReader(file).data_offset)).items():
+    for name, content in mutated(file.read_bytes(), int(gguf.GGUFReader(file).data_offset)).items():
         path = tmp_path / f"{name}.gguf"
         path.write_bytes(content)
         try:
@@ -228,25 +227,22 @@ def test_counts_are_checked_before_they_are_looped_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """Zeros follow, which read as empty names: a loop would go through all of them."""
-    strings, read = [], gguf_file._string
+    reads, get = [], gguf.GGUFReader._get
 
     def counted(*arguments: Any) -> Any:
-        strings.append(arguments)
-        return read(*arguments)
+        reads.append(arguments)
+        return get(*arguments)
 
-    monkeypatch.setattr(gguf_file, "_string", counted)
+    monkeypatch.setattr(gguf.GGUFReader, "_get", counted)
     path = tmp_path / "bad.gguf"
     path.write_bytes(BAD_HEADS[what] + bytes(16 << 20))
-    with pytest.raises(ModelError) as error:
-        read_head(path)
-    assert error.value.code == "damaged-gguf"
-    assert len(strings) < 10
+    with raises(ModelError, "damaged-gguf"):
+        read_header(path)
+    assert len(reads) < 20
 
 
 def sized(file: Path, name: str, value: int) -> bytes:
-    from gguf import GGUFReader
-
-    at = GGUFReader(file).fields[name].offset + 8 + len(name) + 4
+    at = gguf.GGUFReader(file).fields[name].offset + 8 + len(name) + 4
     content = bytearray(file.read_bytes())
     struct.pack_into("<I", content, at, value)
     return bytes(content)
@@ -258,7 +254,7 @@ def sized(file: Path, name: str, value: int) -> bytes:
         ("qwen2.block_count", 10**6),
         ("qwen2.block_count", 1),
         ("qwen2.feed_forward_length", 2**31),
-        ("qwen2.embedding_length", 2**31),
+        ("qwen2.embedding_length", 2**20),
     ],
 )
 def test_sizes_that_the_weights_do_not_have(

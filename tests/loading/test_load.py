@@ -16,7 +16,7 @@ from transformers import (
 )
 
 import attnscope
-from attnscope.errors import ModelError
+from attnscope.errors import InputError, ModelError
 from families import build
 from made_tokenizers import some_tokenizer
 from support_errors import raises
@@ -56,7 +56,7 @@ def test_a_folder_of_sharded_safetensors(folder: Path) -> None:
 def test_dtype(folder: Path) -> None:
     model, _ = attnscope.load(str(folder), dtype="bfloat16")
     assert model.dtype == torch.bfloat16
-    with raises(ModelError, "unknown-dtype", value="int3"):
+    with raises(InputError, "unknown-dtype", value="int3"):
         attnscope.load(folder, dtype="int3")
 
 
@@ -101,7 +101,7 @@ def test_pickled_weights_only_when_asked_for(folder: Path) -> None:
 
 
 def test_an_unknown_device() -> None:
-    with raises(ModelError, "unknown-device", value="tpu"):
+    with raises(InputError, "unknown-device", value="tpu"):
         attnscope.load("zoo:math-qwen2", device="tpu")
 
 

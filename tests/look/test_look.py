@@ -1,6 +1,7 @@
 """A look at a text: its numbers against the model's own attention matrix, and how it shows."""
 
 import io
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -106,6 +107,7 @@ def test_a_query_by_its_text(model: Any, byte_level: Any) -> None:
     assert by_text.query == 3
     assert "query 3 ' #'" in by_text.title
     assert by_text.visible.tolist() == [True, True, True, True, False]
+    assert len(by_text.notes) == 1 + (by_text.weights[0] >= 0.2)  # the text has two of them
     assert look(model, byte_level, "# the * # the", query=-1).query == 4
     assert look(model, byte_level, "# the * # the", query="1").query == 1
 
@@ -179,12 +181,11 @@ def test_parts_of_a_character_are_named_by_it(byte_level: Any, model: Any) -> No
     seen = look(model, byte_level, "好🍎")
     console = Console(file=io.StringIO(), width=1000)
     console.print(seen)
-    printed = console.file.getvalue().partition("largest weights: ")[2]  # type: ignore[attr-defined]
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    cells = [[cell.strip() for cell in line.split("│")[1:3]] for line in lines]
     for n, name in enumerate(seen.tokens):
         whole = "好" if n < seen.tokens.index("🍎") else "🍎"
-        assert (
-            f"{n} {PART} of {whole!r} " in printed if name == PART else f"{n} {name!r} " in printed
-        )
+        assert [f"{PART} of {whole!r}" if name == PART else repr(name), str(n)] in cells
     assert PART in seen.tokens
     assert "\ufffd" not in shown(seen)
     assert "\ufffd" not in seen._repr_html_()
@@ -288,6 +289,21 @@ def test_on_the_command_line(command: Any) -> None:
     assert "' apples'" in out
     assert "digit" in out
     assert "conjunction" not in out, "'and' comes after the query, which cannot see it"
+
+
+def test_the_first_token_can_be_left_out(model: Any, byte_level: Any, command: Any) -> None:
+    seen, without = (look(model, byte_level, TEXT, keys=keys) for keys in ("all", "not-first"))
+    assert without.weights[0] == 0
+    np.testing.assert_array_equal(seen.weights[1:], without.weights[1:])
+    assert sum(row.tokens for row in without.rows) == len(seen.tokens) - 1
+    assert without.totals[1] == pytest.approx(1 - seen.weights[0], abs=1e-5)
+    code, out, _ = command("look", "m", TEXT, "--keys", "not-first", "--json")
+    assert code == 0
+    data = json.loads(out)
+    assert [row["weight"] for row in data["tokens"]] == without.weights.tolist()
+    assert [row["name"] for row in data["classes"]] == [row.name for row in without.rows]
+    with raises(InputError, "unknown-keys", value="some"):
+        look(model, byte_level, TEXT, keys="some")
 
 
 def test_the_text_from_elsewhere(

@@ -77,3 +77,10 @@ def test_documents_are_regions_in_order():
     prompt = sample.prompt
     assert prompt.names == (*(f"document:{n}" for n in range(1, 5)), "question")
     assert all(len(prompt.read(f"document:{n}").split()) >= 12 for n in range(1, 5))
+
+
+def test_the_stem_ends_before_the_answer() -> None:
+    plain, stem = (next(needle_samples(1, stem=on)) for on in (False, True))
+    added = stem.prompt.text.removeprefix(plain.prompt.text)
+    assert added == "\n\nAnswer: " + plain.metadata["needle"].split(str(plain.answer))[0].rstrip()
+    assert stem.prompt.regions == plain.prompt.regions

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from attnscope.errors import AttnscopeWarning
-from attnscope.recipes import REAL, RECIPES, filler_profile, token_types
+from attnscope.recipes import RECIPES
+from attnscope.recipes.filler_profile import filler_profile
 from attnscope.recipes.recipe_models import label_of
+from attnscope.recipes.token_types import token_types
 from made_models import save_model
 
 
@@ -15,7 +17,7 @@ def test_published_layers_at_the_same_depth(tmp_path: Path) -> None:
     with pytest.warns(AttnscopeWarning, match=r"\b18\b.*0, 10, 13, 17"):
         assert token_types([name]).layers == (0, 10, 13, 17)
     assert token_types([name], layers=[1]).layers == (1,)
-    assert token_types(REAL["token-types"]).layers == (0, 16, 20, 27)
+    assert token_types(RECIPES["token-types"].real).layers == (0, 16, 20, 27)
 
 
 def test_published_heads_that_there_are(tmp_path: Path) -> None:
@@ -33,8 +35,7 @@ def test_labels() -> None:
 
 
 def test_real_models_are_of_the_zoo() -> None:
-    assert set(REAL) == set(RECIPES)
-    assert {name for names in REAL.values() for name in names} <= {
+    assert {name for recipe in RECIPES.values() for name in recipe.real} <= {
         "zoo:smollm2",
         "zoo:smollm2-phys",
     }

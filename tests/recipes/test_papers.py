@@ -15,13 +15,14 @@ from attnscope.experiment.execute import run
 from attnscope.experiment.plan import make_plan
 from attnscope.figures import draw
 from attnscope.measures.registry import COLUMNS
-from attnscope.recipes import BUNDLED, FIGURES, RECIPES, claims_of
+from attnscope.recipes import BUNDLED, RECIPES
+from attnscope.recipes.injection import auroc, focus, important_heads, shares
+from attnscope.recipes.sinks import sink_share
 from attnscope.run.schemas import VALUES
 from attnscope.spec.prompt_sources import DocumentPrompts, NeedlePrompts
-from attnscope.stats.focus import auroc, focus, important_heads, shares
-from attnscope.stats.published import published_statistics, sink_share
+from attnscope.stats.published import published_statistics
 from attnscope.stats.run_stats import judge_run
-from attnscope.stats.verdicts import FROZEN, judge
+from attnscope.stats.verdicts import WRITTEN, judge
 from made_models import save_model
 
 
@@ -40,7 +41,6 @@ def loaded(name: str) -> Any:
 PAPERS = [name for name in RECIPES if name not in (*BUNDLED, "filler-activations")]
 DOCS = Path(__file__).parents[2] / "docs"
 literal = loaded("papers")
-nulls = loaded("nulls_recipes")
 
 
 @pytest.fixture(scope="module")
@@ -51,24 +51,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("name", ["sinks", "induction"])  # the others are long texts
 def test_a_recipe_runs_and_comes_to_a_number(name: str, folder: str, tmp_path: Path) -> None:
     asked = RECIPES[name](models={"tiny": folder}, prompts=2)
-    run(asked, tmp_path / name, claims=claims_of(name))
+    run(asked, tmp_path / name, claims=RECIPES[name].claims)
     opened = attnscope.open_run(tmp_path / name)
     assert opened.complete
     numbers = published_statistics(opened)
     assert numbers
     assert all(np.isfinite(one.value) and one.n <= 2 for one in numbers)
-    for figure, options in FIGURES[name]:
+    for figure, options in RECIPES[name].figures.items():
         assert draw(opened, figure, **options).data.height > 0
-    verdicts = judge_run(opened, claims_of(name))
+    verdicts = judge_run(opened, RECIPES[name].claims)
     assert verdicts
-    assert {v.verdict for v in verdicts} <= {"undetermined", "contradicted"}  # of two prompts
+    assert {v.verdict for v in verdicts} == {"cannot tell"}  # of two prompts
 
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_recipe_can_be_planned(name: str, folder: str) -> None:
     asked = RECIPES[name](models={"tiny": folder}, prompts=1, beyond_positions=True)
     assert make_plan(asked).size == len(asked.conditions)
-    for _, options in FIGURES[name]:
+    for options in RECIPES[name].figures.values():
         assert options.get("measure", "mass") in COLUMNS
 
 
@@ -78,15 +78,13 @@ def test_what_a_filler_does_to_activations_is_judged(folder: str, tmp_path: Path
     opened = attnscope.open_run(tmp_path)
     found = {v.claim: v for v in judge_run(opened) if v.verdict != "not measured"}
     assert set(found) == {"livelier-activations", "digits-near-zero"}
-    assert all(v.frozen == FROZEN[0] for v in found.values())
-    figures = found["livelier-activations"].figures
-    assert figures is not None
-    assert figures["keys"].unique().to_list() == ["question"]
-    assert figures["n"].to_list() == [6] * 4
-    classes = found["digits-near-zero"].figures
-    assert classes is not None
-    assert classes["n"].to_list() == [6] * 3  # digits, operators and conjunctions in every prompt
-    for figure, options in FIGURES["filler-activations"]:
+    assert all(v.written == WRITTEN[0] for v in found.values())
+    lively, digits = (found[name] for name in ("livelier-activations", "digits-near-zero"))
+    assert {q.keys for line in lively.lines for q in line.quantities} == {"question"}
+    assert [result.n for result in lively.results] == [6] * 4
+    # Digits, operators and conjunctions in every prompt.
+    assert [result.n for result in digits.results] == [6] * 3
+    for figure, options in RECIPES["filler-activations"].figures.items():
         assert draw(opened, figure, **options).data.height > 0
 
 
@@ -108,36 +106,42 @@ def _noise(measure: str, middle: float, **columns: str) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=VALUES)
 
 
+WHOLE = {"classes": "whole", "item": "token"}
 CALM = {
     "sinks": [_noise("first_token", 0.29, condition="text")],
     "sinks-random": [_noise("first_token", 0.29, condition="random")],
-    "induction": [_noise("induction", 0.29)],
-    "lookback": [_noise("lookback_per_token", 0.5)],
-    "needle": [_noise("retrieval", 0.095, keys="answer")],
+    "induction": [_noise("induction", 0.29, queries="region:repeat:2")],
+    "lookback": [_noise("lookback_per_token", 0.52, queries="predicts:generated")],
+    "needle": [_noise("retrieval", 0.095, keys="answer", queries="predicts:generated")],
     "drift": [
-        _noise("mass", 0.1, classes="whole", item="token", queries=f"region:turn:{n}:assistant")
+        _noise("mass", 0.1, keys="system", **WHOLE, queries=f"region:turn:{n}:assistant")
         for n in (1, 8)
     ],
     "position": [
-        _noise("mass", 0.1, classes="whole", item="token", keys=f"document:{n}") for n in (1, 5, 10)
+        _noise("mass", 0.1, queries="last", **WHOLE, keys=f"document:{n}") for n in (1, 5, 10)
     ],
     "injection": [
-        _noise("mass", 0.1, classes="whole", item="token", condition=name)
-        for name in ("harmless-1", "ignore-1")
+        _noise("mass", 0.1, keys="system", queries="last", **WHOLE, condition=name)
+        for name in ("harmless", "ignore")
+    ],
+    "injection-control": [
+        _noise("mass", middle, keys="system", queries="last", **WHOLE, condition=name)
+        for name, middle in (("harmless", 0.1), ("harmless-other", 0.106))
     ],
 }
 
 
 @pytest.mark.parametrize("name", CALM)
 def test_noise_supports_no_claim(name: str) -> None:
-    (claim,) = (c for recipe in PAPERS for c in claims_of(recipe) if c.name == name)
-    verdicts = judge([claim], pl.concat(CALM[name]), resamples=500)
+    (claim,) = (c for recipe in PAPERS for c in RECIPES[recipe].claims if c.name == name)
+    texts = pl.DataFrame({"prompt": range(24), "text": [str(n % 8) for n in range(24)]})
+    verdicts = judge([claim], pl.concat(CALM[name]), prompts=texts)
     assert [v.verdict for v in verdicts] != []
-    assert all(v.verdict in ("undetermined", "contradicted") for v in verdicts), verdicts
+    assert all(v.verdict not in ("holds", "not measured") for v in verdicts), verdicts
 
 
 def test_every_claim_has_its_noise() -> None:
-    assert {c.name for recipe in PAPERS for c in claims_of(recipe)} == set(CALM)
+    assert {c.name for recipe in PAPERS for c in RECIPES[recipe].claims} == set(CALM)
 
 
 def test_auroc_is_the_chance_of_the_larger_score() -> None:
@@ -158,13 +162,10 @@ def test_a_head_that_notices_any_insertion_is_passed_over() -> None:
     """The first head falls with whatever is inserted, the second with attacks alone."""
     draws = np.random.default_rng(0)
     levels = {"clean": (0.9, 0.9), "harmless": (0.2, 0.9), "ignore": (0.2, 0.4)}
-    first, second = (
-        {k: level + 0.02 * draws.normal(size=(12, 2)) for k, level in levels.items()}
-        for _ in range(2)
-    )
+    scores = {k: level + 0.02 * draws.normal(size=(12, 2)) for k, level in levels.items()}
     numbers = np.arange(6.0)
-    published = focus(first, second, calm=["clean"], attack="ignore")
-    mended = focus(first, second, calm=["clean", "harmless"], attack="ignore")
+    published = focus(scores, calm=["clean"], attack="ignore")
+    mended = focus(scores, calm=["clean", "harmless"], attack="ignore")
     assert (published.heads, mended.heads) == (2, 1)
     assert published.flagged(["harmless"])(numbers) == 1
     assert mended.flagged(["harmless"])(numbers) == 0
@@ -203,12 +204,6 @@ def test_a_recipe_is_its_papers_formula_on_dense_attention(
         assert most > 0 or name == "needle", what
 
 
-def test_every_claim_of_a_recipe_has_worlds_of_both_kinds() -> None:
-    cases = nulls.cases()
-    for claim in (c for recipe in PAPERS for c in claims_of(recipe)):
-        assert {case.true for case in cases if case.claim == claim} == {True, False}, claim.name
-
-
 @pytest.mark.parametrize("name", [*PAPERS, *BUNDLED, "filler-activations"])
 def test_a_recipe_has_its_page(name: str) -> None:
     page = (DOCS / "recipes" / f"{name}.md").read_text(encoding="utf-8")
@@ -218,5 +213,5 @@ def test_a_recipe_has_its_page(name: str) -> None:
     assert images
     assert all((DOCS / "images" / image).is_file() for image in images)
     numbers = page.partition("<!-- numbers -->")[2].partition("<!-- end of numbers -->")[0]
-    assert re.search(r"^(supported|contradicted|undetermined|not measured): ", numbers, re.M)
+    assert numbers.count(": ") > 1
     assert f"({name}.md)" in (DOCS / "recipes" / "README.md").read_text(encoding="utf-8")

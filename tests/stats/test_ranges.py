@@ -46,9 +46,9 @@ def rarely(model: str, prompt: int, *_: Any) -> float:
 
 def test_an_interval_ends_at_the_possible_values() -> None:
     table = measured("first_token", rarely)
-    free = summary(table, ["layer", "head"], resamples=200)
+    free = summary(table, ["layer", "head"])
     assert (free["low"] < 0).all()
-    held = summary(table, ["layer", "head"], resamples=200, within=possible("first_token"))
+    held = summary(table, ["layer", "head"], within=possible("first_token"))
     assert held["low"].to_list() == [0.0] * 6
     assert held["mean"].equals(free["mean"])
     assert held["high"].equals(free["high"])

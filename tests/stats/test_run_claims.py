@@ -2,6 +2,7 @@
 
 import html
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -14,36 +15,19 @@ from attnscope.cli import app
 from attnscope.errors import AttnscopeWarning, InputError
 from attnscope.experiment.execute import run as carry_out
 from attnscope.figures import draw
-from attnscope.recipes import RECIPES, claims_of
+from attnscope.recipes import RECIPES, built_in_claims
 from attnscope.report import build
 from attnscope.run.merge import merge
 from attnscope.run.store import open_run
-from attnscope.spec.claims import Claim, built_in, digest, load_claims
+from attnscope.spec.claims import load_claims, make_claims
 from attnscope.spec.experiment import make_experiment
-from attnscope.stats.published import reproduced_lines
 from attnscope.stats.run_stats import judge_run
-from attnscope.stats.verdicts import FROZEN
+from attnscope.stats.verdicts import WRITTEN
 from made_models import save_model
 from made_runs import MadeRun, made_run, write_run
 
-OWN = Claim.model_validate(
-    {
-        "name": "mine",
-        "statement": "The entropy of {model} is above 0.1.",
-        "quantity": {"measure": "entropy"},
-        "comparison": {"threshold": 0.1},
-        "direction": "more",
-    }
-)
-ABSENT = OWN.model_copy(
-    update={
-        "name": "absent",
-        "parts": (
-            OWN.parts[0].model_copy(
-                update={"quantity": OWN.parts[0].quantity.model_copy(update={"measure": "renyi2"})}
-            ),
-        ),
-    }
+OWN, ABSENT, OTHER = make_claims(
+    {"mine": "entropy > 0.1", "absent": "renyi2 > 0.1", "other": "entropy > 0.2"}, "test"
 )
 
 
@@ -68,13 +52,13 @@ def test_a_run_without_claims_has_none(tmp_path: Path) -> None:
 
 def test_own_claims_are_judged_by_default_and_come_first(tmp_path: Path) -> None:
     run = replace(small(models=("a", "b"), measures=("mass", "entropy")), claims=(OWN, ABSENT))
-    verdicts = judge_run(open_run(write_run(run, tmp_path / "run")), resamples=200)
+    verdicts = judge_run(open_run(write_run(run, tmp_path / "run")))
     names = list(dict.fromkeys(verdict.claim for verdict in verdicts))
-    assert names == ["mine", "absent", "map-characters"]
+    assert names == ["mine", "absent"]
     own = [verdict for verdict in verdicts if verdict.claim == "mine"]
-    assert {verdict.verdict for verdict in own} == {"supported"}
-    assert {verdict.frozen for verdict in own} == {FROZEN[0]}
-    built_ins = {claim.name for claim in built_in()}
+    assert {verdict.verdict for verdict in own} == {"holds"}
+    assert {verdict.written for verdict in own} == {WRITTEN[0]}
+    built_ins = {claim.name for claim in built_in_claims()}
     others = {v.verdict for v in verdicts if v.claim in built_ins}
     assert "not measured" not in others
 
@@ -83,13 +67,13 @@ def test_report_compare_and_figures_judge_own_claims(tmp_path: Path) -> None:
     folder = write_run(replace(small(), claims=(OWN, ABSENT)), tmp_path / "run")
     run = open_run(folder)
     page = build(run)
-    assert "The entropy of m is above 0.1." in page
+    assert "entropy is above 0.1." in page
     described = draw(run, "depth").description
-    assert "The entropy of m is above 0.1." in described
+    assert "entropy is above 0.1." in described
     answer = CliRunner().invoke(app, ["compare", str(folder), "--json"])
     assert answer.exit_code == 0, answer.output
     found = {v["claim"]: v["verdict"] for v in json.loads(answer.output)["verdicts"]}
-    assert found == {"mine": "supported", "absent": "not measured"}
+    assert found == {"mine": "holds", "absent": "not measured"}
 
 
 def test_an_own_claim_can_be_judged_under_choices(tmp_path: Path) -> None:
@@ -122,12 +106,23 @@ def test_claims_are_stored_when_a_run_begins_and_not_changed_later(
     assert load_claims(tmp_path / "run" / "claims.yaml") == (OWN,)
     carry_out(question(model), tmp_path / "run")  # continued without the option
     assert open_run(tmp_path / "run").claims == (OWN,)
-    other = OWN.model_copy(update={"statement": "Another."})
+    other = replace(OTHER, name="mine")
     with pytest.warns(AttnscopeWarning):
         carry_out(question(model), tmp_path / "run", claims=[other])
     run = open_run(tmp_path / "run")
     assert run.claims == (OWN,)
-    assert run.environment["claims"]["mine"] == digest(OWN)
+    assert run.environment["claims"]["mine"] == OWN.text
+
+
+def test_prompts_that_were_measured_before_are_labelled(model: str, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        carry_out(question(model), tmp_path / name, claims=[OWN])
+    labels = [
+        judge_run(open_run(tmp_path / name), [OWN])[0].written for name in ("first", "second")
+    ]
+    assert labels[0] == WRITTEN[0]
+    assert labels[1] is not None
+    assert "first" in labels[1].removeprefix(WRITTEN[0])
 
 
 def test_claims_are_merged_with_their_parts(model: str, tmp_path: Path) -> None:
@@ -140,14 +135,32 @@ def test_the_report_of_a_recipe_has_the_verdicts_that_reproduce_prints(
     model: str, tmp_path: Path
 ) -> None:
     asked = RECIPES["sinks"](models={"m": model}, prompts=6, beyond_positions=True)
-    carry_out(asked, tmp_path / "run", claims=claims_of("sinks"))
+    carry_out(asked, tmp_path / "run", claims=RECIPES["sinks"].claims)
     run = open_run(tmp_path / "run")
-    printed = [
-        line for line in reproduced_lines(run) if line.startswith(("supp", "contra", "undet"))
-    ]
-    assert len(printed) == 2
+    assert len(judge_run(run)) == 2
     page = html.unescape(re.sub(r"<[^>]*>", " ", build(run)))
     for verdict in judge_run(run):
         assert verdict.claim in ("sinks", "sinks-random")
         assert verdict.statement in page
         assert verdict.reason in page
+
+
+def test_prompts_that_an_earlier_run_measured_are_named(model: str, tmp_path: Path) -> None:
+    for number, name in enumerate(("first", "second", "later")):
+        carry_out(question(model), tmp_path / name, claims=[OWN])
+        for file in (tmp_path / name / "cells").glob("*.json"):
+            os.utime(file, (number, number))
+    carry_out(question(model).with_keys(prompts={"source": "math", "seed": 1}), tmp_path / "seed")
+    larger = {"source": "math", "count": 7}
+    carry_out(question(model).with_keys(prompts=larger), tmp_path / "larger", claims=[OWN])
+
+    def written(name: str) -> str:
+        (verdict,) = judge_run(open_run(tmp_path / name), [OWN])
+        assert verdict.written is not None
+        return verdict.written
+
+    assert written("first") == WRITTEN[0]
+    assert "(first)" in written("second")
+    assert "(first, later, second)" in written("larger")
+    fresh = judge_run(open_run(tmp_path / "seed"), built_in_claims())
+    assert not [v for v in fresh if v.written and "first" in v.written]

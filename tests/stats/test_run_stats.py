@@ -2,18 +2,18 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 import pytest
 
 from attnscope.errors import AttnscopeWarning, InputError
 from attnscope.experiment.execute import run as carry_out
 from attnscope.figures.verdict_cache import VerdictCache
+from attnscope.recipes import RECIPES, built_in_claims
 from attnscope.run.store import Run, open_run
-from attnscope.spec.claims import built_in, digest
 from attnscope.spec.experiment import make_experiment
 from attnscope.stats.robustness import robustness
 from attnscope.stats.run_stats import (
@@ -22,7 +22,7 @@ from attnscope.stats.run_stats import (
     judge_run,
     sensitivity_of_run,
 )
-from attnscope.stats.verdicts import FROZEN
+from attnscope.stats.verdicts import WRITTEN
 from made_models import save_model
 from support_errors import raises
 
@@ -51,20 +51,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
             "profile",
         ],
     )
-    mine = built_in()[0].model_copy(update={"name": "mine"})
+    mine = replace(RECIPES["filler-profile"].claims[0], name="mine")
     carry_out(experiment, folder / "out", claims=[mine])
     return open_run(folder / "out")
 
 
 def test_every_claim_about_fillers_has_a_verdict(run: Run) -> None:
-    verdicts = {verdict.claim: verdict for verdict in judge_run(run, built_in(), resamples=500)}
-    assert set(verdicts) == {claim.name for claim in built_in()}
+    verdicts = {verdict.claim: verdict for verdict in judge_run(run, built_in_claims())}
+    assert set(verdicts) == {claim.name for claim in built_in_claims()}
     for name, verdict in verdicts.items():
         if not {"lambda_ratio", "uniformity", "affine_r2", "affine_heads_r2"} & {
-            part.quantity.measure
-            for claim in built_in()
+            measure
+            for claim in built_in_claims()
             if claim.name == name
-            for part in claim.parts
+            for measure in claim.measures
         }:
             assert verdict.verdict == "not measured"
         else:
@@ -86,30 +86,24 @@ def test_claims_about_activations_are_judged_on_the_tokens_that_both_have(tmp_pa
     carry_out(experiment, tmp_path / "out")
     run = open_run(tmp_path / "out")
     names = ("livelier-activations", "digits-near-zero")
-    claims = [claim for claim in built_in() if claim.name in names]
-    lively, digits = judge_run(run, claims, resamples=500)
-    assert lively.figures is not None
-    assert lively.figures["measure"].to_list() == [
-        *("near_zero", "large", "activation_l1", "activation_l2")
-    ]
-    assert lively.figures["n"].to_list() == [8] * 4
-    assert digits.figures is not None
-    assert digits.figures["against"].to_list() == ["word"] * 3
+    claims = [claim for claim in built_in_claims() if claim.name in names]
+    lively, digits = judge_run(run, claims)
+    assert [result.n for result in lively.results] == [8] * 4
     values = run.values.filter(pl.col("measure") == "class_near_zero", condition="base").collect()
-    sides = [values.filter(item=name).sort("prompt")["value"] for name in ("word", "digit")]
-    ratio = (sides[1] / sides[0]).log().mean()
-    assert digits.figures["difference"][0] == pytest.approx(np.exp(ratio))
+    sides = [values.filter(item=name)["value"].mean() for name in ("word", "digit")]
+    assert digits.results[0].before == pytest.approx(sides[0])
+    assert digits.results[0].estimate == pytest.approx(sides[1] / sides[0])
 
 
 def test_every_condition_is_compared_with_the_base(run: Run) -> None:
-    made = compare_run(run, resamples=500)
+    made = compare_run(run)
     assert made.select("a", "b").unique(maintain_order=True).rows() == [
         ("base", "slashes"),
         ("base", "sentence"),
     ]
     assert made["head"].null_count() == made.height  # combined, as the experiment says
-    assert compare_run(run, combine="each", resamples=500).height == 4 * made.height
-    swapped = compare_run(run, pair=("slashes", "sentence"), resamples=500)
+    assert compare_run(run, combine="each").height == 4 * made.height
+    swapped = compare_run(run, pair=("slashes", "sentence"))
     assert "lambda" in swapped["measure"].to_list()  # both have it
     assert "lambda" not in made["measure"].to_list()
     with raises(InputError, "unknown-model-or-condition", value="other"):
@@ -117,47 +111,39 @@ def test_every_condition_is_compared_with_the_base(run: Run) -> None:
 
 
 def test_kinds_of_filler_are_choices(run: Run) -> None:
-    claim = next(claim for claim in built_in() if claim.name == "affine")
-    made = sensitivity_of_run(run, claim, resamples=500)
-    assert made.select("kind", "count", "position").rows() == [
+    claim = next(claim for claim in built_in_claims() if claim.name == "affine")
+    made = sensitivity_of_run(run, claim)
+    written = made.filter(numbers="as written")
+    assert written.select("kind", "count", "position").rows() == [
         ("repeat", 20, "between"),
         ("sentence", 20, "between"),
     ]
-    assert robustness(made)["choices"].to_list() == [2]
+    assert robustness(made)["choices"].to_list() == [6]
 
 
 def test_every_claim_with_a_choice_has_a_line(run: Run) -> None:
     lines = VerdictCache(run).robustness()
-    # `uniform-filler` compares the only repeat with the only sentence; the rest have both kinds.
-    assert lines["claim"].to_list() == [
-        "mine",
-        "fall",
-        "one-factor",
-        "affine",
-        "affine-heads",
-        "affine-first-layer-only",
-    ]
-    # And for the first three, five shares of spikes.
-    assert lines["choices"].to_list() == [10, 10, 10, 2, 2, 2]
-    assert lines["places"].to_list() == [1] * 6
+    assert {"mine", "fall", "affine"} <= set(lines["claim"])
+    choices = dict(lines.select("claim", "choices").rows())
+    assert (choices["affine"], choices["mine"]) == (6, 30)  # two fillers, five spikes, numbers
     assert (lines["same_verdict"] >= lines["places"]).all()
     whole = lines.filter(pl.col("same_verdict") == pl.col("verdicts"))
     assert (whole["survives"] == whole["places"]).all()
 
 
 def test_claims_are_frozen_with_the_run(run: Run) -> None:
-    first = built_in()[0]
+    first = RECIPES["filler-profile"].claims[0]
     names = {"mine": first, "later": first, "fall": first}
-    claims = [claim.model_copy(update={"name": name}) for name, claim in names.items()]
-    stated = [verdict.frozen for verdict in judge_run(run, claims, resamples=500)]
-    assert stated == [FROZEN[0], FROZEN[2], FROZEN[0]]
-    (verdict,) = judge_run(run, [first], strata="level", resamples=500)
-    assert verdict.frozen == f"{FROZEN[0]}; the units (level) were chosen afterwards"
+    claims = [replace(claim, name=name) for name, claim in names.items()]
+    stated = [verdict.written for verdict in judge_run(run, claims)]
+    assert stated == [WRITTEN[0], WRITTEN[2], WRITTEN[0]]
+    (verdict,) = judge_run(run, [first], strata="level")
+    assert verdict.written == f"{WRITTEN[0]}; the units (level) were chosen afterwards"
 
 
 def test_claims_are_written_down_before_anything_is_measured(tmp_path: Path) -> None:
     """And stay as they were, whatever claims the run is continued with."""
-    first = built_in()[0]
+    first = RECIPES["filler-profile"].claims[0]
     asked = make_experiment(
         name="frozen",
         models={"qwen": save_model(tmp_path / "model", layers=1)},
@@ -171,18 +157,18 @@ def test_claims_are_written_down_before_anything_is_measured(tmp_path: Path) -> 
     with pytest.raises(RuntimeError):
         carry_out(asked, tmp_path / "out", claims=[first], executor=nothing)
     written = json.loads((tmp_path / "out" / "environment.json").read_text())["claims"]
-    assert written[first.name] == digest(first)
+    assert written[first.name] == first.text
     assert not list((tmp_path / "out").rglob("*.parquet"))
-    changed = first.model_copy(update={"parts": first.parts[:1]})
+    changed = replace(first, lines=first.lines[:1])
     with pytest.warns(AttnscopeWarning):
         carry_out(asked, tmp_path / "out", claims=[changed])
     (verdict,) = judge_run(open_run(tmp_path / "out"), [changed])
-    assert verdict.frozen == FROZEN[1]
+    assert verdict.written == WRITTEN[1]
 
 
 def test_runs_are_compared_with_one_another(run: Run, tmp_path: Path) -> None:
     again = open_run(shutil.copytree(run.path, tmp_path / "again"))
-    made = compare_runs([run, again], resamples=500)
+    made = compare_runs([run, again])
     assert made.select("a", "b").unique().rows() == [("out/qwen", "again/qwen")]
     assert (made["difference"] == 0).all()
     assert made["paired"].all()
@@ -203,8 +189,8 @@ def test_runs_of_one_prompt_file_are_paired(run: Run, tmp_path: Path) -> None:
         )
         carry_out(asked, tmp_path / folder)
         made.append(open_run(tmp_path / folder))
-    assert compare_runs(made[:2], resamples=500)["paired"].all()
-    assert not compare_runs(made[::2], resamples=500)["paired"].any()
+    assert compare_runs(made[:2])["paired"].all()
+    assert not compare_runs(made[::2])["paired"].any()
 
 
 def test_runs_of_other_prompts_keep_what_is_known_of_them(run: Run, tmp_path: Path) -> None:
@@ -214,15 +200,14 @@ def test_runs_of_other_prompts_keep_what_is_known_of_them(run: Run, tmp_path: Pa
     )
     carry_out(asked, tmp_path / "other")
     other = open_run(tmp_path / "other")
-    made = compare_runs([run, other], resamples=500)
+    made = compare_runs([run, other])
     assert not made["paired"].any()
     assert set(made["units"]) == {6}
-    assert set(made["n_b"]) == {12}
-    assert compare_runs([run, other], cluster="level", resamples=500)["units"].max() == 5
+    assert set(made["n"]) == {12}
+    assert compare_runs([run, other], cluster="level")["units"].max() == 5
 
 
 def test_facts_of_the_prompts_are_units(run: Run) -> None:
-    made = compare_run(run, strata="level", resamples=500)
-    assert made["design_effect"].null_count() < made.height
+    assert compare_run(run, strata="level")["units"].max() > 0
     with raises(InputError, "unknown-metadata-column", value="topic"):
         compare_run(run, cluster="topic")

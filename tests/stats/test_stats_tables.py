@@ -88,7 +88,7 @@ def test_unknown_names_list_the_known() -> None:
 
 def test_summary_is_the_mean_with_its_interval() -> None:
     table = combine(masses(), "mean")
-    made = summary(table, ["model", "layer", "item"], resamples=500)
+    made = summary(table, ["model", "layer", "item"])
     where = {"model": "tuned", "layer": 0, "item": "star"}
     row = made.filter(**where).row(0, named=True)
     x = table.filter(**where)["value"].to_numpy()
@@ -124,7 +124,7 @@ def test_an_error_of_sampling_is_in_the_spread_over_prompts_already() -> None:
     table = measured(
         "entropy", lambda m, p, c, lay, h: shown[p, lay], layers=1000, heads=1, error=1.0
     )
-    made = summary(combine(table), resamples=100)
+    made = summary(combine(table))
     low, high = made["low"].to_numpy(), made["high"].to_numpy()
     assert 0.93 <= ((low <= 0) & (high >= 0)).mean() <= 0.97
 

@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 
 import attnscope
 from attnscope.errors import InputError
+from attnscope.figures.theme import PUBLISHED
 from attnscope.tokens import DEFAULT, pad, tokenize
 from attnscope.tokens.regions import Prompt
 from attnscope.web import compare_texts, security
@@ -86,20 +87,20 @@ def test_values_equal_the_librarys(
 ) -> None:
     at = f"/api/views/{view['id']}"
     count = float(scope.count(2)[0])
-    got = client.get(f"{at}/shade", params={"layer": 2, "head": 3}).json()["values"]
+    got = client.get(f"{at}/token-values", params={"layer": 2, "head": 3}).json()["values"]
     wanted = scope.received(2)[0, 3] / count
     torch.testing.assert_close(torch.tensor(got), wanted, rtol=0, atol=1e-6)
-    got = client.get(f"{at}/shade", params={"layer": 2, "of": "average"}).json()["values"]
+    got = client.get(f"{at}/token-values", params={"layer": 2, "of": "average"}).json()["values"]
     wanted = scope.average(2)[0].mean(0)
     assert [v is None for v in got] == wanted.isnan().tolist()
     numbers = torch.tensor([v for v in got if v is not None])
     torch.testing.assert_close(numbers, wanted[~wanted.isnan()], rtol=0, atol=1e-6)
-    got = client.get(f"{at}/map", params={"of": "entropy"}).json()["rows"]
+    got = client.get(f"{at}/head-values", params={"of": "entropy"}).json()["rows"]
     torch.testing.assert_close(torch.tensor(got[1]), scope.entropy(1)[0], rtol=0, atol=1e-5)
     ids = tokenize(Prompt(TEXT), loaded[1]).ids
     shares = torch.from_numpy(DEFAULT.weights(ids, loaded[1])).float()[None]
     mass = scope.mass(1, shares, len(DEFAULT.names))[0, :, DEFAULT.index("hash")]
-    got = client.get(f"{at}/map", params={"of": "mass hash"}).json()["rows"][1]
+    got = client.get(f"{at}/head-values", params={"of": "mass hash"}).json()["rows"][1]
     torch.testing.assert_close(torch.tensor(got), mass, rtol=0, atol=1e-6)
 
 
@@ -107,13 +108,13 @@ def test_the_attention_row_and_column_of_a_token(
     client: TestClient, view: dict[str, Any], scope: Any
 ) -> None:
     body = {"token": 4, "layer": 1, "head": 2}
-    got = result(client, f"/api/views/{view['id']}/row", body)["result"]
+    got = result(client, f"/api/views/{view['id']}/attention-row", body)["result"]
     row = torch.tensor(got["values"])
     torch.testing.assert_close(row, scope.row(1, 4)[2], rtol=0, atol=1e-6)
     assert abs(float(row.sum()) - 1) < 1e-5
-    column = result(client, f"/api/views/{view['id']}/row", body | {"direction": "by"})["result"][
-        "values"
-    ]
+    column = result(client, f"/api/views/{view['id']}/attention-row", body | {"direction": "by"})[
+        "result"
+    ]["values"]
     assert column[:4] == [None] * 4
     wanted = torch.stack([scope.row(1, n)[2, 4] for n in range(4, len(column))])
     torch.testing.assert_close(torch.tensor(column[4:]), wanted, rtol=0, atol=1e-6)
@@ -133,38 +134,49 @@ def test_a_completion_and_its_steps(client: TestClient) -> None:
     data = client.get(f"/api/views/{made['result']['view']}").json()
     assert data["queries"] == ["all", "last", "predicts"]
     assert len(data["tokens"]) > data["prompt"]
-    got = result(client, f"/api/views/{data['id']}/row", {"token": data["prompt"] - 1, "layer": 0})
+    got = result(
+        client, f"/api/views/{data['id']}/attention-row", {"token": data["prompt"] - 1, "layer": 0}
+    )
     assert abs(sum(got["result"]["values"]) - 1) < 1e-5
 
 
 def test_a_shorter_range_has_finer_bins(client: TestClient, view: dict[str, Any]) -> None:
     at, where = f"/api/views/{view['id']}", {"layer": 1, "head": 3}
-    every = client.get(f"{at}/shade", params=where).json()["values"]
-    rough = client.get(f"{at}/curve", params={**where, "bins": 5}).json()
+    every = client.get(f"{at}/token-values", params=where).json()["values"]
+    rough = client.get(f"{at}/token-curve", params={**where, "bins": 5}).json()
     size = rough["size"]
     assert size == -(-len(every) // 5)
     for n, start in enumerate(rough["start"]):
         some = every[start : start + size]
         assert rough["mean"][n] == pytest.approx(sum(some) / len(some), rel=1e-5)
         assert [rough["low"][n], rough["high"][n]] == pytest.approx([min(some), max(some)])
-    fine = client.get(f"{at}/curve", params={**where, "first": 3, "last": 8, "bins": 5}).json()
+    fine = client.get(
+        f"{at}/token-curve", params={**where, "first": 3, "last": 8, "bins": 5}
+    ).json()
     assert (fine["size"], fine["mean"]) == (1, every[3:8])
-    beyond = client.get(f"{at}/curve", params={"first": 5, "last": 5000})
+    beyond = client.get(f"{at}/token-curve", params={"first": 5, "last": 5000})
     assert beyond.json()["code"] == "unknown-token"
 
 
 def test_the_mean_over_some_heads(client: TestClient, view: dict[str, Any], scope: Any) -> None:
-    got = client.get(f"/api/views/{view['id']}/shade", params={"among": "1.2,3.0"}).json()["values"]
+    got = client.get(f"/api/views/{view['id']}/token-values", params={"among": "1.2,3.0"}).json()[
+        "values"
+    ]
     wanted = (scope.received(1)[0, 2] + scope.received(3)[0, 0]) / 2 / float(scope.count(1)[0])
     torch.testing.assert_close(torch.tensor(got), wanted, rtol=0, atol=1e-6)
 
 
-def test_head_types_equal_the_librarys(client: TestClient, loaded: Any) -> None:
-    from attnscope.experiment.head_scores import head_scores
+def test_head_types_equal_the_librarys(client: TestClient, tmp_path: Path) -> None:
+    from attnscope.experiment.execute import run
+    from attnscope.recipes.heads import head_experiments, head_scores
     from attnscope.stats.head_types import classify_heads
 
     got = result(client, "/api/head-types", {"model": MODEL})["result"]
-    table = classify_heads(head_scores(*loaded, prompts=got["prompts"], needles=False))
+    runs = {}
+    for name, experiment in head_experiments(MODEL, prompts=got["prompts"], needles=False).items():
+        run(experiment, tmp_path / name)
+        runs[name] = attnscope.open_run(tmp_path / name)
+    table = classify_heads(head_scores(runs))
     assert [(h["layer"], h["head"], h["type"]) for h in got["heads"]] == table.select(
         "layer", "head", "kind"
     ).rows()
@@ -194,10 +206,10 @@ def test_a_pair_has_the_librarys_lambda(client: TestClient, view: dict[str, Any]
     other = client.get(f"/api/views/{made['result']['view']}").json()
     assert len(other["filler"]) == 9
     request = {"a": view["id"], "b": other["id"], "layer": 1, "head": 2}
-    got = client.get("/api/pair", params=request).json()
+    got = client.get("/api/comparison", params=request).json()
     sides = [
         client.get(
-            f"/api/views/{one['id']}/shade", params={"of": "average", "layer": 1, "head": 2}
+            f"/api/views/{one['id']}/token-values", params={"of": "average", "layer": 1, "head": 2}
         ).json()["values"]
         for one in (view, other)
     ]
@@ -219,11 +231,32 @@ def test_two_prompts_share_their_common_tokens(client: TestClient, view: dict[st
     other = TEXT.replace("12 apples", "7 green pears")
     made = result(client, "/api/views", {"model": MODEL, "text": other})
     data = client.get(f"/api/views/{made['result']['view']}").json()
-    got = client.get("/api/pair", params={"a": view["id"], "b": data["id"]}).json()
+    got = client.get("/api/comparison", params={"a": view["id"], "b": data["id"]}).json()
     assert got["aligned"] + got["unaligned"][0] == view["prompt"]
     assert got["aligned"] + got["unaligned"][1] == data["prompt"]
     assert 0 < got["aligned"] < view["prompt"]
     assert "".join(got["tokens"]).endswith("How many?")
+
+
+def test_an_attention_row_is_binned_by_the_server(client: TestClient, view: dict[str, Any]) -> None:
+    at, row = f"/api/views/{view['id']}", {"token": 6, "layer": 1, "head": 2, "direction": "to"}
+    refused = client.get(f"{at}/attention-row-curve", params=row)
+    assert (refused.status_code, refused.json()["code"]) == (400, "unknown-row")
+    values = result(client, f"{at}/attention-row", row)["result"]["values"]
+    asked = {**row, "first": 1, "last": 6, "bins": 2}
+    curve = client.get(f"{at}/attention-row-curve", params=asked).json()
+    assert (curve["size"], curve["start"]) == (3, [1, 4])
+    assert curve["mean"][0] == pytest.approx(sum(values[1:4]) / 3, rel=1e-5)
+    assert curve["high"] == pytest.approx([max(values[1:4]), max(values[4:6])], rel=1e-5)
+
+
+def test_the_page_has_the_colours_of_figures(client: TestClient) -> None:
+    theme = client.get("/api/choices").json()["theme"]
+    assert theme["sides"] == [PUBLISHED.without, PUBLISHED.filled]
+    assert theme["dark"]["axis"] == PUBLISHED.on(dark=True).config()["axis"]
+    style = client.get("/static/theme.css")
+    assert style.headers["content-type"].startswith("text/css")
+    assert f"--ink: {PUBLISHED.inks[0]}" in style.text
 
 
 def test_a_zoom_does_not_align_again(
@@ -238,28 +271,34 @@ def test_a_zoom_does_not_align_again(
 
     monkeypatch.setattr(compare_texts, "align", counted)
     request = {"a": view["id"], "b": made["result"]["view"]}
-    whole = client.get("/api/pair", params=request).json()
-    near = client.get("/api/pair", params={**request, "first": 2, "last": 6}).json()
+    whole = client.get("/api/comparison", params=request).json()
+    near = client.get("/api/comparison", params={**request, "first": 2, "last": 6}).json()
     assert whole["aligned"] == near["aligned"] > 0
     other = {"a": request["b"], "b": request["a"]}
-    assert client.get("/api/pair", params=other).json()["unaligned"] == whole["unaligned"][::-1]
+    assert (
+        client.get("/api/comparison", params=other).json()["unaligned"] == whole["unaligned"][::-1]
+    )
     assert aligned == [(request["a"], request["b"]), (other["a"], other["b"])]
 
 
 def test_two_models_share_a_text(client: TestClient, view: dict[str, Any]) -> None:
     made = result(client, "/api/views", {"model": "zoo:chat-llama", "text": TEXT})
     data = client.get(f"/api/views/{made['result']['view']}").json()
-    got = client.get("/api/pair", params={"a": view["id"], "b": data["id"]}).json()
+    got = client.get("/api/comparison", params={"a": view["id"], "b": data["id"]}).json()
     assert got["aligned"] > 0
     assert got["aligned"] + got["unaligned"][1] == data["prompt"]
 
 
 def test_knockout_moves_the_next_token(client: TestClient, view: dict[str, Any]) -> None:
-    got = result(client, f"/api/views/{view['id']}/knockout", {"first": 2, "last": 4})["result"]
+    got = result(client, f"/api/views/{view['id']}/knockout-effect", {"first": 2, "last": 4})[
+        "result"
+    ]
     assert got["kl"] > 0
     assert got["before"] != got["after"]
     last = view["prompt"] - 1
-    wrong = result(client, f"/api/views/{view['id']}/knockout", {"first": last, "last": last})
+    wrong = result(
+        client, f"/api/views/{view['id']}/knockout-effect", {"first": last, "last": last}
+    )
     assert wrong["state"] == "failed"
     assert wrong["code"] == "no-later-token"
 
@@ -268,7 +307,7 @@ def test_knockout_equals_the_librarys(
     client: TestClient, view: dict[str, Any], loaded: Any, scope: Any
 ) -> None:
     body = {"first": 2, "last": 4, "layer": 1, "head": 3}
-    got = result(client, f"/api/views/{view['id']}/knockout", body)["result"]
+    got = result(client, f"/api/views/{view['id']}/knockout-effect", body)["result"]
     ids = scope.tokens
     keys = torch.zeros_like(ids, dtype=torch.bool)
     keys[0, 2:5] = True
@@ -299,7 +338,7 @@ def test_downloads(client: TestClient, view: dict[str, Any], tmp_path: Path) -> 
 def test_the_html_download_is_made_in_the_thread_of_the_queue(
     client: TestClient, view: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from attnscope.capture.scope import Scope
+    from attnscope.scope.scope import Scope
 
     row, threads = Scope.row, set()
 
@@ -363,12 +402,13 @@ def test_a_report_is_built_once_for_each_state_of_a_run(
     write_run(made_run(), tmp_path / "one")
     built: list[str] = []
 
-    def build(run: Any) -> str:
+    def build(run: Any, **existing: Any) -> str:
         built.append(run.experiment.name)
         time.sleep(0.1)  # the other threads send their requests meanwhile
         return f"report {len(built)}"
 
-    monkeypatch.setattr(import_module("attnscope.report.build"), "build", build)
+    monkeypatch.setattr(import_module("attnscope.report.cache"), "build", build)
+    monkeypatch.setenv("ATTNSCOPE_HOME", str(tmp_path / "home"))
     with TestClient(create(tmp_path), base_url="http://127.0.0.1:8765") as opened:
 
         def request(_: int) -> str:
@@ -378,7 +418,7 @@ def test_a_report_is_built_once_for_each_state_of_a_run(
             assert set(pool.map(request, range(8))) == {"report 1"}
         assert request(0) == "report 1"
         file = tmp_path / "one" / "experiment.yaml"
-        file.write_text(file.read_text() + "# changed\n")
+        file.write_text(file.read_text().replace("combine: mean", "combine: max"))
         assert request(0) == "report 2"
         (tmp_path / "one" / "manifest.json").unlink()
         assert request(0) == request(1) == "report 3"
@@ -409,7 +449,7 @@ def test_a_prompt_that_cannot_be_measured(
         "/api/views/..%2f..%2fx",
         "/api/report?run=../..",
         "/api/report?run=%2fetc",
-        "/api/views/nope/shade",
+        "/api/views/nope/token-values",
     ],
 )
 def test_no_request_reads_another_file(client: TestClient, path: str) -> None:
@@ -496,7 +536,7 @@ def test_positions_in_the_queue_and_cancelling() -> None:
 def ready(loaded: Any) -> Any:
     from attnscope.web.model_cache import Loaded
 
-    return Loaded(name=MODEL, model=loaded[0], tokenizer=loaded[1], bundled=True)
+    return Loaded(name=MODEL, source=MODEL, model=loaded[0], tokenizer=loaded[1], bundled=True)
 
 
 def test_a_running_job_is_cancelled_between_layers(loaded: Any) -> None:
@@ -569,7 +609,7 @@ def test_a_model_deleted_while_in_use(tmp_path: Path) -> None:
         (folder / "model.safetensors").write_bytes(b"")  # the memory-mapped pages are gone too
         shutil.rmtree(folder)
         at = f"/api/views/{made['result']['view']}"
-        assert result(opened, f"{at}/row", {"token": 3, "layer": 0})["state"] == "done"
+        assert result(opened, f"{at}/attention-row", {"token": 3, "layer": 0})["state"] == "done"
         again = result(opened, "/api/views", {"model": "mine", "text": TEXT})
         assert again["state"] == "done"
         at = f"/api/views/{again['result']['view']}"
@@ -578,7 +618,7 @@ def test_a_model_deleted_while_in_use(tmp_path: Path) -> None:
         gone = result(opened, "/api/views", {"model": "mine", "text": TEXT})
         assert (gone["state"], gone["code"]) == ("failed", "model-deleted")
         # The view keeps its queries and keys, so a row needs no model; a knockout needs it.
-        assert result(opened, f"{at}/row", {"token": 3, "layer": 0})["state"] == "done"
-        cut = result(opened, f"{at}/knockout", {"first": 1, "last": 2})
+        assert result(opened, f"{at}/attention-row", {"token": 3, "layer": 0})["state"] == "done"
+        cut = result(opened, f"{at}/knockout-effect", {"first": 1, "last": 2})
         assert cut["code"] == "model-deleted"
         assert opened.get("/api/choices").status_code == 200

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from attnscope.web.compare_texts import KEPT, Alignments, align
+from attnscope.web.compare_texts import KEPT, MATCHED, Alignments, align
 
 
 class Filler(list):
@@ -48,3 +48,16 @@ def test_only_the_last_alignments_are_kept():
     for one in views[2:]:
         alignments.of(views[0], one)
     assert alignments.of(views[0], views[1]) is not first
+
+
+def test_long_texts_are_aligned_between_runs_that_both_have_once():
+    """More tokens than are matched one by one: replaced and inserted tokens are left out."""
+    tokens = [str(n) for n in range(2 * MATCHED)]
+    changed = ["first", *("x" if n % 50 == 0 else t for n, t in enumerate(tokens)), "last"]
+    changed[4_000:4_000] = ["y"] * 3
+    aligned = align(view(tokens, [], "a"), view(changed, [], "b"))
+    assert len(aligned.a) == len(tokens) - len(tokens[::50])
+    assert all(tokens[m] == changed[n] for m, n in zip(aligned.a, aligned.b, strict=True))
+    assert (aligned.b[1:] > aligned.b[:-1]).all()
+    nothing = align(view(tokens, [], "a"), view(["z"] * len(tokens), [], "b"))
+    assert len(nothing.a) == 0

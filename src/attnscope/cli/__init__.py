@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from attnscope.cli.compare import compare
+from attnscope.cli.doctor import doctor
 from attnscope.cli.evaluate import evaluate
 from attnscope.cli.figure import describe, figure, report
 from attnscope.cli.heads import heads
@@ -80,10 +81,10 @@ class _Reproduce(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         from attnscope.recipes import BUNDLED, RECIPES
 
-        others = ", ".join(name for name in RECIPES if name not in BUNDLED)
+        lines = [f"{name}: {recipe.description}" for name, recipe in RECIPES.items()]
         self.epilog = (
-            f"Recipes on the bundled tiny models, or with --real on SmolLM2: {', '.join(BUNDLED)}."
-            f"\n\nRecipes on SmolLM2: {others}."
+            "Recipes:\n\n" + "\n\n".join(lines) + f"\n\n{', '.join(BUNDLED)} run on the bundled "
+            "tiny models, or with --real on SmolLM2. The others run on SmolLM2."
         )
         super().format_help(ctx, formatter)
 
@@ -104,6 +105,7 @@ for command in (
     serve,
     evaluate,
     models,
+    doctor,
 ):
     app.command(cls=_OWN_HELP.get(command, TyperCommand))(command)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,7 +21,9 @@ if TYPE_CHECKING:
 
 Over = Annotated[
     str | None,
-    typer.Option(help="Compare model or condition. Default: model if the run has two models."),
+    typer.Option(
+        help="Compare model, condition, class, queries or keys. Default: model if there are two."
+    ),
 ]
 Pair = Annotated[
     str | None,
@@ -39,22 +40,12 @@ Normalise = Annotated[
         help="How to show mass: mass, per-token, share or lift. Default: as in the experiment.",
     ),
 ]
-Families = Annotated[
-    str, typer.Option(help="Multiple-testing family: each measure, pooled, or two-level.")
-]
 Margin = Annotated[
     str | None,
     typer.Option(help="Smallest difference that counts: a number, or a percentage (5%)."),
 ]
-Holds = Annotated[
-    bool, typer.Option("--holds", help="Show only rows whose outcome is not undetermined.")
-]
-All = Annotated[
-    bool,
-    typer.Option(
-        "--all", help="Show every row, not only the 10 with the smallest p of each table."
-    ),
-]
+Holds = Annotated[bool, typer.Option("--holds", help="Show only rows that are decided.")]
+Full = Annotated[bool, typer.Option("--full", help="Show everything, not only the first 40 lines.")]
 Claims = Annotated[
     str | None,
     typer.Option(help="YAML file of claims; default: the run's own and the built-in claims."),
@@ -74,16 +65,16 @@ def compare(
     normalise: Normalise = None,
     cluster: Cluster = None,
     strata: Strata = None,
-    families: Families = "each",
     margin: Margin = None,
     level: Annotated[float, typer.Option(help="Confidence level of the intervals.")] = 0.95,
-    resamples: Annotated[int, typer.Option(help="Minimum number of resamples.")] = 10_000,
-    seed: Annotated[int, typer.Option(help="Seed of the resamples.")] = 0,
     measure: Annotated[str | None, typer.Option(help="Show these measures only.")] = None,
     layer: Annotated[str | None, typer.Option(help="Show these layers only: 0,1,7.")] = None,
+    head: Annotated[str | None, typer.Option(help="Show these heads only: 0,1,7.")] = None,
     classes: Annotated[str | None, typer.Option("--class", help="Show these classes only.")] = None,
+    keys: Annotated[str | None, typer.Option(help="Show these keys only.")] = None,
+    queries: Annotated[str | None, typer.Option(help="Show these queries only.")] = None,
     holds: Holds = False,
-    all_rows: All = False,
+    full: Full = False,
     claims: Claims = None,
     sensitivity: Sensitivity = None,
     json: Json = False,
@@ -92,29 +83,60 @@ def compare(
 
     Several runs of the same prompts are compared like the models of one run.
     """
-    from attnscope.stats import formatting
+    from attnscope.cli import compare_tables
 
-    two: Any = pair if pair in (None, "all") else tuple(pair.split(","))
-    if isinstance(two, tuple) and len(two) != 2:
-        raise InputError(
-            f"--pair {pair} is no pair; give FIRST,SECOND or all", code="bad-pair", value=pair
-        )
+    two = _pair(pair)
     units = units_of(cluster, strata)
-    drawn = {"resamples": resamples, "seed": seed}
-    settings = {**units, "families": families, "margin": margin, "level": level, **drawn}
+    settings = {**units, "margin": margin, "level": level}
+    over = "item" if over == "class" else over
+    if head is not None and combine is None:
+        combine = "each"
     how = {"combine": combine, "normalise": normalise, "over": over, "pair": two, **settings}
     opened_runs = [opened(run) for run in runs]
     judged, varied = _claims(opened_runs[0], claims, sensitivity)
-    compared, verdicts, choices = _results(opened_runs, judged, varied, how, {**units, **drawn})
+    compared, verdicts, choices = _results(opened_runs, judged, varied, how, units)
+    chosen = {
+        "measure": listed(measure),
+        "layer": numbers("layer", layer),
+        "head": numbers("head", head),
+        "item": listed(classes),
+        "keys": listed(keys),
+        "queries": listed(queries),
+    }
     if compared is not None:
-        compared = _selected(
-            compared, listed(measure), numbers("layer", layer), listed(classes), holds
-        )
+        compared = _selected(compared, chosen, holds)
     results = (compared, verdicts, choices)
     if json:
-        print(formatting.as_json(*results, settings=settings))
+        print(compare_tables.as_json(*results, settings=settings))
     else:
-        _print(formatting.as_tables(*results, all_rows=all_rows, settings=settings))
+        title = " · ".join(f"{run.path.name}: {_described(run)}" for run in opened_runs)
+        print(compare_tables.as_text(title, *results, full=full))
+        _print_scores(opened_runs)
+
+
+def _pair(text: str | None) -> Any:
+    """The two names, "all", or None."""
+    two = text if text in (None, "all") else tuple(text.split(","))
+    if isinstance(two, tuple) and len(two) != 2:
+        raise InputError(
+            f"--pair {text} is no pair; give FIRST,SECOND or all", code="bad-pair", value=text
+        )
+    return two
+
+
+def _print_scores(runs: Sequence[Run]) -> None:
+    """The scores of the runs that are evaluations."""
+    from attnscope.cli.evaluate import print_scores
+    from attnscope.stats.scores import score_table
+
+    for run in runs:
+        print_scores(score_table(run))
+
+
+def _described(run: Run) -> str:
+    models = ", ".join(run.experiment.models)
+    unfinished = "" if run.complete else ", unfinished"
+    return f"{models}, {run.cells['prompt'].n_unique()} prompts{unfinished}"
 
 
 def _claims(
@@ -148,10 +170,11 @@ def _results(
     if len(runs) > 1:
         if varied is not None:
             raise InputError("--sensitivity takes one run; give a single RUN", code="several-runs")
-        return run_stats.compare_runs(runs, **how), [], None
+        return run_stats.compare_runs(runs, **how, family_wise=True), [], None
     (run,) = runs
     several = len(run.experiment.models) > 1 or len(run.experiment.conditions) > 1
-    compared = run_stats.compare_run(run, **how) if several else None
+    several = several or how["over"] is not None
+    compared = run_stats.compare_run(run, **how, family_wise=True) if several else None
     two = how["pair"]
     models = two if isinstance(two, tuple) and two[0] in run.experiment.models else None
     verdicts = run_stats.judge_run(run, judged, pair=models, **units)
@@ -162,39 +185,26 @@ def _results(
 
 
 def _selected(
-    compared: pl.DataFrame,
-    measures: list[str] | None,
-    layers: list[int] | None,
-    classes: list[str] | None,
-    holds: bool,
+    compared: pl.DataFrame, chosen: dict[str, list[Any] | None], holds: bool
 ) -> pl.DataFrame:
     """The selected rows; a name that no row has is an error."""
     import polars as pl
 
     from attnscope.stats.paired import OUTCOMES
 
-    for what, column, names in (
-        ("measure", "measure", measures),
-        ("layer", "layer", layers),
-        ("class", "item", classes),
-    ):
+    for column, names in chosen.items():
         if names is None:
             continue
+        word = "class" if column == "item" else column
+        if column not in compared.columns:
+            raise InputError(
+                f"--{word} chooses rows, but the {word} is what is compared; leave it out",
+                code="conflicting-options",
+                option=word,
+            )
         known = compared[column].drop_nulls().unique(maintain_order=True).to_list()
         for name in names:
             if name not in known:
-                raise unknown(what, name, sorted(known))
+                raise unknown(word, name, sorted(known))
         compared = compared.filter(pl.col(column).is_in(names))
-    return compared.filter(pl.col("outcome") != OUTCOMES[-1]) if holds else compared
-
-
-def _print(tables: Any) -> None:
-    from rich.console import Console
-
-    from attnscope.stats.formatting import WIDTH
-
-    console = Console()
-    # A file or a pipe has no width of its own.
-    piped = not console.is_terminal and "COLUMNS" not in os.environ
-    console.width = WIDTH if piped else min(console.width, WIDTH)
-    console.print(tables)
+    return compared.filter(pl.col("outcome").is_in(OUTCOMES[:2])) if holds else compared

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,7 @@ from attnscope.cli.options import Json, Model, numbers
 from attnscope.cli.output import plain_table, print_json
 
 if TYPE_CHECKING:
+    import polars as pl
     from rich.table import Table
 
 Task = Annotated[
@@ -55,7 +55,7 @@ Layers = Annotated[
 Out = Annotated[
     Path | None,
     typer.Option(
-        help="Directory for all completions; a second call continues there. Default: none."
+        help="Run directory for all completions; the same command continues there. Default: none."
     ),
 ]
 
@@ -70,16 +70,18 @@ def evaluate(
     temperature: Temperature = 0.0,
     level: Level = None,
     seed: Seed = 20_260,
-    batch: Annotated[int, typer.Option(help="Batch size: completions at once.")] = 32,
+    batch: Annotated[int, typer.Option(help="Batch size for tasks of lm-evaluation-harness.")] = 32,
     chat: Chat = None,
     effect: Effect = None,
     layers: Layers = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Measure accuracy or pass@k under conditions, each paired with the baseline by problem."""
-    from rich.console import Console
+    """Measure accuracy or pass@k under conditions, each paired with the baseline by problem.
 
+    The run directory can be opened like any other: compare, query, report, serve.
+    """
+    from attnscope.cli.run_in_terminal import carry_out
     from attnscope.evaluate.evaluation import Evaluation
     from attnscope.evaluate.evaluation import evaluate as run_evaluation
 
@@ -97,17 +99,28 @@ def evaluate(
         _effects(evaluation, effect.split(), layers, out)
         return
     scores = run_evaluation(
-        evaluation, conditions.split(), out, k=k, batch=batch, progress=_print_progress
+        evaluation,
+        conditions.split(),
+        out,
+        k=k,
+        batch=batch,
+        carry_out=lambda plan, folder: carry_out(plan, folder, quiet=as_json),
     )
     if as_json:
         print_json(scores.to_dicts())
         return
-    console = Console()
-    for part in scores.partition_by("task", "metric") if "metric" in scores.columns else [scores]:
-        metric = part["metric"][0] if "metric" in scores.columns else f"pass@{k or samples}"
-        name = part["task"][0] if "task" in scores.columns else task
-        title = f"{model} · {name} · {metric} · {part['problems'][0]} problems"
-        console.print(_table(part.to_dicts(), title))
+    print_scores(scores, k or samples)
+
+
+def print_scores(scores: pl.DataFrame, k: int = 1) -> None:
+    """Print a table of conditions for every model, task and metric."""
+    from rich.console import Console
+
+    for part in scores.partition_by("model", "task", "metric") if scores.height else ():
+        model, task, metric = part.select("model", "task", "metric").row(0)
+        metric = f"pass@{k}" if metric == "right" else metric
+        title = f"{model} · {task} · {metric} · {part['problems'][0]} problems"
+        Console().print(score_table(part.to_dicts(), title))
 
 
 def _effects(evaluation: Any, classes: list[str], layers: str | None, out: Path | None) -> None:
@@ -121,28 +134,22 @@ def _effects(evaluation: Any, classes: list[str], layers: str | None, out: Path 
             option="out",
         )
     chosen = numbers("layers", layers)
-    effects = measure_effects(evaluation, classes, out, layers=chosen, progress=_print_progress)
+    effects = measure_effects(evaluation, classes, out, layers=chosen)
     print(f"{effects['problem'].n_unique()} problems: {out / 'mass-effect.png'}")
 
 
-def _print_progress(condition: str, done: int, total: int) -> None:
-    print(f"{condition}: {done}/{total} completions", file=sys.stderr, flush=True)
-
-
-def _table(rows: list[dict[str, Any]], title: str) -> Table:
-    """A table of at most 80 columns: long names of conditions are folded, and p is left out if
-    there are columns of attention measures (the file has it)."""
+def score_table(rows: list[dict[str, Any]], title: str) -> Table:
+    """A table of at most 80 columns: long names of conditions are folded, and p is left out."""
     table = plain_table(title, "condition")
     table.columns[0].overflow = "fold"
     table.collapse_padding = True
-    beside = [name for name in ("entropy", "first_token") if name in rows[0]]
-    tested = ["q", *beside] if beside else ["p", "q"]
-    for name in ("score", "difference, 95 %", *tested):
-        table.add_column(name.replace("_", " "), justify="right", no_wrap=name not in beside)
+    numbers = ["q", *(name for name in ("entropy", "first_token") if name in rows[0])]
+    for name in ("score", "difference, 95 %", *numbers):
+        table.add_column(name.replace("_", " "), justify="right", no_wrap=name != "first_token")
     for row in rows:
         change = "" if row["difference"] is None else f"{row['difference']:+.3f}"
         if row["low"] is not None:
             change += f" [{row['low']:+.3f}, {row['high']:+.3f}]"
-        cells = ["" if row[name] is None else f"{row[name]:.3f}" for name in tested]
+        cells = ["" if row[name] is None else f"{row[name]:.3f}" for name in numbers]
         table.add_row(row["condition"], f"{row['score']:.3f}", change, *cells)
     return table

@@ -22,8 +22,9 @@ def choices(experiment: Experiment) -> list[str]:
             for label, sets in experiment.classes.items()
         ),
         "measures": _joined(experiment.measures),
-        "shown as": experiment.normalise,
     }
+    if "mass" in experiment.measures:
+        lines["shown as"] = experiment.normalise
     if experiment.generate is not None:
         lines["completions"] = _completions(experiment.generate)
     if "profile" in experiment.measures:

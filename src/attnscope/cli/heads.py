@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnscope.cli.options import Bos, Json, Model, Quiet
+from attnscope.cli.options import Bos, Json, Model, Quiet, on_disk
 from attnscope.cli.output import plain_table, print_json
 
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ def heads(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Directory for heads.csv, scores.csv, heads.png and heads.svg. Default: none."
+            help="Directory for the runs, scores.csv and the figure (heads.png, heads.csv …). "
+            "Default: none."
         ),
     ] = None,
     prompts: Annotated[
@@ -31,30 +32,59 @@ def heads(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Classify every head: sink, previous-token, induction, retrieval, class-specific, local."""
-    import sys
+    """Classify every head: sink, previous-token, induction, retrieval, class-specific, local.
 
-    from rich.console import Console
+    Runs the recipes sinks, induction and needle on the model and joins their scores.
+    """
+    from tempfile import TemporaryDirectory
+
+    if out is None:
+        with TemporaryDirectory(prefix="attnscope-") as folder:
+            scores = _scores(model, Path(folder), prompts, seed, bos=bos, quiet=quiet or json)
+    else:
+        scores = _scores(model, on_disk(out), prompts, seed, bos=bos, quiet=quiet or json)
+    _print_types(model, scores, prompts, out, json=json)
+
+
+def _scores(
+    model: str, folder: Path, prompts: int, seed: int, *, bos: bool, quiet: bool
+) -> pl.DataFrame:
+    """Run the recipes into directories of `folder`."""
+    from functools import partial
 
     import attnscope
-    from attnscope.experiment.head_scores import head_scores
+    from attnscope.cli.run_in_terminal import carry_out, no_bars
+    from attnscope.experiment.local import local
+    from attnscope.experiment.plan import make_plan
+    from attnscope.recipes.heads import head_experiments, head_scores
+
+    no_bars()
+    experiments = head_experiments(model, prompts=prompts, seed=seed, bos=bos)
+    plans = {name: make_plan(experiment) for name, experiment in experiments.items()}
+    loaded, _ = attnscope.load(model, bos=bos)
+    executor = partial(local, model=loaded)
+    for name, plan in plans.items():
+        carry_out(plan, folder / name, quiet=quiet, executor=executor)
+    return head_scores({name: attnscope.open_run(folder / name) for name in plans})
+
+
+def _print_types(
+    model: str, scores: pl.DataFrame, prompts: int, out: Path | None, *, json: bool
+) -> None:
+    from rich.console import Console
+
     from attnscope.stats.head_types import classify_heads, summary
-    from attnscope.stats.intervals import MINIMUM
+    from attnscope.stats.means import MINIMUM
 
-    loaded, tokenizer = attnscope.load(model, bos=bos)
-
-    def report(message: str) -> None:
-        if not quiet and not json:
-            print(message, file=sys.stderr)
-
-    scores = head_scores(loaded, tokenizer, prompts=prompts, seed=seed, progress=report)
     table = classify_heads(scores)
     types = summary(table)
     if out is not None:
-        from attnscope.figures.head_types import save_heads
+        from attnscope.figures.export import as_csv, save, write
+        from attnscope.figures.registry import draw_table
         from attnscope.recipes.recipe_models import label_of
 
-        save_heads(out, table, scores, model=label_of(model), prompts=prompts)
+        save(draw_table("heads", table, model=label_of(model), prompts=prompts), out)
+        write(out / "scores.csv", as_csv(scores).encode())
     if json:
         print_json({"types": types.to_dicts(), "heads": table.to_dicts()})
         return
@@ -75,17 +105,19 @@ def heads(
 def _summary(types: pl.DataFrame, model: str, table: pl.DataFrame) -> Table:
     from rich.markup import escape
 
+    rules = "\n".join(f"{kind}: {what}" for kind, what in types.select("kind", "what").rows())
     printed = plain_table(
         f"Heads of {model}: {table['layer'].n_unique()} layers, {table.height} heads",
         caption="above: heads whose mean over prompts is above the threshold; certain: heads whose "
         "whole 95 % confidence interval is above it. A head may have several types. largest: "
-        "layer.head score.",
+        f"layer.head score.\n{escape(rules)}",
     )
-    for column in ("kind", "threshold", "above", "certain", "largest", "what"):
+    printed.collapse_padding = True
+    for column in ("type", "threshold", "above", "certain", "largest"):
         right = column in ("above", "certain")
-        no_wrap = column in ("kind", "threshold")
-        title = "type" if column == "kind" else column
-        printed.add_column(title, justify="right" if right else "left", no_wrap=no_wrap)
+        printed.add_column(
+            column, justify="right" if right else "left", no_wrap=column != "largest"
+        )
     for row in types.iter_rows(named=True):
         share = f" ({100 * row['above'] / row['heads']:.0f} %)" if row["heads"] else ""
         printed.add_row(
@@ -94,6 +126,5 @@ def _summary(types: pl.DataFrame, model: str, table: pl.DataFrame) -> Table:
             f"{row['above']}{share}",
             str(row["certain"]),
             row["largest"],
-            escape(row["what"]),
         )
     return printed

@@ -17,11 +17,32 @@ if TYPE_CHECKING:
     from attnscope.zoo import Card
 
 
+class Keys(StrEnum):
+    """The values of `look --keys`."""
+
+    all = "all"
+    not_first = "not-first"
+
+
 class Colour(StrEnum):
     """The values of `look --color`."""
 
     by_class = "class"
     by_attention = "attention"
+
+
+Query = Annotated[
+    str | None,
+    typer.Option(
+        help="Show the attention row of one token: its index or its text. Default: all queries."
+    ),
+]
+KeyOption = Annotated[
+    Keys, typer.Option(help="all, or not-first: leave out attention to the first token.")
+]
+ColourOption = Annotated[
+    Colour, typer.Option("--color", "--colour", help="Colour tokens by class or by attention.")
+]
 
 
 def look(
@@ -37,15 +58,9 @@ def look(
     head: Annotated[
         int | None, typer.Option(help="One head, from 0. Default: the mean over heads.")
     ] = None,
-    query: Annotated[
-        str | None,
-        typer.Option(
-            help="Show the attention row of one token: its index or its text. Default: all queries."
-        ),
-    ] = None,
-    colour: Annotated[
-        Colour, typer.Option("--color", "--colour", help="Colour tokens by class or by attention.")
-    ] = Colour.by_class,
+    query: Query = None,
+    keys: KeyOption = Keys.all,
+    colour: ColourOption = Colour.by_class,
     classes: Annotated[
         str, typer.Option(help="The class set: default, maps, whole, or a YAML file.")
     ] = "default",
@@ -55,6 +70,7 @@ def look(
     ] = None,
     bos: Bos = False,
     beyond_positions: BeyondPositions = False,
+    json: Json = False,
 ) -> None:
     """Show where attention goes in a text: coloured tokens, and the mass of each token class."""
     from rich.console import Console
@@ -75,12 +91,16 @@ def look(
         layer=layer,
         head=head,
         query=query,
+        keys=keys.value,
         classes=class_set,
         colour=colour.value,
         chat=chat,
         system=system,
         beyond_positions=beyond_positions,
     )
+    if json:
+        print_json(result.to_dict())
+        return
     Console().print(result)
 
 

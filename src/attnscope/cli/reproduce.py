@@ -21,6 +21,7 @@ from attnscope.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from attnscope.experiment.execute import Outcome
+    from attnscope.recipes import Recipe
     from attnscope.spec.experiment import Experiment
 
 OtherModels = Annotated[
@@ -29,7 +30,7 @@ OtherModels = Annotated[
         help="Models: NAME,NAME or LABEL=NAME,LABEL=NAME. Default: the models of the recipe."
     ),
 ]
-Recipe = Annotated[
+RecipeName = Annotated[
     str | None,
     typer.Argument(help="A recipe (see below). Default: all recipes on the bundled models."),
 ]
@@ -87,7 +88,7 @@ Real = Annotated[
 
 
 def reproduce(
-    recipe: Recipe = None,
+    recipe: RecipeName = None,
     models: OtherModels = None,
     prompts: Prompts = None,
     seed: Annotated[
@@ -115,7 +116,7 @@ def reproduce(
 
         attnscope reproduce token-types --models base=Qwen/Qwen2.5-1.5B-Instruct,tuned=FOLDER
     """
-    from attnscope.recipes import BUNDLED, REAL, RECIPES, figures_of
+    from attnscope.recipes import BUNDLED, RECIPES
 
     if recipe is not None and recipe not in RECIPES:
         raise unknown("recipe", recipe, RECIPES)
@@ -147,33 +148,36 @@ def reproduce(
     no_bars()
     outcomes = {}
     for name in [recipe] if recipe is not None else list(BUNDLED):
-        chosen = {"models": REAL[name], **options} if real and name in REAL else options
+        chosen = {"models": RECIPES[name].real, **options} if real else options
         experiment = RECIPES[name](**chosen)
-        outcomes[name] = _reproduced(name, experiment, out / name, quiet=quiet or json)
-    print_outcomes(outcomes, json=json, drawn={n: list(dict(figures_of(n))) for n in outcomes})
+        outcomes[name] = _reproduced(RECIPES[name], experiment, out / name, quiet=quiet or json)
+    print_outcomes(outcomes, json=json, drawn={n: list(RECIPES[n].figures) for n in outcomes})
 
 
-def _reproduced(name: str, experiment: Experiment, folder: Path, *, quiet: bool) -> Outcome:
+def _reproduced(recipe: Recipe, experiment: Experiment, folder: Path, *, quiet: bool) -> Outcome:
     """Run the experiment of a recipe, draw its figures and write its report."""
     from attnscope.cli.experiment_summary import choices
     from attnscope.experiment.plan import make_plan
     from attnscope.figures import draw, save
-    from attnscope.recipes import RECIPES, claims_of, figures_of
+    from attnscope.figures.verdict_cache import VerdictCache
     from attnscope.report import write_report
     from attnscope.run.store import open_run
-    from attnscope.stats.published import reproduced_lines
+    from attnscope.stats.published import published_statistics
 
     plan = make_plan(experiment)
     if not quiet:
-        print(f"{name}: {RECIPES[name].__doc__}", *choices(plan.experiment), sep="\n  ")
-    outcome = carry_out(plan, on_disk(folder), quiet=quiet, claims=claims_of(name))
+        print(f"{recipe.name}: {recipe.description}", *choices(plan.experiment), sep="\n  ")
+    outcome = carry_out(plan, on_disk(folder), quiet=quiet, claims=recipe.claims)
     run = open_run(folder)
+    verdict_cache = VerdictCache(run)
     if not quiet:
-        print(*reproduced_lines(run), sep="\n")
-        print(f"{name}: drawing the figure and writing the report", flush=True)
-    for figure, options in figures_of(name):
-        save(draw(run, figure, **options), folder / "figures")
-    write_report(run, folder / "report.html")
+        for line in (*published_statistics(run), *verdict_cache.verdicts()):
+            print(line)
+        print(f"{recipe.name}: drawing the figure and writing the report", flush=True)
+    drawn = {name: draw(run, name, verdict_cache=verdict_cache) for name in recipe.figures}
+    for drawing in drawn.values():
+        save(drawing, folder / "figures")
+    write_report(run, folder / "report.html", verdict_cache=verdict_cache, drawn=drawn)
     return outcome
 
 

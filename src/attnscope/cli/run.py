@@ -61,14 +61,20 @@ LoadWithin = Annotated[
     float, typer.Option(metavar="SECONDS", min=1, help="Time limit for loading a model.")
 ]
 
+Check = Annotated[
+    bool,
+    typer.Option(
+        "--check",
+        help="Validate the experiment and measure one batch of each model; print the plan with "
+        "its time and memory. Nothing is stored.",
+    ),
+]
+
 
 def run(
     file: Annotated[Path, typer.Argument(metavar="EXPERIMENT.yaml", help="The experiment.")],
     out: Annotated[Path | None, typer.Option(help="The run directory. Default: runs/NAME.")] = None,
-    check: Annotated[
-        bool,
-        typer.Option("--check", help="Validate the experiment and print its plan; do not run it."),
-    ] = False,
+    check: Check = False,
     claims: Claims = None,
     shard: Shard = None,
     ray: OnRay = None,
@@ -116,7 +122,7 @@ def run(
     no_bars()
     plan = make_plan(experiment)
     if check:
-        _print_plan(plan, quiet=quiet, json=json)
+        _print_plan(plan, load_within=load_within, quiet=quiet, json=json)
         return
     options = {"claims": frozen, "shard": part, "executor": executor, "mixed": mixed}
     outcome = carry_out(plan, folder, quiet=quiet or json, **options)
@@ -200,14 +206,14 @@ def query(
         print(without_control(str(result)))
 
 
-def _print_plan(plan: Plan, *, quiet: bool, json: bool) -> None:
+def _print_plan(plan: Plan, *, load_within: float, quiet: bool, json: bool) -> None:
     from dataclasses import asdict
 
-    from attnscope.cli.estimate import estimate
     from attnscope.cli.experiment_summary import choices
     from attnscope.experiment.class_counts import class_counts
+    from attnscope.experiment.estimate import estimate
 
-    estimates, counts = estimate(plan), class_counts(plan)
+    estimates, counts = estimate(plan, load_within=load_within), class_counts(plan)
     if json:
         plans, classes = [asdict(one) for one in estimates], [asdict(one) for one in counts]
         print_json({"experiment": plan.experiment.to_dict(), "plan": plans, "classes": classes})
@@ -215,10 +221,11 @@ def _print_plan(plan: Plan, *, quiet: bool, json: bool) -> None:
     if not quiet:
         print(*choices(plan.experiment), "", *_class_lines(counts), "", sep="\n")
     for one in estimates:
+        memory = "" if one.bytes is None else f" and {one.bytes / 2**20:,.0f} MiB"
         print(
             f"{one.label}: {one.cells:,} cells, {one.tokens:,} tokens (longest {one.longest:,}), "
             f"{one.batches:,} batches, {one.passes:,} forward passes; {one.parameters:,} "
-            f"parameters; about {_duration(one.seconds)} and {one.bytes / 2**20:,.0f} MiB"
+            f"parameters; about {_duration(one.seconds)}{memory}"
         )
     print(
         f"{plan.experiment.name}: {plan.size:,} cells, about "

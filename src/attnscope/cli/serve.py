@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from attnscope.errors import InputError
+from attnscope.errors import InputError, missing_package
 
 
 def serve(
@@ -43,11 +43,7 @@ def serve(
         import fastapi  # noqa: F401
         import uvicorn
     except ModuleNotFoundError as error:
-        raise InputError(
-            f"the live page needs the package {error.name}: pip install 'attnscope[web]'",
-            code="missing-package",
-            package=error.name,
-        ) from error
+        raise missing_package("the live page", str(error.name), "web") from error
     from attnscope.web.server import create
 
     app = create(folder, models=_labelled(model or []), device=device, longest=longest)

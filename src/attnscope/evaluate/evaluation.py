@@ -1,36 +1,42 @@
-"""Runs one evaluation: a model on a task, under conditions; an interrupted one continues."""
+"""Evaluates a model on a task: an experiment that generates, whose completions are judged.
 
-import json
+The experiment runs like any other, into a run directory; the attention of the queries that predict
+the completion is measured meanwhile. The table `completions` of the run has the scores.
+"""
+
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import polars as pl
 
 from attnscope.errors import InputError
-from attnscope.evaluate.completions import SampleKey, generate_completions
-from attnscope.evaluate.condition_parser import ParsedCondition, expand, parse
-from attnscope.evaluate.harness_run import evaluate_harness, is_harness
+from attnscope.evaluate.conditions import parse_conditions
 from attnscope.evaluate.intervention_effects import effects
-from attnscope.evaluate.jsonl import read_lines, to_lines, write_atomically
-from attnscope.evaluate.scores import BASELINE, table
-from attnscope.evaluate.sweep import baseline_of, sweep_rows
-from attnscope.evaluate.tasks import SEED, Task, load_task
-from attnscope.figures.export import save
-from attnscope.figures.mass_effect import mass_effect
-from attnscope.figures.sweep import sweep
+from attnscope.evaluate.sweep import sweep_rows
+from attnscope.evaluate.tasks import SEED, Task, answers_of, find_task
+from attnscope.experiment.execute import Outcome, run_plan
+from attnscope.experiment.plan import Plan, make_plan
+from attnscope.figures.export import save, write
+from attnscope.figures.registry import draw_table
 from attnscope.loading import load
-from attnscope.tokens import apply_chat_template, tokenize_all
+from attnscope.run.schemas import COMPLETIONS
+from attnscope.run.store import Run, open_run
+from attnscope.run.writer import open_directory
+from attnscope.spec.experiment import Experiment, make_experiment
+from attnscope.stats.scores import score_table
 
-COMPLETIONS, SETTINGS, TABLE = "completions.jsonl", "evaluation.json", "table.csv"
-EFFECTS = "effects.csv"
-Report = Callable[[str, int, int], None]
+PREFIX = "lm-eval:"
+MEASURES = ("entropy", "first_token", "mass")
+CarryOut = Callable[[Plan, Path], Outcome]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The settings of an evaluation; stored with its completions in `evaluation.json`."""
+    """The settings of an evaluation."""
 
     model: str
     task: str = "math"
@@ -42,27 +48,39 @@ class Evaluation:
     chat: bool | None = None
     """Use the chat template; default: if the tokenizer has one."""
 
-    def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise InputError(
-                f"samples={self.samples}: it must be at least 1",
-                code="bad-samples",
-                samples=self.samples,
-            )
-        if not 0 <= self.temperature < 100:
-            raise InputError(
-                f"temperature={self.temperature}: it must be at least 0 and below 100",
-                code="bad-temperature",
-                temperature=self.temperature,
-            )
-        if self.samples > 1 and self.temperature == 0:
-            raise InputError(
-                f"{self.samples} samples at temperature 0 are {self.samples} times the same "
-                "completion; give a temperature such as 0.8",
-                code="bad-temperature",
-                temperature=self.temperature,
-                samples=self.samples,
-            )
+    @property
+    def is_harness(self) -> bool:
+        """Whether the task is one of lm-evaluation-harness: `lm-eval:NAME`, or a YAML file."""
+        return self.task.startswith(PREFIX) or self.task.endswith((".yaml", ".yml"))
+
+    def experiment(self, conditions: Sequence[str], **keys: Any) -> Experiment:
+        """The experiment of this model under these conditions, each a word; `keys` are its own."""
+        name = "".join(c if c.isalnum() else "-" for c in Path(self.task).stem).strip("-")
+        return make_experiment(
+            name=f"evaluate-{name}",
+            models=[self.model],
+            chat="auto" if self.chat is None else self.chat,
+            conditions={n: c.model_dump() for n, c in parse_conditions(conditions).items()},
+            measures=MEASURES,
+            **keys,
+        )
+
+    def experiment_of(self, conditions: Sequence[str], task: Task) -> Experiment:
+        """The experiment of one of our own tasks."""
+        generate: dict[str, Any] = {"max_new_tokens": task.max_new_tokens}
+        if self.temperature != 0:
+            generate |= {"sample": True, "temperature": self.temperature, "seed": self.seed}
+        return self.experiment(
+            conditions,
+            prompts=task.prompts,
+            repeats=self.samples,
+            generate=generate,
+            queries=["predicts:generated"],
+        )
+
+    def find_task(self) -> Task:
+        """The task, if it is one of our own."""
+        return find_task(self.task, self.problems, seed=self.seed, level=self.level)
 
 
 def evaluate(
@@ -72,161 +90,89 @@ def evaluate(
     *,
     k: int | None = None,
     batch: int = 32,
-    progress: Report | None = None,
+    carry_out: CarryOut = run_plan,
 ) -> pl.DataFrame:
-    """Run an evaluation and return its table.
+    """Run an evaluation and return its table of scores.
 
-    The directory `out` stores all completions; stored ones are not generated again. A condition
-    with bars, such as arm:c=0.05|0.25, stands for several, and `out` gets a figure of them.
+    `out` becomes a run directory with all completions; an interrupted evaluation continues there.
+    A condition with bars, such as arm:c=0.05|0.25, stands for several, and `out` gets a figure of
+    them. `batch` is the batch size of tasks of lm-evaluation-harness.
     """
-    written = dict.fromkeys(text for condition in conditions for text in expand(condition))
-    parsed = [parse(text) for text in written]
-    if BASELINE not in [one.kind for one in parsed]:
-        raise InputError(
-            f"conditions are compared with {BASELINE!r}; add it to the conditions",
-            code="no-baseline",
-            conditions=list(written),
-        )
-    if is_harness(evaluation.task):
-        _store_settings(evaluation, out)
-        scores = evaluate_harness(evaluation, parsed, out, batch=batch, progress=progress)
-        return _store_table(evaluation, conditions, scores, out)
-    task = _task(evaluation)
-    _store_settings(evaluation, out)
-    stored = [] if out is None else read_lines(out / COMPLETIONS)
-    missing = {
-        one.name: _missing(one.name, len(task.samples), evaluation, stored) for one in parsed
-    }
-    if any(missing.values()):
-        model, tokenizer = load(evaluation.model)
-        prompts = _prompts(evaluation, task, tokenizer)
-        for one in parsed:
-            _complete(evaluation, one, task, model, tokenizer, prompts, missing[one.name], stored,
-                      out, batch, progress)  # fmt: skip
-    names = [one.name for one in parsed]
-    judged = [line for line in stored if line["condition"] in names]
-    judged.sort(key=lambda line: (names.index(line["condition"]), line["problem"], line["sample"]))
-    scores = table(pl.DataFrame(judged), k=evaluation.samples if k is None else k)
-    return _store_table(evaluation, conditions, scores, out)
+    with _folder(out) as folder:
+        if evaluation.is_harness:
+            from attnscope.evaluate.harness_run import evaluate_harness
 
-
-def _store_table(
-    evaluation: Evaluation, conditions: Sequence[str], scores: pl.DataFrame, out: Path | None
-) -> pl.DataFrame:
-    """Write the table, and the figure of the settings that vary."""
-    if out is None:
+            evaluate_harness(evaluation, conditions, folder, batch=batch)
+        else:
+            _evaluate(evaluation, conditions, folder, carry_out)
+        run = open_run(folder)
+        scores = score_table(run, evaluation.samples if k is None else k)
+        if out is not None:
+            _draw_sweep(run, conditions, scores)
         return scores
-    scores.write_csv(out / TABLE)
-    metrics = scores.partition_by("task", "metric") if "metric" in scores.columns else [scores]
-    rows = sweep_rows(conditions, metrics[0])
+
+
+@contextmanager
+def _folder(out: Path | None) -> Any:
+    if out is not None:
+        yield out
+        return
+    with TemporaryDirectory(prefix="attnscope-") as folder:
+        yield Path(folder)
+
+
+def _evaluate(
+    evaluation: Evaluation, conditions: Sequence[str], folder: Path, carry_out: CarryOut
+) -> None:
+    """Run the experiment, judge its completions, and store the scores in the run."""
+    task = evaluation.find_task()
+    plan = make_plan(evaluation.experiment_of(conditions, task))
+    answers = answers_of(plan.experiment)
+    outcome = carry_out(plan, folder)
+    if not outcome.complete:
+        reason = next(iter(outcome.failed.values()), "it was stopped")
+        raise InputError(
+            f"{folder} has {outcome.cells - len(outcome.failed)} of {outcome.cells} completions: "
+            f"{reason}. The same command continues",
+            code="evaluation-incomplete",
+            failed=len(outcome.failed),
+        )
+    run = open_run(folder)
+    rows = [
+        (*cell, task.name, "right", answers[cell[1]], text, task.right(answers[cell[1]], text))
+        for *cell, text in run.cells.select("model", "prompt", "condition", "generated").rows()
+    ]
+    completions = pl.DataFrame(
+        [(*row[:-1], float(row[-1]), None) for row in rows], schema=COMPLETIONS, orient="row"
+    )
+    if completions.equals(run.completions):
+        return
+    with open_directory(folder, plan.experiment) as directory:
+        directory.write_completions(completions)
+        directory.finish(plan.experiment, [batch.id for batch in run.batches])
+
+
+def _draw_sweep(run: Run, conditions: Sequence[str], scores: pl.DataFrame) -> None:
+    """The figure of the settings that conditions vary, for the first metric."""
+    _, task, metric = scores.select("model", "task", "metric").row(0)
+    first = scores.filter(pl.col("task") == task, pl.col("metric") == metric)
+    rows = sweep_rows(conditions, first)
     if rows is not None:
-        of = f"{evaluation.model}, {evaluation.task}"
-        if "metric" in scores.columns:
-            of = f"{of}, {scores['metric'][0]}"
-        save(sweep(rows, of=of, baseline=baseline_of(metrics[0])), out)
-    return scores
+        of = f"{first['model'][0]}, {task}, {metric}"
+        base = float(first.filter(pl.col("condition") == run.experiment.base)["score"][0])
+        save(draw_table("sweep", rows, of=of, baseline=base), run.path / "figures")
 
 
 def measure_effects(
-    evaluation: Evaluation,
-    classes: Sequence[str],
-    out: Path,
-    *,
-    layers: list[int] | None = None,
-    progress: Report | None = None,
+    evaluation: Evaluation, classes: Sequence[str], out: Path, *, layers: list[int] | None = None
 ) -> pl.DataFrame:
     """Mass and effect of every head for these classes of tokens; writes their figure to `out`."""
-    task = _task(evaluation)
-    model, tokenizer = load(evaluation.model)
-    prompts = _prompts(evaluation, task, tokenizer)
-    frame = effects(model, tokenizer, task, prompts, classes, layers=layers, progress=progress)
-    out.mkdir(parents=True, exist_ok=True)
-    frame.write_csv(out / EFFECTS)
-    save(mass_effect(frame, of=f"{evaluation.model}, {evaluation.task}"), out)
+    plan = make_plan(evaluation.experiment_of(["baseline"], evaluation.find_task()))
+    (of_model,) = plan.models
+    model, _ = load(evaluation.model)
+    prompts = [cell.tokens for cell in of_model.cells()]
+    answers = answers_of(plan.experiment)
+    frame = effects(model, of_model.tokenizer, prompts, answers, classes, layers=layers)
+    write(out / "effects.csv", frame.write_csv().encode())
+    save(draw_table("mass-effect", frame, of=f"{evaluation.model}, {evaluation.task}"), out)
     return frame
-
-
-def _store_settings(evaluation: Evaluation, out: Path | None) -> None:
-    """Write the settings to `out`; settings that are already there must be the same."""
-    if out is None:
-        return
-    out.mkdir(parents=True, exist_ok=True)
-    file, content = out / SETTINGS, (json.dumps(asdict(evaluation), indent=2) + "\n").encode()
-    if not file.is_file():
-        write_atomically(file, content)
-    elif file.read_bytes() != content:
-        raise InputError(
-            f"{out} contains another evaluation (its settings: {file.name}); choose another "
-            "directory, or use the same settings",
-            code="other-evaluation",
-            path=str(out),
-        )
-
-
-def _task(evaluation: Evaluation) -> Task:
-    return load_task(
-        evaluation.task, evaluation.problems, seed=evaluation.seed, level=evaluation.level
-    )
-
-
-def _missing(
-    name: str, problems: int, evaluation: Evaluation, stored: list[dict[str, Any]]
-) -> list[SampleKey]:
-    """The samples of a condition that have no stored completion."""
-    done = {(line["problem"], line["sample"]) for line in stored if line["condition"] == name}
-    every = [(n, sample) for n in range(problems) for sample in range(evaluation.samples)]
-    return [one for one in every if one not in done]
-
-
-def _prompts(evaluation: Evaluation, task: Task, tokenizer: Any) -> list[Any]:
-    chat = bool(tokenizer.chat_template) if evaluation.chat is None else evaluation.chat
-    prompts = [sample.prompt for sample in task.samples]
-    if chat:
-        prompts = [apply_chat_template(prompt, tokenizer) for prompt in prompts]
-    return list(tokenize_all(prompts, tokenizer))
-
-
-def _complete(
-    evaluation: Evaluation,
-    condition: ParsedCondition,
-    task: Task,
-    model: Any,
-    tokenizer: Any,
-    prompts: list[Any],
-    missing: list[SampleKey],
-    stored: list[dict[str, Any]],
-    out: Path | None,
-    batch: int,
-    progress: Report | None,
-) -> None:
-    """Generate the missing completions; every batch is stored before the next one starts."""
-    done = 0
-    for some in generate_completions(
-        model,
-        tokenizer,
-        condition,
-        prompts,
-        missing,
-        max_new_tokens=task.max_new_tokens,
-        batch=batch,
-        temperature=evaluation.temperature,
-        seed=evaluation.seed,
-    ):
-        lines = [
-            {
-                "condition": condition.name,
-                "problem": problem,
-                "sample": sample,
-                "right": task.right(task.samples[problem], text),
-                "answer": task.samples[problem].answer,
-                "completion": text,
-            }
-            for (problem, sample), text in some
-        ]
-        stored += lines
-        if out is not None:
-            with (out / COMPLETIONS).open("ab") as file:
-                file.write(to_lines(lines))
-        done += len(lines)
-        if progress is not None:
-            progress(condition.name, done, len(missing))

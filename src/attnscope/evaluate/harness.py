@@ -4,7 +4,7 @@ The harness writes the prompts and judges the completions. This module answers i
 measures the attention from the last prompt token. It needs the extra `attnscope[eval]`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,26 +13,33 @@ import numpy as np
 import polars as pl
 import torch
 
-from attnscope.capture.watch import watch
-from attnscope.errors import InputError
-from attnscope.evaluate.completions import generate_completions
-from attnscope.evaluate.condition_parser import ParsedCondition
+from attnscope.errors import InputError, missing_package
 from attnscope.evaluate.likelihood import Continuation, likelihoods
-from attnscope.tokens import TokenizedPrompt, apply_chat_template, prompt_from_ids, tokenize
+from attnscope.experiment.completion import complete
+from attnscope.experiment.intervene import intervene
+from attnscope.loading.compatibility import check_fit
+from attnscope.prompts import insert
+from attnscope.scope.watch import watch
+from attnscope.spec.conditions import Condition
+from attnscope.spec.generate import Generate
+from attnscope.tokens import (
+    DEFAULT,
+    TokenizedPrompt,
+    apply_chat_template,
+    pad,
+    prompt_from_ids,
+    tokenize,
+)
 from attnscope.tokens.regions import Prompt, Region
 from attnscope.tokens.tokenized import PaddedBatch
 
 try:
     from lm_eval.api.model import LM
 except ImportError as error:
-    raise InputError(
-        "tasks of lm-evaluation-harness need the package lm-eval: pip install 'attnscope[eval]'",
-        code="missing-package",
-        package="lm-eval",
-    ) from error
+    raise missing_package("a task of lm-evaluation-harness", "lm-eval", "eval") from error
 
 QUESTION = "question"
-MEASURES = ("entropy", "first_token", "mass")
+MEASURES = ("entropy", "first_token", "mass", "lift")
 MAX_NEW_TOKENS = 256
 """Default maximum length of a completion, for tasks that set none."""
 # Other generation settings that a task may have, with the values that change nothing.
@@ -42,7 +49,7 @@ _NEUTRAL = {"top_p": (1, 1.0), "num_beams": (1,), "top_k": (0,), "repetition_pen
 class ConditionedLM(LM):  # type: ignore[misc]
     """A model under a condition, with the interface that lm-evaluation-harness expects.
 
-        lm = ConditionedLM(model, tokenizer, parse("filler:55"))
+        lm = ConditionedLM(model, tokenizer, Condition(insert=Insert(count=55)))
         lm_eval.simple_evaluate(model=lm, tasks=["arc_easy"])["results"]
         lm.attention                         # by document, layer and class
 
@@ -53,7 +60,7 @@ class ConditionedLM(LM):  # type: ignore[misc]
         self,
         model: Any,
         tokenizer: Any,
-        condition: ParsedCondition,
+        condition: Condition,
         *,
         batch: int = 16,
         seed: int = 0,
@@ -66,6 +73,8 @@ class ConditionedLM(LM):  # type: ignore[misc]
         self.seed = seed
         self.chats: dict[str, Prompt] = {}
         """Prompts after the chat template, by their text."""
+        self.lengths: dict[tuple[str, int], int] = {}
+        """Tokens of the first request of every task and document."""
         self.rows: list[pl.DataFrame] = []
 
     @property
@@ -92,26 +101,23 @@ class ConditionedLM(LM):  # type: ignore[misc]
 
     @property
     def attention(self) -> pl.DataFrame:
-        """Entropy, first-token mass and the mass of every class for every request: attention
-        from the last prompt token, mean over heads. Columns: task, document, layer, measure, item,
-        value."""
+        """Entropy, first-token mass and the mass of every class: attention from the last prompt
+        token, mean over the requests of a document. Columns: task, document, layer, head, measure,
+        item, value, and `uniform`: the mass under uniform attention."""
         if not self.rows:
             raise InputError(
                 "the harness has sent no request yet, so there is no attention to return",
                 code="no-requests",
             )
-        return pl.concat(self.rows)
+        every = pl.concat(self.rows)
+        keys = [name for name in every.columns if name not in ("value", "uniform")]
+        return every.group_by(keys, maintain_order=True).agg(pl.col("value", "uniform").mean())
 
     def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
         """Log-probability of every request's continuation given its context, and whether greedy
         decoding would generate it."""
-        texts = [self._pair(*request.args) for request in requests]
-        results: dict[int, tuple[float, bool]] = {}
-        watched = _WatchedCondition(
-            self, {id(text): r for (text, _), r in zip(texts, requests, strict=True)}
-        )
-        for some in likelihoods(self.model, self.tokenizer, watched, texts, batch=self.batch):
-            results |= {n: (value, greedy) for n, value, greedy in some}
+        texts = [self._pair(request) for request in requests]
+        results = self._likelihoods(texts, requests)
         return [results[n] for n in range(len(requests))]
 
     def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
@@ -129,13 +135,25 @@ class ConditionedLM(LM):  # type: ignore[misc]
                 texts.append((prompt_from_ids([*context, *rest], self.tokenizer), len(context)))
                 owner.append(n)
         sums = [0.0] * len(requests)
-        watched = _WatchedCondition(
-            self, {id(t): requests[n] for (t, _), n in zip(texts, owner, strict=True)}
-        )
-        for some in likelihoods(self.model, self.tokenizer, watched, texts, batch=self.batch):
-            for n, value, _ in some:
-                sums[owner[n]] += value
+        for n, (value, _) in self._likelihoods(texts, [requests[n] for n in owner]).items():
+            sums[owner[n]] += value
         return sums
+
+    def _likelihoods(
+        self, texts: Sequence[Continuation], requests: Sequence[Any]
+    ) -> dict[int, tuple[float, bool]]:
+        """By index of the text; `requests` has the request of each."""
+        self._check_fit([text for text, _ in texts])
+
+        @contextmanager
+        def block(batch: PaddedBatch, members: list[int], context: Any) -> Iterator[None]:
+            last = np.arange(context.shape[1]) == context.sum(1)[:, None] - 1
+            owners = [requests[n] for n in members]
+            with self._measured(batch, owners, torch.from_numpy(last), among=context):
+                yield
+
+        scored = likelihoods(self.model, self.tokenizer, texts, block, batch=self.batch)
+        return {n: (value, greedy) for n, value, greedy in scored}
 
     def generate_until(self, requests: list[Any]) -> list[str]:
         """The completion of every request, up to the first of its stop strings."""
@@ -144,22 +162,66 @@ class ConditionedLM(LM):  # type: ignore[misc]
         for n, request in enumerate(requests):
             groups.setdefault(_generation_settings(request.args[1]), []).append(n)
         for (max_new_tokens, temperature, until), members in groups.items():
-            prompts = [self._tokens(requests[n].args[0]) for n in members]
-            watched = _WatchedCondition(
-                self, {id(p): requests[n] for p, n in zip(prompts, members, strict=True)}
+            sampling = {"sample": True, "temperature": temperature, "seed": self.seed}
+            generate = Generate(
+                max_new_tokens=max_new_tokens, **(sampling if temperature > 0 else {})
             )
-            for some in generate_completions(
-                *(self.model, self.tokenizer, watched, prompts),
-                [(n, 0) for n in range(len(prompts))],
-                max_new_tokens=max_new_tokens,
-                batch=self.batch,
-                temperature=temperature,
-                seed=self.seed,
-                until=until,
-            ):
-                for (n, _), text in some:
-                    completions[members[n]] = text
+            prompts = {n: self._changed(requests[n], requests[n].args[0]) for n in members}
+            self._check_fit(list(prompts.values()), max_new_tokens)
+            order = sorted(members, key=lambda n: len(prompts[n]))
+            for first in range(0, len(order), self.batch):
+                some = order[first : first + self.batch]
+                batch = pad([prompts[n] for n in some], self.tokenizer, side="left")
+                owners = [requests[n] for n in some]
+                numbers = [request.doc_id for request in owners]
+                with torch.no_grad(), self._measured(batch, owners, "last"):
+                    new = complete(
+                        self.model, self.tokenizer, batch, generate, numbers, until=until
+                    )
+                texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
+                for n, text in zip(some, texts, strict=True):
+                    ends = [text.find(end) for end in until if end in text]
+                    completions[n] = text[: min(ends, default=len(text))]
         return completions
+
+    @contextmanager
+    def _measured(
+        self, batch: PaddedBatch, owners: Sequence[Any], queries: Any, among: Any = None
+    ) -> Iterator[None]:
+        """A pass under the condition; measures the attention of each text for its request.
+
+        `among`, bool [batch, tokens], marks the prompt where a continuation follows it.
+        """
+        change = self.condition.knockout or self.condition.steer
+        if change is not None and change.region is not None:
+            batch.mask(change.region)  # raises if a prompt does not have the region
+        with (
+            intervene(self.condition, self.model, self.tokenizer, batch, [DEFAULT], among),
+            watch(self.model, queries=queries) as scope,
+        ):
+            yield
+        for row, request in zip(batch.rows, owners, strict=True):
+            self.lengths.setdefault((request.task_name, request.doc_id), len(row))
+        names = pl.DataFrame(
+            {
+                "sequence": range(len(owners)),
+                "task": [request.task_name for request in owners],
+                "document": [request.doc_id for request in owners],
+            },
+            schema_overrides={"task": pl.String, "document": pl.Int64},
+        )
+        keys = ["sequence", "layer", "head", "item"]
+        frame = scope.to_frame(self.tokenizer, MEASURES).select(*keys, "measure", "value")
+        lift = frame.filter(pl.col("measure") == "lift").select(
+            *keys, pl.lit("mass").alias("measure"), pl.col("value").alias("lift")
+        )
+        frame = (
+            frame.filter(pl.col("measure") != "lift")
+            .join(lift, on=[*keys, "measure"], how="left", nulls_equal=True, maintain_order="left")
+            .join(names, on="sequence", maintain_order="left")
+        )
+        uniform = (pl.col("value") / pl.col("lift")).fill_nan(None).alias("uniform")
+        self.rows.append(frame.select("task", "document", *keys[1:], "measure", "value", uniform))
 
     @property
     def _first(self) -> int:
@@ -174,82 +236,51 @@ class ConditionedLM(LM):  # type: ignore[misc]
     def _tokens(self, text: str) -> TokenizedPrompt:
         return tokenize(self._prompt(text), self.tokenizer)
 
+    def _changed(self, request: Any, text: str) -> TokenizedPrompt:
+        """The prompt under the condition; the filler of document n has the seed of prompt n."""
+        prompt, filler = self._tokens(text), self.condition.insert
+        if filler is None:
+            return prompt
+        position, by = self.condition.position, self.condition.by
+        put = insert(
+            prompt, filler.filler(request.doc_id), self.tokenizer, position=position, by=by
+        )
+        return put.variant
+
+    def _check_fit(self, texts: Sequence[TokenizedPrompt], new_tokens: int = 1) -> None:
+        """The last generated token is not fed to the model, so it needs no position."""
+        for text in texts:
+            ids = np.pad(text.ids, (0, new_tokens - 1), mode="edge") if len(text) else text.ids
+            check_fit(self.model.config, ids, beyond=None)
+
     def _check_without_context(self) -> None:
         """Refuse conditions that change the context if a request has none: they would do nothing,
         and the difference from the baseline would be 0 by construction."""
         condition = self.condition
-        if condition.condition.insert is not None or condition.attention_change is not None:
+        if condition.insert or condition.knockout or condition.steer:
             raise InputError(
-                f"condition {self.condition.name!r} changes the context, but the task scores a "
-                "text without context; use baseline and arm, or another task",
+                f"the condition {condition.kind!r} changes the context, but the task scores a text "
+                "without context; use baseline and arm, or another task",
                 code="no-context",
-                condition=self.condition.name,
+                condition=condition.kind,
             )
 
-    def _pair(self, context: str, continuation: str) -> Continuation:
+    def _pair(self, request: Any) -> Continuation:
         """Context and continuation as one text, with the number of context tokens.
 
         Spaces between the two belong to the continuation, because tokens start with a space.
         """
+        context, continuation = request.args
         if not context:
             self._check_without_context()
             ids = self.tokenizer(continuation, add_special_tokens=False)["input_ids"]
             return prompt_from_ids([self._first, *ids], self.tokenizer), 1
-        prompt = self.condition.change_prompt(self._tokens(context), self.tokenizer).prompt
+        prompt = self._changed(request, context).prompt
         stripped = prompt.text.rstrip()
         regions = tuple(r for r in prompt.regions if r.end <= len(stripped))
         both = Prompt(prompt.text + continuation, prompt.regions, prompt.complete)
         before = Prompt(stripped, regions, prompt.complete)
         return tokenize(both, self.tokenizer), len(tokenize(before, self.tokenizer))
-
-
-class _WatchedCondition:
-    """A condition that also measures the attention."""
-
-    def __init__(self, lm: ConditionedLM, owner: dict[int, Any]):
-        self.lm = lm
-        self.owner = owner
-        """The request of every text, by the `id()` of the text."""
-        self.changed: list[TokenizedPrompt] = []
-        """Keeps the texts alive, so that no other object gets their `id()`."""
-
-    @property
-    def name(self) -> str:
-        return self.lm.condition.name
-
-    def change_prompt(self, prompt: TokenizedPrompt, tokenizer: Any) -> TokenizedPrompt:
-        changed = self.lm.condition.change_prompt(prompt, tokenizer)
-        self.owner[id(changed)] = self.owner[id(prompt)]
-        self.changed.append(changed)
-        return changed
-
-    @contextmanager
-    def intervention(
-        self, model: Any, tokenizer: Any, batch: PaddedBatch, *, among: Any = None
-    ) -> Iterator[None]:
-        queries: Any = "last"
-        if among is not None:
-            last = among.sum(1) - 1
-            queries = torch.from_numpy(np.arange(among.shape[1]) == last[:, None])
-        with (
-            self.lm.condition.intervention(model, tokenizer, batch, among=among),
-            watch(model, queries=queries) as scope,
-        ):
-            yield
-        of = [self.owner[id(row)] for row in batch.rows]
-        frame = scope.to_frame(tokenizer, MEASURES).group_by(
-            "sequence", "layer", "measure", "item", maintain_order=True
-        )
-        names = pl.DataFrame(
-            {
-                "sequence": range(len(of)),
-                "task": [request.task_name for request in of],
-                "document": [request.doc_id for request in of],
-            },
-            schema_overrides={"task": pl.String, "document": pl.Int64},
-        )
-        mean = frame.agg(pl.col("value").mean()).join(names, on="sequence", maintain_order="left")
-        self.lm.rows.append(mean.select("task", "document", "layer", "measure", "item", "value"))
 
 
 def _generation_settings(settings: Mapping[str, Any]) -> tuple[int, float, tuple[str, ...]]:
@@ -276,22 +307,11 @@ def _generation_settings(settings: Mapping[str, Any]) -> tuple[int, float, tuple
     return int(limit), temperature, until
 
 
-def evaluate_task(
-    model: Any,
-    tokenizer: Any,
-    condition: ParsedCondition,
-    task: str,
-    *,
-    problems: int | None,
-    chat: bool,
-    batch: int,
-    seed: int,
-) -> tuple[dict[str, Any], pl.DataFrame]:
-    """Run one task of the harness, by name or YAML file: its results, and the attention."""
+def run_task(lm: ConditionedLM, task: str, *, problems: int | None, chat: bool) -> dict[str, Any]:
+    """The results of one task of the harness, by name or YAML file."""
     import lm_eval
     from lm_eval.tasks import TaskManager
 
-    lm = ConditionedLM(model, tokenizer, condition, batch=batch, seed=seed)
     file = Path(task)
     local = file.suffix in (".yaml", ".yml")
     if local and not file.is_file():
@@ -315,12 +335,12 @@ def evaluate_task(
             code="task-refused",
             task=task,
         ) from error
-    return dict(results or {}), lm.attention
+    return dict(results or {})
 
 
 def document_scores(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row per metric and document: task, metric, problem, value, completion, and the harness's
-    score of the metric over all documents."""
+    """One row per metric and document: task, document, metric, answer, completion, value, and the
+    harness's score of the metric over all documents."""
     rows = []
     for task, lines in results["samples"].items():
         for line in lines:
@@ -332,10 +352,11 @@ def document_scores(results: Mapping[str, Any]) -> list[dict[str, Any]]:
                 rows.append(
                     {
                         "task": task,
+                        "document": int(line["doc_id"]),
                         "metric": name,
-                        "problem": line["doc_id"],
-                        "value": float(value),
+                        "answer": str(line.get("target", "")),
                         "completion": " | ".join(map(str, line["filtered_resps"])),
+                        "value": float(value),
                         "score": float(results["results"][task][name]),
                     }
                 )

@@ -1,45 +1,33 @@
-"""Evaluates a task of lm-evaluation-harness under conditions, paired by document.
+"""Evaluates a task of lm-evaluation-harness into a run directory, one batch per condition.
 
 The attention is measured during the same forward passes. Finished conditions are not repeated.
 """
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 from attnscope.errors import InputError
-from attnscope.evaluate.condition_parser import ParsedCondition
-from attnscope.evaluate.jsonl import read_lines, to_lines, write_atomically
-from attnscope.evaluate.scores import BASELINE, compare_with_baseline
-from attnscope.loading import load
-
-PREFIX = "lm-eval:"
-ATTENTION, SAMPLES = "attention.csv", "samples.jsonl"
-ATTENTION_COLUMNS = ("entropy", "first_token")
-"""The measures of attention that the table of scores has as columns."""
-
-
-def is_harness(task: str) -> bool:
-    """Whether a task is one of lm-evaluation-harness: `lm-eval:NAME`, or a YAML file."""
-    return task.startswith(PREFIX) or task.endswith((".yaml", ".yml"))
+from attnscope.evaluate.evaluation import PREFIX, Evaluation
+from attnscope.evaluate.harness import ConditionedLM, document_scores, run_task
+from attnscope.experiment.measuring_environment import describe, describe_model
+from attnscope.experiment.model_info import model_info
+from attnscope.experiment.plan import ModelPlan, Plan
+from attnscope.loading import load, load_tokenizer
+from attnscope.loading.device import chosen_device
+from attnscope.run.environment import accept_differences, differences
+from attnscope.run.layout import SCORED
+from attnscope.run.schemas import CELLS, COMPLETIONS, VALUES
+from attnscope.run.writer import Directory, open_directory
 
 
 def evaluate_harness(
-    evaluation: Any,
-    conditions: Sequence[ParsedCondition],
-    out: Path | None,
-    *,
-    batch: int,
-    progress: Callable[[str, int, int], None] | None,
-) -> pl.DataFrame:
-    """One row per metric and condition: the harness's score, the difference from the baseline
-    paired by document, and the attention from the last prompt token, mean over layers and
-    documents."""
-    from attnscope.evaluate.harness import document_scores, evaluate_task
-
+    evaluation: Evaluation, conditions: Sequence[str], folder: Path, *, batch: int
+) -> None:
+    """Evaluate the conditions that are not in `folder` yet, and store them there."""
     if evaluation.samples > 1 or evaluation.level is not None:
         raise InputError(
             "a task of lm-evaluation-harness sets samples and level itself; leave them out",
@@ -47,69 +35,115 @@ def evaluate_harness(
             samples=evaluation.samples,
             level=evaluation.level,
         )
-    rows, attention = _stored(out)
-    model: Any = None
-    tokenizer: Any = None
-    for condition in conditions:
-        if condition.name in {row["condition"] for row in rows}:
-            continue
-        if model is None:
-            model, tokenizer = load(evaluation.model)
-        chat = evaluation.chat
-        results, measured = evaluate_task(
-            *(model, tokenizer, condition, evaluation.task.removeprefix(PREFIX)),
-            problems=evaluation.problems,
-            chat=bool(tokenizer.chat_template) if chat is None else chat,
-            batch=batch,
-            seed=evaluation.seed,
-        )
-        lines = [{"condition": condition.name, **row} for row in document_scores(results)]
-        rows += lines
-        name = pl.lit(condition.name).alias("condition")
-        attention.append(measured.select(name, pl.all()))
-        if out is not None:
-            write_atomically(out / ATTENTION, pl.concat(attention).write_csv().encode())
-            # Written last: the condition counts as finished once its samples are stored.
-            write_atomically(out / SAMPLES, to_lines(rows))
-        if progress is not None:
-            progress(condition.name, len(lines), len(lines))
-    return table([one.name for one in conditions], pl.DataFrame(rows), pl.concat(attention))
+    plan = _plan(evaluation, conditions)
+    (of_model,) = plan.models
+    ids = {
+        name: hashlib.sha256(f"{plan.experiment.digest} {name}".encode()).hexdigest()[:24]
+        for name in plan.experiment.conditions
+    }
+    with open_directory(folder, plan.experiment) as directory:
+        environment = _environment(plan, directory)
+        directory.write_plan(list(ids.values()))
+        done = directory.done({id: ["values"] for id in ids.values()})
+        stored = _stored(folder, [name for name, id in ids.items() if id in done])
+        finished = set(stored["condition"])
+        if finished == ids.keys() and directory.as_written(SCORED):
+            return
+        directory.remove_manifest()
+        lm = None
+        for name, condition in plan.experiment.conditions.items():
+            if name in finished:
+                continue
+            if lm is None:
+                model, tokenizer = load(of_model.info.pinned)
+                environment["models"] = {of_model.label: describe_model(of_model, model, "auto")}
+                directory.write_json("environment.json", environment)
+            lm = ConditionedLM(model, tokenizer, condition, batch=batch, seed=evaluation.seed)
+            task = evaluation.task.removeprefix(PREFIX)
+            chat = plan.experiment.chat is True
+            results = run_task(lm, task, problems=evaluation.problems, chat=chat)
+            rows = pl.DataFrame(document_scores(results))
+            numbers = rows.select("task", "document").unique().sort("task", "document")
+            numbers = numbers.with_row_index("prompt").cast({"prompt": pl.Int32})
+            metadata = numbers.select("task", "document").to_dicts()
+            directory.write_lines("metadata.jsonl", metadata)
+            where = {"model": of_model.label, "condition": name}
+            stored = pl.concat([stored, _completions(rows, numbers, where)])
+            directory.write_completions(stored)
+            # Written last: the condition counts as finished once its batch is there.
+            values = _values(lm.attention, numbers, where)
+            cells = _cells(lm, numbers, ids[name], where)
+            directory.write_batch(ids[name], cells, {"values": values})
+        directory.write_completions(stored)
+        directory.finish(plan.experiment, list(ids.values()))
 
 
-def _stored(out: Path | None) -> tuple[list[dict[str, Any]], list[pl.DataFrame]]:
-    """The samples and the attention of the finished conditions."""
-    rows = [] if out is None else read_lines(out / SAMPLES)
-    if out is None or not rows:
-        return [], []
-    types = {"document": pl.Int64, "layer": pl.Int64, "value": pl.Float64}
-    attention = pl.read_csv(out / ATTENTION, schema_overrides=types)
-    finished = {row["condition"] for row in rows}
-    return rows, [attention.filter(pl.col("condition").is_in(finished))]
+def _plan(evaluation: Evaluation, conditions: Sequence[str]) -> Plan:
+    """The experiment, without prompts: the harness writes them."""
+    task = evaluation.task.removeprefix(PREFIX)
+    prompts = {"source": "lm-eval", "task": task, "count": evaluation.problems}
+    info = model_info(evaluation.model)
+    tokenizer = load_tokenizer(info.pinned)
+    chat = bool(tokenizer.chat_template) if evaluation.chat is None else evaluation.chat
+    experiment = evaluation.experiment(conditions, prompts=prompts, queries=["last"])
+    experiment = experiment.with_keys(chat=chat)
+    model = ModelPlan(evaluation.model, info, tokenizer, None, None, None, None, ())
+    return Plan(experiment, (model,), chosen_device(None), ())
 
 
-def table(conditions: Sequence[str], rows: pl.DataFrame, attention: pl.DataFrame) -> pl.DataFrame:
-    """One row per task, metric and condition."""
-    means = attention.group_by("task", "condition", maintain_order=True).agg(
-        pl.col("value").filter(pl.col("measure") == name).mean().alias(name)
-        for name in ATTENTION_COLUMNS
+def _environment(plan: Plan, directory: Directory) -> dict[str, Any]:
+    here, recorded = describe(plan), directory.environment()
+    if recorded:
+        different = differences(recorded, here)
+        accept_differences(recorded, different, directory.folder, mixed=False)
+    return recorded or here
+
+
+def _stored(folder: Path, conditions: Sequence[str]) -> pl.DataFrame:
+    """The completions of the finished conditions."""
+    file = folder / SCORED
+    if not conditions or not file.is_file():
+        return COMPLETIONS.to_frame()
+    table = pl.read_parquet(file).match_to_schema(COMPLETIONS)
+    return table.filter(pl.col("condition").is_in(conditions))
+
+
+def _completions(rows: pl.DataFrame, numbers: pl.DataFrame, where: dict[str, str]) -> pl.DataFrame:
+    """A score that is not the mean of its values is kept as the total of the condition."""
+    means = pl.col("value").mean().over("task", "metric")
+    is_mean = (means - pl.col("score")).abs() <= 1e-9
+    return _in_schema(
+        rows.join(numbers, on=["task", "document"], maintain_order="left").with_columns(
+            total=pl.when(~is_mean).then("score")
+        ),
+        COMPLETIONS,
+        where,
     )
-    parts = []
-    for (task, metric), some in rows.group_by("task", "metric", maintain_order=True):
-        values = {
-            name: some.filter(pl.col("condition") == name).sort("problem")["value"].to_numpy()
-            for name in conditions
-        }
-        compared = compare_with_baseline(values)
-        scores = {row["condition"]: row["score"] for row in some.iter_rows(named=True)}
-        from_harness = [scores[name] for name in conditions]
-        if not np.allclose(from_harness, compared["score"], atol=1e-9):
-            # The score is not a mean over documents, so paired differences do not apply to it.
-            nothing = [pl.lit(None, pl.Float64).alias(n) for n in ("low", "high", "p", "q")]
-            change = pl.Series(
-                "difference",
-                [None if n == BASELINE else scores[n] - scores[BASELINE] for n in conditions],
-            )
-            compared = compared.with_columns(pl.Series("score", from_harness), change, *nothing)
-        names = [pl.lit(task).alias("task"), pl.lit(metric).alias("metric")]
-        parts.append(compared.select(*names, pl.all()))
-    return pl.concat(parts).join(means, on=["task", "condition"], how="left", maintain_order="left")
+
+
+def _values(attention: pl.DataFrame, numbers: pl.DataFrame, where: dict[str, str]) -> pl.DataFrame:
+    of_mass = pl.when(pl.col("measure") == "mass").then(pl.lit("default"))
+    frame = attention.join(numbers, on=["task", "document"], maintain_order="left")
+    frame = frame.with_columns(classes=of_mass).sort("prompt", maintain_order=True)
+    return _in_schema(frame, VALUES, where | {"queries": "last", "keys": "all"})
+
+
+def _cells(
+    lm: ConditionedLM, numbers: pl.DataFrame, id: str, where: dict[str, str]
+) -> list[list[Any]]:
+    """The rows of the table `cells`; how many tokens of a request are filler is not counted."""
+    rows = []
+    for number, task, document in numbers.rows():
+        cell = hashlib.sha256(f"{id} {number}".encode()).hexdigest()[:24]
+        tokens = lm.lengths[task, document]
+        row = where | {"cell": cell, "prompt": number, "tokens": tokens, "generated_tokens": 0}
+        rows.append([row.get(name) for name in CELLS])
+    return rows
+
+
+def _in_schema(frame: pl.DataFrame, schema: pl.Schema, fixed: dict[str, str]) -> pl.DataFrame:
+    """The columns of a table; what the frame does not have is the same in all rows, or null."""
+    return frame.select(
+        (pl.col(name) if name in frame.columns else pl.lit(fixed.get(name))).cast(dtype).alias(name)
+        for name, dtype in schema.items()
+    )

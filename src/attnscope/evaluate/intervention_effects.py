@@ -4,42 +4,38 @@ The mass is the attention from the last prompt token. The effect is the change i
 of the right answer when the head cannot attend to the class.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import polars as pl
 import torch
 
-from attnscope.capture.watch import watch
 from attnscope.errors import InputError
-from attnscope.evaluate.condition_parser import parse
-from attnscope.evaluate.fit import check_all_fit
-from attnscope.evaluate.tasks import Task
+from attnscope.evaluate.conditions import parse
 from attnscope.interventions.effect import effect
+from attnscope.loading.compatibility import check_fit
+from attnscope.scope.watch import watch
 from attnscope.tokens import DEFAULT, TokenizedPrompt
 
 
 def effects(
     model: Any,
     tokenizer: Any,
-    task: Task,
     prompts: Sequence[TokenizedPrompt],
+    answers: Sequence[str],
     classes: Sequence[str],
     *,
     layers: list[int] | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
 ) -> pl.DataFrame:
     """Columns problem, class, layer, head, mass, effect; `classes` are written CLASS or
     CLASS@REGION. A problem whose prompt has no such token is left out of that class."""
-    changes = {text: parse(f"knockout:{text}").attention_change for text in classes}
-    answers = [
-        tokenizer(sample.answer, add_special_tokens=False)["input_ids"] for sample in task.samples
-    ]
-    check_all_fit(model, "baseline", prompts, new_tokens=1 + max(map(len, answers)))
+    changes = {text: parse(f"knockout:{text}").knockout for text in classes}
     rows: list[dict[str, Any]] = []
     for n, (answer, prompt) in enumerate(zip(answers, prompts, strict=True)):
-        ids = torch.tensor([[*prompt.ids.tolist(), *answer]], device=model.device)
+        new = tokenizer(answer, add_special_tokens=False)["input_ids"]
+        ids = torch.tensor([[*prompt.ids.tolist(), *new]], device=model.device)
+        check_fit(model.config, ids[0].cpu().numpy(), beyond=None)
         order = torch.arange(ids.shape[1])[None]
         last, in_answer = order == len(prompt) - 1, order >= len(prompt)
         with torch.no_grad(), watch(model, layers=layers, queries=last) as scope:
@@ -69,8 +65,6 @@ def effects(
                         zip(mass, measured.logprob[0, at].tolist(), strict=True)
                     )
                 ]
-        if progress is not None:
-            progress("effects", n + 1, len(prompts))
     if not rows:
         raise InputError(
             f"no prompt has a token of {', '.join(classes)}; choose other classes",

@@ -1,34 +1,27 @@
 """Log-probabilities of given continuations, computed in batches."""
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
 
-from attnscope.evaluate.condition_parser import ConditionProtocol
-from attnscope.evaluate.fit import check_all_fit
 from attnscope.tokens import TokenizedPrompt, pad
+from attnscope.tokens.tokenized import PaddedBatch
 
 Continuation = tuple[TokenizedPrompt, int]
 """A text, and the number of its first tokens that are the context."""
+Block = Callable[[PaddedBatch, list[int], Any], AbstractContextManager[None]]
+"""(batch, its texts, which tokens are context) → the `with` block of its forward pass."""
 
 
 def likelihoods(
-    model: Any,
-    tokenizer: Any,
-    condition: ConditionProtocol,
-    texts: Sequence[Continuation],
-    *,
-    batch: int,
-) -> Iterator[list[tuple[int, float, bool]]]:
-    """Yield one batch at a time: index of the text, log-probability of its continuation, and
-    whether greedy decoding would generate that continuation.
-
-    Texts are used as given: the caller inserts the filler of a condition.
-    """
-    check_all_fit(model, condition.name, [text for text, _ in texts])
+    model: Any, tokenizer: Any, texts: Sequence[Continuation], block: Block, *, batch: int
+) -> Iterator[tuple[int, float, bool]]:
+    """For every text, in any order: its index, the log-probability of its continuation, and
+    whether greedy decoding would generate that continuation."""
     order = sorted(range(len(texts)), key=lambda n: len(texts[n][0]))
     for first in range(0, len(order), batch):
         some = order[first : first + batch]
@@ -40,7 +33,7 @@ def likelihoods(
         options: dict[str, Any] = {}
         if "logits_to_keep" in inspect.signature(model.forward).parameters:
             options["logits_to_keep"] = kept  # all logits would need most of the memory
-        with torch.no_grad(), condition.intervention(model, tokenizer, padded, among=context):
+        with torch.no_grad(), block(padded, some, context):
             logits = model(**inputs, **options).logits
         logits = logits if options else logits[:, kept]
         log_probabilities = logits.float().log_softmax(-1)
@@ -50,4 +43,4 @@ def likelihoods(
         each = log_probabilities.gather(2, targets[..., None])[..., 0].double()
         sums = each.where(counts, 0.0).sum(1)
         greedy = ((log_probabilities.argmax(-1) == targets) | ~counts).all(1)
-        yield list(zip(some, sums.tolist(), greedy.tolist(), strict=True))
+        yield from zip(some, sums.tolist(), greedy.tolist(), strict=True)

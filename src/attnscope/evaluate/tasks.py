@@ -4,10 +4,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from attnscope.errors import InputError, unknown
-from attnscope.prompts import Sample, math_samples, read, spatial_samples
+from attnscope.experiment.prompt_list import samples_of
+from attnscope.prompts import read
+from attnscope.spec.experiment import Experiment
 
 # The training sets of the bundled models use other seeds.
 SEED = 20_260
@@ -15,26 +19,24 @@ SEED = 20_260
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Problems, and a function that judges completions."""
+    """The prompts of an experiment, and a function that judges completions."""
 
     name: str
-    samples: list[Sample]
-    right: Callable[[Sample, str], bool]
+    prompts: dict[str, Any]
+    """The key `prompts` of an experiment."""
+    right: Callable[[str, str], bool]
+    """Whether a completion (second) has the answer (first)."""
     max_new_tokens: int
     """Maximum number of tokens of a completion."""
 
 
-def load_task(name: str, count: int, *, seed: int = SEED, level: int | None = None) -> Task:
+def find_task(name: str, count: int, *, seed: int = SEED, level: int | None = None) -> Task:
     """A bundled task by its name, or the problems of a file with the fields prompt and answer.
 
     `math` takes the number after "The answer is", or the last number of the completion, and
     compares its value: 12.00, $12 and 24/2 are 12. `spatial` and files compare the complete text,
     without the whitespace around it.
     """
-    if count < 1:
-        raise InputError(
-            f"problems={count}: it must be at least 1", code="bad-problems", problems=count
-        )
     if level is not None and name != "math":
         raise InputError(
             f"level={level}: only the task math has levels, not {name}; leave it out",
@@ -42,40 +44,42 @@ def load_task(name: str, count: int, *, seed: int = SEED, level: int | None = No
             level=level,
             task=name,
         )
+    prompts: dict[str, Any] = {"source": name, "count": count, "seed": seed}
     if name == "math":
-        problems = list(math_samples(count, seed=seed, level=level))
-        return Task(name=name, samples=problems, right=_number, max_new_tokens=64)
+        prompts["level"] = level
+        return Task(name=name, prompts=prompts, right=same_number, max_new_tokens=64)
     if name == "spatial":
-        problems = list(spatial_samples(count, seed=seed, split="test"))
-        return Task(name=name, samples=problems, right=_text, max_new_tokens=12)
+        prompts["split"] = "test"
+        return Task(name=name, prompts=prompts, right=same_text, max_new_tokens=12)
     if not Path(name).is_file():
         harness = f"lm-eval:{name}"
         known = ("math", "spatial", "a file with the fields prompt, answer", harness)
         raise unknown("task", name, known)
-    return Task(name=name, samples=_from_file(name, count), right=_text, max_new_tokens=64)
+    layout: dict[str, Any] = {"template": "{question}", "fields": {"question": "prompt"}}
+    available = sum(1 for _ in islice(read(name, **layout), count))
+    prompts = {"source": "file", "path": name, "count": available or None, **layout}
+    return Task(name=Path(name).stem, prompts=prompts, right=same_text, max_new_tokens=64)
 
 
-def _from_file(path: str, count: int) -> list[Sample]:
-    samples = []
-    for n, sample in enumerate(read(path, template="{question}", fields={"question": "prompt"})):
-        if n == count:
-            break
+def answers_of(experiment: Experiment) -> list[str]:
+    """The right answer of every prompt."""
+    answers = []
+    for n, sample in enumerate(samples_of(experiment)):
         answer = sample.answer if sample.answer is not None else sample.metadata.get("answer")
         if answer is None:
             raise InputError(
-                f"problem {n} of {path} has no field 'answer'; add the right answer",
+                f"problem {n} has no field 'answer'; add the right answer to its record",
                 code="missing-field",
                 field="answer",
                 problem=n,
             )
-        samples.append(Sample(sample.prompt, str(answer), sample.metadata))
-    if not samples:
-        raise InputError(f"{path} has no problems", code="empty-file", path=path)
-    return samples
+        answers.append(str(answer))
+    return answers
 
 
-def _text(sample: Sample, completion: str) -> bool:
-    return completion.strip() == (sample.answer or "").strip()
+def same_text(answer: str, completion: str) -> bool:
+    """Whether the completion is the answer, without the whitespace around both."""
+    return completion.strip() == answer.strip()
 
 
 # Digits, with commas or without, then decimals and an exponent: 12, 1,200, 12.50, .5, 1.2e1.
@@ -92,12 +96,12 @@ _NUMBER = re.compile(
 _NAMED = re.compile(r"[Tt]he answer is:?[\s*]*(?=[-\u2212$€£.0-9])")
 
 
-def _number(sample: Sample, completion: str) -> bool:
+def same_number(answer: str, completion: str) -> bool:
     """Whether the number after "The answer is", or the last number, has the right value."""
     named = _NAMED.search(completion)
     number = _NUMBER.match(completion, named.end()) if named else None
     numbers = [number] if number else list(_NUMBER.finditer(completion))
-    return bool(numbers) and _value(numbers[-1]) == Fraction(sample.answer or "")
+    return bool(numbers) and _value(numbers[-1]) == Fraction(answer)
 
 
 def _value(number: re.Match[str]) -> Fraction | None:

@@ -1,74 +1,48 @@
-"""Generates completions for a batch of prompts and measures the attention meanwhile.
+"""How completions are generated: greedy or sampled, the same in runs, evaluations and the page.
 
-Prompts are padded on the left, and every completion ends at its end token, so that a prompt has
-the same numbers as alone. Sampled tokens depend on the seed of their prompt. Generated tokens that
-were fed back belong to the text, in the region `generated`. The last token of a completion is never
-fed back, so it is neither a query nor a key.
+Every completion ends at its end token. Sampled tokens depend on the seed of their prompt alone.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from attnscope.capture.scope import Scope
-from attnscope.capture.watch import watch
-from attnscope.errors import InputError
-from attnscope.experiment.cells import Cell, Completion
-from attnscope.experiment.unpad import pad_left
-from attnscope.spec.generate import GENERATED, Generate
-from attnscope.tokens import Region, TokenizedPrompt, pad, prompt_from_ids
-
-_NOTHING = np.zeros((0, 2), dtype=np.int64)
+from attnscope.spec.generate import Generate
+from attnscope.tokens.tokenized import PaddedBatch
 
 
-@contextmanager
-def generating(
+def complete(
     model: Any,
     tokenizer: Any,
-    cells: Sequence[Cell],
-    choices: Mapping[str, Any],
+    batch: PaddedBatch,
     generate: Generate,
-    **options: Any,
-) -> Iterator[tuple[dict[str, Scope], list[list[int]], torch.Tensor]]:
-    """One scope for each of the choices of queries, by the columns of the batch; the tokens of
-    every answer; and how much padding stands before each prompt. Masks of queries go by the
-    positions of a text."""
+    numbers: Sequence[int],
+    *,
+    until: Sequence[str] = (),
+) -> list[list[int]]:
+    """The tokens of a completion of every prompt of a batch that is padded on the left.
+
+    Prompt `numbers[n]` is sampled with its own seed. A completion may also end at one of the
+    strings `until`, which it then contains.
+    """
     from transformers import LogitsProcessorList
 
-    batch = pad([cell.tokens for cell in cells], tokenizer, side="left")
-    left = torch.from_numpy((~batch.real).sum(1))
-    length = batch.input_ids.shape[1] + generate.max_new_tokens - 1
-    scopes: dict[str, Scope] = {}
-    with ExitStack() as undo:
-        for name, queries in choices.items():
-            chosen = queries if isinstance(queries, str) else pad_left(queries, left, length, False)
-            scopes[name] = undo.enter_context(watch(model, queries=chosen, **options))
-        drawn = []
-        if generate.sample:
-            seed = generate.seed
-            rows = [_gumbels(None if seed is None else seed + cell.prompt) for cell in cells]
-            drawn = [Drawn(rows, generate.temperature, generate.top_p)]
-        output = model.generate(
-            **{name: tensor.to(model.device) for name, tensor in batch.inputs.items()},
-            generation_config=greedy_config(model, tokenizer, generate.max_new_tokens),
-            logits_processor=LogitsProcessorList(drawn),
-        )
-        new = output[:, batch.input_ids.shape[1] :].tolist()
-        completions = [_ended(row, end_tokens(model, tokenizer)) for row in new]
-        for cell, new in zip(cells, completions, strict=True):
-            if not new:
-                raise InputError(
-                    f"prompt {cell.prompt}: the model generated no token; give another prompt or "
-                    "leave out 'generate'",
-                    code="empty-completion",
-                    prompt=cell.prompt,
-                )
-        yield scopes, completions, left
+    drawn = []
+    if generate.sample:
+        seed = generate.seed
+        rows = [_gumbels(None if seed is None else seed + number) for number in numbers]
+        drawn = [Drawn(rows, generate.temperature, generate.top_p)]
+    config = greedy_config(model, tokenizer, generate.max_new_tokens)
+    config.stop_strings = list(until) or None
+    output = model.generate(
+        **{name: tensor.to(model.device) for name, tensor in batch.inputs.items()},
+        generation_config=config,
+        tokenizer=tokenizer if until else None,
+        logits_processor=LogitsProcessorList(drawn),
+    )
+    new = output[:, batch.input_ids.shape[1] :].tolist()
+    return [_ended(row, end_tokens(model, tokenizer)) for row in new]
 
 
 def _ended(new: list[int], ends: list[int]) -> list[int]:
@@ -103,6 +77,7 @@ class Drawn:
 
 
 def _gumbels(seed: int | None) -> Gumbels:
+    """Gumbel numbers of a seed; without one, other numbers in every process."""
     random = torch.Generator()
     if seed is None:
         random.seed()
@@ -140,43 +115,4 @@ def greedy_config(model: Any, tokenizer: Any, longest: int) -> Any:
         temperature=1.0,
         top_p=1.0,
         top_k=50,
-    )
-
-
-def with_completion(cell: Cell, new: Sequence[int], tokenizer: Any) -> Cell:
-    """The cell with what was generated."""
-    text = tokenizer.decode(new, skip_special_tokens=True)
-    longer = _extended(cell.tokens, "", _NOTHING[:, 0], _NOTHING)
-    if len(new) > 1:
-        fed = prompt_from_ids(new[:-1], tokenizer)
-        longer = _extended(cell.tokens, fed.prompt.text, fed.ids, fed.offsets)
-    return replace(cell, tokens=longer, completion=Completion(tuple(new), text))
-
-
-def with_longest_completion(cell: Cell, generate: Generate) -> Cell:
-    """The cell as it would be after the longest answer, whatever it says: to choose queries by
-    their places before they are there."""
-    length = generate.max_new_tokens - 1
-    places = np.arange(length, dtype=np.int64)
-    offsets = np.stack([places, places + 1], axis=1)
-    return replace(
-        cell, tokens=_extended(cell.tokens, "?" * length, np.zeros_like(places), offsets)
-    )
-
-
-def _extended(
-    tokens: TokenizedPrompt, text: str, ids: NDArray[np.int64], offsets: NDArray[np.int64]
-) -> TokenizedPrompt:
-    """With what was generated behind it, as its region."""
-    start = len(tokens.prompt.text)
-    region = Region(start, start + len(text), GENERATED)
-    prompt = replace(
-        tokens.prompt,
-        text=tokens.prompt.text + text,
-        regions=(*tokens.prompt.regions, region),
-    )
-    return TokenizedPrompt(
-        prompt,
-        np.concatenate([tokens.ids, ids]),
-        np.concatenate([tokens.offsets, start + offsets]),
     )

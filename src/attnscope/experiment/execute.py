@@ -19,18 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import AttnscopeWarning, InputError, ModelError
-from attnscope.experiment.batch_store import BatchStore
+from attnscope.experiment.batch_store import OF_LEVEL, BatchStore
 from attnscope.experiment.executor import Done, Executor, Work
 from attnscope.experiment.local import local
 from attnscope.experiment.measuring_environment import describe
 from attnscope.experiment.plan import Plan, kind_of, make_plan
 from attnscope.experiment.shard import Shard
-from attnscope.experiment.to_tables import OF_LEVEL
 from attnscope.measures.registry import MEASURES
 from attnscope.paths import is_remote, to_path
 from attnscope.run.environment import accept_differences, differences
 from attnscope.run.writer import Directory, open_directory
-from attnscope.spec.claims import Claim, digest, load_claims
+from attnscope.spec.claims import Claim, load_claims
 from attnscope.spec.experiment import Experiment
 
 # Batches that may wait for the disk; more would only fill the memory.
@@ -175,11 +174,11 @@ def _environment(
 def _keep_claims(directory: Directory, recorded: dict[str, Any], claims: list[Claim]) -> None:
     """Store the claims with the run when it begins. Later it keeps those: a claim that came after
     something was measured is no claim of the run."""
-    frozen_digests = recorded.get("claims", {})
-    late = [claim.name for claim in claims if frozen_digests.get(claim.name) != digest(claim)]
-    if not recorded or (claims and not late and not _whole_claims(directory, frozen_digests)):
+    written_before = recorded.get("claims", {})
+    late = [claim.name for claim in claims if written_before.get(claim.name) != claim.text]
+    if not recorded or (claims and not late and not _whole_claims(directory, written_before)):
         directory.keep_claims(claims)
-    if recorded and directory.has_claims() and not _whole_claims(directory, frozen_digests):
+    if recorded and directory.has_claims() and not _whole_claims(directory, written_before):
         file = directory.folder / "claims.yaml"
         raise InputError(
             f"{file} is damaged: its claims are not those of the start of the run. Give all of "
@@ -199,7 +198,7 @@ def _keep_claims(directory: Directory, recorded: dict[str, Any], claims: list[Cl
     )
 
 
-def _whole_claims(directory: Directory, frozen_digests: dict[str, str]) -> bool:
+def _whole_claims(directory: Directory, written_before: dict[str, str]) -> bool:
     """Whether the claims are those that the run was started with."""
     try:
         stored = load_claims(directory.folder / "claims.yaml")
@@ -208,7 +207,7 @@ def _whole_claims(directory: Directory, frozen_digests: dict[str, str]) -> bool:
     written = directory.as_written("claims.yaml")
     if written is not None:
         return written
-    return all(frozen_digests.get(claim.name) == digest(claim) for claim in stored)
+    return all(written_before.get(claim.name) == claim.text for claim in stored)
 
 
 def _carry_out(

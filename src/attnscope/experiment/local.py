@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from attnscope.errors import InputError, ModelError
-from attnscope.experiment.batch import measure_batch
 from attnscope.experiment.executor import Done, Work
 from attnscope.experiment.measuring_environment import describe_model
 from attnscope.experiment.plan import ModelPlan, Plan
+from attnscope.experiment.results import measure_batch
 from attnscope.experiment.split_retry import NO_MEMORY, one_line, split_and_retry
 
 LOAD_WITHIN = 3600.0
@@ -24,11 +24,17 @@ tried: what fails so is the model. Want of memory does not count, since shorter 
 
 
 def local(
-    plan: Plan, pending: Sequence[Work], *, threads: int, load_within: float = LOAD_WITHIN
+    plan: Plan,
+    pending: Sequence[Work],
+    *,
+    threads: int,
+    load_within: float = LOAD_WITHIN,
+    model: Any = None,
 ) -> Generator[Done, None, None]:
-    """Load each model once and send its batches through it."""
+    """Load each model once and send its batches through it; `model` is the plan's only model, if
+    it is loaded already."""
     with _threads(threads):
-        measure = Measurer(plan, threads, load_within)
+        measure = Measurer(plan, threads, load_within, model)
         for of_model in plan.models:
             for work in [work for work in pending if work.model is of_model]:
                 yield measure(work)
@@ -37,11 +43,13 @@ def local(
 class Measurer:
     """Measures batches, with one model at a time in memory."""
 
-    def __init__(self, plan: Plan, threads: int, load_within: float = LOAD_WITHIN):
+    def __init__(
+        self, plan: Plan, threads: int, load_within: float = LOAD_WITHIN, model: Any = None
+    ):
         self.plan = plan
         self.threads = threads
         self.load_within = load_within
-        self.model: Any = None
+        self.model = self._preloaded = model
         self.about: dict[str, Any] | None = None
         self._loaded: ModelPlan | None = None
         self._broken = ""  # why the model is not tried any more
@@ -68,7 +76,9 @@ class Measurer:
         self.model = self.about = None  # free the memory of the previous model
         self._loaded, self._broken, self._failures = of_model, "", 0
         try:
-            self.model, self.about = self._within(lambda: _load(self.plan, of_model), of_model)
+            self.model, self.about = self._within(
+                lambda: _load(self.plan, of_model, self._preloaded), of_model
+            )
         except Exception as error:
             self._broken = f"model {of_model.label!r}: {one_line(error)}"
 
@@ -107,17 +117,14 @@ class Measurer:
         return loaded[0]
 
 
-def _load(plan: Plan, of_model: ModelPlan) -> tuple[Any, dict[str, Any]]:
-    from attnscope.capture.watch import watch
+def _load(plan: Plan, of_model: ModelPlan, model: Any) -> tuple[Any, dict[str, Any]]:
     from attnscope.loading import find, load
+    from attnscope.scope.watch import watch
 
     experiment = plan.experiment
-    model, _ = load(
-        of_model.info.pinned,
-        device=experiment.device,
-        dtype=experiment.dtype,
-        bos=experiment.bos,
-    )
+    if model is None:
+        device, dtype = experiment.device, experiment.dtype
+        model, _ = load(of_model.info.pinned, device=device, dtype=dtype, bos=experiment.bos)
     if find(of_model.info.pinned).revision != of_model.info.revision:
         raise InputError(
             f"the files of model {of_model.label!r} ({of_model.info.name}) changed while it was "

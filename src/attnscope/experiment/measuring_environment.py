@@ -11,6 +11,8 @@ from typing import Any
 
 from attnscope import __version__
 from attnscope.experiment.plan import ModelPlan, Plan
+from attnscope.recipes import built_in_claims
+from attnscope.run.environment import prompts_digest
 from attnscope.spec.claims import Claim, frozen
 from attnscope.spec.experiment import Experiment
 
@@ -18,8 +20,8 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "numba", "polars")
 
 
 def describe(plan: Plan, claims: Iterable[Claim] | None = None) -> dict[str, Any]:
-    """Everything but the models, which are added as they are loaded. Claims by their digests, so
-    that a verdict can state whether they existed before the numbers."""
+    """Everything but the models, which are added as they are loaded. Claims with their
+    text, so that a verdict can state whether they existed before the numbers."""
     import torch
 
     cuda = plan.device.startswith(("cuda", "auto")) and torch.cuda.is_available()
@@ -38,7 +40,8 @@ def describe(plan: Plan, claims: Iterable[Claim] | None = None) -> dict[str, Any
             label: {"fingerprint": class_set.fingerprint, "classes": list(class_set.names)}
             for label, class_set in plan.experiment.classes.items()
         },
-        "claims": frozen(claims),
+        "claims": frozen([*built_in_claims(), *(claims or ())]),
+        "prompts": prompts_digest(plan.experiment),
         "models": {},
     }
 

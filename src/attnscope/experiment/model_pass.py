@@ -1,31 +1,37 @@
-"""One condition of a batch through a model: the sums of its forward pass or of its generation."""
+"""Step 2 of a batch: one condition through a model, by a forward pass or by generation.
+
+The forward pass runs the layers alone, without logits and without a KV cache. Prompts to complete
+are padded on the left, so that a prompt has the same numbers as alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import torch
 
-from attnscope.capture.layer_activations import Activations
-from attnscope.capture.record import Limits
-from attnscope.capture.scope import Scope
-from attnscope.capture.token_sums import TokenSums
+from attnscope.activations.layer_activations import Activations, capture_activations
+from attnscope.activations.record import Limits, limits_of, summing_tokens
+from attnscope.activations.token_sums import TokenSums
 from attnscope.errors import InputError
-from attnscope.experiment.cells import Cell
-from attnscope.experiment.completion import generating, with_completion, with_longest_completion
+from attnscope.experiment.completion import complete
 from attnscope.experiment.condition_batch import ConditionBatch
-from attnscope.experiment.forward import forward, thresholds
+from attnscope.experiment.intervene import intervene
 from attnscope.experiment.plan import ModelPlan
-from attnscope.experiment.unpad import unpad_rows, unpad_sums
-from attnscope.measures.activation_shape import EDGES
+from attnscope.experiment.unpad import pad_left, unpad_rows, unpad_sums
+from attnscope.interception import sites
+from attnscope.measures.activations import EDGES
 from attnscope.measures.layer import Array, Baseline, Layer, PerQuery, Sums
-from attnscope.measures.measure import Measure, Need
-from attnscope.spec.experiment import Experiment
+from attnscope.measures.measure import Need
+from attnscope.scope.scope import Scope
+from attnscope.scope.watch import watch
+from attnscope.tokens import PaddedBatch, pad
 
 Recorded = dict[int, dict[str, Any]]
 """What each layer made, by the name that measures call it."""
@@ -36,7 +42,7 @@ _POINTS: set[Need] = {"values", "heads", "outputs"}
 class PassResult:
     """What one condition showed, and the base it is compared with."""
 
-    padded: ConditionBatch
+    batch: ConditionBatch
     sums: dict[str, dict[int, tuple[list[int], Sums]]]
     """By queries and layer."""
     single: dict[str, dict[int, PerQuery]]
@@ -69,8 +75,8 @@ class PassResult:
             if self.base is not None:
                 pair = Baseline(
                     sums=self.base.sums[queries][layer][1],
-                    aligned_position=self.padded.aligned_position,
-                    inserted=self.padded.inserted,
+                    aligned_position=self.batch.aligned_position,
+                    inserted=self.batch.inserted,
                     recorded=self.base.recorded.get(layer, {}),
                 )
             yield (
@@ -81,52 +87,63 @@ class PassResult:
                     recorded=self.recorded.get(layer, {}),
                     base=pair,
                     rows=self.single.get(queries, {}).get(layer),
-                    tokens=self.padded.tokens,
-                    next_token=self.padded.following,
-                    completion_start=self.padded.begins,
-                    max_new_tokens=self.padded.steps,
+                    tokens=self.batch.tokens,
+                    generated=self.batch.completions,
                 ),
             )
 
 
 @contextmanager
-def forward_pass(
-    experiment: Experiment,
-    plan: ModelPlan,
-    model: Any,
-    padded: ConditionBatch,
-    measures: list[Measure],
-    base: PassResult | None,
+def run_pass(
+    model: Any, batch: ConditionBatch, needs: set[Need], base: PassResult | None
 ) -> Iterator[PassResult]:
-    """The forward pass of a condition; what layers made is there inside the `with` alone."""
-    needs = {need for measure in measures for need in measure.needs}
-    choices = {name: padded.queries(name) for name in experiment.queries}
-    groups, tables = padded.groups() if "flow" in needs else (None, {})
-    inputs = {name: value.to(model.device) for name, value in padded.inputs.items()}
-    layers = None if plan.layers is None else list(plan.layers)
+    """One condition: its texts are read, or its prompts are completed. What layers made is there
+    inside the `with` alone."""
+    experiment, tokenizer = batch.experiment, batch.plan.tokenizer
+
+    def intervened(padded: PaddedBatch) -> AbstractContextManager[None]:
+        condition = experiment.conditions[batch.cells[0].condition]
+        return intervene(condition, model, tokenizer, padded, experiment.classes.values())
+
+    if experiment.generate is not None:
+        left = pad(batch.padded.rows, tokenizer, side="left")
+        with intervened(left), _generation(model, batch, left, needs, base) as result:
+            if result.sums:
+                yield result
+                return
+        batch = result.batch  # nothing was fed back: the model read the prompts alone
+    with intervened(batch.padded), _forward_pass(model, batch, needs, base) as result:
+        yield result
+
+
+@contextmanager
+def _forward_pass(
+    model: Any, batch: ConditionBatch, needs: set[Need], base: PassResult | None
+) -> Iterator[PassResult]:
+    choices = {name: batch.queries(name) for name in batch.experiment.queries}
+    groups, tables = batch.groups() if "flow" in needs else (None, {})
+    inputs = {name: value.to(model.device) for name, value in batch.inputs.items()}
+    layers = _layers(batch.plan)
     limits = None
     if "activations" in needs:
         limits = thresholds(model, inputs, layers) if base is None else base.limits
     with forward(
         model,
         inputs,
-        # Where no token is meant, there is no number; the pass shows its shape.
-        {name: "all" if chosen is None else chosen for name, chosen in choices.items()},
+        _all_for_none(choices),
         layers=layers,
-        backend=experiment.backend,
-        seed=_seed(experiment, padded),
+        backend=batch.experiment.backend,
+        seed=_seed(batch),
         classes=groups,
         keep="rows" in needs,
         activations=bool(needs & _POINTS),
         limits=limits,
     ) as (scopes, held, tallies):
+        rows = choices if "rows" in needs else ()
         yield PassResult(
-            padded=padded,
-            sums={name: _stored(scopes[name], plan, choices[name]) for name in choices},
-            single={
-                name: _single(scopes[name], plan, choices[name])
-                for name in (choices if "rows" in needs else ())
-            },
+            batch=batch,
+            sums={name: _stored(scopes[name], batch.plan, choices[name]) for name in choices},
+            single={name: _single(scopes[name], batch.plan, choices[name]) for name in rows},
             recorded=_recorded(held, needs & _POINTS, tallies, limits or {}),
             tables=tables,
             base=base,
@@ -135,42 +152,33 @@ def forward_pass(
 
 
 @contextmanager
-def generation_pass(
-    experiment: Experiment,
-    plan: ModelPlan,
+def _generation(
     model: Any,
-    cells: tuple[Cell, ...],
-    measures: list[Measure],
+    batch: ConditionBatch,
+    padded: PaddedBatch,
+    needs: set[Need],
     base: PassResult | None,
 ) -> Iterator[PassResult]:
-    """The same of a model that answers: the prompts and every token that it was fed; without sums
-    where none was."""
-    assert experiment.generate is not None
-    generate = experiment.generate
-    needs = {need for measure in measures for need in measure.needs}
-    longest = ConditionBatch(
-        experiment, plan, tuple(with_longest_completion(cell, generate) for cell in cells)
-    )
-    choices = {name: longest.queries(name) for name in experiment.queries}
-    with generating(
-        model,
-        plan.tokenizer,
-        cells,
-        {name: "all" if chosen is None else chosen for name, chosen in choices.items()},
-        generate,
-        layers=None if plan.layers is None else list(plan.layers),
-        backend=experiment.backend,
-        keep="rows" in needs,
-    ) as (scopes, completions, left):
-        each = zip(cells, completions, strict=True)
-        padded = ConditionBatch(
-            experiment, plan, tuple(with_completion(*one, plan.tokenizer) for one in each)
-        )
-        result = PassResult(padded=padded, sums={}, single={}, recorded={}, tables={}, base=base)
+    """The prompts, padded on the left, and every token that was fed back; no sums if none was."""
+    plan = batch.plan
+    longest = batch.with_longest_completions()
+    choices = {name: longest.queries(name) for name in batch.experiment.queries}
+    left = torch.from_numpy((~padded.real).sum(1))
+    width = padded.input_ids.shape[1] + batch.max_new_tokens - 1
+    options: dict[str, Any] = {"layers": _layers(plan), "backend": batch.experiment.backend}
+    with ExitStack() as undo:
+        scopes: dict[str, Scope] = {}
+        for name, queries in _all_for_none(choices).items():
+            chosen = queries if isinstance(queries, str) else pad_left(queries, left, width, False)
+            watching = watch(model, queries=chosen, keep="rows" in needs, **options)
+            scopes[name] = undo.enter_context(watching)
+        completions = _completions(model, batch, padded)
+        batch = batch.with_completions(completions)
+        result = PassResult(batch=batch, sums={}, single={}, recorded={}, tables={}, base=base)
         for name in choices if max(map(len, completions)) > 1 else ():
             stored = _stored(scopes[name], plan, choices[name])
             result.sums[name] = {
-                layer: (heads, unpad_sums(sums, left, padded.real.shape[1]))
+                layer: (heads, unpad_sums(sums, left, batch.real.shape[1]))
                 for layer, (heads, sums) in stored.items()
             }
             if "rows" in needs:
@@ -181,10 +189,88 @@ def generation_pass(
         yield result
 
 
-def _seed(experiment: Experiment, padded: ConditionBatch) -> int:
+def _completions(model: Any, batch: ConditionBatch, padded: PaddedBatch) -> list[list[int]]:
+    """The generated tokens of every prompt, up to its end token."""
+    assert batch.experiment.generate is not None
+    numbers = [cell.prompt for cell in batch.cells]
+    tokenizer = batch.plan.tokenizer
+    completions = complete(model, tokenizer, padded, batch.experiment.generate, numbers)
+    for number, completion in zip(numbers, completions, strict=True):
+        if not completion:
+            raise InputError(
+                f"prompt {number}: the model generated no token; give another prompt or "
+                "leave out 'generate'",
+                code="empty-completion",
+                prompt=number,
+            )
+    return completions
+
+
+def _layers(plan: ModelPlan) -> list[int] | None:
+    return None if plan.layers is None else list(plan.layers)
+
+
+def _all_for_none(choices: Mapping[str, Any]) -> dict[str, Any]:
+    """Queries for `watch`. A choice without any query in this batch is watched with all of them,
+    for the shapes; its numbers are removed afterwards."""
+    return {name: "all" if chosen is None else chosen for name, chosen in choices.items()}
+
+
+@contextmanager
+def forward(
+    model: Any,
+    inputs: dict[str, Any],
+    choices: Mapping[str, Any],
+    *,
+    layers: list[int] | None = None,
+    activations: bool = False,
+    limits: Limits | None = None,
+    **options: Any,
+) -> Iterator[tuple[dict[str, Scope], Activations | None, dict[int, TokenSums]]]:
+    """One scope for each of the choices of queries; the activations, which are held inside the
+    `with` alone; and, where there are limits to count them by, what MLPs made."""
+    base, inputs = _layers_alone(model, inputs)
+    scopes: dict[str, Scope] = {}
+    with ExitStack() as undo:
+        undo.enter_context(torch.no_grad())
+        held = undo.enter_context(capture_activations(model, layers)) if activations else None
+        for name, queries in choices.items():
+            watching = watch(model, layers=layers, queries=queries, **options)
+            scopes[name] = undo.enter_context(watching)
+        tallies: dict[int, TokenSums] = {}
+        if limits is not None:
+            tallies = undo.enter_context(summing_tokens(model, layers, limits))
+        base(**inputs)
+        yield scopes, held, tallies
+
+
+@torch.no_grad()
+def thresholds(model: Any, inputs: dict[str, Any], layers: list[int] | None) -> Limits:
+    """What near zero and large mean for these sequences: a pass of its own, since what an
+    activation is compared with is not known before all of them are."""
+    base, inputs = _layers_alone(model, inputs)
+    with summing_tokens(model, layers) as tallies:
+        base(**inputs)
+    return limits_of(tallies)
+
+
+_base_models: WeakKeyDictionary[Any, tuple[ref[Any], bool]] = WeakKeyDictionary()
+"""The layers of each model, and whether they take the argument `use_cache`. Both are the same for
+every batch, and finding them takes milliseconds."""
+
+
+def _layers_alone(model: Any, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    if model not in _base_models:
+        base = sites.find(model).base_model
+        _base_models[model] = ref(base), "use_cache" in inspect.signature(base.forward).parameters
+    base_model, takes_cache = _base_models[model]
+    return base_model(), {**inputs, "use_cache": False} if takes_cache else inputs
+
+
+def _seed(batch: ConditionBatch) -> int:
     """Seed for `sample:K`, per batch and shared by all conditions. A single seed would sample the
     same positions in every prompt and bias the mean."""
-    drawn = np.random.SeedSequence([experiment.seed % 2**64, padded.cells[0].prompt])
+    drawn = np.random.SeedSequence([batch.experiment.seed % 2**64, batch.cells[0].prompt])
     return int(drawn.generate_state(1)[0])  # torch's generators use 32 bits
 
 
@@ -229,14 +315,7 @@ def _stored(scope: Scope, plan: ModelPlan, chosen: Any) -> dict[int, tuple[list[
 
 def _single(scope: Scope, plan: ModelPlan, chosen: Any) -> dict[int, PerQuery]:
     """By layer: the attention rows of each query; nan where no token is selected."""
-    result = {layer: scope.single(layer, plan.heads) for layer in scope.layers}
-    if chosen is not None:
-        return result
-
-    def all_nan(single: PerQuery, name: str, *arguments: Any) -> Any:
-        value = single.read(name, *arguments)
-        return value * np.nan if isinstance(value, torch.Tensor) else [t * np.nan for t in value]
-
     return {
-        layer: replace(single, read=partial(all_nan, single)) for layer, single in result.items()
+        layer: replace(scope.single(layer, plan.heads), empty=chosen is None)
+        for layer in scope.layers
     }

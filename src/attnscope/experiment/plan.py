@@ -21,7 +21,7 @@ import numpy as np
 from attnscope.errors import AttnscopeWarning, InputError
 from attnscope.experiment.cells import Batch, Cell, batch_of
 from attnscope.experiment.model_info import ModelInfo, check_numbers, model_info
-from attnscope.experiment.prompt_list import prompt_metadata, samples_of, with_file_digest
+from attnscope.experiment.prompt_list import file_digest, prompt_metadata, samples_of
 from attnscope.experiment.variants import Row, tokenize_variants
 from attnscope.loading import load_config, load_tokenizer, model_class
 from attnscope.loading.compatibility import check_fit, warn_without_bos
@@ -65,6 +65,7 @@ class Plan:
     """An experiment with the batches of every model."""
 
     experiment: Experiment
+    """With values in place of `auto`, and with the digest of its prompt file."""
     models: tuple[ModelPlan, ...]
     device: str
     metadata: tuple[dict[str, Any], ...]
@@ -95,11 +96,9 @@ def _keeping_all() -> Iterator[None]:
 
 
 def _make_plan(experiment: Experiment) -> Plan:
-    experiment = with_file_digest(experiment)
+    digest = file_digest(experiment)
     samples = samples_of(experiment)
     device = chosen_device(experiment.device)
-    if experiment.batch_tokens == "auto":
-        experiment = experiment.with_keys(batch_tokens=TOGETHER.get(kind_of(device), 8192))
     infos = {label: model_info(name) for label, name in experiment.models.items()}
     tokenizers = _shared(
         {
@@ -107,7 +106,7 @@ def _make_plan(experiment: Experiment) -> Plan:
             for label, of_model in infos.items()
         }
     )
-    experiment = _with_chat_settled(experiment, tokenizers)
+    experiment = _settled(experiment, tokenizers, device, digest)
     # By id of the tokenizer: models with the same tokenizer share the prompts.
     tokenized: dict[int, _TokenizedPrompts] = {}
     models = []
@@ -164,15 +163,27 @@ class _TokenizedPrompts:
         return b"".join(f"{number}:".encode() + self.prints[number] for number in numbers)
 
 
-def _with_chat_settled(experiment: Experiment, tokenizers: dict[str, Any]) -> Experiment:
-    """Resolve `chat: auto`: use the chat template if all models have one.
+def _settled(
+    experiment: Experiment, tokenizers: dict[str, Any], device: str, digest: str | None
+) -> Experiment:
+    """The experiment with values in place of `auto` (keys `chat` and `batch_tokens`) and with the
+    digest of its prompt file. A run stores it, so that a repetition does not depend on the
+    machine."""
+    settled: dict[str, Any] = {"chat": _chat(experiment, tokenizers)}
+    if experiment.batch_tokens == "auto":
+        settled["batch_tokens"] = TOGETHER.get(kind_of(device), 8192)
+    if digest is not None:
+        settled["prompts"] = experiment.prompts.model_dump() | {"digest": digest}
+    return experiment.with_keys(**settled)
 
-    If only some models have one, raise an error.
-    """
+
+def _chat(experiment: Experiment, tokenizers: dict[str, Any]) -> bool:
+    """Whether prompts go through the chat template. With `auto` they do if all models have one;
+    if only some models have one, raise an error."""
     if isinstance(experiment.prompts, TokenPrompts):
-        return experiment.with_keys(chat=False)
+        return False
     if experiment.chat != "auto":
-        return experiment
+        return experiment.chat
     having = [label for label, one in tokenizers.items() if getattr(one, "chat_template", None)]
     lacking = [label for label in tokenizers if label not in having]
     if having and lacking:
@@ -183,7 +194,7 @@ def _with_chat_settled(experiment: Experiment, tokenizers: dict[str, Any]) -> Ex
             having=having,
             lacking=lacking,
         )
-    return experiment.with_keys(chat=bool(having))
+    return bool(having)
 
 
 def _plan_model(

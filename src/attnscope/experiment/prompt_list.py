@@ -23,7 +23,12 @@ from attnscope.prompts import (
 from attnscope.run.layout import digest_of
 from attnscope.run.schemas import REPEATS
 from attnscope.spec.experiment import Experiment
-from attnscope.spec.prompt_sources import ConversationPrompts, FilePrompts, TokenPrompts
+from attnscope.spec.prompt_sources import (
+    ConversationPrompts,
+    FilePrompts,
+    HarnessPrompts,
+    TokenPrompts,
+)
 from attnscope.tokens import Prompt
 
 BUILDERS: dict[str, Callable[..., Iterable[Sample]]] = {
@@ -38,12 +43,12 @@ CONVERSATIONS = 16
 """As many are made up, unless a number is given."""
 
 
-def with_file_digest(experiment: Experiment) -> Experiment:
-    """The experiment with the digest of the file that its prompts come from."""
+def file_digest(experiment: Experiment) -> str | None:
+    """The digest of the file that the prompts come from; None without a file."""
     prompts = experiment.prompts
     path_of_prompts = getattr(prompts, "path", None)
     if path_of_prompts is None:
-        return experiment
+        return None
     path = Path(path_of_prompts)
     if not path.is_file():
         raise InputError(
@@ -60,7 +65,7 @@ def with_file_digest(experiment: Experiment) -> Experiment:
             digest=digest,
             expected=expected,
         )
-    return experiment.with_keys(prompts=prompts.model_dump() | {"digest": digest})
+    return digest
 
 
 def prompt_metadata(experiment: Experiment, samples: list[Sample]) -> Iterator[dict[str, Any]]:
@@ -98,6 +103,13 @@ def _samples(experiment: Experiment) -> list[Sample]:
             )
             return list(conversations)
         return _first(read_conversations(prompts.path, prompts.field), prompts.count, prompts.path)
+    if isinstance(prompts, HarnessPrompts):
+        raise InputError(
+            "prompts of the source lm-eval are written by lm-evaluation-harness: use attnscope "
+            f"evaluate --task {prompts.task}",
+            code="harness-prompts",
+            task=prompts.task,
+        )
     if isinstance(prompts, TokenPrompts):  # every tokenizer has its own
         return [Sample(Prompt(f"tokens {n}")) for n in range(prompts.count)]
     options = prompts.model_dump(exclude={"source", "count", "digest"})

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from attnscope.errors import InputError, ModelError
+from attnscope.errors import InputError, ModelError, missing_package
 from attnscope.experiment.batch_store import BatchStore
 from attnscope.experiment.cells import Batch
 from attnscope.experiment.executor import Done, Executor, Work
@@ -264,9 +264,7 @@ def _cluster(address: str, cpus: int | None) -> Iterator[Any]:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         import ray
     except ImportError as error:
-        raise InputError(
-            "--ray needs Ray: pip install 'attnscope[ray]'", code="missing-package", package="ray"
-        ) from error
+        raise missing_package("--ray", "ray", "ray") from error
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address == LOCAL:
         options |= {"num_cpus": cpus, "object_store_memory": 256 * 2**20}

@@ -7,8 +7,7 @@ Shapes: B prompts, `left` [B] tokens of padding before each, K keys of the batch
 the longest text.
 """
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -57,24 +56,37 @@ def unpad_sums(sums: Sums, left: Tensor, width: int) -> Sums:
     )
 
 
+@dataclass(eq=False, kw_only=True)
+class UnpaddedQueries(PerQuery):
+    """The queries of a batch, by positions in the texts."""
+
+    padding: Tensor
+    """int64 [B]: the tokens before each text."""
+    keys: int
+    """Of the batch."""
+
+    def mass(self, classes: Tensor, n: int) -> Tensor:
+        """As of `PerQuery`."""
+        table = torch.as_tensor(classes)
+        fill = 0 if table.is_floating_point() else -1
+        return super().mass(pad_left(table, self.padding, self.keys, fill), n)
+
+    def weight(self, key_of: Tensor) -> Tensor:
+        """As of `PerQuery`."""
+        left = self.padding.to(key_of)[:, None]
+        return super().weight((key_of + left).where(key_of >= 0, -1))
+
+    def largest(self) -> tuple[Tensor, Tensor, Tensor]:
+        """As of `PerQuery`."""
+        key, weight, score = super().largest()
+        left = self.padding.to(key.device)[:, None, None]
+        return (key - left).where(key >= 0, -1), weight, score
+
+
 def unpad_rows(single: PerQuery, left: Tensor, keys: int) -> PerQuery:
     """The queries of a batch, by positions in the texts; `keys` are those of the batch."""
-    padding = left.to(single.positions)[:, None]
-
-    def read(name: str, *arguments: Any) -> Any:
-        if name == "rows":
-            classes, n = arguments
-            class_table = torch.as_tensor(classes)
-            fill = 0 if class_table.is_floating_point() else -1
-            return single.read(name, pad_left(class_table, left, keys, fill), n)
-        if name == "weight":
-            (key_of,) = arguments
-            return single.read(name, (key_of + padding).where(key_of >= 0, -1))
-        value = single.read(name, *arguments)
-        if name == "largest":
-            key, *rest = value
-            return [(key - padding[:, None, :, None]).where(key >= 0, -1), *rest]
-        return value
-
     where = single.positions
-    return replace(single, positions=(where - padding).where(where >= 0, -1), read=read)
+    positions = (where - left.to(where)[:, None]).where(where >= 0, -1)
+    return UnpaddedQueries(
+        **{**vars(single), "positions": positions}, padding=left.to(where.device), keys=keys
+    )

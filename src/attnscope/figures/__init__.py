@@ -1,6 +1,6 @@
 """Draws figures from the tables of a run: a chart with its data, caption and description.
 
-Every figure is declared in a file of its own and listed in `registry`. This package reads tables
+Every figure is declared in a file of its own, which `registry` finds. This package reads tables
 and never loads a model. Each name is imported from its module on first use, so that importing the
 package is cheap.
 """
@@ -9,8 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from attnscope.figures.drawing import Drawing
     from attnscope.figures.export import save
-    from attnscope.figures.figure import Drawing, Figure
+    from attnscope.figures.figure import Figure
     from attnscope.figures.registry import FIGURES, draw, drawable, figure_named
     from attnscope.figures.theme import PUBLISHED, SAFE, THEMES, Style, Theme
 
@@ -30,7 +31,8 @@ __all__ = [
 ]
 
 _HOME = {
-    **dict.fromkeys(["Drawing", "Figure"], "figure"),
+    "Drawing": "drawing",
+    "Figure": "figure",
     **dict.fromkeys(["FIGURES", "draw", "drawable", "figure_named"], "registry"),
     **dict.fromkeys(["PUBLISHED", "SAFE", "THEMES", "Style", "Theme"], "theme"),
     "save": "export",

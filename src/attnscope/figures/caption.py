@@ -1,28 +1,104 @@
-"""Builds captions: models, layers, heads, queries, keys, normalisation and n."""
+"""Writes the text of a figure: its declared words, and what follows from rows, shape and data."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import polars as pl
 
-from attnscope.figures.numbers import intervals
-from attnscope.figures.select import ValueRows
-from attnscope.figures.text_format import BUNDLED, count, join
-from attnscope.stats.intervals import MINIMUM
+from attnscope.figures.describe import FigureText
+from attnscope.figures.select import Selection
+from attnscope.figures.shapes.shape import FORMS
+from attnscope.figures.text_format import BUNDLED, count, join, lower_first, upper_first
+from attnscope.stats.means import MINIMUM
 from attnscope.stats.tables import ranges
 
 if TYPE_CHECKING:
-    from attnscope.figures.figure import Request
+    from attnscope.figures.figure import Figure, Numbers, Request
+    from attnscope.figures.shapes.shape import Shape
     from attnscope.run.store import Run
 
 HOLLOW = "Hollow points have no interval: too few prompts, or all values are equal"
 
 
-def caption(parts: Sequence[str]) -> str:
+def sentences(parts: Sequence[str]) -> str:
     """Joins the parts as sentences; empty parts are skipped."""
     return " ".join(f"{part.rstrip('.')}." for part in parts if part)
+
+
+def figure_text(figure: Figure, numbers: Numbers, request: Request | None) -> FigureText:
+    """The text of a figure."""
+    data, shape = numbers.data, figure.shape_of(numbers)
+    titles = [shape.y] if isinstance(shape.y, str) else [shape.y[m] for m in _panels(data, shape)]
+    y = join([lower_first(title.partition(" (")[0]) for title in titles])
+    filled = {"y": y, **numbers.words}
+    several = [column for column in figure.by if data[column].n_unique() > 1]
+    places = {column: FORMS.get(column, "{}") for column in several or figure.by}
+    text = FigureText(
+        title=upper_first(figure.title.format_map(filled)),
+        what=upper_first(figure.what.format_map(filled)),
+        small_print=_small_print(request, figure, numbers, shape),
+        models=numbers.models if numbers.selection is None else numbers.selection.model_names,
+        overview=shape.overview(data),
+        axes=shape.axes(data),
+        value=shape.value,
+        quantity=figure.quantity.format_map(filled),
+        places=places,
+        order=shape.ranked(data),
+        split=[column for column in shape.split if column in several],
+        rule=shape.rule,
+        notes=[*figure.notes(data), *numbers.notes],
+    )
+    if figure.differences not in ("models", "base"):
+        text = replace(text, no_differences=figure.differences)
+    return replace(text, **numbers.text)
+
+
+def _panels(data: pl.DataFrame, shape: Shape) -> list[str]:
+    return [name for name in shape.y if name in set(data[shape.panel])]
+
+
+def _small_print(
+    request: Request | None, figure: Figure, numbers: Numbers, shape: Shape
+) -> list[str]:
+    """What was read, further sentences, n and intervals, omissions."""
+    selection, data = numbers.selection, numbers.data
+    declared = [*figure.sentences, *numbers.sentences]
+    if request is None:
+        return declared
+    models = numbers.models if selection is None else selection.model_names
+    notes = [bundled_note(request.run, models), unfinished_note(request.run)]
+    if selection is None:
+        return [*declared, *notes]
+    drawn, undefined = shape.interval(data), selection.undefined
+    return [
+        f"{_scope(request, figure, selection)}; {settings_text(selection)}",
+        *declared,
+        prompts_text(request, data, interval=drawn is not None, drawn=drawn or ""),
+        HOLLOW if shape.hollow(data) else "",
+        f"No prompt contains a token of the class {join(selection.absent, 'or')}"
+        if selection.absent
+        else "",
+        f"{undefined} undefined values{figure.undefined} are excluded" if undefined else "",
+        *notes,
+    ]
+
+
+def _scope(request: Request, figure: Figure, selection: Selection) -> str:
+    """Models, layers and how heads are combined."""
+    every = len(request.run.experiment.models)
+    models = join(selection.model_names)
+    if len(selection.model_names) < every:
+        models += f" ({len(selection.model_names)} of {every} models)"
+    parts = [models, layers_text(selection.layers, selection.total)]
+    if figure.pooled:
+        largest = request.options.get("combine") == "max"
+        parts.append(f"{'largest value' if largest else 'mean'} over layers and all heads")
+    elif figure.heads or "head" not in figure.by:
+        parts.append(figure.heads or heads_text(request.run, request.combine, selection))
+    return ", ".join(parts)
 
 
 def bundled_note(run: Run, models: Sequence[str]) -> str:
@@ -53,19 +129,7 @@ def layers_text(layers: Sequence[int], total: int | None = None) -> str:
     return f"{word} {ranges(layers, 3)} (counted from 0){some}"
 
 
-def scope_text(run: Run, combine: str, selection: ValueRows, total: int | None = None) -> str:
-    """Models, layers and how heads are combined."""
-    layers = layers_text(selection.layers, total)
-    return f"{join(selection.model_names)}, {layers}, {heads_text(run, combine, selection)}"
-
-
-def hollow(frame: pl.DataFrame) -> str:
-    """The note on points without an interval; empty if all or none have one."""
-    none = frame["low"].null_count()
-    return HOLLOW if 0 < none < frame.height else ""
-
-
-def heads_text(run: Run, combine: str, selection: ValueRows) -> str:
+def heads_text(run: Run, combine: str, selection: Selection) -> str:
     """`mean over all heads`, `mean over heads 0, 1, 7 (of 8)` or `head 3`, from the rows."""
     heads = selection.frame["head"].drop_nulls().unique().sort().to_list()
     if not heads:
@@ -83,33 +147,16 @@ def heads_text(run: Run, combine: str, selection: ValueRows) -> str:
     return text
 
 
-def keys_text(keys: str) -> str:
-    """`keys: all`; for `not-first` a note that the other masses stay as they are."""
-    note = (
-        " (the first token is excluded; the other weights are not rescaled)"
-        if keys == "not-first"
-        else ""
-    )
-    return f"keys: {keys}{note}"
-
-
-def settings_text(selection: ValueRows) -> str:
+def settings_text(selection: Selection) -> str:
     """`queries: all; keys: all; class set: default; condition: base`."""
-    parts = [f"queries: {selection.queries}", keys_text(selection.keys)]
-    if selection.classes is not None:
-        parts.append(f"class set: {selection.classes}")
-    return "; ".join([*parts, f"condition: {', '.join(selection.conditions)}"])
-
-
-def omissions(selection: ValueRows, why: str = "") -> list[str]:
-    """Sentences on classes without tokens and on undefined values."""
-    undefined = selection.undefined
-    return [
-        f"No prompt contains a token of the class {join(selection.absent, 'or')}"
-        if selection.absent
-        else "",
-        f"{undefined} undefined values{why} are excluded" if undefined else "",
-    ]
+    parts = [f"queries: {', '.join(selection.queries)}", f"keys: {', '.join(selection.keys)}"]
+    if "not-first" in selection.keys:
+        parts[-1] += " (the first token is excluded; the other weights are not rescaled)"
+    if selection.classes:
+        parts.append(f"class set: {', '.join(selection.classes)}")
+    if selection.conditions:
+        parts.append(f"condition: {', '.join(selection.conditions)}")
+    return "; ".join(parts)
 
 
 def prompts_text(
@@ -125,50 +172,13 @@ def prompts_text(
     if not interval:
         return n
     how = f"95 % confidence intervals over {request.unit_name}{drawn}"
-    return f"{n}; {how} (Student's t, corrected for skewness){unreliable_text(frame)}"
+    return f"{n}; {how} (Student's t, corrected for skewness)"
 
 
-def line_caption(
-    request: Request,
-    data: pl.DataFrame,
-    selection: ValueRows,
-    how: str,
-    *what: str,
-    drawn: str = ", drawn as bands",
-    late: str = "",
-    why: str = "",
-    total: int | None = None,
-) -> list[str]:
-    """The caption of a chart of values with intervals.
-
-    `what` is shown: the first sentence opens the caption. `how` heads are combined; `drawn` is how
-    intervals are drawn; `late` is a note on late positions, `why` on undefined values.
-    """
-    prompts = prompts_text(request, data, interval=intervals(data), drawn=drawn)
-    return [
-        *what[:1],
-        f"{join(selection.model_names)}, {layers_text(selection.layers, total)}, {how}",
-        *what[1:],
-        f"{prompts}{late}",
-        hollow(data),
-        *omissions(selection, why),
-    ]
-
-
-def unreliable_text(frame: pl.DataFrame) -> str:
-    """The number of unreliable intervals; empty if there are none."""
-    if "unreliable" not in frame.columns or not (some := int(frame["unreliable"].sum())):
-        return ""
-    known = frame.height - frame["low"].null_count()
-    return f"; {some} of {known} are unreliable, because a few prompts dominate"
-
-
-def head_list_text(pairs: pl.DataFrame, count_from: int = 0) -> str:
+def head_list_text(pairs: pl.DataFrame) -> str:
     """`A, layer 0, heads 0–2; B, layer 0, head 26 (counted from 0)`."""
     parts = []
     for (model, layer), part in pairs.group_by(["model", "layer"], maintain_order=True):
-        heads = [h + count_from for h in part["head"].to_list()]
-        word = "head" if len(heads) == 1 else "heads"
-        parts.append(f"{model}, layer {layer + count_from}, {word} {ranges(heads, 3)}")
-    paper = ", as in the paper" if count_from else ""
-    return f"{'; '.join(parts)} (counted from {count_from}{paper})"
+        word = "head" if part.height == 1 else "heads"
+        parts.append(f"{model}, layer {layer}, {word} {ranges(part['head'].to_list(), 3)}")
+    return f"{'; '.join(parts)} (counted from 0)"

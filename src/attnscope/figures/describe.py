@@ -3,23 +3,24 @@
 The sentences have a few fixed forms: readers learn them once, and tests compare them with the data.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
 
-from attnscope.figures.blocks import Items, Lines, Section, Strong
+from attnscope.figures.blocks import Block, Items, Section
 from attnscope.figures.numbers import LEVEL, PAIRED
 from attnscope.figures.text_format import count, number, visible
-from attnscope.stats.contrast import TESTED
-from attnscope.stats.intervals import MINIMUM
-from attnscope.stats.paired import OUTCOMES
+from attnscope.stats.means import MINIMUM
+from attnscope.stats.paired import OUTCOMES, TESTED
 
 SHORT = 6
 """Largest number of statements about extremes in the short form."""
 TIES = 5
 """Largest number of places named for one extreme; further ones are counted."""
+MANY = 20
+"""From this number of values on, their median is stated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +28,14 @@ class FigureText:
     """Title, caption and description of a figure, beside its numbers."""
 
     title: str
-    caption: Sequence[str]
-    """Sentences; empty ones are skipped. The first one is what the reader sees."""
+    what: str
+    """What the reader sees, in one sentence."""
+    small_print: Sequence[str]
+    """The other sentences of the caption; empty ones are skipped."""
     models: Sequence[str]
     """The models shown."""
     overview: str
     axes: Sequence[str]
-    legend: Sequence[str]
     value: str = "value"
     """The column of the data with the quantity shown."""
     quantity: str
@@ -46,6 +48,8 @@ class FigureText:
     """Parts of the data with their own extremes; empty: the data are one part."""
     split: Sequence[str] = ()
     """Columns whose values each have their own extremes."""
+    rule: float | None = None
+    """A value that intervals are compared with, such as 1 for no change."""
     notes: Sequence[str] = ()
     no_differences: str = "There is only one model, so nothing is compared."
     """The sentence that stands in place of differences."""
@@ -59,16 +63,15 @@ def described(
     over: str = "prompts",
 ) -> tuple[list[Section], str]:
     """The sections of a figure of `data`, and the same in one paragraph."""
-    extremes = _extremes(data, text)
-    summary, groups = _differences(differences, text, over)
-    order, notes = _order(data, text), list(text.notes)
+    extremes, order = _extremes(data, text), _order(data, text)
+    compared = _differences(differences, text, over)
+    notes = [*_beyond_rule(data, text), *text.notes]
     sections = [
-        Section("Overview", [Lines([text.overview])]),
+        Section("Overview", [text.overview]),
         Section("Axes", [Items(text.axes)]),
-        Section("Legend", [Items(text.legend)]),
         Section("Largest and smallest", [Items(extremes)]),
         *([Section("Order", [Items(order)])] if order else []),
-        Section("Differences", [Lines(summary), *groups]),
+        Section("Differences", compared),
         *([Section("Notes", [Items(notes)])] if notes else []),
         *([claims] if claims is not None else []),
         Section("Every value", [data]),
@@ -76,7 +79,7 @@ def described(
     some = extremes[:SHORT]
     if len(extremes) > SHORT:
         some = [*some, f"{len(extremes) - SHORT} more such statements are in the description."]
-    return sections, " ".join([f"{text.title}.", text.overview, *some, summary[0]])
+    return sections, " ".join([f"{text.title}.", text.overview, *some, str(compared[0])])
 
 
 def _location(row: Mapping[str, Any], places: Mapping[str, str]) -> str:
@@ -89,19 +92,17 @@ def _location(row: Mapping[str, Any], places: Mapping[str, str]) -> str:
     return ", ".join(named)
 
 
-def _parts(data: pl.DataFrame, text: FigureText) -> list[tuple[str, pl.DataFrame]]:
-    """The parts with their own extremes, each with its name in brackets."""
-    parts = []
+def _groups(
+    data: pl.DataFrame, text: FigureText, columns: Sequence[str]
+) -> Iterator[tuple[str, pl.DataFrame]]:
+    """The groups of each part by these columns, with their location."""
     for name, keep in (text.parts or {"": pl.lit(True)}).items():
         part = data.filter(keep)
-        groups = part.partition_by(text.split, maintain_order=True) if text.split else [part]
+        groups = part.partition_by(columns, maintain_order=True) if columns else [part]
         for group in groups:
-            if group.is_empty():
-                continue
-            where = _location(group.row(0, named=True), {c: text.places[c] for c in text.split})
-            label = ", ".join(x for x in (name, where) if x)
-            parts.append((f" ({label})" if label else "", group))
-    return parts
+            if not group.is_empty():
+                where = _location(group.row(0, named=True), {c: text.places[c] for c in columns})
+                yield ", ".join(x for x in (name, where) if x), group
 
 
 def _extremes(data: pl.DataFrame, text: FigureText) -> list[str]:
@@ -114,59 +115,72 @@ def _extremes(data: pl.DataFrame, text: FigureText) -> list[str]:
         few = most_prompts is not None and row["n"] != most_prompts
         return (_location(row, places) or "all") + (f" (n = {row['n']})" if few else "")
 
-    for name, part in _parts(data, text):
-        known = part.filter(pl.col(text.value).is_not_null())
-        undefined = part.height - known.height
+    for where, group in _groups(data, text, text.split):
+        name = f"{text.quantity} ({where})" if where else text.quantity
+        known = group[text.value].drop_nulls()
         if known.is_empty():
-            lines.append(f"No {text.quantity}{name} is defined.")
+            lines.append(f"No {name} is defined.")
             continue
-        most, least = known[text.value].max(), known[text.value].min()
-        if most == least and known.height > 1:
-            lines.append(f"Every {text.quantity}{name}: {number(most)} at {known.height} places.")
+        most, least = known.max(), known.min()
+        if most == least and len(known) > 1:
+            lines.append(f"Every {name}: {number(most)} at {len(known)} places.")
         else:
             for word, extreme in (("Largest", most), ("Smallest", least)):
-                tied = known.filter(pl.col(text.value) == extreme).to_dicts()
+                tied = group.filter(pl.col(text.value) == extreme).to_dicts()
                 named = "; ".join(map(location, tied[:TIES]))
                 more = f"; and {len(tied) - TIES} more" if len(tied) > TIES else ""
-                lines.append(f"{word} {text.quantity}{name}: {number(extreme)} at {named}{more}.")
-        if undefined:
-            lines.append(f"Not defined{name}: {count(undefined, 'place')}.")
+                lines.append(f"{word} {name}: {number(extreme)} at {named}{more}.")
+            if len(known) >= MANY and known.dtype.is_numeric():
+                lines.append(f"Median {name}: {number(known.median())} of {len(known)} values.")
+        if len(known) < group.height:
+            of = f" ({where})" if where else ""
+            lines.append(f"Not defined{of}: {count(group.height - len(known), 'place')}.")
     return lines
 
 
 def _order(data: pl.DataFrame, text: FigureText) -> list[str]:
     if text.order is None:
         return []
-    others = [c for c in text.places if c != text.order]
     lines = []
-    for keep in (text.parts or {"": pl.lit(True)}).values():
-        part = data.filter(keep)
-        groups = part.partition_by(others, maintain_order=True) if others else [part]
-        for group in groups:
-            known = group.filter(pl.col(text.value).is_not_null())
-            if known.height < 2:
-                continue
-            ranked = known.sort(text.value, descending=True, maintain_order=True).to_dicts()
-            ranking = ""
-            for before, row in zip([None, *ranked], ranked, strict=False):
-                if before is not None:
-                    ranking += " = " if before[text.value] == row[text.value] else " > "
-                ranking += f"{visible(row[text.order])} {number(row[text.value])}"
-            where = _location(ranked[0], {c: text.places[c] for c in others}) or "all"
-            lines.append(f"{where}: {ranking}.")
+    others = [c for c in text.places if c != text.order]
+    for where, group in _groups(data, text, others):
+        known = group.filter(pl.col(text.value).is_not_null())
+        if known.height < 2:
+            continue
+        ranked = known.sort(text.value, descending=True, maintain_order=True).to_dicts()
+        ranking = ""
+        for before, row in zip([None, *ranked], ranked, strict=False):
+            if before is not None:
+                ranking += " = " if before[text.value] == row[text.value] else " > "
+            ranking += f"{visible(row[text.order])} {number(row[text.value])}"
+        lines.append(f"{where or 'all'}: {ranking}.")
     return lines
 
 
-def _differences(
-    differences: pl.DataFrame | None, text: FigureText, over: str
-) -> tuple[list[str], list[Items]]:
-    """The significant, other and untested differences: a summary, then a list of each."""
+def _beyond_rule(data: pl.DataFrame, text: FigureText) -> list[str]:
+    """How many intervals are above the rule, and how many below."""
+    if text.rule is None or "low" not in data.columns:
+        return []
+    lines = []
+    for where, group in _groups(data, text, text.split):
+        tested = group.filter(pl.col("low").is_not_null())
+        above = tested.filter(pl.col("low") > text.rule).height
+        below = tested.filter(pl.col("high") < text.rule).height
+        before = f"{where}: of" if where else "Of"
+        lines.append(
+            f"{before} {count(tested.height, 'interval')}, {above} are above {text.rule:g}, "
+            f"{below} are below, and {tested.height - above - below} contain it."
+        )
+    return lines
+
+
+def _differences(differences: pl.DataFrame | None, text: FigureText, over: str) -> list[Block]:
+    """How many differences are significant, and a table of all, the significant ones first."""
     if differences is None or differences.is_empty():
-        return [text.no_differences], []
-    untested = differences.filter(pl.col("q").is_null())
+        return [text.no_differences]
     tested = differences.filter(pl.col("q").is_not_null())
-    holds = pl.col("outcome") == OUTCOMES[0]
-    yes, no = tested.filter(holds), tested.filter(~holds)
+    significant = (pl.col("outcome") == OUTCOMES[0]) & pl.col("q").is_not_null()
+    many = differences.filter(significant).height
     if tested.is_empty():
         lines = [
             f"None of {count(differences.height, 'difference')} is tested: "
@@ -174,40 +188,18 @@ def _differences(
         ]
     else:
         lines = [
-            f"{yes.height} of {count(tested.height, 'difference')} "
-            f"{'is' if yes.height == 1 else 'are'} significant: the 95 % confidence interval over "
-            f"{over} excludes 0, and q < {LEVEL}.",
+            f"{many} of {count(tested.height, 'difference')} {'is' if many == 1 else 'are'} "
+            f"significant: the 95 % confidence interval over {over} excludes 0, and q < {LEVEL}.",
             f"q: p ({TESTED}), corrected by Benjamini–Hochberg over the layers (and heads) shown "
             "here. Intervals are not corrected. Differences are computed before rounding.",
         ]
     if "paired" in differences.columns and not differences["paired"].all():
         lines[0] += " Unpaired: the two were measured on different prompts."
     if differences["minus"].n_unique() == 1 < PAIRED <= differences["of"].n_unique():
-        lines.append(
-            "There are many models, so each is compared only with "
-            f"{visible(differences['minus'][0])}."
-        )
-    groups = (("Significant", yes), ("Not significant", no), ("Not tested", untested))
-    return lines, [
-        Items(
-            [_difference(row, text) for row in part.to_dicts()],
-            (Strong(title), f" ({part.height}):"),
-        )
-        for title, part in groups
-        if not part.is_empty()
-    ]
-
-
-def _difference(row: Mapping[str, Any], text: FigureText) -> str:
-    where = _location(row, {c: f for c, f in text.places.items() if c in row})
-    difference = (
-        f"{where}{': ' if where else ''}{visible(row['of'])} minus {visible(row['minus'])} = "
-        f"{number(row['difference'])}"
-    )
-    interval = (
-        "no interval"
-        if row["low"] is None or row["high"] is None
-        else f"95 % interval {number(row['low'])} to {number(row['high'])}"
-    )
-    tested = "" if row["q"] is None else f", q = {number(row['q'])}"
-    return f"{difference} ({interval}{tested}, n = {row['n']})"
+        first = visible(differences["minus"][0])
+        lines.append(f"There are many models, so each is compared only with {first}.")
+    places = [column for column in text.places if column in differences.columns]
+    columns = [*places, "of", "minus", "difference", "low", "high", "q", "n"]
+    table = differences.with_columns(significant.alias("significant"))
+    table = table.sort(~pl.col("significant"), maintain_order=True)
+    return [*lines, table.select(*columns, "significant")]

@@ -14,9 +14,8 @@ import polars as pl
 import vl_convert
 
 from attnscope.errors import InputError, unknown
-from attnscope.figures.figure import Drawing
+from attnscope.figures.drawing import Drawing
 from attnscope.figures.page import page
-from attnscope.figures.pdf import in_fixed_order
 from attnscope.figures.text_format import inline, no_formula
 
 
@@ -57,7 +56,7 @@ def markdown(figure: Drawing) -> str:
 FORMATS: Mapping[str, Callable[[Drawing], bytes]] = {
     "png": png,
     "svg": lambda figure: figure.svg.encode(),
-    "pdf": lambda figure: in_fixed_order(bytes(vl_convert.svg_to_pdf(figure.svg))),
+    "pdf": lambda figure: bytes(vl_convert.svg_to_pdf(figure.svg)),
     "html": lambda figure: page([figure], title=figure.title).encode(),
     "csv": lambda figure: csv(figure).encode(),
     "md": lambda figure: markdown(figure).encode(),

@@ -1,7 +1,4 @@
-"""Computes the numbers of a figure: means over prompts, intervals, differences.
-
-The statistics come from `attnscope.stats`. Numbers are rounded here, once for all file formats.
-"""
+"""Statistics of figures: means over prompts, intervals, differences; rounded once for all."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -32,10 +29,11 @@ def rounded(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def in_order(frame: pl.DataFrame, **orders: Sequence[Any]) -> pl.DataFrame:
-    """Sort by the given order of values of each column; the first column counts first."""
+    """Sort by the given order of values of each column; the first column counts first, and values
+    that are not in the order come last."""
     ranks = [
         pl.col(column).replace_strict(
-            old=list(order), new=list(range(len(order))), return_dtype=pl.Int32
+            list(order), list(range(len(order))), default=len(order), return_dtype=pl.Int32
         )
         for column, order in orders.items()
     ]
@@ -45,12 +43,12 @@ def in_order(frame: pl.DataFrame, **orders: Sequence[Any]) -> pl.DataFrame:
 def means(
     values: pl.DataFrame, by: Sequence[str], units: ResamplingUnits, within: Range = ANY
 ) -> pl.DataFrame:
-    """Per group: `value`, the mean over prompts, with `low`, `high`, `n` and whether the interval
-    is `unreliable`. Intervals end at the possible values, `within`."""
+    """Per group: `value`, the mean over prompts, with `low`, `high` and `n`. Intervals
+    end at the possible values, `within`."""
     defined = values.filter(pl.col("value").is_not_null())
     table = summary(defined, by=list(by), within=within, **units.settings)
     table = table.rename({"mean": "value"})
-    return table.select(*by, "value", "low", "high", "n", "unreliable")
+    return table.select(*by, "value", "low", "high", "n")
 
 
 def intervals(frame: pl.DataFrame) -> bool:

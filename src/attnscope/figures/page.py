@@ -1,46 +1,72 @@
 """Writes figures as one self-contained HTML file with its scripts, data and styles.
 
-The scripts come from vl-convert, so that the page makes no network request. All text of prompts
-and models is escaped.
+Jinja escapes all text of prompts and models. The scripts come from vl-convert, so that the page
+makes no network request.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import vl_convert
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
-from attnscope.figures.blocks import as_html
-from attnscope.figures.figure import Drawing
+from attnscope.figures.drawing import Drawing
+from attnscope.figures.text_format import visible
+from attnscope.figures.theme import PUBLISHED, Theme
+from attnscope.tokens.visible import STRONGEST
 
-SORTABLE = "sortable"
-"""CSS class of tables that readers can sort and filter."""
-
-
-def _asset(name: str) -> str:
-    """A style or script from the folder of this file."""
-    return "\n" + Path(__file__).with_name(name).read_text(encoding="utf-8")
-
-
-STYLE = _asset("page.css")
-
-# The page may make no network request.
-POLICY = (
-    '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-    "script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
-    'img-src data:; font-src data:">'
-)
-
-# The page uses the light or dark configuration of the reader's system, and the light one in print.
-SCRIPT = _asset("charts.js")
+TEMPLATES = Path(__file__).parent / "templates"
+COLOURS = {
+    "line": ("#d5dae0", "#3a3f46"),
+    "accent": ("#1558b0", "#8ab4f8"),
+    "shade": (", ".join(str(n) for n in bytes.fromhex(STRONGEST[1:])), "178, 62, 32"),
+}
+"""Colours of pages beside those of a theme, on light and on dark."""
 
 
-# Sortable tables: a click on a column heading sorts, the filter keeps rows that contain all words.
-# The script reads text and moves rows; it creates no HTML from them.
-TABLES = _asset("tables.js")
+def templates(*folders: Path) -> Environment:
+    """The templates in these folders, then those of pages; they escape every text."""
+    environment = Environment(
+        loader=FileSystemLoader([*folders, TEMPLATES]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["visible"] = visible
+    environment.globals |= {
+        "specifications": lambda drawings: Markup(script_json(_specifications(drawings))),
+        "vega": lambda: Markup(_vega_in_page()),
+        "theme_css": lambda: Markup(theme_css()),
+        "file": lambda name: Markup((TEMPLATES / name).read_text(encoding="utf-8")),
+    }
+    return environment
+
+
+def theme_css(theme: Theme = PUBLISHED) -> str:
+    """The colours of all pages as CSS variables, light and dark."""
+    colours = {"ink": theme.inks, "faint": theme.faints, "paper": theme.papers} | COLOURS
+    light, dark = (
+        "; ".join(f"--{name}: {both[n]}" for name, both in colours.items()) for n in (0, 1)
+    )
+    return (
+        f":root {{ color-scheme: light dark; {light}; }}\n"
+        f"@media (prefers-color-scheme: dark) {{ :root {{ {dark}; }} }}\n"
+    )
+
+
+def chart_colours(theme: Theme = PUBLISHED) -> dict[str, Any]:
+    """What the charts of the live page take from a theme."""
+    return {
+        **_on_page(theme),
+        "sides": [theme.without, theme.filled],
+        "shade": STRONGEST,
+    }
 
 
 def script_json(value: Any) -> str:
@@ -56,64 +82,37 @@ def script_json(value: Any) -> str:
 
 
 @cache
-def _bundle() -> str:
+def vega() -> str:
     """Vega, Vega-Lite and their embedding, as one script."""
-    return (
-        vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-        .replace("</script", "<\\/script")
-        .replace("<!--", "<\\!--")
-    )
+    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
+
+
+@cache
+def _vega_in_page() -> str:
+    return vega().replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def _specifications(drawings: Sequence[Drawing]) -> list[dict[str, Any]]:
+    """The charts #chart-0, #chart-1 … with the configurations for light and dark pages."""
+    return [{"spec": _bare(drawing.interactive), **_on_page(drawing.theme)} for drawing in drawings]
+
+
+def _on_page(theme: Theme) -> dict[str, Any]:
+    """The configurations of charts on light and on dark pages."""
+    page = {"background": "transparent", "padding": 5}
+    return {
+        "light": theme.on(dark=False).config() | page,
+        "dark": theme.on(dark=True).config() | page,
+    }
 
 
 def _bare(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A chart without configuration and caption, because the page adds both."""
-    bare = {k: v for k, v in spec.items() if k != "config"}
-    title = bare.get("title")
-    if isinstance(title, dict):
-        bare["title"] = {k: v for k, v in title.items() if k != "subtitle"}
-    return bare
+    """A chart without configuration, title and caption, because the page adds them."""
+    (chart,) = ({k: v for k, v in one.items() if k != "title"} for one in spec["vconcat"])
+    return {k: v for k, v in spec.items() if k not in ("config", "title")} | {"vconcat": [chart]}
 
 
-def charts_script(figures: Sequence[Drawing]) -> str:
-    """The scripts and specifications of a page; the charts go to #chart-0, #chart-1 …"""
-    specs = [
-        {
-            "spec": _bare(f.interactive),
-            "light": f.theme.on(dark=False).config(),
-            "dark": f.theme.on(dark=True).config(),
-        }
-        for f in figures
-    ]
-    return (
-        f'<script type="application/json" id="specifications">{script_json(specs)}</script>\n'
-        f"<script>{_bundle()}</script>\n<script>{SCRIPT}</script>"
-    )
-
-
-def figure_html(figure: Drawing, number: int) -> str:
-    """The element for a chart with this number, its caption and its description."""
-    return (
-        f'<figure id="figure-{escape(figure.name)}"><div class="chart" id="chart-{number}" '
-        f'role="img" aria-label="{escape(figure.alt)}"></div>'
-        f"<figcaption>{escape(figure.caption)}</figcaption>"
-        f"<details><summary>Description of “{escape(figure.title)}”, with every value</summary>"
-        f"{as_html(figure.sections)}</details></figure>"
-    )
-
-
-def whole_page(title: str, body: str, figures: Sequence[Drawing]) -> str:
-    """A self-contained page with the scripts for its figures and tables."""
-    tables = f"\n<script>{TABLES}</script>" if f'class="{SORTABLE}"' in body else ""
-    charts = f"\n{charts_script(figures)}" if figures else ""
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'{POLICY}<link rel="icon" href="data:,"><title>{escape(title)}</title>'
-        f"<style>{STYLE}</style></head>\n<body>\n{body}{charts}{tables}\n</body></html>\n"
-    )
-
-
-def page(figures: Sequence[Drawing], *, title: str) -> str:
+def page(drawings: Sequence[Drawing], *, title: str) -> str:
     """A page that contains only figures."""
-    body = "\n".join(figure_html(figure, i) for i, figure in enumerate(figures))
-    return whole_page(title, body, figures)
+    template = templates().get_template("page.html")
+    return template.render(title=title, drawings=drawings, sortable=False)

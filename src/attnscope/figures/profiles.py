@@ -1,185 +1,194 @@
-"""Selects and bins profiles, and writes the text that figures of profiles share."""
+"""Reads profiles: attention per token of single heads, under two conditions, binned for print."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import polars as pl
 
+from attnscope.errors import InputError
 from attnscope.figures.binning import FINE, PRINT, binned
 from attnscope.figures.caption import head_list_text
-from attnscope.figures.charts.profile import Y_TITLE
-from attnscope.figures.describe import FigureText
-from attnscope.figures.figure import FigureNumbers, Option, Request
+from attnscope.figures.figure import Numbers, Request
 from attnscope.figures.numbers import in_order, rounded
-from attnscope.figures.select import ProfileRows, pick, select_profiles
-from attnscope.figures.text_format import count
+from attnscope.figures.options import LEAVE_OUT_FIRST, Option
+from attnscope.figures.select import (
+    AbsentError,
+    Selection,
+    check_known,
+    conditions_in_order,
+    pick,
+    select,
+)
+from attnscope.figures.shapes.profile import HEAD_COLUMNS
+from attnscope.figures.text_format import count, number
 
-HEAD_COLUMNS = ["model", "layer", "head"]
 KEYS = [*HEAD_COLUMNS, "panel", "series", "position"]
-LEAVE_OUT_FIRST = Option(help="`leave_out_first`: hide the first token", known=(False, True))
 OPTIONS = {
-    "mean": Option(
-        help="`mean`: mean over prompts; default: the first prompt", known=(False, True)
-    ),
-    "leave_out_first": LEAVE_OUT_FIRST,
-    "count_from": Option(help="`count_from`: 0 (default) or 1", known=(0, 1)),
+    "mean": Option(help="mean over prompts; default: the first prompt", known=(False, True)),
+    **LEAVE_OUT_FIRST,
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProfileContext:
-    """How the rows of the two panels per head were selected and binned."""
-
-    selection: ProfileRows
-    full: pl.DataFrame
-    """Before binning."""
-    conditions: Sequence[str]
-    bins: tuple[int, int]
-    """Tokens per bin in print and on the screen."""
-    heads: pl.DataFrame
-    """Model, layer and head of each column of panels."""
-
-
-def rows_of(
-    request: Request, conditions: Sequence[str], **some: int
-) -> tuple[ProfileRows, pl.DataFrame]:
-    """The profiles of two conditions with their tokens: of one prompt, or of all for a mean."""
-    selection = select_profiles(request.run, replace(request.choice, conditions=conditions), **some)
-    token_columns = ["model", "prompt", "condition", "position"]
-    tokens = request.run.tokens.filter(
-        pl.col("condition").is_in(conditions), pl.col("model").is_in(selection.models)
-    )
-    known = tokens.select(
-        *token_columns, "role", "aligned_position", pl.col("text").alias("token")
-    ).collect()
-    rows = selection.frame.join(known, on=token_columns, how="left").rename({"average": "value"})
-    if not request.options["mean"]:
-        rows = rows.filter(pl.col("prompt") == selection.prompts[0])
-    return selection, rows
-
-
-def panels_of(
-    request: Request,
-    selection: ProfileRows,
-    rows: Mapping[str, pl.DataFrame],
-    conditions: Sequence[str],
-    series: Sequence[str],
-    **settings: Any,
-) -> FigureNumbers[ProfileContext]:
-    """The numbers of a figure from the rows of its two panels (with `series` and `position`)."""
-    named = [part.with_columns(pl.lit(panel).alias("panel")) for panel, part in rows.items()]
-    both = pl.concat([part.select(*KEYS, "role", "token", "value") for part in named])
-    if request.options["mean"]:
-        both = both.group_by(KEYS, maintain_order=True).agg(
-            pl.col("role").mode().sort().first(),
-            pl.lit(None, pl.String).alias("token"),
-            pl.col("value").mean(),
-            pl.col("value").count().cast(pl.Int64).alias("n"),
+def chosen_conditions(request: Request, default: Sequence[str], number_of: int) -> list[str]:
+    """So many conditions besides the base: the chosen ones, or by default these."""
+    base = request.run.experiment.base
+    names = conditions_in_order(request.run, request.run.cells["condition"].unique())
+    if request.choice.conditions is None and len(default) < number_of:
+        raise AbsentError(
+            f"this run does not have the conditions (it has {', '.join(names)})",
+            code="nothing-to-compare",
+            conditions=names,
         )
-    else:
-        both = both.with_columns(pl.lit(1, pl.Int64).alias("n"))
-    frame, coarse = _binned(both, PRINT, list(rows), series)
-    fine, narrow = _binned(both, FINE, list(rows), series)
-    heads = frame.select(HEAD_COLUMNS).unique(maintain_order=True)
-    return FigureNumbers(
-        data=frame,
-        fine=fine,
-        settings={"count_from": request.options["count_from"], **settings},
-        width=780 if heads.height > 1 else 620,
-        margin=40,
-        context=ProfileContext(
-            selection=selection,
-            full=both,
-            conditions=conditions,
-            bins=(coarse, narrow),
-            heads=heads,
+    chosen = check_known("condition", request.choice.conditions or default, names)
+    chosen = [name for name in chosen if name != base]
+    if len(chosen) != number_of:
+        variants = [name for name in names if name != base]
+        raise InputError(
+            f"the figure shows {number_of} of the conditions {', '.join(variants)}, not "
+            f"{len(chosen)}; choose them with conditions",
+            code="number-of-conditions",
+            conditions=chosen,
+            known=variants,
+        )
+    return chosen
+
+
+def select_profiles(
+    request: Request, conditions: Sequence[str] | None = None, value: str = "average"
+) -> tuple[Selection, pl.DataFrame]:
+    """The chosen rows of `positions` with their tokens, and the heads, in the order of models."""
+    columns = {"keys": pl.lit("all"), "classes": None, "item": None, "measure": pl.lit("profile")}
+    table = request.run.positions.with_columns(
+        *(
+            pl.lit(None, pl.String).alias(n) if e is None else e.alias(n)
+            for n, e in columns.items()
         ),
+        pl.col(value).cast(pl.Float64).alias("value"),
+    )
+    choice = replace(request.choice, conditions=conditions or request.choice.conditions, keys=None)
+    selection = select(request.run, choice, ["profile"], table=table)
+    of_token = ["model", "prompt", "condition", "position"]
+    tokens = request.run.tokens.filter(pl.col("model").is_in(selection.models))
+    tokens = tokens.select(*of_token, "role", "class", "aligned_position", token="text")
+    rows = selection.frame.join(tokens.collect(), on=of_token, how="left")
+    rows = in_order(rows.sort("layer", "head", "prompt", "position"), model=selection.models)
+    selection = replace(selection, frame=rows)
+    return selection, rows.select(HEAD_COLUMNS).unique(maintain_order=True)
+
+
+def profile_numbers(
+    request: Request,
+    heads: tuple[pl.DataFrame, int],
+    selection: Selection,
+    panels: Mapping[str, pl.DataFrame],
+    about: str,
+) -> Numbers:
+    """The numbers of two panels per head: of the first prompt, or means over prompts.
+
+    `heads` are those drawn, and the number of all; `panels` have the rows of each panel, with
+    `series` and `position`; `about` names the conditions.
+    """
+    shown, total = heads
+    prompts = selection.frame["prompt"].unique().sort().to_list()
+    if request.options["mean"]:
+        n = f"Mean over n = {count(len(prompts), 'prompt')} at each index (fewer where a prompt is "
+        n += "shorter)"
+    else:
+        n = f"n = 1: prompt {prompts[0]} of {len(prompts)} in the run"
+    (data, coarse), (fine, narrow) = (
+        _binned(request, shown, panels, prompts[0], limit) for limit in (PRINT, FINE)
+    )
+    return Numbers(
+        data=data,
+        fine=fine,
+        models=selection.models,
+        measures=["lambda", "spikes", "uniformity"],
+        sentences=[
+            head_list_text(shown),
+            "Average attention weight: mean over the later queries that can see the token; "
+            f"queries: {selection.queries[0]}; {about}",
+            n,
+            "The first token is not shown" if request.options["leave_out_first"] else "",
+            f"{shown.height} of {total} heads are shown" if shown.height < total else "",
+            f"Static version: bins of {coarse} tokens, line: mean, band: minimum to maximum"
+            if coarse > 1
+            else "",
+            f"Interactive version: bins of {narrow} tokens" if narrow > 1 else "",
+        ],
+        notes=_variation(data, next(iter(panels))),
     )
 
 
 def _binned(
-    full: pl.DataFrame, limit: int, panels: Sequence[str], series: Sequence[str]
-) -> tuple[pl.DataFrame, int]:
-    # By role too, so that no bin mixes filler with text.
-    by = [*KEYS[:-1], "role"]
-    parts = [binned(full.filter(pl.col("panel") == panel), limit, by=by) for panel in panels]
-    frame = rounded(pl.concat([part for part, _ in parts]))
-    heads = frame.select(HEAD_COLUMNS).unique(maintain_order=True).with_row_index("place")
-    frame = frame.join(heads, on=HEAD_COLUMNS, maintain_order="left").sort(
-        "position", maintain_order=True
-    )
-    frame = in_order(frame, place=range(heads.height), panel=panels, series=series)
-    columns = [*KEYS, "last", "role", "token", "value", "min", "max", "tokens", "n"]
-    return frame.select(columns), max(width for _, width in parts)
-
-
-def profile_text(
-    numbers: FigureNumbers[ProfileContext],
     request: Request,
-    *,
-    see: str,
-    about: str,
-    more: str = "",
-    **fields: Any,
-) -> FigureText:
-    """The text of a figure of profiles.
+    heads: pl.DataFrame,
+    panels: Mapping[str, pl.DataFrame],
+    prompt: int,
+    limit: int,
+) -> tuple[pl.DataFrame, int]:
+    """The rows of all panels in at most `limit` bins each, and the tokens per bin."""
+    parts, widths = [], []
+    for panel, rows in panels.items():
+        rows = rows.join(heads, on=HEAD_COLUMNS, how="semi").with_columns(panel=pl.lit(panel))
+        if request.options["leave_out_first"]:
+            rows = rows.filter(pl.col("prompt_position") > 0)
+        if request.options["mean"]:
+            rows = rows.group_by(KEYS, maintain_order=True).agg(
+                pl.col("role").mode().sort().first(),
+                pl.lit(None, pl.String).alias("token"),
+                pl.col("value").mean(),
+                pl.col("value").count().cast(pl.Int64).alias("n"),
+            )
+        else:
+            rows = rows.filter(prompt=prompt).with_columns(n=pl.lit(1, pl.Int64))
+        rows = rows.select(*KEYS, "role", "token", "value", "n")
+        # By role too, so that no bin mixes filler with text.
+        part, width = binned(rows, limit, by=[*KEYS[:-1], "role"])
+        parts.append(part)
+        widths.append(width)
+    frame = rounded(pl.concat(parts))
+    series = frame["series"].unique(maintain_order=True).to_list()
+    frame = frame.join(heads.with_row_index("place"), on=HEAD_COLUMNS, maintain_order="left")
+    frame = frame.sort("position", maintain_order=True)
+    frame = in_order(frame, place=range(heads.height), panel=list(panels), series=series)
+    columns = [*KEYS, "last", "role", "token", "value", "min", "max", "tokens", "n"]
+    return frame.select(columns), max(widths)
 
-    `see` opens the caption, `about` names the conditions, `more` is a further sentence.
-    """
-    context, selection, options = numbers.context, numbers.context.selection, request.options
-    many, shown_heads = len(selection.prompts), context.heads.height
-    if options["mean"]:
-        n = f"Mean over n = {count(many, 'prompt')} at each index (fewer where a prompt is shorter)"
-    else:
-        of = f" of {many} in the run" if many > 1 else ", the only one"
-        n = f"n = 1: prompt {selection.prompts[0]}{of}"
-    coarse, fine = context.bins
-    return FigureText(
-        caption=[
-            see,
-            head_list_text(context.heads, options["count_from"]),
-            f"{Y_TITLE}: mean over the later queries that can see the token; queries: "
-            f"{selection.queries}; raw values; {about}",
-            n,
-            more,
-            "The first token is not shown" if options["leave_out_first"] else "",
-            f"{shown_heads} of {selection.total} heads are shown"
-            if shown_heads < selection.total
-            else "",
-            f"Static version: bins of {coarse} tokens, line: mean, band: minimum to maximum"
-            if coarse > 1
-            else "",
-            f"Interactive version: bins of {fine} tokens" if fine > 1 else "",
-        ],
-        models=selection.models,
-        quantity="average attention weight",
-        places={"model": "{}", "layer": "layer {}", "head": "head {}", "panel": "{}"}
-        | {"series": "{}", "position": "position {}"},
-        split=[*HEAD_COLUMNS, "panel", "series"],
-        **fields,
+
+def _variation(data: pl.DataFrame, panel: str) -> list[str]:
+    """Mean and coefficient of variation of each line of the upper panel."""
+    value = pl.col("value")
+    lines = data.filter(panel=panel).group_by(*HEAD_COLUMNS, "series", maintain_order=True)
+    table = lines.agg(
+        mean=value.mean(), variation=value.std(ddof=0) / value.mean(), places=value.count()
     )
+    return [
+        f"{row['model']}, layer {row['layer']}, head {row['head']}, {row['series']}: mean "
+        f"{number(row['mean'])} over {row['places']} places, coefficient of variation "
+        f"{number(row['variation'])}."
+        for row in rounded(table).iter_rows(named=True)
+    ]
 
 
 def measure_of_heads(
-    request: Request, context: ProfileContext, measure: str, conditions: Sequence[str]
-) -> tuple[pl.DataFrame, str] | None:
-    """A measure of the drawn heads and queries over all prompts, and a note on its keys.
-
-    None if the run does not have the measure.
-    """
+    request: Request, heads: pl.DataFrame, selection: Selection, measure: str
+) -> tuple[pl.DataFrame, str]:
+    """A measure of the drawn heads and queries over all prompts, and a note on its keys; no rows if
+    the run does not have the measure."""
     values = (
         request.run.values.filter(
             pl.col("measure") == measure,
-            pl.col("condition").is_in(conditions),
-            pl.col("queries") == context.selection.queries,
+            pl.col("condition").is_in(selection.conditions),
+            pl.col("queries").is_in(selection.queries),
         )
-        .join(context.heads.lazy(), on=HEAD_COLUMNS, how="semi")
-        .with_columns(pl.col("value").fill_nan(None))
+        .join(heads.lazy(), on=HEAD_COLUMNS, how="semi")
+        .filter(pl.col("value").is_not_nan())
         .collect()
     )
-    if values["value"].drop_nulls().is_empty():
-        return None
     present = values["keys"].unique(maintain_order=True).to_list()
+    if not present:
+        return values, ""
     keys = pick(request.run, "keys", request.choice.keys, present)
     return values.filter(pl.col("keys") == keys), f" (keys: {keys})" if len(present) > 1 else ""

@@ -1,6 +1,7 @@
-"""Lists every figure by name for the command line, the report and the documentation.
+"""Finds figures by name for the command line, the report and the documentation.
 
-A new figure is one file that declares `FIGURE`, and one line here. A file is imported when its
+A figure is a file in `declarations`, or in `tables` if it is drawn from a table that no run holds.
+The file declares `FIGURE` and has the figure's name, with underscores. It is imported when its
 figure is drawn, so that listing the names is cheap.
 """
 
@@ -8,47 +9,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import AttnscopeError, InputError, unknown
+from attnscope.recipes import RECIPES
 
 if TYPE_CHECKING:
-    from attnscope.figures.figure import Drawing, Figure
+    from polars import DataFrame
+
+    from attnscope.figures.drawing import Drawing
+    from attnscope.figures.figure import Figure
     from attnscope.figures.theme import Theme
     from attnscope.figures.verdict_cache import VerdictCache
     from attnscope.run.store import Run
 
-FIGURES: Mapping[str, str] = {
-    "token-types": "token_types",
-    "filler-profile": "filler_profile",
-    "filler-vs-sentence": "filler_vs_sentence",
-    "effect-heads": "effect_heads",
-    "head-map": "head_map",
-    "head-strip": "head_strip",
-    "classes": "classes",
-    "lift": "lift",
-    "lambda": "lambda_heads",
-    "lambda-length": "lambda_length",
-    "flow": "flow",
-    "depth": "depth",
-    "steps": "steps",
-    "by-query": "by_query",
-    "order": "order",
-    "needle-map": "needle_map",
-    "activations": "activations",
-    "near-zero": "near_zero",
-    "variance": "variance",
-    "text": "text",
-    "sensitivity": "sensitivity",
-}
-"""Name of a figure → name of the file that declares it."""
+
+def _modules(folder: str) -> dict[str, str]:
+    """Name of a figure → its module. A trailing underscore keeps a file apart from a keyword."""
+    files = iter_modules([str(Path(__file__).parent / folder)])
+    return {
+        file.name.rstrip("_").replace("_", "-"): f"attnscope.figures.{folder}.{file.name}"
+        for file in files
+    }
 
 
-def figure_named(name: str) -> Figure[Any]:
+FIGURES: Mapping[str, str] = _modules("declarations")
+"""The figures of runs."""
+TABLE_FIGURES: Mapping[str, str] = _modules("tables")
+"""The figures of tables that no run holds."""
+
+
+def figure_named(name: str) -> Figure:
     """The declaration of a figure."""
-    if name not in FIGURES:
+    modules = {**FIGURES, **TABLE_FIGURES}
+    if name not in modules:
         raise unknown("figure", name, FIGURES)
-    figure: Figure[Any] = import_module(f"attnscope.figures.{FIGURES[name]}").FIGURE
+    figure: Figure = import_module(modules[name]).FIGURE
     return figure
 
 
@@ -61,44 +59,68 @@ def draw(
     `keys`, `classes`, `items` choose what is shown. `cluster` and `strata` are columns of prompt
     metadata; intervals and tests resample by them (as in `stats.paired.compare`). `title`,
     `width`, `height`, `theme` ("published", "safe", or a `Theme`) and `dark` set the layout. A
-    figure may have further options.
+    figure may have further options. For the run of a recipe, options that are not given are those
+    of the recipe.
     """
-    from attnscope.figures.figure import draw as draw_figure
+    from attnscope.figures.drawing import draw as draw_figure
 
-    return draw_figure(run, figure_named(name), theme=theme, dark=dark, **options)
+    figure, options = figure_named(name), {"theme": theme, "dark": dark, **options}
+    recipe = RECIPES.get(run.experiment.name)
+    published = {} if recipe is None else recipe.figures.get(name, {})
+    try:
+        return draw_figure(run, figure, **{**published, **options})
+    except AttnscopeError:
+        if not published:
+            raise
+        # The experiment has the name of the recipe, and other keys.
+        return draw_figure(run, figure, **options)
+
+
+def draw_table(name: str, table: DataFrame, **words: Any) -> Drawing:
+    """The figure `name` of a table that no run holds, such as scores under conditions."""
+    from attnscope.figures.drawing import draw_table as draw_figure
+
+    return draw_figure(figure_named(name), table, **words)
 
 
 def drawable(
-    run: Run, *, verdict_cache: VerdictCache | None = None, **options: Any
+    run: Run,
+    *,
+    verdict_cache: VerdictCache | None = None,
+    drawn: Mapping[str, Drawing] | None = None,
+    **options: Any,
 ) -> tuple[list[Drawing], dict[str, str]]:
-    """Every figure that the run has numbers for, and the reason for each other one."""
-    from attnscope.figures.figure import draw as draw_figure
+    """Every figure that the run has numbers for, and the reason for each other one. Those in
+    `drawn`, by name, are not drawn again. The figures of a recipe come first, then bars, lines,
+    dots, matrices and texts."""
     from attnscope.figures.verdict_cache import VerdictCache
 
     units = {name: options[name] for name in ("cluster", "strata") if name in options}
     verdict_cache = verdict_cache or VerdictCache(run, **units)
-    drawn, missing = [], {}
+    figures, missing = dict(drawn or {}), {}
     for name in FIGURES:
         try:
-            drawn.append(
-                draw_figure(run, figure_named(name), verdict_cache=verdict_cache, **options)
-            )
+            if name not in figures:
+                figures[name] = draw(run, name, verdict_cache=verdict_cache, **options)
         except AttnscopeError as error:
             missing[name] = str(error)
-    if not drawn:
+    if not figures:
         reasons = "; ".join(f"{name}: {why}" for name, why in missing.items())
         raise InputError(
             f"no figure can be drawn from this run: {reasons}",
             code="nothing-to-draw",
             missing=list(missing),
         )
-    return drawn, missing
+    recipe = RECIPES.get(run.experiment.name)
+    first = [] if recipe is None else list(recipe.figures)
+    order = {name: rank for rank, name in enumerate(first)}
+    return sorted(figures.values(), key=lambda f: (order.get(f.name, 99), f.rank, f.name)), missing
 
 
 def table() -> str:
     """The table of docs/figures.md: all figures, what they show, their options."""
     rows = ["| name | shows | further options |", "| --- | --- | --- |"]
     for figure in map(figure_named, FIGURES):
-        options = " · ".join(option.help for option in figure.options.values())
+        options = " · ".join(f"`{name}`: {option.help}" for name, option in figure.options.items())
         rows.append(f"| `{figure.name}` | {figure.shows} | {options} |")
     return "\n".join(rows)

@@ -13,7 +13,7 @@ BUNDLED = "tiny model trained for this project, not the published one"
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters of a formula in spreadsheet programs."""
 # Whitespace that is invisible or breaks a line.
-_BLANKS = str.maketrans({"\n": "⏎", "\r": "␍", "\t": "⇥"})
+BLANKS = str.maketrans({"\n": "⏎", "\r": "␍", "\t": "⇥"})
 # Characters with a meaning in Markdown or HTML. Between blanks, < and > are comparison signs.
 _MARKS = str.maketrans({c: "\\" + c for c in "\\`*_[]#|~"} | {"&": "&amp;"})
 _TAGS = re.compile("(?<! )[<>]|[<>](?! )")
@@ -30,7 +30,7 @@ def number(value: object) -> str:
 
 def visible(value: object) -> str:
     """A value as one line of text with visible whitespace."""
-    return number(value).translate(_BLANKS)
+    return number(value).translate(BLANKS)
 
 
 def inline(value: object) -> str:
@@ -39,11 +39,21 @@ def inline(value: object) -> str:
     return _TAGS.sub(lambda match: "&lt;" if match[0] == "<" else "&gt;", marked)
 
 
-def join(parts: Sequence[str], last: str = "and") -> str:
+def join(parts: Sequence[str], last: str = "and", separator: str = ", ") -> str:
     """`a`, `a and b`, `a, b and c`."""
     if len(parts) < 2:
         return "".join(parts)
-    return f"{', '.join(parts[:-1])} {last} {parts[-1]}"
+    return f"{separator.join(parts[:-1])} {last} {parts[-1]}"
+
+
+def upper_first(text: str) -> str:
+    """The text with a capital first letter; symbols such as λ stay."""
+    return text[:1].upper() + text[1:] if text[:1].isascii() else text
+
+
+def lower_first(text: str) -> str:
+    """The text with a small first letter; names such as MLP stay."""
+    return text if text[1:2].isupper() else text[:1].lower() + text[1:]
 
 
 def count(number_of: int, thing: str) -> str:

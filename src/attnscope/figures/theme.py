@@ -34,10 +34,6 @@ class Theme:
     """The base prompt, without filler."""
     filled: str
     """The variant, with filler."""
-    filler: str
-    """Filler against a sentence: the filler."""
-    sentence: str
-    """Filler against a sentence: the sentence."""
     span: str
     """Shading of the inserted span."""
     sequential: tuple[str, ...]
@@ -87,14 +83,14 @@ class Theme:
         rules = {"gridColor": grid, "domainColor": faint, "tickColor": faint, "titlePadding": 8}
         keys = {"titleFontSize": middle, "titleLimit": 400}
         title = {"color": ink, "fontSize": self.size + 3, "fontWeight": "bold", "offset": 12}
-        subtitle = {"subtitleColor": faint, "subtitleFontSize": small, "subtitlePadding": 5}
+        subtitle = {"subtitleColor": ink, "subtitleFontSize": middle, "subtitlePadding": 5}
         return {
             "background": self.paper,
             "font": self.font,
             "padding": 12,
             "title": title
             | subtitle
-            | {"subtitleLineHeight": small + 3.5, "anchor": "start", "frame": "bounds"},
+            | {"subtitleLineHeight": middle + 3.5, "anchor": "start", "frame": "bounds"},
             "axis": text | rules,
             "header": text | {"labelFontSize": large},
             "legend": text | keys | {"gradientLength": 160, "gradientThickness": 10},
@@ -103,6 +99,12 @@ class Theme:
                 "ink": {"color": ink, "stroke": ink, "fill": None},
                 "ink-text": {"color": ink, "fontSize": small},
                 "faint-text": {"color": faint, "fontSize": small},
+                "small-print": {
+                    "fill": faint,
+                    "fontSize": small,
+                    "fontWeight": "normal",
+                    "lineHeight": small + 3.5,
+                },
                 "faint-rule": {"color": faint, "stroke": faint, "fill": None},
                 "chosen-row": {"color": grid},
                 "span": {"color": self.span, "opacity": 0.22 if self.dark else 1.0},
@@ -119,8 +121,6 @@ PUBLISHED = Theme(
     models=("#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#d62728", "#17becf", "#8c564b", "#e377c2"),
     without="#e8603c",
     filled="#1a9e96",
-    filler="#1f77b4",
-    sentence="#ff7f0e",
     span="#dff3dc",
     sequential=("#f2f4f8", "#fdd49e", "#fc8d59", "#d7301f", "#7f0000"),
     diverging=("#2166ac", "#92c5de", "#f7f7f7", "#f4a582", "#b2182b"),
@@ -146,8 +146,6 @@ SAFE = Theme(
     models=("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#7a4b00", "#999999"),
     without="#d55e00",
     filled="#0072b2",
-    filler="#0072b2",
-    sentence="#e69f00",
     span="#d7efe6",
     sequential=("#f2f4f8", "#b8d6e6", "#6aaed6", "#2070b4", "#08306b"),
     diverging=("#0072b2", "#8fc1de", "#f7f7f7", "#f0b27a", "#d55e00"),

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from attnscope.errors import AttnscopeError
-from attnscope.figures.blocks import Items, Lines, Section, Strong
+from attnscope.figures.blocks import Items, Section
+from attnscope.measures.registry import COLUMNS
 from attnscope.spec.claims import Claim
-from attnscope.stats.evidence import measures
 from attnscope.stats.resampling import ResamplingUnits
 from attnscope.stats.robustness import CHOICES, robustness_summary
 from attnscope.stats.run_stats import claims_of_run, judge_run, sensitivity_of_run
@@ -29,7 +29,8 @@ class VerdictCache:
     def __init__(self, run: Run, **units: Any) -> None:
         self._run = run
         self.claims = claims_of_run(run)
-        self._run_claims = {claim.name for claim in run.claims}
+        self.of_run = {claim.name for claim in run.claims}
+        """Names of the claims of the run."""
         ResamplingUnits(
             run.prompts, **units
         )  # an unknown fact is an error at once, and of no one figure
@@ -40,31 +41,23 @@ class VerdictCache:
     def verdicts(self, names: Sequence[str] | None = None) -> list[Verdict]:
         """The verdicts on these claims or on all; without built-in claims that cannot be judged."""
         claims = [c for c in self.claims if names is None or c.name in names]
-        # Claims that exclude each other are judged together.
-        excluded = {name for claim in claims for name in claim.excludes}
-        with_excluded = [c for c in self.claims if c in claims or c.name in excluded]
-        new = [claim for claim in with_excluded if claim.name not in self._verdicts]
+        new = [claim for claim in claims if claim.name not in self._verdicts]
         verdicts = judge_run(self._run, new, **self._units) if new else []
         for claim in new:
             self._verdicts[claim.name] = [
                 v
                 for v in verdicts
-                if v.claim == claim.name
-                and (v.claim in self._run_claims or v.verdict != "not measured")
+                if v.claim == claim.name and (v.claim in self.of_run or v.verdict != "not measured")
             ]
         return [verdict for claim in claims for verdict in self._verdicts[claim.name]]
 
-    def claims_for(self, measured: Sequence[str], names: Sequence[str] = ()) -> list[str]:
-        """The claims that a figure of these measures is about: those it names, and of the run's
-        own those on one of its measures."""
+    def claims_on(self, measures: Sequence[str]) -> list[str]:
+        """The claims on these measures, whichever of their columns they name."""
+        named = {COLUMNS[m].name for m in measures if m in COLUMNS}
         return [
             claim.name
             for claim in self.claims
-            if claim.name in names
-            or (
-                claim.name in self._run_claims
-                and any(measure in measured for part in claim.parts for measure in measures(part))
-            )
+            if named & {COLUMNS[measure].name for measure in claim.measures}
         ]
 
     def under_choices(self, claim: Claim) -> pl.DataFrame:
@@ -94,17 +87,11 @@ class VerdictCache:
 
     def section(self, names: Sequence[str]) -> Section | None:
         """The verdicts on the claims of a figure; None if none was judged."""
-        if not names:
-            return None
         try:
-            verdicts = self.verdicts(names)
+            verdicts = self.verdicts(names) if names else []
         except AttnscopeError:
             return None
-        lines = [
-            (Strong(v.verdict), f": {v.sentence} {v.reason}")
-            for v in verdicts
-            if v.verdict != "not measured"
-        ]
+        lines = [str(v) for v in verdicts if v.verdict != "not measured"]
         if not lines:
             return None
-        return Section("Claims", [Lines(["The verdicts use the whole run."]), Items(lines)])
+        return Section("Claims", ["The verdicts use the whole run.", Items(lines)])

@@ -2,31 +2,28 @@
 
 After the non-linearity of an MLP, in each sequence by itself and over its real tokens alone, so
 that neither the rest of a batch nor padding changes anything. On the model's device throughout,
-which is never waited for; what is computed there is `kernels.redistribute`.
+which is never waited for; what is computed there is `redistribute`.
 """
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
-from attnscope.capture import patches, sites
-from attnscope.capture.checkpointing import backward_inside
-from attnscope.capture.mlps import (
+from attnscope.activations.mlps import (
     Nonlinearity,
-    PassInput,
+    TokenHook,
     hook_with_tokens,
     nonlinearities,
-    track_inputs,
 )
-from attnscope.errors import InputError, ModelError
-from attnscope.kernels.redistribute import redistribute
+from attnscope.errors import InputError, ModelError, check_int
+from attnscope.interception import sites
+from attnscope.interception.intercept import register
+from attnscope.interventions.redistribute import redistribute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +86,8 @@ def arm(
         p1: Percentile that limits the added amount; default: that of the model's family.
         share: Share of activations to move, in place of `c`; default: that of the family.
         seed: Seed of the amounts: one for all sequences, or one for each. A sequence alone and in
-            a batch gets the same amounts. Every decode step of `generate` draws new ones.
+            a batch gets the same amounts; a CPU and a GPU draw different ones. Every decode step
+            of `generate` draws new amounts.
 
     Returns:
         A context manager. The model is unchanged after the block.
@@ -109,21 +107,9 @@ def arm(
         (False, True)
     """
     model_sites = sites.find(model)
-    if len(model_sites.stacks) > 1:
-        raise InputError(
-            "this model has an encoder and a decoder; apply arm to model.get_encoder() or "
-            "model.get_decoder()",
-            code="more-than-one-stack",
-            stacks=len(model_sites.stacks),
-        )
+    sites.check_one_stack(model_sites)
     for each in [seed] if isinstance(seed, int) else seed:
-        if isinstance(each, bool) or not isinstance(each, int) or each < 0:
-            raise InputError(
-                f"seed={each!r}: give a whole number, 0 or larger",
-                code="value-out-of-range",
-                argument="seed",
-                value=each,
-            )
+        check_int("seed", each, "the seed of the amounts")
     family = str(getattr(model.config, "model_type", "other"))
     preset = next((s for name, s in PRESETS.items() if family.startswith(name)), PRESETS["other"])
     settings = Settings(
@@ -140,47 +126,53 @@ def arm(
             code="mixture-of-experts",
             layer=experts.layer,
         )
-    return _arming(model_sites.base_model, flat, settings, seed)
+    return _arming(model_sites, flat, settings, seed)
 
 
 @contextmanager
 def _arming(
-    base: nn.Module, points: list[Nonlinearity], settings: Settings, seed: int | Sequence[int]
+    model_sites: sites.Sites,
+    points: list[Nonlinearity],
+    settings: Settings,
+    seed: int | Sequence[int],
 ) -> Iterator[None]:
+    hook = _ArmHook(settings, seed)
     with ExitStack() as undo:
-        undo.enter_context(patches.uncompiled())
-        text = track_inputs(base, undo)
-        modules = [point.module for point in points]
-        undo.enter_context(backward_inside([base], modules, changes=True))
         for n, point in enumerate(points):
-            hook_with_tokens(point, text, _make_hook(n, point, text, settings, seed), undo)
+            hook_with_tokens(point, hook, partial(hook.move, n, point.layer), undo)
+        undo.enter_context(register(model_sites, hook))
         yield
 
 
-def _make_hook(
-    n: int, point: Nonlinearity, text: PassInput, settings: Settings, seed: int | Sequence[int]
-) -> Any:
-    def move(rows: Tensor, which: Tensor) -> Tensor:
-        seeds = [seed] * text.batch if isinstance(seed, int) else list(seed)
-        if len(seeds) != text.batch:
+class _ArmHook(TokenHook):
+    """Moves activations after the non-linearities of MLPs."""
+
+    changes_layers = True
+
+    def __init__(self, settings: Settings, seed: int | Sequence[int]):
+        super().__init__()
+        self.settings = settings
+        self.seed = seed
+
+    def move(self, n: int, layer: int, rows: Tensor, which: Tensor) -> Tensor:
+        """The activations of non-linearity `n` after the move."""
+        seeds = [self.seed] * self.batch if isinstance(self.seed, int) else list(self.seed)
+        if len(seeds) != self.batch:
             raise InputError(
-                f"seed has {len(seeds)} numbers and the batch {text.batch} sequences; give one "
+                f"seed has {len(seeds)} numbers and the batch {self.batch} sequences; give one "
                 "number, or one for each sequence",
                 code="wrong-batch-size",
                 argument="seed",
                 size=len(seeds),
-                batch=text.batch,
+                batch=self.batch,
             )
-        keys = [_key(each, point.layer, n, text.passes) for each in seeds]
-        real = text.padding
+        real = self.padding
         return redistribute(
-            rows.view(text.batch, text.tokens, -1),
-            torch.tensor(keys).to(rows.device, non_blocking=True),
+            rows.view(self.batch, self.tokens, -1),
+            [_key(each, layer, n, self.passes) for each in seeds],
             None if real is None else real.to(rows.device, non_blocking=True),
-            **asdict(settings),
+            **asdict(self.settings),
         )
-
-    return move
 
 
 @lru_cache(maxsize=1024)

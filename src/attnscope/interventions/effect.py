@@ -5,29 +5,34 @@ copy.
 """
 
 import inspect
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from attnscope.capture.watch import watch
-from attnscope.errors import InputError
+from attnscope.errors import InputError, wrong_shape
+from attnscope.interventions.key_choice import KeyChoice
 from attnscope.interventions.knockout import knockout
+from attnscope.scope.watch import watch
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Effect:
-    """What changes when the attention to some keys is cut, layer by layer, head by head."""
+    """The effect of a knockout of single heads on the next token."""
 
     layers: list[int]
+    """The layers of the second axis."""
     logprob: Tensor | None
-    """float32 [batch, layers, heads]: by how much the log-probability of the answer rises, in nats
-    (so what an answer rests on is below 0); None without an answer."""
+    """float32 [batch, layers, heads]: the change of the log-probability of the answer, in nats;
+    below 0 if the answer relies on this attention. None without an answer."""
     kl: Tensor
-    """float32 [batch, layers, heads]: how far the next token's distribution moves: the
-    Kullback–Leibler divergence of the changed from the model's own, in nats."""
+    """float32 [batch, layers, heads]: how far the next token's distribution moves, in nats: the
+    Kullback–Leibler divergence KL(p ‖ p'), where p is the distribution of the unchanged model and
+    p' the one under the knockout."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -39,7 +44,7 @@ class NextTokenShift:
     after: Tensor
     """The same with the knockout."""
     kl: Tensor
-    """float64 [batch]: the divergence of the second from the first, in nats."""
+    """float64 [batch]: KL(before ‖ after), in nats."""
 
 
 @torch.no_grad()
@@ -62,28 +67,48 @@ def effect(
     model: nn.Module,
     inputs: Mapping[str, Any],
     *,
-    keys: Any,
-    queries: Any = "all",
+    keys: Tensor | Sequence[int] | None = None,
+    text: str | None = None,
+    queries: str | Tensor = "all",
     answer: Tensor | None = None,
-    layers: Any = None,
+    layers: int | Iterable[int] | None = None,
     together: bool = False,
     at_once: int = 32,
+    tokenizer: Any = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Effect:
-    """Cut the attention to `keys` in every head of every layer by itself.
+    """Measure the effect on the next token of an attention knockout in every head, one by one.
 
-        changed = effect(model, inputs, keys=hash, answer=answer)
-        changed.logprob                      # [batch, layers, heads]
+    Args:
+        model: A transformers model.
+        inputs: The arguments of the model: the prompt, followed by the answer if there is one.
+        keys, text, queries, layers, tokenizer: As in `knockout`.
+        answer: Bool [batch, keys], the tokens of the answer; the next token is the first of them.
+            Default: no answer, and the next token is the one after the text.
+        together: Whether to knock out all heads of a layer at once, for one number per layer.
+        at_once: Largest number of sequences of a forward pass.
+        progress: A function that gets the number of finished layers and of all layers; default:
+            a line on standard error every 10 seconds.
 
-    inputs    of the model: the prompt, and behind it the answer, if there is one
-    keys, queries, layers
-              as of `knockout`
-    answer    bool tensor [batch, keys]: the tokens of the answer. The next token is the first of
-              them; without an answer, what comes after the text
-    together  cut all heads of a layer at once: one number for each layer
-    at_once   sequences of a forward pass, at most
+    Returns:
+        An `Effect`: `kl` and `logprob`, [batch, layers, heads].
+
+    Raises:
+        InputError: An argument has a wrong shape or value.
+        ModelError: The attention of this model cannot be changed.
+
+    Example:
+        >>> import attnscope
+        >>> model, tokenizer = attnscope.load("zoo:spatial-phys")
+        >>> inputs = tokenizer("The ball is left of the box.", return_tensors="pt")
+        >>> attnscope.effect(model, inputs, text="ball", layers=[0, 1]).kl.shape
+        torch.Size([1, 2, 12])
     """
     ids = inputs["input_ids"]
     B = ids.shape[0]
+    choice = KeyChoice.of(model, keys, text, tokenizer)
+    keys = choice.in_text(B, ids.shape[1], ids, inputs.get("attention_mask"))
+    report = progress or _lines()
     where = _positions(ids, inputs.get("attention_mask"), answer)
     with watch(model, layers=layers, queries="last") as scope:
         plain = _LogProbs.of(model, inputs, where)
@@ -96,7 +121,8 @@ def effect(
             heads=dict(layers_and_heads),
         )
     logprobs, divergences = [], []
-    for layer, H in layers_and_heads:
+    for done, (layer, H) in enumerate(layers_and_heads):
+        report(done, len(layers_and_heads))
         cuts = torch.ones(1, H, dtype=torch.bool) if together else torch.eye(H, dtype=torch.bool)
         step = max(1, at_once // B)
         for at in range(0, len(cuts), step):
@@ -105,7 +131,7 @@ def effect(
             batch = {name: _tile_batch(value, n) for name, value in inputs.items()}
             cut = knockout(
                 model,
-                keys=_tile_batch(torch.as_tensor(keys), n),
+                keys=_tile_batch(keys, n),
                 queries=_tile_batch(queries, n),
                 layers=[layer],
                 heads=some.repeat_interleave(B, 0),
@@ -123,6 +149,19 @@ def effect(
         logprob=None if answer is None else logprob,
         kl=kl,
     )
+
+
+def _lines() -> Callable[[int, int], None]:
+    """Print progress on standard error: a line every 10 seconds, none if it takes less."""
+    printed = time.monotonic()
+
+    def report(done: int, layers: int) -> None:
+        nonlocal printed
+        if time.monotonic() - printed >= 10:
+            printed = time.monotonic()
+            print(f"effect: {done} of {layers} layers", file=sys.stderr, flush=True)
+
+    return report
 
 
 def _tile_batch(value: Any, n: int) -> Any:
@@ -151,14 +190,8 @@ def _positions(ids: Tensor, real: Tensor | None, answer: Tensor | None) -> _Posi
     if answer is None:
         return _Positions(ids, torch.zeros_like(real_tokens), last)
     if answer.shape != ids.shape or answer.dtype != torch.bool:
-        raise InputError(
-            f"answer must be a bool tensor with the shape of input_ids, {list(ids.shape)}; got "
-            f"{str(answer.dtype).removeprefix('torch.')} {list(answer.shape)}",
-            code="wrong-shape",
-            argument="answer",
-            shape=list(answer.shape),
-            expected=list(ids.shape),
-        )
+        expected = f"a bool tensor {list(ids.shape)}, the shape of input_ids"
+        raise wrong_shape("answer", expected, answer)
     answer = answer.to(ids.device) & real_tokens
     first = torch.where(answer, order, ids.shape[1]).amin(1)
     before = torch.where(real_tokens, order, ids.shape[1]).amin(1)

@@ -1,8 +1,9 @@
-"""`knockout`: some queries can no longer look at some keys."""
+"""`knockout`: some queries can no longer attend to some keys."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -12,10 +13,13 @@ from attnscope.interventions.score_bias import bias_scores
 def knockout(
     model: nn.Module,
     *,
-    keys: Tensor,
+    keys: Tensor | Sequence[int] | None = None,
+    text: str | None = None,
     queries: str | Tensor = "all",
     layers: int | Iterable[int] | None = None,
     heads: int | Iterable[int] | Tensor | None = None,
+    part: str | None = None,
+    tokenizer: Any = None,
 ) -> AbstractContextManager[None]:
     """Remove the attention of some queries to some keys, inside a `with` block.
 
@@ -25,13 +29,18 @@ def knockout(
 
     Args:
         model: A transformers model.
-        keys: Bool [batch, keys], the keys to hide. Tokens after the last column stay visible.
+        keys: The keys to hide: bool [batch, keys], where tokens after the last column stay
+            visible; or positions such as [4, 5], if the batch has one sequence.
+        text: Words of the prompt, in place of `keys`: every place that has them is hidden.
         queries: The queries that no longer see them: "all"; "last": the last prompt token;
             "generated"; "predicts": the last prompt token and the generated ones; or a bool
             tensor [batch, keys]. Default: "all".
         layers: The layers to change, in the model's own numbering; default: all.
         heads: The heads to change, numbered from 0, or a bool tensor [batch, heads] with a choice
             for each sequence; default: all.
+        part: For a model with an encoder and a decoder: "encoder", "decoder" or "cross", whose
+            keys are the encoder's tokens and whose queries are the decoder's.
+        tokenizer: The tokenizer, for `text`; default: that of `attnscope.load`.
 
     Returns:
         A context manager. The model is unchanged after the block.
@@ -44,13 +53,20 @@ def knockout(
         >>> import attnscope
         >>> model, tokenizer = attnscope.load("zoo:spatial-phys")
         >>> inputs = tokenizer("The ball is left of the box.", return_tensors="pt")
-        >>> ball = inputs.input_ids == inputs.input_ids[0, 1]
-        >>> with attnscope.knockout(model, keys=ball, queries="last"):
+        >>> with attnscope.knockout(model, text="ball", queries="last"):
         ...     with attnscope.watch(model, queries="last") as scope:
         ...         _ = model(**inputs)
         >>> float(scope.received(0)[0, :, 1].sum())  # the last token no longer attends to it
         0.0
     """
     return bias_scores(
-        model, bias=-math.inf, queries=queries, keys=keys, layers=layers, heads=heads
+        model,
+        bias=-math.inf,
+        keys=keys,
+        text=text,
+        tokenizer=tokenizer,
+        queries=queries,
+        layers=layers,
+        heads=heads,
+        part=part,
     )

@@ -9,28 +9,39 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import combinations
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from attnscope.capture import hooks, sites
-from attnscope.capture.checkpointing import backward_inside
-from attnscope.capture.generation import CompletionSpan, GenerationTracker, tracking_generate
-from attnscope.capture.geometry import Geometry
-from attnscope.capture.hook_registry import CapturedCall
-from attnscope.capture.query_selection import Queries, counted_queries, parse
-from attnscope.capture.sites import Site
-from attnscope.errors import InputError
+from attnscope.errors import InputError, is_int, unknown, wrong_shape
+from attnscope.interception import sites
+from attnscope.interception.forward_pass import ForwardPass
+from attnscope.interception.generation import CompletionSpan, GenerationTracker, tracking_generate
+from attnscope.interception.geometry import Geometry
+from attnscope.interception.hooks import Hook
+from attnscope.interception.intercept import register
+from attnscope.interception.sites import Site
+from attnscope.interventions.key_choice import KeyChoice
 from attnscope.kernels import AttentionCall, VisibleRanges
 from attnscope.kernels.call import ScoreBias
+from attnscope.scope.queries import Queries, counted_queries, parse
 
 
 @contextmanager
 def bias_scores(
-    model: nn.Module, *, bias: float, queries: Any, keys: Any, layers: Any, heads: Any
+    model: nn.Module,
+    *,
+    bias: float,
+    keys: Any,
+    text: str | None,
+    tokenizer: Any,
+    queries: Any,
+    layers: Any,
+    heads: Any,
+    part: str | None,
 ) -> Iterator[None]:
     """Add `bias` to these scores, inside a `with` block."""
     model_sites = sites.find(model)
@@ -42,44 +53,40 @@ def bias_scores(
             code="unsupported-queries",
             queries=queries,
         )
-    if len(model_sites.stacks) > 1:
-        raise InputError(
-            "this model has an encoder and a decoder, each with its own keys; apply the "
-            "intervention to model.get_encoder() or model.get_decoder()",
-            code="more-than-one-stack",
-            stacks=len(model_sites.stacks),
-        )
+    chosen = _sites_of_part(model_sites, part, layers)
+    stack = next(iter(chosen)).stack
     change = ScoreBiasHook(
         queries=parsed,
-        keys=_key_mask(keys),
-        layers=sites.validate_layers(model_sites, layers),
+        keys=KeyChoice.of(model, keys, text, tokenizer),
+        sites=chosen,
         heads=_head_mask(heads),
         bias=bias,
-        base=model_sites.base_model,
+        bases=model_sites.base_models,
+        stack=stack,
     )
     with (
         tracking_generate([change.generation]),
-        backward_inside([model_sites.base_model], model_sites.modules, changes=True),
-        hooks.register(model_sites, observer=change, change=change, layers=change.layers),
+        register(model_sites, change, rewritten=chosen),
     ):
         yield
 
 
-def _key_mask(keys: Any) -> Tensor:
-    mask = torch.as_tensor(keys)
-    if mask.dtype != torch.bool or mask.ndim != 2:
+def _sites_of_part(model_sites: sites.Sites, part: str | None, layers: Any) -> frozenset[Site]:
+    """The chosen sites of one part of the model; by default, of its only self-attention."""
+    parts = sorted({site.part for site in model_sites.all_sites})
+    if part is None and len(model_sites.stacks) > 1:
         raise InputError(
-            "keys must be a bool tensor [batch, keys]; got "
-            f"{str(mask.dtype).removeprefix('torch.')} {list(mask.shape)}",
-            code="wrong-shape",
-            argument="keys",
-            shape=list(mask.shape),
+            "this model has an encoder and a decoder, each with its own text; choose one "
+            f"attention with part=: {', '.join(parts)} (keys of 'cross' are encoder tokens)",
+            code="encoder-decoder",
+            parts=parts,
         )
-    if not bool(mask.any()):
-        raise InputError(
-            "keys is False everywhere; set it to True for at least one key", code="no-keys"
-        )
-    return mask.detach().cpu()
+    part = model_sites.stacks[0] if part is None else part
+    if part not in parts:
+        raise unknown("part", part, parts)
+    of_part = [site for site in model_sites.all_sites if site.part == part]
+    layers = sites.validate_layers(replace(model_sites, all_sites=of_part), layers)
+    return frozenset(site for site in of_part if site.layer in layers)
 
 
 def _head_mask(heads: Any) -> Tensor | list[int] | None:
@@ -93,7 +100,7 @@ def _head_mask(heads: Any) -> Tensor | list[int] | None:
             "heads=[] selects no head; leave heads out to select all of them", code="no-heads"
         )
     for head in chosen_heads:
-        if isinstance(head, bool) or not isinstance(head, int) or head < 0:
+        if not is_int(head):
             raise InputError(
                 f"unknown head {head!r}; heads are whole numbers, counted from 0",
                 code="unknown-head",
@@ -102,34 +109,39 @@ def _head_mask(heads: Any) -> Tensor | list[int] | None:
     return chosen_heads
 
 
-class ScoreBiasHook:
+class ScoreBiasHook(Hook):
     """The hook of one intervention: it rewrites the attention calls of the chosen layers."""
-
-    needs_geometry = True
 
     def __init__(
         self,
         *,
         queries: Queries,
-        keys: Tensor,
-        layers: frozenset[int],
+        keys: KeyChoice,
+        sites: frozenset[Site],
         heads: Tensor | list[int] | None,
         bias: float,
-        base: nn.Module,
+        bases: dict[str, nn.Module],
+        stack: str,
     ):
         self.queries = queries
-        self.keys = keys
-        """bool [B, keys] on the CPU."""
-        self.layers = layers
+        self.choice = keys
+        self.keys = torch.zeros(0, 0, dtype=torch.bool)
+        """bool [B, keys] on the CPU: the keys in the current text."""
+        self.sites = sites
         self.heads = heads
         self.bias = bias
-        self.generation = GenerationTracker(base, self._clear)
         self.cache: dict[Any, tuple[VisibleRanges, tuple[ScoreBias, ...], Geometry]] = {}
         """Results that layers of one pass share, by their input."""
+        self.bases = bases
+        self.passes: dict[str, ForwardPass] = {}
+        """By stack: the inputs of its last forward pass."""
+        self.stack = stack
+        """The stack that the queries belong to."""
+        self.generation = GenerationTracker(bases[stack], self.cache.clear)
 
-    def __call__(self, site: Site, call: AttentionCall, frame: Geometry) -> AttentionCall:
+    def rewrite_call(self, site: Site, call: AttentionCall, frame: Geometry) -> AttentionCall:
         """The call with the bias added."""
-        if site.kind != "self" or site.layer not in self.layers:
+        if site not in self.sites:
             return call
         H = call.q.shape[1]
         key = call.visible, call.score_biases, id(frame), H
@@ -154,9 +166,8 @@ class ScoreBiasHook:
         if self.bias == -math.inf:
             _check_visible_keys(call, frame, rows, keys[:, None] & heads[..., None])
             if self.queries.name == "all" and self.heads is None:
-                return _mask_keys(
-                    call.visible, keys.to(device, non_blocking=True)
-                ), call.score_biases
+                hidden = keys.to(device, non_blocking=True)
+                return _mask_keys(call.visible, hidden), call.score_biases
         bias = torch.zeros(frame.batch, heads.shape[1], frame.keys)
         bias.masked_fill_(keys[:, None] & heads[..., None], self.bias)
         if rows is not None:
@@ -167,13 +178,11 @@ class ScoreBiasHook:
     def _completion_of(self, frame: Geometry) -> CompletionSpan:
         """Which tokens of a frame are prompt, and which of them is its last."""
         completion = self.generation.span(frame.first_query, frame.queries)
-        prompt = self.generation.prompt
+        prompt, by_role = self.generation.prompt, self.queries.name in ("last", "predicts")
         if prompt is not None:
-            by_role = self.queries.name in ("last", "predicts")
-            return CompletionSpan(
-                prompt.end, completion.turn, last=prompt.last if by_role else None
-            )
-        if self.generation.prefill_passes > 1 and self.queries.name in ("last", "predicts"):
+            last = prompt.last if by_role else None
+            return CompletionSpan(prompt.end, completion.turn, last=last)
+        if self.generation.prefill_passes > 1 and by_role:
             raise InputError(
                 f"queries={self.queries.name!r}: this pass adds {frame.queries} tokens after a "
                 "pass of several tokens, so the last token of the prompt is not known; call "
@@ -186,20 +195,37 @@ class ScoreBiasHook:
 
     def _keys_in_pass(self, frame: Geometry) -> Tensor:
         """bool [B, K]: the keys meant, among those of a frame; tokens beyond the given are not."""
+        fed = self._tokens_fed(frame)
+        if frame.first_query == 0:
+            self.keys = self._keys_of_text(frame, fed)
         B, n = self.keys.shape
-        prompt, fed = self.generation.prompt, frame.queries
-        fed = fed if prompt is None else min(fed, prompt.end)
-        if frame.batch != B or (frame.first_query == 0 and n < fed):
-            raise InputError(
-                f"keys has shape {[B, n]}; this forward pass has batch {frame.batch} and "
-                f"{fed} tokens, so it must be [{frame.batch}, {fed}]",
-                code="wrong-shape",
-                argument="keys",
-                shape=[B, n],
-                expected=[frame.batch, fed],
-            )
+        wrong = n != fed if frame.cross else frame.first_query == 0 and n < fed
+        if frame.batch != B or wrong:
+            raise wrong_shape("keys", f"[{frame.batch}, {fed}] as this forward pass", self.keys)
         keys = self.keys[:, frame.first_key : frame.first_key + frame.keys]
         return pad(keys, (0, frame.keys - keys.shape[1]))
+
+    def _tokens_fed(self, frame: Geometry) -> int:
+        """The number of tokens that the keys of a new text must cover."""
+        if frame.cross:
+            return frame.keys
+        prompt = self.generation.prompt
+        return frame.queries if prompt is None else min(frame.queries, prompt.end)
+
+    def _keys_of_text(self, frame: Geometry, fed: int) -> Tensor:
+        """The keys of a text whose first tokens this pass feeds."""
+        other = next((stack for stack in self.bases if stack != self.stack), None)
+        text = self.passes.get(other if frame.cross and other else self.stack, ForwardPass())
+        prompt = self.generation.prompt
+        if self.choice.mask is None and not frame.cross and prompt is not None and fed < prompt.end:
+            raise InputError(
+                f"the first pass of generate feeds {fed} of {prompt.end} prompt tokens, so words "
+                "and positions cannot be found in it; give keys as a bool tensor [batch, keys], "
+                "or generate without prefill_chunk_size",
+                code="prompt-in-pieces",
+            )
+        ids = None if frame.cross and other is None else text.tokens
+        return self.choice.in_text(frame.batch, fed, ids, text.padding)
 
     def _heads_in_call(self, call: AttentionCall, frame: Geometry) -> Tensor:
         """bool [B or 1, H or 1]: the heads meant."""
@@ -208,42 +234,31 @@ class ScoreBiasHook:
             return torch.ones(1, 1, dtype=torch.bool)
         if isinstance(self.heads, Tensor):
             if self.heads.shape != (frame.batch, H):
-                raise InputError(
-                    f"heads has shape {list(self.heads.shape)}; layer {call.layer} has {H} heads "
-                    f"in a batch of {frame.batch}, so it must be [{frame.batch}, {H}]",
-                    code="wrong-shape",
-                    argument="heads",
-                    shape=list(self.heads.shape),
-                    expected=[frame.batch, H],
-                )
+                expected = f"[{frame.batch}, {H}] (batch, heads) in layer {call.layer}"
+                raise wrong_shape("heads", expected, self.heads)
             return self.heads
-        unknown = [head for head in self.heads if head >= H]
-        if unknown:
+        if max(self.heads) >= H:
             raise InputError(
-                f"unknown head {unknown[0]}; layer {call.layer} has heads 0–{H - 1}",
+                f"unknown head {max(self.heads)}; layer {call.layer} has heads 0–{H - 1}",
                 code="unknown-head",
-                value=unknown[0],
+                value=max(self.heads),
                 layer=call.layer,
             )
         return torch.isin(torch.arange(H), torch.tensor(self.heads))[None]
 
-    def begin(self, stack: str, cache: Any) -> None:
+    def begin(self, stack: str, forward_pass: ForwardPass) -> None:
         """A forward pass begins."""
-        self.generation.begin_pass()
-        self._clear()
+        self.passes[stack] = forward_pass
+        if stack == self.stack:
+            self.generation.begin_pass()
+        self.cache.clear()
 
     def wants(self, site: Site) -> bool:
         """False: this hook rewrites calls and captures none."""
         return False
 
-    def on_call(self, captured: CapturedCall) -> None:
-        """Never called."""
-
     def end(self, stack: str, *, finished: bool) -> None:
         """A forward pass is over."""
-        self._clear()
-
-    def _clear(self) -> None:
         self.cache.clear()
 
 
@@ -258,35 +273,32 @@ def _check_visible_keys(
 ) -> None:
     """Raise if a query keeps no visible key, with earlier knockouts included.
 
-    `rows` bool [B, Q] or None for all, `hidden` bool [B, 1 or H, K], on the CPU. Of the knockouts
-    before, every combination is tried: the one that holds for a query and head is among them.
+    `rows` bool [B, Q] or None for all, `hidden` bool [B, 1 or H, K], on the CPU. Queries to which
+    the same knockouts apply are checked together.
     """
+    everything = torch.ones(frame.batch, frame.queries, dtype=torch.bool)
     if rows is None:
-        rows = torch.ones(frame.batch, frame.queries, dtype=torch.bool)
-        if frame.real_queries is not None:
-            rows = frame.real_queries
-    earlier = [
-        added_bias for added_bias in call.score_biases if bool((added_bias.bias == -math.inf).any())
-    ]
-    for n in range(len(earlier) + 1):
-        for some in combinations(earlier, n):
-            queries, masked = rows, hidden
-            for added_bias in some:
-                masked = masked | (added_bias.bias == -math.inf).cpu()
-                if added_bias.queries is not None:
-                    queries = queries & added_bias.queries.cpu()
-            n_visible = _n_visible(frame, call.visible, masked)
-            if bool(((n_visible == 0) & queries[:, None]).any()):
-                b, _, i = ((n_visible == 0) & queries[:, None]).nonzero()[0].tolist()
-                raise InputError(
-                    f"the knockout would hide every key from the token at position "
-                    f"{frame.first_query + i} of sequence {b} in layer {call.layer}; leave it a "
-                    "key (for example itself), or remove it from queries",
-                    code="no-visible-key",
-                    position=frame.first_query + i,
-                    sequence=b,
-                    layer=call.layer,
-                )
+        rows = everything if frame.real_queries is None else frame.real_queries
+    knockouts = [(rows, hidden)]
+    for earlier in call.score_biases:
+        if bool((masked := earlier.bias == -math.inf).any()):
+            queries = everything if earlier.queries is None else earlier.queries.cpu()
+            knockouts.append((queries, masked.cpu()))
+    applies = torch.stack([queries for queries, _ in knockouts])  # [knockouts, B, Q]
+    for which in {tuple(column) for column in applies[:, rows].T.tolist()}:
+        masks = (mask for (_, mask), applied in zip(knockouts, which, strict=True) if applied)
+        n_visible = _n_visible(frame, call.visible, reduce(torch.logical_or, masks))
+        selected = (applies == torch.tensor(which)[:, None, None]).all(0)
+        for b, _, i in ((n_visible == 0) & selected[:, None]).nonzero()[:1].tolist():
+            raise InputError(
+                f"the knockout would hide every key from the token at position "
+                f"{frame.first_query + i} of sequence {b} in layer {call.layer}; leave it a "
+                "key (for example itself), or remove it from queries",
+                code="no-visible-key",
+                position=frame.first_query + i,
+                sequence=b,
+                layer=call.layer,
+            )
 
 
 def _n_visible(frame: Geometry, visible: VisibleRanges, hidden: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """`steer`: some keys get more attention, or less."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -13,10 +14,13 @@ from attnscope.interventions.score_bias import bias_scores
 def steer(
     model: nn.Module,
     *,
-    keys: Tensor,
     factor: float,
+    keys: Tensor | Sequence[int] | None = None,
+    text: str | None = None,
     layers: int | Iterable[int] | None = None,
     heads: int | Iterable[int] | Tensor | None = None,
+    part: str | None = None,
+    tokenizer: Any = None,
 ) -> AbstractContextManager[None]:
     """Scale the attention on some keys up or down, inside a `with` block.
 
@@ -25,11 +29,13 @@ def steer(
 
     Args:
         model: A transformers model.
-        keys: Bool [batch, keys], the keys to scale. Tokens after the last column stay the same.
         factor: A number above 0; 1 changes nothing. To remove keys, use `knockout`.
+        keys, text: The keys to scale, as in `knockout`: a bool tensor [batch, keys], positions of
+            one sequence, or words of the prompt.
         layers: The layers to change, in the model's own numbering; default: all.
         heads: The heads to change, numbered from 0, or a bool tensor [batch, heads] with a choice
             for each sequence; default: all.
+        part, tokenizer: As in `knockout`.
 
     Returns:
         A context manager. The model is unchanged after the block.
@@ -42,10 +48,9 @@ def steer(
         >>> import attnscope
         >>> model, tokenizer = attnscope.load("zoo:spatial-phys")
         >>> inputs = tokenizer("The ball is left of the box.", return_tensors="pt")
-        >>> ball = inputs.input_ids == inputs.input_ids[0, 1]
         >>> with attnscope.watch(model, layers=0) as before:
         ...     _ = model(**inputs)
-        >>> with attnscope.steer(model, keys=ball, factor=3.0), attnscope.watch(model) as after:
+        >>> with attnscope.steer(model, text="ball", factor=3.0), attnscope.watch(model) as after:
         ...     _ = model(**inputs)
         >>> bool((after.received(0)[0, :, 1] > before.received(0)[0, :, 1]).all())
         True
@@ -59,5 +64,14 @@ def steer(
             argument="factor",
             value=factor,
         )
-    bias = math.log(factor)
-    return bias_scores(model, bias=bias, queries="all", keys=keys, layers=layers, heads=heads)
+    return bias_scores(
+        model,
+        bias=math.log(factor),
+        keys=keys,
+        text=text,
+        tokenizer=tokenizer,
+        queries="all",
+        layers=layers,
+        heads=heads,
+        part=part,
+    )

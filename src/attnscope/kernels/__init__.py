@@ -1,13 +1,17 @@
 """Attention statistics without the attention matrix.
 
-`reduce(KernelRows) -> AttentionSums` sums over rows; `by_query(KernelRows, PerQueryRequest) ->
-PerQueryResult` returns numbers per row. There are three kernels: `reference` is the definition
-(dense, float64), `streaming` runs on any device (mostly `numba_kernel` on a CPU; `one_row` for
-numbers per row), `triton` on CUDA.
+Each backend is a module with three functions: `reduce` sums over rows, `by_query` returns numbers
+per row, `exact_lse` prepares partial rows. `KernelRows` lists the legal inputs.
+
+- `reference`: the definition, dense and in float64; for short texts.
+- `streaming`: complete, in torch, on any device. It uses `numba_kernel` for most calls on a CPU.
+- `triton`: CUDA. It uses `streaming` for float32 and for biases by key and distance.
 """
 
 import os
+from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Protocol, cast
 
 import torch
@@ -18,6 +22,8 @@ from attnscope.kernels.call import (
     AttentionCall,
     AttentionSums,
     KernelRows,
+    RowBlock,
+    ScoreSpec,
     VisibleRanges,
     has_triton,
 )
@@ -30,9 +36,12 @@ __all__ = [
     "KernelRows",
     "PerQueryRequest",
     "PerQueryResult",
+    "RowBlock",
+    "ScoreSpec",
     "VisibleRanges",
     "choose",
     "exact_lse",
+    "installed_kernels",
     "kernel",
     "layers_kernel",
     "per_query_kernel",
@@ -41,10 +50,17 @@ __all__ = [
 BACKENDS = ("reference", "streaming", "triton")
 
 
-class Reduce(Protocol):
-    """The type of a kernel: the sums over some rows."""
+class Backend(Protocol):
+    """The functions of a backend's module."""
 
-    def __call__(self, rows: KernelRows) -> AttentionSums: ...
+    def reduce(self, rows: KernelRows) -> AttentionSums:
+        """The sums over some rows."""
+
+    def by_query(self, rows: KernelRows, request: PerQueryRequest) -> PerQueryResult:
+        """The requested numbers of every row."""
+
+    def exact_lse(self, rows: KernelRows) -> tuple[Tensor, Tensor]:
+        """The log-sum-exp of full rows in float64, and the largest error of the given one."""
 
 
 def choose(backend: str, device: torch.device) -> str:
@@ -69,45 +85,40 @@ def choose(backend: str, device: torch.device) -> str:
     return backend
 
 
-class ExactLse(Protocol):
-    """The log-sum-exp of full rows in float64, and the largest error of the given one [B, H]."""
-
-    def __call__(self, rows: KernelRows) -> tuple[Tensor, Tensor]: ...
-
-
-def exact_lse(backend: str) -> ExactLse:
-    """The `exact_lse` of a kernel, which sampling needs before rows are split."""
-    return cast(ExactLse, import_module(f"attnscope.kernels.{backend}").exact_lse)
-
-
-def kernel(backend: str) -> Reduce:
-    """The `reduce` of a kernel, imported when it is first used."""
-    return cast(Reduce, import_module(f"attnscope.kernels.{backend}").reduce)
+def installed_kernels() -> dict[str, str]:
+    """The fastest installed kernel for a CPU and for CUDA, or what to install for a faster one."""
+    numba = "torch, slower than numba: pip install 'attnscope[cpu]'"
+    triton = "torch, slower than triton: pip install triton"
+    return {
+        "kernel on a CPU": "numba" if find_spec("numba") is not None else numba,
+        "kernel on CUDA": "triton" if has_triton() else triton,
+    }
 
 
-class ReduceLayers(Protocol):
-    """The sums of several layers that differ only in q, k and lse; None if the layers must be
-    stacked first."""
-
-    def __call__(
-        self, rows: KernelRows, q: list[Tensor], k: list[Tensor], lse: list[Tensor], first: int
-    ) -> AttentionSums | None: ...
+def _backend(name: str) -> Backend:
+    """The module of a backend, imported when it is first used."""
+    return cast(Backend, import_module(f"attnscope.kernels.{name}"))
 
 
-def layers_kernel(backend: str) -> ReduceLayers | None:
-    """The kernel for layers in separate tensors; None if the backend has none."""
+def kernel(backend: str) -> Callable[[KernelRows], AttentionSums]:
+    """The `reduce` of a backend."""
+    return _backend(backend).reduce
+
+
+def per_query_kernel(backend: str) -> Callable[[KernelRows, PerQueryRequest], PerQueryResult]:
+    """The `by_query` of a backend."""
+    return _backend(backend).by_query
+
+
+def exact_lse(backend: str) -> Callable[[KernelRows], tuple[Tensor, Tensor]]:
+    """The `exact_lse` of a backend, which sampling needs before rows are split."""
+    return _backend(backend).exact_lse
+
+
+def layers_kernel(backend: str) -> Callable[..., AttentionSums | None] | None:
+    """The kernel for layers in separate tensors, `triton.reduce_layers`; None if there is none."""
     if backend != "triton":
         return None
-    return cast(ReduceLayers, import_module(f"attnscope.kernels.{backend}").reduce_layers)
+    from attnscope.kernels import triton
 
-
-class ReducePerQuery(Protocol):
-    """The requested numbers of every row."""
-
-    def __call__(self, rows: KernelRows, request: PerQueryRequest) -> PerQueryResult: ...
-
-
-def per_query_kernel(backend: str) -> ReducePerQuery:
-    """The `by_query` of a kernel."""
-    module = backend if backend in ("reference", "triton") else "one_row"
-    return cast(ReducePerQuery, import_module(f"attnscope.kernels.{module}").by_query)
+    return triton.reduce_layers

@@ -17,14 +17,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attnscope.kernels.autocast import without_autocast
-from attnscope.kernels.call import (
-    AttentionCall,
-    VisibleRanges,
-    distance_index,
-    has_triton,
-    total_score_bias,
+from attnscope.kernels.call import AttentionCall, KernelRows, has_triton
+from attnscope.kernels.scores import (
+    block_biases,
+    block_mask,
+    block_scores,
+    key_blocks,
+    masked_spans,
 )
-from attnscope.kernels.tile_plan import BoundedCache, Tile, balanced_step, make_tiles, tile_mask
+from attnscope.kernels.tile_plan import BoundedCache, Tile, balanced_step, make_tiles
 
 # Queries of one tile: maximum, minimum, and the length below which texts are not split.
 BLOCK, LEAST, UNCUT = 256, 64, 192
@@ -96,7 +97,7 @@ def triton_attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp by our Triton kernel, imported when first used."""
     from attnscope.kernels import triton
 
-    return triton.attend(call)
+    return triton.attend(_rows_of(call), call.v)
 
 
 def _sdpa(call: AttentionCall, dropout: float) -> Tensor:
@@ -192,21 +193,19 @@ def _flash_cpu(
 
 def _by_blocks(call: AttentionCall, dropout: float = 0.0) -> tuple[Tensor, Tensor | None]:
     """Plain attention for any visible ranges, tile by tile."""
-    out, lse = _empty(call)
+    rows, (out, lse) = _rows_of(call), _empty(call)
     Q, K = call.q.shape[2], call.k.shape[2]
     per_group = call.q.shape[1] // call.k.shape[1]
     fused = call.q.device.type == "cpu" and not dropout
     # Small tiles waste less on future keys; very short texts are one tile.
-    rows = Q if Q < UNCUT else max(LEAST, min(BLOCK, Q // 8))
-    for tile in chain.from_iterable(_tiles(call.visible, rows, MASK // K)):
+    step = Q if Q < UNCUT else max(LEAST, min(BLOCK, Q // 8))
+    for tile in _tiles(rows, step, MASK // K):
         if tile.empty:
             continue
         index = tile.sequences, slice(None), tile.rows
         keys = tile.sequences, slice(None), slice(tile.low, tile.high)
         q, k, v = call.q[index], call.k[keys], call.v[keys]
-        bias = _biases(call, tile, q.dtype)
-        if bias is not None and q.dtype == torch.float64:
-            bias = bias.double()  # the operator takes no mask of another width
+        bias = _bias(rows, tile, q.dtype)
         if fused:
             out[index], lse[index] = _flash_cpu(q, k, v, call.scale, causal=False, bias=bias)
             continue
@@ -215,37 +214,56 @@ def _by_blocks(call: AttentionCall, dropout: float = 0.0) -> tuple[Tensor, Tenso
         some = F.scaled_dot_product_attention(
             q, k, v, attn_mask=bias, dropout_p=dropout, scale=call.scale
         )
-        out[index] = torch.where(_any_visible(call.visible, tile), some, 0.0)
+        start, stop = (bound[tile.sequences, None, tile.rows, None] for bound in rows.bounds()[:2])
+        out[index] = torch.where(stop > start, some, 0.0)
     return out, lse if fused else None
 
 
 def _by_scores(call: AttentionCall, dropout: float = 0.0) -> tuple[Tensor, Tensor | None]:
     """Attention with a soft-cap or sinks: explicit scores of a few rows at a time."""
-    out, all_lse = _empty(call)
-    H, most = call.q.shape[1], max(1, SCORES // (call.q.shape[1] * call.k.shape[2]))
-    for tiles in _tiles(call.visible, min(BLOCK, most), most):
-        some = tiles[0].sequences
-        k, v = (t[some].repeat_interleave(H // t.shape[1], 1) for t in (call.k, call.v))
-        for tile in tiles:
-            index, keys = (some, slice(None), tile.rows), slice(tile.low, tile.high)
-            if tile.empty:
-                if call.sinks is not None:
-                    all_lse[index] = call.sinks.float()[:, None]
-                continue
-            x = (call.q[index] @ k[:, :, keys].transpose(2, 3)).float() * call.scale
-            if call.softcap is not None:
-                x = call.softcap * torch.tanh(x / call.softcap)
-            bias = _biases(call, tile, torch.float32)
-            if bias is not None:
-                x = x + bias
-            lse = torch.logsumexp(x, -1, keepdim=True)
-            if call.sinks is not None:
-                lse = torch.logaddexp(lse, call.sinks.float()[:, None, None])
-            p = torch.exp(x - lse.clamp(min=torch.finfo(torch.float32).min))
-            p = F.dropout(p, dropout)
-            out[index] = p.to(v.dtype) @ v[:, :, keys]
-            all_lse[index] = lse[..., 0].where(lse[..., 0] > -math.inf, 0.0)
+    rows, (out, all_lse) = _rows_of(call), _empty(call)
+    R = call.q.shape[1] // call.k.shape[1]
+    if call.sinks is not None:
+        all_lse += call.sinks.detach()[:, None]  # of rows without visible keys
+    small = [[False] * call.k.shape[1]] * len(call.k)
+    for tile, heads, keys in key_blocks(rows, small, SCORES):
+        x = block_scores(rows, tile, heads, keys, -math.inf)
+        lse = torch.logsumexp(x, -1, keepdim=True)
+        if call.sinks is not None:
+            lse = torch.logaddexp(lse, call.sinks[heads, None, None].to(x.dtype))
+        p = torch.exp(x - lse.clamp(min=torch.finfo(torch.float32).min))
+        p = F.dropout(p, dropout).to(call.v.dtype)
+        B, H, T, K = p.shape
+        groups = slice(heads.start // R, heads.stop // R)
+        v = call.v[tile.sequences, groups, tile.low : tile.high]
+        index = tile.sequences, heads, tile.rows
+        out[index] = (p.view(B, H // R, R * T, K) @ v).view(B, H, T, -1)
+        all_lse[index] = lse[..., 0].where(lse[..., 0] > -math.inf, 0.0).float()
     return out, None if dropout else all_lse
+
+
+def _rows_of(call: AttentionCall) -> KernelRows:
+    """All queries of a call; layers with the same mask share the bounds."""
+    visible, Q = call.visible, call.q.shape[2]
+    key = "self_key", call.first
+    if key not in visible.cache:
+        self_key = torch.arange(call.first, call.first + Q, device=call.q.device)
+        visible.cache[key] = self_key.int().expand(len(call.q), -1)
+    return KernelRows(
+        q=call.q,
+        k=call.k,
+        scale=call.scale,
+        start=visible.start,
+        stop=visible.stop,
+        self_key=visible.cache[key],
+        real=visible.real,
+        softcap=call.softcap,
+        sinks=call.sinks,
+        key_bias=call.key_bias,
+        distance_bias=call.distance_bias,
+        score_biases=call.score_biases,
+        cache=visible.cache,
+    )
 
 
 def _empty(call: AttentionCall) -> tuple[Tensor, Tensor]:
@@ -255,62 +273,32 @@ def _empty(call: AttentionCall) -> tuple[Tensor, Tensor]:
     return out, call.q.new_zeros((B, H, Q), dtype=torch.float32)
 
 
-def _tiles(visible: VisibleRanges, rows: int, most: int) -> list[list[Tile]]:
-    """Tiles of up to `rows` queries per sequence and `most` in total; cached for all layers."""
-    key = "pieces", rows, most
-    if key not in visible.cache:
-        B, Q = visible.start.shape
-        rows = min(rows, Q)
-        visible.cache[key] = make_tiles(
-            visible.start, visible.stop, balanced_step(B, most // rows), rows
-        )
-    tiles: list[list[Tile]] = visible.cache[key]
-    return tiles
+def _tiles(rows: KernelRows, step: int, most: int) -> list[Tile]:
+    """Tiles of up to `step` queries per sequence and `most` in total; cached for all layers."""
+    key = "attend", step, most
+    if key not in rows.cache:
+        B, _, Q, _ = rows.q.shape
+        step = min(step, Q)
+        tiles = make_tiles(*rows.bounds(), balanced_step(B, most // step), step)
+        rows.cache[key] = list(chain.from_iterable(tiles))
+    result: list[Tile] = rows.cache[key]
+    return result
 
 
-def _biases(call: AttentionCall, tile: Tile, dtype: torch.dtype) -> Tensor | None:
-    """The sum of mask and biases of a tile, broadcast to [sequences, heads, rows, keys].
-
-    A mask alone has the given dtype; biases are added in float32.
-    """
-    keys = slice(tile.low, tile.high)
-    added = []
-    if call.key_bias is not None:
-        some = tile.sequences if len(call.key_bias) > 1 else slice(None)
-        added.append(call.key_bias[some, :, None, keys].float())
-    if call.distance_bias is not None:
-        self_key = torch.arange(tile.rows.start, tile.rows.stop, device=call.q.device) + call.first
-        index = distance_index(self_key, tile.low, tile.high, call.distance_bias.shape[1])
-        added.append(call.distance_bias.float()[None, :, index])
-    score_bias = total_score_bias(call.score_biases, tile.sequences, slice(None), tile.rows, keys)
-    if score_bias is not None:
-        added.append(score_bias)
-    mask = _bias(call.visible, tile, torch.float32 if added else dtype)
-    if not added:
-        return mask
-    if mask is not None:
-        added.append(mask)
-    total = added[0]
-    for term in added[1:]:
-        total = total + term
-    B, H = call.q[tile.sequences].shape[:2]
-    return total.expand(B, H, tile.rows.stop - tile.rows.start, -1)
-
-
-def _bias(visible: VisibleRanges, tile: Tile, dtype: torch.dtype) -> Tensor | None:
-    """The additive mask [sequences, 1, rows, keys]; None if all keys are visible."""
-    if tile.empty or (visible.real is None and tile.is_dense(tile.low, tile.high)):
-        return None
-    store: BoundedCache = visible.cache.setdefault("masks", BoundedCache())
-    key = tile, dtype
-    if key in store.kept:
-        return store.kept[key][0]
-    mask = tile_mask(tile, tile.low, tile.high, visible.start, visible.stop, visible.real)
-    bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-    return store.keep(key, bias.masked_fill_(~mask, -math.inf))[0]
-
-
-def _any_visible(visible: VisibleRanges, tile: Tile) -> Tensor:
-    """bool [sequences, 1, rows, 1]: whether a query has visible keys."""
-    index = tile.sequences, tile.rows
-    return (visible.stop[index] > visible.start[index])[:, None, :, None]
+def _bias(rows: KernelRows, tile: Tile, dtype: torch.dtype) -> Tensor | None:
+    """The sum of mask and biases of a tile, broadcast to [sequences, heads, rows, keys]; None if
+    there are none. A mask alone has the given dtype; biases are added in float32 at least."""
+    wide = torch.promote_types(dtype, torch.float32)
+    total = None
+    if masked_spans(rows, tile):
+        masks: BoundedCache = rows.cache.setdefault("masks", BoundedCache())
+        key = tile, dtype
+        total = masks.kept.get(key)
+        if total is None:
+            mask = block_mask(rows, tile, tile.low, tile.high, -math.inf)
+            total = masks.keep(key, mask.to(dtype))
+    for bias in block_biases(rows, tile, slice(None), -math.inf):
+        total = bias.to(wide) if total is None else total.to(wide) + bias
+    if total is None or total.shape[1] == 1:
+        return total
+    return total.expand(*rows.q[tile.sequences].shape[:2], *total.shape[2:])

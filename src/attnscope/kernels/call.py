@@ -5,6 +5,7 @@ Names of dimensions in all kernels:
     D size of a query or key · E size of a value · M counted queries (rows)
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -14,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+LOG2E = math.log2(math.e)  # exp2 is the fastest exponential
 # Scores that may be larger than this are computed in float64. Most heads of trained models stay
 # below it. The biases of a few heads give scores of hundreds to tens of thousands, where float32
 # rounds away the digits that decide a weight.
@@ -69,26 +71,15 @@ class ScoreBias:
     """bool [B, Q]: the queries that get the bias; None for all. In `KernelRows`: [B, M], the
     rows."""
 
-    def gather(self, index: Tensor | None) -> "ScoreBias":
-        """The bias of gathered rows, int64 [B, M]."""
-        if index is None or self.queries is None:
-            return self
-        return replace(self, queries=self.queries.gather(1, index))
 
-
-# Not frozen: the constructor of a frozen dataclass takes as long as a small layer.
+# Not frozen: the constructor of a frozen dataclass takes as long as a small layer. No field of
+# these types is changed after construction.
 @dataclass(slots=True, eq=False, kw_only=True)
-class AttentionCall:
-    """One attention call: one layer in one forward pass."""
+class ScoreSpec:
+    """How scores follow from queries and keys, and which keys each query sees."""
 
-    layer: int
-    q: Tensor
-    """[B, H, Q, D]"""
-    k: Tensor
-    """[B, G, K, D]"""
-    v: Tensor
-    """[B, G, K, E]"""
     scale: float
+    """Factor of the dot products; nan if only the weights are known."""
     visible: VisibleRanges
     softcap: float | None = None
     """Scores become `softcap * tanh(score / softcap)`."""
@@ -99,25 +90,103 @@ class AttentionCall:
     distance_bias: Tensor | None = None
     """[H, 2 N + 1], added likewise: entry `N + d` at distance `d = self_key - key`. The first and
     last entries also apply to larger distances (relative positions of T5)."""
+    score_biases: tuple[ScoreBias, ...] = ()
+
+    @property
+    def biased(self) -> bool:
+        """Whether the scores have a bias."""
+        return not (self.key_bias is None and self.distance_bias is None and not self.score_biases)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class AttentionCall(ScoreSpec):
+    """One attention call: one layer in one forward pass."""
+
+    layer: int
+    q: Tensor
+    """[B, H, Q, D]"""
+    k: Tensor
+    """[B, G, K, D]"""
+    v: Tensor
+    """[B, G, K, E]"""
     first: int = 0
     """Index of query 0 among the keys, for `distance_bias`; the other queries follow it."""
     bias: Tensor | None = None
     """[B or 1, H or 1, Q, K], added likewise. Kernels do not support it: the call runs densely."""
-    score_biases: tuple[ScoreBias, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class KernelRows:
-    """The attention rows to reduce: selected queries of a call with weights.
+@dataclass(slots=True, eq=False, kw_only=True)
+class RowBlock:
+    """Which queries of a call a kernel reduces, what they see, and how they count.
 
-    Every kernel supports every valid combination. Valid are:
+    All layers with the same mask share a block and its cache.
+    """
+
+    index: Tensor | None = None
+    """int64 [B, M]: the queries; None for all in order, or for `single_row`."""
+    single_row: int | None = None
+    """The query, if the rows are the same single query of every sequence."""
+    causal: bool = False
+    """Queries in order, each with the keys up to its own token. `real` may add gaps."""
+    diagonal_offset: int = 0
+    """For causal rows: index of the first row's token among the keys."""
+    start: Tensor | None = None
+    """int32 [B, M]: as in `VisibleRanges`; equal to `stop` for a row to skip."""
+    stop: Tensor | None = None
+    """int32 [B, M]"""
+    self_key: Tensor | None = None
+    """int32 [B, M]: index of the query's own token among the keys."""
+    partial: bool = False
+    """Rows cover only some of the keys that their queries see, and `lse` is that of whole rows,
+    from `exact_lse`. Kernels do not divide such rows by their sum."""
+    weight: Tensor | None = None
+    """float32 [B, M]: the number of queries that a row represents; None for one each."""
+    fpc: Tensor | None = None
+    """float32 [B, M / 2], for sampled rows: finite-population correction (1 - 2 / stratum size).
+    Rows 2m and 2m + 1 are the two draws of a stratum."""
+    group: Tensor | None = None
+    """int64 [B, M], in `0 … groups - 1` or -1: the class of the query, for flow."""
+    cache: dict[Any, Any] = field(default_factory=dict)
+    """As in `VisibleRanges`."""
+
+    def take(self, tensor: Tensor, dim: int) -> Tensor:
+        """These rows of a tensor [B, …] that has an entry for every query in dimension `dim`."""
+        if self.single_row is not None:
+            return tensor.narrow(dim, self.single_row, 1)
+        if self.index is None:
+            return tensor
+        shape = [len(tensor), *[1] * (tensor.ndim - 1)]
+        shape[dim] = self.index.shape[1]
+        index = self.index.to(tensor.device).view(shape)
+        return tensor.gather(dim, index.expand(*tensor.shape[:dim], -1, *tensor.shape[dim + 1 :]))
+
+    def repeat(self, n: int) -> "RowBlock":
+        """The same rows for a batch that is stacked `n` times."""
+        if n == 1:
+            return self
+        if ("repeat", n) not in self.cache:
+            each: dict[str, Any] = {
+                name: None if (value := getattr(self, name)) is None else value.repeat(n, 1)
+                for name in ("index", "start", "stop", "self_key", "weight", "fpc", "group")
+            }
+            self.cache["repeat", n] = replace(self, cache={}, **each)
+        repeated: RowBlock = self.cache["repeat", n]
+        return repeated
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class KernelRows(RowBlock):
+    """The attention rows to reduce: a block of rows with the tensors of a call.
+
+    `q`, `lse` and the `queries` of score biases have M rows, those of the block. Every kernel
+    supports every legal combination. Legal are:
     - `start`, `stop` and `self_key`: all three, or none; none only with `causal`. With all three
-      and `causal`, they equal those of `with_bounds`.
+      and `causal`, they equal those of `bounds`.
     - `causal`: M + `diagonal_offset` <= K. No row sees keys after the token of the last row.
       `causal` allows gaps (`real`), `score_biases`, `weight`, `group` and `fpc`.
     - `diagonal_offset`: 0 without `causal`.
     - an interval: 0 <= `start` <= `stop` <= K; `self_key` may be outside it, and outside the keys.
-    - `lse` in float32: rows are complete. In float64: rows may cover a part of their keys.
+    - `partial`: only with `lse`, and without `causal`.
     - `fpc`: M is even, and the rows of a pair have the same weight.
     - `group` with `groups` > 0, both or neither.
     - M = 0, and rows without visible keys.
@@ -131,49 +200,30 @@ class KernelRows:
     k: Tensor
     """[B, G, K, D]"""
     scale: float
-    causal: bool = False
-    """Queries in order, each with the keys up to its own token. `real` may add gaps."""
-    diagonal_offset: int = 0
-    """For causal rows: index of the first row's token among the keys."""
-    start: Tensor | None = None
-    """int32 [B, M]: as in `VisibleRanges`; equal to `stop` for a row to skip."""
-    stop: Tensor | None = None
-    """int32 [B, M]"""
-    self_key: Tensor | None = None
-    """int32 [B, M]: index of the query's own token among the keys."""
     lse: Tensor | None = None
     """[B, H, M]: log-sum-exp of the visible scores with the sink, if known; 0 for a row without
-    visible keys. float32 from a fused operator: rows are complete, and kernels recompute it where
-    scores are large. float64 from `exact_lse`: rows may cover a part of their keys."""
+    visible keys. Complete rows are divided by their own sum, so a rounded value is enough."""
     real: Tensor | None = None
     """bool [B, K], as in `VisibleRanges`."""
     softcap: float | None = None
     sinks: Tensor | None = None
     key_bias: Tensor | None = None
-    """As in `AttentionCall`."""
+    """As in `ScoreSpec`."""
     distance_bias: Tensor | None = None
-    """As in `AttentionCall`; distances start at `self_key`."""
+    """As in `ScoreSpec`; distances start at `self_key`."""
     score_biases: tuple[ScoreBias, ...] = ()
-    weight: Tensor | None = None
-    """float32 [B, M]: the number of queries that a row represents; None for one each."""
-    fpc: Tensor | None = None
-    """float32 [B, M / 2], for sampled rows: finite-population correction (1 - 2 / stratum size).
-    Rows 2m and 2m + 1 are the two draws of a stratum."""
-    group: Tensor | None = None
-    """int64 [B, M], in `0 … groups - 1` or -1: the class of the query, for flow."""
     groups: int = 0
-    cache: dict[Any, Any] = field(default_factory=dict)
-    """As in `VisibleRanges`."""
+    """The number of classes of queries."""
 
     @property
     def triangular(self) -> bool:
         """Whether each row sees all keys up to its own token: causal, without gaps."""
         return self.causal and self.real is None
 
-    def with_bounds(self) -> "KernelRows":
-        """These rows with `start`, `stop` and `self_key`; rows with the same cache share them."""
-        if self.start is not None:
-            return self
+    def bounds(self) -> tuple[Tensor, Tensor, Tensor]:
+        """`start`, `stop` and `self_key`; rows with the same cache share them."""
+        if self.start is not None and self.stop is not None and self.self_key is not None:
+            return self.start, self.stop, self.self_key
         assert self.causal
         B, _, M, _ = self.q.shape
         key = "bounds", B, M, self.diagonal_offset
@@ -181,24 +231,24 @@ class KernelRows:
             self_key = torch.arange(M, dtype=torch.int32, device=self.q.device)
             self_key = (self_key + self.diagonal_offset).expand(B, -1).contiguous()
             self.cache[key] = torch.zeros_like(self_key), self_key + 1, self_key
-        start, stop, self_key = self.cache[key]
+        bounds: tuple[Tensor, Tensor, Tensor] = self.cache[key]
+        return bounds
+
+    def with_bounds(self) -> "KernelRows":
+        """These rows with `start`, `stop` and `self_key`."""
+        if self.start is not None:
+            return self
+        start, stop, self_key = self.bounds()
         return replace(self, start=start, stop=stop, self_key=self_key)
 
-    def select_row(self, sequence: int, row: int) -> "KernelRows":
-        """One row, B = M = 1."""
+    def select_rows(self, sequence: int, m: slice) -> "KernelRows":
+        """Some rows of one sequence."""
         start, stop, self_key = self.bounds()
-        b, m = slice(sequence, sequence + 1), slice(row, row + 1)
+        b = slice(sequence, sequence + 1)
 
         def of(value: Tensor | None) -> Tensor | None:
             return None if value is None else value[b] if len(value) > 1 else value
 
-        score_biases = [
-            ScoreBias(
-                bias=added_bias.bias[b] if len(added_bias.bias) > 1 else added_bias.bias,
-                queries=None if added_bias.queries is None else added_bias.queries[b, m],
-            )
-            for added_bias in self.score_biases
-        ]
         return KernelRows(
             q=self.q[b, :, m],
             k=self.k[b],
@@ -206,24 +256,21 @@ class KernelRows:
             start=start[b, m],
             stop=stop[b, m],
             self_key=self_key[b, m],
-            real=None if self.real is None else self.real[b],
+            real=of(self.real),
             softcap=self.softcap,
             sinks=self.sinks,
             key_bias=of(self.key_bias),
             distance_bias=self.distance_bias,
-            score_biases=tuple(score_biases),
+            score_biases=tuple(
+                ScoreBias(
+                    bias=each.bias[b] if len(each.bias) > 1 else each.bias,
+                    queries=None if each.queries is None else each.queries[b, m],
+                )
+                for each in self.score_biases
+            ),
         )
 
-    def bounds(self) -> tuple[Tensor, Tensor, Tensor]:
-        """`start`, `stop` and `self_key`."""
-        rows = self.with_bounds()
-        assert rows.start is not None
-        assert rows.stop is not None
-        assert rows.self_key is not None
-        return rows.start, rows.stop, rows.self_key
 
-
-# Not frozen, as `AttentionCall`.
 @dataclass(slots=True, eq=False, kw_only=True)
 class AttentionSums:
     """Sums over rows, each row times its weight."""
@@ -255,6 +302,47 @@ class AttentionSums:
     """float32 [B, H]"""
     flow: Tensor | None = None
     """float32 [B, H, groups, K]: `received` from each group of queries."""
+    sink: Tensor | None = None
+    """float64 [B, H]: attention on learned sinks. The caller computes it, from `lse`."""
+    sink_position: Tensor | None = None
+    """float64 [B, H]: the same, times the position of the query."""
+
+
+def rows_of(
+    spec: ScoreSpec,
+    q: Tensor,
+    k: Tensor,
+    block: RowBlock,
+    lse: Tensor | None = None,
+    groups: int = 0,
+    repeats: int = 1,
+) -> KernelRows:
+    """The kernel input for a block of rows of a call, whose batch is stacked `repeats` times."""
+
+    def of(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.detach()
+
+    real = spec.visible.real
+    if real is not None and repeats > 1:
+        real = real.repeat(repeats, 1)
+    shared: dict[str, Any] = {name: getattr(block, name) for name in RowBlock.__slots__}
+    return KernelRows(
+        **shared,
+        q=block.take(q.detach(), 2),
+        k=k.detach(),
+        scale=spec.scale,
+        lse=None if lse is None else block.take(lse.detach(), 2),
+        real=real,
+        softcap=spec.softcap,
+        sinks=of(spec.sinks),
+        key_bias=of(spec.key_bias),
+        distance_bias=of(spec.distance_bias),
+        score_biases=tuple(
+            each if each.queries is None else replace(each, queries=block.take(each.queries, 1))
+            for each in spec.score_biases
+        ),
+        groups=groups if block.group is not None else 0,
+    )
 
 
 def distance_index(self_key: Tensor, left: int, right: int, size: int) -> Tensor:

@@ -1,12 +1,11 @@
-"""The streamed kernel as machine code, on a CPU: one reading of the scores for all sums.
+"""The streaming kernel as machine code, on a CPU: scores are read once for all sums.
 
-Torch's operators, one after the other, cost as much in memory traffic as the product itself, and
-gain little from a second core. Here numba compiles the loops (`compiled_jit.py`), on the user's
-machine and without a compiler there. It does what nearly all models ask for; the rest, and all of
-it where numba does not work, is left to torch: `supports` says which.
+The memory traffic of torch's operators costs as much as the matrix product. Here numba compiles
+the loops (`numba_jit.py`) on the user's machine. `supports` lists the calls it takes; torch takes
+the others, and all calls where numba is not installed or does not work.
 
-The work is cut into pieces in a way that does not depend on threads, each writes sums of its own,
-and those are added up in order: the same bytes on any number of cores.
+The work is split into pieces, whatever the number of threads. Each piece has its own sums, which
+are added in order. So the result has the same bytes on any number of cores.
 """
 
 import ctypes
@@ -39,7 +38,7 @@ def supports(rows: KernelRows, large: list[list[bool]]) -> bool:
         rows.q.device.type == "cpu"
         and rows.q.shape[2] > SINGLE
         and rows.lse is not None
-        and rows.lse.dtype == torch.float32
+        and not rows.partial
         and torch.float64 not in (rows.q.dtype, rows.k.dtype)
         and rows.scale != 0
         and rows.softcap is None

@@ -5,15 +5,15 @@ divided by its own sum. `triton.by_query` computes masses faster on a GPU.
 `reference.by_query` is the definition.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
 from attnscope.kernels.autocast import without_autocast
-from attnscope.kernels.call import LARGE, KernelRows, distance_index, score_bounds, total_score_bias
-from attnscope.kernels.tile_plan import Tile, balanced_step, make_tiles, tile_mask
+from attnscope.kernels.call import LARGE, LOG2E, KernelRows, score_bounds
+from attnscope.kernels.scores import score_tiles
+from attnscope.kernels.tile_plan import Tile
 
 # Scores of one block: a few megabytes stay in a CPU's cache; a GPU wants work for every core.
 SCORES = {"cpu": 1 << 19, "cuda": 1 << 26}
@@ -117,8 +117,10 @@ def by_query(rows: KernelRows, request: PerQueryRequest) -> PerQueryResult:
     result = _empty_result(rows, request)
     if rows.q.shape[2] == 0:
         return result
-    for tile, heads, scores in _blocks(rows):
-        A = _softmax(rows, heads, scores)
+    large = [[not size <= LARGE for size in each] for each in score_bounds(rows).tolist()]
+    elements = SCORES.get(rows.q.device.type, SCORES["cpu"])
+    for tile, heads, scores, A in score_tiles(rows, large, elements=elements, hidden=-torch.inf):
+        _softmax(rows, heads, scores, A)
         some = of_weights(A, request.for_tile(tile), scores if request.top else None)
         index = tile.sequences, heads, tile.rows
         for each in fields(PerQueryResult):
@@ -151,68 +153,17 @@ def _empty_result(rows: KernelRows, request: PerQueryRequest) -> PerQueryResult:
     )
 
 
-def _blocks(rows: KernelRows) -> Iterator[tuple[Tile, slice, Tensor]]:
-    """Rows of some sequences and heads, with their scores over the keys that any of them sees
-    [sequences, heads, rows, keys], -inf where one does not; in float64 where they are large."""
-    B, H, M, _ = rows.q.shape
-    G, K = rows.k.shape[1:3]
-    R = H // G
-    budget = SCORES.get(rows.q.device.type, SCORES["cpu"])
-    step = balanced_step(M, max(1, budget // (R * K)))
-    blocks = max(1, budget // (R * step * K))
-    groups, sequences = min(G, blocks), balanced_step(B, max(1, blocks // G))
-    large = [[not size <= LARGE for size in each] for each in score_bounds(rows).tolist()]
-    start, stop, self_key = rows.bounds()
-    for tiles in make_tiles(start, stop, sequences, step):
-        some = tiles[0].sequences
-        for g in range(0, G, groups):
-            kv = slice(g, min(g + groups, G))
-            wide = any(any(each[kv]) for each in large[some])
-            keys = rows.k[some, kv].to(torch.float64 if wide else torch.float32)
-            heads = slice(g * R, kv.stop * R)
-            for tile in tiles:
-                if not tile.empty:
-                    yield tile, heads, _scores(rows, keys, tile, heads, (start, stop, self_key))
-
-
-def _scores(
-    rows: KernelRows, keys: Tensor, tile: Tile, heads: slice, bounds: tuple[Tensor, Tensor, Tensor]
-) -> Tensor:
-    start, stop, self_key = bounds
-    q = rows.q[tile.sequences, heads, tile.rows].to(keys.dtype)
-    B, H, T, D = q.shape
-    G, low, high = keys.shape[1], tile.low, tile.high
-    x = q.reshape(B, G, -1, D) @ keys[:, :, low:high].transpose(2, 3)
-    x = x.view(B, H, T, high - low).mul_(rows.scale)
-    if rows.softcap is not None:
-        x.div_(rows.softcap).tanh_().mul_(rows.softcap)
-    if rows.key_bias is not None:
-        some = tile.sequences if len(rows.key_bias) > 1 else slice(None)
-        x += rows.key_bias[some, heads, None, low:high]
-    if rows.distance_bias is not None:
-        table = rows.distance_bias[heads]
-        index = distance_index(self_key[tile.sequences, tile.rows], low, high, table.shape[1])
-        x += table[:, index].transpose(0, 1)
-    score_bias = total_score_bias(
-        rows.score_biases, tile.sequences, heads, tile.rows, slice(low, high)
-    )
-    if score_bias is not None:
-        x += score_bias
-    if rows.real is None and tile.is_dense(low, high):
-        return x
-    return x.masked_fill_(~tile_mask(tile, low, high, start, stop, rows.real), -torch.inf)
-
-
-def _softmax(rows: KernelRows, heads: slice, x: Tensor) -> Tensor:
-    """A, with what a learned sink takes left out; 0 in rows that see nothing."""
+def _softmax(rows: KernelRows, heads: slice, x: Tensor, A: Tensor) -> None:
+    """Write the weights of scores `x` into A, without the share of a learned sink; 0 in rows that
+    see nothing."""
     most = x.amax(3, keepdim=True)
     sink = None
     if rows.sinks is not None:
         sink = rows.sinks[heads, None, None].to(x.dtype)
         most = torch.maximum(most, sink)
     most = most.where(most > -torch.inf, 0.0)
-    A = (x - most).exp_()
+    torch.mul(torch.sub(x, most, out=A), LOG2E, out=A).exp2_()
     total = A.sum(3, keepdim=True)
     if sink is not None:
         total += (sink - most).exp_()
-    return A.div_(total.where(total > 0, 1.0))
+    A.div_(total.where(total > 0, 1.0))

@@ -52,8 +52,9 @@ def weights(rows: KernelRows) -> tuple[Tensor, Tensor, Tensor]:
     lse = x.logsumexp(-1)
     if rows.sinks is not None:
         lse = torch.logaddexp(lse, rows.sinks.double()[:, None])
-    if rows.lse is not None and rows.lse.dtype == torch.float64:  # these may be parts of rows
-        lse = rows.lse
+    if rows.partial:
+        assert rows.lse is not None
+        lse = rows.lse.double()
     A = torch.exp(x - lse[..., None]).where(visible, 0.0)
     return A, visible, lse
 

@@ -18,7 +18,7 @@ CACHE_ELEMENTS = 1 << 21
 @dataclass(frozen=True, slots=True, eq=False)
 class Tile:
     """Some rows of some sequences. Some row sees each of the keys `low … high`; all rows see all of
-    `dense_from … dense_to`."""
+    `dense_from … dense_to`. With `no_future`, no row sees a key after its own token."""
 
     sequences: slice
     rows: slice
@@ -26,15 +26,12 @@ class Tile:
     high: int
     dense_from: int
     dense_to: int
+    no_future: int
 
     @property
     def empty(self) -> bool:
         """Whether no row has visible keys."""
         return self.high <= self.low
-
-    def is_dense(self, left: int, right: int) -> bool:
-        """Whether all rows see all of these keys, so that no mask is needed."""
-        return self.dense_from <= left and right <= self.dense_to
 
 
 def balanced_step(size: int, step: int) -> int:
@@ -43,63 +40,25 @@ def balanced_step(size: int, step: int) -> int:
     return -(-size // count)
 
 
-def make_tiles(start: Tensor, stop: Tensor, sequences: int, rows: int) -> list[list[Tile]]:
+def make_tiles(
+    start: Tensor, stop: Tensor, self_key: Tensor, sequences: int, rows: int
+) -> list[list[Tile]]:
     """Tiles of up to this many sequences and rows, one list for each group of sequences."""
-    B, M = start.shape
-    first = start.where(stop > start, torch.iinfo(start.dtype).max)
-    last = stop.where(stop > start, 0)
-    blocks = _blocks(M, rows)
-    lows = torch.stack([first[:, block].amin(1) for block in blocks])
-    highs = torch.stack([last[:, block].amax(1) for block in blocks])
-    starts = torch.stack([start[:, block].amax(1) for block in blocks])
-    stops = torch.stack([stop[:, block].amin(1) for block in blocks])
-    return [
-        [
-            Tile(some, block, *span)
-            for block, *span in zip(
-                blocks,
-                lows[:, some].amin(1).tolist(),
-                highs[:, some].amax(1).tolist(),
-                starts[:, some].amax(1).tolist(),
-                stops[:, some].amin(1).tolist(),
-                strict=True,
-            )
-        ]
-        for some in _blocks(B, sequences)
+    (B, M), sees = start.shape, stop > start
+    first, last = start.where(sees, torch.iinfo(start.dtype).max), stop.where(sees, 0)
+    causal = ~sees | (stop <= self_key + 1)
+    tiles = [[(some, block) for block in _blocks(M, rows)] for some in _blocks(B, sequences)]
+    bounds = [
+        (first[at].amin(), last[at].amax(), start[at].amax(), stop[at].amin(), causal[at].all())
+        for same in tiles
+        for at in same
     ]
-
-
-def causal_tiles(B: int, M: int, sequences: int, rows: int) -> list[list[Tile]]:
-    """The tiles of causal rows, computed without reading a tensor."""
-    return [
-        [Tile(some, block, 0, block.stop, 0, block.start + 1) for block in _blocks(M, rows)]
-        for some in _blocks(B, sequences)
-    ]
-
-
-def diagonal_tiles(first: int, B: int, M: int, sequences: int, rows: int) -> list[list[Tile]]:
-    """The tiles of rows that see only their own token; the tokens are in order from `first`."""
-    self_key = [(m, first + m.start, first + m.stop) for m in _blocks(M, rows)]
-    return [
-        [Tile(some, block, low, high, high - 1, low + 1) for block, low, high in self_key]
-        for some in _blocks(B, sequences)
-    ]
+    numbers = iter(torch.stack([torch.stack(each) for each in bounds]).tolist())  # one read
+    return [[Tile(*at, *next(numbers)) for at in same] for same in tiles]
 
 
 def _blocks(size: int, step: int) -> list[slice]:
     return [slice(at, min(at + step, size)) for at in range(0, size, step)]
-
-
-def tile_mask(
-    tile: Tile, left: int, right: int, start: Tensor, stop: Tensor, real: Tensor | None
-) -> Tensor:
-    """bool [sequences, 1, rows, keys]: which of the keys `left … right` each row sees."""
-    keys = torch.arange(left, right, device=start.device, dtype=start.dtype)
-    index = tile.sequences, tile.rows
-    mask = (keys >= start[index][..., None]) & (keys < stop[index][..., None])
-    if real is not None:
-        mask &= real[tile.sequences, None, left:right]
-    return mask[:, None]
 
 
 @dataclass(slots=True, eq=False)
@@ -107,12 +66,11 @@ class BoundedCache:
     """A cache for tensors that all layers of a pass share, limited by their elements."""
 
     budget: int = CACHE_ELEMENTS
-    kept: dict[Any, tuple[Tensor, ...]] = field(default_factory=dict)
+    kept: dict[Any, Tensor] = field(default_factory=dict)
 
-    def keep(self, key: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Store these tensors if they fit, and return them."""
-        size = sum(tensor.numel() for tensor in tensors)
-        if size <= self.budget:
-            self.budget -= size
-            self.kept[key] = tensors
-        return tensors
+    def keep(self, key: Any, tensor: Tensor) -> Tensor:
+        """Store this tensor if it fits, and return it."""
+        if tensor.numel() <= self.budget:
+            self.budget -= tensor.numel()
+            self.kept[key] = tensor
+        return tensor

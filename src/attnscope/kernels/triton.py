@@ -3,9 +3,9 @@
 The jit functions are in `triton_jit.py`; this module prepares their arguments and launches them.
 """
 
-import math
 from array import array
 from dataclasses import replace
+from typing import Any
 
 import torch
 import triton
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from attnscope.kernels import one_row, streaming, triton_jit
 from attnscope.kernels.autocast import without_autocast
-from attnscope.kernels.call import LARGE, AttentionCall, AttentionSums, KernelRows, score_bounds
+from attnscope.kernels.call import LARGE, LOG2E, AttentionSums, KernelRows, score_bounds
 from attnscope.kernels.one_row import PerQueryRequest, PerQueryResult
-from attnscope.kernels.triton_launch import launch
+from attnscope.kernels.streaming import exact_lse
 from attnscope.kernels.triton_tiles import (
     INTERPRETED,
     LONG,
@@ -29,7 +29,8 @@ from attnscope.kernels.triton_tiles import (
     tma_view,
 )
 
-LOG2E = math.log2(math.e)
+__all__ = ["attend", "by_query", "exact_lse", "reduce", "reduce_layers"]
+
 # Number of sampled rows from which the variance of entropy is estimated, and the number of parts
 # of their keys.
 SPREAD_ROWS, SPLIT_KEYS = 256, 32
@@ -56,12 +57,6 @@ def reduce(rows: KernelRows) -> AttentionSums:
 
 
 @without_autocast
-def exact_lse(rows: KernelRows) -> tuple[Tensor, Tensor]:
-    """The log-sum-exp of whole rows in float64, and how far the given one was from it."""
-    return streaming.exact_lse(rows)
-
-
-@without_autocast
 def by_query(rows: KernelRows, request: PerQueryRequest) -> PerQueryResult:
     """What was asked for of every row. Masses are made here, where float32 has the digits of every
     score; all else as on any device, a few whole rows at a time."""
@@ -81,21 +76,9 @@ def by_query(rows: KernelRows, request: PerQueryRequest) -> PerQueryResult:
     return PerQueryResult(mass=torch.cat([mass for mass, _ in parts], 3), lse_error=parts[0][1])
 
 
-def attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of a call under any visibility: soft-cap, sinks and links included."""
-    rows = KernelRows(
-        q=call.q,
-        k=call.k,
-        scale=call.scale,
-        start=call.visible.start,
-        stop=call.visible.stop,
-        real=call.visible.real,
-        softcap=call.softcap,
-        sinks=call.sinks,
-        score_biases=call.score_biases,
-        cache=call.visible.cache,
-    )
-    out, lse = _attention_rows(rows, call.v)
+def attend(rows: KernelRows, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of these rows, without biases by key and distance."""
+    out, lse = _attention_rows(rows, v)
     assert out is not None
     return out, lse
 
@@ -112,7 +95,7 @@ def reduce_layers(
         return None
     if across[3] != 1 or along[3] != 1 or not lse[0].is_contiguous():
         return None
-    if lse[0].dtype != torch.float32 or rows.q.shape[2] == 0:
+    if rows.partial or lse[0].dtype != torch.float32 or rows.q.shape[2] == 0:
         return None
     pointers = array("q")
     for tensors, strides, ahead in ((q, across, first * across[2] * step), (k, along, 0)):
@@ -127,6 +110,14 @@ def reduce_layers(
     table = torch.frombuffer(pointers, dtype=torch.int64).view(3, -1)
     table = table.to(rows.q.device, non_blocking=True)
     return _reduce(rows, table, B * len(q), lse[0].shape[2])
+
+
+def _launch(
+    program: Any, grid: tuple[int, ...], arguments: Any, options: dict[str, int], on: Tensor
+) -> None:
+    """Run a program on the device of a tensor."""
+    with torch.cuda.device(on.get_device()):  # -1 for a CPU, in the interpreter
+        program[grid](*arguments, **options)
 
 
 def _reduce(
@@ -170,7 +161,7 @@ def _reduce(
             by_head, None if table is None else _TYPES[q.dtype],
         )  # fmt: skip
         grid = (blocks, B * H) if by_head else (B * H, blocks)
-        launch(triton_jit.columns, grid, arguments, options)
+        _launch(triton_jit.columns, grid, arguments, options, out)
     else:
         out.zero_()
         scalars.zero_()
@@ -255,7 +246,7 @@ def _masses(rows: KernelRows, shares: Tensor) -> tuple[Tensor, Tensor]:
             H, H // G, M, K, D, rows.scale * LOG2E, (rows.softcap or 0.0) * LOG2E,
             rows.softcap is not None, rows.real is not None, exact, BM, BN, pow2(D), BE,
         )  # fmt: skip
-        launch(triton_jit.row_masses, (triton.cdiv(M, BM), B * H), arguments, options)
+        _launch(triton_jit.row_masses, (triton.cdiv(M, BM), B * H), arguments, options, out)
     mass, total = out[..., :C], out[..., C]
     if BE >= 2 * C + 1:
         mass = mass + out[..., C + 1 : 2 * C + 1]  # zeros where shares are exact
@@ -288,7 +279,7 @@ def _entropy_variance(rows: KernelRows) -> Tensor:
         rows.scale * LOG2E, (rows.softcap or 0.0) * LOG2E,
         rows.softcap is not None, rows.real is not None, split, BM, BN, pow2(D),
     )  # fmt: skip
-    launch(triton_jit.row_entropy, grid, arguments, options)
+    _launch(triton_jit.row_entropy, grid, arguments, options, pieces)
     entropy = pieces.sum(0)
     if rows.weight is not None:
         entropy = entropy * rows.weight[:, None, index]
@@ -320,7 +311,7 @@ def _attention_rows(rows: KernelRows, v: Tensor | None) -> tuple[Tensor | None, 
             rows.softcap is not None, rows.real is not None, rows.sinks is not None,
             v is not None, len(rows.score_biases), BM, BN, pow2(D), pow2(E),
         )  # fmt: skip
-        launch(triton_jit.attention, (triton.cdiv(M, BM), B * H), arguments, options)
+        _launch(triton_jit.attention, (triton.cdiv(M, BM), B * H), arguments, options, lse)
     return out, lse
 
 

@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope.errors import AttnscopeError, ModelError
+from attnscope.errors import AttnscopeError, ModelError, unknown
 from attnscope.loading.adapter import merged
 from attnscope.loading.compatibility import add_bos, check_vocabulary, warn_without_bos, writes_bos
 from attnscope.loading.device import chosen_device
-from attnscope.loading.gguf import load_packed, read_head
-from attnscope.loading.memory_check import check_memory, numbers_in
+from attnscope.loading.gguf import load_packed, read_header
 from attnscope.loading.model_names import Source, find
-from attnscope.loading.weights import WHOLE, check_files, check_loaded, weight_files
+from attnscope.loading.weights import WHOLE, check_loaded, check_memory, count_weights
+from attnscope.tokens.find_text import remember_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -79,13 +79,10 @@ def load(
     """
     import torch
 
+    from attnscope.interception.sites import has_attention
+
     if dtype not in DTYPES:
-        raise ModelError(
-            f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}",
-            code="unknown-dtype",
-            value=dtype,
-            known=list(DTYPES),
-        )
+        raise unknown("dtype", dtype, DTYPES)
     where = chosen_device(device)
     source = find(name, revision=revision, adapter=adapter)
     config = _config(source, unpickle=unpickle, trust_remote_code=trust_remote_code)
@@ -95,10 +92,13 @@ def load(
     number: Any = "auto" if dtype == "auto" else getattr(torch, dtype)
     if dtype == "auto" and where == "cpu":
         number = torch.float32
-    _check_memory(source, config, number, where, unpickle)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    if where == "auto":
+    if where == "auto":  # spread over all devices
         options["device_map"] = "auto"
+    else:
+        stored = getattr(config.get_text_config(), "dtype", None)
+        width = getattr(stored if number == "auto" else number, "itemsize", 4)
+        check_memory(_count_weights(source, unpickle), width, source.name, where)
     with _one_at_a_time, _explained(source):
         model, info = _weights(source, config, number, options, unpickle)
         check_loaded(model, info, source.name)
@@ -106,38 +106,37 @@ def load(
             model = merged(model, source.adapter, source.location)
         if where != "auto":
             model = model.to(where)
-    _check_attention(model)
+    if not has_attention(model):
+        raise ModelError(
+            f"{type(model).__name__} has no attention layers that attnscope supports; models such "
+            "as Mamba and RWKV have none",
+            code="no-attention",
+            model=type(model).__name__,
+        )
     model.name_or_path = source.name
+    remember_tokenizer(model, tokenizer)
     return model.eval(), tokenizer
 
 
-def _check_memory(source: Source, config: Any, number: Any, where: str, unpickle: bool) -> None:
-    """Refuse a model that does not fit in memory, if its files are on this machine."""
-    if where == "auto":  # spread over all devices
-        return
-    stored = getattr(config.get_text_config(), "dtype", None)
-    width = getattr(stored if number == "auto" else number, "itemsize", 4)
-    if source.gguf is not None:
-        check_memory(read_head(source.gguf).numbers, width, source.name, where)
-        return
+def _count_weights(source: Source, unpickle: bool) -> int:
+    """The number of weights of a model; 0 if its files are not on this machine."""
+    if source.packed is not None:
+        return read_header(source.packed).numbers
     folder = source.folder
     if folder is None:
         from huggingface_hub import try_to_load_from_cache
 
         here = try_to_load_from_cache(source.location, WHOLE, revision=source.commit)
         folder = Path(here).parent if isinstance(here, str) else None
-    if folder is not None:
-        check_memory(numbers_in(weight_files(folder, unpickle)), width, source.name, where)
+    return 0 if folder is None else count_weights(folder, unpickle)
 
 
 def _weights(
     source: Source, config: Any, number: Any, options: dict[str, Any], unpickle: bool
 ) -> tuple[Any, dict[str, Any]]:
-    import transformers
-
-    if source.gguf is not None and not (Path(source.location) / WHOLE).is_file():
-        return load_packed(source.gguf, number if number != "auto" else config.dtype, **options)
-    kind = _class_for(transformers, config, options["trust_remote_code"])
+    if source.packed is not None:
+        return load_packed(source.packed, number if number != "auto" else config.dtype, **options)
+    kind = model_class(config, options["trust_remote_code"])
     model, info = kind.from_pretrained(
         source.location,
         revision=source.commit,
@@ -165,12 +164,19 @@ def _config(source: Source, *, unpickle: bool = False, trust_remote_code: bool =
     import transformers
 
     if source.folder is not None and source.gguf is None:
-        check_files(source.folder, unpickle)
+        count_weights(source.folder, unpickle)
     with _explained(source):
         config = transformers.AutoConfig.from_pretrained(
             source.location, revision=source.commit, trust_remote_code=trust_remote_code
         )
         config.get_text_config()
+    if (other := getattr(config, "transformers_weights", None)) is not None:
+        raise ModelError(
+            f"the configuration of {source.name!r} sets transformers_weights to {other!r}, a file "
+            "that no digest covers; remove this key",
+            code="unsupported-config",
+            value=other,
+        )
     return config
 
 
@@ -193,10 +199,8 @@ def _explained(source: Source) -> Iterator[None]:
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    small = source.folder is not None and _size_of(source.folder) < 2**30
     logging.set_verbosity_error()
-    if bars and small:
-        logging.disable_progress_bar()
+    logging.disable_progress_bar()
     try:
         yield
     except AttnscopeError:
@@ -213,24 +217,8 @@ def _explained(source: Source) -> Iterator[None]:
         ) from error
     finally:
         logging.set_verbosity(verbosity)
-        if bars and small:
+        if bars:
             logging.enable_progress_bar()
-
-
-def _size_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-
-
-def _check_attention(model: Any) -> None:
-    from attnscope.capture.sites import has_attention
-
-    if not has_attention(model):
-        raise ModelError(
-            f"{type(model).__name__} has no attention layers that attnscope supports; models such "
-            "as Mamba and RWKV have none",
-            code="no-attention",
-            model=type(model).__name__,
-        )
 
 
 def cached() -> list[tuple[str, int]]:
@@ -244,26 +232,20 @@ def cached() -> list[tuple[str, int]]:
     return sorted((repo.repo_id, repo.size_on_disk) for repo in repos if repo.repo_type == "model")
 
 
-def _class_for(transformers: Any, config: Any, trust_remote_code: bool = False) -> Any:
-    """The class named in the configuration, or the causal model of the family.
+def model_class(config: Any, trust_remote_code: bool = False) -> Any:
+    """The class named in the configuration, or the causal model of the family, or any.
 
     A name from a file can only select a model class of transformers.
     """
+    import transformers
+
     if trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
         return transformers.AutoModelForCausalLM
     for name in getattr(config, "architectures", None) or ():
         kind = getattr(transformers, str(name), None)
         if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
             return kind
-    if type(config) in transformers.AutoModelForCausalLM._model_mapping:
-        return transformers.AutoModelForCausalLM
-    return transformers.AutoModel
-
-
-def model_class(config: Any) -> Any:
-    """The model class that `load` uses for a configuration."""
-    import transformers
-
-    kind = _class_for(transformers, config)
-    mapping = getattr(kind, "_model_mapping", None)
-    return kind if mapping is None else mapping[type(config)]
+    causal = transformers.AutoModelForCausalLM._model_mapping
+    mapping = causal if type(config) in causal else transformers.AutoModel._model_mapping
+    kind = mapping[type(config)]
+    return kind[0] if isinstance(kind, list | tuple) else kind

@@ -10,7 +10,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from attnscope.errors import ModelError
+from attnscope.errors import ModelError, bad_path, missing_package
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -22,23 +22,11 @@ def is_adapter(folder: Path) -> bool:
 
 def check_adapter(folder: Path) -> None:
     """Refuse a folder that is no adapter or has pickled weights."""
-    if not folder.is_dir():
-        raise ModelError(
-            f"the adapter {str(folder)!r} is not a folder", code="no-adapter", path=str(folder)
-        )
     if not is_adapter(folder):
-        raise ModelError(
-            f"{str(folder)!r} is no adapter: it has no {CONFIG}",
-            code="no-adapter",
-            path=str(folder),
-        )
+        raise bad_path(folder, f"is no adapter: it is no folder with {CONFIG}", "no-adapter")
     if not (folder / WEIGHTS).is_file():
-        raise ModelError(
-            f"the adapter {str(folder)!r} has no {WEIGHTS}. Pickled weights are refused; save the "
-            "adapter again with PEFT, which writes safetensors",
-            code="pickled-weights",
-            path=str(folder),
-        )
+        problem = f"has no {WEIGHTS}, and pickled weights are refused; save it again with PEFT"
+        raise bad_path(folder, problem, "pickled-weights")
     base_of(folder)
 
 
@@ -48,23 +36,14 @@ def base_of(folder: Path) -> str | None:
         named = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         base = named.get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError) as error:
-        raise ModelError(
-            f"cannot read {str(folder / CONFIG)!r}: {error}",
-            code="unreadable-file",
-            path=str(folder / CONFIG),
-        ) from error
+        raise bad_path(folder / CONFIG, f"cannot be read: {error}", "unreadable-file") from error
     return base if isinstance(base, str) and base else None
 
 
 def merged(model: Any, folder: Path, name: str) -> Any:
     """Merge the adapter into the base model."""
     if importlib.util.find_spec("peft") is None:
-        raise ModelError(
-            f"{str(folder)!r} is a PEFT adapter, which needs the package peft: "
-            "pip install 'attnscope[peft]'",
-            code="missing-package",
-            package="peft",
-        )
+        raise missing_package(f"the adapter {str(folder)!r}", "peft", "peft")
     import peft
     from peft.utils import load_peft_weights
     from peft.utils.save_and_load import get_peft_model_state_dict
@@ -89,12 +68,11 @@ def merged(model: Any, folder: Path, name: str) -> Any:
             raise _mismatch(folder, name, base, f"{what} {keys[0]}{more}")
     if not hasattr(tuned, "merge_and_unload"):
         kind = tuned.active_peft_config.peft_type
-        raise ModelError(
-            f"the adapter {str(folder)!r} has the type {kind.value}, which cannot be merged into "
-            "its base; supported: LORA, IA3, LOHA, LOKR, OFT, BOFT, VERA",
-            code="unsupported-adapter",
-            type=kind.value,
+        problem = (
+            f"is an adapter of the type {kind.value}, which cannot be merged into its base; "
+            "supported: LORA, IA3, LOHA, LOKR, OFT, BOFT, VERA"
         )
+        raise bad_path(folder, problem, "unsupported-adapter", type=kind.value)
     result = tuned.merge_and_unload(safe_merge=True)
     result._hf_peft_config_loaded = False
     return result
@@ -103,11 +81,8 @@ def merged(model: Any, folder: Path, name: str) -> Any:
 def _mismatch(folder: Path, name: str, base: str, reason: str) -> ModelError:
     trained_on = base_of(folder)
     note = f" Its configuration names the base {trained_on!r}." if trained_on else ""
-    return ModelError(
-        f"the adapter {str(folder)!r} does not match the base {name!r} ({base}): "
-        f"{reason.rstrip('.')}.{note} Give the base it was trained on",
-        code="adapter-mismatch",
-        path=str(folder),
-        base=name,
-        reason=reason,
+    problem = (
+        f"does not match the base {name!r} ({base}): {reason.rstrip('.')}.{note} Give the base it "
+        "was trained on"
     )
+    return bad_path(folder, problem, "adapter-mismatch", base=name, reason=reason)

@@ -11,7 +11,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from attnscope.errors import ModelError
@@ -34,14 +34,10 @@ def complete_folder(target: Path, what: str) -> Iterator[Path]:
 
     If two processes make the same folder, the first one is kept.
     """
+    unfinished = target.parent / f"{_UNFINISHED}{os.getpid()}-{secrets.token_hex(4)}"
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.mkdir(parents=True)
         _sweep(target.parent)
-        unfinished = target.parent / f"{_UNFINISHED}{os.getpid()}-{secrets.token_hex(4)}"
-        unfinished.mkdir()
-    except OSError as error:
-        raise _cannot_write(what, target.parent, error) from error
-    try:
         yield unfinished
         try:
             unfinished.rename(target)
@@ -49,7 +45,12 @@ def complete_folder(target: Path, what: str) -> Iterator[Path]:
             if not target.is_dir():
                 raise
     except OSError as error:
-        raise _cannot_write(what, target.parent, error) from error
+        raise ModelError(
+            f"cannot write {what} to {target.parent}: {error.strerror or error}. Incomplete files "
+            "were removed. Free some disk space, or set ATTNSCOPE_HOME to another folder",
+            code="cannot-write",
+            path=str(target.parent),
+        ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -61,19 +62,8 @@ def raise_if_full(message: str) -> None:
         raise OSError(errno.ENOSPC, full)
 
 
-def _cannot_write(what: str, folder: Path, error: OSError) -> ModelError:
-    return ModelError(
-        f"cannot write {what} to {folder}: {error.strerror or error}. Incomplete files were "
-        "removed. Free some disk space, or set ATTNSCOPE_HOME to another folder",
-        code="cannot-write",
-        path=str(folder),
-    )
-
-
 def _sweep(folder: Path) -> None:
     for left in folder.glob(f"{_UNFINISHED}*"):
-        try:
+        with suppress(OSError):
             if time.time() - left.stat().st_mtime > _OLD:
                 shutil.rmtree(left, ignore_errors=True)
-        except OSError:
-            continue

@@ -90,33 +90,18 @@ def check_vocabulary(tokenizer: Any, name: str) -> None:
             code="no-vocabulary",
             model=name,
         )
-    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
-    if type(model).__name__ == "BPE" and not getattr(model, "ignore_merges", False):
-        _check_merges(tokenizer, words, name)
-
-
-def _check_merges(tokenizer: Any, words: set[str], name: str) -> None:
-    """Refuse a tokenizer that splits its longest word into letters: its merges are missing."""
+    model: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    if type(model).__name__ != "BPE" or getattr(model, "ignore_merges", False):
+        return
     plain = [word for word in words if word.isascii() and word.isalpha()]
     longest = max(plain, key=lambda word: (len(word), word), default="")
-    if len(longest) < 2:
-        return
-    pieces = tokenizer.backend_tokenizer.model.tokenize(longest)
-    if len(pieces) == len(longest):
+    if len(model.tokenize(longest)) == len(longest) > 1:
         raise ModelError(
             f"the tokenizer of {name!r} has no merges: it splits {longest!r}, a word of its "
-            f"vocabulary, into {len(pieces)} tokens; is merges.txt or a part of tokenizer.json "
-            "missing?",
+            "vocabulary, into letters; is merges.txt or a part of tokenizer.json missing?",
             code="no-merges",
             model=name,
         )
-
-
-def adds_bos(tokenizer: Any) -> bool:
-    """Whether the tokenizer adds its begin-of-sequence token to a text."""
-    first = getattr(tokenizer, "bos_token_id", None)
-    ids = tokenizer("a").input_ids
-    return first is not None and ids[:1] == [first]
 
 
 def expected_bos(config: Any, tokenizer: Any) -> str | None:
@@ -163,7 +148,7 @@ def add_bos(tokenizer: Any, name: str) -> None:
             code="no-bos-token",
             model=name,
         )
-    if not adds_bos(tokenizer):
+    if tokenizer("a").input_ids[:1] != [tokenizer.bos_token_id]:
         backend = tokenizer.backend_tokenizer
         first = TemplateProcessing(
             single=[token, "$A"],

@@ -1,6 +1,6 @@
 """Choose the device of a model: the requested one if it exists, else the best available."""
 
-from attnscope.errors import ModelError
+from attnscope.errors import unknown
 
 
 def chosen_device(device: str | None) -> str:
@@ -19,11 +19,5 @@ def chosen_device(device: str | None) -> str:
     count = torch.cuda.device_count() if kind == "cuda" else 1
     numbered = not colon or (kind != "auto" and number.isdecimal() and int(number) < count)
     if not available.get(kind, False) or not numbered:
-        known = [name for name, exists in available.items() if exists]
-        raise ModelError(
-            f"unknown device {device!r}; available: {', '.join(known)}",
-            code="unknown-device",
-            value=device,
-            known=known,
-        )
+        raise unknown("device", device, [name for name, exists in available.items() if exists])
     return device

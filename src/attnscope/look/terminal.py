@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from attnscope.look.colours import back_colours, full_colour, shades
+from attnscope.look.colours import back_colours, legend, token_colours
 from attnscope.look.text_measures import PART, Look
 from attnscope.tokens.visible import visible_text
 
@@ -15,16 +15,21 @@ _MOST = 8
 
 def render(look: Look) -> RenderableType:
     """Render a look for rich."""
+    below = [*look.notes, *filter(None, [legend(look)])]
     return Group(
-        Text(look.title, style="bold"), Text(), _tokens(look), Text(), _table(look), _most(look)
+        Text(look.title, style="bold"),
+        Text(),
+        _tokens(look),
+        Text(),
+        _table(look),
+        _most(look),
+        *map(Text, below),
     )
 
 
 def _tokens(look: Look) -> Text:
-    colours = back_colours(look)
-    backs = shades(look) if look.colour == "attention" else [colours[c] for c in look.classes]
     text = Text()
-    for n, (token, back) in enumerate(zip(look.tokens, backs, strict=True)):
+    for n, (token, back) in enumerate(zip(look.tokens, token_colours(look), strict=True)):
         mark = " bold underline" if n == look.query else ""
         text.append(visible_text(token), style=f"#000000 on {back}{mark}")
     return text
@@ -32,11 +37,10 @@ def _tokens(look: Look) -> Text:
 
 def _table(look: Look) -> Table:
     table = Table(show_footer=True)
-    total_tokens = sum(row.tokens for row in look.rows)
-    total_mass = sum(row.mass for row in look.rows)
+    tokens, mass = look.totals
     table.add_column("class", footer="total")
-    table.add_column("tokens", justify="right", footer=f"{total_tokens:g}")
-    table.add_column("mass", justify="right", footer=f"{total_mass:.4f}")
+    table.add_column("tokens", justify="right", footer=f"{tokens:g}")
+    table.add_column("mass", justify="right", footer=f"{mass:.4f}")
     table.add_column("lift", justify="right")
     colours = back_colours(look)
     for row in look.rows:
@@ -54,11 +58,12 @@ def _named(look: Look, token: int) -> str:
     return f"{PART} of {before[-1][-1]!r}" if before else PART
 
 
-def _most(look: Look) -> Text:
+def _most(look: Look) -> Table:
     """The tokens with the largest weights as text, for terminals without colours."""
-    order = sorted(range(len(look.tokens)), key=lambda n: -look.weights[n])[:_MOST]
-    most = ", ".join(f"{n} {_named(look, n)} {look.weights[n]:.3f}" for n in order)
-    text = Text(f"largest weights: {most}")
-    if look.colour == "attention":
-        text.append(f"\nfull colour: a weight of {full_colour(look):.3g} or more")
-    return text
+    table = Table()
+    table.add_column("largest weights", no_wrap=True)
+    table.add_column("position", justify="right")
+    table.add_column("weight", justify="right")
+    for n in sorted(range(len(look.tokens)), key=lambda n: -look.weights[n])[:_MOST]:
+        table.add_row(Text(_named(look, n)), str(n), f"{look.weights[n]:.3f}")
+    return table

@@ -7,7 +7,8 @@ up to 1, minus the mass of a learned sink. `terminal.py` and `html.py` show the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from attnscope import zoo
 from attnscope.errors import InputError, unknown
 from attnscope.loading.compatibility import check_fit, warn_without_bos
+from attnscope.look.data_frame import received_per_query
 from attnscope.measures.mass import lift, mass
 from attnscope.tokens import (
     DEFAULT,
@@ -28,6 +30,7 @@ from attnscope.tokens import (
     read_vocabulary,
     tokenize,
 )
+from attnscope.tokens.visible import visible_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -69,6 +72,24 @@ class Look:
     """How tokens are coloured: by `class` or by `attention`."""
     query: int | None = None
     """The query whose attention row this is; None for all queries."""
+    notes: tuple[str, ...] = ()
+    """Sentences that the reader needs: about the first token, the query, and signs."""
+
+    @property
+    def totals(self) -> tuple[float, float]:
+        """The number of tokens and the mass of all rows."""
+        return sum(row.tokens for row in self.rows), sum(row.mass for row in self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The results as plain data."""
+        tokens = zip(self.tokens, self.classes, self.weights.tolist(), strict=True)
+        return {
+            "title": self.title,
+            "query": self.query,
+            "notes": list(self.notes),
+            "tokens": [{"text": text, "class": c, "weight": w} for text, c, w in tokens],
+            "classes": [asdict(row) for row in self.rows],
+        }
 
     def __rich__(self) -> RenderableType:
         from attnscope.look.terminal import render
@@ -89,6 +110,7 @@ def look(
     layer: int | None = None,
     head: int | None = None,
     query: int | str | None = None,
+    keys: str = "all",
     classes: ClassSet = DEFAULT,
     colour: str = "class",
     color: str | None = None,
@@ -101,6 +123,7 @@ def look(
     layer, head   one layer or head, from 0; default: the mean over all
     query         measure the attention row of one token: its index (negative: from the end), or
                   its text (the last token with this text); default: all queries
+    keys          "all", or "not-first" to leave out the attention to the first token
     classes       the class set of the table
     colour        colour tokens by `class` or by `attention`
     color         the same, in the other spelling
@@ -113,6 +136,8 @@ def look(
     colour = color or colour
     if colour not in ("class", "attention"):
         raise unknown("colour", colour, ("class", "attention"))
+    if keys not in ("all", "not-first"):
+        raise unknown("keys", keys, ("all", "not-first"))
     if not isinstance(text, Prompt):
         text = as_question(text, tokenizer, system=system, chat=chat)
     elif system is not None:
@@ -133,9 +158,17 @@ def look(
             classes=list(classes.names),
         )
     names = token_names(tokens, tokenizer)
-    position = None if query is None else _find(query, names)
+    matches = [] if query is None else _find(query, names)
+    position = matches[-1] if matches else None
     weights, uniform, visible, heads = _measure(model, tokens, layer, head, position)
+    notes = _notes(names, matches, float(weights[0]), keys)
+    if keys == "not-first":
+        weights[0], uniform[0], visible[0] = 0.0, 0.0, False
     table = classes.table(tokenizer).classes[tokens.ids]
+    where = "mean over layers" if layer is None else f"layer {layer}"
+    which = f"mean over {heads} heads" if head is None else f"head {head}"
+    who = "all queries" if position is None else f"query {position} {names[position]!r}"
+    restriction = ("without the first token",) if keys == "not-first" else ()
     return Look(
         tokens=names,
         classes=tuple(classes.names[c] if c >= 0 else None for c in table.tolist()),
@@ -143,10 +176,32 @@ def look(
         visible=visible.numpy(),
         names=classes.names,
         rows=_rows(classes, shares, weights, uniform, visible),
-        title=_title(model, names, layer, head, heads, position),
+        title=" · ".join((_name(model), where, which, who, *restriction)),
         colour=colour,
         query=position,
+        notes=notes,
     )
+
+
+SINK = 0.2
+"""Attention to the first token from which a note mentions it."""
+
+
+def _notes(names: tuple[str, ...], queries: list[int], first: float, keys: str) -> tuple[str, ...]:
+    notes = []
+    if len(queries) > 1:
+        places = ", ".join(map(str, queries))
+        notes.append(f"{len(queries)} tokens have this text ({places}); the query is the last one.")
+    if first >= SINK and keys == "all":
+        notes.append(
+            f"{first:.2f} of the attention is on the first token {names[0]!r} (an attention "
+            "sink); keys not-first leave it out."
+        )
+    if PART in names:
+        notes.append(f"{PART} is a further token of the character before it.")
+    if any("‹" in visible_text(name) and "‹" not in name for name in names):
+        notes.append("A code in ‹ › is an invisible character.")
+    return tuple(notes)
 
 
 PART = "₊"
@@ -168,30 +223,21 @@ def token_names(tokens: TokenizedPrompt, tokenizer: PreTrainedTokenizerBase) -> 
     return tuple(names)
 
 
-def _find(query: int | str, names: tuple[str, ...]) -> int:
-    """The index of the query token."""
+def _find(query: int | str, names: tuple[str, ...]) -> list[int]:
+    """The indices of the tokens that are meant."""
     if isinstance(query, str):
         matches = [n for n, name in enumerate(names) if query in (name, name.strip())]
         if matches:
-            return matches[-1]
-        try:
-            query = int(query)
-        except ValueError:
-            raise InputError(
-                f"no token of this text is {query!r}; give the text of a token, or its index, "
-                f"0 to {len(names) - 1}",
-                code="unknown-token",
-                value=query,
-                tokens=len(names),
-            ) from None
-    if not -len(names) <= query < len(names):
+            return matches
+    if not re.fullmatch(r"-?\d{1,9}", str(query)) or not -len(names) <= int(query) < len(names):
         raise InputError(
-            f"there is no token {query}; the text has tokens 0 to {len(names) - 1}",
+            f"no token of this text is {query!r}; give the text of a token, or its index, "
+            f"0 to {len(names) - 1}",
             code="unknown-token",
             value=query,
             tokens=len(names),
         )
-    return query % len(names)
+    return [int(query) % len(names)]
 
 
 def _measure(
@@ -213,24 +259,17 @@ def _measure(
     inputs = {name: value.to(model.device) for name, value in pad([tokens]).inputs.items()}
     with torch.no_grad(), attnscope.watch(model, layers=layer, queries=queries) as scope:
         model(**inputs)
-    received, uniform = torch.zeros(2, len(tokens), dtype=torch.float64)
-    visible = torch.zeros(len(tokens), dtype=torch.bool)
-    heads = 0
+    received, uniform, visible, heads = [], [], [], 0
     for number in scope.layers:
-        by_head = scope.received(number)[0].double().cpu()
+        by_head = torch.from_numpy(received_per_query(scope, number))
         heads = max(heads, len(by_head))
         if head is not None and not 0 <= head < len(by_head):
-            raise InputError(
-                f"there is no head {head} in layer {number}; known: 0 to {len(by_head) - 1}",
-                code="unknown-head",
-                value=head,
-                layer=number,
-            )
-        count = float(scope.count(number)[0]) * len(scope.layers)
-        received += (by_head.mean(0) if head is None else by_head[head]) / count
-        uniform += scope.uniform(number)[0].double().cpu() / count
-        visible |= scope.eligible(number)[0].cpu() > 0
-    return received, uniform, visible, heads
+            raise unknown("head", head, range(len(by_head)))
+        received.append(by_head.mean(0) if head is None else by_head[head])
+        uniform.append(scope.uniform(number)[0].double().cpu() / float(scope.count(number)[0]))
+        visible.append(scope.eligible(number)[0].cpu() > 0)
+    mean, expected = (torch.stack(of).mean(0) for of in (received, uniform))
+    return mean, expected, torch.stack(visible).any(0), heads
 
 
 def _rows(
@@ -242,20 +281,6 @@ def _rows(
     columns = (shares[visible].sum(0), measured[0, 0], lift(measured, level)[0, 0])
     rows = zip(classes.names, *(column.tolist() for column in columns), strict=True)
     return tuple(ClassRow(*row) for row in rows if row[1] > 0)
-
-
-def _title(
-    model: PreTrainedModel,
-    names: tuple[str, ...],
-    layer: int | None,
-    head: int | None,
-    heads: int,
-    query: int | None,
-) -> str:
-    where = "mean over layers" if layer is None else f"layer {layer}"
-    which = f"mean over {heads} heads" if head is None else f"head {head}"
-    who = "all queries" if query is None else f"query {query} {names[query]!r}"
-    return f"{_name(model)} · {where} · {which} · {who}"
 
 
 def _name(model: PreTrainedModel) -> str:

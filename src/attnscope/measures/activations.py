@@ -1,12 +1,18 @@
-"""MLP activations after the non-linearity: how many are near zero, and how large they are.
+"""MLP activations after the non-linearity: how many are near zero, how large they are, and their
+distribution (a histogram and the Gini coefficient, over all tokens of a text).
 
-`capture/token_sums.py` takes six sums per token while the layer runs: the number of activations,
-how many are near zero, how many are large (by the thresholds of the base), and the sums of their
-absolute values, squares and values.
+`activations/token_sums.py` takes six sums per token while the layer runs: how many activations
+there are, how many are near zero, how many are large (by the thresholds of the base), and the sums
+of their absolute values, squares and values.
 """
 
 from attnscope.measures.layer import Layer, Tensor, or_nan
 from attnscope.measures.measure import POSITIVE, SHARE, Measure, Numbers
+
+STEP = 0.05
+EDGES = tuple(round(STEP * n, 2) for n in range(-20, 21))
+"""Edges of the bins of the histogram, in units of the base's 99th percentile of absolute values,
+so that prompts and conditions share one axis."""
 
 
 def _numbers(tokens: Tensor, shares: Tensor) -> Tensor:
@@ -69,4 +75,26 @@ CLASS_ACTIVATIONS = Measure(
     needs=frozenset({"activations"}),
     per=frozenset({"keys", "classes"}),
     function=_of_classes,
+)
+
+HISTOGRAM = Measure(
+    name="activation_histogram",
+    range=SHARE,
+    description="share of activations in a bin; `item` is the lower edge of the bin, in units of "
+    "the base's 99th percentile of absolute values",
+    level="layer",
+    needs=frozenset({"activations"}),
+    items=tuple(f"{edge:.2f}" for edge in EDGES[:-1]),
+    default="0.00",
+    function=lambda layer: layer.recorded["histogram"][:, None, :-1],
+)
+
+GINI = Measure(
+    name="activation_gini",
+    range=SHARE,
+    description="Gini coefficient of the absolute activations: 0 if all are equal, near 1 if few "
+    "are large; accurate to 0.005",
+    level="layer",
+    needs=frozenset({"activations"}),
+    function=lambda layer: layer.recorded["histogram"][:, -1:],
 )

@@ -8,12 +8,12 @@ from attnscope.measures.layer import Layer, Tensor
 from attnscope.measures.measure import POSITIVE, SHARE, Measure
 
 
-def _mass(layer: Layer) -> Tensor:
+def query_mass(layer: Layer) -> Tensor:
     """[B, H, Q, classes]; nan for a prompt without such keys."""
     shares = layer.shares
     assert shares is not None
     has_keys = ~shares.isnan().flatten(1).any(1)
-    mass: Tensor = layer.per_query.read("rows", shares.nan_to_num(), shares.shape[-1])
+    mass = layer.per_query.mass(shares.nan_to_num(), shares.shape[-1])
     return mass.where(has_keys[:, None, None, None], float("nan"))
 
 
@@ -22,13 +22,7 @@ def _weight(layer: Layer) -> Tensor:
     import torch
 
     keys = previous_key_of(layer), induction_key_of(layer)
-    return torch.stack([layer.per_query.read("weight", key_of) for key_of in keys], -1)
-
-
-def _entropy(layer: Layer) -> Tensor:
-    """[B, H, Q]"""
-    entropy: Tensor = layer.per_query.read("query_entropy")
-    return entropy
+    return torch.stack([layer.per_query.weight(key_of) for key_of in keys], -1)
 
 
 QUERY_MASS = Measure(
@@ -38,7 +32,7 @@ QUERY_MASS = Measure(
     level="query",
     needs=frozenset({"sums", "rows"}),
     per=frozenset({"keys", "classes"}),
-    function=_mass,
+    function=query_mass,
 )
 
 QUERY_WEIGHT = Measure(
@@ -59,5 +53,5 @@ QUERY_ENTROPY = Measure(
     description="the entropy of a query's attention, in nats",
     level="query",
     needs=frozenset({"sums", "rows"}),
-    function=_entropy,
+    function=lambda layer: layer.per_query.entropy(),
 )

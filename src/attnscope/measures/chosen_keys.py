@@ -35,7 +35,7 @@ def previous_keys(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _mean(layer: Layer, key_of: Tensor) -> Numbers:
     """Mean weight over the queries that have such a key, and the number of these queries."""
-    weight = layer.per_query.read("weight", key_of)
+    weight = layer.per_query.weight(key_of)
     return Numbers(weight.nanmean(-1), tokens=(~weight.isnan()).sum(-1))
 
 

@@ -4,11 +4,10 @@ The attention row of a query predicts the next token, so these measures read the
 `predicts:generated`.
 """
 
-from typing import Any
-
 import numpy as np
 
-from attnscope.measures.layer import Layer, Tensor, or_nan
+from attnscope.measures.by_query import query_mass
+from attnscope.measures.layer import Layer, Tensor, numpy_of, or_nan
 from attnscope.measures.measure import SHARE, Measure, Numbers
 
 
@@ -17,10 +16,10 @@ def _lookback(layer: Layer) -> Tensor:
     import torch
 
     where = layer.per_query.positions
-    start = where.new_tensor(layer.completion_start)[:, None]
+    start = where.new_tensor(layer.completions.start)[:, None]
     K = layer.sums.received.shape[-1]
     new = torch.arange(K, device=where.device) >= start
-    mass = layer.per_query.read("rows", new.long(), 2)
+    mass = layer.per_query.mass(new.long(), 2)
     context, completion = mass[..., 0], mass[..., 1]
     tokens = (where - start + 1).where((where >= start) & (start >= 0), -1)
     many = or_nan(tokens.double())[:, None]
@@ -34,8 +33,9 @@ def _retrieval(layer: Layer) -> Numbers:
     import torch
 
     where = layer.per_query.positions
-    key = layer.per_query.read("largest")[0][..., 0].nan_to_num(-1).long()  # [B, H, Q]
-    tokens, next_token = (where.new_tensor(ids) for ids in (layer.token_ids, layer.next_token))
+    key = layer.per_query.largest()[0].nan_to_num(-1).long()  # [B, H, Q]
+    ids = layer.token_ids, layer.completions.next_token
+    tokens, next_token = (where.new_tensor(each) for each in ids)
     keys = torch.as_tensor(layer.keys, device=where.device).expand(tokens.shape)
     generated = next_token.gather(1, where.clamp(min=0)).where(where >= 0, -1)[:, None]
     at = key.clamp(min=0)
@@ -51,22 +51,15 @@ def _taken(of_keys: Tensor, at: Tensor) -> Tensor:
     return of_keys[:, None].expand(-1, at.shape[1], -1).gather(2, at)
 
 
-def _step_mass(layer: Layer) -> Any:
+def _step_mass(layer: Layer) -> Numbers:
     """[B, H, classes, steps]; nan after the end of a completion."""
-    assert layer.shares is not None
-    where, shares = layer.per_query.positions, layer.shares
-    has_keys = ~shares.isnan().flatten(1).any(1)
-    mass = (
-        layer.per_query.read("rows", shares.nan_to_num(), shares.shape[-1]).cpu().double().numpy()
-    )
-    out = np.full((*mass.shape[:2], mass.shape[3], layer.max_new_tokens), np.nan)
-    for row, (start, positions) in enumerate(
-        zip(layer.completion_start, where.cpu().numpy(), strict=True)
-    ):
+    mass, steps = numpy_of(query_mass(layer)), layer.completions.max_new_tokens
+    out = np.full((*mass.shape[:2], mass.shape[3], steps), np.nan)
+    where = layer.per_query.positions.cpu().numpy()
+    for row, (start, positions) in enumerate(zip(layer.completions.start, where, strict=True)):
         step = positions - start + 1
-        good = (positions >= 0) & (step >= 0) & (step < layer.max_new_tokens)
-        if has_keys[row] and start >= 0:
-            out[row][..., step[good]] = np.moveaxis(mass[row][:, good], 1, 2)
+        good = (positions >= 0) & (step >= 0) & (step < steps) & (start >= 0)
+        out[row][..., step[good]] = np.moveaxis(mass[row][:, good], 1, 2)
     return Numbers(out.reshape(*mass.shape[:2], -1))
 
 

@@ -56,7 +56,7 @@ class Sums:
     """int64 [B]: position of the first real token."""
     visibility: Callable[[str], Tensor]
     """Numbers that depend on visibility alone, by name: the fields of
-    `capture.geometry.VisibilityCounts`."""
+    `scope.query_selection.VisibilityCounts`."""
     sink: Tensor | None = None
     """float64 [B, H]: attention of learned sinks; None if the layer has none."""
     sink_position: Tensor | None = None
@@ -119,13 +119,55 @@ class Sums:
 
 @dataclass(eq=False, kw_only=True)
 class PerQuery:
-    """Attention rows per query, if the pass kept them."""
+    """The attention rows of Q counted queries, if the pass kept them; nan where there is no
+    query."""
 
+    scope: Any
+    """The `Scope` that kept them."""
+    layer: int
     positions: Tensor
-    """int64 [B, M]: positions of the queries; -1 for none."""
-    read: Callable[..., Any]
-    """Calls a per-query method of the scope by name, with its arguments after the layer. Returns
-    [B, H, M, …], nan where there is no query."""
+    """int64 [B, Q]: positions of the queries; -1 for none."""
+    heads: Sequence[int] | None = None
+    """The heads to read; None: all."""
+    empty: bool = False
+    """Whether no query was selected: then every number is nan."""
+
+    def mass(self, classes: Tensor, n: int) -> Tensor:
+        """[B, H, Q, n]: the attention to each class; ids int [B, K] or shares [B, K, n]."""
+        return self._select(self.scope.rows(self.layer, classes, n))
+
+    def weight(self, key_of: Tensor) -> Tensor:
+        """[B, H, Q]: the weight on one key of each query, int64 [B, Q]; -1 for none."""
+        return self._select(self.scope.weight(self.layer, key_of))
+
+    def entropy(self, order: int = 1) -> Tensor:
+        """[B, H, Q]: the entropy of order 1 (Shannon) or 2 (Rényi), in nats."""
+        return self._select(self.scope.query_entropy(self.layer, order))
+
+    def by_distance(self, first: int, recent: int) -> Tensor:
+        """[B, H, Q, 3]: the attention to the first, the recent and the other tokens."""
+        return self._select(self.scope.by_distance(self.layer, first, recent))
+
+    def largest(self) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, H, Q] each: the key with the largest weight (-1 or nan: none), weight and score."""
+        key, weight, score = (self._select(top[..., 0]) for top in self.scope.largest(self.layer))
+        return key, weight, score
+
+    def _select(self, result: Tensor) -> Tensor:
+        result = result if self.heads is None else result[:, list(self.heads)]
+        return result * np.nan if self.empty else result
+
+
+@dataclass(eq=False, kw_only=True)
+class Completions:
+    """What the model generated after each prompt of a batch."""
+
+    start: NDArray[np.int64]
+    """[B]: position of the first token of the completion; -1 for none."""
+    next_token: NDArray[np.int64]
+    """[B, K]: the token after each token, including the last of a completion; -1 for none."""
+    max_new_tokens: int
+    """The largest number of tokens of a completion."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -171,18 +213,19 @@ class Layer:
     rows: PerQuery | None = None
     tokens: NDArray[np.int64] | None = None
     """[B, K]: the ids of the tokens, -1 for padding."""
-    next_token: NDArray[np.int64] | None = None
-    """[B, K]: the token after each token, including the last of a completion; -1 for none."""
-    completion_start: Any = ()
-    """[B]: position of the first token of the completion; -1 for none."""
-    max_new_tokens: int = 0
-    """The largest number of tokens of a completion."""
+    generated: Completions | None = None
 
     @property
     def per_query(self) -> PerQuery:
         """The attention rows per query, for a measure that needs `rows`."""
         assert self.rows is not None
         return self.rows
+
+    @property
+    def completions(self) -> Completions:
+        """The completions, for a measure of generation."""
+        assert self.generated is not None
+        return self.generated
 
     @property
     def token_ids(self) -> NDArray[np.int64]:

@@ -6,8 +6,8 @@ from attnscope.measures.measure import ANY, Measure, Range
 
 FILES = (
     *("mass", "flow", "entropy", "effective_tokens", "first_token", "self_mass", "distance"),
-    *("learned_sink_mass", "chosen_keys", "renyi2", "by_distance", "largest", "slope", "spikes"),
-    *("reshaping", "uniformity", "values", "affine", "activations", "activation_shape"),
+    *("learned_sink_mass", "chosen_keys", "query_means", "slope", "spikes"),
+    *("reshaping", "uniformity", "values", "affine", "activations"),
     *("completion", "received", "by_query"),
 )
 """The files that declare measures, in the order of the documentation."""

@@ -18,6 +18,7 @@ _OVER = {
     "keys": "each of the experiment's `keys`",
     "classes": "each class of each of its class sets",
     "class pairs": "each pair of classes of each of its class sets",
+    "steps": "each generated token",
 }
 
 

@@ -17,10 +17,9 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-import regex
-
-from attnscope.errors import AttnscopeWarning, InputError, unknown
+from attnscope.errors import AttnscopeWarning, InputError, missing_package, unknown
 from attnscope.prompts.sample import Sample, compose
+from attnscope.tokens.find_text import places
 from attnscope.tokens.regions import Prompt, Region, join
 
 Record = Mapping[str, Any]
@@ -121,11 +120,7 @@ def from_hub(
     try:
         from datasets import load_dataset
     except ImportError as error:
-        raise InputError(
-            f"reading {name!r} needs the package datasets: pip install 'attnscope[data]'",
-            code="missing-package",
-            package="datasets",
-        ) from error
+        raise missing_package(f"reading {name!r}", "datasets", "data") from error
     return from_records(load_dataset(name, config, split=split), **layout)
 
 
@@ -152,7 +147,7 @@ def _samples(records: Iterable[tuple[str, Record]], layout: Layout) -> Iterator[
 
 
 def _several(prompt: Prompt, name: str) -> bool:
-    return len(_places(prompt.text, prompt.read(name))) > 1
+    return len(places(prompt.text, prompt.read(name))) > 1
 
 
 def _prompt(record: Record, layout: Layout) -> Prompt:
@@ -180,24 +175,10 @@ def _prompt(record: Record, layout: Layout) -> Prompt:
     return prompt
 
 
-# A letter or digit of a script that sets words apart by blanks; the others have no edges of words.
-_IN_A_WORD = r"[\w--[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]]"
-
-
-def _places(text: str, words: str) -> list[int]:
-    """Where the text has these words as whole words: "know" does not have "now"."""
-    before, after = (
-        f"(?{side}{_IN_A_WORD})" if regex.match(_IN_A_WORD, edge, regex.V1) else ""
-        for side, edge in (("<!", words[:1]), ("!", words[-1:]))
-    )
-    pattern = f"{before}{regex.escape(words)}{after}"
-    return [match.start() for match in regex.finditer(pattern, text, regex.V1)] if words else []
-
-
 def mark(prompt: Prompt, name: str, words: str) -> Prompt:
     """The prompt with the first place where it has `words`, as whole words, as a region."""
-    places = _places(prompt.text, words)
-    if not places:
+    starts = places(prompt.text, words)
+    if not starts:
         inside = " as whole words, only inside others" if words and words in prompt.text else ""
         raise InputError(
             f"the {name} {words!r:.80} is not in the text{inside} ({prompt.text!r:.60} …)",
@@ -205,7 +186,7 @@ def mark(prompt: Prompt, name: str, words: str) -> Prompt:
             region=name,
             words=words,
         )
-    region = Region(places[0], places[0] + len(words), name)
+    region = Region(starts[0], starts[0] + len(words), name)
     return Prompt(prompt.text, (*prompt.regions, region), prompt.complete)
 
 

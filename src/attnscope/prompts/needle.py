@@ -31,13 +31,15 @@ def needle_samples(
     needle: str | None = None,
     question: str | None = None,
     answer: str | None = None,
+    stem: bool = False,
 ) -> Iterator[Sample]:
     """Prompt n has the depth and length of n, in turn, and a needle of its own; one for each depth
     and length by default.
 
     The haystack is made up of sentences that mean nothing, or taken from a text file, from its
     beginning. A needle of one's own needs its `question` (and its `answer`; default: the whole
-    needle).
+    needle). With `stem` the prompt ends with the words of the needle before the answer, which a
+    model without instruction tuning continues.
     """
     if (needle is None) != (question is None):
         raise InputError(
@@ -51,15 +53,21 @@ def needle_samples(
         draw = Random(f"needle:{seed}:{number}")
         texts = _make_needle(draw) if needle is None else (needle, question or "", answer or needle)
         hay = _enough(_sentences(draw) if text is None else iter(text), length)
-        yield _sample(hay, depth, length, *texts)
+        yield _sample(hay, depth, length, *texts, stem=stem)
 
 
 def _sample(
-    hay: list[str], depth: float, length: int, needle: str, question: str, answer: str
+    hay: list[str],
+    depth: float,
+    length: int,
+    needle: str,
+    question: str,
+    answer: str,
+    *,
+    stem: bool,
 ) -> Sample:
     at = round(depth * len(hay))
     document = " ".join([*hay[:at], needle, *hay[at:]])
-    text = f"{document}\n\n{question}"
     if not answer or answer not in needle:
         raise InputError(
             f"the answer {answer!r:.80} is not in the needle {needle!r:.80}",
@@ -67,11 +75,15 @@ def _sample(
             answer=answer,
         )
     start, inside = sum(len(one) + 1 for one in hay[:at]), needle.index(answer)
+    text = f"{document}\n\n{question}"
+    if stem:
+        text += f"\n\nAnswer: {needle[:inside]}".rstrip()
+    after = len(document) + 2
     regions = (
         Region(0, len(document), "document"),
         Region(start, start + len(needle), "needle"),
         Region(start + inside, start + inside + len(answer), "answer"),
-        Region(len(text) - len(question), len(text), "question"),
+        Region(after, after + len(question), "question"),
     )
     prompt = Prompt(text, regions)
     return Sample(prompt, answer, {"depth": depth, "length": length, "needle": needle})

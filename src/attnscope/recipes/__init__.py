@@ -1,92 +1,40 @@
-"""Complete experiments, one per published figure, on the bundled models or on the real ones.
+"""Published results, one file each: experiment, figures, claims, and statistics.
 
-A recipe is a function that returns an `Experiment`. Any key of the experiment can be changed:
-`token_types(prompts=1, queries=["last"])`.
+A module of this package that declares `RECIPE` is a recipe; there is no list to edit.
+`RECIPES["token-types"](prompts=1, queries=["last"])` is an `Experiment`.
 """
 
-from collections.abc import Callable
-from importlib.resources import files
-from typing import Any
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
 
-from attnscope.recipes.drift import drift
-from attnscope.recipes.filler_activations import filler_activations
-from attnscope.recipes.filler_profile import filler_profile
-from attnscope.recipes.filler_vs_sentence import filler_vs_sentence
-from attnscope.recipes.induction import induction
-from attnscope.recipes.injection import injection
-from attnscope.recipes.lookback import lookback
-from attnscope.recipes.needle import needle
-from attnscope.recipes.position import position
-from attnscope.recipes.recipe_models import SMOLLM2
-from attnscope.recipes.sinks import sinks
-from attnscope.recipes.token_types import token_types
-from attnscope.spec.claims import Claim, load_claims
-from attnscope.spec.experiment import Experiment
+from attnscope.recipes.recipe import Recipe
+from attnscope.spec.claims import Claim
 
-__all__ = [
-    "BUNDLED",
-    "FIGURES",
-    "REAL",
-    "RECIPES",
-    "claims_of",
-    "drift",
-    "figures_of",
-    "filler_activations",
-    "filler_profile",
-    "filler_vs_sentence",
-    "induction",
-    "injection",
-    "lookback",
-    "needle",
-    "position",
-    "sinks",
-    "token_types",
-]
-
-RECIPES: dict[str, Callable[..., Experiment]] = {
-    "token-types": token_types,
-    "filler-profile": filler_profile,
-    "filler-vs-sentence": filler_vs_sentence,
-    "filler-activations": filler_activations,
-    "sinks": sinks,
-    "induction": induction,
-    "lookback": lookback,
-    "needle": needle,
-    "drift": drift,
-    "position": position,
-    "injection": injection,
-}
-
-BUNDLED = ("token-types", "filler-profile", "filler-vs-sentence")
-"""Recipes that run on the tiny models by default; the others run on zoo:smollm2."""
-
-FIGURES: dict[str, list[tuple[str, dict[str, Any]]]] = {
-    "sinks": [("head-map", {"measure": "first_token"})],
-    "induction": [("head-map", {"measure": "induction"})],
-    "lookback": [("steps", {}), ("head-map", {"measure": "lookback_per_token"})],
-    "needle": [("needle-map", {"measure": "retrieval"}), ("head-map", {"measure": "retrieval"})],
-    "drift": [("order", {})],
-    "position": [("order", {})],
-    "injection": [
-        (
-            "effect-heads",
-            {"measure": "mass", "keys": "system", "conditions": ["harmless-1", "ignore-1"]},
-        )
-    ],
-    "filler-activations": [("near-zero", {})],
-}
-"""The figures of a recipe, with their options; default: the figure of the same name."""
-
-REAL = {**dict.fromkeys(RECIPES, SMOLLM2), "token-types": ("zoo:smollm2", "zoo:smollm2-phys")}
-"""The real models of the zoo to run each recipe on, in place of the tiny ones."""
+__all__ = ["BUNDLED", "RECIPES", "Recipe", "built_in_claims", "recipe_table"]
 
 
-def figures_of(recipe: str) -> list[tuple[str, dict[str, Any]]]:
-    """The figures of a recipe, with their options."""
-    return FIGURES.get(recipe, [(recipe, {})])
+def _declared() -> dict[str, Recipe]:
+    modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
+    recipes = [module.RECIPE for module in modules if hasattr(module, "RECIPE")]
+    return {recipe.name: recipe for recipe in recipes}
 
 
-def claims_of(recipe: str) -> tuple[Claim, ...]:
-    """The claims of a recipe's paper that are not built in."""
-    every = load_claims(str(files("attnscope.recipes") / "claims.yaml"))
-    return tuple(c for c in every if c.name == recipe or c.name.startswith(f"{recipe}-"))
+RECIPES: dict[str, Recipe] = _declared()
+"""Name of a recipe → its declaration, in the order of the alphabet."""
+
+BUNDLED = tuple(name for name, recipe in RECIPES.items() if recipe.bundled)
+"""Recipes that run on the bundled tiny models by default; the others run on zoo:smollm2."""
+
+
+@cache
+def built_in_claims() -> tuple[Claim, ...]:
+    """The claims of all recipes. Those that a run can decide are judged on every run."""
+    return tuple(claim for recipe in RECIPES.values() for claim in recipe.claims)
+
+
+def recipe_table() -> str:
+    """The table of docs/recipes/README.md."""
+    rows = ["| recipe | question | paper |", "| --- | --- | --- |"]
+    rows += [f"| [`{r.name}`]({r.name}.md) | {r.question} | {r.paper} |" for r in RECIPES.values()]
+    return "\n".join(rows)

@@ -5,10 +5,18 @@ assistant turn to it. In a longer text every part gets less attention, so the fa
 uniform attention.
 """
 
-from typing import Any
+from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from attnscope.recipes.recipe import Recipe, Statistic
 from attnscope.recipes.recipe_models import SMOLLM2, Models, labelled, recipe
+from attnscope.recipes.run_tables import lift_of_ends
 from attnscope.spec.experiment import Experiment
+
+if TYPE_CHECKING:
+    from attnscope.run.store import Run
 
 TURNS = 8
 
@@ -25,3 +33,24 @@ def drift(models: Models = SMOLLM2, prompts: int = 16, seed: int = 0, **keys: An
         classes=["whole"],
         measures=["mass"],
     )
+
+
+def _statistics(run: Run) -> Iterator[Statistic]:
+    for model in run.experiment.models:
+        yield from lift_of_ends(run, model, "queries")
+
+
+RECIPE = Recipe(
+    name="drift",
+    paper="arXiv 2402.10962",
+    question="how much less attention does the system prompt get after eight turns?",
+    experiment=drift,
+    figures={"order": {}},
+    statistics=_statistics,
+    claim_lines={
+        "drift": (
+            "mass[as=lift, keys=system, queries=region:turn:8:assistant] <= 0.95 * "
+            "mass[as=lift, keys=system, queries=region:turn:1:assistant]",
+        ),
+    },
+)

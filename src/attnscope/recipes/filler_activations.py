@@ -9,6 +9,7 @@ because word problems have no operators.
 from typing import Any
 
 from attnscope.recipes.filler_profile import SLASHES, filler_experiment
+from attnscope.recipes.recipe import Recipe
 from attnscope.recipes.recipe_models import SMOLLM2, Models, labelled
 from attnscope.spec.experiment import Experiment
 
@@ -36,3 +37,33 @@ def filler_activations(
         MEASURES,
         {**defaults, **keys},
     )
+
+
+RECIPE = Recipe(
+    name="filler-activations",
+    paper="arXiv 2510.01032",
+    question="what does a filler do to the activations of the question?",
+    experiment=filler_activations,
+    figures={"near-zero": {}},
+    # Only tokens of the question count: the activations of the filler are not its effect.
+    claim_lines={
+        "livelier-activations": (
+            "near_zero[keys=question, condition=kind:repeat] <= 0.95 * "
+            "near_zero[keys=question, condition=base] in layer 0",
+            "large[keys=question, condition=kind:repeat] >= 1.05 * large[keys=question, "
+            "condition=base] in layer 0",
+            "activation_l1[keys=question, condition=kind:repeat] >= 1.05 * "
+            "activation_l1[keys=question, condition=base] in layer 0",
+            "activation_l2[keys=question, condition=kind:repeat] >= 1.05 * "
+            "activation_l2[keys=question, condition=base] in layer 0",
+        ),
+        "digits-near-zero": (
+            "class_near_zero[keys=question, classes=default, class=digit] >= 1.05 * "
+            "class_near_zero[keys=question, classes=default, class=word] in layer 0",
+            "class_near_zero[keys=question, classes=default, class=operator] >= 1.05 * "
+            "class_near_zero[keys=question, classes=default, class=word] in layer 0",
+            "class_near_zero[keys=question, classes=default, class=conjunction] >= 1.05 * "
+            "class_near_zero[keys=question, classes=default, class=word] in layer 0",
+        ),
+    },
+)

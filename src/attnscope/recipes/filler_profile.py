@@ -8,6 +8,7 @@ system prompt and question, by ids, so that they are 55 tokens and nothing else 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from attnscope.recipes.recipe import Recipe
 from attnscope.recipes.recipe_models import Models, heads_of, labelled, recipe, with_the_first_three
 from attnscope.spec.experiment import Experiment
 
@@ -74,3 +75,48 @@ def filler_experiment(
         keys=["all", "not-first"],
         measures=[*measures, "affine", "affine_heads", "mass", "entropy", "first_token"],
     )
+
+
+# Any insertion reduces the attention to the tokens around it. So a fall is compared with the fall
+# under uniform attention in the same prompt, and with that of a random sentence. `by` is the
+# smallest difference that counts. Layers are counted from 0: "layer 1" of the paper is layer 0. The
+# numbers in thresholds, bounds and `by` are ours, because the paper gives none.
+RECIPE = Recipe(
+    name="filler-profile",
+    paper="arXiv 2510.01032",
+    question="what does a filler do to the attention of all other tokens?",
+    experiment=filler_profile,
+    figures={"filler-profile": {}},
+    # Layer 1 of the paper is layer 0. The margins are ours, because the paper gives none. Any
+    # insertion lowers the attention to other tokens, so a fall is compared with the uniform one.
+    claim_lines={
+        "fall": (
+            "lambda_ratio[condition=kind:repeat] <= 0.95 * "
+            "uniform_ratio[condition=kind:repeat] in layer 0",
+            "lambda_ratio[condition=kind:repeat] < uniform_ratio[condition=kind:repeat] in "
+            "most heads of layer 0",
+            "spike_ratio[condition=kind:repeat] <= 0.95 * rest_ratio[condition=kind:repeat] "
+            "in layer 0",
+            "spike_fall[condition=kind:repeat] > 0.5 in most heads of layer 0",
+        ),
+        "one-factor": (
+            "lambda_ratio[condition=kind:repeat] <= 0.95 * "
+            "uniform_ratio[condition=kind:repeat] in layer 0",
+            "lambda_r2[condition=kind:repeat] > 0.9 in most heads of layer 0",
+            "lambda[condition=kind:repeat] within 0.9 .. 1.1 * "
+            "lambda_ratio[condition=kind:repeat] in most heads of layer 0",
+            "spike_ratio[condition=kind:repeat] within 0.8 .. 1.25 * "
+            "rest_ratio[condition=kind:repeat] in most heads of layer 0",
+        ),
+        "affine": ("affine_r2[condition=kind:repeat] > 0.9 in layer 0",),
+        "affine-heads": ("affine_heads_r2[condition=kind:repeat] > 0.9 in layer 0",),
+        "affine-first-layer-only": (
+            "affine_r2[condition=kind:repeat] > 0.9 in layer 0",
+            "affine_r2[condition=kind:repeat] < 0.9 in every layer of layers 1, 2",
+            "affine_r2[condition=kind:repeat, layer=1] <= affine_r2[condition=kind:repeat, "
+            "layer=0] - 0.05",
+            "affine_r2[condition=kind:repeat, layer=2] <= affine_r2[condition=kind:repeat, "
+            "layer=0] - 0.05",
+        ),
+    },
+)

@@ -7,6 +7,7 @@ insertions go by ids, so that they are 55 tokens each; every prompt has a senten
 from typing import Any
 
 from attnscope.recipes.filler_profile import SLASHES, filler_experiment
+from attnscope.recipes.recipe import Recipe
 from attnscope.recipes.recipe_models import Models, labelled
 from attnscope.spec.experiment import Experiment
 
@@ -44,3 +45,26 @@ def filler_vs_sentence(
     return filler_experiment(
         "filler-vs-sentence", chosen, (prompts, seed), inserts, layers, heads, MEASURES, keys
     )
+
+
+RECIPE = Recipe(
+    name="filler-vs-sentence",
+    paper="arXiv 2510.01032",
+    question="is attention more uniform over a filler than over words?",
+    experiment=filler_vs_sentence,
+    figures={"filler-vs-sentence": {}},
+    claim_lines={
+        "fall-beyond-sentence": (
+            "lambda_ratio[condition=kind:repeat] <= 0.95 * "
+            "lambda_ratio[condition=kind:sentence] in layer 0",
+            "lambda_ratio[condition=kind:repeat] < lambda_ratio[condition=kind:sentence] in "
+            "most heads of layer 0",
+        ),
+        "uniform-filler": (
+            "uniformity[condition=kind:repeat] <= 0.95 * uniformity[condition=kind:sentence] "
+            "in layer 0",
+            "uniformity[condition=kind:repeat] < uniformity[condition=kind:sentence] in most "
+            "heads of layer 0",
+        ),
+    },
+)

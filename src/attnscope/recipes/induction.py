@@ -4,10 +4,21 @@ The prompt is a sequence of n different random tokens, repeated once. For token 
 copy, the token after its first occurrence is i - n + 1. An induction head attends there.
 """
 
-from typing import Any
+from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from attnscope.recipes.recipe import Recipe, Statistic
 from attnscope.recipes.recipe_models import SMOLLM2, Models, labelled, recipe
+from attnscope.recipes.run_tables import by_head, share_above
 from attnscope.spec.experiment import Experiment
+
+if TYPE_CHECKING:
+    from attnscope.run.store import Run
+
+THRESHOLD = 0.3
+"""Of an induction head. The paper has none; this one is that of sinks."""
 
 
 def induction(
@@ -29,3 +40,23 @@ def induction(
         queries=["region:repeat:2"],
         measures=["induction", "previous_token"],
     )
+
+
+def _statistics(run: Run) -> Iterator[Statistic]:
+    for model in run.experiment.models:
+        table, _ = by_head(run, "induction", model=model)
+        what = f"{model}: share of heads with an induction score above {THRESHOLD}"
+        yield Statistic(what, table, share_above(THRESHOLD))
+
+
+RECIPE = Recipe(
+    name="induction",
+    paper="arXiv 2209.11895",
+    question="which heads attend to what followed the same token before?",
+    experiment=induction,
+    figures={"head-map": {"measure": "induction"}},
+    statistics=_statistics,
+    claim_lines={
+        "induction": ("induction[queries=region:repeat:2] > 0.3 in at least 1 head",),
+    },
+)

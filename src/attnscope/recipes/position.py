@@ -4,10 +4,20 @@ The prompt has ten unrelated documents in random order, and a question. The publ
 the first and the last document get more attention than those between.
 """
 
-from typing import Any
+from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnscope.recipes.recipe import Recipe, Statistic
 from attnscope.recipes.recipe_models import SMOLLM2, Models, labelled, recipe
+from attnscope.recipes.run_tables import lift_of_ends, lift_table
 from attnscope.spec.experiment import Experiment
+
+if TYPE_CHECKING:
+    from attnscope.run.store import Run
 
 DOCUMENTS = 10
 
@@ -24,3 +34,35 @@ def position(models: Models = SMOLLM2, prompts: int = 16, seed: int = 0, **keys:
         classes=["whole"],
         measures=["mass"],
     )
+
+
+def _ends_over_middle(table: Any) -> float:
+    return float(table[:, 0].mean() / table[:, 1].mean())
+
+
+def _statistics(run: Run) -> Iterator[Statistic]:
+    for model in run.experiment.models:
+        lift = lift_table(run, model, "keys")
+        middle = lift[:, lift.shape[1] // 2 - 1 : lift.shape[1] // 2 + 1]
+        both = np.stack([lift[:, [0, -1]].mean(1), middle.mean(1)], axis=1)
+        what = f"{model}: the ends' lift over the middle's"
+        yield Statistic(what, both, _ends_over_middle, "a U: above 1")
+        yield from lift_of_ends(run, model, "keys")
+
+
+RECIPE = Recipe(
+    name="position",
+    paper="arXiv 2406.16008",
+    question="do first and last documents get more attention?",
+    experiment=position,
+    figures={"order": {}},
+    statistics=_statistics,
+    claim_lines={
+        "position": (
+            "mass[as=lift, queries=last, keys=document:1] >= 1.05 * mass[as=lift, "
+            "queries=last, keys=document:5]",
+            "mass[as=lift, queries=last, keys=document:10] >= 1.05 * mass[as=lift, "
+            "queries=last, keys=document:5]",
+        ),
+    },
+)

@@ -5,10 +5,22 @@ is above 0.3: on text, on tokens drawn at random, and with and without a begin-o
 where the model has one.
 """
 
-from typing import Any
+from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from attnscope.recipes.recipe import Recipe, Statistic
 from attnscope.recipes.recipe_models import SMOLLM2, Models, begins, labelled, recipe
+from attnscope.recipes.run_tables import by_head
 from attnscope.spec.experiment import Experiment
+
+if TYPE_CHECKING:
+    from attnscope.run.store import Run
+
+SINK = 0.3
+"""The published threshold of a sink."""
+PUBLISHED = {"random": "GPT2-XL 0.703, LLaMA3-8B 0.912"}
 
 
 def sinks(models: Models = SMOLLM2, prompts: int = 32, seed: int = 0, **keys: Any) -> Experiment:
@@ -30,3 +42,30 @@ def sinks(models: Models = SMOLLM2, prompts: int = 32, seed: int = 0, **keys: An
         conditions=conditions,
         measures=["first_token"],
     )
+
+
+def sink_share(table: Any) -> float:
+    """As published: the share of heads above the threshold in a prompt, mean over prompts."""
+    return float((table > SINK).mean())
+
+
+def _statistics(run: Run) -> Iterator[Statistic]:
+    for model in run.experiment.models:
+        for condition in run.experiment.conditions:
+            table, _ = by_head(run, "first_token", model=model, condition=condition)
+            what = f"{model}, {condition}: share of heads with first-token mass above {SINK}"
+            yield Statistic(what, table, sink_share, PUBLISHED.get(condition, ""))
+
+
+RECIPE = Recipe(
+    name="sinks",
+    paper="arXiv 2410.10781",
+    question="how many heads put more than 0.3 of their attention on the first token?",
+    experiment=sinks,
+    figures={"head-map": {"measure": "first_token"}},
+    statistics=_statistics,
+    claim_lines={
+        "sinks": ("first_token[condition=text] > 0.3 in most heads",),
+        "sinks-random": ("first_token[condition=random] > 0.3 in most heads",),
+    },
+)

@@ -7,6 +7,7 @@ the tokens of the maps alone, because `*` stands in the instructions too. Each i
 
 from typing import Any
 
+from attnscope.recipes.recipe import Recipe
 from attnscope.recipes.recipe_models import Models, labelled, layers_of, recipe
 from attnscope.spec.experiment import Experiment
 
@@ -41,3 +42,20 @@ def token_types(
         classes=["maps"],
         measures=["mass"],
     )
+
+
+RECIPE = Recipe(
+    name="token-types",
+    paper="arXiv 2512.24532",
+    question="which characters of a map get attention, before and after training?",
+    experiment=token_types,
+    figures={"token-types": {"items": ["hash", "star", "whitespace"]}},
+    real=("zoo:smollm2", "zoo:smollm2-phys"),
+    claim_lines={
+        "maps": ("mass[keys=maps, model=b] >= 1.05 * mass[keys=maps, model=a] in each layer",),
+        "map-characters": (
+            "mass[keys=maps, class=hash+star, model=b] >= 1.05 * mass[keys=maps, "
+            "class=hash+star, model=a] in each layer",
+        ),
+    },
+)

@@ -3,6 +3,7 @@
 This package reads tables and never loads a model.
 """
 
-from attnscope.report.build import build, write_report
+from attnscope.report.build import build
+from attnscope.report.cache import report, write_report
 
-__all__ = ["build", "write_report"]
+__all__ = ["build", "report", "write_report"]

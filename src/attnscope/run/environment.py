@@ -1,9 +1,20 @@
 """Whether cells belong together: what a run says of where it was measured, compared."""
 
+from __future__ import annotations
+
+import hashlib
+import json
+import math
 import warnings
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import AttnscopeWarning, InputError
+from attnscope.paths import is_remote, read_file
+from attnscope.run.layout import LARGEST
+
+if TYPE_CHECKING:
+    from attnscope.spec.experiment import Experiment
 
 _OTHER_NUMBERS = {"attnscope", "experiment", "classes", "seeds", "repeatable"}
 """What may change more than the last digits, or is another question: never mixed."""
@@ -14,8 +25,39 @@ def differences(
 ) -> dict[str, Any]:
     """How this environment differs from the recorded one. With `threads` the number of threads
     counts too; a continued run uses the recorded number."""
-    aside = ("models", "claims") if threads else ("models", "claims", "threads")
+    aside = {"models", "claims", "prompts"} | (set() if threads else {"threads"})
     return {key: here[key] for key in here if key not in aside and recorded.get(key) != here[key]}
+
+
+def prompts_digest(experiment: Experiment) -> str:
+    """A digest of the source of the prompts, without where their file is and how many are used: a
+    larger run of one seed measures the same prompts again."""
+    prompts = experiment.identity()["prompts"]
+    text = json.dumps(prompts | {"count": None}, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def measured_before(folder: Path, prompts: str | None) -> list[str]:
+    """The runs beside this one that measured the same prompts earlier, by the time of their first
+    batch. Only of local directories: a store does not keep that time."""
+    if prompts is None or is_remote(folder):
+        return []
+    first, earlier = _first_batch(folder), []
+    for file in sorted(folder.absolute().parent.glob("*/environment.json")):
+        try:
+            if not _first_batch(file.parent) < first:
+                continue
+            recorded = json.loads(read_file(file, LARGEST))
+        except (OSError, ValueError):
+            continue  # an unreadable neighbour is no evidence
+        if isinstance(recorded, dict) and recorded.get("prompts") == prompts:
+            earlier.append(file.parent.name)
+    return earlier
+
+
+def _first_batch(folder: Path) -> float:
+    """When the first batch of a run was written; infinite without any."""
+    return min((file.stat().st_mtime for file in folder.glob("cells/*.json")), default=math.inf)
 
 
 def refuse_differences(

@@ -6,6 +6,7 @@
     claims.yaml                 the claims of the run's own, if it was started with any
     plan.json                   the batches that belong to the run, in order
     prompts.*                   the file that the prompts came from, if they came from one
+    completions.parquet         completions and their scores, if the run is an evaluation
     cells/BATCH.TABLE.parquet   the cells of a batch: a file per table
     cells/BATCH.json            its index: the cells, and size and digest of each file; after them;
                                 and the cells that could not be measured, with their errors
@@ -33,6 +34,10 @@ LARGEST = 256 * 2**20
 """Bytes of a JSON file of a run; others are damaged."""
 LARGEST_METADATA = 2**30
 """Bytes of `metadata.jsonl`."""
+SCORED = "completions.parquet"
+"""The file of the table `completions`."""
+LARGEST_SCORED = 4 * 2**30
+"""Bytes of `completions.parquet`."""
 _NAME = re.compile(rf"([0-9a-f]{{24}})\.(?:json|(?:{'|'.join(TABLES)})\.parquet)")
 
 

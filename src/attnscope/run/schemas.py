@@ -83,6 +83,20 @@ TOKENS = pl.Schema(
 )
 """One row per token of a cell's prompt: what it is, where it is, and which base token it was."""
 
+COMPLETIONS = pl.Schema(
+    {
+        **_WHOSE,
+        "task": pl.String(),
+        "metric": pl.String(),
+        "answer": pl.String(),
+        "completion": pl.String(),
+        "value": pl.Float64(),
+        "total": pl.Float64(),
+    }
+)
+"""One row per completion and metric of an evaluation: `value` is the score of this completion.
+`total` is the score of the condition where a task has one that is not the mean of the values."""
+
 REPEATS = "repeat_of"
 """Of what is known of prompts, the number of the first with the same text; there where some text is
 asked again. The author of a file may say it of prompts that are one in other words."""
@@ -91,5 +105,5 @@ TABLES = {"values": VALUES, "tokens": TOKENS, "positions": POSITIONS, "by_query"
 """What is stored of every cell, by name; `positions` only where profiles were asked for, `by_query`
 only where a per-query measure was."""
 
-QUERIED = {**TABLES, "cells": CELLS}
+QUERIED = {**TABLES, "cells": CELLS, "completions": COMPLETIONS}
 """Tables that a query can name; `prompts` is one too, with columns that the prompts decide."""

@@ -23,15 +23,18 @@ from attnscope.paths import is_remote, read_file, to_path
 from attnscope.run.layout import (
     FORMAT,
     LARGEST_METADATA,
+    LARGEST_SCORED,
+    SCORED,
     BatchIndex,
     DamageError,
     Failure,
     batch_of,
     digest_of,
+    digests_in_manifest,
     read_index,
     read_json,
 )
-from attnscope.run.schemas import CELLS, QUERIED, TABLES
+from attnscope.run.schemas import CELLS, COMPLETIONS, QUERIED, TABLES
 from attnscope.run.sql import check_query
 from attnscope.spec.claims import Claim, load_claims
 from attnscope.spec.experiment import Experiment
@@ -96,6 +99,21 @@ class Run:
         fields of its record), a column each.
         """
         return _metadata(self.path / "metadata.jsonl")
+
+    @cached_property
+    def completions(self) -> pl.DataFrame:
+        """One row per completion and metric of an evaluation; empty for other runs."""
+        digest = digests_in_manifest(self.path, "files").get(SCORED)
+        if digest is None:
+            return COMPLETIONS.to_frame()
+        try:
+            content = read_file(self.path / SCORED, LARGEST_SCORED)
+            if hashlib.sha256(content).hexdigest() != digest:
+                raise OSError("it does not have the content that was written")
+            frame = pl.read_parquet(io.BytesIO(content)).match_to_schema(COMPLETIONS)
+        except (OSError, pl.exceptions.PolarsError) as error:
+            raise _damaged(self.path, f"{SCORED} cannot be read: {error}") from error
+        return self._in_order(frame)
 
     @cached_property
     def claims(self) -> tuple[Claim, ...]:

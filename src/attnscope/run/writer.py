@@ -26,6 +26,7 @@ from attnscope.errors import InputError
 from attnscope.paths import is_remote, read_file
 from attnscope.run.layout import (
     FORMAT,
+    SCORED,
     BatchIndex,
     DamageError,
     Failure,
@@ -186,11 +187,7 @@ class Directory:
         """A batch: its tables, then the index that says so."""
         files, contents = {}, {}
         for table, frame in tables.items():
-            buffer = io.BytesIO()
-            # Where row groups end would follow how the frame was put together: in one piece, the
-            # bytes follow from what it says.
-            frame.rechunk().write_parquet(buffer, compression="lz4", statistics=False)
-            contents[table] = content = buffer.getvalue()
+            contents[table] = content = _parquet(frame)
             digest = hashlib.sha256(content).hexdigest()
             files[table] = StoredFile(frame.height, len(content), digest)
         index = BatchIndex(id, cells, files, tuple(failed), parts, dict(elsewhere or {}))
@@ -208,6 +205,11 @@ class Directory:
     def has_claims(self) -> bool:
         """Whether the run was started with its own claims."""
         return (self.folder / "claims.yaml").is_file()
+
+    def write_completions(self, completions: pl.DataFrame) -> None:
+        """Store the table of an evaluation; the next manifest vouches for it."""
+        self.write(SCORED, _parquet(completions))
+        self.beside = [*dict.fromkeys([*self.beside, SCORED])]
 
     def drop_damaged(self) -> None:
         """Delete the indices that differ from the manifest. Without the manifest, a run that is
@@ -234,13 +236,13 @@ class Directory:
         with self.locked_alone():
             self._clear()  # a shard that still writes would write the same bytes
             self.write_plan(batches)
-            claims_file = ["claims.yaml"] if self.has_claims() else []
+            files = [*self.beside, *(["claims.yaml"] if self.has_claims() else [])]
+            if SCORED not in files and self.as_written(SCORED):
+                files.append(SCORED)
             manifest = {
                 "format": FORMAT,
                 "experiment": experiment.digest,
-                "files": {
-                    name: digest_of(self.folder / name) for name in (*self.beside, *claims_file)
-                },
+                "files": {name: digest_of(self.folder / name) for name in files},
                 "batches": {id: digest_of(self.folder / "cells" / f"{id}.json") for id in batches},
             }
             self.write_json("manifest.json", manifest)
@@ -295,6 +297,14 @@ class Directory:
         except (OSError, DamageError):
             return 0
         return sum(len(index.cells) for index in indices)
+
+
+def _parquet(frame: pl.DataFrame) -> bytes:
+    """A table as a file. Row groups would follow how the frame was put together: in one piece, the
+    bytes follow from its content."""
+    buffer = io.BytesIO()
+    frame.rechunk().write_parquet(buffer, compression="lz4", statistics=False)
+    return buffer.getvalue()
 
 
 def _put(path: Path, content: bytes) -> None:

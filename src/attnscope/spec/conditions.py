@@ -45,7 +45,8 @@ class Insert(StrictModel):
     """What is inserted: the fields of `attnscope.prompts.Filler`."""
 
     kind: StrictStr = "repeat"
-    unit: StrictStr | None = None
+    unit: StrictStr | Annotated[tuple[StrictStr, ...], Field(min_length=1)] | None = None
+    """Several units are used in turn: prompt n gets number n, and after the last the first."""
     count: Annotated[StrictInt, Field(ge=0, le=MOST)] = 55
     """0 inserts nothing: a variant of its own that says what the base says."""
     seed: Seed = 0
@@ -55,12 +56,14 @@ class Insert(StrictModel):
     def _possible(self) -> Insert:
         if self.kind not in FILLERS:
             raise unknown("kind of filler", self.kind, FILLERS)
-        self.filler(0)
+        for number in range(len(self.unit) if isinstance(self.unit, tuple) else 1):
+            self.filler(number)
         return self
 
     def filler(self, prompt: int) -> Filler:
         """What goes into this prompt."""
-        return Filler(kind=self.kind, count=self.count, unit=self.unit, seed=self.seed + prompt)
+        unit = self.unit[prompt % len(self.unit)] if isinstance(self.unit, tuple) else self.unit
+        return Filler(kind=self.kind, count=self.count, unit=unit, seed=self.seed + prompt)
 
 
 class Replace(StrictModel):

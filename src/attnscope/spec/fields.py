@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, PlainSerializer, PlainValidator, StrictStr
 
-from attnscope.errors import InputError, unknown
+from attnscope.errors import InputError, is_int, unknown
 from attnscope.measures.registry import MEASURES
 from attnscope.spec.queries import parse_queries
 from attnscope.tokens.class_sets import class_set, load_classes
@@ -50,10 +50,9 @@ def _numbers(value: Any) -> Any:
     """`all`, or whole numbers from 0, each once."""
     if value == "all":
         return value
-    if isinstance(value, int) and not isinstance(value, bool):
+    if is_int(value):
         value = [value]
-    good = isinstance(value, list | tuple) and value
-    if not good or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in value):
+    if not isinstance(value, list | tuple) or not value or not all(map(is_int, value)):
         raise InputError(
             f"{value!r} is neither 'all' nor a list of whole numbers from 0",
             code="bad-numbers",

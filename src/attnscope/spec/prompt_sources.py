@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StrictInt, StrictStr, model_validator
+from pydantic import Field, StrictBool, StrictInt, StrictStr, model_validator
 
 from attnscope.errors import InputError, unknown
 from attnscope.prompts.math import LEVELS
@@ -96,6 +96,8 @@ class NeedlePrompts(StrictModel):
     """With its `question`, and the `answer` in it; made up where there is none."""
     question: StrictStr | None = None
     answer: StrictStr | None = None
+    stem: StrictBool = False
+    """End with the words of the needle before the answer, for models without instruction tuning."""
     digest: StrictStr | None = None
     """As of any file."""
 
@@ -144,6 +146,16 @@ class TokenPrompts(StrictModel):
     repeats: Annotated[StrictInt, Field(ge=1, le=1000)] = 1
 
 
+class HarnessPrompts(StrictModel):
+    """The documents of a task of lm-evaluation-harness; `attnscope evaluate` measures them."""
+
+    source: Literal["lm-eval"] = "lm-eval"
+    task: StrictStr
+    """A name, or the YAML file of a task."""
+    count: Count = 100
+    """The first so many documents, or as many as there are."""
+
+
 Prompts = Annotated[
     SpatialPrompts
     | MathPrompts
@@ -152,7 +164,8 @@ Prompts = Annotated[
     | ConversationPrompts
     | NeedlePrompts
     | DocumentPrompts
-    | TokenPrompts,
+    | TokenPrompts
+    | HarnessPrompts,
     Field(discriminator="source"),
 ]
 
@@ -165,5 +178,6 @@ SOURCES: dict[str, type[StrictModel]] = {
     "needle": NeedlePrompts,
     "documents": DocumentPrompts,
     "tokens": TokenPrompts,
+    "lm-eval": HarnessPrompts,
 }
 """By the word under `source`."""

@@ -10,8 +10,7 @@ import numpy as np
 import polars as pl
 
 from attnscope.measures.measure import SHARE
-from attnscope.stats.arrays import mean_of
-from attnscope.stats.intervals import MINIMUM, intervals
+from attnscope.stats.means import one_sample
 
 LIFT = 3.0
 """A class counts for a head if its mass is at least this many times that of uniform attention."""
@@ -96,16 +95,9 @@ def _interval(scores: pl.DataFrame, name: str) -> pl.DataFrame:
         return pl.DataFrame(schema={**places, **dict(zip(columns, types, strict=True))})
     wide = scores.pivot(on="prompt", index=["layer", "head"], values="value")
     x = wide.drop("layer", "head").cast(pl.Float64).to_numpy().T
-    n = (~np.isnan(x)).sum(0)
-    mean = mean_of(x)
-    with np.errstate(invalid="ignore"):
-        same = np.nanmax(np.where(n > 0, x, 0), 0) == np.nanmin(np.where(n > 0, x, 0), 0)
-    interval = intervals(x)
-    # If all prompts have the same value, the interval is that value.
-    certain = same & (n >= MINIMUM)
-    low, high = (np.where(certain, mean, end) for end in (interval.low, interval.high))
-    low, high = (np.clip(end, *SHARE) for end in (low, high))  # every score is a share
-    values = dict(zip(columns, (mean, low, high, n), strict=True))
+    tested = one_sample(x, within=SHARE)
+    low, high = tested.interval()
+    values = dict(zip(columns, (tested.estimate, low, high, (~np.isnan(x)).sum(0)), strict=True))
     return wide.select("layer", "head").with_columns(
         pl.Series(name, value).fill_nan(None) if value.dtype.kind == "f" else pl.Series(name, value)
         for name, value in values.items()

@@ -1,6 +1,5 @@
-"""Compares models or conditions prompt by prompt, for every layer, head and measure.
-
-The result has effect sizes, confidence intervals, permutation tests and corrected p-values.
+"""Compares models, conditions, classes, queries or keys prompt by prompt, for every layer, head and
+measure: differences and ratios of means with intervals, p-values and corrected p-values.
 """
 
 import itertools
@@ -14,19 +13,24 @@ from numpy.typing import NDArray
 
 from attnscope.errors import InputError, unknown
 from attnscope.stats import tables
-from attnscope.stats.arrays import Floats
-from attnscope.stats.contrast import ContrastSettings, paired_contrast, unpaired_contrast
-from attnscope.stats.correction import corrected
-from attnscope.stats.intervals import MINIMUM, SKEWED
+from attnscope.stats.arrays import out_of_range
+from attnscope.stats.clusters import intraclass
+from attnscope.stats.families import false_discovery, romano_wolf
+from attnscope.stats.means import MINIMUM, Contrast, Ends, effect_of, paired, unpaired
 from attnscope.stats.resampling import ResamplingUnits
-from attnscope.stats.tables import Values, matrix, ranges
+from attnscope.stats.tables import Matrix, Values, matrix, ranges
 
 Pair = tuple[str, str]
 
-OUTCOMES = ("different", "different, but small", "no difference", "undetermined")
-"""Outcomes of a row: q is at most 0.05 and the interval excludes 0; the same, but the difference is
-smaller than the margin; the difference is smaller than the margin; none of these."""
-_IDENTITY = ["queries", "keys", "classes", "measure", "item", "target", "layer", "head"]
+OVER = ("model", "condition", "item", "queries", "keys")
+"""What can be compared; `item` are classes."""
+OUTCOMES = ("different", "about none", "open", "cannot tell")
+"""Outcomes of a row: q is at most 0.05; the difference is within the margin; neither; there is no
+p-value."""
+TESTED = "Student's t and its correction for skewness, whichever is larger"
+"""How p is computed, for captions."""
+SKEWED = 0.3
+"""If the skewness of a mean difference is larger, the note says that the quantity is skewed."""
 
 
 def compare(
@@ -41,59 +45,60 @@ def compare(
     prompts: pl.DataFrame | None = None,
     cluster: str | Sequence[str] | None = None,
     strata: str | None = None,
-    families: str = "each",
     margin: float | str | None = None,
     level: float = 0.95,
-    resamples: int = 10_000,
-    seed: int = 0,
+    family_wise: bool = False,
 ) -> pl.DataFrame:
     """The second of a pair against the first: one row per layer, head and thing measured.
 
-    over        "model" or "condition"; the other one is fixed in every row
-    pair        (first, second) or "all"; needed if there are more than two
-    pairs       several pairs in place of `pair`, corrected together
-    combine     how heads are combined: "mean", "sum", "max", or "each" for single heads
-    normalise   how masses are shown: "mass", "per-token", "share" or "lift"
-    paired      by prompt (True) or as two independent groups (False); by default paired, unless
-                the two have no prompt in common
-    prompts     prompt metadata: a column `prompt`, and columns such as level or document
-    cluster     metadata column to cluster by; for nested clusters list the outermost first
-    strata      metadata column to stratify by
-    families    layers × heads of one quantity are a family of tests: correct "each" family
-                separately, all "pooled", or at "two-level"s
-    margin      the smallest difference that counts, a number or "5%" of the first's mean; with a
-                margin, differences are also tested for equivalence
+    over         one of `OVER`; the others are fixed
+    pair         (first, second) or "all"; needed if there are more than two
+    pairs        several pairs in place of `pair`, corrected together
+    combine      how heads are combined: "mean", "sum", "max", or "each" for single heads
+    normalise    how masses are shown: "mass", "per-token", "share" or "lift"
+    paired       by prompt (True) or as two independent groups (False); by default paired, unless
+                 the two have no prompt in common
+    prompts      prompt metadata: a column `prompt`, and those of `cluster` and `strata`
+    margin       the smallest difference that counts, a number or "5%" of the first's mean; with a
+                 margin, differences are also tested for equivalence
+    family_wise  also give `p_fwer`, the p-value over all layers and heads of a quantity
 
     docs/statistics.md describes the columns.
     """
-    if over not in ("model", "condition"):
-        raise unknown("comparison over", over, ("model", "condition"))
-    settings = ContrastSettings(
-        level=level, resamples=resamples, seed=seed, families=families, margin=margin
-    )
+    if over not in OVER:
+        raise unknown("comparison over", over, OVER)
+    if not 0 < level < 1:
+        raise out_of_range("level", level, "between 0 and 1, for example 0.95")
     sources = ResamplingUnits(prompts, cluster, strata)
     chosen = list(pairs) if pairs is not None else _pairs(values, over, pair)
-    held = "condition" if over == "model" else "model"
-    by = [held, *_IDENTITY]
+    by = [name for name in (*tables.IDENTITY, "layer", "head") if name != over]
+    by = [name for at, name in enumerate(by) if name not in by[at + 1 :]]
     chosen_rows = values.lazy().filter(pl.col(over).is_in([*itertools.chain(*chosen)]))
     prepared = tables.normalise(tables.combine(chosen_rows, combine), normalise)
-    sides = [_sides(prepared, over, two, held, by, paired) for two in chosen]
-    find = _all_pairs if all(side.paired for side in sides) else _each_pair
-    columns, figures, warnings = find(sides, by, settings, sources)
-    table = columns.with_columns(
+    parts, warnings = [], []
+    for two in chosen:
+        sides = _sides(prepared, over, two, by, paired)
+        parts.append(_rows(sides, sources, (normalise, combine), margin, level, family_wise))
+        for side in sides.samples[: 1 if sides.paired else 2]:
+            x = sides.samples[1].x - side.x if sides.paired else side.x
+            warnings += sources.warnings(x, side.prompts)
+    table = pl.concat(parts, how="diagonal_relaxed")
+    table = table.with_columns(*_corrected(table, by, len(chosen)))
+    table = table.with_columns(
         pl.when(pl.col("measure") == "mass").then(pl.lit(normalise)).alias("normalise"),
         pl.lit(combine).alias("combine"),
-        *(_series(name, figure) for name, figure in figures.items()),
+        _outcome(table.columns, 1 - level),
+        _note(list(dict.fromkeys(warnings))),
     )
-    table = table.with_columns(_outcome(table.columns, settings), _note(warnings))
-    order = [*by[:5], "normalise", *by[5:7], "combine", *by[7:], *figures]
-    return _in_order(table, chosen, by).select("a", "b", *order, "outcome", "paired", "note")
+    return _in_order(table, chosen, by)
 
 
-def _in_order(table: pl.DataFrame, pairs: Sequence[Pair], by: Sequence[str]) -> pl.DataFrame:
+def _in_order(table: pl.DataFrame, pairs: Sequence[Pair], by: list[str]) -> pl.DataFrame:
     number = {two: at for at, two in enumerate(pairs)}
-    first = pl.Series("pair", [number[two] for two in table.select("a", "b").iter_rows()])
-    return table.with_columns(first).sort(["pair", *by])
+    rank = pl.Series("pair", [number[two] for two in table.select("a", "b").iter_rows()])
+    labels, last = ["a", "b", *by, "normalise", "combine"], ["outcome", "paired", "note"]
+    rows = table.with_columns(rank).sort(["pair", *by])
+    return rows.select(*labels, pl.exclude(*labels, *last, "pair", "unlike"), *last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,20 +106,103 @@ class _Sides:
     """First and second of a pair."""
 
     columns: pl.DataFrame
-    """Labels of the columns, with `a`, `b`, `paired` and notes."""
-    prompts: tuple[list[int], list[int]]
-    x: tuple[Floats, Floats]
+    """Labels of the columns, with `a`, `b`, `paired` and `unlike`."""
+    samples: tuple[Matrix, Matrix]
     paired: bool
+
+
+def _rows(
+    sides: _Sides,
+    sources: ResamplingUnits,
+    shown: tuple[str, str],
+    margin: float | str | None,
+    level: float,
+    family_wise: bool,
+) -> pl.DataFrame:
+    """The statistics of one pair."""
+    a, b = sides.samples
+    contrast = _contrast(sides, sources, _range(sides.columns["measure"].to_list(), *shown))
+    tested = contrast.at(1.0)
+    low, high = tested.interval(level)
+    ratio, ratio_low, ratio_high = contrast.ratio(level=level)
+    n = np.minimum(contrast.first.prompts, contrast.second.prompts)
+    label = sources.labels(b.prompts)["cluster"]
+    known: dict[str, Any] = {
+        "n": n,
+        "units": contrast.units,
+        "mean_a": contrast.mean_a,
+        "mean_b": contrast.mean_b,
+        "difference": tested.estimate,
+        "low": low,
+        "high": high,
+        "ratio": np.where(contrast.mean_b >= 0, ratio, np.nan),
+        "ratio_low": ratio_low,
+        "ratio_high": np.where(np.isinf(ratio_high), np.nan, ratio_high),
+        "effect": effect_of(contrast),
+        "skew": tested.skew,
+        "informative": tested.informative,
+        "p": tested.two_sided(),
+        "left_out": (len(a.x) + len(b.x)) // (2 if sides.paired else 1)
+        - (n if sides.paired else contrast.first.prompts + contrast.second.prompts),
+        "icc": np.full(len(n), np.nan)
+        if label is None or not sides.paired
+        else intraclass(b.x - a.x, label),
+    }
+    if margin is not None:
+        known["p_equivalence"] = _equivalence(contrast, margin)
+    if family_wise:
+        known["p_fwer"] = romano_wolf(contrast, family_of(sides.columns, _labels(sides.columns)))
+    return sides.columns.with_columns(_series(name, figure) for name, figure in known.items())
+
+
+def _contrast(sides: _Sides, sources: ResamplingUnits, within: Ends) -> Contrast:
+    a, b = sides.samples
+    of_a, of_b = (sources.labels(side.prompts) for side in (a, b))
+    if sides.paired:
+        return paired(a.x, b.x, of_b["cluster"], of_b["strata"], (within, within))
+    clusters, strata = ((of_a[name], of_b[name]) for name in ("cluster", "strata"))
+    return unpaired(a.x, b.x, clusters, strata, (within, within))
+
+
+def _range(measures: list[str], normalise: str, combine: str) -> Ends:
+    """The possible values of each column."""
+    ends = {name: tables.possible(name, normalise, combine) for name in set(measures)}
+    low, high = (np.array([ends[name][at] for name in measures]) for at in (0, 1))
+    return low, high
+
+
+def _equivalence(contrast: Contrast, margin: float | str) -> NDArray[np.float64]:
+    """p of a difference within the margin: two one-sided tests, of `b - a` against the margin, or
+    of `b - 0.95 a` and `b - 1.05 a` against 0."""
+    try:
+        relative = isinstance(margin, str) and margin.strip().endswith("%")
+        size = float(str(margin).strip().removesuffix("%"))
+    except ValueError:
+        size, relative = -1.0, False
+    if not (np.isfinite(size) and size > 0):
+        raise InputError(
+            f"margin={margin!r} is no margin; give a number above 0, or a percentage of the "
+            "first's mean such as 5%",
+            code="bad-margin",
+            value=margin,
+        )
+    if relative:
+        sign = np.sign(contrast.mean_a)  # of a negative mean, 1.05 times it is the lower end
+        ends = [contrast.at(1 - sign * size / 100), contrast.at(1 + sign * size / 100)]
+    else:
+        ends = [contrast.at(1.0, -size), contrast.at(1.0, size)]
+    return np.maximum(ends[0].more(), ends[1].less())
 
 
 def _pairs(values: Values, over: str, pair: Pair | str | None) -> list[Pair]:
     known: list[str] = (
-        values.lazy().select(pl.col(over).unique(maintain_order=True)).collect()[over].to_list()
-    )
+        values.lazy().select(pl.col(over).drop_nulls().unique(maintain_order=True)).collect()[over]
+    ).to_list()
+    word = "class" if over == "item" else over
     if pair == "all" or (pair is None and len(known) == 2):
         if len(known) < 2:
             raise InputError(
-                f"a comparison needs two {over}s; there is one: {', '.join(known)}",
+                f"a comparison needs two values of {word}; there are: {', '.join(known) or 'none'}",
                 code="nothing-to-compare",
                 over=over,
                 known=known,
@@ -122,8 +210,8 @@ def _pairs(values: Values, over: str, pair: Pair | str | None) -> list[Pair]:
         return list(itertools.combinations(known, 2))
     if pair is None:
         raise InputError(
-            f"there are {len(known)} {over}s: {', '.join(known)}; choose two with pair=, or "
-            "compare all with pair='all'",
+            f"there are {len(known)} values of {word}: {', '.join(known)}; choose two with pair=, "
+            "or compare all with pair='all'",
             code="ambiguous-pair",
             over=over,
             known=known,
@@ -134,10 +222,10 @@ def _pairs(values: Values, over: str, pair: Pair | str | None) -> list[Pair]:
         )
     for name in pair:
         if name not in known:
-            raise unknown(over, name, known)
+            raise unknown(word, name, known)
     if pair[0] == pair[1]:
         raise InputError(
-            f"{over} {pair[0]!r} cannot be compared with itself; give two different {over}s",
+            f"{word} {pair[0]!r} cannot be compared with itself; give two different ones",
             code="bad-pair",
             value=pair,
         )
@@ -145,13 +233,13 @@ def _pairs(values: Values, over: str, pair: Pair | str | None) -> list[Pair]:
 
 
 def _sides(
-    table: pl.DataFrame, over: str, pair: Pair, held: str, by: list[str], paired: bool | None
+    table: pl.DataFrame, over: str, pair: Pair, by: list[str], paired: bool | None
 ) -> _Sides:
     first, second = (table.filter(pl.col(over) == name) for name in pair)
     if paired is None:
         paired = bool(set(first["prompt"]) & set(second["prompt"]))
     if paired:
-        _check_paired((first, second), pair, over, held)
+        _check_paired((first, second), pair, over)
     # Measures of one side only (the base has no pair measures) are not compared.
     has = [side.select(by).unique() for side in (first, second)]
     common = [
@@ -160,7 +248,7 @@ def _sides(
     ]
     if common[0].is_empty():
         raise InputError(
-            f"{over}s {pair[0]!r} and {pair[1]!r} have no measured quantity in common",
+            f"{over} {pair[0]!r} and {pair[1]!r} have no measured quantity in common",
             code="nothing-to-compare",
             over=over,
             pair=pair,
@@ -171,14 +259,9 @@ def _sides(
         pl.lit(pair[0]).alias("a"),
         pl.lit(pair[1]).alias("b"),
         pl.lit(paired).alias("paired"),
-        pl.lit(_shape_note(first, second, pair)).alias("unlike"),
-        pl.lit(
-            None
-            if paired
-            else f"unpaired: {over}s {pair[0]} and {pair[1]} were measured on different prompts"
-        ).alias("unpaired"),
+        pl.lit(_shape_note(first, second, pair), dtype=pl.String()).alias("unlike"),
     )
-    return _Sides(columns, (a.prompts, b.prompts), (a.x, b.x), paired)
+    return _Sides(columns, (a, b), paired)
 
 
 def _shape_note(first: pl.DataFrame, second: pl.DataFrame, pair: Pair) -> str | None:
@@ -194,75 +277,29 @@ def _shape_note(first: pl.DataFrame, second: pl.DataFrame, pair: Pair) -> str | 
     return "; ".join(notes) or None
 
 
-def _check_paired(
-    sides: tuple[pl.DataFrame, pl.DataFrame], pair: Pair, over: str, held: str
-) -> None:
+def _check_paired(sides: tuple[pl.DataFrame, pl.DataFrame], pair: Pair, over: str) -> None:
     """Refuse prompts that only one side has."""
+    held = "condition" if over == "model" else "model"
     measured = [set(side.select(held, "prompt").unique().iter_rows()) for side in sides]
-    unpaired: dict[tuple[str, str], list[int]] = {}
+    alone: dict[tuple[str, str], list[int]] = {}
     for at, name in enumerate(pair):
         for fixed, prompt in sorted(measured[at] - measured[1 - at]):
-            unpaired.setdefault((name, fixed), []).append(prompt)
-    if unpaired:
+            alone.setdefault((name, fixed), []).append(prompt)
+    if alone:
         listed = "; ".join(
             f"only {over} {name!r} has prompts {ranges(prompts)} ({held} {fixed!r})"
-            for (name, fixed), prompts in unpaired.items()
+            for (name, fixed), prompts in alone.items()
         )
         raise InputError(
             f"{listed}. A paired comparison needs both sides of every prompt: finish the run, "
             "leave these prompts out, or compare as independent groups with paired=False",
             code="unpaired-prompts",
-            unpaired=unpaired,
+            unpaired=alone,
         )
 
 
-def _all_pairs(
-    sides: list[_Sides], by: list[str], settings: ContrastSettings, sources: ResamplingUnits
-) -> tuple[pl.DataFrame, dict[str, Any], list[str]]:
-    """All pairs of the same prompts in one sample, so that their signs are flipped together."""
-    prompts = sorted({prompt for side in sides for prompt in side.prompts[0]})
-    row = {prompt: at for at, prompt in enumerate(prompts)}
-    samples = []
-    for at in (0, 1):
-        x = np.full((len(prompts), sum(side.columns.height for side in sides)), np.nan)
-        done = 0
-        for side in sides:
-            rows = [row[prompt] for prompt in side.prompts[0]]
-            x[rows, done : done + side.columns.height] = side.x[at]
-            done += side.columns.height
-        samples.append(x)
-    columns = pl.concat([side.columns for side in sides])
-    labels = sources.labels(prompts)
-    figures = paired_contrast(samples[0], samples[1], family_of(columns, by), settings, labels)
-    if len(sides) > 1:  # prompts of other pairs do not count as left out
-        of_pair = np.concatenate([np.full(s.columns.height, len(s.prompts[0])) for s in sides])
-        figures["left_out"] = of_pair - figures["n"]
-    return columns, figures, sources.warnings(samples[1] - samples[0], prompts)
-
-
-def _each_pair(
-    sides: list[_Sides], by: list[str], settings: ContrastSettings, sources: ResamplingUnits
-) -> tuple[pl.DataFrame, dict[str, Any], list[str]]:
-    """Pairs of different prompts, each tested separately; the correction is over all pairs."""
-    contrasts, warnings = [], []
-    for side in sides:
-        labels = [sources.labels(of) for of in side.prompts]
-        family = family_of(side.columns, by)
-        if side.paired:
-            contrasts.append(paired_contrast(*side.x, family, settings, labels[0]))
-        else:
-            contrasts.append(unpaired_contrast(*side.x, family, settings, (labels[0], labels[1])))
-        for x, of in zip(side.x, side.prompts, strict=True):
-            warnings += sources.warnings(x, of)
-    figures = {name: np.concatenate([one[name] for one in contrasts]) for name in contrasts[0]}
-    columns = pl.concat([side.columns for side in sides])
-    if len(sides) > 1:
-        family = family_of(columns, by)
-        for p, q in (("p", "q"), ("p_equivalence", "q_equivalence")):
-            if p in figures:
-                figures[q] = corrected(figures[p], family, settings.families)
-        figures["p_fwer"] = np.minimum(figures["p_fwer"] * len(sides), 1.0)
-    return columns, figures, list(dict.fromkeys(warnings))
+def _labels(columns: pl.DataFrame) -> list[str]:
+    return [c for c in columns.columns if c not in ("a", "b", "paired", "unlike")]
 
 
 def family_of(columns: pl.DataFrame, by: list[str]) -> NDArray[Any]:
@@ -276,75 +313,60 @@ def family_of(columns: pl.DataFrame, by: list[str]) -> NDArray[Any]:
     ].to_numpy()
 
 
+def _corrected(table: pl.DataFrame, by: list[str], pairs: int) -> list[pl.Series]:
+    """q and its like over all pairs; the family-wise p times their number."""
+    family, corrected = family_of(table, by), []
+    for p, q in (("p", "q"), ("p_equivalence", "q_equivalence")):
+        if p in table:
+            known = table[p].fill_null(np.nan).to_numpy()
+            corrected.append(_series(q, false_discovery(known, family)))
+    if "p_fwer" in table:
+        corrected.append((table["p_fwer"] * pairs).clip(0.0, 1.0))
+    return corrected
+
+
 def _series(name: str, figure: Any) -> pl.Series:
     series = pl.Series(name, np.asarray(figure))
-    if series.dtype == pl.Boolean:
-        return series
     return series.fill_nan(None) if series.dtype.is_float() else series.cast(pl.Int64)
 
 
-def _outcome(columns: Sequence[str], settings: ContrastSettings) -> pl.Expr:
-    different = pl.col("q") <= settings.alpha
-    different = (different & ((pl.col("low") > 0) | (pl.col("high") < 0))).fill_null(False)
-    small = pl.lit(False)
-    if "q_equivalence" in columns:
-        small = (pl.col("q_equivalence") <= settings.alpha).fill_null(False)
+def _outcome(columns: Sequence[str], alpha: float) -> pl.Expr:
+    small = pl.col("q_equivalence") <= alpha if "q_equivalence" in columns else pl.lit(False)
     return (
-        pl.when(different & small)
-        .then(pl.lit(OUTCOMES[1]))
-        .when(different)
-        .then(pl.lit(OUTCOMES[0]))
+        pl.when(pl.col("q").is_null())
+        .then(pl.lit(OUTCOMES[3]))
         .when(small)
-        .then(pl.lit(OUTCOMES[2]))
-        .otherwise(pl.lit(OUTCOMES[3]))
+        .then(pl.lit(OUTCOMES[1]))
+        .when(pl.col("q") <= alpha)
+        .then(pl.lit(OUTCOMES[0]))
+        .otherwise(pl.lit(OUTCOMES[2]))
         .alias("outcome")
-    )
-
-
-def _unreliable_note() -> pl.Expr:
-    """The reason why an interval is unreliable."""
-    few_informative = pl.format(
-        "unreliable interval: only {} of {} units differ from the most common value, so p cannot "
-        "be below {}; use more prompts",
-        "informative",
-        "units",
-        pl.col("min_p").round_sig_figs(2),
-    )
-    return (
-        pl.when((pl.col("informative") < MINIMUM) & pl.col("paired"))
-        .then(few_informative)
-        .when(pl.col("informative") < MINIMUM)
-        .then(pl.lit("unreliable interval: most units of a side have the same value; use more"))
-        .when(pl.col("skew").abs() > SKEWED)
-        .then(pl.lit("unreliable interval: a few extreme prompts decide it; use more prompts"))
-        .otherwise(pl.lit("unreliable interval: BCa and Student's t disagree; use more prompts"))
     )
 
 
 def _note(warnings: list[str]) -> pl.Expr:
     few = pl.col("units") < MINIMUM
-    constant = (pl.col("n") > 1) & (pl.col("effect").is_null())
+    same = pl.format(
+        "only {} of {} prompts differ from the most common value, and 6 are needed",
+        "informative",
+        "units",
+    )
     parts = [
-        pl.col("unpaired"),
+        pl.when(~pl.col("paired")).then(
+            pl.format("unpaired: {} and {} were measured on different prompts", "a", "b")
+        ),
         pl.col("unlike"),
         pl.when(few).then(
             pl.format(
-                "no interval and no p-value: {} units; fewer than 6 cannot reach p < 0.05",
-                "units",
+                "no interval and no p-value: {} units; fewer than 6 cannot reach p < 0.05", "units"
             )
         ),
         pl.when(pl.col("left_out") > 0).then(
             pl.format("{} prompts without a value left out", "left_out")
         ),
-        pl.when(constant & ~few).then(
-            pl.lit(
-                "all differences are equal, so there is no interval and no standardised effect, "
-                "and p is 1"
-            )
-        ),
-        pl.when(pl.col("unreliable")).then(_unreliable_note()),
-        pl.when(pl.col("ratio").is_null() & (pl.col("n") > 0)).then(
-            pl.lit("no ratio: a mean is not above 0")
+        pl.when(~few & (pl.col("informative") < MINIMUM)).then(same),
+        pl.when(pl.col("skew").abs() > SKEWED).then(
+            pl.lit("skewed across prompts: use more prompts or medians")
         ),
         *(pl.lit(warning) for warning in warnings),
     ]

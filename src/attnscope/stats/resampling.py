@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from attnscope.errors import InputError, unknown
 from attnscope.run.schemas import REPEATS
-from attnscope.stats.units import explained
+from attnscope.stats.clusters import explained
 
 MUCH = 0.1
 """Share of the variance above which a column causes a warning: with 10 prompts per value, the
@@ -79,20 +79,23 @@ class ResamplingUnits:
             "strata": None if self.strata is None else self._of(self.strata, prompts),
         }
 
+    def similar(self, x: NDArray[np.float64], prompts: Sequence[int]) -> dict[str, float]:
+        """Unused columns whose prompts are alike in a sample [prompts, columns], with their
+        intraclass correlation."""
+        shares = {
+            name: explained(x, self._of(name, prompts, missing=""))
+            for name in self.names
+            if name not in (*self.nested, self.strata)
+        }
+        return {name: share for name, share in shares.items() if share > MUCH}
+
     def warnings(self, x: NDArray[np.float64], prompts: Sequence[int]) -> list[str]:
-        """A sentence for each unused column that explains much of a sample [prompts, columns]."""
-        sentences = []
-        for name in self.names:
-            if name in (*self.nested, self.strata):
-                continue
-            label = self._of(name, prompts, missing="")
-            share = explained(x, label)
-            if share > MUCH:
-                sentences.append(
-                    f"prompts of one {name} are similar (intraclass correlation {share:.2f}): "
-                    f"cluster or stratify by {name!r}"
-                )
-        return sentences
+        """A sentence for each unused column whose prompts are alike."""
+        return [
+            f"prompts of one {name} are alike (intraclass correlation {share:.2f}): compare with "
+            f"--cluster {name}"
+            for name, share in self.similar(x, prompts).items()
+        ]
 
     def _of(self, name: str, prompts: Sequence[int], missing: str | None = None) -> NDArray[Any]:
         assert self.metadata is not None

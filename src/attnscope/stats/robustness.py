@@ -4,8 +4,9 @@ from typing import Any
 
 import polars as pl
 
-CHOICES = ("queries", "keys", "classes", "normalise", "condition", "spikes")
-"""The choices that are varied if the run has more than one value."""
+CHOICES = ("queries", "keys", "classes", "normalise", "condition", "spikes", "numbers")
+"""The choices that are varied if there is more than one value; `numbers` are the margins,
+thresholds and shares of the claim."""
 
 
 def robustness(table: pl.DataFrame) -> pl.DataFrame:

@@ -7,8 +7,10 @@ from typing import Any
 import polars as pl
 
 from attnscope.errors import InputError
+from attnscope.recipes import built_in_claims
+from attnscope.run.environment import measured_before
 from attnscope.run.store import Run
-from attnscope.spec.claims import Claim, built_in
+from attnscope.spec.claims import Claim
 from attnscope.spec.experiment import Experiment
 from attnscope.stats.paired import compare
 from attnscope.stats.sensitivity import sensitivity
@@ -157,16 +159,23 @@ def _occurring(values: pl.LazyFrame) -> pl.LazyFrame:
 def claims_of_run(run: Run) -> tuple[Claim, ...]:
     """The run's own claims, then the built-in ones with other names."""
     names = {claim.name for claim in run.claims}
-    return (*run.claims, *(claim for claim in built_in() if claim.name not in names))
+    return (*run.claims, *(claim for claim in built_in_claims() if claim.name not in names))
 
 
 def judge_run(run: Run, claims: Iterable[Claim] | None = None, **settings: Any) -> list[Verdict]:
     """Verdicts on these claims; default: the run's own claims, and the built-in claims that can be
     judged on it. `settings` as for `judge`."""
-    inputs: dict[str, Any] = {"experiment": run.experiment, "prompts": run.prompts}
-    frozen = run.environment.get("claims")
     every = claims_of_run(run) if claims is None else tuple(claims)
-    verdicts = judge(every, run.values, frozen=frozen, **inputs, **settings)
+    verdicts = judge(
+        every,
+        run.values,
+        experiment=run.experiment,
+        prompts=run.prompts,
+        written=run.environment.get("claims"),
+        earlier=measured_before(run.path, run.environment.get("prompts")),
+        unfinished=not run.complete,
+        **settings,
+    )
     if claims is not None:
         return verdicts
     names = {claim.name for claim in run.claims}

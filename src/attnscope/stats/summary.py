@@ -2,15 +2,12 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import polars as pl
 
 from attnscope.measures.measure import ANY, Range
-from attnscope.stats.arrays import mean_of
-from attnscope.stats.intervals import intervals
+from attnscope.stats.means import one_sample
 from attnscope.stats.resampling import ResamplingUnits
 from attnscope.stats.tables import IDENTITY, Values, matrix
-from attnscope.stats.units import units
 
 
 def summary(
@@ -21,32 +18,21 @@ def summary(
     cluster: str | Sequence[str] | None = None,
     strata: str | None = None,
     level: float = 0.95,
-    resamples: int = 10_000,
-    seed: int = 0,
     within: Range = ANY,
 ) -> pl.DataFrame:
     """One row per combination of `by`: mean over prompts, its interval (low, high), how many
-    prompts have a value (n), how many units they are, and whether the interval is unreliable.
+    prompts have a value (n), and how many units they are.
 
-    low and high are null for fewer than 6 units, and if all values are equal. `prompts`,
-    `cluster` and `strata` are as in `compare`. `within` are the possible values
-    (`tables.possible`): an interval ends there.
+    low and high are null for fewer than 6 informative units. `prompts`, `cluster` and `strata` are
+    as in `compare`. `within` are the possible values (`tables.possible`): an interval ends there.
     """
     table = matrix(values, by)
-    sample = units(table.x, **ResamplingUnits(prompts, cluster, strata).labels(table.prompts))
-    interval = intervals(
-        sample.x,
-        degrees=sample.degrees,
-        informative=sample.informative,
-        level=level,
-        resamples=resamples,
-        seed=seed,
-    )
+    labels = ResamplingUnits(prompts, cluster, strata).labels(table.prompts)
+    tested = one_sample(table.x, **labels, within=within)
+    low, high = tested.interval(level)
+    known = {"mean": tested.estimate, "low": low, "high": high}
     return table.columns.with_columns(
-        pl.Series("mean", mean_of(table.x)).fill_nan(None),
-        pl.Series("low", np.clip(interval.low, *within)).fill_nan(None),
-        pl.Series("high", np.clip(interval.high, *within)).fill_nan(None),
-        pl.Series("n", (~np.isnan(table.x)).sum(0).astype(np.int64)),
-        pl.Series("units", sample.n.astype(np.int64)),
-        pl.Series("unreliable", interval.unreliable),
+        *(pl.Series(name, figure).fill_nan(None) for name, figure in known.items()),
+        pl.Series("n", (table.x == table.x).sum(0), dtype=pl.Int64),  # nan differs from itself
+        pl.Series("units", tested.units, dtype=pl.Int64),
     )

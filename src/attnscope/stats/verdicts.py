@@ -1,39 +1,36 @@
 """Judges claims from the table of values.
 
-A verdict is supported, contradicted, undetermined or not measured.
+All intervals of a claim (its lines, in each layer) hold together at 95 %: each has the level
+1 - 0.05 / (lines x layers). So "holds", and "does not hold" where one line fails, are both wrong in
+at most 5 % of runs, as far as the assumption of the test holds (docs/statistics.md).
 """
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import polars as pl
 
-from attnscope.spec.claims import Claim, digest
+from attnscope.spec.claims import Claim, Line
 from attnscope.spec.experiment import Experiment
-from attnscope.stats.contrast import ContrastSettings
 from attnscope.stats.evidence import (
+    Binding,
     NotMeasuredError,
-    NotPairedError,
     RunContents,
-    default_condition,
-    evidence,
-    measures,
+    UndecidableError,
     missing,
+    sides,
 )
-from attnscope.stats.outcome import (
-    fill_statement,
-    outcome_of,
-    part_names,
-    part_summary,
-    sides_of,
-)
+from attnscope.stats.outcome import WORDS, Result, contrast_of, decide
 from attnscope.stats.resampling import ResamplingUnits
-from attnscope.stats.tables import Values
+from attnscope.stats.sentences import claim_sentence, result_sentence
+from attnscope.stats.tables import Matrix, Values
 
-VERDICTS = ("supported", "contradicted", "undetermined", "not measured")
-FROZEN = ("fixed before the run", "changed after the run", "added after the run")
+VERDICTS = (*WORDS, "does not hold", "not measured")
+"""`does not hold`: of several lines, some fail."""
+WRITTEN = ("written before the run", "changed after the run", "added after the run")
+ALPHA = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +39,21 @@ class Verdict:
 
     claim: str
     statement: str
+    """The claim in words, generated from its lines."""
     verdict: str
     """One of `VERDICTS`."""
     reason: str
-    """The deciding numbers, the requirement and n. If not measured: what to measure."""
+    """The deciding numbers, what was needed, and n. If not measured: what to measure."""
     model: str | None = None
     condition: str | None = None
     layer: int | None = None
-    figures: pl.DataFrame | None = None
-    """One row per part, layer and head: the comparison, and whether it supports the claim or
-    opposes it."""
-    frozen: str | None = None
-    """When the claim was fixed: a text that begins with one of `FROZEN`; None if unknown."""
+    lines: tuple[Line, ...] = ()
+    results: tuple[Result, ...] = ()
+    """One for each line."""
+    written: str | None = None
+    """When the claim was written: a text that begins with one of `WRITTEN`; None if unknown."""
+    notes: tuple[str, ...] = ()
+    """What limits the verdict: similar prompts, an unfinished run."""
 
     @property
     def sentence(self) -> str:
@@ -63,8 +63,19 @@ class Verdict:
         return f"{self.model}: {self.statement}"
 
     def __str__(self) -> str:
-        """The fixed layout: verdict, statement, result with interval, requirement, n."""
-        return f"{self.verdict}: {self.sentence} {self.reason}"
+        """Verdict, statement, numbers, notes."""
+        notes = "".join(f" ! {note}." for note in self.notes)
+        return f"{self.verdict}: {self.sentence} {self.reason}{notes}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """What all claims of a run share."""
+
+    contents: RunContents
+    pair: tuple[str, str] | None
+    alpha: float = ALPHA
+    notes: tuple[str, ...] = field(default=())
 
 
 def judge(
@@ -73,28 +84,26 @@ def judge(
     *,
     experiment: Experiment | None = None,
     pair: tuple[str, str] | None = None,
-    frozen: Mapping[str, str] | None = None,
+    written: Mapping[str, str] | None = None,
+    earlier: Sequence[str] = (),
+    unfinished: bool = False,
     prompts: pl.DataFrame | None = None,
     cluster: str | Sequence[str] | None = None,
     strata: str | None = None,
-    resamples: int = 10_000,
-    seed: int = 0,
 ) -> list[Verdict]:
     """Verdicts on claims: one for each claim and each model, condition and layer it covers.
 
-    experiment   the run's experiment (`Run.experiment`): gives the base condition, what the other
-                 conditions insert, and the order of queries, keys and models
-    pair         first and second model, for claims that compare models
-    frozen       digests of the claims that were fixed before the run
+    experiment   the run's experiment (`Run.experiment`): gives the order of models, the base
+                 condition, and what the other conditions insert
+    pair         the models that `model=a` and `model=b` stand for; default: the run's first two
+    written      the text of the claims that were written before the run
+    earlier      runs that measured the same prompts before
     prompts      prompt metadata; `cluster` and `strata` as in `compare`
     """
     claims = list(claims)
-    needed = {measure for claim in claims for part in claim.parts for measure in measures(part)}
+    needed = {measure for claim in claims for measure in claim.measures}
     lazy = values.lazy()
-    measured = lazy.select(pl.col("measure").unique()).collect()["measure"].to_list()
     table = lazy.filter(pl.col("measure").is_in(sorted(needed))).collect()
-    # Split by measure: most rows are masses, and few claims need masses.
-    tables = {str(rows["measure"][0]): rows for rows in table.partition_by("measure")}
     contents = RunContents(
         models=_ordered(lazy, "model", experiment.models if experiment else ()),
         conditions=_ordered(lazy, "condition", experiment.conditions if experiment else ()),
@@ -102,77 +111,56 @@ def judge(
             name: condition.kind
             for name, condition in (experiment.conditions if experiment else {}).items()
         },
-        measures=measured,
-        first={
-            what: list(getattr(experiment, what, ())) for what in ("queries", "keys", "classes")
-        },
-        settings=ContrastSettings(resamples=resamples, seed=seed),
+        tables={str(rows["measure"][0]): rows for rows in table.partition_by("measure")},
         sources=ResamplingUnits(prompts, cluster, strata),
     )
-    verdicts = [
-        replace(verdict, frozen=_frozen(claim, frozen, contents.sources))
+    notes = ("the run is unfinished",) if unfinished else ()
+    judging = _Judge(contents, pair, notes=notes)
+    return [
+        replace(verdict, written=_written(claim, written, earlier, contents.sources))
         for claim in claims
-        for verdict in _judged(claim, tables, contents, pair)
+        for verdict in _judged(claim, judging)
     ]
-    return _without_contradiction(verdicts, claims)
 
 
-def _frozen(
-    claim: Claim, written: Mapping[str, str] | None, sources: ResamplingUnits
+def _written(
+    claim: Claim,
+    written: Mapping[str, str] | None,
+    earlier: Sequence[str],
+    sources: ResamplingUnits,
 ) -> str | None:
     if written is None:
         return None
     if claim.name not in written:
-        return FROZEN[2]
-    if written[claim.name] != digest(claim):
-        return FROZEN[1]
+        return WRITTEN[2]
+    if written[claim.name] != claim.text:
+        return WRITTEN[1]
+    label = WRITTEN[0]
+    if earlier:
+        label += f"; prompts seen before ({', '.join(earlier)})"
     units = ", ".join(sources.chosen)
-    return FROZEN[0] + (f"; the units ({units}) were chosen afterwards" if units else "")
-
-
-def _without_contradiction(verdicts: list[Verdict], claims: Sequence[Claim]) -> list[Verdict]:
-    """Make two supported claims undetermined if they exclude each other.
-
-    One of them must be a false positive.
-    """
-    excluded = {claim.name: set(claim.excludes) for claim in claims}
-    supported = {
-        (v.claim, v.model, v.condition, v.layer) for v in verdicts if v.verdict == "supported"
-    }
-
-    def other(verdict: Verdict) -> str | None:
-        where = (verdict.model, verdict.condition, verdict.layer)
-        if verdict.verdict != "supported":
-            return None
-        return next(
-            (
-                name
-                for name, their in excluded.items()
-                if (name, *where) in supported
-                and (name in excluded[verdict.claim] or verdict.claim in their)
-            ),
-            None,
-        )
-
-    return [
-        verdict
-        if (name := other(verdict)) is None
-        else replace(
-            verdict,
-            verdict="undetermined",
-            reason=f"{name!r} is supported too, and the two claims exclude each other. "
-            f"{verdict.reason}",
-        )
-        for verdict in verdicts
-    ]
+    return label + (f"; the units ({units}) were chosen afterwards" if units else "")
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> pl.DataFrame:
-    """Verdicts as a table, without their figures."""
-    names = ("claim", "model", "condition", "layer", "verdict", "frozen", "statement", "reason")
+    """Verdicts as a table, without their results."""
+    names = ("claim", "model", "condition", "layer", "verdict", "written", "statement", "reason")
     schema = {name: pl.Int64() if name == "layer" else pl.String() for name in names}
     rows = [[getattr(verdict, name) for name in names] for verdict in verdicts]
-    return pl.DataFrame(rows, schema=schema, orient="row")
+    table = pl.DataFrame(rows, schema=schema, orient="row")
+    notes = pl.Series("notes", ["; ".join(v.notes) or None for v in verdicts], dtype=pl.String())
+    return table.with_columns(notes)
+
+
+def verdict_dict(verdict: Verdict) -> dict[str, Any]:
+    """A verdict as plain data, for JSON."""
+    names = ("claim", "statement", "verdict", "reason", "model", "condition", "layer", "written")
+    results = [
+        {"line": line.text, **asdict(result)}
+        for line, result in zip(verdict.lines, verdict.results, strict=False)  # not measured: none
+    ]
+    known = {name: getattr(verdict, name) for name in names}
+    return {**known, "notes": list(verdict.notes), "lines": results}
 
 
 def _ordered(values: pl.LazyFrame, what: str, first: Iterable[str]) -> list[str]:
@@ -182,153 +170,155 @@ def _ordered(values: pl.LazyFrame, what: str, first: Iterable[str]) -> list[str]
     return listed + [name for name in present if name not in listed]
 
 
-def _judged(
-    claim: Claim,
-    tables: dict[str, pl.DataFrame],
-    contents: RunContents,
-    pair: tuple[str, str] | None,
-) -> list[Verdict]:
+def _judged(claim: Claim, judging: _Judge) -> list[Verdict]:
+    contents = judging.contents
     try:
-        for measure in dict.fromkeys(m for part in claim.parts for m in measures(part)):
-            if measure not in contents.measures:
+        for measure in claim.measures:
+            if measure not in contents.tables:
                 raise missing(measure)
-        bindings = _bindings(claim, contents)
-        pairs = _models(claim, contents, pair)
+        bindings = _bindings(claim, judging)
     except NotMeasuredError as why:
-        words = fill_statement(claim.statement, sides_of(claim))
-        return [Verdict(claim.name, words, "not measured", str(why))]
-    verdicts = []
-    for models, binding in itertools.product(pairs, bindings):
-        verdicts += _bound(claim, tables, contents, models, binding)
-    return verdicts
+        words = claim_sentence(claim, lambda q: (q.model or "", q.condition or ""))
+        return [Verdict(claim.name, words, "not measured", str(why), lines=claim.lines)]
+    return [verdict for binding in bindings for verdict in _bound(claim, judging, binding)]
 
 
-def _bindings(claim: Claim, contents: RunContents) -> list[dict[str, str]]:
-    """Every assignment of the run's conditions to the claim's selectors."""
-    selectors: list[str] = []
-    if any(part.comparison.over != "condition" for part in claim.parts):
-        selectors.append(default_condition(claim, contents))
-    for part in claim.parts:
-        if part.comparison.over == "condition":
-            selectors += [str(side) for side in part.comparison.pair or ()]
-    selectors = list(dict.fromkeys(selectors))
-    ways = itertools.product(*(contents.matching(selector) for selector in selectors))
-    bound = [dict(zip(selectors, way, strict=True)) for way in ways]
-    pairs = [p.comparison.pair for p in claim.parts if p.comparison.over == "condition"]
-    different = [
-        way
-        for way in bound
-        if all(pair and way[str(pair[0])] != way[str(pair[1])] for pair in pairs)
-    ]
-    if not different:
-        raise NotMeasuredError(
-            f"the claim compares two conditions, and this run has only one that matches "
-            f"{' and '.join(selectors)}; add another to the experiment's conditions"
-        )
-    return different
-
-
-def _models(
-    claim: Claim, contents: RunContents, pair: tuple[str, str] | None
-) -> list[tuple[str, str] | str]:
-    over = [part.comparison for part in claim.parts if part.comparison.over == "model"]
-    if not over:
-        return list(contents.models)
-    named = next((c.pair for c in over if c.pair), None)
-    chosen = (str(named[0]), str(named[1])) if named else pair
-    if chosen is None:
-        if len(contents.models) != 2:
+def _bindings(claim: Claim, judging: _Judge) -> list[Binding]:
+    """Every model, and every assignment of the run's conditions to the claim's selectors."""
+    contents = judging.contents
+    quantities = [quantity for line in claim.lines for quantity in line.quantities]
+    named = [quantity.model for quantity in quantities if quantity.model is not None]
+    models: dict[str, str] = {}
+    if {"a", "b"} & set(named) - set(contents.models):
+        two = judging.pair or tuple(contents.models)
+        if len(two) != 2:
             raise NotMeasuredError(
-                f"the claim compares two models, and this run has {len(contents.models)}: "
-                f"{', '.join(contents.models)}; choose two with `pair`, or add models to the "
-                "experiment"
+                f"the claim compares two models, and this run has {len(two)}: {', '.join(two)}; "
+                "choose two with `pair`, or add models to the experiment"
             )
-        chosen = (contents.models[0], contents.models[1])
-    for name in chosen:
+        models = {"a": two[0], "b": two[1]}
+    for name in [*(models.get(name, name) for name in named), *models.values()]:
         if name not in contents.models:
             raise NotMeasuredError(
                 f"no model {name!r} in this run; it has {', '.join(contents.models)}"
             )
-    return [chosen]
+    alone: list[str | None] = list(contents.models) if len(named) < len(quantities) else [None]
+    selectors = list(dict.fromkeys(quantity.selector for quantity in quantities))
+    ways = itertools.product(*(contents.matching(selector) for selector in selectors))
+    bound = [dict(zip(selectors, way, strict=True)) for way in ways]
+    # Two sides with two selectors are two conditions.
+    pairs = [(line.left.selector, line.right.selector) for line in claim.lines if line.right]
+    good = [way for way in bound if all(a == b or way[a] != way[b] for a, b in pairs)]
+    if not good:
+        raise NotMeasuredError(
+            f"the claim compares two conditions, and this run has only one that matches "
+            f"{' and '.join(selectors)}; add another to the experiment's conditions"
+        )
+    return [Binding(model, models, way) for model, way in itertools.product(alone, good)]
 
 
-def _sides(claim: Claim, models: tuple[str, str] | str, binding: dict[str, str]) -> dict[str, str]:
-    """The names of the two sides of the comparison: `a` is the first, `b` the second."""
-    if isinstance(models, tuple):
-        return {"a": models[0], "b": models[1]}
-    sides = sides_of(claim)
-    for part in claim.parts:
-        if part.comparison.over == "condition" and part.comparison.pair:
-            first, second = part.comparison.pair
-            sides = {"a": binding[str(first)], "b": binding[str(second)]}
-    return sides
-
-
-def _bound(
-    claim: Claim,
-    tables: dict[str, pl.DataFrame],
-    contents: RunContents,
-    models: tuple[str, str] | str,
-    binding: dict[str, str],
-) -> list[Verdict]:
+def _bound(claim: Claim, judging: _Judge, binding: Binding) -> list[Verdict]:
     """Verdicts for one model (or pair) and one choice of conditions."""
-    model = models if isinstance(models, str) else None
-    condition = ", ".join(dict.fromkeys(binding.values())) or None
-    known: dict[str, Any] = {
-        **_sides(claim, models, binding),
-        "condition": condition,
-        "model": model,
-    }
+    condition = ", ".join(dict.fromkeys(binding.conditions.values())) or None
 
-    def verdict(outcome: str, reason: str, layer: int | None, figures: Any) -> Verdict:
-        words = fill_statement(claim.statement, {**known, "layer": layer})
-        if layer is not None and "{layer}" not in claim.statement:
-            words = f"Layer {layer}: {words}"
-        return Verdict(claim.name, words, outcome, reason, model, condition, layer, figures)
+    def names(quantity: Any) -> tuple[str, str]:
+        model = binding.model_of(quantity) if quantity.model else ""
+        return model, binding.condition_of(quantity)
 
+    def verdict(word: str, reason: str, layer: int | None = None, **more: Any) -> Verdict:
+        words = claim_sentence(claim, names, layer)
+        where = (binding.model, condition, layer)
+        return Verdict(claim.name, words, word, reason, *where, lines=claim.lines, **more)
+
+    sources = judging.contents.sources
     try:
-        rows = [
-            evidence(
-                claim,
-                number,
-                pl.concat([tables[measure] for measure in measures(part)]),
-                contents,
-                models,
-                binding,
-            )
-            for number, part in enumerate(claim.parts)
-        ]
+        samples = [sides(line, judging.contents, binding) for line in claim.lines]
+        for line in claim.lines:
+            if line.cluster not in (None, *sources.names):
+                raise NotMeasuredError(f"the prompts have no metadata column {line.cluster!r}")
     except NotMeasuredError as why:
-        return [verdict("not measured", str(why), None, None)]
-    except NotPairedError as why:
-        return [verdict("undetermined", str(why), None, None)]
-    each = any(part.scope.layers == "each" for part in claim.parts)
-    layers = sorted({int(n) for part in rows for n in part["layer"]}) if each else [None]
+        return [verdict("not measured", str(why))]
+    except UndecidableError as why:
+        return [verdict(WORDS[4], f"{why}.")]
+    each = claim.lines[0].scope.kind == "each"
+    layers = samples[0][1].columns["layer"].to_list() if each else [None]
+    alpha = judging.alpha / len(claim.lines) / len(layers)
+    results = _decided(claim, samples, sources, alpha)
+    similar = _similar(claim, samples, sources)
+    clustered = {
+        name: _decided(claim, samples, replace(sources, cluster=name), alpha) for name in similar
+    }
     verdicts = []
-    for layer in layers:
-        chosen = [
-            part.filter(pl.col("layer") == layer) if p.scope.layers == "each" else part
-            for p, part in zip(claim.parts, rows, strict=True)
+    for at, layer in enumerate(layers):
+        of_layer = tuple(of_line[at] for of_line in results)
+        word = _overall(of_layer)
+        notes = [
+            f"prompts of one {name} are alike (intraclass correlation {share:.2f}): counted as "
+            f"clusters it {_verb(_overall(tuple(of_line[at] for of_line in clustered[name])))}"
+            for name, share in similar.items()
         ]
-        outcomes = [outcome_of(p, part) for p, part in zip(claim.parts, chosen, strict=True)]
-        reason = _reason(claim, chosen, outcomes)
-        verdicts.append(verdict(_overall(outcomes), reason, layer, pl.concat(chosen)))
+        more = {"results": of_layer, "notes": (*judging.notes, *notes)}
+        verdicts.append(verdict(word, _reason(claim, of_layer), layer, **more))
     return verdicts
 
 
-def _overall(outcomes: Sequence[str]) -> str:
-    """The verdict on a claim, from the outcomes of its parts: all of them must be supported."""
-    if all(outcome == "supported" for outcome in outcomes):
-        return "supported"
-    return "contradicted" if "contradicted" in outcomes else "undetermined"
+def _verb(word: str) -> str:
+    return word if word in ("holds", "does not hold") else f"is {word!r}"
 
 
-def _reason(claim: Claim, rows: Sequence[pl.DataFrame], outcomes: Sequence[str]) -> str:
-    """The numbers of every part in one line. If there are several parts, each has its outcome."""
-    lines = [
-        part_summary(part, of_part, name)
-        for part, of_part, name in zip(claim.parts, rows, part_names(claim), strict=True)
+def _decided(
+    claim: Claim,
+    samples: Sequence[tuple[Matrix | None, Matrix]],
+    sources: ResamplingUnits,
+    alpha: float,
+) -> list[list[Result]]:
+    """The results of each line, one for each layer."""
+    results = []
+    for line, (a, b) in zip(claim.lines, samples, strict=True):
+        contrast = contrast_of(line, a, b, _units(line, sources).labels(b.prompts))
+        results.append(decide(line, b, contrast, alpha))
+    return results
+
+
+def _units(line: Line, sources: ResamplingUnits) -> ResamplingUnits:
+    """The units that were asked for, or those of the line."""
+    return (
+        sources if sources.cluster or not line.cluster else replace(sources, cluster=line.cluster)
+    )
+
+
+def _similar(
+    claim: Claim, samples: Sequence[tuple[Matrix | None, Matrix]], sources: ResamplingUnits
+) -> dict[str, float]:
+    """Metadata columns whose prompts are alike, with the largest intraclass correlation."""
+    similar: dict[str, float] = {}
+    for line, (a, b) in zip(claim.lines, samples, strict=True):
+        x = b.x if a is None else b.x - line.factor * a.x
+        for name, share in _units(line, sources).similar(x, b.prompts).items():
+            similar[name] = max(share, similar.get(name, 0.0))
+    return similar
+
+
+def _overall(results: Sequence[Result]) -> str:
+    """The verdict on a claim, from the words of its lines: all of them must hold."""
+    words = [result.word for result in results]
+    if len(words) == 1 or set(words) == {WORDS[0]}:
+        return words[0]
+    if any(word in (WORDS[1], WORDS[2]) for word in words):
+        return "does not hold"
+    return WORDS[4] if WORDS[4] in words else WORDS[3]
+
+
+def _reason(claim: Claim, results: Sequence[Result]) -> str:
+    """The numbers of every line. Of several lines each has its word."""
+    texts = [
+        result_sentence(line, result) for line, result in zip(claim.lines, results, strict=True)
     ]
-    if len(lines) > 1:
-        lines = [f"{line} ({outcome})" for line, outcome in zip(lines, outcomes, strict=True)]
-    return "; ".join(lines) + "."
+    if len(texts) > 1:
+        texts = [
+            f"{line.left.measure} {result.word}: {text}"
+            for line, result, text in zip(claim.lines, results, texts, strict=True)
+        ]
+        fail = sum(result.word in (WORDS[1], WORDS[2]) for result in results)
+        texts[0] = f"{fail} of {len(texts)} parts fail. " + texts[0] if fail else texts[0]
+    return "; ".join(texts) + "."

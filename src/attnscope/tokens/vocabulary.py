@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -99,11 +99,13 @@ def _read_vocabulary(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
     special = _special_ids(tokenizer)
     # Added tokens are matched in the raw text, so their content is not encoded.
     added = {id: token.content for id, token in tokenizer.added_tokens_decoder.items()}
-    decode = _decoder(tokenizer)
+    encoding = _encoding(tokenizer)
     texts = [""] * (max(pieces.values()) + 1)
     for piece, id in pieces.items():
         if id not in special:
-            texts[id] = added[id] if id in added else decode(piece)
+            texts[id] = (
+                added[id] if id in added else encoding.bytes_of(piece).decode(errors="replace")
+            )
     digest = hashlib.sha256(json.dumps([texts, sorted(special), sorted(added)]).encode())
     return Vocabulary(
         texts=tuple(texts),
@@ -113,35 +115,89 @@ def _read_vocabulary(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
     )
 
 
-def _decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], str]:
-    """A function from a piece of this tokenizer's vocabulary to its text."""
+@dataclass(frozen=True)
+class _Encoding:
+    """How a tokenizer writes the pieces of its vocabulary."""
+
+    byte_level: bool
+    """Each letter of a piece is one byte."""
+    byte_fallback: bool
+    """A piece such as `<0x0A>` is one byte."""
+    marks: tuple[str, ...]
+    """Signs for a space: SentencePiece's Metaspace, or a Replace that does the same."""
+    prefix: str
+    """The mark of a piece inside a word (WordPiece)."""
+    suffix: str
+    """The mark of a piece at the end of a word (CLIP)."""
+
+    def bytes_of(self, piece: str) -> bytes:
+        """The bytes of a piece, without the mark of its place in a word."""
+        byte = _BYTE_PIECE.fullmatch(piece) if self.byte_fallback else None
+        if byte:
+            return bytes([int(byte[1], 16)])
+        piece = piece.removeprefix(self.prefix).removesuffix(self.suffix)
+        if self.byte_level:
+            letters = _byte_of_letter()
+            if all(letter in letters for letter in piece):
+                return bytes(letters[letter] for letter in piece)
+            return piece.encode()  # not encoded: a token that was added as plain text
+        return self.with_spaces(piece).encode()
+
+    def with_spaces(self, text: str) -> str:
+        """The text with spaces in place of their marks."""
+        for mark in self.marks:
+            text = text.replace(mark, " ")
+        return text
+
+
+def _encoding(tokenizer: PreTrainedTokenizerBase) -> _Encoding:
     backend = tokenizer.backend_tokenizer
     steps = _steps(backend.decoder) + _steps(backend.pre_tokenizer)
     types = {step["type"] for step in steps}
-    # The mark of a space: SentencePiece's Metaspace, or a Replace that does the same.
     marks = [step["replacement"] for step in steps if step["type"] == "Metaspace"]
     marks += [
         step["pattern"]["String"]
         for step in steps
         if step["type"] == "Replace" and step["content"] == " " and "String" in step["pattern"]
     ]
-    # The marks of a piece inside a word (WordPiece) or at the end of one (CLIP).
-    prefix = getattr(backend.model, "continuing_subword_prefix", None) or ""
-    suffix = getattr(backend.model, "end_of_word_suffix", None) or ""
-    has_bytes = "ByteFallback" in types
+    return _Encoding(
+        byte_level="ByteLevel" in types,
+        byte_fallback="ByteFallback" in types,
+        marks=tuple(marks),
+        prefix=getattr(backend.model, "continuing_subword_prefix", None) or "",
+        suffix=getattr(backend.model, "end_of_word_suffix", None) or "",
+    )
 
-    def read(piece: str) -> str:
-        byte = _BYTE_PIECE.fullmatch(piece) if has_bytes else None
-        if byte:
-            return bytes([int(byte[1], 16)]).decode("utf-8", errors="replace")
-        piece = piece.removeprefix(prefix).removesuffix(suffix)
-        if "ByteLevel" in types:
-            return _from_byte_level(piece)
-        for mark in marks:
-            piece = piece.replace(mark, " ")
-        return piece
 
+def token_bytes(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
+    """The bytes of each token of a text, with the spaces around words; together, the text.
+
+    A special token has its name.
+    """
+    require_fast(tokenizer)
+    encoding = _encoding(tokenizer)
+    added = {id: token.content for id, token in tokenizer.added_tokens_decoder.items()}
+    pieces = tokenizer.convert_ids_to_tokens(list(ids))
+    read = []
+    for id, piece in zip(ids, pieces, strict=True):
+        before = b" " if encoding.prefix and not piece.startswith(encoding.prefix) else b""
+        after = b" " if encoding.suffix and piece.endswith(encoding.suffix) else b""
+        text = added[id].encode() if id in added else encoding.bytes_of(piece)
+        read.append(before + text + after)
     return read
+
+
+def normalized(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """A text as `token_bytes` writes it: in the case and with the spaces of the tokenizer."""
+    require_fast(tokenizer)
+    if any(text == token.content for token in tokenizer.added_tokens_decoder.values()):
+        return text
+    encoding, backend = _encoding(tokenizer), tokenizer.backend_tokenizer
+    written = text if backend.normalizer is None else backend.normalizer.normalize_str(text)
+    if encoding.prefix or encoding.suffix:
+        return " ".join(word for word, _ in backend.pre_tokenizer.pre_tokenize_str(written))
+    written = encoding.with_spaces(written)
+    return written if text[:1].isspace() else written.lstrip(" ")
 
 
 def _steps(component: Any) -> list[dict[str, Any]]:
@@ -174,11 +230,3 @@ def _byte_of_letter() -> dict[str, int]:
     hidden = [byte for byte in range(256) if byte not in set(visible)]
     letters = {chr(byte): byte for byte in visible}
     return letters | {chr(0x100 + n): byte for n, byte in enumerate(hidden)}
-
-
-def _from_byte_level(piece: str) -> str:
-    letters = _byte_of_letter()
-    try:
-        return bytes(letters[letter] for letter in piece).decode("utf-8", errors="replace")
-    except KeyError:  # not encoded: a token that was added as plain text
-        return piece

@@ -14,7 +14,7 @@ from attnscope.web.model_cache import Loaded
 from attnscope.web.views import Float32s, View
 
 if TYPE_CHECKING:
-    from attnscope.capture.scope import Scope
+    from attnscope.scope.scope import Scope
 
 LAYERS = 2
 """A view without queries and keys keeps those of at most this many requested layers."""

@@ -4,6 +4,8 @@ Two variants of one prompt are aligned by the token ids that the insertion kept.
 two models is aligned by character offsets. Two texts are aligned by their common runs of tokens.
 """
 
+from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import accumulate
@@ -16,7 +18,10 @@ from attnscope.measures.uniformity import uniformity
 from attnscope.web.views import Float32s, View
 
 MATCHED = 3_000
-"""The most tokens to search for common runs; longer texts share only their start and end."""
+"""The most tokens of two texts, without common start and end, that are matched token by token."""
+ANCHOR, GAP = 8, 300
+"""Longer texts are aligned at runs of ANCHOR tokens that both have once. Between two such runs, up
+to GAP tokens are matched token by token."""
 KEPT = 8
 """Alignments that are cached, one for each pair of views."""
 
@@ -103,12 +108,61 @@ def _common_runs(a: list[str], b: list[str]) -> list[tuple[int, int]]:
     head = next((n for n in range(most) if a[n] != b[n]), most)
     rest = most - head
     tail = next((n for n in range(rest) if a[-1 - n] != b[-1 - n]), rest)
-    pairs = [(n, n) for n in range(head)]
     inner_a, inner_b = a[head : len(a) - tail], b[head : len(b) - tail]
-    if max(len(inner_a), len(inner_b)) <= MATCHED:
-        matched = SequenceMatcher(None, inner_a, inner_b, autojunk=False).get_matching_blocks()
-        pairs += [(head + run.a + n, head + run.b + n) for run in matched for n in range(run.size)]
-    return pairs + [(len(a) - tail + n, len(b) - tail + n) for n in range(tail)]
+    short = max(len(inner_a), len(inner_b)) <= MATCHED
+    inner = _matched(inner_a, inner_b) if short else _between_anchors(inner_a, inner_b)
+    return [
+        *((n, n) for n in range(head)),
+        *((head + m, head + n) for m, n in inner),
+        *((len(a) - tail + n, len(b) - tail + n) for n in range(tail)),
+    ]
+
+
+def _matched(a: list[str], b: list[str]) -> list[tuple[int, int]]:
+    blocks = SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks()
+    return [(block.a + n, block.b + n) for block in blocks for n in range(block.size)]
+
+
+def _between_anchors(a: list[str], b: list[str]) -> list[tuple[int, int]]:
+    """The anchors in the order of both texts, and the tokens that match between them."""
+    pairs: list[tuple[int, int]] = []
+    before_a = before_b = 0
+    for at_a, at_b in [*_anchors(a, b), (len(a), len(b))]:
+        gap_a, gap_b = a[before_a:at_a], b[before_b:at_b]
+        if gap_a and gap_b and max(len(gap_a), len(gap_b)) <= GAP:
+            pairs += [(before_a + m, before_b + n) for m, n in _matched(gap_a, gap_b)]
+        if at_a < len(a):
+            pairs.append((at_a, at_b))
+        before_a, before_b = at_a + 1, at_b + 1
+    return pairs
+
+
+def _anchors(a: list[str], b: list[str]) -> list[tuple[int, int]]:
+    """Starts of runs that both texts have once: the most that are in the same order in both."""
+    starts_a, starts_b = _single_runs(a), _single_runs(b)
+    common = [(at, starts_b[run]) for run, at in starts_a.items() if run in starts_b]
+    # The longest increasing subsequence: `ends[n]` is the smallest end of one of n + 1 anchors.
+    ends: list[int] = []
+    chain: list[int] = []
+    previous = [-1] * len(common)
+    for n, (_, at) in enumerate(common):
+        length = bisect_left(ends, at)
+        previous[n] = chain[length - 1] if length else -1
+        ends[length : length + 1] = [at]
+        chain[length : length + 1] = [n]
+    anchors = []
+    n = chain[-1] if chain else -1
+    while n >= 0:
+        anchors.append(common[n])
+        n = previous[n]
+    return anchors[::-1]
+
+
+def _single_runs(tokens: list[str]) -> dict[tuple[str, ...], int]:
+    """The start of every run of ANCHOR tokens that occurs once, in the order of the text."""
+    runs = list(zip(*(tokens[n:] for n in range(ANCHOR)), strict=False))
+    counts = Counter(runs)
+    return {run: n for n, run in enumerate(runs) if counts[run] == 1}
 
 
 def numbers(a: View, b: View, aligned: Aligned, layer: int, head: int | None) -> dict[str, float]:

@@ -3,22 +3,24 @@
 import csv as tables
 import io
 import math
-from functools import cache
-from html import escape
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import vl_convert
+from markupsafe import Markup
 from numpy.typing import NDArray
 
-from attnscope.capture.html_page import RowProvider, render_page
 from attnscope.errors import unknown
+from attnscope.figures.page import templates
 from attnscope.figures.text_format import BUNDLED, no_formula
+from attnscope.look.html_page import RowProvider, render_page
 from attnscope.spec.experiment import Experiment
 from attnscope.spec.experiment_yaml import experiment_to_yaml
 from attnscope.tokens.class_colours import class_colours
 from attnscope.tokens.visible import visible_text
 from attnscope.web.views import View
+
+TEMPLATES = Path(__file__).parent / "templates"
 
 
 def plain(values: NDArray[np.float32]) -> list[float | None]:
@@ -123,17 +125,9 @@ def page(view: View, queries: str) -> str:
     title = f"{view.model}: attention received, queries {queries!r}"
     if view.bundled:
         title += f" ({BUNDLED})"
-    body = render_page(title, view.tokens[: view.read], view.layers, heads, _rows(view)).html
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-        "script-src 'unsafe-inline'; style-src 'unsafe-inline'\">"
-        f"<title>{escape(view.model)}: where attention goes</title>"
-        "<style>:root{color-scheme:light dark}body{margin:1.5rem auto;padding:0 1rem;"
-        "max-width:60rem}</style></head>"
-        f"<body>{body}</body></html>\n"
-    )
+    shown = render_page(title, view.tokens[: view.read], view.layers, heads, _rows(view))
+    template = templates(TEMPLATES).get_template("view.html")
+    return template.render(model=view.model, text=Markup(shown.html))
 
 
 def _rows(view: View) -> RowProvider | None:
@@ -142,9 +136,3 @@ def _rows(view: View) -> RowProvider | None:
     if scope is None:
         return None
     return lambda layer, n: scope.row(layer, n).double().mean(0).cpu().numpy()
-
-
-@cache
-def vega() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script."""
-    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))

@@ -3,12 +3,19 @@
 Heads are classified on generated texts, not on the prompt of a view.
 """
 
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from attnscope.figures.head_types import COLOURS
+import polars as pl
+
+from attnscope.figures.tables.heads import TYPES
+from attnscope.recipes.heads import head_experiments, head_scores
+from attnscope.run.store import open_run
 from attnscope.stats import head_types
 from attnscope.stats.head_types import HEAD_TYPES, NONE, summary
-from attnscope.web.jobs import Job
+from attnscope.web.jobs import Job, StoppedError
 from attnscope.web.measuring import between_layers
 from attnscope.web.model_cache import Loaded
 
@@ -16,22 +23,22 @@ PROMPTS = 8
 """Texts per score: enough for a confidence interval."""
 
 
+class _Cancelled(BaseException):
+    """Ends a run at once; an ordinary error would be stored as the failure of a batch."""
+
+
 def classify_heads(loaded: Loaded, job: Job, *, needles: bool) -> dict[str, Any]:
     """Every head type with its rule and its number of heads, and the types of every head."""
-    from attnscope.experiment.head_scores import head_scores
-
     cached = loaded.head_types.get(needles)
     if cached is not None:
         return cached
-    with between_layers(loaded.model, job.check):
-        scores = head_scores(
-            loaded.model, loaded.tokenizer, prompts=PROMPTS, needles=needles, progress=job.report
-        )
+    try:
+        scores = _scores(loaded, job, needles=needles)
+    except _Cancelled as error:
+        raise StoppedError(str(error)) from error
     table = head_types.classify_heads(scores)
     rows = {row["kind"]: row for row in summary(table).to_dicts()}
     tested = [each for each in HEAD_TYPES if needles or each.name != "retrieval"]
-    names = [*(each.name for each in HEAD_TYPES), NONE]
-    colours = dict(zip(names, COLOURS, strict=True))
     result = {
         "prompts": PROMPTS,
         "needles": needles,
@@ -39,12 +46,12 @@ def classify_heads(loaded: Loaded, job: Job, *, needles: bool) -> dict[str, Any]
             {
                 "name": each.name,
                 "rule": f"{each.about} > {each.threshold:g}",
-                "colour": colours[each.name],
+                "colour": TYPES[each.name],
                 "heads": rows[each.name]["certain"],
             }
             for each in tested
         ],
-        "none": {"name": NONE, "colour": colours[NONE]},
+        "none": {"name": NONE, "colour": TYPES[NONE]},
         "heads": [
             {
                 "layer": row["layer"],
@@ -59,3 +66,25 @@ def classify_heads(loaded: Loaded, job: Job, *, needles: bool) -> dict[str, Any]
     }
     loaded.head_types[needles] = result
     return result
+
+
+def _scores(loaded: Loaded, job: Job, *, needles: bool) -> pl.DataFrame:
+    """Run the recipes that score heads on the loaded model, into a temporary folder."""
+    from attnscope.experiment.execute import run
+    from attnscope.experiment.local import local
+
+    def check() -> None:
+        try:
+            job.check()
+        except StoppedError as error:
+            raise _Cancelled(str(error)) from error
+
+    experiments = head_experiments(loaded.source, prompts=PROMPTS, needles=needles)
+    runs = {}
+    with TemporaryDirectory(prefix="attnscope-") as folder:
+        for name, experiment in experiments.items():
+            job.report(f"{PROMPTS} prompts of the recipe {name}")
+            with between_layers(loaded.model, check):
+                run(experiment, Path(folder) / name, executor=partial(local, model=loaded.model))
+            runs[name] = open_run(Path(folder) / name)
+        return head_scores(runs)

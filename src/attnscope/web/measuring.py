@@ -32,7 +32,7 @@ from attnscope.web.model_cache import Loaded
 from attnscope.web.views import Float32s, View
 
 if TYPE_CHECKING:
-    from attnscope.capture.scope import Scope
+    from attnscope.scope.scope import Scope
 
 HEAD_VALUES = ("entropy", "first_token", "self_mass", "distance")
 """The measures of the map of heads, beside the mass and lift of every class."""

@@ -12,7 +12,6 @@ from typing import Any
 
 from attnscope import zoo
 from attnscope.errors import ModelError, unknown
-from attnscope.loading.memory_check import NotEnoughMemoryError
 
 KEPT = 2
 """How many models stay in memory: two, because the page compares two."""
@@ -37,6 +36,8 @@ class Loaded:
     """A model in memory."""
 
     name: str
+    source: str
+    """The argument of `attnscope.load`."""
     model: Any
     tokenizer: Any
     bundled: bool
@@ -91,14 +92,15 @@ class ModelCache:
             self._loaded.popitem(last=False)
         try:
             model, tokenizer = self._load(source)
-        except NotEnoughMemoryError:
-            if not self._loaded:
+        except ModelError as error:
+            if error.code != "not-enough-memory" or not self._loaded:
                 raise
             self._loaded.clear()  # free the memory of the other models
             model, tokenizer = self._load(source)
         bare = name.removeprefix(zoo.PREFIX)
         loaded = Loaded(
             name=name,
+            source=source,
             model=model,
             tokenizer=tokenizer,
             bundled=name.startswith(zoo.PREFIX) and bare in zoo.names(),

@@ -1,21 +1,15 @@
 """The run directories that the page can browse: those in one folder, by name."""
 
-import hashlib
 import math
 import threading
 from pathlib import Path
 from typing import Any
 
 from attnscope.errors import InputError, unknown
-from attnscope.run.layout import digest_of
 from attnscope.run.store import Run, open_run
 
 ROWS = 1_000
 """How many rows of a query result are sent."""
-REPORTS = 8
-"""How many reports are cached."""
-_READ = ("experiment.yaml", "environment.json", "metadata.jsonl", "claims.yaml", "manifest.json")
-"""The files that a report is made from, beside the batches."""
 
 
 class Runs:
@@ -29,7 +23,6 @@ class Runs:
                 code="no-folder",
                 path=str(self._folder),
             )
-        self._reports: dict[str, tuple[bytes, str]] = {}
         self._building = threading.Lock()
 
     def names(self) -> dict[str, Path]:
@@ -59,23 +52,11 @@ class Runs:
         A `report.html` in the directory is not served: run directories come from other people,
         and their HTML is not checked.
         """
-        from attnscope.report.build import build
+        from attnscope.report import report
 
-        files = _digests(self._path(name))  # read first: a later change has another digest
         run = self.open(name)
-        state = hashlib.sha256(files.encode())
-        for batch in run.batches:
-            state.update(batch.id.encode() + batch.content())
-        cached = self._reports.get(name)
-        if cached is not None and cached[0] == state.digest():
-            return cached[1]
         with self._building:
-            cached = self._reports.get(name)
-            if cached is None or cached[0] != state.digest():
-                cached = self._reports[name] = state.digest(), build(run)
-                while len(self._reports) > REPORTS:
-                    self._reports.pop(next(iter(self._reports)))
-            return cached[1]
+            return report(run)
 
     def about(self, name: str) -> dict[str, Any]:
         """The entry of a run in the list of runs."""
@@ -101,16 +82,6 @@ class Runs:
             "rows": [[_sendable(v) for v in row] for row in shown.iter_rows()],
             "of": table.height,
         }
-
-
-def _digests(folder: Path) -> str:
-    files = [folder / name for name in _READ]
-    try:
-        return "\n".join(f"{p.name} {digest_of(p)}" for p in files if p.is_file())
-    except OSError as error:
-        raise InputError(
-            f"cannot read {folder}: {error}", code="unreadable-file", path=str(folder)
-        ) from error
 
 
 def _sendable(value: Any) -> float | str | None:

@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response
 
 from attnscope.errors import AttnscopeError, InputError, unknown
+from attnscope.figures.page import chart_colours, theme_css, vega
 from attnscope.web import api_schemas as body
 from attnscope.web import attention_rows, downloads
 from attnscope.web.jobs import BusyError, GoneError, Job, Queue
@@ -111,8 +112,12 @@ def _static_routes(app: FastAPI) -> None:
         return FileResponse(STATIC / "index.html")
 
     @app.get("/static/vega.js", include_in_schema=False)
-    def vega() -> Response:
-        return Response(downloads.vega(), media_type="text/javascript")
+    def vega_script() -> Response:
+        return Response(vega(), media_type="text/javascript")
+
+    @app.get("/static/theme.css", include_in_schema=False)
+    def theme() -> Response:
+        return Response(theme_css(), media_type="text/css")
 
     # A fixed table of names: a name from a request never becomes a path.
     files = {path.name: path for path in STATIC.iterdir() if path.suffix in (".js", ".css", ".svg")}
@@ -139,6 +144,7 @@ def _choice_routes(app: FastAPI, cache: ModelCache, runs: Runs, longest: int) ->
             "longest": longest,
             "completion": body.MAX_COMPLETION,
             "runs": list(runs.names()),
+            "theme": chart_colours(),
         }
 
 
@@ -203,7 +209,7 @@ def _measuring_routes(
 
 
 def _model_routes(app: FastAPI, queue: Queue, cache: ModelCache, views: ViewCache) -> None:
-    @app.post("/api/views/{id}/row", status_code=202)
+    @app.post("/api/views/{id}/attention-row", status_code=202)
     def row(id: Id, request: body.RowRequest) -> body.Ticket:
         """The attention row or column of one token in one layer."""
         view = views.get(id)
@@ -217,12 +223,14 @@ def _model_routes(app: FastAPI, queue: Queue, cache: ModelCache, views: ViewCach
             )
             if request.head is not None and request.head >= len(values):
                 raise unknown("head", request.head, range(len(values)))
-            pick = values if request.head is None else values[request.head : request.head + 1]
-            return {"values": downloads.plain(pick.mean(0))}
+            mean = values.mean(0) if request.head is None else values[request.head]
+            key = request.token, request.layer, request.head, request.direction
+            view.keep_row(key, mean)
+            return {"values": downloads.plain(mean)}
 
         return body.Ticket(job=queue.submit(work).id)
 
-    @app.post("/api/views/{id}/knockout", status_code=202)
+    @app.post("/api/views/{id}/knockout-effect", status_code=202)
     def knockout(id: Id, request: body.KnockoutRequest) -> body.Ticket:
         """The next-token prediction when no later token can attend to a span."""
         view = views.get(id)

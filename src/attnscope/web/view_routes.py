@@ -1,6 +1,6 @@
 """Routes that respond at once: values of a view, pairs of views, and downloads."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, Query
 from fastapi import Path as InPath
@@ -20,6 +20,7 @@ Among = Annotated[
 """Heads as `layer.head,layer.head`."""
 First = Annotated[int, Query(ge=0, le=10_000_000)]
 Last = Annotated[int | None, Query(ge=1, le=10_000_000)]
+Direction = Literal["to", "by"]
 Bins = Annotated[int, Query(ge=1, le=4_000)]
 
 
@@ -58,25 +59,40 @@ def view_routes(app: FastAPI, views: ViewCache) -> None:
 
     by_shade: Any = Depends(shaded)
 
-    @app.get("/api/views/{id}/shade")
+    @app.get("/api/views/{id}/token-values")
     def shade(values: Any = by_shade) -> dict[str, Any]:
         """A value for every token. With `among`: the mean over these heads."""
         return {"values": downloads.plain(values)}
 
-    @app.get("/api/views/{id}/curve")
+    @app.get("/api/views/{id}/token-curve")
     def binned_curve(
         values: Any = by_shade, first: First = 0, last: Last = None, bins: Bins = 600
     ) -> dict[str, Any]:
         """The same values for a range of tokens, in bins."""
         return downloads.binned(curve(values, first, last or len(values), bins))
 
-    @app.get("/api/views/{id}/map")
+    @app.get("/api/views/{id}/attention-row-curve")
+    def row_curve(
+        id: Id,
+        token: First,
+        layer: Annotated[int, Query(ge=0, le=10_000)],
+        head: Head = None,
+        direction: Direction = "to",
+        first: First = 0,
+        last: Last = None,
+        bins: Bins = 600,
+    ) -> dict[str, Any]:
+        """An attention row that was requested before, for a range of tokens, in bins."""
+        values = views.get(id).row((token, layer, head, direction))
+        return downloads.binned(curve(values, first, last or len(values), bins))
+
+    @app.get("/api/views/{id}/head-values")
     def head_map(id: Id, of: Word = "entropy", queries: Word = "all") -> dict[str, Any]:
         """A value for every layer and head."""
         rows = views.get(id).head_map(of, queries)
         return {"rows": [downloads.plain(row) for row in rows]}
 
-    @app.get("/api/views/{id}/classes")
+    @app.get("/api/views/{id}/class-masses")
     def classes(id: Id, queries: Word = "all", head: Head = None) -> dict[str, Any]:
         """The mass of every class in every layer."""
         return {"rows": views.get(id).class_bars(queries, head)}
@@ -86,7 +102,7 @@ def pair_routes(app: FastAPI, views: ViewCache) -> None:
     """Add the routes that compare two views."""
     alignments = compare_texts.Alignments()
 
-    @app.get("/api/pair")
+    @app.get("/api/comparison")
     def pair(
         a: Annotated[str, Query(max_length=40)],
         b: Annotated[str, Query(max_length=40)],

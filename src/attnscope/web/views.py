@@ -8,17 +8,24 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from attnscope.errors import InputError, unknown
+from attnscope.figures.binning import binned
 
 if TYPE_CHECKING:
-    from attnscope.capture.scope import Scope
+    from attnscope.scope.scope import Scope
     from attnscope.web.api_schemas import ViewRequest
 
 Float32s = NDArray[np.float32]
 SomeHeads = Sequence[tuple[int, int]]
 """Pairs of layer and head."""
+
+RowKey = tuple[int, int, int | None, str]
+"""Token, layer, head (None: the mean over heads) and direction of an attention row."""
+ROWS = 4
+"""Attention rows that a view keeps."""
 
 SHADES = ("received", "average", "lift")
 """The values that can shade tokens."""
@@ -62,6 +69,8 @@ class View:
     scope: Scope | None = None
     """The scope that keeps queries and keys, if they are small enough."""
     by_layer: dict[int, Scope] = field(default_factory=dict)
+    rows: dict[RowKey, Float32s] = field(default_factory=dict)
+    """The attention rows and columns that were requested last, mean over the chosen heads [K]."""
     id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
 
     @property
@@ -85,6 +94,22 @@ class View:
         if layer not in self.layers:
             raise unknown("layer", layer, self.layers)
         return self.layers.index(layer)
+
+    def keep_row(self, key: RowKey, values: Float32s) -> None:
+        """Keep an attention row, so that a zoom does not compute it again."""
+        self.rows = dict([*self.rows.items(), (key, values)][-ROWS:])
+
+    def row(self, key: RowKey) -> Float32s:
+        """An attention row that was requested before."""
+        if key not in self.rows:
+            raise InputError(
+                f"the view has no attention row of token {key[0]} in layer {key[1]}; request it "
+                "first",
+                code="unknown-row",
+                token=key[0],
+                layer=key[1],
+            )
+        return self.rows[key]
 
     def maps(self) -> list[str]:
         """The measures of the map of heads."""
@@ -177,20 +202,8 @@ def curve(values: Float32s, first: int, last: int, bins: int) -> dict[str, Any]:
             last=last,
             tokens=len(values),
         )
-    size = -(-(last - first) // bins)
-    part = values[first:last]
-    padded = np.full(-(-len(part) // size) * size, np.nan, dtype=np.float64)
-    padded[: len(part)] = part
-    rows = padded.reshape(-1, size)
-    finite = np.isfinite(rows)
-    number = finite.sum(1)
-    total = np.where(finite, rows, 0.0).sum(1)
-    ends = {"low": (np.inf, np.min), "high": (-np.inf, np.max)}
-    return {
-        "size": size,
-        "start": first + size * np.arange(len(rows)),
-        "mean": np.divide(total, number, out=np.full(len(rows), np.nan), where=number > 0),
-    } | {
-        name: np.where(number > 0, of(np.where(finite, rows, none), axis=1), np.nan)
-        for name, (none, of) in ends.items()
-    }
+    finite = pl.when(pl.col("value").is_finite()).then("value")
+    tokens = {"position": np.arange(first, last, dtype=np.int32), "value": values[first:last]}
+    frame, size = binned(pl.DataFrame(tokens).with_columns(finite), bins, by=[])
+    columns = {"start": "position", "mean": "value", "low": "min", "high": "max"}
+    return {"size": size} | {name: frame[of].to_numpy() for name, of in columns.items()}

@@ -1,5 +1,6 @@
 // The tabs of the page.
 import {get, showStatus} from "./api.js";
+import {theme} from "./charts.js";
 import {compare} from "./compare.js";
 import {playground} from "./playground.js";
 import {runs} from "./runs.js";
@@ -9,8 +10,15 @@ const TABS = ["playground", "compare", "runs"];
 const start = async () => {
   read();
   let choices;
-  try { choices = await get("/api/choices"); } catch (error) { showStatus(error.message, true); return; }
-  const tabs = {playground, compare, runs}, opened = {};
+  try {
+    choices = await get("/api/choices");
+  } catch (error) {
+    showStatus(error.message, true);
+    return;
+  }
+  Object.assign(theme, choices.theme);
+  const tabs = {playground, compare, runs},
+    opened = {};
   const show = (tab) => {
     for (const name of TABS) {
       document.getElementById(name).hidden = name !== tab;

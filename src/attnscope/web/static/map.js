@@ -1,6 +1,8 @@
 // A map of layers × heads to choose from, coloured by a number or by head type.
 import {make, number} from "./dom.js";
 
+const shaded = (share) => `rgba(var(--shade), ${share.toFixed(3)})`;
+
 export class HeadMap {
   constructor(host, {onchoose, onhover = () => {}}) {
     this.host = host;
@@ -15,34 +17,78 @@ export class HeadMap {
   // `textOf(value, layer, head)` is the label of a cell; `colour(value)` its colour.
   show(layers, rows, of, textOf, colour) {
     this.of = of;
-    this.cells = rows.map((row, i) => row.map((value, h) => {
-      const cell = make("td", {tabIndex: -1, role: "gridcell", "aria-label": `layer ${layers[i]}, head ${h}: ${textOf(value, layers[i], h)}`});
-      Object.assign(cell.dataset, {layer: layers[i], head: h, row: i});
-      cell.style.backgroundColor = colour(value);
-      return cell;
-    }));
-    const most = Math.max(...rows.map((row) => row.length)), every = most > 20 ? 5 : 1;
-    const top = make("tr", {role: "row"}, make("th", {role: "columnheader", scope: "col", "aria-label": "layer"}),
-      ...[...Array(most).keys()].map((h) => make("th", {role: "columnheader", scope: "col", textContent: h % every ? "" : h, "aria-label": `head ${h}`})));
-    const body = this.cells.map((cells, i) => make("tr", {role: "row"},
-      make("th", {textContent: layers[i], scope: "row", role: "rowheader", title: `layer ${layers[i]}, mean of its heads`}), ...cells));
-    const table = make("table", {role: "grid", "aria-label": `${of} of every head, a row for each layer`}, make("thead", {}, top), make("tbody", {}, ...body));
+    this.cells = rows.map((row, i) =>
+      row.map((value, h) => {
+        const cell = make("td", {
+          tabIndex: -1,
+          role: "gridcell",
+          "aria-label": `layer ${layers[i]}, head ${h}: ${textOf(value, layers[i], h)}`,
+        });
+        Object.assign(cell.dataset, {layer: layers[i], head: h, row: i});
+        cell.style.backgroundColor = colour(value);
+        return cell;
+      }),
+    );
+    const most = Math.max(...rows.map((row) => row.length)),
+      every = most > 20 ? 5 : 1;
+    const top = make(
+      "tr",
+      {role: "row"},
+      make("th", {role: "columnheader", scope: "col", "aria-label": "layer"}),
+      ...[...Array(most).keys()].map((h) =>
+        make("th", {
+          role: "columnheader",
+          scope: "col",
+          textContent: h % every ? "" : h,
+          "aria-label": `head ${h}`,
+        }),
+      ),
+    );
+    const body = this.cells.map((cells, i) =>
+      make(
+        "tr",
+        {role: "row"},
+        make("th", {
+          textContent: layers[i],
+          scope: "row",
+          role: "rowheader",
+          title: `layer ${layers[i]}, mean of its heads`,
+        }),
+        ...cells,
+      ),
+    );
+    const table = make(
+      "table",
+      {role: "grid", "aria-label": `${of} of every head, a row for each layer`},
+      make("thead", {}, top),
+      make("tbody", {}, ...body),
+    );
     table.style.width = `max(min(100%, 24rem), ${14 * most + 34}px)`;
     this.host.replaceChildren(table);
   }
 
   numbers(layers, rows, of) {
     const all = rows.flat().filter((v) => v !== null);
-    const low = Math.min(...all), high = Math.max(...all), span = high - low || 1;
+    const low = Math.min(...all),
+      high = Math.max(...all),
+      span = high - low || 1;
     [this.low, this.high] = [low, high];
-    this.show(layers, rows, of, (value) => `${of} ${number(value)}`,
-      (value) => `rgba(var(--shade), ${(0.06 + 0.94 * (value === null ? 0 : (value - low) / span)).toFixed(3)})`);
+    this.show(
+      layers,
+      rows,
+      of,
+      (value) => `${of} ${number(value)}`,
+      (value) => shaded(0.06 + 0.94 * (value === null ? 0 : (value - low) / span)),
+    );
   }
 
   // Dims all heads but the chosen ones.
   only(chosen) {
     for (const cell of this.cells?.flat() ?? []) {
-      cell.classList.toggle("aside", chosen !== null && !chosen.has(`${cell.dataset.layer}.${cell.dataset.head}`));
+      cell.classList.toggle(
+        "aside",
+        chosen !== null && !chosen.has(`${cell.dataset.layer}.${cell.dataset.head}`),
+      );
     }
   }
 
@@ -68,16 +114,26 @@ export class HeadMap {
 
   pick(cell) {
     if (cell.dataset?.head !== undefined) {
-      const again = cell.classList.contains("chosen") && this.host.querySelectorAll(".chosen").length === 1;
-      this.onchoose(again ? null : Number(cell.dataset.layer), again ? null : Number(cell.dataset.head));
-    } else if (cell.tagName === "TH" && cell.scope === "row") this.onchoose(Number(cell.textContent), null);
+      const again =
+        cell.classList.contains("chosen") && this.host.querySelectorAll(".chosen").length === 1;
+      this.onchoose(
+        again ? null : Number(cell.dataset.layer),
+        again ? null : Number(cell.dataset.head),
+      );
+    } else if (cell.tagName === "TH" && cell.scope === "row")
+      this.onchoose(Number(cell.textContent), null);
   }
 
   key(event) {
     const {row, head} = event.target.dataset ?? {};
     if (head === undefined) return;
     const [i, h] = [Number(row), Number(head)];
-    const to = {ArrowRight: [i, h + 1], ArrowLeft: [i, h - 1], ArrowDown: [i + 1, h], ArrowUp: [i - 1, h]}[event.key];
+    const to = {
+      ArrowRight: [i, h + 1],
+      ArrowLeft: [i, h - 1],
+      ArrowDown: [i + 1, h],
+      ArrowUp: [i - 1, h],
+    }[event.key];
     const next = to && this.cells[to[0]]?.[to[1]];
     if (next) {
       event.target.tabIndex = -1;

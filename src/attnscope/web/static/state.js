@@ -1,7 +1,33 @@
 // The state of the page, stored in the URL fragment so that a link restores it.
-const START = {tab: "playground", model: "", text: "", chat: "", system: "", completion: "0", beyond: "", layer: "", head: "",
-  queries: "all", of: "received", map: "entropy", type: "", token: "", direction: "to", from: "", to: "",
-  mode: "filler", b: "", other: "", kind: "repeat", count: "55", unit: "/", by: "text", position: "between", against: "sentence", run: ""};
+const START = {
+  tab: "playground",
+  model: "",
+  text: "",
+  chat: "",
+  system: "",
+  completion: "0",
+  beyond: "",
+  layer: "",
+  head: "",
+  queries: "all",
+  of: "received",
+  map: "entropy",
+  type: "",
+  token: "",
+  direction: "to",
+  from: "",
+  to: "",
+  mode: "filler",
+  b: "",
+  other: "",
+  kind: "repeat",
+  count: "55",
+  unit: "/",
+  by: "text",
+  position: "between",
+  against: "sentence",
+  run: "",
+};
 export const state = {...START};
 export const read = () => {
   const stored = new URLSearchParams(location.hash.slice(1));
@@ -12,7 +38,9 @@ export const set = (changes) => {
   Object.assign(state, changes);
   clearTimeout(later);
   later = setTimeout(() => {
-    const kept = Object.entries(state).filter(([name, value]) => value !== START[name] && value !== null);
+    const kept = Object.entries(state).filter(
+      ([name, value]) => value !== START[name] && value !== null,
+    );
     history.replaceState(null, "", `#${new URLSearchParams(kept)}`);
   }, 60);
 };

@@ -1,0 +1,1 @@
+"""Records what MLPs and value projections compute, as sums over tokens."""

@@ -1,1 +1,0 @@
-"""Watching a model while it runs: from its attention calls to a `Scope` of results."""

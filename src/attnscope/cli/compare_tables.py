@@ -1,0 +1,202 @@
+"""The text of `attnscope compare`: one line per claim, a table of each claim, then comparisons."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from attnscope.spec.claims import Line
+from attnscope.stats.robustness import not_judged_note, robustness
+from attnscope.stats.sentences import cells_of
+from attnscope.stats.verdicts import Verdict, verdict_dict
+
+LINES = 40
+"""The most lines without --full."""
+ROWS = 10
+"""Rows of the comparison without --full."""
+WIDEST = 60
+"""Characters of a line of a claim in the first column."""
+FOOTER = (
+    "* p against the needed value, corrected as the intervals are: those of a claim hold together "
+    "at 95 %. Changes in % are of the ratio of means."
+)
+_LABELS = (
+    *("a", "b", "model", "condition", "queries", "keys", "measure", "normalise", "item", "target"),
+    *("layer", "head"),
+)
+
+
+def as_json(
+    compared: pl.DataFrame | None,
+    verdicts: Sequence[Verdict],
+    choices: pl.DataFrame | None = None,
+    *,
+    settings: Mapping[str, Any] | None = None,
+) -> str:
+    """One object: `settings`, `comparison` (rows), `verdicts` (with their lines), `sensitivity`."""
+    data: dict[str, Any] = {
+        "settings": dict(settings or {}),
+        "comparison": [] if compared is None else compared.to_dicts(),
+        "verdicts": [verdict_dict(verdict) for verdict in verdicts],
+        "sensitivity": [] if choices is None else choices.to_dicts(),
+    }
+    return json.dumps(data, ensure_ascii=False, indent=1).replace("Infinity", "null")
+
+
+def as_text(
+    title: str,
+    compared: pl.DataFrame | None,
+    verdicts: Sequence[Verdict],
+    choices: pl.DataFrame | None = None,
+    *,
+    full: bool = False,
+) -> str:
+    """At most `LINES` lines unless `full`. The last line counts the others."""
+    lines = [title, *_claims(verdicts)]
+    for part in (_tables(verdicts), _robustness(choices), _comparison(compared, full)):
+        if part:
+            lines += ["", *part]
+    if full or len(lines) <= LINES:
+        return "\n".join(lines)
+    left = len(lines) - LINES + 1
+    return "\n".join([*lines[: LINES - 1], f"… {left} more lines; --full shows them"])
+
+
+def _claims(verdicts: Sequence[Verdict]) -> list[str]:
+    """One line per claim: its verdicts."""
+    lines = []
+    for name in dict.fromkeys(v.claim for v in verdicts if v.verdict != "not measured"):
+        group = [v for v in verdicts if v.claim == name]
+        counts = {word: [v for v in group if v.verdict == word] for word in _words(group)}
+        text = ", ".join(
+            word if len(group) == 1 else f"{word} in {_places(some, group)}"
+            for word, some in counts.items()
+        )
+        written = next((f" ({v.written})" for v in group if v.written), "")
+        lines.append(f"{name}: {text}{written}")
+    if absent := dict.fromkeys(v.claim for v in verdicts if v.verdict == "not measured"):
+        lines.append(f"not measured in this run: {', '.join(absent)} (--json gives the reasons)")
+    return lines
+
+
+def _words(verdicts: Sequence[Verdict]) -> list[str]:
+    return list(dict.fromkeys(v.verdict for v in verdicts))
+
+
+def _places(verdicts: Sequence[Verdict], group: Sequence[Verdict]) -> str:
+    """Where a verdict holds: layers, or models and conditions."""
+    if all(v.layer is not None for v in verdicts) and len({v.model for v in group}) == 1:
+        many = "s" if len(verdicts) > 1 else ""
+        return f"layer{many} {', '.join(str(v.layer) for v in verdicts)}"
+    return ", ".join(dict.fromkeys(_location(v, group) for v in verdicts))
+
+
+def _location(verdict: Verdict, group: Sequence[Verdict]) -> str:
+    """Model, condition and layer, where they differ within the claim."""
+    layer = None if verdict.layer is None else f"layer {verdict.layer}"
+    names = [n for n in ("model", "condition") if len({getattr(v, n) for v in group}) > 1]
+    return " ".join([*(str(getattr(verdict, name)) for name in names), *([layer] if layer else [])])
+
+
+def _tables(verdicts: Sequence[Verdict]) -> list[str]:
+    """A table for each claim: a row per line, layer, model and condition; then the notes once."""
+    lines: list[str] = []
+    notes: dict[str, None] = {}
+    for name in dict.fromkeys(v.claim for v in verdicts if v.results):
+        group = [v for v in verdicts if v.claim == name and v.results]
+        head = ["", "before", "after", "change", "95 % interval", "needed", "verdict", "p*"]
+        rows = [head]
+        for verdict in group:
+            for line, result in zip(verdict.lines, verdict.results, strict=True):
+                cells = cells_of(line, result)
+                text = _short(line) if len(verdict.lines) > 1 else ""
+                label = " ".join(part for part in (_location(verdict, group), text) if part)
+                numbers = [cells[c] for c in ("before", "after", "change", "interval", "needed")]
+                rows.append([label, *numbers, result.word, cells["p"]])
+                if result.heads:
+                    notes[f"{name}: supported by {result.kind} {', '.join(result.heads)}"] = None
+                if result.note:
+                    notes[f"{name}: {result.note}"] = None
+            notes |= dict.fromkeys(f"{name}: {note}" for note in verdict.notes)
+        what = group[0].sentence if len(group[0].lines) == 1 else f"{len(group[0].lines)} parts"
+        lines += [f"{name}: {what.split(', ', 1)[-1] if group[0].layer is not None else what}"]
+        lines += [f"  {row}" for row in _aligned(rows)]
+    return [*lines, FOOTER, *(f"! {note}" for note in notes)] if lines else []
+
+
+def _short(line: Line) -> str:
+    """The line without its options, unless they are what is compared."""
+    same = line.right is not None and line.right.measure == line.left.measure
+    text = line.text if same else re.sub(r"\[[^\]]*\]", "", line.text)
+    return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows with columns of equal width; the first column is left-aligned."""
+    used = [at for at in range(len(rows[0])) if any(row[at] not in ("", "–") for row in rows[1:])]
+    widths = {at: max(len(row[at]) for row in rows) for at in used}
+    return [
+        "  ".join(
+            row[at].ljust(widths[at]) if at == used[0] else row[at].rjust(widths[at]) for at in used
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _comparison(compared: pl.DataFrame | None, full: bool) -> list[str]:
+    """The rows with the smallest p first; what all rows share stands once."""
+    if compared is None or compared.is_empty():
+        return []
+    labels = [name for name in _LABELS if name in compared.columns]
+    same = [n for n in labels if compared[n].n_unique() == 1]
+    shown = [n for n in labels if n not in same]
+    rows = compared.sort("p", pl.col("effect").abs(), descending=[False, True], nulls_last=True)
+    rows = rows if full else rows.head(ROWS)
+    numbers = ["mean_a", "mean_b", "difference", "interval", "p", "q", "outcome"]
+    p = "p_fwer" if "p_fwer" in compared.columns else "p"
+    table = [[*("class" if n == "item" else n for n in shown), *numbers]]
+    for row in rows.iter_rows(named=True):
+        interval = f"{_number(row['low'])} … {_number(row['high'])}"
+        cells = [_number(row[n]) for n in ("mean_a", "mean_b", "difference")]
+        tests = [_p(row[p]), _p(row["q"]), row["outcome"]]
+        table.append([*(_number(row[n]) for n in shown), *cells, interval, *tests])
+    fixed = ", ".join(f"{n} {compared[n][0]}" for n in same if compared[n][0] is not None)
+    number = max(rows["n"].to_list())
+    many = f"{rows.height} of {compared.height:,} rows, smallest p first (largest effects)"
+    notes = dict.fromkeys(note for note in rows["note"].to_list() if note)
+    corrected = "p over all layers and heads (Romano and Wolf)" if p == "p_fwer" else "p of one row"
+    return [
+        f"comparison, b minus a: {fixed}; {many}",
+        *_aligned(table),
+        f"{corrected}; q: false discovery rate; n = {number} prompts",
+        *(f"! {note}" for note in notes),
+    ]
+
+
+def _robustness(choices: pl.DataFrame | None) -> list[str]:
+    if choices is None:
+        return []
+    table = robustness(choices)
+    names = ("model", "layer", "verdict", "choices", "same_sign", "same_verdict")
+    rows = [[*(name.replace("_", " ") for name in names), "changed by"]]
+    rows += [
+        [*(_number(row[name]) for name in names), "; ".join(row["overturned_by"])]
+        for row in table.iter_rows(named=True)
+    ]
+    note = not_judged_note(choices["not_judged"][0])
+    lines = [f"{table['claim'][0]} under other choices", *_aligned(rows)]
+    return [*lines, *([note] if note else [])]
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _p(value: float | None) -> str:
+    return "<.001" if value is not None and value < 0.001 else _number(value)

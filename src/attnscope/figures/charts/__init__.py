@@ -1,1 +1,0 @@
-"""Charts: tables in, altair out. Nothing here knows runs, measures or words about them."""

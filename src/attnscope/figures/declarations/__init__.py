@@ -1,0 +1,1 @@
+"""Figures of runs: one file each, which declares `FIGURE`."""

@@ -1,0 +1,1 @@
+"""Intercepts the attention calls of a model: patches, hooks, masks, call specs."""

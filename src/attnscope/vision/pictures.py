@@ -1,0 +1,106 @@
+"""Reads pictures from files, bytes and base64, with limits on what a stranger's file may cost."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnscope.errors import InputError, missing_package
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+"""Formats that are read; the other decoders of pillow are never called."""
+MAX_PIXELS = 50_000_000
+"""Largest picture that is decoded; its size is read from the header first."""
+MAX_BYTES = 64 * 2**20
+"""Largest file that is read."""
+DATA_URL = "data:image/"
+
+
+def read_picture(source: str | Path | bytes, base: Path | None = None) -> Image:
+    """A picture in RGB, turned upright, from a path, bytes, base64 text or a data URL.
+
+    Relative paths start at `base`; default: the current folder.
+    """
+    data, name = _bytes_of(source, base)
+    return decode(data, name)
+
+
+def decode(data: bytes, name: str) -> Image:
+    """The picture of a file's bytes; `name` is for messages."""
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise missing_package("a prompt with pictures", "pillow", "vision") from error
+    if len(data) > MAX_BYTES:
+        raise _too_large(name, f"{len(data):,} bytes", f"{MAX_BYTES:,} bytes")
+    try:
+        opened = Image.open(io.BytesIO(data), formats=FORMATS)
+        width, height = opened.size
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise _too_large(name, "too many pixels", f"{MAX_PIXELS:,} pixels") from error
+    except Exception as error:
+        raise _broken(name, error) from error
+    if width * height > MAX_PIXELS:
+        raise _too_large(name, f"{width} × {height} pixels", f"{MAX_PIXELS:,} pixels")
+    try:
+        upright: Any = ImageOps.exif_transpose(opened)
+        return upright.convert("RGB")  # type: ignore[no-any-return]
+    except Exception as error:  # decoders raise many kinds of errors for damaged files
+        raise _broken(name, error) from error
+
+
+def _bytes_of(source: str | Path | bytes, base: Path | None) -> tuple[bytes, str]:
+    if isinstance(source, bytes):
+        return source, "the picture"
+    text = str(source)
+    if isinstance(source, str) and text.startswith(DATA_URL):
+        return _from_base64(text.partition(",")[2]), "the picture"
+    path = (base or Path()) / os.path.expanduser(text)
+    if os.path.isfile(path):  # unlike pathlib's, no error for very long names
+        if path.stat().st_size > MAX_BYTES:
+            raise _too_large(text, f"{path.stat().st_size:,} bytes", f"{MAX_BYTES:,} bytes")
+        return path.read_bytes(), text
+    if isinstance(source, str) and len(text) > 200:
+        return _from_base64(text), "the picture"
+    raise InputError(
+        f"there is no picture {text!r}; give the path of a file ({', '.join(FORMATS)}), or the "
+        "file itself in base64",
+        code="no-image-file",
+        path=text,
+    )
+
+
+def _from_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InputError(
+            f"the picture is not base64 ({error}); encode the bytes of a file",
+            code="broken-image",
+            picture=text[:40],
+        ) from error
+
+
+def _too_large(name: str, size: str, limit: str) -> InputError:
+    return InputError(
+        f"{name!r} is too large: {size}, the limit is {limit}; make the picture smaller",
+        code="image-too-large",
+        picture=name,
+        size=size,
+    )
+
+
+def _broken(name: str, error: Exception) -> InputError:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return InputError(
+        f"{name!r} cannot be read as a picture ({reason}); known formats: {', '.join(FORMATS)}",
+        code="broken-image",
+        picture=name,
+    )

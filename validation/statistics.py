@@ -1,0 +1,367 @@
+"""Simulated error rates of the statistics: coverage, false positives, power.
+
+    python validation/statistics.py --sets 1000 --out after.json
+    python validation/statistics.py --table before.json after.json
+
+Run it with `PYTHONPATH` set to another checkout for the rates of that build. It uses whichever of
+the two interfaces that build has. The table goes into the appendix of docs/statistics.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Rows = Iterator[tuple[str, str, str, float, int]]
+"""Section, setting, number of prompts, rate, number of sets."""
+NUMBERS = (6, 12, 30, 100)
+E = np.exp
+
+
+class After:
+    """The present interface."""
+
+    def __init__(self) -> None:
+        from attnscope.stats import families, means
+
+        self.families, self.means = families, means
+
+    def mean(self, x, cluster=None, within=(-np.inf, np.inf)):
+        """Low, high and p of the mean of each column."""
+        tested = self.means.one_sample(x, cluster=cluster, within=within)
+        return (*tested.interval(), tested.two_sided())
+
+    def ratio(self, a, b):
+        """Low and high of the ratio of means."""
+        return self.means.paired(a, b).ratio()[1:]
+
+    def equal(self, a, b):
+        """Whether a difference below 5 % of the first mean is shown."""
+        contrast = self.means.paired(a, b)
+        return np.maximum(contrast.at(0.95).more(), contrast.at(1.05).less()) <= 0.05
+
+    def any_called(self, x):
+        """Whether any column is called, family-wise."""
+        contrast = self.means.paired(0 * x, x)
+        p = self.families.romano_wolf(contrast, np.zeros(x.shape[1], int))
+        return bool((p <= 0.05).any())
+
+    def most(self, x):
+        """Whether most columns are called above 0."""
+        p = self.means.one_sample(x).more()
+        return self.families.at_least(p, 0.025) > x.shape[1] // 2
+
+    def shares(self, a, b):
+        """Low, high and p of the difference of two paired shares."""
+        from attnscope.stats.proportions import newcombe
+
+        found = newcombe(a, b)
+        return found["low"], found["high"], found["p"]
+
+
+class Before:
+    """The interface before this statistic: bootstraps, sign flips, votes."""
+
+    def __init__(self) -> None:
+        from attnscope.stats import contrast, outcome
+
+        self.contrast, self.outcome = contrast, outcome
+
+    def _compare(self, a, b, cluster=None, **settings):
+        family = np.zeros(a.shape[1], int) if settings.pop("one_family", False) else None
+        family = np.arange(a.shape[1]) if family is None else family
+        chosen = self.contrast.ContrastSettings(resamples=1000, **settings)
+        labels = {"cluster": cluster, "strata": None}
+        return self.contrast.paired_contrast(a, b, family, chosen, labels)
+
+    def mean(self, x, cluster=None, within=None):
+        found = self._compare(0 * x, x, cluster)
+        return found["low"], found["high"], found["p"]
+
+    def ratio(self, a, b):
+        found = self._compare(a, b)
+        return found["ratio_low"], found["ratio_high"]
+
+    def equal(self, a, b):
+        return self._compare(a, b, margin="5%")["p_equivalence"] <= 0.05
+
+    def any_called(self, x):
+        return bool((self._compare(0 * x, x, one_family=True)["p_fwer"] <= 0.05).any())
+
+    def most(self, x):
+        found = self._compare(0 * x, x, one_family=True)
+        supports = int(((found["q"] < 0.05) & (found["difference"] > 0)).sum())
+        return self.outcome.share_bound(supports, x.shape[1]) > 0.5
+
+    def shares(self, a, b):
+        found = self._compare(a, b)
+        return found["low"], found["high"], found["p"]
+
+
+def values(name: str, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    """Values with mean 0."""
+    normal, zeros = rng.normal(size=shape), rng.random(shape)
+    made: dict[str, Callable[[], Any]] = {
+        "normal": lambda: normal,
+        "symmetric, a scale per prompt": lambda: normal * E(rng.normal(size=shape)),
+        "t, 2.1 df": lambda: rng.standard_t(2.1, size=shape),
+        "U-shaped beta": lambda: rng.beta(0.3, 0.3, size=shape) - 0.5,
+        "R² under its ceiling": lambda: 0.1 - rng.beta(1, 9, size=shape),
+        "masses beta(.5, 20) × exp": lambda: (
+            rng.beta(0.5, 20, size=shape) * rng.exponential(size=shape) - 0.5 / 20.5
+        ),
+        "gamma, skewness 1": lambda: (rng.gamma(4, size=shape) - 4) / 2,
+        "exponential, skewness 2": lambda: rng.exponential(size=shape) - 1,
+        "minus exponential": lambda: 1 - rng.exponential(size=shape),
+        "gamma ¼, skewness 4": lambda: rng.gamma(0.25, size=shape) - 0.25,
+        "Weibull ½": lambda: rng.weibull(0.5, size=shape) - 2,
+        "Pareto 2.5": lambda: rng.pareto(2.5, size=shape) - 1 / 1.5,
+        "lognormal 1, skewness 6": lambda: E(normal) - E(0.5),
+        "lognormal 1.5": lambda: E(1.5 * normal) - E(1.125),
+        "two peaks 85:15": lambda: (zeros > 0.85) - 0.15 + 0.05 * normal,
+        "3 % outliers": lambda: normal + 20 * (zeros < 0.03) - 0.6,
+        "90 % zeros, tied": lambda: np.where(zeros < 0.1, E(normal), 0) - 0.1 * E(0.5),
+        "90 % near zero": lambda: (
+            np.where(zeros < 0.1, rng.exponential(size=shape), 3e-4 * zeros) - 0.1 - 1.485e-4
+        ),
+        "70 % zeros + t3": lambda: np.where(zeros < 0.3, rng.standard_t(3, size=shape), 0.0),
+    }
+    return made[name]()
+
+
+ONE = (
+    *("normal", "symmetric, a scale per prompt", "t, 2.1 df", "U-shaped beta"),
+    *("R² under its ceiling", "masses beta(.5, 20) × exp", "gamma, skewness 1"),
+    *("exponential, skewness 2", "Weibull ½", "Pareto 2.5", "lognormal 1, skewness 6"),
+    *("lognormal 1.5", "two peaks 85:15", "3 % outliers", "90 % zeros, tied"),
+    *("90 % near zero", "70 % zeros + t3"),
+)
+
+
+def one_mean(build: Any, sets: int, draw: Callable[[str], np.random.Generator]) -> Rows:
+    for name in ONE:
+        for n in NUMBERS:
+            low, high, p = build.mean(values(name, draw(f"{name}{n}"), (n, sets)))
+            given = ~np.isnan(low)
+            cover = ((low <= 0) & (high >= 0))[given]
+            yield "coverage of a mean", name, str(n), float(cover.mean()), int(given.sum())
+            yield "no interval", name, str(n), float((~given).mean()), sets
+            yield "a mean of 0 called", name, str(n), float((p <= 0.05).mean()), sets
+
+
+def power(build: Any, sets: int, draw: Callable[[str], np.random.Generator]) -> Rows:
+    for name, n, shift in (
+        ("normal", 12, 0.8),
+        ("normal", 30, 0.488),
+        ("R² under its ceiling", 12, 0.8),
+        ("R² under its ceiling", 30, 0.5),
+        ("minus exponential", 30, 0.5),
+    ):
+        x = values(name, draw(f"power{name}{n}"), (n, sets))
+        spread = {"R² under its ceiling": sqrt(0.1 * 0.9 / 11)}.get(name, 1.0)
+        p = build.mean(x + shift * spread)[2]
+        yield "power", f"{name}, effect {shift}", str(n), float((p <= 0.05).mean()), sets
+        t = (x + shift * spread).mean(0) / (x.std(0, ddof=1) / sqrt(n))
+        from scipy.stats import t as student
+
+        called = float((t > student.isf(0.025, n - 1)).mean())
+        yield "power", f"{name}, effect {shift}: Student's t", str(n), called, sets
+
+
+def many_heads(build: Any, sets: int, draw: Callable[[str], np.random.Generator]) -> Rows:
+    runs = max(20, sets // 10)
+    names = ("normal", "gamma, skewness 1", "exponential, skewness 2", "minus exponential")
+    for name in (*names, "gamma ¼, skewness 4", "lognormal 1, skewness 6"):
+        for n in NUMBERS[1:]:
+            rng = draw(f"heads{name}{n}")
+            called = [build.any_called(values(name, rng, (n, 270))) for _ in range(runs)]
+            yield "any of 270 null heads called", name, str(n), float(np.mean(called)), runs
+
+
+def _correlated(rng, n: int, heads: int, how: str) -> Any:
+    """Noise [n, heads], correlated within layers of 9 heads, or from each head to the next."""
+    own = rng.normal(size=(n, heads))
+    kind, r = how.split()
+    if kind == "ICC":
+        shared = np.repeat(rng.normal(size=(n, heads // 9)), 9, axis=1)
+        return sqrt(float(r)) * shared + sqrt(1 - float(r)) * own
+    for head in range(1, heads):
+        own[:, head] = float(r) * own[:, head - 1] + sqrt(1 - float(r) ** 2) * own[:, head]
+    return own
+
+
+def votes(build: Any, sets: int, draw: Callable[[str], np.random.Generator]) -> Rows:
+    runs = max(20, sets // 5)
+    for how in ("ICC 0", "ICC 0.2", "ICC 0.5", "AR 0.65", "AR 0.9"):
+        for n in (12, 30, 100):
+            rng = draw(f"votes{how}{n}")
+            half, most = [], []
+            for _ in range(runs):
+                noise = _correlated(rng, n, 72, how)
+                half.append(build.most(noise + np.repeat([2.0, 0.0], 36)))
+                most.append(build.most(noise + np.repeat([1.0, 0.0], [44, 28])))
+            where = f"36 of 72 heads beyond, 36 at the bound; {how}"
+            yield "most heads, falsely", where, str(n), float(np.mean(half)), runs
+            where = f"44 of 72 heads beyond by 1 sd; {how}"
+            yield "most heads, found", where, str(n), float(np.mean(most)), runs
+
+
+def equivalence(build: Any, sets: int, draw: Callable[[str], np.random.Generator]) -> Rows:
+    for n in (12, 30, 100):
+        rng = draw(f"equal{n}")
+        z, w = rng.normal(size=(n, sets)), rng.normal(size=(n, sets))
+        worlds = {}
+        for spread in (0.5, 1.0):
+            a = rng.gamma(1 / spread**2, spread**2, size=(n, sets))
+            worlds[f"a varies {100 * spread:.0f} %, difference constant"] = (a, a + 0.05)
+        a = 1 + 0.3 * z
+        worlds["a varies 30 %, difference ± 3 %"] = (a, a + 0.05 + 0.03 * w)
+        worlds["b = 1.05 a (1 + 0.1 z)"] = (a, 1.05 * a * (1 + 0.1 * w))
+        for name, (a, b) in worlds.items():
+            yield "5 % apart, called equal", name, str(n), float(build.equal(a, b).mean()), sets
+
+
+def ratios(build: Any, sets: int, draw: Callable[[str], np.random.Generator]) -> Rows:
+    for n in NUMBERS:
+        rng = draw(f"ratio{n}")
+        shape = (n, sets)
+        z, w = rng.normal(size=shape), rng.normal(size=shape)
+        worlds = {
+            "CV 20 %": (1 + 0.2 * z, 1.3 * (1 + 0.2 * w), 1.3),
+            "first CV 100 %": (rng.gamma(1, size=shape), 1.3 * (1 + 0.2 * w), 1.3),
+            "exponential / exponential": (
+                rng.exponential(size=shape),
+                rng.exponential(size=shape),
+                1.0,
+            ),
+            "lognormal 1.5 / same": (E(1.5 * z), E(1.5 * w), 1.0),
+            "masses beta(.5, 50)": (
+                rng.beta(0.5, 50, size=shape),
+                rng.beta(0.5, 50, size=shape),
+                1.0,
+            ),
+        }
+        for name, (a, b, true) in worlds.items():
+            low, high = build.ratio(a, b)
+            given = ~np.isnan(low) & ~np.isnan(high)
+            cover = ((low <= true) & (high >= true))[given]
+            rate = float(cover.mean()) if given.any() else float("nan")
+            yield "coverage of a ratio", name, str(n), rate, int(given.sum())
+            yield "no ratio interval", name, str(n), float((~given).mean()), sets
+
+
+def clusters(build: Any, sets: int, draw: Callable[[str], np.random.Generator]) -> Rows:
+    for count in (6, 8, 12, 30):
+        rng = draw(f"clusters{count}")
+        sizes = {
+            "equal, 5": np.full(count, 5),
+            "1 to 9": 1 + np.arange(count) * 9 // count,
+            "Pareto, at most 60": np.minimum(1 + rng.pareto(1.0, count) * 2, 60).astype(int),
+            "one has half": np.array([5 * (count - 1)] + [5] * (count - 1)),
+        }
+        for name, size in sizes.items():
+            label = np.repeat(np.arange(count), size)
+            shared = rng.normal(size=(count, sets))[label] * sqrt(0.3)
+            x = shared + rng.normal(size=(len(label), sets)) * sqrt(0.7)
+            low, high, p = build.mean(x, cluster=label)
+            cover = float(((low <= 0) & (high >= 0)).mean())
+            yield "coverage, clusters, ICC 0.3", name, str(count), cover, sets
+            yield "a mean of 0 called, clusters", name, str(count), float((p <= 0.05).mean()), sets
+
+
+def shares(build: Any, sets: int, draw: Callable[[str], np.random.Generator]) -> Rows:
+    for n in (20, 40, 100):
+        for name, cells in (
+            ("0.5, rarely discordant", (0.48, 0.02, 0.02, 0.48)),
+            ("0.5, often discordant", (0.35, 0.15, 0.15, 0.35)),
+            ("0.9 and 0.85", (0.83, 0.07, 0.02, 0.08)),
+        ):
+            rng = draw(f"shares{n}{name}")
+            cell = rng.choice(4, p=cells, size=(n, sets))
+            a, b = (cell <= 1) * 1.0, ((cell == 0) | (cell == 2)) * 1.0
+            low, high, p = build.shares(a, b)
+            true = cells[2] - cells[1]
+            given = ~np.isnan(low)
+            cover = float(((low <= true) & (high >= true))[given].mean())
+            yield "coverage, paired shares", name, str(n), cover, int(given.sum())
+            disagree = ((low > 0) | (high < 0)) != (p <= 0.05)
+            yield "interval and p disagree", name, str(n), float(disagree[given].mean()), sets
+
+
+SECTIONS = (one_mean, power, many_heads, votes, equivalence, ratios, clusters, shares)
+
+
+def simulate(sets: int, seed: int) -> dict[str, Any]:
+    """All rates of the build that is imported."""
+    try:
+        build: Any = After()
+    except ImportError:
+        build = Before()
+
+    def draw(name: str) -> np.random.Generator:
+        return np.random.default_rng([seed, zlib.crc32(name.encode())])
+
+    rates: dict[str, Any] = {}
+    for section in SECTIONS:
+        for title, setting, n, rate, many in section(build, sets, draw):
+            rates["|".join((title, setting, n))] = [rate, many]
+        print(section.__name__, flush=True)
+    return rates
+
+
+def table(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """Markdown: a table for each quantity, cells before → after, in per cent."""
+    titles = list(dict.fromkeys(key.split("|")[0] for key in after))
+    lines = []
+    for title in titles:
+        keys = [key.split("|") for key in after if key.split("|")[0] == title]
+        numbers = sorted({key[2] for key in keys}, key=int)
+        many = max(after["|".join(key)][1] for key in keys)
+        error = 100 * max(_error(*after["|".join(key)]) for key in keys)
+        what = "clusters" if "clusters" in title else "n"
+        lines += [f"**{title.capitalize()}** ({many:,} sets; standard error at most {error:.1f})\n"]
+        lines += ["| | " + " | ".join(f"{what} = {n}" for n in numbers) + " |"]
+        lines += ["| --- |" + " --- |" * len(numbers)]
+        for setting in dict.fromkeys(key[1] for key in keys):
+            cells = []
+            for n in numbers:
+                key = "|".join((title, setting, n))
+                old, new = before.get(key, [float("nan")])[0], after.get(key, [float("nan")])[0]
+                shown = [f"{100 * rate:.1f}" if rate == rate else "–" for rate in (old, new)]
+                cells.append(" → ".join(shown) if key in after else "")
+            lines += [f"| {setting} | {' | '.join(cells)} |"]
+        lines += [""]
+    return "\n".join(lines)
+
+
+def _error(rate: float, many: int) -> float:
+    return sqrt(max(rate * (1 - rate), 0) / max(many, 1)) if rate == rate else 0.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sets", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--table", type=Path, nargs=2)
+    chosen = parser.parse_args()
+    if chosen.table:
+        before, after = (json.loads(path.read_text()) for path in chosen.table)
+        print(table(before, after))
+        return
+    rates = simulate(chosen.sets, chosen.seed)
+    if chosen.out:
+        chosen.out.write_text(json.dumps(rates, indent=0))
+    else:
+        print(table(rates, rates))
+
+
+if __name__ == "__main__":
+    main()
