@@ -2,10 +2,12 @@
 
 Bundled models are tiny, have real architectures and work offline; `training/` makes them. Each is
 a folder as on the hub, with a card (README.md) whose YAML header has its numbers. Some bundled
-folders are adapters of another model of the zoo. `FETCHED` lists real models that are too large to
-bundle, with their sources and checksums.
+folders are adapters of another model of the zoo. A wheel of attnscope has one of them; the package
+attnscope-zoo has the others, and a checkout has all. `FETCHED` lists real models that are too large
+to bundle, with their sources and checksums.
 """
 
+import importlib.util
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -87,15 +89,21 @@ FETCHED = {
 
 
 @cache
+def _folders(config: str) -> dict[str, Path]:
+    """The bundled folders with a file of this name: here and in the package attnscope-zoo."""
+    more = importlib.util.find_spec("attnscope_zoo")
+    parents = [*(Path(place) for place in (more and more.submodule_search_locations) or ()), _HERE]
+    return {path.parent.name: path.parent for one in parents for path in one.glob(f"*/{config}")}
+
+
 def names() -> tuple[str, ...]:
     """The bundled models, adapters excluded, without the prefix."""
-    return tuple(sorted(path.parent.name for path in _HERE.glob("*/config.json")))
+    return tuple(sorted(_folders("config.json")))
 
 
-@cache
 def adapters() -> tuple[str, ...]:
     """The bundled adapters, without the prefix."""
-    return tuple(sorted(path.parent.name for path in _HERE.glob("*/adapter_config.json")))
+    return tuple(sorted(_folders("adapter_config.json")))
 
 
 def is_adapter(name: str) -> bool:
@@ -111,21 +119,24 @@ def base_of(name: str) -> str:
 def folder(name: str) -> Path:
     """The folder of a bundled model or adapter; the name may have the prefix."""
     bare = name.removeprefix(PREFIX)
-    if bare not in names() and bare not in adapters():
-        known = [f"{PREFIX}{one}" for one in sorted({*names(), *adapters(), *FETCHED})]
+    bundled = _folders("config.json") | _folders("adapter_config.json")
+    if bare not in bundled:
+        known = [f"{PREFIX}{one}" for one in sorted({*bundled, *FETCHED})]
+        more = "" if "chat-llama" in bundled else "; for more tiny models install attnscope-zoo"
         raise ModelError(
-            f"unknown bundled model {PREFIX + bare!r}; known: {', '.join(known)}",
+            f"unknown bundled model {PREFIX + bare!r}; known: {', '.join(known)}{more}",
             code="unknown-model",
             value=PREFIX + bare,
             known=known,
         )
-    return _HERE / bare
+    return bundled[bare]
 
 
 def name_of(path: str) -> str | None:
     """The name of a bundled model by its folder; None for any other path."""
-    folder = Path(path)
-    return f"{PREFIX}{folder.name}" if folder.parent == _HERE else None
+    bundled = _folders("config.json") | _folders("adapter_config.json")
+    name = Path(path).name
+    return f"{PREFIX}{name}" if bundled.get(name) == Path(path) else None
 
 
 @cache

@@ -1,0 +1,1 @@
+"""Folders of tiny models; `attnscope.zoo` lists them."""
