@@ -92,7 +92,10 @@ FETCHED = {
 def _folders(config: str) -> dict[str, Path]:
     """The bundled folders with a file of this name: here and in the package attnscope-zoo."""
     more = importlib.util.find_spec("attnscope_zoo")
-    parents = [*(Path(place) for place in (more and more.submodule_search_locations) or ()), _HERE]
+    parents = [
+        *(Path(folder) for folder in (more and more.submodule_search_locations) or ()),
+        _HERE,
+    ]
     return {path.parent.name: path.parent for one in parents for path in one.glob(f"*/{config}")}
 
 
