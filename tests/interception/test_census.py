@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.interception import intercept
+from attnscope.interception import dispatch
 from attnscope.scope import reduce
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "census.py"
@@ -77,13 +77,13 @@ def test_the_fallback_includes_learned_sinks() -> None:
 
 
 def test_a_changed_output_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = intercept.attend
+    honest = dispatch.attend
 
     def off(call: Any, **more: Any) -> Any:
         out, lse = honest(call, **more)
         return out * 1.01, lse
 
-    monkeypatch.setattr(intercept, "attend", off)
+    monkeypatch.setattr(dispatch, "attend", off)
     assert census.count("qwen2")["outcome"] == "changed"
 
 

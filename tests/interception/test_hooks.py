@@ -12,7 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 import attnscope
 from attnscope.activations.layer_activations import capture_activations
 from attnscope.errors import ModelError, ScopeError
-from attnscope.interception import intercept, patches, sites
+from attnscope.interception import dispatch, patches, sites
 from attnscope.interception.captured_call import CapturedCall
 from attnscope.interception.hooks import Hook
 from attnscope.interception.intercept import register
@@ -113,7 +113,7 @@ def test_attention_is_computed_once_for_all_hooks() -> None:
 def test_an_observer_without_geometry_uses_the_original_attention(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(intercept, "attend", lambda *_: 1 / 0)
+    monkeypatch.setattr(dispatch, "attend", lambda *_: 1 / 0)
     model, text, one = build("qwen2"), inputs(), Count(needs_geometry=False)
     plain = first(model(**text))
     with register(sites.find(model), one):

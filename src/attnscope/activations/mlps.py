@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from attnscope.errors import ModelError, wrong_shape
+from attnscope.interception.arguments import argument
 from attnscope.interception.forward_pass import ForwardPass
 from attnscope.interception.hooks import Hook, HookRegistry, current
-from attnscope.interception.sites import Sites, argument
+from attnscope.interception.sites import Sites
 
 # Non-linearities of transformers and of torch are modules of these files ...
 _MODULES = ("transformers.activations", "torch.nn.modules.activation")

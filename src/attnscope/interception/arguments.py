@@ -1,4 +1,4 @@
-"""Decides which keyword arguments of an attention function affect its result."""
+"""Reads the arguments of modules, and decides which keyword arguments affect attention."""
 
 import dis
 import inspect
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any
 
+from torch import nn
 from transformers.integrations.eager_paged import eager_paged_attention_forward
 from transformers.integrations.flash_attention import flash_attention_forward
 from transformers.integrations.flex_attention import flex_attention_forward
@@ -26,6 +27,13 @@ _REDUNDANT = {
 }
 _KNOWN = {"dropout", "scaling", "is_causal", "softcap", "s_aux", "position_bias"}
 _SUPPORTED = _KNOWN | _REDUNDANT
+
+
+def argument(module: nn.Module, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    """An argument of a module's call, by position or keyword; None if it was not passed."""
+    if name in kwargs or not args:
+        return kwargs.get(name)
+    return inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments.get(name)
 
 
 def unsupported_kwargs(function: Callable[..., Any], options: Mapping[str, Any]) -> list[str]:

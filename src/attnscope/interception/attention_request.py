@@ -6,9 +6,8 @@ the model's own function then computes the weights.
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -17,23 +16,16 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from attnscope.errors import ModelError
 from attnscope.interception import masks
 from attnscope.interception.arguments import is_shipped, parameters, unsupported_kwargs
-from attnscope.interception.biases import additive_mask, split_biases, total_bias
+from attnscope.interception.biases import split_biases
 from attnscope.interception.captured_call import CallSpec
 from attnscope.interception.forward_pass import ForwardPass
 from attnscope.interception.geometry import Geometry
 from attnscope.interception.sites import Site
 from attnscope.kernels import AttentionCall
-from attnscope.kernels.attend import attend, bind_attention
-from attnscope.kernels.autocast import autocast_dtype, round_as_autocast, without_autocast
+from attnscope.kernels.attend import bind_attention
+from attnscope.kernels.autocast import autocast_dtype, round_as_autocast
 
-# Modules whose eager attention was compared with attnscope's result and matched → the function.
-_verified: WeakKeyDictionary[nn.Module, Callable[..., Any]] = WeakKeyDictionary()
 _POSITIONAL = ("query", "key", "value", "attention_mask")
-
-
-def eager_verified(module: nn.Module, eager: Callable[..., Any]) -> bool:
-    """Whether the eager attention of a module was compared with ours and matched."""
-    return _verified.get(module) is eager
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -120,7 +112,7 @@ class AttentionRequest:
         scale = options.get("scaling")
         scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
         biases = self._biases(
-            [self._rounded_bias(mask_bias), self._rounded_bias(options.get("position_bias"))]
+            [self.rounded_bias(mask_bias), self.rounded_bias(options.get("position_bias"))]
         )
         self.call = self._build_call(site, scale, softcap, sinks=sinks, **biases)
         self.spec = CallSpec.of_call(self.call, self.geometry)
@@ -158,7 +150,7 @@ class AttentionRequest:
             **more,
         )
 
-    def _rounded_bias(self, bias: Tensor | None) -> Tensor | None:
+    def rounded_bias(self, bias: Tensor | None) -> Tensor | None:
         """A score bias as the model applies it: autocast rounds the mask of sdpa."""
         if bias is None or self.rounding is None or self.implementation != "sdpa":
             return bias
@@ -203,124 +195,6 @@ class AttentionRequest:
     def unsupported(self) -> list[str]:
         """Arguments that the model's function reads and attnscope does not support."""
         return unsupported_kwargs(self.original, self.options)
-
-    def call_dense(self, call: AttentionCall) -> tuple[Any, Tensor]:
-        """What the attention function returns, and the weights [B, H, Q, K]."""
-        module, names = type(self.module).__name__, ", ".join(self.unsupported)
-        if call is not self.call and self.unsupported:
-            raise ModelError(
-                f"{module} passes {names} to its attention function; attnscope does not support "
-                "this, so it cannot change the call; choose other layers",
-                code="unsupported-argument",
-                module=module,
-                arguments=self.unsupported,
-            )
-        if self.unsupported and self.implementation not in ("eager", "sdpa"):
-            raise ModelError(
-                f"{module} passes {names} to its attention function; attnscope does not support "
-                "this; load the model with attn_implementation='eager'",
-                code="unsupported-argument",
-                module=module,
-                arguments=self.unsupported,
-            )
-        if call is self.call:
-            output = self.call_original()
-            weights = output[1] if self.implementation == "eager" else self._weights(call)
-        else:
-            out, weights = self._call_eager(
-                call.q,
-                call.k,
-                call.v,
-                additive_mask(call, self.geometry),
-                scaling=call.scale,
-                softcap=call.softcap,
-                s_aux=call.sinks,
-                position_bias=total_bias(call, self.geometry),
-            )
-            output = out, weights if self.implementation == "eager" else None
-        return output, self._apply_sink(call, weights.detach()[..., : call.k.shape[2]])
-
-    @torch.no_grad()
-    @without_autocast
-    def _weights(self, call: AttentionCall) -> Tensor:
-        """The weights of the unchanged call."""
-        q, k, v, mask = self.q, self.k, self.v, self.mask
-        if not isinstance(mask, Tensor) or not mask.is_floating_point():
-            k, v, mask = call.k, call.v, additive_mask(call, self.geometry)
-        else:
-            mask = self._rounded_bias(mask)
-        if self.rounding is not None:  # autocast rounds the tensors of sdpa, not its scores
-            q, k, v = (tensor.float() for tensor in (q, k, v))
-        weights: Tensor = self._call_eager(q, k, v, mask, scaling=call.scale)[1]
-        return weights
-
-    def _call_eager(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **options: Any) -> Any:
-        """Call the family's eager attention, which takes additive masks."""
-        options = self.options | options
-        bias = options.get("position_bias")
-        if bias is not None and "position_bias" not in parameters(self.eager):
-            mask = mask + bias
-        return self.eager(self.module, q, k, v, mask, **options)
-
-    def _apply_sink(self, call: AttentionCall, weights: Tensor) -> Tensor:
-        """The weights of a layer with learned sinks.
-
-        Some families scale the output instead and return weights without the sink.
-        """
-        sums_to_one = (weights.sum(-1) - 1).abs().max() < 1e-6
-        if call.sinks is None or not bool(sums_to_one):
-            return weights
-        _, lse = attend(replace(call, sinks=None))
-        if lse is None or call.bias is not None or self.geometry.gap_mask is not None:
-            raise ModelError(
-                f"{type(self.module).__name__} returns its weights without its learned sinks; "
-                "load the model with attn_implementation='sdpa'",
-                code="weights-without-sinks",
-                module=type(self.module).__name__,
-            )
-        return weights * torch.sigmoid(lse - call.sinks.float()[:, None])[..., None]
-
-    def check_can_change(self) -> None:
-        """Raise an error if the family's eager attention does not match its arguments.
-
-        Such attention can be measured by calling it, but not changed.
-        """
-        verified = self.implementation != "eager" or eager_verified(self.module, self.eager)
-        if verified or self.needs_weights(self.call) or self.eager_matches(attend(self.call)[0]):
-            return
-        raise ModelError(
-            f"the eager attention of {type(self.module).__name__} does not match its arguments, so "
-            "attnscope can measure it but not change it",
-            code="intervention-not-applied",
-            module=type(self.module).__name__,
-        )
-
-    @torch.no_grad()
-    def eager_matches(self, out: Tensor) -> bool:
-        """Whether the family's eager attention gives our output for the last row.
-
-        Checked once for every module, because eager attention may do more than its arguments.
-        """
-        call, visible = self.call, self.call.visible
-        if self.implementation != "eager" or eager_verified(self.module, self.eager):
-            return True
-        sees_a_key = visible.stop[:, -1] > visible.start[:, -1]
-        if self.dropout or not bool(sees_a_key.any()):
-            return True
-        if self.mask is None or isinstance(self.mask, masks.MaskTensor):
-            mask = additive_mask(call, self.geometry, last=True)
-        else:
-            mask = self.mask[:, :, -1:, : call.k.shape[2]]
-        options = {"scaling": call.scale}
-        if (bias := self.options.get("position_bias")) is not None:
-            options["position_bias"] = bias[:, :, -1:, : call.k.shape[2]]
-        expected = self._call_eager(self.q[:, :, -1:], call.k, call.v, mask, **options)[0][:, 0]
-        deviation = (expected - out[:, :, -1])[sees_a_key].abs().max()
-        tolerance = 1e-3 if out.dtype in (torch.float32, torch.float64) else 3e-2
-        if not bool(deviation <= tolerance * expected[sees_a_key].abs().max().clamp(min=1)):
-            return False
-        _verified[self.module] = self.eager
-        return True
 
     def _geometry_and_bias(self, site: Site) -> tuple[Geometry, Tensor | None]:
         q, k, mask, bias = self.q, self.k, self.mask, None

@@ -18,7 +18,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from attnscope.errors import ModelError
 from attnscope.interception.families import MODALITY_TOWERS
-from attnscope.interception.sites import Sites, in_pooling_head
+from attnscope.interception.sites import Sites
+from attnscope.interception.stacks import in_pooling_head
 
 PRODUCTS = {"matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum"}
 _SOFTMAX = {"softmax", "_softmax", "_safe_softmax", "log_softmax"}

@@ -21,12 +21,12 @@ from torch.utils._pytree import tree_leaves
 
 from attnscope.errors import ModelError
 from attnscope.interception import masks
+from attnscope.interception.arguments import argument
 from attnscope.interception.coverage import PRODUCTS, modules_around, name_in
 from attnscope.interception.families import CHANNELS_FIRST
 from attnscope.interception.forward_pass import ForwardPass
 from attnscope.interception.geometry import Geometry
 from attnscope.interception.hooks import current
-from attnscope.interception.sites import argument
 
 OnWeights = Callable[[nn.Module, Any, Any, Tensor, Tensor], None]
 """(module, listeners, mask, weights [B, H, Q, K], keys that were not hidden [B, Q, K])."""

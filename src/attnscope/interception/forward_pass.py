@@ -8,9 +8,9 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from attnscope.interception.arguments import argument
 from attnscope.interception.captured_call import CallSpec
 from attnscope.interception.coverage import Check
-from attnscope.interception.sites import argument
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

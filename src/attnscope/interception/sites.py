@@ -1,10 +1,8 @@
 """Finds the attention modules of a model, and assigns each to a stack and a layer."""
 
-import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -14,11 +12,23 @@ from transformers import PreTrainedModel
 from attnscope.errors import InputError, ModelError
 from attnscope.interception.families import (
     CROSS_ATTENTION,
-    MODALITY_TOWERS,
     NOT_ATTENTION,
     NUMBERED_BY_ORDER,
-    POOLING_HEADS,
     SHARED_MODULES,
+)
+from attnscope.interception.module_code import (
+    INTERFACE,
+    always_calls_interface,
+    forward_names,
+    method_names,
+    structure,
+)
+from attnscope.interception.stacks import (
+    innermost_model,
+    stack_name,
+    stacks_of,
+    text_stacks,
+    too_many_stacks,
 )
 
 Kind = Literal["self", "cross"]
@@ -56,8 +66,6 @@ class Sites:
     """Stacks whose modules run several times in a pass, each time as the next layer → layers."""
     all_sites: list[Site]
     """All sites, in order."""
-    single_stack: bool
-    """Whether all sites have one stack and one kind, and each runs once in a pass."""
     model: nn.Module
     """The model that contains the sites."""
     left_out: tuple[str, ...]
@@ -148,7 +156,7 @@ def device_of(sites: Sites) -> torch.device:
 
 
 def _search(model: PreTrainedModel) -> Sites:
-    named = _named_modules(model)
+    named = dict(model.named_modules())
     attention = [name for name, module in named.items() if _is_attention(module)]
     if not attention:
         raise ModelError(
@@ -157,171 +165,39 @@ def _search(model: PreTrainedModel) -> Sites:
             "(Mamba, RWKV …) cannot be measured",
             code="no-attention",
         )
-    interface = {name for name in attention if _uses_interface(named[name])}
-    alone = {name for name in attention if _names(named[name]) & _ATTENTION}
-    everything = _stacks(attention, interface, alone)
-    stacks = _text_stacks(model, everything)
+    everything = stacks_of(named, attention)
+    stacks = text_stacks(model, everything)
     sites: dict[str, Site] = {}
-    base_models: dict[str, str] = {}
+    base_models: dict[str, nn.Module] = {}
     shared_stacks: dict[str, int] = {}
     for prefix, names in stacks.items():
-        stack = _stack(prefix, named[names[0]])
-        loop = SHARED_MODULES.get(type(named[names[0]]).__name__)
-        if stack in base_models and loop is None:
-            raise _too_many(model, stacks)
+        first = named[names[0]]
+        stack, loop = stack_name(prefix, first), SHARED_MODULES.get(type(first).__name__)
         if loop is not None:
             shared_stacks[stack] = loop(model.config)
         numbered = _numbered(names, named, stack)
-        if loop is None and len(set(numbered.values())) < len(numbered):
-            raise _too_many(model, stacks)
+        if loop is None and (stack in base_models or len({*numbered.values()}) < len(numbered)):
+            raise too_many_stacks(model, stacks)
         sites |= numbered
-        base_models[stack] = _innermost_model(
-            named, [n for n, s in sites.items() if s.stack == stack]
-        )
+        inside = [name for name, site in sites.items() if site.stack == stack]
+        base_models[stack] = innermost_model(named, inside)
     if all(site.kind == "cross" for site in sites.values()):
-        raise _too_many(model, everything)
+        raise too_many_stacks(model, everything)
     all_sites = {site for site in sites.values() if site.stack not in shared_stacks}
     for stack, layers in shared_stacks.items():
         all_sites |= {Site(stack, layer) for layer in range(layers)}
-    stacks_by_kind = {(site.stack, site.kind) for site in sites.values()}
+    modules = {named[name]: site for name, site in sites.items()}
     return Sites(
-        modules={named[name]: site for name, site in sites.items()},
-        base_models={stack: named[name] for stack, name in base_models.items()},
-        non_interface=frozenset(named[n] for n in sites if not _names(named[n]) & _INTERFACE),
-        hooked=frozenset(named[n] for n in sites if not _always_calls_interface(named[n])),
+        modules=modules,
+        base_models=base_models,
+        non_interface=frozenset(m for m in modules if INTERFACE not in method_names(m)),
+        hooked=frozenset(m for m in modules if not always_calls_interface(m)),
         shared_stacks=shared_stacks,
         all_sites=sorted(all_sites),
-        single_stack=len(stacks_by_kind) == 1 and not shared_stacks,
         model=model,
         left_out=tuple(prefix for prefix in everything if prefix not in stacks),
-        structure=_structure(named),
+        structure=structure(named),
     )
-
-
-def _named_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """`dict(model.named_modules())` in half the time, because every watch calls it."""
-    names: dict[nn.Module, str] = {}
-
-    def walk(module: nn.Module, name: str) -> None:
-        names[module] = name
-        prefix = f"{name}." if name else ""
-        for step, child in module._modules.items():
-            if child is not None and child not in names:
-                walk(child, prefix + step)
-
-    walk(model, "")
-    return {name: module for module, name in names.items()}
-
-
-def _stacks(attention: list[str], interface: set[str], alone: set[str]) -> dict[str, list[str]]:
-    """List of layers → its attention modules.
-
-    These are the modules that use the interface, and those that compute attention `alone`.
-    """
-    stacks: dict[str, list[str]] = {}
-    for name in attention:
-        stacks.setdefault(_list_of_layers(name), []).append(name)
-    for prefix, names in stacks.items():
-        selected = [name for name in names if name in interface]
-        others = [name for name in names if name in alone or not selected]
-        if len(selected) < len(names):
-            inside = tuple(f"{name}." for name in selected)
-            others = [
-                n
-                for n in others
-                if not any(o.startswith(f"{n}.") for o in attention) and not n.startswith(inside)
-            ]
-            selected = [name for name in names if name in {*selected, *others}]
-        stacks[prefix] = selected
-    return {prefix: names for prefix, names in stacks.items() if names}
-
-
-def _text_stacks(model: PreTrainedModel, stacks: dict[str, list[str]]) -> dict[str, list[str]]:
-    """The stacks without vision and audio towers."""
-    if len(stacks) > 1:
-        text = {
-            prefix: names for prefix, names in stacks.items() if not MODALITY_TOWERS.search(prefix)
-        }
-        stacks = text or stacks
-        stacks = {
-            p: names for p, names in stacks.items() if not in_pooling_head(model, p)
-        } or stacks
-    all_shared = all(
-        type(model.get_submodule(names[0])).__name__ in SHARED_MODULES for names in stacks.values()
-    )
-    if len(stacks) == 1 or all_shared or getattr(model.config, "is_encoder_decoder", False):
-        return stacks
-    decoder: Any = model.get_decoder() if hasattr(model, "get_decoder") else None
-    inside = set(decoder.modules()) if decoder is not None else set()
-    text = {
-        prefix: names
-        for prefix, names in stacks.items()
-        if all(model.get_submodule(name) in inside for name in names)
-    }
-    if len(text) != 1:
-        raise _too_many(model, stacks)
-    return text
-
-
-def in_pooling_head(model: nn.Module, name: str) -> bool:
-    """Whether the module of this name is part of a pooling head."""
-    while name:
-        try:
-            module = model.get_submodule(name)
-        except AttributeError:  # the name of a class that is not in the model
-            return False
-        if POOLING_HEADS.search(type(module).__name__):
-            return True
-        name = name.rpartition(".")[0]
-    return False
-
-
-def _too_many(model: nn.Module, stacks: dict[str, list[str]]) -> ModelError:
-    names = [name for names in stacks.values() for name in names[:2]]
-    parts = [
-        name
-        for name, module in model.named_modules()
-        if name and isinstance(module, PreTrainedModel) and _one_stack(name, stacks)
-    ]
-    what = (
-        "watch one of its parts: " + ", ".join(f"watch(model.{part})" for part in parts)
-        if parts
-        else "none of its parts is a PreTrainedModel, so it cannot be watched"
-    )
-    return ModelError(
-        f"{type(model).__name__} has more than one stack of attention layers "
-        f"({', '.join(names[:4])} …); {what}",
-        code="more-than-one-stack",
-        parts=parts,
-    )
-
-
-def _one_stack(part: str, stacks: dict[str, list[str]]) -> bool:
-    inside = [[name.startswith(f"{part}.") for name in names] for names in stacks.values()]
-    return sum(map(any, inside)) == 1
-
-
-def _innermost_model(named: dict[str, nn.Module], sites: Iterable[str]) -> str:
-    around = [
-        name
-        for name, module in named.items()
-        if isinstance(module, PreTrainedModel)
-        and all(not name or site.startswith(f"{name}.") for site in sites)
-    ]
-    return max(around, key=len)
-
-
-def _list_of_layers(name: str) -> str:
-    """The list of layers that contains a module: its name up to the first number."""
-    return re.split(r"(?:^|\.)\d+(?=\.|$)", name, maxsplit=1)[0]
-
-
-def _stack(prefix: str, module: nn.Module) -> str:
-    named = [part for part in prefix.split(".") if part in ("encoder", "decoder")]
-    if named:
-        return named[0]
-    causal = getattr(module, "is_causal", getattr(module, "is_decoder", True))
-    return "decoder" if causal else "encoder"
 
 
 def check_one_stack(sites: Sites) -> None:
@@ -365,76 +241,9 @@ def select_sites(sites: Sites, layers: Any) -> list[Site]:
     return [site for site in sites.all_sites if site.layer in measured]
 
 
-def argument(module: nn.Module, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-    """An argument of a module's call, by position or keyword; None if it was not passed."""
-    if name in kwargs or not args:
-        return kwargs.get(name)
-    return inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments.get(name)
-
-
-_INTERFACE = {"ALL_ATTENTION_FUNCTIONS"}
-_ATTENTION = {"scaled_dot_product_attention", "softmax"}
-
-
-def _uses_interface(module: nn.Module) -> bool:
-    """Whether the `forward` of a module or of its class calls the attention interface."""
-    instance_forward = _own_forward(module)
-    names = _names_in(type(module).forward)
-    return bool(
-        (names if instance_forward is None else names | _names_of(instance_forward)) & _INTERFACE
-    )
-
-
-def _always_calls_interface(module: nn.Module) -> bool:
-    """Whether a module uses the interface for eager attention too."""
-    instance_forward = _own_forward(module)
-    names = (
-        _names_in(type(module).forward) if instance_forward is None else _names_of(instance_forward)
-    )
-    return {"ALL_ATTENTION_FUNCTIONS", "get_interface"} <= names
-
-
-def _names(module: nn.Module) -> frozenset[str]:
-    """The names that the methods of a module use."""
-    instance_forward = _own_forward(module)
-    cls: Any = type(module)
-    names = _names_in_class(cls)
-    return names if instance_forward is None else names | _names_of(instance_forward)
-
-
-@lru_cache(maxsize=1024)
-def _names_in_class(cls: Any) -> frozenset[str]:
-    classes = [c for c in cls.__mro__ if not c.__module__.startswith(("torch.", "builtins"))]
-    methods = [method for c in classes for method in vars(c).values() if callable(method)]
-    return frozenset().union(*map(_names_of, methods))
-
-
-def _names_of(function: Any) -> frozenset[str]:
-    """The names that the code of a function uses."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return frozenset(() if code is None else code.co_names)
-
-
-@lru_cache(maxsize=4096)  # a model has hundreds of modules and few classes
-def _names_in(forward: Callable[..., Any]) -> frozenset[str]:
-    return _names_of(forward)
-
-
-def _own_forward(module: nn.Module) -> Any:
-    """The `forward` that was set on the instance; None if it uses that of its class."""
-    instance_forward = module.__dict__.get("forward")
-    return getattr(instance_forward, "__func__", instance_forward)
-
-
-def _structure(named: dict[str, nn.Module]) -> int:
-    classes: tuple[type[nn.Module], ...] = tuple(map(type, named.values()))
-    forwards = tuple(id(_own_forward(m)) for m in named.values() if "forward" in m.__dict__)
-    return hash((tuple(named), classes, forwards, frozenset((c, c.forward) for c in classes)))
-
-
 def _is_attention(module: nn.Module) -> bool:
     name = type(module).__name__
-    return ("Attention" in name or _uses_interface(module)) and name not in NOT_ATTENTION
+    return ("Attention" in name or INTERFACE in forward_names(module)) and name not in NOT_ATTENTION
 
 
 def _numbered(names: list[str], named: dict[str, nn.Module], stack: str) -> dict[str, Site]:
