@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import attnscope
 from attnscope.activations.log_histogram import BOUND, GINI_BOUND, LogHistogram
-from attnscope.activations.record import Recording, summing_tokens
+from attnscope.activations.record import summing_tokens
+from attnscope.activations.recording import Recording
 from attnscope.errors import InputError, ModelError, ScopeError
 from families import VOCABULARY, build
 from support_errors import raises
