@@ -18,16 +18,9 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import InputError, unknown
-from attnscope.kernels.call import (
-    AttentionCall,
-    AttentionSums,
-    KernelRows,
-    RowBlock,
-    ScoreSpec,
-    VisibleRanges,
-    has_triton,
-)
+from attnscope.kernels.call import AttentionCall, ScoreSpec, VisibleRanges, has_triton
 from attnscope.kernels.one_row import PerQueryRequest, PerQueryResult
+from attnscope.kernels.rows import AttentionSums, KernelRows, RowBlock
 
 __all__ = [
     "BACKENDS",

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attnscope.kernels.autocast import without_autocast
-from attnscope.kernels.call import AttentionCall, KernelRows, has_triton
+from attnscope.kernels.call import AttentionCall, has_triton
+from attnscope.kernels.rows import KernelRows
 from attnscope.kernels.scores import (
     block_biases,
     block_mask,

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.kernels.call import SINGLE, AttentionSums, KernelRows
+from attnscope.kernels.call import SINGLE
+from attnscope.kernels.rows import AttentionSums, KernelRows
 
 # Pieces that a sequence is cut into at least, if each has so many rows: work for many cores.
 PIECES, PIECE_ROWS = 64, 512

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from attnscope.kernels.autocast import without_autocast
-from attnscope.kernels.call import LARGE, LOG2E, KernelRows, score_bounds
+from attnscope.kernels.call import LARGE, LOG2E
+from attnscope.kernels.rows import KernelRows, score_bounds
 from attnscope.kernels.scores import score_tiles
 from attnscope.kernels.tile_plan import Tile
 

@@ -10,14 +10,9 @@ import torch
 from torch import Tensor
 
 from attnscope.kernels.autocast import without_autocast
-from attnscope.kernels.call import (
-    AttentionSums,
-    KernelRows,
-    distance_index,
-    score_bounds,
-    total_score_bias,
-)
+from attnscope.kernels.call import distance_index, total_score_bias
 from attnscope.kernels.one_row import PerQueryRequest, PerQueryResult, of_weights
+from attnscope.kernels.rows import AttentionSums, KernelRows, score_bounds
 
 
 def scores(rows: KernelRows) -> tuple[Tensor, Tensor]:

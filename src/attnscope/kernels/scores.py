@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.kernels.call import KernelRows, distance_index, total_score_bias
+from attnscope.kernels.call import distance_index, total_score_bias
+from attnscope.kernels.rows import KernelRows
 from attnscope.kernels.tile_plan import Tile, balanced_step, make_tiles
 
 # Rows of a tile: the fewer, the less of a causal tile is in its future; the more, the fewer

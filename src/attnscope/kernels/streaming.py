@@ -12,8 +12,9 @@ from torch import Tensor
 
 from attnscope.kernels import numba_kernel
 from attnscope.kernels.autocast import without_autocast
-from attnscope.kernels.call import LARGE, LOG2E, SINGLE, AttentionSums, KernelRows, score_bounds
+from attnscope.kernels.call import LARGE, LOG2E, SINGLE
 from attnscope.kernels.one_row import by_query
+from attnscope.kernels.rows import AttentionSums, KernelRows, score_bounds
 from attnscope.kernels.scores import CHUNK, score_tiles
 from attnscope.kernels.tile_plan import Tile
 

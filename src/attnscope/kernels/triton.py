@@ -14,8 +14,9 @@ from torch import Tensor
 
 from attnscope.kernels import one_row, streaming, triton_jit
 from attnscope.kernels.autocast import without_autocast
-from attnscope.kernels.call import LARGE, LOG2E, AttentionSums, KernelRows, score_bounds
+from attnscope.kernels.call import LARGE, LOG2E
 from attnscope.kernels.one_row import PerQueryRequest, PerQueryResult
+from attnscope.kernels.rows import AttentionSums, KernelRows, score_bounds
 from attnscope.kernels.streaming import exact_lse
 from attnscope.kernels.triton_tiles import (
     INTERPRETED,

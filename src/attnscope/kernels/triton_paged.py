@@ -17,7 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from attnscope.kernels.autocast import without_autocast
-from attnscope.kernels.call import LOG2E, AttentionSums
+from attnscope.kernels.call import LOG2E
+from attnscope.kernels.rows import AttentionSums
 from attnscope.kernels.triton_jit import LOWEST, LSE_INF, MASKED, _scores, _thread_sum
 from attnscope.kernels.triton_tiles import INTERPRETED, pow2, row_tile, tile
 

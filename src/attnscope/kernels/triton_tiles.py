@@ -8,7 +8,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from attnscope.kernels.call import KernelRows
+from attnscope.kernels.rows import KernelRows
 
 FAR = 1 << 30
 # From this many queries on, the descriptors of the tensor copy engine pay for themselves, and

@@ -12,7 +12,7 @@ from attnscope.interception.captured_call import CallSpec, CapturedCall
 from attnscope.interception.generation import CompletionSpan
 from attnscope.interception.geometry import Geometry, concat
 from attnscope.kernels import AttentionSums, reference
-from attnscope.kernels.call import rows_of
+from attnscope.kernels.rows import rows_of
 from attnscope.kernels.tile_plan import balanced_step
 from attnscope.scope.conservation import compare_unseen, received_unseen
 from attnscope.scope.pending import (

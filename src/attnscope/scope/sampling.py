@@ -8,7 +8,7 @@ from torch import Tensor
 from attnscope import kernels
 from attnscope.interception.captured_call import CallSpec
 from attnscope.kernels import RowBlock
-from attnscope.kernels.call import rows_of, score_bounds
+from attnscope.kernels.rows import rows_of, score_bounds
 from attnscope.scope.conservation import check
 from attnscope.scope.pending import unstack
 
